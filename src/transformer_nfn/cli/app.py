@@ -1,0 +1,42 @@
+"""The root of the command line: which commands there are, and how errors are told."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from transformer_nfn import __version__
+from transformer_nfn.errors import TransformerNFNError
+
+app = typer.Typer(
+    name="tnfn",
+    help="Reads the weights of transformers: symmetries, comparison, prediction.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"transformer-nfn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    """Reads the weights of transformers."""
+
+
+def main() -> None:
+    """Runs the command; what a user got wrong is one sentence and exit code 2."""
+    try:
+        app()
+    except TransformerNFNError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)

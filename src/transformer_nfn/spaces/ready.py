@@ -1,0 +1,233 @@
+"""Ready-made spaces: what acts on the weights of the architectures people use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.spaces.axis import Axis, Form
+from transformer_nfn.spaces.space import WeightSpace
+from transformer_nfn.spaces.tensors import Shift
+
+ATTENTION = {
+    "W_Q": "head input qk",
+    "W_K": "head input qk*",
+    "W_V": "head input vo",
+    "W_O": "head vo* feature",
+}
+MLP = {"W_A": "feature neuron", "W_B": "neuron output", "b_A": "neuron", "b_B": "output"}
+
+
+def _attention_axes(
+    d_model: int, heads: int, d_k: int, d_v: int, *, feature: str = "perm", form: Form = "general"
+) -> list[Axis]:
+    return [
+        Axis.free("input", d_model),
+        Axis.perm("head", heads),
+        Axis.linear("qk", d_k, of="head", form=form),
+        Axis.linear("vo", d_v, of="head"),
+        Axis.perm("feature", d_model) if feature == "perm" else Axis.free("feature", d_model),
+    ]
+
+
+def _mlp_axes(d_model: int, d_ff: int) -> list[Axis]:
+    return [Axis.perm("neuron", d_ff), Axis.free("output", d_model)]
+
+
+def multi_head(d_model: int, heads: int, d_k: int, d_v: int) -> WeightSpace:
+    """Multi-head attention alone (Theorem 3.2): W_Q, W_K, W_V, W_O, nothing after it."""
+    axes = _attention_axes(d_model, heads, d_k, d_v, feature="free")
+    return WeightSpace.build("multi_head", axes, ATTENTION, architecture="multi_head")
+
+
+def attention_block(d_model: int, heads: int, d_k: int, d_v: int, d_ff: int) -> WeightSpace:
+    """The paper's U (eq. 7): attention, LayerNorm, ReLU MLP, LayerNorm; no residuals."""
+    axes = _attention_axes(d_model, heads, d_k, d_v) + _mlp_axes(d_model, d_ff)
+    return WeightSpace.build(
+        "attention_block", axes, {**ATTENTION, **MLP}, architecture="attention_block"
+    )
+
+
+def biased_block(d_model: int, heads: int, d_k: int, d_v: int, d_ff: int) -> WeightSpace:
+    """The paper's block with biases on Q, K, V and O.
+
+    b_K drops out of the softmax; b_V may move into b_O through W_O.
+    """
+    axes = _attention_axes(d_model, heads, d_k, d_v) + _mlp_axes(d_model, d_ff)
+    biases = {"b_Q": "head qk", "b_K": "head qk*", "b_V": "head vo", "b_O": "feature"}
+    return WeightSpace.build(
+        "biased_block",
+        axes,
+        {**ATTENTION, **biases, **MLP},
+        shifts=[Shift("b_K"), Shift("b_V", through="W_O", into="b_O")],
+        architecture="biased_block",
+    )
+
+
+def grouped_query_block(
+    d_model: int, groups: int, queries: int, d_k: int, d_v: int, d_ff: int
+) -> WeightSpace:
+    """Grouped-query attention: ``groups`` key/value heads, each shared by ``queries`` queries.
+
+    The queries of a group permute among themselves and the groups permute whole, the wreath
+    product S_queries ≀ S_groups; one M and one N for each group.
+    """
+    axes = [
+        Axis.free("input", d_model),
+        Axis.perm("group", groups),
+        Axis.perm("query", queries, of="group"),
+        Axis.linear("qk", d_k, of="group"),
+        Axis.linear("vo", d_v, of="group"),
+        Axis.perm("feature", d_model),
+        *_mlp_axes(d_model, d_ff),
+    ]
+    attention = {
+        "W_Q": "group query input qk",
+        "W_K": "group input qk*",
+        "W_V": "group input vo",
+        "W_O": "group query vo* feature",
+    }
+    return WeightSpace.build(
+        "grouped_query_block", axes, {**attention, **MLP}, architecture="grouped_query_block"
+    )
+
+
+def rope_block(
+    d_model: int, heads: int, d_k: int, d_v: int, d_ff: int, *, base: float = 10000.0
+) -> WeightSpace:
+    """The paper's block with rotary positions on queries and keys.
+
+    M must commute with every rotation: one complex scale for each of the d_k/2 frequencies.
+    """
+    axes = _attention_axes(d_model, heads, d_k, d_v, form="complex") + _mlp_axes(d_model, d_ff)
+    return WeightSpace.build(
+        "rope_block",
+        axes,
+        {**ATTENTION, **MLP},
+        architecture="rope_block",
+        options={"base": base},
+    )
+
+
+def swiglu_block(d_model: int, heads: int, d_k: int, d_v: int, d_ff: int) -> WeightSpace:
+    """The paper's block with a gated MLP, ``(silu(x W_G) ∘ x W_U) W_D``.
+
+    Each neuron may be scaled by any nonzero number between W_U and W_D: a linear axis of
+    size 1, ``gain``, that belongs to ``neuron``.
+    """
+    axes = [
+        *_attention_axes(d_model, heads, d_k, d_v),
+        *_mlp_axes(d_model, d_ff),
+        Axis.linear("gain", 1, of="neuron"),
+    ]
+    mlp = {"W_G": "feature neuron", "W_U": "feature neuron gain", "W_D": "neuron gain* output"}
+    return WeightSpace.build(
+        "swiglu_block", axes, {**ATTENTION, **mlp}, architecture="swiglu_block"
+    )
+
+
+def residual_stack(
+    blocks: int,
+    d_model: int,
+    heads: int,
+    d_k: int,
+    d_v: int,
+    d_ff: int,
+    *,
+    d_in: int,
+    d_out: int,
+) -> WeightSpace:
+    """A pre-norm residual transformer with embedding and head, LayerNorms with gain and bias.
+
+    One permutation acts on the whole residual stream; no block has one of its own.
+    """
+    axes = [Axis.free("token", d_in), Axis.perm("stream", d_model), Axis.free("logit", d_out)]
+    tensors = {"W_E": "token stream", "b_E": "stream"}
+    for i in range(blocks):
+        axes += [
+            Axis.perm(f"{i}.head", heads),
+            Axis.linear(f"{i}.qk", d_k, of=f"{i}.head"),
+            Axis.linear(f"{i}.vo", d_v, of=f"{i}.head"),
+            Axis.perm(f"{i}.neuron", d_ff),
+        ]
+        tensors |= {
+            f"{i}.g_1": "stream",
+            f"{i}.b_1": "stream",
+            f"{i}.W_Q": f"{i}.head stream {i}.qk",
+            f"{i}.W_K": f"{i}.head stream {i}.qk*",
+            f"{i}.W_V": f"{i}.head stream {i}.vo",
+            f"{i}.W_O": f"{i}.head {i}.vo* stream",
+            f"{i}.g_2": "stream",
+            f"{i}.b_2": "stream",
+            f"{i}.W_A": f"stream {i}.neuron",
+            f"{i}.b_A": f"{i}.neuron",
+            f"{i}.W_B": f"{i}.neuron stream",
+            f"{i}.b_B": "stream",
+        }
+    tensors |= {"g": "stream", "b": "stream", "W_C": "stream logit", "b_C": "logit"}
+    return WeightSpace.build(
+        "residual_stack", axes, tensors, architecture="residual_stack", options={"blocks": blocks}
+    )
+
+
+def stack(block: WeightSpace, depth: int, *, between: str = "fixed") -> WeightSpace:
+    """``depth`` blocks one after another, tensors named ``0.W_Q``, ``1.W_Q``, …
+
+    Args:
+        block: the space of one block, with axes ``input`` and ``output`` of equal size.
+        depth: how many blocks.
+        between: ``fixed`` leaves the width axis between two blocks alone, so the group is the
+            product of the blocks' groups, as in the paper; ``permuted`` lets one permutation
+            act on each such axis too, which the function does not notice either.
+    """
+    if depth < 1:
+        raise SpaceError(f"a stack needs at least one block, found depth {depth}")
+    if between not in ("fixed", "permuted"):
+        raise SpaceError(f"between must be 'fixed' or 'permuted', found {between!r}")
+    if {"input", "output"} - set(block.axes):
+        raise SpaceError(f"space '{block.name}' has no axes 'input' and 'output' to stack by")
+    if block.axes["input"].size != block.axes["output"].size:
+        raise SpaceError(f"'{block.name}' changes the width, so it cannot be stacked")
+    axes: dict[str, Axis] = {}
+    tensors: dict[str, str] = {}
+    shifts: list[Shift] = []
+    for i in range(depth):
+        names = {a: f"{i}.{a}" for a in block.axes}
+        names |= {"input": f"stream{i}", "output": f"stream{i + 1}"}
+        for axis in block.axes.values():
+            kind = axis.kind
+            inner = {"input": i > 0, "output": i < depth - 1}.get(axis.name, False)
+            if inner and between == "permuted":
+                kind = "perm"
+            of = names[axis.of] if axis.of else None
+            axes[names[axis.name]] = replace(axis, name=names[axis.name], kind=kind, of=of)
+        for name, spec in block.tensors.items():
+            words = [names[w.rstrip("*")] + "*" * w.endswith("*") for w in spec.words()]
+            tensors[f"{i}.{name}"] = " ".join(words)
+        shifts += [_prefixed(shift, i) for shift in block.shifts]
+    options = {"depth": depth, "block": block.architecture, "block_options": dict(block.options)}
+    return WeightSpace.build(
+        f"{block.name}×{depth}",
+        axes.values(),
+        tensors,
+        shifts=shifts,
+        architecture="stack",
+        options=options,
+    )
+
+
+def _prefixed(shift: Shift, i: int) -> Shift:
+    named = {k: f"{i}.{v}" if v is not None else None for k, v in vars(shift).items()}
+    return Shift(**named)  # type: ignore[arg-type]
+
+
+READY: Mapping[str, str] = {
+    "multi_head": "multi-head attention alone",
+    "attention_block": "the paper's block",
+    "biased_block": "with biases on Q, K, V, O",
+    "residual_stack": "pre-norm residual transformer, one stream permutation",
+    "grouped_query_block": "grouped-query attention",
+    "rope_block": "rotary positions",
+    "swiglu_block": "gated MLP",
+}

@@ -1,0 +1,234 @@
+"""A weight space as data: named axes, tensors over them, and nothing that computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.spaces.axis import Axis
+from transformer_nfn.spaces.check import check_weights
+from transformer_nfn.spaces.product import Product, derive_products
+from transformer_nfn.spaces.tensors import Shift, TensorSpec
+
+if TYPE_CHECKING:
+    from transformer_nfn.symmetry.group import Group
+
+Weights = dict[str, Tensor]
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class WeightSpace:
+    """The space of all weights of one architecture, with what acts on every axis.
+
+    Build one with `WeightSpace.build`, or take a ready one from `transformer_nfn.spaces`.
+    Weights in the space are plain ``dict[str, Tensor]`` of shape ``[batch, channels, *axes]``.
+
+    Attributes:
+        name: what the space is called in tables and messages.
+        axes: every axis by name.
+        tensors: every tensor by name, in order.
+        shifts: biases that may be moved (see `Shift`).
+        architecture: the reference forward in `transformer_nfn.functional`, if there is one.
+        options: what that forward needs besides the weights (JSON values).
+    """
+
+    name: str
+    axes: Mapping[str, Axis]
+    tensors: Mapping[str, TensorSpec]
+    shifts: tuple[Shift, ...] = ()
+    architecture: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def build(
+        name: str,
+        axes: Iterable[Axis],
+        tensors: Mapping[str, str],
+        *,
+        shifts: Iterable[Shift] = (),
+        architecture: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> WeightSpace:
+        """A space from its axes and one line a tensor: ``{"W_K": "head input qk*", …}``."""
+        by_name: dict[str, Axis] = {}
+        for axis in axes:
+            if axis.name in by_name:
+                raise SpaceError(f"space '{name}' has two axes named '{axis.name}'")
+            by_name[axis.name] = axis
+        specs = {key: TensorSpec.parse(key, words) for key, words in tensors.items()}
+        space = WeightSpace(name, by_name, specs, tuple(shifts), architecture, dict(options or {}))
+        space._validate()
+        return space
+
+    def _validate(self) -> None:
+        for axis in self.axes.values():
+            if axis.of is None:
+                continue
+            parent = self.axes.get(axis.of)
+            if parent is None or parent.kind != "perm" or axis.of == axis.name:
+                raise SpaceError(
+                    f"axis '{axis.name}' belongs to '{axis.of}', which is not a perm axis of "
+                    f"space '{self.name}'"
+                )
+            if axis.name in self.ancestors(axis.of):
+                raise SpaceError(f"axes '{axis.name}' and '{axis.of}' belong to each other")
+        for spec in self.tensors.values():
+            self._validate_tensor(spec)
+        for shift in self.shifts:
+            for tensor in (shift.tensor, shift.through, shift.into):
+                if tensor is not None and tensor not in self.tensors:
+                    raise SpaceError(f"a shift names tensor '{tensor}', unknown to '{self.name}'")
+
+    def _validate_tensor(self, spec: TensorSpec) -> None:
+        for name in spec.axes:
+            if name not in self.axes:
+                raise SpaceError(f"tensor '{spec.name}' carries unknown axis '{name}'")
+            axis = self.axes[name]
+            if name in spec.dual and axis.kind != "linear":
+                raise SpaceError(f"tensor '{spec.name}' marks {axis.kind} axis '{name}' as dual")
+            if spec.axes.count(name) > 1 and (axis.kind == "linear" or axis.of is not None):
+                raise SpaceError(f"tensor '{spec.name}' carries axis '{name}' twice")
+            for parent in self.ancestors(name):
+                if spec.axes.count(parent) != 1:
+                    raise SpaceError(
+                        f"tensor '{spec.name}' carries axis '{name}' and so must carry "
+                        f"'{parent}' once, found {spec.axes.count(parent)} times"
+                    )
+
+    def ancestors(self, axis: str) -> tuple[str, ...]:
+        """The perm axes that ``axis`` belongs to, outermost first: ``('head',)`` for ``qk``."""
+        chain: list[str] = []
+        of = self.axes[axis].of
+        while of is not None and of not in chain:
+            chain.append(of)
+            of = self.axes[of].of
+        return tuple(reversed(chain))
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """The sizes of the tensor's axes, without batch and channels."""
+        return tuple(self.axes[a].size for a in self.tensors[tensor].axes)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor, without batch and channels."""
+        return {name: self.shape(name) for name in self.tensors}
+
+    @property
+    def num_weights(self) -> int:
+        """How many numbers one network of the space has."""
+        return sum(prod(shape) for shape in self.shapes.values())
+
+    @cached_property
+    def products(self) -> tuple[Product, ...]:
+        """The invariant products, derived from the axes (QK and VO in the paper's block)."""
+        return derive_products(self)
+
+    @cached_property
+    def group(self) -> Group:
+        """The symmetry group that the axes describe."""
+        # Imported here because `symmetry` stands on `spaces`, not the other way round.
+        from transformer_nfn.symmetry.group import Group
+
+        return Group(self)
+
+    def randn(
+        self,
+        batch: int,
+        channels: int = 1,
+        *,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Weights:
+        """Standard normal weights, each tensor of shape ``[batch, channels, *axes]``."""
+        place = device if device is not None else (generator.device if generator else None)
+        return {
+            name: torch.randn(
+                (batch, channels, *shape), generator=generator, dtype=dtype, device=place
+            )
+            for name, shape in self.shapes.items()
+        }
+
+    def check(
+        self, weights: Mapping[str, Tensor], *, finite: bool = True, lead: int | None = 2
+    ) -> None:
+        """Raises `SpaceError` with one sentence if ``weights`` do not lie in this space.
+
+        Args:
+            weights: tensors by name, each ``[batch, channels, *axes]``.
+            finite: also look for NaN and infinity (reads every weight once).
+            lead: how many axes stand before those of the space; None takes any number, the
+                same for all tensors.
+        """
+        check_weights(self, weights, finite=finite, lead=lead)
+
+    def network(self, weights: Mapping[str, Tensor], item: int = 0, channel: int = 0) -> Weights:
+        """One network out of a batch, each tensor of shape ``[1, 1, *axes]``."""
+        return {name: w[item : item + 1, channel : channel + 1] for name, w in weights.items()}
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """The whole space as JSON; `WeightSpace.from_json` reads it back."""
+        out: dict[str, Any] = {
+            "format": FORMAT,
+            "name": self.name,
+            "axes": [axis.to_json() for axis in self.axes.values()],
+            "tensors": {name: " ".join(spec.words()) for name, spec in self.tensors.items()},
+        }
+        if self.shifts:
+            out["shifts"] = [
+                {k: v for k, v in vars(shift).items() if v is not None} for shift in self.shifts
+            ]
+        if self.architecture is not None:
+            out["architecture"] = self.architecture
+        if self.options:
+            out["options"] = dict(self.options)
+        return json.dumps(out, indent=indent, ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str) -> WeightSpace:
+        """Reads what `to_json` wrote; says what is wrong with anything else."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise SpaceError(f"a weight space must be JSON: {error}") from error
+        if not isinstance(data, dict) or "axes" not in data or "tensors" not in data:
+            raise SpaceError("a weight space in JSON needs the keys 'axes' and 'tensors'")
+        if data.get("format", FORMAT) != FORMAT:
+            raise SpaceError(
+                f"weight space format {data['format']!r} is not known here (expected {FORMAT})"
+            )
+        try:
+            axes = [Axis(**axis) for axis in data["axes"]]
+            shifts = [Shift(**shift) for shift in data.get("shifts", [])]
+            return WeightSpace.build(
+                data.get("name", "space"),
+                axes,
+                data["tensors"],
+                shifts=shifts,
+                architecture=data.get("architecture"),
+                options=data.get("options"),
+            )
+        except (TypeError, AttributeError) as error:
+            raise SpaceError(f"a weight space in JSON is malformed: {error}") from error
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WeightSpace) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def __str__(self) -> str:
+        from transformer_nfn.spaces.table import space_table
+
+        return space_table(self)
+
+    __repr__ = __str__
