@@ -63,9 +63,7 @@ def _check_shape(space: WeightSpace, name: str, tensor: Tensor, lead: int) -> No
     if tensor.ndim != lead + len(expected):
         front = {0: "", 1: "batch, ", 2: "batch, channels, "}.get(lead, f"{lead} leading, ")
         wanted = ", ".join(f"{a}={n}" for a, n in zip(spec.axes, expected, strict=True))
-        raise SpaceError(
-            f"'{name}' must have shape [{front}{wanted}], found {list(tensor.shape)}"
-        )
+        raise SpaceError(f"'{name}' must have shape [{front}{wanted}], found {list(tensor.shape)}")
     for axis, want, found in zip(spec.axes, expected, tensor.shape[lead:], strict=True):
         if want != found:
             raise SpaceError(
@@ -99,8 +97,7 @@ def _check_finite(space: WeightSpace, name: str, tensor: Tensor, lead: int) -> N
         value = tensor.detach()[tuple(where)].item()
         axes = ["batch", "channel"][:lead] if lead <= 2 else [f"lead {i}" for i in range(lead)]
         at = ", ".join(
-            f"{axis} {i}"
-            for axis, i in zip([*axes, *space.tensors[name].axes], where, strict=True)
+            f"{axis} {i}" for axis, i in zip([*axes, *space.tensors[name].axes], where, strict=True)
         )
         raise SpaceError(
             f"'{name}' holds {int(bad.sum())} values that are not finite, the first {value} at {at}"

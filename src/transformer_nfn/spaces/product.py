@@ -38,7 +38,9 @@ def derive_products(space: WeightSpace) -> tuple[Product, ...]:
     for axis in space.axes.values():
         if axis.kind != "linear":
             continue
-        carriers = [t for t in space.tensors.values() if axis.name in t.axes and t.name not in silent]
+        carriers = [
+            t for t in space.tensors.values() if axis.name in t.axes and t.name not in silent
+        ]
         shared = space.ancestors(axis.name)
         for plain in (t for t in carriers if axis.name not in t.dual):
             for dual in (t for t in carriers if axis.name in t.dual):

@@ -52,4 +52,6 @@ class Shift:
 
     def __post_init__(self) -> None:
         if (self.through is None) != (self.into is None):
-            raise SpaceError(f"shift of '{self.tensor}' needs both `through` and `into`, or neither")
+            raise SpaceError(
+                f"shift of '{self.tensor}' needs both `through` and `into`, or neither"
+            )

@@ -1,0 +1,130 @@
+"""Whole blocks and stacks as functions of input and weights: the reference each space is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional.attention import (
+    grouped_query,
+    inputs_for,
+    layer_norm,
+    multi_head,
+    rotary,
+)
+from transformer_nfn.spaces import WeightSpace
+
+Forward = Callable[..., Tensor]
+
+
+def mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """``ReLU(x W_A + b_A) W_B + b_B`` for ``x [*lead, L, D]``."""
+    hidden = torch.relu(x @ weights["W_A"] + weights["b_A"].unsqueeze(-2))
+    return hidden @ weights["W_B"] + weights["b_B"].unsqueeze(-2)
+
+
+def block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """The paper's Attn (eqs. 5, 6): ``LN(MLP(LN(MultiHead(X))))``, no residuals.
+
+    Args:
+        X: ``[L, D]`` for all networks, ``[batch, L, D]`` one input a network, or anything
+            that broadcasts against ``[*lead, L, D]``.
+        weights: of `spaces.attention_block` (or with biases, `spaces.biased_block`).
+
+    Returns:
+        ``[*lead, L, D]``.
+    """
+    return layer_norm(mlp(layer_norm(multi_head(X, weights)), weights))
+
+
+def grouped_query_block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """The paper's block with grouped-query attention."""
+    return layer_norm(mlp(layer_norm(grouped_query(X, weights)), weights))
+
+
+def rope_block(X: Tensor, weights: Mapping[str, Tensor], *, base: float = 10000.0) -> Tensor:
+    """The paper's block with rotary positions."""
+    return layer_norm(mlp(layer_norm(rotary(X, weights, base)), weights))
+
+
+def swiglu_block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """The paper's block with a gated MLP, ``(silu(x W_G) ∘ x W_U) W_D``."""
+    x = layer_norm(multi_head(X, weights))
+    gate = silu(x @ weights["W_G"])
+    hidden = gate * (x @ weights["W_U"].squeeze(-1))
+    return layer_norm(hidden @ weights["W_D"].squeeze(-2))
+
+
+def residual_stack(X: Tensor, weights: Mapping[str, Tensor], *, blocks: int) -> Tensor:
+    """A pre-norm residual transformer: embed, ``x + f(LN(x))`` twice a block, LN, head."""
+
+    def norm(x: Tensor, gain: str, bias: str) -> Tensor:
+        return layer_norm(x) * weights[gain].unsqueeze(-2) + weights[bias].unsqueeze(-2)
+
+    X = inputs_for(X, weights["W_E"], 2)
+    x = X @ weights["W_E"] + weights["b_E"].unsqueeze(-2)
+    for i in range(blocks):
+        own = _part(weights, i)
+        x = x + multi_head(norm(x, f"{i}.g_1", f"{i}.b_1"), own)
+        x = x + mlp(norm(x, f"{i}.g_2", f"{i}.b_2"), own)
+    return norm(x, "g", "b") @ weights["W_C"] + weights["b_C"].unsqueeze(-2)
+
+
+def stack(
+    X: Tensor,
+    weights: Mapping[str, Tensor],
+    *,
+    depth: int,
+    block: str,
+    block_options: Mapping[str, Any] | None = None,
+) -> Tensor:
+    """``depth`` blocks of one architecture, each fed with the output of the one before."""
+    first = next(iter(_part(weights, 0).items()))
+    X = inputs_for(X, first[1], 3)
+    for i in range(depth):
+        X = FORWARDS[block](X, _part(weights, i), **(block_options or {}))
+    return X
+
+
+def _part(weights: Mapping[str, Tensor], i: int) -> dict[str, Tensor]:
+    prefix = f"{i}."
+    return {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
+
+
+FORWARDS: dict[str, Forward] = {
+    "multi_head": multi_head,
+    "attention_block": block,
+    "biased_block": block,
+    "grouped_query_block": grouped_query_block,
+    "rope_block": rope_block,
+    "swiglu_block": swiglu_block,
+    "residual_stack": residual_stack,
+    "stack": stack,
+}
+
+
+def forward_of(space: WeightSpace) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
+    """The reference forward of a space, as a function of ``X`` and the weights.
+
+    Architectures of your own: add a function to ``FORWARDS`` and name it in the space.
+    """
+    if space.architecture is None or space.architecture not in FORWARDS:
+        raise SpaceError(
+            f"space '{space.name}' has no reference forward "
+            f"(architecture {space.architecture!r}; known: {', '.join(FORWARDS)})"
+        )
+    function = FORWARDS[space.architecture]
+    return lambda X, weights: function(X, weights, **space.options)
+
+
+def input_width(space: WeightSpace) -> int:
+    """The width of the inputs the reference forward takes."""
+    for axis in ("input", "token", "stream0"):
+        if axis in space.axes:
+            return space.axes[axis].size
+    raise SpaceError(f"space '{space.name}' has no axis 'input', 'token' or 'stream0' to feed")

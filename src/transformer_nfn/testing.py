@@ -1,0 +1,142 @@
+"""Checks that users can run on their own maps and spaces: equivariant, invariant, same function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.functional import forward_of, input_width
+from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.symmetry.element import Element
+
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-3,
+    torch.bfloat16: 1e-1,
+    torch.float16: 1e-1,
+}
+"""Relative tolerance by dtype; float32 holds for condition numbers up to about 100."""
+
+MAX_CONDITION = {torch.float64: 1e4, torch.float32: 100.0, torch.bfloat16: 2.0, torch.float16: 2.0}
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """``‖found − expected‖ / ‖expected‖``, in float64; NaN counts as infinite."""
+    if found.numel() == 0:
+        return 0.0
+    difference = (found.double() - expected.double()).norm()
+    error = float(difference / expected.double().norm().clamp_min(1e-300))
+    return error if error == error else float("inf")
+
+
+def _element(space: WeightSpace, element: Element | None, dtype: torch.dtype, seed: int) -> Element:
+    if element is not None:
+        return element
+    generator = torch.Generator().manual_seed(seed)
+    return space.group.random(generator, max_condition=MAX_CONDITION[dtype])
+
+
+def assert_equivariant(
+    fn: Callable[[Weights], Weights],
+    space: WeightSpace,
+    weights: Mapping[str, Tensor],
+    *,
+    out_space: WeightSpace | None = None,
+    element: Element | None = None,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Fails unless ``fn(gU) = g fn(U)`` (without the shifts of g, if the space has any).
+
+    Args:
+        fn: from weights of ``space`` to weights of ``out_space`` (the same by default, which
+            must have the same axes for the group element to act on it).
+        space: the space the weights lie in.
+        weights: ``[batch, channels, *axes]``.
+        element: the group element to try; a random one if not given.
+        tolerance: relative error allowed in each tensor; by dtype if not given.
+        seed: of the random element.
+    """
+    space.check(weights)
+    dtype = next(iter(weights.values())).dtype
+    g = _element(space, element, dtype, seed)
+    limit = TOLERANCE[dtype] if tolerance is None else tolerance
+    moved_first = fn(g.act(weights))
+    moved_last = fn(dict(weights))
+    h = g.linear_part()
+    if out_space is not None:
+        h = out_space.group.element(h.perms, h.linears, batch=h.batch, max_condition=None)
+    moved_last = h.act(moved_last)
+    for name, expected in moved_last.items():
+        error = relative_error(moved_first[name], expected)
+        if not error <= limit:
+            raise AssertionError(
+                f"not equivariant: '{name}' of fn(gU) and g fn(U) differ by {error:.3g} "
+                f"relative (allowed {limit:g})"
+            )
+
+
+def assert_invariant(
+    fn: Callable[[Weights], Tensor],
+    space: WeightSpace,
+    weights: Mapping[str, Tensor],
+    *,
+    element: Element | None = None,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Fails unless ``fn(gU) = fn(U)``; arguments as in `assert_equivariant`."""
+    space.check(weights)
+    dtype = next(iter(weights.values())).dtype
+    g = _element(space, element, dtype, seed)
+    limit = TOLERANCE[dtype] if tolerance is None else tolerance
+    error = relative_error(fn(g.act(weights)), fn(dict(weights)))
+    if not error <= limit:
+        raise AssertionError(
+            f"not invariant: fn(gU) and fn(U) differ by {error:.3g} relative (allowed {limit:g})"
+        )
+
+
+def assert_same_function(
+    space: WeightSpace,
+    U: Mapping[str, Tensor],
+    V: Mapping[str, Tensor],
+    *,
+    X: Tensor | None = None,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Fails unless the reference forward of ``space`` gives the same for ``U`` and ``V``.
+
+    Args:
+        space: a space with a reference forward.
+        U: ``[batch, channels, *axes]``.
+        V: the same networks in disguise.
+        X: inputs to try; random ones of 1, 2, 3 and 6 tokens if not given.
+        tolerance: relative error allowed; by dtype if not given.
+        seed: of the random inputs.
+    """
+    space.check(U)
+    space.check(V)
+    first = next(iter(U.values()))
+    limit = TOLERANCE[first.dtype] if tolerance is None else tolerance
+    forward = forward_of(space)
+    generator = torch.Generator().manual_seed(seed)
+    width = input_width(space)
+    trials = (
+        [X]
+        if X is not None
+        else [
+            torch.randn(length, width, generator=generator, dtype=torch.float64).to(first)
+            for length in (1, 2, 3, 6)
+        ]
+    )
+    for trial in trials:
+        error = relative_error(forward(trial, V), forward(trial, U))
+        if not error <= limit:
+            raise AssertionError(
+                f"not the same function: on {trial.shape[-2]} tokens the outputs differ by "
+                f"{error:.3g} relative (allowed {limit:g})"
+            )
