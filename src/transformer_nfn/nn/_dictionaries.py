@@ -1,0 +1,118 @@
+"""How are free axes of width D read and written with parameters linear in D?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_letters
+
+import torch
+from torch import Tensor, nn
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.nn._init import reset_dictionary
+from transformer_nfn.nn._levels import RANK, Target
+from transformer_nfn.nn._sources import Source
+from transformer_nfn.spaces import WeightSpace
+
+
+def check_rank(rank: int | None) -> None:
+    """Raises `SpaceError` unless the rank is None or a positive integer."""
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
+        raise SpaceError(f"rank must be a positive integer or None, found {rank!r}")
+
+
+class Dictionaries(nn.Module):
+    """R vectors on every free axis, for reading: ``z_r = Σ_s ⟨u_rᵀ W_Q^s, v_rᵀ W_K^s⟩``.
+
+    No D×D matrix is formed: each factor of a product meets its dictionary first.
+
+    Args:
+        sources: what the layer reads.
+        rank: R.
+    """
+
+    def __init__(self, sources: Sequence[Source], rank: int) -> None:
+        super().__init__()
+        self.vectors = nn.ParameterDict()
+        for source in sources:
+            for label in source.free:
+                if label in source.dense:
+                    vectors = nn.Parameter(torch.empty(rank, source.sizes[label]))
+                    self.vectors[_key(source.name, label)] = vectors
+
+    def reset_parameters(self) -> None:
+        """Draws the dictionaries anew, so that reading keeps unit scale."""
+        for vectors in self.vectors.values():
+            reset_dictionary(vectors, vectors.shape[1])
+
+    def forward(self, source: Source, label: str) -> Tensor:
+        """The dictionary ``[R, size]`` for one free label of a source."""
+        vectors: Tensor = self.vectors[_key(source.name, label)]
+        return vectors
+
+
+class Writers(nn.Module):
+    """R vectors on every free axis, for writing, and a scalar skip for each tensor.
+
+    ``E(W)_k = Σ_r p_r(k) y_r + α W_k``, with α of shape ``[e, d]``.
+
+    Args:
+        space: whose tensors are written.
+        rank: R.
+        in_channels: d.
+        out_channels: e.
+    """
+
+    def __init__(self, space: WeightSpace, rank: int, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.vectors = nn.ParameterDict()
+        self.skips = nn.ParameterDict()
+        self.words: dict[str, str] = {}
+        silent = {shift.tensor for shift in space.shifts}
+        for spec in space.tensors.values():
+            free = [a for a in spec.axes if space.axes[a].kind == "free"]
+            if not free:
+                continue
+            letters = dict(zip((*dict.fromkeys(spec.axes), RANK), ascii_letters[2:], strict=False))
+            rest = "".join(letters[a] for a in spec.axes if a not in free)
+            inputs = ["AB" + rest + letters[RANK]]
+            for axis in free:
+                vectors = nn.Parameter(torch.empty(rank, space.axes[axis].size))
+                self.vectors[_key(spec.name, axis)] = vectors
+                inputs.append(letters[RANK] + letters[axis])
+            result = "AB" + "".join(letters[a] for a in spec.axes)
+            self.words[spec.name] = f"{','.join(inputs)}->{result}"
+            if spec.name not in silent:
+                skip = nn.Parameter(torch.empty(out_channels, in_channels))
+                self.skips[_key(spec.name)] = skip
+        self.free = {
+            s.name: tuple(a for a in s.axes if space.axes[a].kind == "free")
+            for s in space.tensors.values()
+        }
+
+    def reset_parameters(self, share: float) -> None:
+        """Draws dictionaries and skips anew; ``share`` is the variance left to the skip."""
+        for vectors in self.vectors.values():
+            # The product over a tensor's free axes has variance 1/R, so the sum over R has 1.
+            name = next(n for n, f in self.free.items() for a in f if self.vectors[_key(n, a)] is vectors)
+            nn.init.normal_(vectors, 0, self.rank ** (-0.5 / len(self.free[name])))
+        for skip in self.skips.values():
+            nn.init.normal_(skip, 0, (share / skip.shape[1]) ** 0.5)
+
+    def forward(self, target: Target, y: Tensor, x: Tensor) -> Tensor:
+        """From ``[b, e, *axes, R]`` to the tensor, ``x`` being the same tensor of the input."""
+        if target.name not in self.words:
+            return y
+        vectors = [self.vectors[_key(target.name, a)] for a in self.free[target.name]]
+        out = torch.einsum(self.words[target.name], y, *vectors)
+        key = _key(target.name)
+        if key not in self.skips:
+            return out
+        skipped = torch.matmul(self.skips[key], x.reshape(*x.shape[:2], x.shape[2:].numel()))
+        return out + skipped.view(x.shape[0], -1 if x.numel() else out.shape[1], *x.shape[2:])
+
+
+def _key(*parts: str) -> str:
+    # Parameter names must not hold a dot.
+    return "/".join(parts).replace(".", "_")

@@ -1,0 +1,29 @@
+"""What does a layer check and do before it reads weights?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.spaces import WeightSpace
+from transformer_nfn.symmetry import fold
+
+
+def check_channels(**channels: int) -> None:
+    """Raises `SpaceError` unless every number of channels is a positive integer."""
+    for name, number in channels.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise SpaceError(f"{name} must be a positive integer, found {number!r}")
+
+
+def enter(
+    space: WeightSpace, weights: Mapping[str, Tensor], in_channels: int
+) -> Mapping[str, Tensor]:
+    """The weights, once it is clear that they lie in the space; shifts folded away."""
+    space.check(weights, finite=False)
+    found = next(iter(weights.values())).shape[1]
+    if found != in_channels:
+        raise SpaceError(f"the layer reads {in_channels} channels, the weights have {found}")
+    return fold(space, weights) if space.shifts else weights

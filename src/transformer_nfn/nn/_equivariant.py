@@ -1,0 +1,145 @@
+"""The equivariant layer E of any weight space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from transformer_nfn.nn._assemble import add_pieces, plan_pieces
+from transformer_nfn.nn._dictionaries import Dictionaries, Writers, check_rank
+from transformer_nfn.nn._entry import check_channels, enter
+from transformer_nfn.nn._gather import plan_gathers, run_gathers
+from transformer_nfn.nn._init import Scheme, reset_maps
+from transformer_nfn.nn._level_map import Block, LevelMap
+from transformer_nfn.nn._levels import gate_targets, invariant_sources, plan_levels, tensor_targets
+from transformer_nfn.nn._table import levels_table
+from transformer_nfn.spaces import Weights, WeightSpace
+
+
+class Equivariant(nn.Module):
+    r"""All maps $E: \mathcal{U}^d \to \mathcal{U}^e$ with $E(gU) = g\,E(U)$ of the paper's form.
+
+    Linear in the tensors and in the invariant products of eq. 12 (Theorem "equivariant layer"),
+    for any space: levels, pooled, mapped, broadcast. In the paper's block it has
+    ``2D³ + 12D² + 15D + 12`` parameters for each pair of channels and ``2D + 2`` for each output
+    channel, as many as there are such maps. In a space with shifts the weights are folded
+    first, so outputs do not notice shifts at all.
+
+    Args:
+        space: of the weights, in and out.
+        in_channels: d.
+        out_channels: e.
+        rank: size of the dictionaries on the free axes; None for the full layer. With a rank the
+            parameters are linear in the width and no matrix of width × width is formed.
+        gated: multiply every tensor with a linear axis by ``1 + tanh`` of an invariant number
+            for each channel and head. Without it layers stacked on Q, K, V collapse to one.
+        quadratic: also read contractions along permuted axes (``W_A W_B``, ``b_A W_B``,
+            ``W_O W_A``), which are outside the paper's form.
+        pool: ``mean`` keeps everything at unit scale; ``sum`` is what the paper writes. The
+            functions are the same, the parameters differ by constants.
+        init: ``unit`` or ``xavier`` (the authors').
+    """
+
+    def __init__(
+        self,
+        space: WeightSpace,
+        in_channels: int,
+        out_channels: int,
+        *,
+        rank: int | None = None,
+        gated: bool = False,
+        quadratic: bool = False,
+        pool: str = "mean",
+        init: Scheme = "unit",
+    ) -> None:
+        super().__init__()
+        check_channels(in_channels=in_channels, out_channels=out_channels)
+        check_rank(rank)
+        self.space = space
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.rank, self.gated, self.init = rank, gated, init
+        sources = invariant_sources(space, quadratic=quadratic)
+        self.targets = tensor_targets(space, rank=rank)
+        gates = gate_targets(space) if gated else []
+        levels = plan_levels(
+            space, sources, [*self.targets, *gates], rank=rank, mean=pool == "mean"
+        )
+        self.plan = plan_gathers(levels, rank)
+        self.maps = nn.ModuleList(
+            LevelMap(level, gathers, in_channels, out_channels)
+            for level, gathers in zip(levels, self.plan, strict=True)
+        )
+        self.pieces = plan_pieces(self._maps(), [*self.targets, *gates])
+        self.readers = Dictionaries(sources, rank) if rank is not None else None
+        self.writers = (
+            Writers(space, rank, in_channels, out_channels) if rank is not None else None
+        )
+        self.reset_parameters()
+
+    def _maps(self) -> list[LevelMap]:
+        return [m for m in self.maps if isinstance(m, LevelMap)]
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew."""
+        reset_maps(self._maps(), self.init, self.rank)
+        if self.readers is not None and self.writers is not None:
+            self.readers.reset_parameters()
+            self.writers.reset_parameters(share=0.5)
+
+    def blocks(self) -> Iterator[Block]:
+        """The parameters cut into the paper's Φ, one for each term and target."""
+        for linear in self._maps():
+            yield from linear.blocks(self.rank)
+
+    def forward(self, weights: Mapping[str, Tensor]) -> Weights:
+        """E(U).
+
+        Args:
+            weights: tensors by name, each ``[batch, d, *axes]``.
+
+        Returns:
+            tensors by name, each ``[batch, e, *axes]``.
+        """
+        given = enter(self.space, weights, self.in_channels)
+        terms = run_gathers(self.plan, given, self.readers)
+        sample = next(iter(given.values()))
+        results = [m(t, sample) for m, t in zip(self.maps, terms, strict=True)]
+        out: Weights = {}
+        for target in self.targets:
+            y = self._assemble(target.name, results, sample)
+            if self.writers is not None:
+                y = self.writers(target, y, given[target.name])
+            if self.gated and target.family is not None:
+                y = y * self._gate(target.name, results)
+            out[target.name] = y
+        return out
+
+    def _assemble(self, name: str, results: list[Tensor], sample: Tensor) -> Tensor:
+        pieces = self.pieces[name]
+        target = next(t for t in self.targets if t.name == name)
+        if not pieces:
+            shape = (sample.shape[0], self.out_channels, *(target.sizes[a] for a in target.labels))
+            return sample.new_zeros(shape)
+        y = add_pieces(pieces, results)
+        if target.private is not None:
+            # Frequency and pair become one axis again.
+            place = 2 + target.labels.index(target.private)
+            y = y.flatten(place, place + 1)
+        return y
+
+    def _gate(self, name: str, results: list[Tensor]) -> Tensor:
+        gate = add_pieces(self.pieces[f"gate {name}"], results)
+        spec = self.space.tensors[name]
+        linear = next(a for a in spec.axes if self.space.axes[a].kind == "linear")
+        owners = self.space.ancestors(linear)
+        gate = gate.permute(0, 1, *(2 + owners.index(a) for a in spec.axes if a in owners))
+        for place, axis in enumerate(spec.axes):
+            if axis not in owners:
+                gate = gate.unsqueeze(2 + place)
+        return 1 + torch.tanh(gate)
+
+    def extra_repr(self) -> str:
+        """The levels as a table."""
+        return levels_table(self._maps())

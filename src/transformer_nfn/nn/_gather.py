@@ -1,0 +1,187 @@
+"""How is a source brought to a level? Pool, multiply, put the features last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from string import ascii_letters
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.nn._levels import RANK, Level, Term
+from transformer_nfn.nn._sources import Factor, Source
+
+Dictionary = Callable[[Source, str], Tensor]
+"""Gives the dictionary ``[rank, size]`` for a free label of a source."""
+
+
+@dataclass(frozen=True)
+class Gather:
+    """How one term is computed: by an einsum, or by pooling a term that is there already.
+
+    ``order`` names the axes of the result, ``b`` and ``d`` being batch and channels.
+    """
+
+    term: Term
+    order: tuple[str, ...]
+    start: int
+    words: tuple[str, ...] = ()
+    result: str = ""
+    parent: tuple[int, int] | None = None
+    sums: tuple[int, ...] = ()
+    moves: tuple[int, ...] = ()
+
+
+def plan_gathers(levels: Sequence[Level], rank: int | None) -> tuple[tuple[Gather, ...], ...]:
+    """One `Gather` for each term of each level; smaller levels pool what larger ones have."""
+    out: list[tuple[Gather, ...]] = []
+    for level in levels:
+        row = []
+        for term in level.terms:
+            order, start = _order(level, term, rank)
+            parent = _parent(out, term, level)
+            if parent is None:
+                words, result = _words(term, order, rank)
+                row.append(Gather(term, order, start, words, result))
+            else:
+                above = out[parent[0]][parent[1]].order
+                sums = tuple(i for i, a in enumerate(above) if a not in order)
+                left = [a for a in above if a in order]
+                moves = tuple(left.index(a) for a in order)
+                row.append(Gather(term, order, start, parent=parent, sums=sums, moves=moves))
+        out.append(tuple(row))
+    return tuple(out)
+
+
+def _order(level: Level, term: Term, rank: int | None) -> tuple[tuple[str, ...], int]:
+    """The axes of a gathered term in order, and where its features start."""
+    source = term.source
+    free = source.free
+    if rank is not None and source.dense:
+        free = (RANK, *(a for a in free if a not in source.dense))
+    # The frequencies of a complex axis go in front: each has a matrix of its own.
+    lead = (source.private, "b") if source.private else ("b",)
+    places = (*term.kept, *source.carried)
+    if level.front:
+        return (*lead, "d", *places), 1
+    return (*lead, *places, "d", *free), len(lead) + len(places)
+
+
+def _parent(
+    done: Sequence[Sequence[Gather]], term: Term, level: Level
+) -> tuple[int, int] | None:
+    """The smallest term of the same source that is gathered already and includes this level."""
+    best: tuple[int, tuple[int, int]] | None = None
+    if any(len(labels) > 1 for labels in term.source.perms.values()):
+        return None
+    for i, row in enumerate(done):
+        for j, gather in enumerate(row):
+            if gather.term.source is term.source and set(term.kept) <= set(gather.term.kept):
+                size = prod(term.source.sizes[a] for a in gather.term.kept)
+                if best is None or size < best[0]:
+                    best = size, (i, j)
+    return best[1] if best else None
+
+
+def _words(term: Term, order: tuple[str, ...], rank: int | None) -> tuple[tuple[str, ...], str]:
+    source = term.source
+    labels = dict.fromkeys(a for f in source.factors for a in f.all_labels)
+    letters = dict(zip(("b", "d", RANK, *labels), ascii_letters, strict=False))
+    for first, second in term.same:
+        letters[second] = letters[first]
+    words = []
+    for factor in source.factors:
+        own = list(factor.all_labels)
+        if rank is not None and any(a in source.dense for a in own):
+            own = [a for a in own if a not in source.dense] + [RANK]
+        words.append("".join(letters[a] for a in ("b", "d", *own)))
+    return tuple(words), "".join(letters[a] for a in order)
+
+
+def run_gathers(
+    plan: Sequence[Sequence[Gather]],
+    weights: Mapping[str, Tensor],
+    dictionary: Dictionary | None,
+) -> list[list[Tensor]]:
+    """Every term of every level, each ``[b, *level, *carried, d, *features]``."""
+    done: list[list[Tensor]] = []
+    for row in plan:
+        done.append([])
+        for gather in row:
+            done[-1].append(_run(gather, weights, dictionary, done))
+    return done
+
+
+def _run(
+    gather: Gather,
+    weights: Mapping[str, Tensor],
+    dictionary: Dictionary | None,
+    done: Sequence[Sequence[Tensor]],
+) -> Tensor:
+    if gather.parent is not None:
+        x = done[gather.parent[0]][gather.parent[1]]
+        x = x.sum(gather.sums) if gather.sums else x
+        return x.permute(gather.moves)
+    source = gather.term.source
+    operands = []
+    for factor, word in zip(source.factors, gather.words, strict=True):
+        x = _split(factor, weights[factor.tensor])
+        dense = [a for a in factor.all_labels if a in source.dense]
+        if dictionary is not None and dense:
+            others = "".join(w for w in gather.words if w is not word)
+            x = _compress(factor, x, word, others + gather.result, source, dense, dictionary)
+            # What only this factor carries and nobody keeps is summed away by now.
+            word = "".join(a for a in word if a in others + gather.result)
+        operands.append((x, word))
+    return _contract(operands, gather.result)
+
+
+def _contract(operands: Sequence[tuple[Tensor, str]], result: str) -> Tensor:
+    if len(operands) == 2:
+        (x, left), (y, right) = operands
+        # Summed by torch.einsum before the product where only one factor carries the axis;
+        # axes that both carry (heads, linear axis) are laid side by side in one matmul.
+        return torch.einsum(f"{left},{right}->{result}", x, y)
+    x, word = operands[0]
+    if len(set(word)) < len(word):
+        return torch.einsum(f"{word}->{result}", x)
+    sums = [i for i, a in enumerate(word) if a not in result]
+    if sums:
+        x = x.sum(sums)
+        word = "".join(a for a in word if a in result)
+    return x if word == result else x.permute([word.index(a) for a in result])
+
+
+def _split(factor: Factor, x: Tensor) -> Tensor:
+    """Frequency and pair of an axis of complex form apart; ``x`` and ``x J`` side by side."""
+    if factor.split is None:
+        return x
+    place = 2 + factor.split
+    x = x.unflatten(place, (x.shape[place] // 2, 2))
+    if factor.turn is None:
+        return x
+    real, imaginary = x.unbind(place + 1)
+    turned = torch.stack((-imaginary, real), place + 1)
+    return torch.stack((x, turned), -1)
+
+
+def _compress(
+    factor: Factor,
+    x: Tensor,
+    word: str,
+    needed: str,
+    source: Source,
+    dense: Sequence[str],
+    dictionary: Dictionary,
+) -> Tensor:
+    """The free axes of a factor against a dictionary: ``u_rᵀ W``, summed where nobody looks."""
+    rank_letter = word[-1]
+    plain = iter(word[2:-1])
+    spare = iter(a for a in reversed(ascii_letters) if a not in word)
+    letters = [next(spare) if a in dense else next(plain) for a in factor.all_labels]
+    inner = [letters[factor.all_labels.index(a)] for a in dense]
+    kept = "".join(a for a in word if a in needed)
+    equation = ",".join((word[:2] + "".join(letters), *(rank_letter + a for a in inner)))
+    return torch.einsum(f"{equation}->{kept}", x, *(dictionary(source, a) for a in dense))

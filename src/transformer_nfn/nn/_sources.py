@@ -1,0 +1,274 @@
+"""What may a layer read? Tensors of the space and products of two of them, axis by axis.
+
+A *source* is one tensor, one invariant product (eq. 12), or one contraction along a permuted
+axis. Its axes carry labels: an axis that stands twice gets a prime the second time, so that
+``W_Q·W_K`` of a permuted stream has the labels ``stream`` and ``stream'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.spaces import Product, TensorSpec, WeightSpace
+
+
+Family = tuple[str, bool]
+"""A linear axis, and whether it is carried dual: only tensors of one family mix."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One tensor of a source, with a label for each of its axes.
+
+    Attributes:
+        tensor: its name.
+        labels: one for each axis; an axis of complex form gives two, frequency and pair.
+        split: where the axis of complex form stands in the tensor, if there is one.
+        turn: the label of an extra last axis that holds ``x`` and ``x J``, J the quarter turn
+            of every pair; what commutes with complex scales is spanned by 1 and J.
+    """
+
+    tensor: str
+    labels: tuple[str, ...]
+    split: int | None = None
+    turn: str | None = None
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """The labels after `turn` has added its axis."""
+        return self.labels if self.turn is None else (*self.labels, self.turn)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Something a layer reads, as factors that are multiplied and summed over shared labels.
+
+    Attributes:
+        name: what it is called in tables, ``W_Q·W_K``.
+        factors: one or two tensors.
+        perms: the labels of each permuted axis: one, or two where the axis stands twice.
+        carried: labels of the linear axis, carried along unchanged (families only).
+        private: label of the frequencies, each with weights of its own (complex families only).
+        free: labels of the features, in order.
+        dense: those of ``free`` that a dictionary of low rank replaces.
+        summed: how many products are added up inside, without any pooling.
+        shared: permuted axes along which both factors run together (the heads of QK).
+        sizes: the size of every label.
+        family: the linear axis it carries; None for an invariant.
+    """
+
+    name: str
+    factors: tuple[Factor, ...]
+    perms: Mapping[str, tuple[str, ...]]
+    carried: tuple[str, ...] = ()
+    private: str | None = None
+    free: tuple[str, ...] = ()
+    dense: frozenset[str] = frozenset()
+    summed: int = 1
+    shared: frozenset[str] = frozenset()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    family: Family | None = None
+
+    def features(self, rank: int | None = None) -> int:
+        """How many numbers it gives at each place of a level, for each channel."""
+        kept = prod(self.sizes[a] for a in self.free if rank is None or a not in self.dense)
+        return kept * (rank if rank is not None and self.dense else 1)
+
+
+def family_of(space: WeightSpace, spec: TensorSpec) -> Family | None:
+    """The linear axis that a tensor carries and its duality; None if it carries none."""
+    linear = [a for a in spec.axes if space.axes[a].kind == "linear"]
+    if len(linear) > 1:
+        raise SpaceError(
+            f"layers need tensors with at most one linear axis, '{spec.name}' carries "
+            f"{' and '.join(repr(a) for a in linear)}"
+        )
+    return (linear[0], linear[0] in spec.dual) if linear else None
+
+
+def tensor_source(space: WeightSpace, spec: TensorSpec) -> Source:
+    """A tensor as it stands; one with a linear axis is a member of its family."""
+    family = family_of(space, spec)
+    complex_axis = family is not None and space.axes[family[0]].form == "complex"
+    labels, sizes, split = _labelled(space, spec, complex_axis)
+    factor = Factor(spec.name, labels, split, f"{family[0]}.turn" if complex_axis and family else None)
+    free = [a for a in labels if a in space.axes and space.axes[a].kind == "free"]
+    carried: tuple[str, ...] = ()
+    private = None
+    if family is not None:
+        carried = (f"{family[0]}.pair",) if complex_axis else (family[0],)
+        private = f"{family[0]}.frequency" if complex_axis else None
+    dense = frozenset(free)
+    if factor.turn is not None:
+        free.append(factor.turn)
+        sizes[factor.turn] = 2
+    return Source(
+        spec.name,
+        (factor,),
+        _perm_labels(space, labels),
+        carried,
+        private,
+        tuple(free),
+        dense,
+        sizes=sizes,
+        family=family,
+    )
+
+
+def product_source(space: WeightSpace, product: Product) -> Source:
+    """An invariant product (eq. 12): heads and the linear axis run together in both factors."""
+    shared = space.ancestors(product.over)
+    together = {product.over, *shared}
+    return _pair(
+        space,
+        product.name,
+        space.tensors[product.plain],
+        space.tensors[product.dual],
+        together,
+        complex_axis=space.axes[product.over].form == "complex",
+        shared=frozenset(shared),
+        summed=2 if space.axes[product.over].form == "complex" else space.axes[product.over].size,
+    )
+
+
+def contraction_sources(space: WeightSpace) -> list[Source]:
+    """``W_A W_B``, ``b_A W_B``, ``W_O W_A``: quadratic, outside the paper's form.
+
+    Weights compose along a permuted axis that ends one tensor and begins the next one (row
+    vectors, ``x @ W``). The axis must not be one that another axis of the two belongs to:
+    summing over heads would add up vectors in different bases.
+    """
+    silent = {shift.tensor for shift in space.shifts}
+    specs = [s for s in space.tensors.values() if s.name not in silent]
+    out = []
+    for first in specs:
+        for second in specs:
+            axis = _composes(space, first, second)
+            if axis is None:
+                continue
+            linear = [f for f in (family_of(space, first), family_of(space, second)) if f]
+            if len(linear) == 2 or any(space.axes[f[0]].form == "complex" for f in linear):
+                continue
+            common = set(first.axes) & set(second.axes)
+            if any(space.axes[a].kind == "perm" for a in common - {axis}):
+                continue
+            out.append(
+                _pair(
+                    space,
+                    f"{first.name}∘{second.name}",
+                    first,
+                    second,
+                    {axis},
+                    complex_axis=False,
+                    shared=frozenset(),
+                    summed=space.axes[axis].size,
+                    contracted=axis,
+                )
+            )
+    return out
+
+
+def _composes(space: WeightSpace, first: TensorSpec, second: TensorSpec) -> str | None:
+    """The permuted axis that ends ``first`` and begins the matrix ``second``, if there is one."""
+    ends, begins = _own_axes(space, first), _own_axes(space, second)
+    if first.name == second.name or not ends or len(begins) < 2 or ends[-1] != begins[0]:
+        return None
+    axis = ends[-1]
+    if space.axes[axis].kind != "perm" or space.axes[axis].of is not None:
+        return None
+    if first.axes.count(axis) > 1 or second.axes.count(axis) > 1:
+        return None
+    owners = {a for s in (first, second) for label in s.axes for a in space.ancestors(label)}
+    return None if axis in owners else axis
+
+
+def _own_axes(space: WeightSpace, spec: TensorSpec) -> list[str]:
+    """The axes of a tensor without those that others of its axes belong to."""
+    owners = {a for label in spec.axes for a in space.ancestors(label)}
+    return [a for a in spec.axes if a not in owners]
+
+
+def _pair(
+    space: WeightSpace,
+    name: str,
+    first: TensorSpec,
+    second: TensorSpec,
+    together: set[str],
+    *,
+    complex_axis: bool,
+    shared: frozenset[str],
+    summed: int,
+    contracted: str | None = None,
+) -> Source:
+    x_labels, sizes, x_split = _labelled(space, first, complex_axis)
+    taken = set(x_labels)
+    y_labels, y_sizes, y_split = _labelled(space, second, complex_axis, taken, together)
+    sizes |= y_sizes
+    turn = None
+    if complex_axis:
+        over = next(a for a in together if space.axes[a].kind == "linear")
+        turn = f"{over}.turn"
+        sizes[turn] = 2
+    factors = (Factor(first.name, x_labels, x_split), Factor(second.name, y_labels, y_split, turn))
+    labels = tuple(dict.fromkeys((*x_labels, *y_labels)))
+    bases = {label: label.rstrip("'") for label in labels}
+    free = [a for a in labels if bases[a] in space.axes and space.axes[bases[a]].kind == "free"]
+    dense = frozenset(free)
+    if turn is not None:
+        free += [f"{turn.removesuffix('.turn')}.frequency", turn]
+    perms = {a: p for a, p in _perm_labels(space, labels).items() if a != contracted}
+    family, carried = None, ()
+    if contracted is not None:
+        family = family_of(space, first) or family_of(space, second)
+        carried = (family[0],) if family else ()
+    return Source(
+        name,
+        factors,
+        perms,
+        carried,
+        None,
+        tuple(free),
+        dense,
+        summed,
+        shared,
+        sizes,
+        family,
+    )
+
+
+def _labelled(
+    space: WeightSpace,
+    spec: TensorSpec,
+    complex_axis: bool,
+    taken: set[str] | None = None,
+    together: set[str] | None = None,
+) -> tuple[tuple[str, ...], dict[str, int], int | None]:
+    """Labels and sizes of a tensor's axes; those already taken get a prime."""
+    seen = set(taken or ())
+    labels: list[str] = []
+    sizes: dict[str, int] = {}
+    split = None
+    for place, axis in enumerate(spec.axes):
+        size = space.axes[axis].size
+        if space.axes[axis].kind == "linear" and complex_axis:
+            split = place
+            labels += [f"{axis}.frequency", f"{axis}.pair"]
+            sizes |= {f"{axis}.frequency": size // 2, f"{axis}.pair": 2}
+            continue
+        label = axis if axis in (together or ()) or axis not in seen else f"{axis}'"
+        seen.add(label)
+        labels.append(label)
+        sizes[label] = size
+    return tuple(labels), sizes, split
+
+
+def _perm_labels(space: WeightSpace, labels: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    out: dict[str, tuple[str, ...]] = {}
+    for label in labels:
+        axis = label.rstrip("'")
+        if axis in space.axes and space.axes[axis].kind == "perm":
+            out[axis] = (*out.get(axis, ()), label)
+    return out
