@@ -98,7 +98,7 @@ def grouped_query(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
 
 def rotary(X: Tensor, weights: Mapping[str, Tensor], base: float = 10000.0) -> Tensor:
-    """MultiHead with rotary positions: query and key pairs turned by ``position · base^(-2j/D_k)``."""
+    """MultiHead with rotary positions: pair j of Q and K turns by position·base^(−2j/D_k)."""
     W_Q = weights["W_Q"]
     X = inputs_for(X, W_Q, 3)
     _check_width(X, W_Q, "W_Q")

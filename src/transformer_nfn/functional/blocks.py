@@ -1,4 +1,4 @@
-"""Whole blocks and stacks as functions of input and weights: the reference each space is held to."""
+"""Whole blocks and stacks as functions of input and weights: the references of the spaces."""
 
 from __future__ import annotations
 

@@ -145,27 +145,27 @@ class Element:
         g, h = self._expand(batch), other._expand(batch)
         undo = h.inverse()
         perms = {
-            name: torch.gather(h.perms[name], -1, undo._move_sites(g.perms[name], name))
+            name: torch.gather(h.perms[name], -1, undo.move_sites(g.perms[name], name))
             for name in g.perms
         }
         linears, inverses = {}, {}
         for name in g.linears:
-            linears[name] = h.linears[name] @ undo._move_sites(g.linears[name], name)
-            inverses[name] = undo._move_sites(g.inverses[name], name) @ h.inverses[name]
+            linears[name] = h.linears[name] @ undo.move_sites(g.linears[name], name)
+            inverses[name] = undo.move_sites(g.inverses[name], name) @ h.inverses[name]
         shifts = {
-            name: h.shifts[name] + undo._move_constant(g.shifts[name], name) for name in g.shifts
+            name: h.shifts[name] + undo.move_constant(g.shifts[name], name) for name in g.shifts
         }
         return Element(self.space, perms, linears, inverses, shifts, batch)
 
     def inverse(self) -> Element:
         """The element that undoes this one."""
         perms = {
-            name: self._move_sites(torch.argsort(perm, dim=-1), name)
+            name: self.move_sites(torch.argsort(perm, dim=-1), name)
             for name, perm in self.perms.items()
         }
-        linears = {name: self._move_sites(m, name) for name, m in self.inverses.items()}
-        inverses = {name: self._move_sites(m, name) for name, m in self.linears.items()}
-        shifts = {name: -self._move_constant(c, name) for name, c in self.shifts.items()}
+        linears = {name: self.move_sites(m, name) for name, m in self.inverses.items()}
+        inverses = {name: self.move_sites(m, name) for name, m in self.linears.items()}
+        shifts = {name: -self.move_constant(c, name) for name, c in self.shifts.items()}
         return Element(self.space, perms, linears, inverses, shifts, self.batch)
 
     def linear_part(self) -> Element:
@@ -173,13 +173,13 @@ class Element:
         shifts = {name: torch.zeros_like(c) for name, c in self.shifts.items()}
         return Element(self.space, self.perms, self.linears, self.inverses, shifts, self.batch)
 
-    def _move_sites(self, x: Tensor, name: str) -> Tensor:
+    def move_sites(self, x: Tensor, name: str) -> Tensor:
         """Moves what is given for each index of the ancestors of ``name`` along with them."""
         batched = self.batch is not None
         axes = self.space.ancestors(name)
         return permute(self.space, x, axes, self.perms, lead=int(batched), batched=batched)
 
-    def _move_constant(self, x: Tensor, tensor: str) -> Tensor:
+    def move_constant(self, x: Tensor, tensor: str) -> Tensor:
         return self._move(x, self.space.tensors[tensor], int(self.batch is not None))
 
     def _expand(self, batch: int | None) -> Element:

@@ -1,4 +1,4 @@
-"""How one permutation or one matrix moves along an axis of a tensor: the arithmetic of the action."""
+"""How a permutation or a matrix moves a tensor along one axis: the arithmetic of the action."""
 
 from __future__ import annotations
 

@@ -1,0 +1,255 @@
+"""Are two networks one function? The paper's theorem as a tool, with proof either way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.errors import GroupError, SpaceError
+from transformer_nfn.functional import forward_of, input_width
+from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.symmetry.align import align_permutations, recover
+from transformer_nfn.symmetry.block_function import same_block
+from transformer_nfn.symmetry.element import Element
+from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
+from transformer_nfn.symmetry.heads import same_attention
+from transformer_nfn.symmetry.invariants import fold
+from transformer_nfn.symmetry.sources import (
+    ROUNDING,
+    Source,
+    difference,
+    ratio,
+    resolution,
+    single,
+    sources,
+)
+from transformer_nfn.symmetry.witness import Witness, find_witness
+
+GroupName = Literal["paper", "enlarged"]
+MAX_RESOLUTION = 0.05
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found.
+
+    Attributes:
+        same_function: True (proved by a group element or by equal normal forms), False (proved
+            by a witness), None (undecidable at this precision).
+        same_orbit: whether a group element takes the first network to the second; functions can
+            be equal without that (merged, dead or rank-deficient heads).
+        group: which group ``same_orbit`` and ``element`` speak of.
+        element: the group element that takes the first network to the second.
+        witness: an input on which they differ, both run and measured on it.
+        residuals: for each invariant, the relative difference after the best matching.
+        element_error: largest relative error over the tensors of ``element.act(U)`` against V.
+        resolution: the largest relative difference of an invariant that rounding could hide;
+            "same" means: up to this.
+        reason: one sentence.
+    """
+
+    same_function: bool | None
+    same_orbit: bool | None
+    group: GroupName
+    element: Element | EnlargedElement | None
+    witness: Witness | None
+    residuals: Mapping[str, float]
+    element_error: float | None
+    resolution: float
+    reason: str
+
+    def __str__(self) -> str:
+        words = {True: "yes", False: "no", None: "undecidable at this precision"}
+        lines = [
+            f"same function: {words[self.same_function]}",
+            f"same orbit:    {words[self.same_orbit]} (group: {self.group})",
+            f"because        {self.reason}",
+            f"resolution:    {self.resolution:.2g} (relative differences below this are hidden)",
+        ]
+        if self.element_error is not None:
+            lines.append(f"element error: {self.element_error:.2g}")
+        if self.witness is not None:
+            lines.append(
+                f"witness:       {self.witness.X.shape[0]} tokens, outputs differ by "
+                f"{self.witness.difference:.3g} (rounding explains {self.witness.noise:.1g})"
+            )
+        lines += [f"  {name}: {value:.2g}" for name, value in self.residuals.items()]
+        return "\n".join(lines)
+
+
+def compare(
+    space: WeightSpace,
+    U: Mapping[str, Tensor],
+    V: Mapping[str, Tensor],
+    *,
+    group: GroupName = "paper",
+    seed: int = 0,
+) -> Comparison:
+    """Decides whether two networks of a space compute the same function (Theorem 3.2).
+
+    Works for every space; for `spaces.multi_head`, `spaces.attention_block` and stacks of it
+    functions that are equal without being in one orbit are recognised too.
+
+    "Same" is up to the rounding of the weights' dtype: the two networks are taken for rounded
+    copies of exact ones. Where that rounding hides differences larger than 5 %, or the gap
+    between two heads, the answer is None.
+
+    Args:
+        space: the space both networks lie in.
+        U: one network, ``[1, 1, *axes]`` or ``[*axes]``.
+        V: the other.
+        group: ``paper`` for the group that the axes describe; ``enlarged`` for the larger one
+            of the paper's block, with LayerNorm and ReLU scalings.
+        seed: of the search for a witness.
+    """
+    if group not in ("paper", "enlarged"):
+        raise GroupError(f"group must be 'paper' or 'enlarged', found {group!r}")
+    if group == "enlarged":
+        check_block(space)
+    unit = _check_pair(space, U, V)
+    u, v = single(space, U), single(space, V)
+    folded_u, folded_v = fold(space, u), fold(space, v)
+    from_u, from_v = sources(space, folded_u, unit), sources(space, folded_v, unit)
+    perms, aligned = align_permutations(space, from_u, from_v)
+    residuals = {a.name: difference(a, b) for a, b in zip(aligned, from_v, strict=True)}
+    worst = max((ratio(a, b) for a, b in zip(aligned, from_v, strict=True)), default=0.0)
+    hidden = max(resolution(aligned), resolution(from_v))
+    blurred = hidden > MAX_RESOLUTION or _heads_blur(space, aligned, from_v)
+
+    element: Element | EnlargedElement | None = None
+    if group == "enlarged":
+        element = recover_enlarged(space, u, v, unit)
+    elif worst <= 1:
+        element = recover(space, u, v, folded_u, folded_v, perms, unit)
+    orbit, error = _judge(element, u, v, unit)
+
+    def answer(
+        same: bool | None, on: bool | None, reason: str, witness: Witness | None = None
+    ) -> Comparison:
+        keep = on is True
+        return Comparison(
+            same,
+            on,
+            group,
+            element if keep else None,
+            witness,
+            residuals,
+            error if keep else None,
+            hidden,
+            reason,
+        )
+
+    if blurred and (worst <= 1 or orbit):
+        return answer(None, None, "rounding of the weights hides more than what tells heads apart")
+    if orbit:
+        return answer(True, True, "a group element takes the first network to the second")
+    if worst <= 1:
+        # A function that no re-basing changes depends on the products alone.
+        return answer(True, orbit, "all invariants agree, though no group element was found")
+    forward, width = forward_of(space), input_width(space)
+    # Running both networks sees more than the tolerances of a normal form, so it comes first.
+    witness = find_witness(forward, u, v, width, unit, seed=seed, thorough=False)
+    if witness is None and _same_normal_form(space, u, v, unit):
+        return answer(True, orbit, "the normal forms of the two functions agree")
+    if witness is None:
+        witness = find_witness(forward, u, v, width, unit, seed=seed)
+    if witness is not None:
+        return answer(False, False, "the outputs differ on the witness", witness)
+    return answer(
+        None, None if worst <= 8 else orbit, "neither a group element nor a witness was found"
+    )
+
+
+def _check_pair(space: WeightSpace, U: Mapping[str, Tensor], V: Mapping[str, Tensor]) -> float:
+    """Checks both networks; returns the unit roundoff of the coarser dtype."""
+    units = []
+    devices = []
+    for weights in (U, V):
+        space.check(weights, lead=None)
+        name, first = next((n, weights[n]) for n in space.tensors)
+        lead = first.shape[: first.ndim - len(space.tensors[name].axes)]
+        if lead.numel() != 1:
+            raise SpaceError(
+                f"compare takes one network on each side, found leading axes {list(lead)}; "
+                "pick one with space.network(weights, item)"
+            )
+        units.append(torch.finfo(first.dtype).eps / 2)
+        devices.append(first.device)
+    if devices[0] != devices[1]:
+        raise SpaceError(f"mixed devices: one network is on {devices[0]}, one on {devices[1]}")
+    return float(max(units))
+
+
+def _judge(
+    element: Element | EnlargedElement | None, u: Weights, v: Weights, unit: float
+) -> tuple[bool | None, float | None]:
+    """Whether the element takes ``u`` to ``v`` as well as its condition allows."""
+    if element is None:
+        return False, None
+    moved = element.act(u)
+    paper = element.paper if isinstance(element, EnlargedElement) else element
+    loss = max([1.0, *paper.condition().values()])
+    errors = []
+    for name, w in v.items():
+        size = max(float(w.norm()), float(moved[name].norm()))
+        errors.append(float((moved[name] - w).norm()) / size if size > 0 else 0.0)
+    error = max(errors)
+    allowed = ROUNDING * 64 * unit * loss
+    if error <= min(allowed, 0.5):
+        return True, error
+    return (False, None) if error > 32 * allowed else (None, None)
+
+
+def _heads_blur(space: WeightSpace, U: list[Source], V: list[Source]) -> bool:
+    """Whether two heads that one network tells apart are nearer than the other's rounding."""
+    for linear in (a for a in space.axes.values() if a.kind == "linear"):
+        sites = space.ancestors(linear.name)
+        for here, there in ((U, V), (V, U)):
+            pairs = [
+                (a, b)
+                for a, b in zip(here, there, strict=True)
+                if a.sites == len(sites) and a.axes[: a.sites] == sites and a.sites == 1
+            ]
+            if pairs and _blur(pairs):
+                return True
+    return False
+
+
+def _blur(pairs: list[tuple[Source, Source]]) -> bool:
+    n = pairs[0][0].value.shape[0]
+    if n > 64:  # neurons, not heads: nothing there inflates the rounding
+        return False
+    norms = [a.norms() for a, _ in pairs]
+    for i in range(n):
+        for j in range(i):
+            own = [float(ROUNDING * (a.error[i] + a.error[j])) for a, _ in pairs]
+            other = [float(ROUNDING * (b.error[i] + b.error[j])) for _, b in pairs]
+            if any(abs(float(norm[i] - norm[j])) > o for norm, o in zip(norms, other, strict=True)):
+                continue  # their norms alone tell them apart
+            apart = [float((a.value[i] - a.value[j]).norm()) for a, _ in pairs]
+            distinct = any(d > o for d, o in zip(apart, own, strict=True))
+            hidden = all(d <= o for d, o in zip(apart, other, strict=True))
+            if distinct and hidden:
+                return True
+    return False
+
+
+def _same_normal_form(space: WeightSpace, u: Weights, v: Weights, unit: float) -> bool:
+    if space.architecture == "multi_head":
+        return same_attention(u, v, unit) is True
+    if space.architecture == "attention_block":
+        return same_block(u, v, unit)
+    if space.architecture == "stack" and space.options["block"] == "attention_block":
+        parts = [
+            [
+                {k.removeprefix(f"{i}."): w for k, w in side.items() if k.startswith(f"{i}.")}
+                for i in range(space.options["depth"])
+            ]
+            for side in (u, v)
+        ]
+        return all(same_block(a, b, unit) for a, b in zip(*parts, strict=True))
+    return False
