@@ -1,0 +1,100 @@
+"""Where a run's randomness comes from: a hash of its own seed, the step and the position.
+
+Nothing here has a state, so a run draws the same numbers whoever trains beside it, on whatever
+device. A key of 64 bits is mixed from (seed, purpose, time); words of 32 bits come from the key
+and a position. Both mixers are the published ones of splitmix64 and lowbias32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SUBSET, ORDER, CROP, DROPOUT = 1, 2, 3, 4
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _signed(x: int, bits: int) -> int:
+    x &= (1 << bits) - 1
+    return x - (1 << bits) if x >> (bits - 1) else x
+
+
+def _shift(x: Tensor, by: int, bits: int) -> Tensor:
+    return (x >> by) & ((1 << (bits - by)) - 1)
+
+
+def _mix64(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30, 64)) * _signed(0xBF58476D1CE4E5B9, 64)
+    x = (x ^ _shift(x, 27, 64)) * _signed(0x94D049BB133111EB, 64)
+    return x ^ _shift(x, 31, 64)
+
+
+def keys(seeds: Tensor, purpose: int, time: Tensor | int) -> Tensor:
+    """Two 32-bit words a run, ``int32 [runs, 2]``, for one purpose at one time.
+
+    Args:
+        seeds: ``int64 [runs]``.
+        purpose: what is drawn, so that the draws of one step do not resemble each other.
+        time: the step or epoch on the run's own clock, an ``int64 [runs]`` or a number.
+    """
+    x = _mix64(seeds + _signed(GOLDEN * purpose, 64))
+    now = torch.as_tensor(time, dtype=torch.int64, device=seeds.device) + 1
+    x = _mix64(x + now * _signed(GOLDEN, 64))
+    return torch.stack([x.to(torch.int32), (x >> 32).to(torch.int32)], dim=-1)
+
+
+def words(key: Tensor, position: Tensor) -> Tensor:
+    """One 32-bit word for each key and position: ``int32 [*key, *position]``.
+
+    Args:
+        key: ``int32 [..., 2]``.
+        position: ``int32``, any shape.
+    """
+    shape = key.shape[:-1] + (1,) * position.ndim
+    x = position * _signed(0x9E3779B9, 32) + key[..., 0].reshape(shape)
+    x = (x ^ _shift(x, 16, 32)) * _signed(0x7FEB352D, 32)
+    x = (x ^ _shift(x, 15, 32) ^ key[..., 1].reshape(shape)) * _signed(0x846CA68B, 32)
+    return x ^ _shift(x, 16, 32)
+
+
+def permutation(key: Tensor, n: int) -> Tensor:
+    """A random order of ``n`` things for each key: ``int64 [*key, n]``."""
+    position = torch.arange(n, dtype=torch.int32, device=key.device)
+    return words(key, position).argsort(dim=-1, stable=True)
+
+
+def keep_mask(key: Tensor, threshold: Tensor, rows: Tensor, width: int) -> Tensor:
+    """Which entries dropout keeps: ``bool [runs, *rows, width]``.
+
+    One word serves two entries, its low half the first half of a row and its high half the
+    second. An entry is dropped where its 16 bits lie below ``threshold`` = 65536·p.
+
+    Args:
+        key: ``int32 [runs, 2]``.
+        threshold: ``int32 [runs]``.
+        rows: the number of each row, the same however wide a batch is padded.
+        width: entries a row, even.
+    """
+    half = torch.arange(width // 2, dtype=torch.int32, device=key.device)
+    word = words(key, rows.to(torch.int32)[..., None] * (width // 2) + half)
+    both = torch.cat([word & 0xFFFF, _shift(word, 16, 32)], dim=-1)
+    return both >= threshold.reshape(-1, *(1,) * (both.ndim - 1))
+
+
+def dropout_threshold(p: Tensor) -> Tensor:
+    """Probabilities as what `keep_mask` compares with, ``int32``."""
+    return (p * 65536).round().to(torch.int32)
+
+
+def run_seed(build_seed: int, run: int) -> int:
+    """The seed of one run of a build: 63 bits, from the build's seed and the run's number."""
+    mixed = _mix(_mix(build_seed + GOLDEN) + (run + 1) * GOLDEN)
+    return mixed & ((1 << 63) - 1)
+
+
+def _mix(x: int) -> int:
+    # The same mixer as `_mix64`, on Python's own integers.
+    x &= (1 << 64) - 1
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & ((1 << 64) - 1)
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & ((1 << 64) - 1)
+    return x ^ (x >> 31)

@@ -1,0 +1,126 @@
+"""One training step and one evaluation of many networks, in plain PyTorch on any device."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.network import dropout, forward
+from transformer_nfn.zoo.optimise import update
+from transformer_nfn.zoo.tasks import Batch
+
+# Fused attention launches one block of threads a sample and takes at most 65,535.
+NETWORKS_AT_ONCE = 256
+
+
+class Stepper(Protocol):
+    """What the trainer drives: the weights of many networks and how they move.
+
+    ``weights``, ``first`` and ``second`` (the optimiser's moments) are ``[networks, weights]``.
+    """
+
+    weights: Tensor
+
+    def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
+        """Trains the first ``len(coef)`` networks on one batch; loss and hits of each."""
+        ...
+
+    def evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Summed loss and hits of each network on one batch that all share."""
+        ...
+
+
+class TorchStepper:
+    """The reference: autograd over the batched forward; compiled on CUDA.
+
+    Args:
+        weights: initial weights ``[networks, weights]``.
+        threshold: ``int32 [networks]``, see `randomness.dropout_threshold`.
+        precision: ``float32``, ``tf32`` or ``bf16`` for the products; master weights and
+            moments stay float32.
+        compiled: whether to fuse with `torch.compile`.
+    """
+
+    def __init__(
+        self,
+        arch: Architecture,
+        weights: Tensor,
+        threshold: Tensor,
+        *,
+        precision: str = "float32",
+        compiled: bool = False,
+    ) -> None:
+        self.arch = arch
+        self.weights = weights
+        self.first = torch.zeros_like(weights)
+        self.second = torch.zeros_like(weights)
+        self.threshold = threshold
+        self.scale = 65536 / (65536 - threshold.to(torch.float32))
+        self.positions = arch.positions(weights.device)
+        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.tf32 = precision != "float32"
+        self._loss = torch.compile(self._losses, dynamic=False) if compiled else self._losses
+        self._update = torch.compile(update, dynamic=False) if compiled else update
+
+    def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
+        """Trains the first ``len(coef)`` networks on one batch; loss and hits of each."""
+        torch.backends.cuda.matmul.allow_tf32 = self.tf32
+        losses, hits = [], []
+        for at in range(0, len(coef), NETWORKS_AT_ONCE):
+            part = slice(at, min(at + NETWORKS_AT_ONCE, len(coef)))
+            w = self.weights[part].detach().requires_grad_()
+            lengths = None if batch.lengths is None else batch.lengths[part]
+            loss, hit = self._loss(
+                w, batch.inputs[part], batch.labels[part], lengths,
+                keys[part], self.threshold[part], self.scale[part],
+            )
+            (grad,) = torch.autograd.grad(loss.sum(), w)
+            with torch.no_grad():
+                self._update(
+                    self.weights[part], grad, self.first[part], self.second[part], coef[part]
+                )
+            losses.append(loss.detach())
+            hits.append(hit)
+        return torch.cat(losses), torch.cat(hits)
+
+    def _losses(
+        self,
+        w: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        lengths: Tensor | None,
+        keys: Tensor,
+        threshold: Tensor,
+        scale: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        drop = dropout(keys, threshold, scale, self.arch.tokens)
+        logits = forward(
+            self.arch,
+            self.arch.views(w.to(self.dtype)),
+            inputs.to(self.dtype),
+            self.positions.to(self.dtype),
+            lengths=lengths,
+            drop=drop,
+        ).float()
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        hits = (logits.argmax(-1) == labels).sum(-1)
+        return loss.view_as(labels).mean(-1), hits
+
+    @torch.no_grad()
+    def evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Summed loss and hits of each network on one batch that all share, in float32."""
+        torch.backends.cuda.matmul.allow_tf32 = False
+        losses, hits = [], []
+        for w in weights.split(NETWORKS_AT_ONCE):
+            logits = forward(
+                self.arch, self.arch.views(w), batch.inputs, self.positions, lengths=batch.lengths
+            )
+            labels = batch.labels.expand(len(w), -1)
+            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+            losses.append(loss.view_as(labels).sum(-1))
+            hits.append((logits.argmax(-1) == labels).sum(-1))
+        return torch.cat(losses), torch.cat(hits)

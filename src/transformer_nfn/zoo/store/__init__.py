@@ -1,0 +1,15 @@
+"""A zoo on disk: what is written, how it is read, how damage is found."""
+
+from transformer_nfn.zoo.store.folder import FORMAT, Folder, check_fresh
+from transformer_nfn.zoo.store.shards import read_header, write_shard
+from transformer_nfn.zoo.store.zoo import NetworkBatch, Zoo
+
+__all__ = [
+    "FORMAT",
+    "Folder",
+    "NetworkBatch",
+    "Zoo",
+    "check_fresh",
+    "read_header",
+    "write_shard",
+]

@@ -1,0 +1,107 @@
+"""How a file gets to disk whole or not at all, and how damage to it is found."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from transformer_nfn.zoo.errors import StoreError
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes beside ``path`` and renames, so that a reader sees the old file or the new one.
+
+    A full disk or a killed process leaves nothing under the file's own name.
+    """
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with beside.open("wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        beside.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise StoreError(f"{path}: could not be written ({error.strerror or error})") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    # The rename itself lives in the folder; without this a power cut may undo it.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed writers left beside their files."""
+    for left in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            left.unlink()
+
+
+def sha256(data: bytes) -> str:
+    """The checksum the store uses for whole files."""
+    return hashlib.sha256(data).hexdigest()
+
+
+class Checksums:
+    """``checksums.json``: what the small files of a zoo must hash to.
+
+    A file that is being replaced may match its old or its new sum, so that a process killed
+    between two renames leaves a folder that still checks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "checksums.json"
+        self.folder = folder
+
+    def _read(self) -> dict[str, list[str]]:
+        if not self.path.exists():
+            return {}
+        return read_json(self.path)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Writes the file ``name`` and its sum."""
+        new = sha256(data)
+        sums = self._read()
+        self._write(sums | {name: [*sums.get(name, [])[-1:], new]})
+        write_whole(self.folder / name, data)
+        self._write(self._read() | {name: [new]})
+
+    def _write(self, sums: dict[str, list[str]]) -> None:
+        write_whole(self.path, json.dumps(sums, indent=1).encode())
+
+    def read(self, name: str) -> bytes:
+        """The file's bytes, checked."""
+        path = self.folder / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
+        known = self._read().get(name)
+        if not known:
+            raise StoreError(f"{self.path}: holds no checksum of '{name}'")
+        if sha256(data) not in known:
+            raise StoreError(
+                f"{path}: damaged, expected sha256 {known[-1][:12]}…, found {sha256(data)[:12]}…"
+            )
+        return data
+
+
+def read_json(path: Path) -> Any:
+    """The JSON of a file of the store."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path}: damaged, not JSON ({error})") from error

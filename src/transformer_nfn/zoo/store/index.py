@@ -1,0 +1,91 @@
+"""The index of a zoo: one row a checkpoint, as columns in Parquet."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transformer_nfn.zoo.errors import StoreError, missing_extra
+
+# Column and what stands where a row has no value (crashed runs, imported files).
+COLUMNS: dict[str, Any] = {
+    "run": "",
+    "optimizer": "",
+    "learning_rate": float("nan"),
+    "l2": float("nan"),
+    "init_std": float("nan"),
+    "dropout": float("nan"),
+    "train_fraction": float("nan"),
+    "seed": 0,
+    "epoch": 0,
+    "percent": 0,
+    "best": False,
+    "crashed": False,
+    "train_accuracy": float("nan"),
+    "held_accuracy": float("nan"),
+    "test_loss": float("nan"),
+    "test_accuracy": float("nan"),
+    "shard": "",
+    "row": -1,
+    "checksum": 0,
+    "source": "",
+}
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise missing_extra("pyarrow", "zoo", "the index of a zoo") from error
+    return pa, pq
+
+
+@dataclass(frozen=True)
+class Index:
+    """The columns as arrays, and for each shard the crc32 of its header."""
+
+    columns: dict[str, np.ndarray]
+    shards: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.columns["run"])
+
+    @staticmethod
+    def from_rows(rows: Iterable[Mapping[str, Any]], shards: Mapping[str, int]) -> Index:
+        """An index from rows; what a row lacks takes the column's default."""
+        rows = list(rows)
+        columns = {}
+        for name, default in COLUMNS.items():
+            values = [row.get(name, default) for row in rows]
+            kind = object if isinstance(default, str) else np.array(default).dtype
+            columns[name] = np.array(values, dtype=kind)
+        return Index(columns, dict(shards))
+
+    def to_parquet(self) -> bytes:
+        """The index as the bytes of a Parquet file."""
+        pa, pq = _arrow()
+        table = pa.table({name: pa.array(column) for name, column in self.columns.items()})
+        table = table.replace_schema_metadata({"shards": json.dumps(self.shards)})
+        out = io.BytesIO()
+        pq.write_table(table, out, compression="zstd")
+        return out.getvalue()
+
+    @staticmethod
+    def from_parquet(data: bytes, where: str) -> Index:
+        """Reads what `to_parquet` wrote."""
+        pa, pq = _arrow()
+        try:
+            table = pq.read_table(pa.BufferReader(data))
+            shards = json.loads(table.schema.metadata[b"shards"])
+            columns = {
+                name: table.column(name).to_numpy(zero_copy_only=False) for name in COLUMNS
+            }
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{where}: damaged, not an index of a zoo ({error})") from error
+        return Index(columns, shards)

@@ -1,0 +1,241 @@
+"""A zoo as a user sees it: select rows, read their weights, run them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.errors import StoreError, ZooError
+from transformer_nfn.zoo.module import SmallTransformer, load_network
+from transformer_nfn.zoo.store.files import Checksums
+from transformer_nfn.zoo.store.folder import Folder
+from transformer_nfn.zoo.store.shards import ShardReader
+from transformer_nfn.zoo.tasks import WordVectors
+
+Rows = Sequence[int] | np.ndarray | Tensor
+# A map of a file costs a file handle, and systems allow about a thousand.
+OPEN_SHARDS = 256
+
+
+@dataclass(frozen=True)
+class NetworkBatch:
+    """Networks in parts, as the models of this library take them.
+
+    Attributes:
+        embedding: ``W`` ``[n, patch, d_model]`` and ``b``; empty for text.
+        blocks: for each block the weights of `Zoo.block_space`, ``[n, 1, *axes]``.
+        classifier: ``W_1``, ``b_1``, ``W_2``, ``b_2``.
+    """
+
+    embedding: Weights
+    blocks: list[Weights]
+    classifier: Weights
+
+    @staticmethod
+    def of(arch: Architecture, named: Weights) -> NetworkBatch:
+        """Groups the tensors of `Zoo.weights` by where they stand in the network."""
+
+        def part(prefix: str) -> Weights:
+            return {k[len(prefix) :]: w for k, w in named.items() if k.startswith(prefix)}
+
+        blocks = [
+            {k: w.unsqueeze(1) for k, w in part(f"blocks.{i}.").items()}
+            for i in range(arch.blocks)
+        ]
+        return NetworkBatch(part("embedding."), blocks, part("classifier."))
+
+
+class Zoo:
+    """A zoo on disk. Rows are numbered as in `table`; crashed runs have none.
+
+    Attributes:
+        path: the folder.
+        about: what ``zoo.json`` says.
+        table: the index as columns (NumPy arrays), a row a checkpoint.
+        crashed: the run ids that gave no checkpoint.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self.path = folder.path
+        self.about = folder.about
+        self.arch = folder.arch
+        index = folder.index()
+        alive = ~index.columns["crashed"].astype(bool)
+        self.table: dict[str, np.ndarray] = {k: v[alive] for k, v in index.columns.items()}
+        self.crashed: list[str] = sorted(index.columns["run"][~alive].tolist())
+        self._headers = index.shards
+        self._readers: OrderedDict[str, ShardReader] = OrderedDict()
+
+    @staticmethod
+    def open(path: Path | str) -> Zoo:
+        """Opens a zoo, finished or still being built; reads the index, no weights."""
+        return Zoo(Folder.open(path))
+
+    def __len__(self) -> int:
+        return len(self.table["run"])
+
+    @property
+    def space(self) -> WeightSpace:
+        """The weight space of the whole network; `weights` lie in it."""
+        return self.arch.space
+
+    @property
+    def block_space(self) -> WeightSpace:
+        """The weight space of one block, the paper's U."""
+        return self.arch.block_space
+
+    @property
+    def finished(self) -> bool:
+        """Whether every shard of the plan is there."""
+        return len(self._headers) == len(self._folder.shards)
+
+    def select(
+        self,
+        *,
+        epoch: int | None = None,
+        percent: int | None = None,
+        best: bool | None = None,
+        min_accuracy: float | None = None,
+        max_accuracy: float | None = None,
+        optimizer: str | None = None,
+        runs: Sequence[str] | None = None,
+    ) -> np.ndarray:
+        """The numbers of the rows that fit, ``int64``.
+
+        Args:
+            epoch: checkpoints of this epoch. With ``epoch`` or ``percent`` and no ``best``,
+                rows kept only for being best are left out.
+            percent: checkpoints at 50, 75 or 100 percent of the training.
+            best: only rows that are (are not) the run's best.
+            min_accuracy: test accuracy at least this.
+            max_accuracy: test accuracy at most this.
+            optimizer: only runs of this optimiser.
+            runs: only these runs.
+        """
+        t = self.table
+        fits = np.ones(len(self), dtype=bool)
+        if best is None and (epoch is not None or percent is not None):
+            best = False
+        for column, value in (
+            ("epoch", epoch),
+            ("percent", percent),
+            ("best", best),
+            ("optimizer", optimizer),
+        ):
+            if value is not None:
+                fits &= t[column] == value
+        if min_accuracy is not None:
+            fits &= t["test_accuracy"] >= min_accuracy
+        if max_accuracy is not None:
+            fits &= t["test_accuracy"] <= max_accuracy
+        if runs is not None:
+            fits &= np.isin(t["run"].astype(str), np.array(list(runs), dtype=str))
+        return np.flatnonzero(fits)
+
+    def split(
+        self,
+        rows: Rows | None = None,
+        fractions: Sequence[float] = (0.7, 0.15, 0.15),
+        seed: int = 0,
+    ) -> list[np.ndarray]:
+        """Parts ``rows`` by run, so that no run has checkpoints on two sides.
+
+        Args:
+            rows: what to part; None for every row.
+            fractions: the share of the runs in each part; they add up to 1.
+            seed: another seed parts otherwise.
+        """
+        if any(f < 0 for f in fractions) or abs(sum(fractions) - 1) > 1e-6:
+            raise ZooError(f"split fractions must add up to 1, found {list(fractions)}")
+        chosen = self._rows(np.arange(len(self)) if rows is None else rows)
+        runs, which = np.unique(self.table["run"][chosen].astype(str), return_inverse=True)
+        place = np.random.default_rng(seed).permutation(len(runs))
+        edges = np.rint(np.cumsum([0.0, *fractions]) * len(runs)).astype(int)
+        side = np.searchsorted(edges, place[which], side="right") - 1
+        return [chosen[side == i] for i in range(len(fractions))]
+
+    def weights(self, rows: Rows) -> Weights:
+        """The weights of some rows, ``[n, *axes]`` a tensor of `space`, each row checked."""
+        chosen = self._rows(rows)
+        shards, at, sums = (self.table[k][chosen] for k in ("shard", "row", "checksum"))
+        readers = [self._reader(shard) for shard in shards]
+        dtype = readers[0].dtype if readers else torch.float32
+        out = {
+            name: torch.empty((len(chosen), *shape), dtype=dtype)
+            for name, shape in self.space.shapes.items()
+        }
+        flat = [w.numpy().reshape(len(chosen), -1) for w in out.values()]
+        for reader, row in zip(readers, at, strict=True):
+            reader.will_need(int(row))
+        for i, reader in enumerate(readers):
+            reader.read(int(at[i]), int(sums[i]), flat, i)
+        for reader in set(readers):
+            reader.forget()
+        return out
+
+    def batch(self, rows: Rows) -> NetworkBatch:
+        """The same in parts: embedding, blocks ``[n, 1, *axes]``, classifier."""
+        return NetworkBatch.of(self.arch, self.weights(rows))
+
+    def batches(
+        self, rows: Rows | None = None, size: int = 16, *, seed: int | None = None
+    ) -> Iterator[tuple[np.ndarray, Weights]]:
+        """Row numbers and weights, ``size`` at a time; shuffled if a seed is given."""
+        chosen = self._rows(np.arange(len(self)) if rows is None else rows)
+        if seed is not None:
+            chosen = np.random.default_rng(seed).permutation(chosen)
+        for start in range(0, len(chosen), size):
+            part = chosen[start : start + size]
+            yield part, self.weights(part)
+
+    def network(self, row: int) -> SmallTransformer:
+        """One row as a runnable module, in evaluation mode."""
+        named = self.weights([row])
+        return load_network(self.arch, {name: w[0] for name, w in named.items()})
+
+    def config(self, row: int) -> dict[str, Any]:
+        """Everything the index says of one row, as plain values."""
+        (row,) = self._rows([row])
+        values = {name: column[row] for name, column in self.table.items()}
+        return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
+
+    def word_vectors(self) -> WordVectors | None:
+        """The word vectors stored with a text zoo."""
+        if not (self.path / "vectors.safetensors").exists():
+            return None
+        data = Checksums(self.path).read("vectors.safetensors")
+        return WordVectors.from_tensors(safetensors.torch.load(data))
+
+    def _rows(self, rows: Rows) -> np.ndarray:
+        chosen = np.asarray(rows)
+        if chosen.dtype == bool:
+            chosen = np.flatnonzero(chosen)
+        chosen = chosen.astype(np.int64).reshape(-1)
+        bad = chosen[(chosen < 0) | (chosen >= len(self))]
+        if len(bad):
+            raise ZooError(f"row {bad[0]} asked of a zoo with {len(self)} rows")
+        return chosen
+
+    def _reader(self, shard: str) -> ShardReader:
+        reader = self._readers.get(shard)
+        if reader is None:
+            path = self._folder.shard_path(shard)
+            if not path.exists():
+                raise StoreError(f"{path}: missing, though the index names it")
+            reader = ShardReader(path, self.arch, self._headers[shard])
+            self._readers[shard] = reader
+            if len(self._readers) > OPEN_SHARDS:
+                self._readers.popitem(last=False)
+        self._readers.move_to_end(shard)
+        return reader

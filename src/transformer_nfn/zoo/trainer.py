@@ -1,0 +1,312 @@
+"""How many runs are trained at once, each by its own configuration and on its own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transformer_nfn.zoo import randomness
+from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.grid import Config
+from transformer_nfn.zoo.network import sites
+from transformer_nfn.zoo.optimise import coefficients, learning_rate, rules
+from transformer_nfn.zoo.paths import choose_stepper
+from transformer_nfn.zoo.steps import Stepper
+from transformer_nfn.zoo.tasks import Split, Task
+
+# How many (networks, epochs) have been trained since the last report.
+Report = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all runs of a zoo share.
+
+    Attributes:
+        select: the split on which ``best`` is chosen, ``held`` or (as the authors) ``test``.
+        percents: when checkpoints are kept, in percent of the epochs.
+    """
+
+    epochs: int
+    batch: int = 128
+    precision: str = "float32"
+    select: str = "held"
+    percents: tuple[int, ...] = (50, 75, 100)
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ZooError(f"epochs must be at least 1, found {self.epochs}")
+        if self.batch < 1:
+            raise ZooError(f"batch must be at least 1, found {self.batch}")
+        if self.precision not in ("float32", "tf32", "bf16"):
+            raise ZooError(
+                f"precision must be float32, tf32 or bf16, found '{self.precision}'"
+            )
+        if self.select not in ("held", "test"):
+            raise ZooError(f"best must be selected on 'held' or 'test', found '{self.select}'")
+
+    def checkpoint_epochs(self) -> dict[int, int]:
+        """Epoch (from 1) to percent; several percents of few epochs fall on the latest."""
+        return {max(1, -(-self.epochs * percent // 100)): percent for percent in self.percents}
+
+    def to_json(self) -> dict[str, Any]:
+        """The recipe as plain JSON values."""
+        return asdict(self) | {"percents": list(self.percents)}
+
+
+@dataclass
+class Trained:
+    """What came out: one row a checkpoint, with its weights; crashed runs have a row without.
+
+    ``weights`` is ``[checkpoints, weights]`` in the order of the rows that are not crashed.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass
+class _Snapshot:
+    """Weights at one moment and what is known of them."""
+
+    epoch: Tensor
+    weights: Tensor
+    train_accuracy: Tensor
+    held_accuracy: Tensor
+    test: tuple[Tensor, Tensor] | None = None
+
+
+def initial_weights(arch: Architecture, config: Config) -> Tensor:
+    """Truncated-normal matrices with the configured std, zero biases: ``[num_weights]``."""
+    generator = torch.Generator().manual_seed(config.seed)
+    flat = torch.zeros(1, arch.num_weights)
+    for name, view in arch.views(flat).items():
+        if ".W" in name:
+            nn.init.trunc_normal_(view, std=config.init_std, generator=generator)
+    return flat[0]
+
+
+def train(
+    task: Task,
+    configs: Sequence[Config],
+    recipe: Recipe,
+    *,
+    device: str = "cpu",
+    path: str = "auto",
+    report: Report | None = None,
+    stored: torch.dtype = torch.float32,
+) -> Trained:
+    """Trains every run of ``configs`` at once and returns their checkpoints.
+
+    Runs with more steps an epoch come first inside, so that those still in their epoch are
+    always the first few; each run's steps are its own, whoever else is there.
+
+    Args:
+        path: how steps are computed, see `paths.choose_stepper`.
+        report: called after every epoch with the number of networks that did one.
+        stored: the precision weights will be kept in; checkpoints are rounded to it before
+            they are tested, so that recorded numbers are those of the stored weights.
+    """
+    data = task.to(device)
+    n = task.sizes["train"]
+    counts = {c.run: int(n * c.train_fraction + 1e-9) for c in configs}
+    for config in configs:
+        if counts[config.run] < recipe.batch:
+            raise ZooError(
+                f"run {config.run} has {counts[config.run]} training samples, fewer than one "
+                f"batch of {recipe.batch}"
+            )
+    runs = sorted(configs, key=lambda c: -counts[c.run])
+    training = _Training(data, runs, [counts[c.run] for c in runs], recipe, device, path, stored)
+    return training.run(report)
+
+
+class _Training:
+    def __init__(
+        self,
+        task: Task,
+        runs: Sequence[Config],
+        counts: list[int],
+        recipe: Recipe,
+        device: str,
+        path: str,
+        stored: torch.dtype,
+    ) -> None:
+        self.stored = stored
+        self.task, self.runs, self.counts, self.recipe = task, runs, counts, recipe
+        self.device = torch.device(device)
+        self.steps = torch.tensor([count // recipe.batch for count in counts])
+        self.seeds = torch.tensor([c.seed for c in runs], device=self.device)
+        self.rates = torch.tensor([c.learning_rate for c in runs], dtype=torch.float64)
+        self.rules = rules(runs)
+        p = torch.tensor([c.dropout for c in runs])
+        weights = torch.stack([initial_weights(task.arch, c) for c in runs]).to(self.device)
+        self.stepper: Stepper = choose_stepper(
+            path,
+            task.arch,
+            weights,
+            randomness.dropout_threshold(p).to(self.device),
+            recipe.precision,
+        )
+        self.crashed_at = torch.zeros(len(runs), dtype=torch.int64, device=self.device)
+        self.subset = self._subsets()
+
+    def _subsets(self) -> list[Tensor | None]:
+        """Which samples each run trains on; None for the first rows."""
+        if not self.task.random_subset:
+            return [None] * len(self.runs)
+        key = randomness.keys(self.seeds, randomness.SUBSET, 0)
+        n = self.task.sizes["train"]
+        return [
+            randomness.permutation(k, n)[:count].sort().values
+            for k, count in zip(key, self.counts, strict=True)
+        ]
+
+    def run(self, report: Report | None) -> Trained:
+        """Every epoch: train, look at held-out data, keep what is to be kept."""
+        keep = self.recipe.checkpoint_epochs()
+        snapshots: list[tuple[int, _Snapshot]] = []
+        best: _Snapshot | None = None
+        best_loss = torch.full((len(self.runs),), float("inf"), device=self.device)
+        for epoch in range(self.recipe.epochs):
+            train_accuracy = self._epoch(epoch)
+            weights = self.stepper.weights.to(self.stored).float()
+            now = _Snapshot(
+                torch.full((len(self.runs),), epoch + 1, device=self.device),
+                weights,
+                train_accuracy,
+                torch.full((len(self.runs),), float("nan"), device=self.device),
+            )
+            if self.recipe.select == "test" or epoch + 1 in keep:
+                now.test = self._evaluate(weights, "test")
+            if self.recipe.select == "held":
+                loss, now.held_accuracy = self._evaluate(weights, "held")
+                score = now.held_accuracy
+            else:
+                assert now.test is not None
+                loss, score = now.test
+            best = _better(best, now, score, loss, best_loss, self.recipe.select)
+            if epoch + 1 in keep:
+                now.weights = now.weights.clone()
+                snapshots.append((keep[epoch + 1], now))
+            if report:
+                report(len(self.runs))
+        assert best is not None
+        best.test = self._evaluate(best.weights, "test")
+        return self._collect(snapshots, best)
+
+    def _epoch(self, epoch: int) -> Tensor:
+        """Trains one epoch; the running accuracy of each run on what it trained on."""
+        size, runs = self.recipe.batch, len(self.runs)
+        order = self._order(epoch)
+        rate = learning_rate(self.rates, epoch, self.recipe.epochs)
+        hits = torch.zeros(runs, device=self.device)
+        total = torch.zeros(runs, device=self.device)
+        # The site of a dropout is part of its time, so that no two share their bits.
+        site = torch.arange(sites(self.task.arch), device=self.device)
+        for step in range(int(self.steps.max())):
+            active = int((self.steps > step).sum())
+            clock = (self.steps[:active] * epoch + step).to(self.device)
+            index = order[:active, step * size : (step + 1) * size]
+            seeds = self.seeds[:active]
+            crop = randomness.keys(seeds, randomness.CROP, clock)
+            batch = self.task.batch("train", index, crop)
+            time = clock[:, None] * len(site) + site
+            drop = randomness.keys(seeds[:, None], randomness.DROPOUT, time)
+            coef = coefficients(
+                self.rules[:active], rate[:active], self.steps[:active] * epoch + step + 1
+            ).to(self.device)
+            loss, hit = self.stepper.step(batch, drop, coef)
+            hits[:active] += hit
+            total[:active] += loss
+        self._mark_crashed(total, epoch)
+        return hits / (self.steps * size).to(self.device)
+
+    def _order(self, epoch: int) -> Tensor:
+        """Which sample each run sees when, ``int64 [runs, samples]``, short rows padded."""
+        key = randomness.keys(self.seeds, randomness.ORDER, epoch)
+        out = torch.zeros(len(self.runs), max(self.counts), dtype=torch.int64, device=self.device)
+        for row, (count, subset) in enumerate(zip(self.counts, self.subset, strict=True)):
+            order = randomness.permutation(key[row], count)
+            out[row, :count] = order if subset is None else subset[order]
+        return out
+
+    def _mark_crashed(self, loss: Tensor, epoch: int) -> None:
+        """Runs whose loss or weights are not finite; their weights are silenced."""
+        weights = self.stepper.weights
+        bad = ~(loss.isfinite() & weights.sum(1).isfinite()) & (self.crashed_at == 0)
+        self.crashed_at[bad] = epoch + 1
+        weights[self.crashed_at > 0] = 0.0
+
+    def _evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """Mean loss and accuracy of each run on a split."""
+        n = self.task.sizes[split]
+        loss = torch.zeros(len(self.runs), device=self.device)
+        hits = torch.zeros(len(self.runs), device=self.device)
+        for at in range(0, n, self.recipe.batch):
+            index = torch.arange(at, min(at + self.recipe.batch, n), device=self.device)
+            a, b = self.stepper.evaluate(weights, self.task.batch(split, index[None]))
+            loss, hits = loss + a, hits + b
+        return loss / max(n, 1), hits / max(n, 1)
+
+    def _collect(self, snapshots: list[tuple[int, _Snapshot]], best: _Snapshot) -> Trained:
+        out, weights = Trained(), []
+        labelled = [*((percent, False, s) for percent, s in snapshots), (0, True, best)]
+        for i in sorted(range(len(self.runs)), key=lambda i: self.runs[i].run):
+            base = self.runs[i].to_json() | {"crashed": False}
+            crash = int(self.crashed_at[i])
+            finite = all(bool(s.weights[i].isfinite().all()) for _, _, s in labelled)
+            if crash or not finite:
+                crash = crash or self.recipe.epochs
+                out.rows.append(base | {"crashed": True, "epoch": crash, "best": False})
+                continue
+            for percent, is_best, s in labelled:
+                assert s.test is not None
+                out.rows.append(
+                    base
+                    | {
+                        "epoch": int(s.epoch[i]),
+                        "percent": percent,
+                        "best": is_best,
+                        "train_accuracy": float(s.train_accuracy[i]),
+                        "held_accuracy": float(s.held_accuracy[i]),
+                        "test_loss": float(s.test[0][i]),
+                        "test_accuracy": float(s.test[1][i]),
+                    }
+                )
+                weights.append(s.weights[i])
+        empty = torch.empty(0, self.task.arch.num_weights)
+        out.weights = torch.stack(weights).cpu() if weights else empty
+        return out
+
+
+def _better(
+    best: _Snapshot | None,
+    now: _Snapshot,
+    score: Tensor,
+    loss: Tensor,
+    best_loss: Tensor,
+    select: str,
+) -> _Snapshot:
+    """The best of each run so far: higher accuracy, then lower loss."""
+    loss = loss.nan_to_num(float("inf"))
+    if best is None:
+        best_loss.copy_(loss)
+        return _Snapshot(
+            now.epoch.clone(),
+            now.weights.clone(),
+            now.train_accuracy.clone(),
+            score.clone(),
+        )
+    won = (score > best.held_accuracy) | ((score == best.held_accuracy) & (loss < best_loss))
+    best.epoch[won] = now.epoch[won]
+    best.weights[won] = now.weights[won]
+    best.train_accuracy[won] = now.train_accuracy[won]
+    best.held_accuracy[won] = score[won]
+    best_loss[won] = loss[won]
+    return best
