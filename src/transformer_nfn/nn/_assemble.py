@@ -19,19 +19,17 @@ class Piece:
     """
 
     level: int
+    part: int
     dim: int
-    start: int
-    width: int
     sizes: tuple[int, ...]
     moves: tuple[int, ...]
     missing: tuple[int, ...]
 
-    def view(self, y: Tensor) -> Tensor:
-        """The target's share of ``y``, ready to be broadcast."""
-        if y.shape[self.dim] != self.width:
-            y = y.narrow(self.dim, self.start, self.width)
+    def view(self, parts: Sequence[Tensor]) -> Tensor:
+        """The target's share of a level's result, ready to be broadcast."""
+        y = parts[self.part]
         if len(self.sizes) > 1:
-            y = y.unflatten(self.dim, self.sizes)
+            y = y.unflatten(self.dim, self.sizes)  # type: ignore[no-untyped-call]
         y = y.permute(self.moves)
         for place in self.missing:
             y = y.unsqueeze(place)
@@ -42,30 +40,30 @@ def plan_pieces(maps: Sequence[LevelMap], targets: Sequence[Target]) -> dict[str
     """For each target its pieces, from the smallest level to the largest."""
     out: dict[str, list[Piece]] = {target.name: [] for target in targets}
     for i, linear in reversed(list(enumerate(maps))):
-        for target, start, width in linear.offsets():
-            out[target.name].append(_piece(i, linear, target, start, width))
+        for part, target in enumerate(linear.level.targets):
+            out[target.name].append(_piece(i, part, linear, target))
     return out
 
 
-def _piece(i: int, linear: LevelMap, target: Target, start: int, width: int) -> Piece:
+def _piece(i: int, part: int, linear: LevelMap, target: Target) -> Piece:
     level = linear.level
     channels = linear.out_channels
     lead = ("b",) if not target.private else (target.private, "b")
     places = (*level.axes, *target.carried)
     if level.front:
         order = (*lead, "e", *places)
-        dim, sizes = len(lead), (channels,)
+        dim = len(lead)
     else:
         order = (*lead, *places, "e", *target.free)
         dim = len(lead) + len(places)
-        sizes = (channels, *(target.sizes[a] for a in target.free))
+    sizes = (channels, *(target.sizes[a] for a in target.free))
     wanted = ("b", "e", *target.labels)
     moves = tuple(order.index(a) for a in wanted if a in order)
     missing = tuple(place for place, a in enumerate(wanted) if a not in order)
-    return Piece(i, dim, start, width, sizes, moves, missing)
+    return Piece(i, part, dim, sizes, moves, missing)
 
 
-def add_pieces(pieces: Sequence[Piece], results: Sequence[Tensor]) -> Tensor:
+def add_pieces(pieces: Sequence[Piece], results: Sequence[Sequence[Tensor]]) -> Tensor:
     """The broadcast sum over levels, small ones first so that few full-size tensors are made."""
     total = pieces[0].view(results[pieces[0].level])
     for piece in pieces[1:]:

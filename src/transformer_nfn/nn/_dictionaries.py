@@ -93,10 +93,11 @@ class Writers(nn.Module):
 
     def reset_parameters(self, share: float) -> None:
         """Draws dictionaries and skips anew; ``share`` is the variance left to the skip."""
-        for vectors in self.vectors.values():
-            # The product over a tensor's free axes has variance 1/R, so the sum over R has 1.
-            name = next(n for n, f in self.free.items() for a in f if self.vectors[_key(n, a)] is vectors)
-            nn.init.normal_(vectors, 0, self.rank ** (-0.5 / len(self.free[name])))
+        for name, free in self.free.items():
+            for axis in free:
+                # The product over a tensor's free axes has variance 1/R, so the sum has 1.
+                std = self.rank ** (-0.5 / len(free))
+                nn.init.normal_(self.vectors[_key(name, axis)], 0, std)
         for skip in self.skips.values():
             nn.init.normal_(skip, 0, (share / skip.shape[1]) ** 0.5)
 
@@ -110,7 +111,7 @@ class Writers(nn.Module):
         if key not in self.skips:
             return out
         skipped = torch.matmul(self.skips[key], x.reshape(*x.shape[:2], x.shape[2:].numel()))
-        return out + skipped.view(x.shape[0], -1 if x.numel() else out.shape[1], *x.shape[2:])
+        return out + skipped.view(*out.shape)
 
 
 def _key(*parts: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,13 @@ from transformer_nfn.nn._entry import check_channels, enter
 from transformer_nfn.nn._gather import plan_gathers, run_gathers
 from transformer_nfn.nn._init import Scheme, reset_maps
 from transformer_nfn.nn._level_map import Block, LevelMap
-from transformer_nfn.nn._levels import gate_targets, invariant_sources, plan_levels, tensor_targets
+from transformer_nfn.nn._levels import (
+    Target,
+    gate_targets,
+    invariant_sources,
+    plan_levels,
+    tensor_targets,
+)
 from transformer_nfn.nn._table import levels_table
 from transformer_nfn.spaces import Weights, WeightSpace
 
@@ -59,7 +65,7 @@ class Equivariant(nn.Module):
         check_rank(rank)
         self.space = space
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.rank, self.gated, self.init = rank, gated, init
+        self.rank, self.gated, self.quadratic, self.init = rank, gated, quadratic, init
         sources = invariant_sources(space, quadratic=quadratic)
         self.targets = tensor_targets(space, rank=rank)
         gates = gate_targets(space) if gated else []
@@ -71,26 +77,28 @@ class Equivariant(nn.Module):
             LevelMap(level, gathers, in_channels, out_channels)
             for level, gathers in zip(levels, self.plan, strict=True)
         )
-        self.pieces = plan_pieces(self._maps(), [*self.targets, *gates])
+        self.pieces = plan_pieces(self.level_maps, [*self.targets, *gates])
         self.readers = Dictionaries(sources, rank) if rank is not None else None
         self.writers = (
             Writers(space, rank, in_channels, out_channels) if rank is not None else None
         )
         self.reset_parameters()
 
-    def _maps(self) -> list[LevelMap]:
+    @property
+    def level_maps(self) -> list[LevelMap]:
+        """The maps of the levels, largest level first."""
         return [m for m in self.maps if isinstance(m, LevelMap)]
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew."""
-        reset_maps(self._maps(), self.init, self.rank)
+        reset_maps(self.level_maps, self.init, self.rank)
         if self.readers is not None and self.writers is not None:
             self.readers.reset_parameters()
             self.writers.reset_parameters(share=0.5)
 
     def blocks(self) -> Iterator[Block]:
         """The parameters cut into the paper's Φ, one for each term and target."""
-        for linear in self._maps():
+        for linear in self.level_maps:
             yield from linear.blocks(self.rank)
 
     def forward(self, weights: Mapping[str, Tensor]) -> Weights:
@@ -102,23 +110,36 @@ class Equivariant(nn.Module):
         Returns:
             tensors by name, each ``[batch, e, *axes]``.
         """
+        return self.write(weights, tuple(self.space.tensors))[0]
+
+    def write(
+        self, weights: Mapping[str, Tensor], names: Sequence[str]
+    ) -> tuple[Weights, list[list[Tensor]]]:
+        """Only some tensors of E(U), and the terms that were gathered for them, by level."""
         given = enter(self.space, weights, self.in_channels)
-        terms = run_gathers(self.plan, given, self.readers)
+        wanted = [t for t in self.targets if t.name in names]
+        families = {t.family for t in wanted} | ({None} if self.gated else set())
+        used = [m.level.family in families for m in self.level_maps]
+        terms = run_gathers(self.plan, given, self.readers, used)
         sample = next(iter(given.values()))
-        results = [m(t, sample) for m, t in zip(self.maps, terms, strict=True)]
+        results = [
+            m.parts(t, sample) if use else []
+            for m, t, use in zip(self.level_maps, terms, used, strict=True)
+        ]
         out: Weights = {}
-        for target in self.targets:
-            y = self._assemble(target.name, results, sample)
+        for target in wanted:
+            y = self._assemble(target, results, sample)
             if self.writers is not None:
                 y = self.writers(target, y, given[target.name])
             if self.gated and target.family is not None:
                 y = y * self._gate(target.name, results)
             out[target.name] = y
-        return out
+        return out, terms
 
-    def _assemble(self, name: str, results: list[Tensor], sample: Tensor) -> Tensor:
-        pieces = self.pieces[name]
-        target = next(t for t in self.targets if t.name == name)
+    def _assemble(
+        self, target: Target, results: Sequence[Sequence[Tensor]], sample: Tensor
+    ) -> Tensor:
+        pieces = self.pieces[target.name]
         if not pieces:
             shape = (sample.shape[0], self.out_channels, *(target.sizes[a] for a in target.labels))
             return sample.new_zeros(shape)
@@ -129,7 +150,7 @@ class Equivariant(nn.Module):
             y = y.flatten(place, place + 1)
         return y
 
-    def _gate(self, name: str, results: list[Tensor]) -> Tensor:
+    def _gate(self, name: str, results: Sequence[Sequence[Tensor]]) -> Tensor:
         gate = add_pieces(self.pieces[f"gate {name}"], results)
         spec = self.space.tensors[name]
         linear = next(a for a in spec.axes if self.space.axes[a].kind == "linear")
@@ -142,4 +163,4 @@ class Equivariant(nn.Module):
 
     def extra_repr(self) -> str:
         """The levels as a table."""
-        return levels_table(self._maps())
+        return levels_table(self.level_maps)

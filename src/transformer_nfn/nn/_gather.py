@@ -33,6 +33,30 @@ class Gather:
     sums: tuple[int, ...] = ()
     moves: tuple[int, ...] = ()
 
+    def run(
+        self,
+        weights: Mapping[str, Tensor],
+        dictionary: Dictionary | None,
+        done: Sequence[Sequence[Tensor]],
+    ) -> Tensor:
+        """The term of these weights, ``done`` being what larger levels have gathered."""
+        if self.parent is not None:
+            x = done[self.parent[0]][self.parent[1]]
+            x = x.sum(self.sums) if self.sums else x
+            return x.permute(self.moves)
+        source = self.term.source
+        operands = []
+        for factor, word in zip(source.factors, self.words, strict=True):
+            x = _split(factor, weights[factor.tensor])
+            dense = [a for a in factor.all_labels if a in source.dense]
+            if dictionary is not None and dense:
+                others = "".join(w for w in self.words if w is not word) + self.result
+                x = _compress(factor, x, word, others, source, dense, dictionary)
+                # What only this factor carries and nobody keeps is summed away by now.
+                word = "".join(a for a in word if a in others)
+            operands.append((x, word))
+        return _contract(operands, self.result)
+
 
 def plan_gathers(levels: Sequence[Level], rank: int | None) -> tuple[tuple[Gather, ...], ...]:
     """One `Gather` for each term of each level; smaller levels pool what larger ones have."""
@@ -104,38 +128,16 @@ def run_gathers(
     plan: Sequence[Sequence[Gather]],
     weights: Mapping[str, Tensor],
     dictionary: Dictionary | None,
+    used: Sequence[bool] | None = None,
 ) -> list[list[Tensor]]:
-    """Every term of every level, each ``[b, *level, *carried, d, *features]``."""
+    """Every term of every level in use, each ``[b, *level, *carried, d, *features]``."""
     done: list[list[Tensor]] = []
-    for row in plan:
+    for i, row in enumerate(plan):
         done.append([])
-        for gather in row:
-            done[-1].append(_run(gather, weights, dictionary, done))
+        if used is None or used[i]:
+            for gather in row:
+                done[i].append(gather.run(weights, dictionary, done))
     return done
-
-
-def _run(
-    gather: Gather,
-    weights: Mapping[str, Tensor],
-    dictionary: Dictionary | None,
-    done: Sequence[Sequence[Tensor]],
-) -> Tensor:
-    if gather.parent is not None:
-        x = done[gather.parent[0]][gather.parent[1]]
-        x = x.sum(gather.sums) if gather.sums else x
-        return x.permute(gather.moves)
-    source = gather.term.source
-    operands = []
-    for factor, word in zip(source.factors, gather.words, strict=True):
-        x = _split(factor, weights[factor.tensor])
-        dense = [a for a in factor.all_labels if a in source.dense]
-        if dictionary is not None and dense:
-            others = "".join(w for w in gather.words if w is not word)
-            x = _compress(factor, x, word, others + gather.result, source, dense, dictionary)
-            # What only this factor carries and nobody keeps is summed away by now.
-            word = "".join(a for a in word if a in others + gather.result)
-        operands.append((x, word))
-    return _contract(operands, gather.result)
 
 
 def _contract(operands: Sequence[tuple[Tensor, str]], result: str) -> Tensor:
@@ -159,7 +161,7 @@ def _split(factor: Factor, x: Tensor) -> Tensor:
     if factor.split is None:
         return x
     place = 2 + factor.split
-    x = x.unflatten(place, (x.shape[place] // 2, 2))
+    x = x.reshape(*x.shape[:place], x.shape[place] // 2, 2, *x.shape[place + 1 :])
     if factor.turn is None:
         return x
     real, imaginary = x.unbind(place + 1)

@@ -17,7 +17,7 @@ from transformer_nfn.spaces import WeightSpace
 
 
 class Invariant(nn.Module):
-    r"""All maps $I: \mathcal{U}^d \to \mathbb{R}^n$ with $I(gU) = I(U)$ of the paper's form (eq. 13).
+    r"""All maps $I: \mathcal{U}^d \to \mathbb{R}^n$ with $I(gU) = I(U)$ of the form of eq. 13.
 
     The level ∅ of `Equivariant` with other outputs: ``D² + 3D + 2`` parameters for each channel
     and output in the paper's block, and one for each output.
@@ -48,7 +48,7 @@ class Invariant(nn.Module):
         check_rank(rank)
         self.space = space
         self.in_channels, self.out_features = in_channels, out_features
-        self.rank, self.init = rank, init
+        self.rank, self.quadratic, self.init = rank, quadratic, init
         sources = [s for s in invariant_sources(space, quadratic=quadratic) if s.family is None]
         target = Target("out", (), (), (), None, (), {}, None)
         (level,) = plan_levels(space, sources, [target], rank=rank, mean=pool == "mean")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -60,15 +61,29 @@ class LevelMap(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
         has_bias = not level.axes and level.family is None
         self.bias = nn.Parameter(torch.zeros(self.fan_out)) if has_bias else None
-        scale = torch.cat(
-            [torch.full((t.features * in_channels,), t.scale) for t in level.terms]
-            or [torch.zeros(0)]
-        )
-        self.scaled = bool((scale != 1).any())
-        if level.front:
-            scale = scale[:, None]
-        self.register_buffer("scale", scale, persistent=False)
+        self.widths = [t.features * out_channels for t in level.targets]
+        self.scaled = any(t.scale != 1 for t in level.terms)
+        self.register_buffer("scale", self._scale(), persistent=False)
         self.scale: Tensor
+
+    def _scale(self) -> Tensor:
+        scales = [t.scale for t in self.level.terms for _ in range(t.features * self.in_channels)]
+        return torch.tensor(scales, dtype=self.weight.dtype, device=self.weight.device)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        # Rounded anew in each dtype: float32 scales made float64 would be off by 1e-8.
+        super()._apply(fn, recurse)
+        if not self.weight.is_meta:
+            self.scale = self._scale()
+        return self
+
+    def parts(self, terms: Sequence[Tensor], batch: Tensor) -> Sequence[Tensor]:
+        """The result of `forward`, cut into one piece for each target."""
+        y = self(terms, batch)
+        if len(self.widths) == 1:
+            return [y]
+        # One split, not many slices: its gradient is one cat instead of sums of zeros.
+        return list(y.split(self.widths, 1 if self.level.front else -1))
 
     def forward(self, terms: Sequence[Tensor], batch: Tensor) -> Tensor:
         """From the gathered terms to ``[b, *level, *carried, features]``.
@@ -95,8 +110,9 @@ class LevelMap(nn.Module):
         x = terms[0] if len(terms) == 1 else torch.cat(list(terms), 1)
         x = x.reshape(x.shape[0], self.fan_in, places.numel())
         # The scale goes to whichever of the two is the smaller.
-        weight = self.weight * self.scale.squeeze(-1) if self.scaled else self.weight
-        y = torch.matmul(weight, x)
+        weight = self.weight * self.scale if self.scaled else self.weight
+        # One channel in: an outer product, which is faster as a multiplication.
+        y = x * weight if self.fan_in == 1 else torch.matmul(weight, x)
         if self.bias is not None:
             y = y + self.bias[:, None]
         return y.view(y.shape[0], self.fan_out, *places)
@@ -122,8 +138,7 @@ class LevelMap(nn.Module):
                     inner = [rank, *inner]
                 weight = self.weight if not self.frequencies else self.weight.mT
                 part = weight[..., row : row + rows, column : column + columns]
-                part = part.unflatten(-1, (self.in_channels, *inner))
-                place = 1 if self.frequencies else 0
-                part = part.unflatten(place, out)
+                lead = part.shape[:-2]
+                part = part.view(*lead, *out, self.in_channels, *inner)
                 yield Block(self.level.axes, term, target, part, term.scale)
                 column += columns

@@ -14,7 +14,6 @@ from math import prod
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Product, TensorSpec, WeightSpace
 
-
 Family = tuple[str, bool]
 """A linear axis, and whether it is carried dual: only tensors of one family mix."""
 
@@ -94,7 +93,8 @@ def tensor_source(space: WeightSpace, spec: TensorSpec) -> Source:
     family = family_of(space, spec)
     complex_axis = family is not None and space.axes[family[0]].form == "complex"
     labels, sizes, split = _labelled(space, spec, complex_axis)
-    factor = Factor(spec.name, labels, split, f"{family[0]}.turn" if complex_axis and family else None)
+    turn = f"{family[0]}.turn" if complex_axis and family else None
+    factor = Factor(spec.name, labels, split, turn)
     free = [a for a in labels if a in space.axes and space.axes[a].kind == "free"]
     carried: tuple[str, ...] = ()
     private = None
@@ -220,7 +220,8 @@ def _pair(
     if turn is not None:
         free += [f"{turn.removesuffix('.turn')}.frequency", turn]
     perms = {a: p for a, p in _perm_labels(space, labels).items() if a != contracted}
-    family, carried = None, ()
+    family: Family | None = None
+    carried: tuple[str, ...] = ()
     if contracted is not None:
         family = family_of(space, first) or family_of(space, second)
         carried = (family[0],) if family else ()

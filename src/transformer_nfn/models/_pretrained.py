@@ -1,0 +1,118 @@
+"""How is a model written to a folder and read back? As ``PyTorchModelHubMixin`` does.
+
+A folder holds ``config.json`` (the arguments of the constructor) and ``model.safetensors``. Only
+downloading from and uploading to a hub needs ``huggingface_hub``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors.torch import load_model, save_model
+from torch import nn
+
+from transformer_nfn.errors import TransformerNFNError
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+class Pretrained(nn.Module):
+    """A module that knows its own configuration."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The arguments that build this model, as JSON values."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """A new model from what `config` says."""
+        raise NotImplementedError
+
+    def save_pretrained(self, save_directory: str | Path) -> Path:
+        """Writes ``config.json`` and ``model.safetensors`` into a folder, made if need be."""
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.config, indent=2, ensure_ascii=False, sort_keys=True)
+        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+        save_model(self, str(folder / WEIGHTS))
+        return folder
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        map_location: str = "cpu",
+    ) -> Self:
+        """Reads a model from a folder, or from a hub by its name (extra ``hub``)."""
+        folder = Path(pretrained_model_name_or_path)
+        if not folder.is_dir():
+            folder = _download(
+                str(pretrained_model_name_or_path), revision, cache_dir, local_files_only
+            )
+        for name in (CONFIG, WEIGHTS):
+            if not (folder / name).is_file():
+                raise TransformerNFNError(f"'{folder}' holds no {name}, so no model can be read")
+        try:
+            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise TransformerNFNError(f"'{folder / CONFIG}' is not JSON: {error}") from error
+        model = cls.from_config(config)
+        try:
+            load_model(model, str(folder / WEIGHTS), device=map_location)
+        except (RuntimeError, OSError) as error:
+            raise TransformerNFNError(
+                f"'{folder / WEIGHTS}' does not fit its {CONFIG}: {error}"
+            ) from error
+        return model.to(torch.device(map_location)).eval()
+
+    def push_to_hub(self, repo_id: str, *, commit_message: str = "Upload model") -> str:
+        """Uploads the model's folder to a hub (extra ``hub``); returns the address."""
+        import tempfile
+
+        hub = _hub()
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            hub.create_repo(repo_id, exist_ok=True)
+            done = hub.upload_folder(
+                repo_id=repo_id, folder_path=folder, commit_message=commit_message
+            )
+        return str(done)
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise TransformerNFNError(
+            "a model by name comes from a hub: install transformer-nfn[hub], or give a folder"
+        ) from error
+    return huggingface_hub
+
+
+def _download(
+    name: str, revision: str | None, cache_dir: str | Path | None, local_files_only: bool
+) -> Path:
+    hub = _hub()
+    try:
+        return Path(
+            hub.snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+                allow_patterns=[CONFIG, WEIGHTS],
+            )
+        )
+    except (OSError, ValueError) as error:
+        raise TransformerNFNError(
+            f"'{name}' is neither a folder nor a model that can be downloaded: {error}"
+        ) from error

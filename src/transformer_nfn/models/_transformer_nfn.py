@@ -1,0 +1,228 @@
+"""The paper's model: from the weights of a transformer to a number between 0 and 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.models._network import blocks_of, flat
+from transformer_nfn.models._pretrained import Pretrained
+from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough
+from transformer_nfn.spaces import WeightSpace, attention_block
+
+COMPONENTS = ("encoder", "classifier", "embedding")
+TASKS = {
+    # Embedding and classifier of the small transformer zoo, as numbers for each network.
+    "mnist": {"embedding": 16 * 32 + 32, "classifier": 32 * 32 + 32 + 32 * 10 + 10},
+    "ag_news": {"embedding": None, "classifier": 32 * 32 + 32 + 32 * 4 + 4},
+}
+
+
+class BlockEncoder(nn.Module):
+    """Equivariant layers with ReLU, an invariant layer, LayerNorm: one block to ``[batch, n]``.
+
+    Args:
+        space: of the block.
+        channels: of each equivariant layer; the last one is also n.
+        options: of the layers (``rank``, ``gated``, ``quadratic``, ``pool``, ``init``).
+    """
+
+    def __init__(
+        self, space: WeightSpace, channels: Sequence[int], options: Mapping[str, Any]
+    ) -> None:
+        super().__init__()
+        pairs = zip([1, *channels[:-1]], channels, strict=True)
+        self.equivariant = nn.ModuleList(Equivariant(space, d, e, **options) for d, e in pairs)
+        self.activation = Activation(space)
+        rest = {k: v for k, v in options.items() if k != "gated"}
+        self.invariant = Invariant(space, channels[-1], channels[-1], **rest)
+        self.norm = nn.LayerNorm(channels[-1])
+        last = self.equivariant[-1]
+        assert isinstance(last, Equivariant)
+        # Only a choice of how to compute; parameters and outputs are the same.
+        self.read_through = (
+            ReadThrough(last, self.activation, self.invariant)
+            if ReadThrough.fits(last, self.invariant)
+            else None
+        )
+
+    def forward(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """From weights ``[batch, 1, *axes]`` to ``[batch, n]``."""
+        if self.read_through is not None:
+            return self._normed(self.read_through(weights))
+        for layer in self.equivariant:
+            weights = self.activation(layer(weights))
+        return self._normed(self.invariant(weights))
+
+    def _normed(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(x)
+        return out
+
+
+class TransformerNFN(Pretrained):
+    """Transformer-NFN: embedding MLP, encoder of the blocks, classifier MLP, one head, Sigmoid.
+
+    Reads a `Network`: a dict with ``blocks`` (a list of weight dicts, each tensor
+    ``[batch, 1, *axes]``), ``classifier`` and ``embedding`` (tensors ``[batch, …]``). Only the
+    components that the model has are looked at.
+
+    Args:
+        space: of one block; every block has layers of its own.
+        blocks: how many there are.
+        channels: of the equivariant layers, ``[10]`` or ``[10, 10]``; the last one is also the
+            number of invariants of each block.
+        embedding: numbers in the embedding of a network; None leaves it out.
+        classifier: numbers in the classifier of a network; None leaves it out.
+        encoder: whether the blocks are read at all (False for the ablation).
+        features: width of each component's vector and of the MLPs.
+        rank, gated, quadratic, pool, init: of the layers, see `transformer_nfn.nn.Equivariant`.
+    """
+
+    def __init__(
+        self,
+        space: WeightSpace,
+        blocks: int = 2,
+        channels: Sequence[int] = (10,),
+        *,
+        embedding: int | None = None,
+        classifier: int | None = None,
+        encoder: bool = True,
+        features: int = 10,
+        rank: int | None = None,
+        gated: bool = False,
+        quadratic: bool = False,
+        pool: str = "mean",
+        init: str = "unit",
+    ) -> None:
+        super().__init__()
+        if not channels or blocks < 1:
+            raise SpaceError(
+                f"a model needs blocks and channels, found {blocks} and {list(channels)}"
+            )
+        if not encoder and embedding is None and classifier is None:
+            raise SpaceError("a model needs at least one of encoder, classifier and embedding")
+        self.space = space
+        options = dict(rank=rank, gated=gated, quadratic=quadratic, pool=pool, init=init)
+        self._config = dict(
+            blocks=blocks,
+            channels=list(channels),
+            embedding=embedding,
+            classifier=classifier,
+            encoder=encoder,
+            features=features,
+            **options,
+        )
+        self.encoders = nn.ModuleList()
+        if encoder:
+            self.encoders.extend(BlockEncoder(space, channels, options) for _ in range(blocks))
+            self.neck = _neck(blocks * channels[-1], features)
+        self.classifier = _mlp(classifier, features, 3) if classifier is not None else None
+        self.embedding = _mlp(embedding, features, 1) if embedding is not None else None
+        parts = encoder + (classifier is not None) + (embedding is not None)
+        self.head = nn.Linear(parts * features, 1)
+
+    @classmethod
+    def paper(
+        cls,
+        task: str = "ag_news",
+        channels: Sequence[int] = (10,),
+        components: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """The authors' model: 1,804,741 parameters on AG News, 1,812,181 on MNIST.
+
+        D = 32, two heads of 16, hidden width 64, two blocks; sums instead of means and the
+        authors' initialisation.
+
+        Args:
+            task: ``ag_news`` or ``mnist``.
+            channels: ``[10]``; the paper's ablation has ``[3]`` to ``[15, 15]``.
+            components: any of ``encoder``, ``classifier``, ``embedding``; all the task has by
+                default.
+            options: anything the constructor takes, e.g. ``pool="mean", init="unit"``.
+        """
+        if task not in TASKS:
+            raise SpaceError(f"task must be one of {', '.join(TASKS)}, found {task!r}")
+        sizes = TASKS[task]
+        chosen = [c for c in COMPONENTS if c == "encoder" or sizes[c] is not None]
+        if components is not None:
+            for name in components:
+                if name not in chosen:
+                    raise SpaceError(f"'{task}' has {', '.join(chosen)}, found {name!r}")
+            chosen = list(components)
+        return cls(
+            attention_block(32, 2, 16, 16, 64),
+            2,
+            channels,
+            embedding=sizes["embedding"] if "embedding" in chosen else None,
+            classifier=sizes["classifier"] if "classifier" in chosen else None,
+            encoder="encoder" in chosen,
+            **{"pool": "sum", "init": "xavier", **options},
+        )
+
+    def logits(self, network: Mapping[str, object]) -> Tensor:
+        """The number before the Sigmoid, ``[batch]``."""
+        parts = []
+        if self.encoders:
+            blocks = blocks_of(network, len(self.encoders))
+            vectors = [encode(w) for encode, w in zip(self.encoders, blocks, strict=True)]
+            parts.append(self.neck(torch.cat(vectors, -1)))
+        if self.classifier is not None:
+            parts.append(self.classifier(flat(network, "classifier", _width(self.classifier))))
+        if self.embedding is not None:
+            parts.append(self.embedding(flat(network, "embedding", _width(self.embedding))))
+        if len({x.shape[0] for x in parts}) > 1:
+            found = ", ".join(str(x.shape[0]) for x in parts)
+            raise SpaceError(f"the parts of a network must have one batch size, found {found}")
+        out: Tensor = self.head(torch.cat(parts, -1))
+        return out.squeeze(-1)
+
+    def forward(self, network: Mapping[str, object]) -> Tensor:
+        """The predicted accuracy of each network, ``[batch]``, between 0 and 1."""
+        return torch.sigmoid(self.logits(network))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The arguments that build this model, as JSON values."""
+        return {"space": self.space.to_json(), **self._config}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """A new model from what `config` says."""
+        if "space" not in config:
+            raise SpaceError("a model's config needs the key 'space'")
+        rest = {k: v for k, v in config.items() if k != "space"}
+        try:
+            return cls(WeightSpace.from_json(config["space"]), **rest)
+        except TypeError as error:
+            raise SpaceError(f"a model's config is malformed: {error}") from error
+
+
+def _neck(width: int, features: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.LayerNorm(width),
+        nn.Linear(width, features),
+        nn.LayerNorm(features),
+        nn.ReLU(),
+        nn.Linear(features, features),
+        nn.LayerNorm(features),
+        nn.ReLU(),
+        nn.Linear(features, features),
+    )
+
+
+def _mlp(width: int, features: int, layers: int) -> nn.Sequential:
+    modules: list[nn.Module] = [nn.Linear(width, features)]
+    for _ in range(layers - 1):
+        modules += [nn.ReLU(), nn.Linear(features, features)]
+    return nn.Sequential(*modules)
+
+
+def _width(mlp: nn.Module) -> int:
+    first = next(iter(mlp.children()))
+    assert isinstance(first, nn.Linear)
+    return first.in_features

@@ -1,0 +1,175 @@
+"""How are invariants read off an equivariant layer without writing Q, K, V, O?
+
+The layer E maps Q linearly, ``Q'_e = Φ_e Q``, and so K, V and O; for one input channel the
+invariant products of its output follow from those of its input, ``Q'_e K'_eᵀ = Φ_e (Q Kᵀ) Ψ_eᵀ``
+(heads summed). An invariant layer that reads them with Θ reads the input's product with
+``Σ_e Φ_eᵀ Θ_e Ψ_e``, a matrix that is the same for the whole batch. The function and the parameters
+are those of the two layers one after the other; only what is formed on the way differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transformer_nfn.nn._activation import Activation
+from transformer_nfn.nn._equivariant import Equivariant
+from transformer_nfn.nn._invariant import Invariant
+from transformer_nfn.spaces import Product
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Rows of one tensor and columns of one member of its family in a map of E."""
+
+    level: int
+    rows: slice
+    columns: slice
+    factor: float
+    shape: tuple[int, ...]
+    sliced: bool
+
+
+class ReadThrough(nn.Module):
+    """``invariant(activation(equivariant(U)))`` for a layer with one input channel.
+
+    Holds no parameters of its own; use `ReadThrough.fits` to see whether two layers allow it.
+
+    Args:
+        equivariant: E, with one input channel.
+        activation: acts between the two, never on tensors with a linear axis.
+        invariant: I, reading the channels that E writes.
+    """
+
+    def __init__(
+        self, equivariant: Equivariant, activation: Activation, invariant: Invariant
+    ) -> None:
+        super().__init__()
+        space = equivariant.space
+        self.layers = (equivariant, activation, invariant)  # a tuple, so not registered twice
+        self.written = tuple(t.name for t in equivariant.targets if t.family is None)
+        self.shares = {
+            t.name: _shares(equivariant, t.name) for t in equivariant.targets if t.family
+        }
+        self.products = {p.name: p for p in space.products}
+        terms = invariant.map.level.terms
+        self.names = [term.source.name for term in terms]
+        self.widths = [term.features * invariant.in_channels for term in terms]
+        self.known = {
+            g.term.source.name: (i, j)
+            for i, row in enumerate(equivariant.plan)
+            for j, g in enumerate(row)
+            if g.term.source.name in self.products and not g.term.kept
+        }
+
+    @staticmethod
+    def fits(equivariant: Equivariant, invariant: Invariant) -> bool:
+        """Whether the products of E's output follow from those of its input, one by one."""
+        space = equivariant.space
+        return (
+            equivariant.in_channels == 1
+            and invariant.space == space
+            and not (equivariant.gated or equivariant.quadratic or invariant.quadratic)
+            and equivariant.rank is None
+            and invariant.rank is None
+            and not space.shifts
+            and all(axis.form == "general" for axis in space.axes.values())
+            and not any(t.pattern for t in invariant.map.level.terms)
+        )
+
+    def forward(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """``[batch, n]`` from weights ``[batch, 1, *axes]``."""
+        equivariant, activation, invariant = self.layers
+        written, terms = equivariant.write(weights, self.written)
+        written = activation(written)
+        given = next(iter(weights.values()))
+        linear = invariant.map
+        columns = dict(zip(self.names, linear.weight.split(self.widths, 1), strict=True))
+        features, weight = [], []
+        matrices: dict[str, Tensor] = {}
+        for term, gather in zip(linear.level.terms, invariant.plan[0], strict=True):
+            theta = columns[term.source.name]
+            product = self.products.get(term.source.name)
+            if product is None:
+                features.append(gather.run(written, None, ()).flatten(gather.start))
+                weight.append(theta * term.scale if term.scale != 1 else theta)
+                continue
+            for name, matrix in self._pull_back(product, theta, term.scale).items():
+                matrices[name] = matrices[name] + matrix if name in matrices else matrix
+        for name, matrix in matrices.items():
+            features.append(self._product(name, weights, terms).flatten(1))
+            weight.append(matrix)
+        if not features:
+            out: Tensor = linear([], given)
+            return out
+        return F.linear(torch.cat(features, -1), torch.cat(weight, -1), linear.bias)
+
+    def _product(
+        self, name: str, weights: Mapping[str, Tensor], terms: Sequence[Sequence[Tensor]]
+    ) -> Tensor:
+        """A pooled product of the input, from what E has gathered where it has."""
+        if name in self.known:
+            level, place = self.known[name]
+            return terms[level][place]
+        gathers = self.layers[2].plan[0]
+        gather = next(g for g in gathers if g.term.source.name == name)
+        return gather.run(weights, None, ())
+
+    def _pull_back(self, product: Product, theta: Tensor, scale: float) -> dict[str, Tensor]:
+        """``Σ_e Φ_eᵀ Θ_e Ψ_e`` for every product of the input that enters this one."""
+        out, e = theta.shape[0], self.layers[0].out_channels
+        plain, dual = self._effective(product.plain), self._effective(product.dual)
+        n_x, n_y = next(iter(plain.values())).shape[1], next(iter(dual.values())).shape[1]
+        theta = theta.view(out, e, n_x, n_y)
+        found = {}
+        for y_name, psi in dual.items():
+            half = torch.einsum("nepr,erj->epnj", theta, psi if scale == 1 else psi * scale)
+            for x_name, phi in plain.items():
+                name = f"{x_name}·{y_name}"
+                whole = phi.flatten(0, 1).t() @ half.reshape(e * n_x, out * psi.shape[2])
+                whole = whole.view(phi.shape[2], out, psi.shape[2]).transpose(0, 1)
+                found[name] = whole.reshape(out, phi.shape[2] * psi.shape[2])
+        return found
+
+    def _effective(self, tensor: str) -> dict[str, Tensor]:
+        """How a tensor of the output, pooled, depends on its family, pooled: ``[e, out, in]``."""
+        found: dict[str, Tensor] = {}
+        for member, shares in self.shares[tensor].items():
+            for share in shares:
+                part = self.layers[0].level_maps[share.level].weight
+                if share.sliced:
+                    part = part[share.rows, share.columns]
+                part = part.reshape(share.shape)
+                part = part * share.factor if share.factor != 1 else part
+                found[member] = found[member] + part if member in found else part
+        return found
+
+
+def _shares(equivariant: Equivariant, tensor: str) -> dict[str, list[_Share]]:
+    out: dict[str, list[_Share]] = {}
+    for i, linear in enumerate(equivariant.level_maps):
+        for target, row, rows in linear.offsets():
+            if target.name != tensor:
+                continue
+            # A level that lacks one of the tensor's axes repeats its result along it.
+            spread = prod(target.sizes[a] for a in target.perms if a not in linear.level.axes)
+            column = 0
+            for term in linear.level.terms:
+                columns = term.features * linear.in_channels
+                shape = (linear.out_channels, target.features, columns)
+                share = _Share(
+                    i,
+                    slice(row, row + rows),
+                    slice(column, column + columns),
+                    term.scale * spread,
+                    shape,
+                    (rows, columns) != (linear.fan_out, linear.fan_in),
+                )
+                out.setdefault(term.source.name, []).append(share)
+                column += columns
+    return out
