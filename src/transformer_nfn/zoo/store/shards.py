@@ -163,6 +163,10 @@ class ShardReader:
         if row_checksum([memoryview(target[at]).cast("B") for target in out]) != checksum:
             raise StoreError(f"{self.path}: damaged, row {row} does not match its checksum")
 
+    def buffers(self, rows: int) -> list[np.ndarray]:
+        """Arrays for `read` to copy into."""
+        return [np.empty((rows, array.shape[1]), array.dtype) for array in self._arrays]
+
     def forget(self) -> None:
         """Lets go of pages already read, so that memory does not grow with the zoo."""
         self._map.madvise(mmap.MADV_DONTNEED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -202,7 +203,17 @@ class Zoo:
     def network(self, row: int) -> SmallTransformer:
         """One row as a runnable module, in evaluation mode."""
         named = self.weights([row])
-        return load_network(self.arch, {name: w[0] for name, w in named.items()})
+        network = load_network(self.arch, {name: w[0] for name, w in named.items()})
+        network.embedding.pos_embedding = self.positions()
+        return network
+
+    def positions(self) -> Tensor:
+        """The fixed positions ``[tokens, d_model]``; an imported zoo keeps its files' own."""
+        kept = self.about.get("positions")
+        if kept is None:
+            return self.arch.positions()
+        table = np.frombuffer(base64.b64decode(kept), dtype=np.float32)
+        return torch.from_numpy(table.copy()).view(self.arch.tokens, self.arch.d_model)
 
     def config(self, row: int) -> dict[str, Any]:
         """Everything the index says of one row, as plain values."""

@@ -90,6 +90,13 @@ class ImageTask(Task):
         pixels = images.view(-1)[start[..., None, None] + self.pattern]
         return Batch(pixels * (2.0 / self.white) - 1.0, self.labels[split][index])
 
+    def module_inputs(self, inputs: Tensor) -> Tensor:
+        """Images ``[batch, 1, height, width]``; see `Task.module_inputs`."""
+        side = round(self.arch.patch**0.5)
+        across = round(self.arch.tokens**0.5)
+        tiles = inputs.view(-1, across, across, side, side).transpose(2, 3)
+        return tiles.reshape(-1, 1, across * side, across * side)
+
     def to(self, device: torch.device | str) -> ImageTask:
         """The same task with its data on ``device``."""
         return replace(

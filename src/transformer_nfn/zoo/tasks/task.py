@@ -58,6 +58,10 @@ class Task(ABC):
         """
 
     @abstractmethod
+    def module_inputs(self, inputs: Tensor) -> Tensor:
+        """One network's `Batch.inputs` ``[batch, tokens, features]`` as the plain module's."""
+
+    @abstractmethod
     def to(self, device: torch.device | str) -> Task:
         """The same task with its data on ``device``."""
 

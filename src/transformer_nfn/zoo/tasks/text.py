@@ -69,6 +69,10 @@ class TextTask(Task):
         tokens = self.tokens[split][index][:, :, :longest]
         return Batch(self.vectors[tokens.long()], self.labels[split][index], lengths)
 
+    def module_inputs(self, inputs: Tensor) -> Tensor:
+        """The word vectors as they are; see `Task.module_inputs`."""
+        return inputs
+
     def to(self, device: torch.device | str) -> TextTask:
         """The same task with its data on ``device``."""
         moved = {

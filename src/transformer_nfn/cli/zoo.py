@@ -1,0 +1,209 @@
+"""The commands ``tnfn zoo …``: build, look at, check, import and export a zoo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+zoo_app = typer.Typer(
+    help="The Small Transformer Zoo: build, look at, check, import and export.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+ZooPath = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the zoo.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for another program.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="The task's files; fetched if not given."),
+]
+
+
+@zoo_app.command(
+    epilog="Examples: [bold]tnfn zoo build --task digits --out zoos/digits --runs 256[/bold] · "
+    "[bold]tnfn zoo build --task mnist --out zoos/mnist --device cuda[/bold] · run the same "
+    "command again to go on with an interrupted build."
+)
+def build(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the zoo goes.")],
+    task: Annotated[
+        str, typer.Option(help="digits, mnist, fashion_mnist or ag_news.")
+    ] = "digits",
+    runs: Annotated[
+        int | None, typer.Option(help="So many of the 16,000 runs, balanced over optimisers.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs a run (the task's own).")] = None,
+    seed: Annotated[int, typer.Option(help="Chooses the runs and their randomness.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    workers: Annotated[
+        int | None, typer.Option(help="Processes at once (one a core; one a GPU).")
+    ] = None,
+    data: Data = None,
+    address: Annotated[
+        str | None, typer.Option(help="Of a Ray cluster; a local one if not given.")
+    ] = None,
+    vectors: Annotated[
+        Path | None, typer.Option(help="A word2vec file; vectors are trained if not given.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Train on so many samples at most.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples a step (the task's own).")] = None,
+    select: Annotated[
+        str, typer.Option(help="Choose the best epoch on held-out data, or (authors) on test.")
+    ] = "held",
+    precision: Annotated[str, typer.Option(help="float32, tf32 or bf16 products.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Store weights as float32 or float16.")] = "float32",
+    shard_runs: Annotated[int | None, typer.Option(help="Runs trained at once.")] = None,
+    path: Annotated[
+        str, typer.Option(help="How steps are computed: auto, native, torch or compiled.")
+    ] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Trains many small transformers and stores their checkpoints.
+
+    An interrupted build goes on where it stopped; two builders on one folder share the work.
+    """
+    from transformer_nfn.cli.zoo_progress import BuildBar
+    from transformer_nfn.zoo.build import build as build_zoo
+    from transformer_nfn.zoo.plan import Settings
+    from transformer_nfn.zoo.summary import summarise
+
+    settings = Settings(
+        task=task,
+        runs=runs,
+        epochs=epochs,
+        batch=batch,
+        seed=seed,
+        samples=samples,
+        select=select,
+        precision=precision,
+        shard_runs=shard_runs,
+        dtype=dtype,
+    )
+    with BuildBar(Console(stderr=True)) as bar:
+        zoo = build_zoo(
+            out,
+            settings,
+            data=data,
+            vectors=vectors,
+            device=device,
+            engine=engine,
+            workers=workers,
+            address=address,
+            path=path,
+            progress=bar,
+        )
+    found = summarise(zoo)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    typer.echo(
+        f"{out}: {found['runs']} runs, {found['checkpoints']} checkpoints, "
+        f"{found['crashed']} crashed, test accuracy {_span(found['accuracy'])}"
+    )
+
+
+@zoo_app.command(epilog="Example: [bold]tnfn zoo info zoos/digits[/bold]")
+def info(path: ZooPath, as_json: AsJson = False) -> None:
+    """What is in a zoo: counts, accuracies, a histogram."""
+    from transformer_nfn.cli.zoo_tables import print_summary
+    from transformer_nfn.zoo.store import Zoo
+    from transformer_nfn.zoo.summary import summarise
+
+    found = summarise(Zoo.open(path))
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        print_summary(Console(), found)
+
+
+@zoo_app.command(epilog="Example: [bold]tnfn zoo plot zoos/digits --out digits.png[/bold]")
+def plot(
+    path: ZooPath,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="png, pdf or svg (DIR.png).")
+    ] = None,
+    bins: Annotated[int, typer.Option(min=1, help="Bars.")] = 20,
+) -> None:
+    """Draws the accuracy histogram as the paper's figure."""
+    from transformer_nfn.zoo.plot import plot_accuracies
+    from transformer_nfn.zoo.store import Zoo
+
+    # Beside the folder, not in it: a zoo holds nothing but its own files.
+    target = out or path.resolve().with_suffix(".png")
+    typer.echo(plot_accuracies(Zoo.open(path), target, bins))
+
+
+@zoo_app.command(epilog="Example: [bold]tnfn zoo verify zoos/digits --sample 32[/bold]")
+def verify(
+    path: ZooPath,
+    data: Data = None,
+    sample: Annotated[int, typer.Option(min=0, help="Networks to run again.")] = 8,
+    seed: Annotated[int, typer.Option(help="Chooses them.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Checks every byte, and runs a sample of networks on the test data again."""
+    from transformer_nfn.zoo.verify import verify as verify_zoo
+
+    verdict = verify_zoo(path, data=data, sample=sample, seed=seed)
+    if as_json:
+        typer.echo(json.dumps(vars(verdict) | {"ok": verdict.ok}))
+    else:
+        for problem in verdict.problems:
+            typer.echo(f"error: {problem}", err=True)
+        typer.echo(
+            f"{path}: {verdict.networks} networks checked, {verdict.rerun} run again "
+            f"(largest difference in accuracy {verdict.worst:.4f}); "
+            + ("all well" if verdict.ok else f"{len(verdict.problems)} problems")
+        )
+        if verdict.note:
+            typer.echo(verdict.note)
+    if not verdict.ok:
+        raise typer.Exit(1)
+
+
+@zoo_app.command(
+    "import", epilog="Example: [bold]tnfn zoo import MNIST-Transformers.zip --out zoos/m[/bold]"
+)
+def import_command(
+    source: Annotated[Path, typer.Argument(metavar="PATH", help="The folder or zip.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the zoo goes (PATH-zoo).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Reads the authors' published files into a zoo; reports keys that belong to no tensor."""
+    from transformer_nfn.zoo.authors import import_authors
+
+    target = out or source.resolve().with_name(source.stem + "-zoo")
+    zoo, report = import_authors(source, target)
+    if as_json:
+        found = {"path": str(target), "checkpoints": len(zoo), "stray": dict(report.stray)}
+        typer.echo(json.dumps(found | {"notes": report.notes}))
+        return
+    typer.echo(f"{target}: {report.networks} checkpoints")
+    for key, files in sorted(report.stray.items()):
+        typer.echo(f"stray key '{key}' in {files} files, left out")
+    for note in report.notes:
+        typer.echo(note)
+
+
+@zoo_app.command(epilog="Example: [bold]tnfn zoo export zoos/digits --out per-run[/bold]")
+def export(
+    path: ZooPath,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="An empty folder.")],
+) -> None:
+    """Writes every checkpoint as a state dict in the authors' layout."""
+    from transformer_nfn.zoo.export import export_authors
+    from transformer_nfn.zoo.store import Zoo
+
+    typer.echo(f"{out}: {export_authors(Zoo.open(path), out)} state dicts")
+
+
+def _span(accuracy: dict[str, float]) -> str:
+    if not accuracy["count"]:
+        return "unknown"
+    return f"{accuracy['min']:.1%} to {accuracy['max']:.1%} (median {accuracy['median']:.1%})"

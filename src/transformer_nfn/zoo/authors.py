@@ -1,0 +1,261 @@
+"""The authors' published files, read into a zoo."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.errors import ImportFileError, StoreError
+from transformer_nfn.zoo.module import from_state_dict, to_state_dict
+from transformer_nfn.zoo.store import Folder, Zoo, check_fresh, write_shard
+
+_FILE = re.compile(r"(?P<run>.+)_(?P<epoch>best1?|\d+)_(?P<accuracy>\d+)\.pt")
+_NAMES = ("mnist", "ag_news")
+_ACCURACY = ("test_top1_accuracy", "test_accuracy")
+# What their tables may call what ours calls otherwise.
+_COLUMNS = {
+    "optimizer": ("optimizer", "optim"),
+    "learning_rate": ("learning_rate", "lr"),
+    "l2": ("l2", "weight_decay", "l2_reg"),
+    "init_std": ("init_std", "std"),
+    "dropout": ("dropout", "dropout_rate"),
+    "train_fraction": ("train_fraction", "train_frac", "fraction"),
+    "seed": ("seed",),
+}
+SHARD_ROWS = 1024
+
+
+@dataclass
+class Imported:
+    """What an import did.
+
+    Attributes:
+        networks: checkpoints read.
+        stray: keys that belong to no tensor of the network, and in how many files each was.
+        notes: what a user should know, a sentence each.
+    """
+
+    networks: int = 0
+    stray: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    run: str
+    epoch: str
+    accuracy: float
+
+
+def import_authors(source: Path, out: Path) -> tuple[Zoo, Imported]:
+    """Reads a folder or zip in the authors' layout into a new zoo at ``out``.
+
+    Their layout is ``<name>/<run>_<epoch>_<accuracy·10000>.pt`` and ``metadata/<name>.csv``
+    with name ``mnist`` or ``ag_news``, at any depth. Nothing is written if any file is wrong.
+    """
+    check_fresh(out)
+    if (out / "zoo.json").exists():
+        raise StoreError(f"'{out}' holds another zoo: name an empty folder")
+    with _as_folder(source) as folder:
+        name, files, table = _survey(folder, source)
+        report = Imported()
+        first = _load(files[0].path)
+        arch = _architecture(first)
+        # Shards are written beside the zoo first, so that a bad file in the middle leaves
+        # nothing behind.
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+            made = _write(Path(scratch) / "zoo", arch, name, files, table, report, source, first)
+            out.mkdir(exist_ok=True)
+            for part in sorted(made.iterdir(), key=lambda p: p.name == "zoo.json"):
+                part.rename(out / part.name)
+    return Zoo.open(out), report
+
+
+def _write(
+    out: Path,
+    arch: Architecture,
+    name: str,
+    files: list[_File],
+    table: dict[str, dict[str, str]],
+    report: Imported,
+    source: Path,
+    first: dict[str, Tensor],
+) -> Path:
+    groups = [files[i : i + SHARD_ROWS] for i in range(0, len(files), SHARD_ROWS)]
+    about = {
+        "origin": "import",
+        "task": {"name": name, "samples": None, "provenance": {"imported": source.name}},
+        "recipe": {"batch": 128, "select": "test"},
+        "dtype": "float32",
+        "shards": len(groups),
+    }
+    positions = _positions(arch, first, files[0].path)
+    if positions is not None:
+        about["positions"] = base64.b64encode(positions.numpy().tobytes()).decode()
+    folder = Folder.create(out, arch, about)
+    for shard, group in zip(folder.shards, groups, strict=True):
+        rows, weights = [], []
+        for file in group:
+            weights.append(_network(arch, file.path, report, positions))
+            rows.append(_row(file, table.get(file.path.name, {})))
+        path = folder.shard_path(shard)
+        write_shard(path, arch, torch.cat(weights), rows, {"imported": source.name})
+        report.networks += len(group)
+    unknown = sum(1 for file in files if file.path.name not in table)
+    if unknown:
+        report.notes.append(f"{unknown} files have no row in metadata/{name}.csv")
+    folder.merge()
+    return out
+
+
+def _positions(arch: Architecture, state: dict[str, Tensor], path: Path) -> Tensor | None:
+    """The table of positions in a file; it must be the sinusoidal one but for rounding."""
+    found = state.get("embedding.pos_embedding")
+    if found is None or not arch.patch:
+        return None
+    ours = arch.positions()
+    if found.shape != ours.shape or not torch.allclose(found.float(), ours, atol=1e-4):
+        raise ImportFileError(
+            f"{path.name}: 'embedding.pos_embedding' is not the fixed sinusoidal table"
+        )
+    return found.to(torch.float32).contiguous()
+
+
+def _network(
+    arch: Architecture, path: Path, report: Imported, positions: Tensor | None
+) -> Tensor:
+    state = _load(path)
+    try:
+        named = from_state_dict(arch, state)
+    except TransformerNFNError as error:
+        raise ImportFileError(f"{path.name}: {error}") from error
+    known = set(to_state_dict(arch, named))
+    report.stray.update(key for key in state if key not in known)
+    mine = _positions(arch, state, path)
+    if mine is not None and positions is not None and not torch.equal(mine, positions):
+        raise ImportFileError(
+            f"{path.name}: 'embedding.pos_embedding' differs from that of the other files"
+        )
+    flat = arch.from_named({k: v[None].to(torch.float32) for k, v in named.items()})
+    if not bool(flat.isfinite().all()):
+        raise ImportFileError(f"{path.name}: holds values that are not finite")
+    return flat
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    """A plain state dict; anything that would run code on loading is refused."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a file that is not its own
+        reason = str(error).strip().split("\n")[0][:100]
+        raise ImportFileError(f"{path.name}: not a plain state dict ({reason})") from error
+    if not isinstance(state, dict) or not all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()
+    ):
+        raise ImportFileError(f"{path.name}: not a plain state dict of tensors by name")
+    return state
+
+
+def _architecture(state: dict[str, Tensor]) -> Architecture:
+    """What the first file says of the network; the number of classes is read from it."""
+    classes = len(state.get("classifier.fc2.bias", torch.empty(10)))
+    conv = state.get("embedding.conv1.weight")
+    if conv is None:
+        return Architecture(tokens=512, classes=classes, patch=0)
+    return Architecture(tokens=49, classes=classes, patch=conv[0].numel())
+
+
+def _row(file: _File, config: dict[str, str]) -> dict[str, Any]:
+    row: dict[str, Any] = {"run": file.run, "crashed": False, "source": file.path.name}
+    for column, names in _COLUMNS.items():
+        value = next((config[n] for n in names if config.get(n)), None)
+        if value is not None:
+            row[column] = _value(column, value)
+    best = file.epoch.startswith("best")
+    row |= {"best": best, "epoch": 0 if best else int(file.epoch)}
+    row["percent"] = 0 if best else row["epoch"]
+    said = next((config[n] for n in _ACCURACY if config.get(n)), None)
+    # The file's name carries four digits; the table, where there is one, carries them all.
+    row["test_accuracy"] = file.accuracy if said is None else _fraction(float(said))
+    if config:
+        row["source"] = json.dumps({"file": file.path.name} | config)
+    return row
+
+
+def _value(column: str, text: str) -> str | float | int:
+    if column == "optimizer":
+        return text.strip().lower()
+    return int(float(text)) if column == "seed" else float(text)
+
+
+def _fraction(accuracy: float) -> float:
+    return accuracy / 100 if accuracy > 1 else accuracy
+
+
+def _survey(
+    folder: Path, source: Path
+) -> tuple[str, list[_File], dict[str, dict[str, str]]]:
+    """Which files there are, sorted by run and epoch, and the rows of their table by file."""
+    found: dict[str, list[_File]] = {}
+    for path in sorted(folder.rglob("*.pt")):
+        match = _FILE.fullmatch(path.name)
+        if match and path.parent.name in _NAMES:
+            accuracy = int(match["accuracy"]) / 10000
+            file = _File(path, match["run"], match["epoch"], accuracy)
+            found.setdefault(path.parent.name, []).append(file)
+    if not found:
+        raise ImportFileError(
+            f"'{source}' holds no files named mnist/<run>_<epoch>_<accuracy>.pt or ag_news/…"
+        )
+    if len(found) > 1:
+        raise ImportFileError(
+            f"'{source}' holds both mnist and ag_news files: import one folder at a time"
+        )
+    ((name, files),) = found.items()
+    table: dict[str, dict[str, str]] = {}
+    for path in folder.rglob(f"metadata/{name}.csv"):
+        text = path.read_text(encoding="utf-8")
+        for row in csv.DictReader(io.StringIO(text)):
+            if row.get("ckpt_file"):
+                key = PurePosixPath(row["ckpt_file"]).name
+                table[key] = {k: v for k, v in row.items() if k and v}
+    return name, files, table
+
+
+@contextmanager
+def _as_folder(source: Path) -> Iterator[Path]:
+    if source.is_dir():
+        yield source
+        return
+    if not source.is_file():
+        raise ImportFileError(f"'{source}' does not exist")
+    if not zipfile.is_zipfile(source):
+        raise ImportFileError(f"'{source}' is neither a folder nor a zip file")
+    with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(source) as archive:
+        for member in archive.namelist():
+            parts = PurePosixPath(member.replace("\\", "/"))
+            if parts.is_absolute() or ".." in parts.parts:
+                raise ImportFileError(f"'{source}' holds the unsafe path '{member}'")
+        try:
+            archive.extractall(scratch)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise ImportFileError(f"'{source}' is damaged ({error})") from error
+        yield Path(scratch)

@@ -1,0 +1,62 @@
+"""A zoo as per-run state dicts in the layout of the authors' files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transformer_nfn.zoo.errors import StoreError
+from transformer_nfn.zoo.module import to_state_dict
+from transformer_nfn.zoo.store import Zoo
+
+
+def export_authors(zoo: Zoo, out: Path) -> int:
+    """Writes every row as a per-run state dict in the authors' layout; how many there were."""
+    if out.exists() and any(out.iterdir()):
+        raise StoreError(f"'{out}' is not empty: name an empty folder")
+    name = zoo.about["task"]["name"]
+    (out / name).mkdir(parents=True, exist_ok=True)
+    (out / "metadata").mkdir(exist_ok=True)
+    table: list[dict[str, Any]] = []
+    for rows, named in zoo.batches(size=256):
+        for i, row in enumerate(rows):
+            config = zoo.config(int(row))
+            epoch = _best_name(name) if config["best"] else str(config["epoch"])
+            accuracy = config["test_accuracy"]
+            said = 0 if accuracy != accuracy else int(round(accuracy * 10000, 6))
+            file = f"{config['run']}_{epoch}_{said}.pt"
+            file = _original_name(config["source"]) or file
+            state = to_state_dict(zoo.arch, {k: w[i] for k, w in named.items()})
+            if "embedding.pos_embedding" in state:
+                state["embedding.pos_embedding"] = zoo.positions()
+            torch.save(state, out / name / file)
+            table.append(_metadata(config, name, epoch, file))
+    with (out / "metadata" / f"{name}.csv").open("w", newline="", encoding="utf-8") as sheet:
+        writer = csv.DictWriter(sheet, fieldnames=list(table[0]) if table else [])
+        writer.writeheader()
+        writer.writerows(table)
+    return len(table)
+
+
+def _best_name(name: str) -> str:
+    return "best" if name == "ag_news" else "best1"
+
+
+def _metadata(config: dict[str, Any], name: str, epoch: str, file: str) -> dict[str, Any]:
+    keep = ("run", "optimizer", "learning_rate", "l2", "init_std")
+    keep += ("dropout", "train_fraction", "seed")
+    accuracy = "test_accuracy" if name == "ag_news" else "test_top1_accuracy"
+    return {k: config[k] for k in keep} | {
+        "ckpt_epoch": epoch,
+        "ckpt_file": file,
+        accuracy: config["test_accuracy"],
+    }
+
+
+def _original_name(source: str) -> str:
+    """The name an imported row's file had; nothing for rows built here."""
+    return json.loads(source)["file"] if source.startswith("{") else source

@@ -1,0 +1,46 @@
+"""The accuracy histogram of a zoo, as the paper draws it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from transformer_nfn.zoo.errors import ZooError, missing_extra
+from transformer_nfn.zoo.store import Zoo
+
+TITLES = {
+    "digits": "Digits",
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "ag_news": "AG News",
+}
+
+
+def accuracy_counts(zoo: Zoo, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
+    """Counts and edges of the test accuracies of every checkpoint, from 0 to 1."""
+    accuracy = zoo.table["test_accuracy"].astype(float)
+    return np.histogram(accuracy[~np.isnan(accuracy)], bins=bins, range=(0.0, 1.0))
+
+
+def plot_accuracies(zoo: Zoo, out: Path, bins: int = 20) -> Path:
+    """Draws the histogram, counts in log scale, into ``out`` (png, pdf or svg by its name)."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing_extra("matplotlib", "plot", "a plot") from error
+    counts, edges = accuracy_counts(zoo, bins)
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.bar(100 * edges[:-1], counts, width=100 / bins, align="edge", edgecolor="white")
+    axes.set_yscale("log")
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("test accuracy (%)")
+    axes.set_ylabel("networks")
+    name = zoo.about["task"]["name"]
+    axes.set_title(f"{TITLES.get(name, name)}: {len(zoo):,} checkpoints")
+    try:
+        figure.savefig(out, dpi=160)
+    except (OSError, ValueError) as error:
+        raise ZooError(f"{out}: could not be drawn ({error})") from error
+    return out

@@ -1,0 +1,53 @@
+"""What is in a zoo, in a few numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from transformer_nfn.zoo.plot import accuracy_counts
+from transformer_nfn.zoo.store import Zoo
+
+
+def summarise(zoo: Zoo, bins: int = 10) -> dict[str, Any]:
+    """Counts, accuracies and the histogram of a zoo as plain JSON values."""
+    accuracy = zoo.table["test_accuracy"].astype(float)
+    known = accuracy[~np.isnan(accuracy)]
+    counts, edges = accuracy_counts(zoo, bins)
+    percents, rows = np.unique(zoo.table["epoch"][~zoo.table["best"]], return_counts=True)
+    return {
+        "path": str(zoo.path),
+        "task": zoo.about["task"]["name"],
+        "origin": zoo.about["origin"],
+        "made_by": zoo.about["made_by"],
+        "finished": zoo.finished,
+        "runs": len(set(zoo.table["run"].tolist())),
+        "crashed": len(zoo.crashed),
+        "checkpoints": len(zoo),
+        "weights": zoo.space.num_weights,
+        "by_epoch": {int(e): int(n) for e, n in zip(percents, rows, strict=True)},
+        "best": int(zoo.table["best"].sum()),
+        "by_optimizer": {
+            str(name): _quartiles(accuracy[zoo.table["optimizer"] == name])
+            for name in sorted(set(zoo.table["optimizer"].tolist()))
+        },
+        "accuracy": _quartiles(known),
+        "histogram": {"counts": counts.tolist(), "edges": [round(float(e), 6) for e in edges]},
+        "bytes": sum(p.stat().st_size for p in zoo.path.rglob("*") if p.is_file()),
+    }
+
+
+def _quartiles(values: np.ndarray) -> dict[str, float | int]:
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return {"count": 0}
+    low, first, median, third, high = np.quantile(values, (0, 0.25, 0.5, 0.75, 1))
+    return {
+        "count": len(values),
+        "min": float(low),
+        "q1": float(first),
+        "median": float(median),
+        "q3": float(third),
+        "max": float(high),
+    }

@@ -1,0 +1,142 @@
+"""Whether a zoo is whole, and its networks do on the test data what the index says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from transformer_nfn.zoo.errors import StoreError, ZooError
+from transformer_nfn.zoo.store import Folder, Zoo, read_header
+from transformer_nfn.zoo.store.files import Checksums
+from transformer_nfn.zoo.store.shards import ShardReader
+from transformer_nfn.zoo.tasks import TextTask, load_task
+from transformer_nfn.zoo.tasks.task import Task
+
+
+@dataclass
+class Verdict:
+    """What `verify` found.
+
+    Attributes:
+        problems: a sentence each; empty for a zoo that is whole.
+        networks: rows whose bytes were checked.
+        rerun: rows that were run on the test data.
+        worst: the largest difference between a recorded and a re-run accuracy.
+        note: what could not be checked, and why.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    networks: int = 0
+    rerun: int = 0
+    worst: float = 0.0
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def verify(
+    path: Path | str,
+    *,
+    data: Path | None = None,
+    sample: int = 8,
+    seed: int = 0,
+    tick: Callable[[], None] | None = None,
+) -> Verdict:
+    """Checks every byte of a zoo, then runs a sample of its networks again.
+
+    Args:
+        data: the folder of the task's files, for the test data; None fetches them.
+        sample: how many networks to run; 0 for none.
+        seed: chooses them.
+        tick: called after every shard.
+    """
+    out = Verdict()
+    try:
+        folder = Folder.open(path)
+        index = folder.index()
+    except StoreError as error:
+        out.problems.append(str(error))
+        return out
+    _check_small_files(folder, out)
+    for shard in folder.shards:
+        try:
+            _check_shard(folder, shard, index.shards.get(shard), out)
+        except StoreError as error:
+            out.problems.append(str(error))
+        if tick:
+            tick()
+    if out.ok and sample:
+        _rerun(Zoo.open(path), data, sample, seed, out)
+    return out
+
+
+def _check_small_files(folder: Folder, out: Verdict) -> None:
+    for name in ("zoo.json", "vectors.safetensors"):
+        if (folder.path / name).exists():
+            try:
+                Checksums(folder.path).read(name)
+            except StoreError as error:
+                out.problems.append(str(error))
+
+
+def _check_shard(folder: Folder, shard: str, header_crc32: int | None, out: Verdict) -> None:
+    path = folder.shard_path(shard)
+    if not path.exists():
+        raise StoreError(f"{path}: missing, the zoo is not finished")
+    reader = ShardReader(path, folder.arch, header_crc32)
+    buffers = reader.buffers(1)
+    for row in read_header(path).rows:
+        if not row["crashed"]:
+            reader.read(row["row"], row["checksum"], buffers, 0)
+            out.networks += 1
+    reader.forget()
+
+
+def _rerun(zoo: Zoo, data: Path | None, sample: int, seed: int, out: Verdict) -> None:
+    recorded = np.flatnonzero(~np.isnan(zoo.table["test_accuracy"].astype(float)))
+    if zoo.about["origin"] != "build" and not zoo.arch.patch:
+        out.note = "not re-run: the authors' word vectors are not part of their files"
+        return
+    try:
+        task = load_task(
+            zoo.about["task"]["name"], data, held=0.0, vectors=zoo.word_vectors()
+        )
+    except ZooError as error:
+        out.note = f"not re-run: {error}"
+        return
+    chosen = np.random.default_rng(seed).permutation(recorded)[:sample]
+    # One sample of the test set either way is rounding, not damage.
+    slack = 2.0 / task.sizes["test"]
+    for row in chosen:
+        accuracy = measure_accuracy(zoo, task, int(row))
+        gap = abs(accuracy - float(zoo.table["test_accuracy"][row]))
+        out.worst = max(out.worst, gap)
+        out.rerun += 1
+        if gap > slack:
+            out.problems.append(
+                f"run {zoo.table['run'][row]} epoch {zoo.table['epoch'][row]}: recorded test "
+                f"accuracy {zoo.table['test_accuracy'][row]:.4f}, re-run {accuracy:.4f}"
+            )
+
+
+@torch.no_grad()
+def measure_accuracy(zoo: Zoo, task: Task, row: int) -> float:
+    """The accuracy of one row, run as a plain module on the task's test data."""
+    network = zoo.network(row)
+    n = task.sizes["test"]
+    hits = 0
+    # Text is padded within a batch and not masked, so the batches must be the trainer's.
+    size = zoo.about["recipe"]["batch"] if isinstance(task, TextTask) else 500
+    for start in range(0, n, size):
+        index = torch.arange(start, min(start + size, n))
+        batch = task.batch("test", index[None])
+        logits = network(task.module_inputs(batch.inputs[0]))
+        hits += int((logits.argmax(-1) == batch.labels[0]).sum())
+    return hits / n
