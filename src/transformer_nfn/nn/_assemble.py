@@ -48,14 +48,9 @@ def plan_pieces(maps: Sequence[LevelMap], targets: Sequence[Target]) -> dict[str
 def _piece(i: int, part: int, linear: LevelMap, target: Target) -> Piece:
     level = linear.level
     channels = linear.out_channels
-    lead = ("b",) if not target.private else (target.private, "b")
-    places = (*level.axes, *target.carried)
-    if level.front:
-        order = (*lead, "e", *places)
-        dim = len(lead)
-    else:
-        order = (*lead, *places, "e", *target.free)
-        dim = len(lead) + len(places)
+    lead = (target.private,) if target.private else ()
+    order = (*lead, "e", *target.free, "b", *level.axes, *target.carried)
+    dim = len(lead)
     sizes = (channels, *(target.sizes[a] for a in target.free))
     wanted = ("b", "e", *target.labels)
     moves = tuple(order.index(a) for a in wanted if a in order)

@@ -74,8 +74,7 @@ class Equivariant(nn.Module):
         )
         self.plan = plan_gathers(levels, rank)
         self.maps = nn.ModuleList(
-            LevelMap(level, gathers, in_channels, out_channels)
-            for level, gathers in zip(levels, self.plan, strict=True)
+            LevelMap(level, in_channels, out_channels) for level in levels
         )
         self.pieces = plan_pieces(self.level_maps, [*self.targets, *gates])
         self.readers = Dictionaries(sources, rank) if rank is not None else None

@@ -1,4 +1,4 @@
-"""How is a source brought to a level? Pool, multiply, put the features last."""
+"""How is a source brought to a level? Pool, multiply, put the features in front."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ Dictionary = Callable[[Source, str], Tensor]
 class Gather:
     """How one term is computed: by an einsum, or by pooling a term that is there already.
 
-    ``order`` names the axes of the result, ``b`` and ``d`` being batch and channels.
+    ``order`` names the axes of the result, ``b`` and ``d`` being batch and channels: features
+    first, then batch and places, so that a map is one matrix product without transposes and
+    pooling runs along contiguous memory.
     """
 
     term: Term
     order: tuple[str, ...]
-    start: int
     words: tuple[str, ...] = ()
     result: str = ""
     parent: tuple[int, int] | None = None
@@ -64,38 +65,33 @@ def plan_gathers(levels: Sequence[Level], rank: int | None) -> tuple[tuple[Gathe
     for level in levels:
         row = []
         for term in level.terms:
-            order, start = _order(level, term, rank)
-            parent = _parent(out, term, level)
+            order = _order(term, rank)
+            parent = _parent(out, term)
             if parent is None:
                 words, result = _words(term, order, rank)
-                row.append(Gather(term, order, start, words, result))
+                row.append(Gather(term, order, words, result))
             else:
                 above = out[parent[0]][parent[1]].order
                 sums = tuple(i for i, a in enumerate(above) if a not in order)
                 left = [a for a in above if a in order]
                 moves = tuple(left.index(a) for a in order)
-                row.append(Gather(term, order, start, parent=parent, sums=sums, moves=moves))
+                row.append(Gather(term, order, parent=parent, sums=sums, moves=moves))
         out.append(tuple(row))
     return tuple(out)
 
 
-def _order(level: Level, term: Term, rank: int | None) -> tuple[tuple[str, ...], int]:
-    """The axes of a gathered term in order, and where its features start."""
+def _order(term: Term, rank: int | None) -> tuple[str, ...]:
+    """The axes of a gathered term in order."""
     source = term.source
     free = source.free
     if rank is not None and source.dense:
         free = (RANK, *(a for a in free if a not in source.dense))
-    # The frequencies of a complex axis go in front: each has a matrix of its own.
-    lead = (source.private, "b") if source.private else ("b",)
-    places = (*term.kept, *source.carried)
-    if level.front:
-        return (*lead, "d", *places), 1
-    return (*lead, *places, "d", *free), len(lead) + len(places)
+    # The frequencies of a complex axis go before all: each has a matrix of its own.
+    lead = (source.private,) if source.private else ()
+    return (*lead, "d", *free, "b", *term.kept, *source.carried)
 
 
-def _parent(
-    done: Sequence[Sequence[Gather]], term: Term, level: Level
-) -> tuple[int, int] | None:
+def _parent(done: Sequence[Sequence[Gather]], term: Term) -> tuple[int, int] | None:
     """The smallest term of the same source that is gathered already and includes this level."""
     best: tuple[int, tuple[int, int]] | None = None
     if any(len(labels) > 1 for labels in term.source.perms.values()):
@@ -130,7 +126,7 @@ def run_gathers(
     dictionary: Dictionary | None,
     used: Sequence[bool] | None = None,
 ) -> list[list[Tensor]]:
-    """Every term of every level in use, each ``[b, *level, *carried, d, *features]``."""
+    """Every term of every level in use, each ``[d, *features, b, *level, *carried]``."""
     done: list[list[Tensor]] = []
     for i, row in enumerate(plan):
         done.append([])

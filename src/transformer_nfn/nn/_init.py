@@ -48,8 +48,7 @@ def reset_maps(
     for linear in maps:
         for target, start, width in linear.offsets():
             std = (linear.fan_in * shares[target.name]) ** -0.5 if linear.fan_in else 0.0
-            rows = linear.weight.mT if linear.frequencies else linear.weight
-            rows[..., start : start + width, :].normal_(0, std)
+            linear.weight[..., start : start + width, :].normal_(0, std)
 
 
 def _variance(linear: LevelMap) -> float:

@@ -53,7 +53,7 @@ class Invariant(nn.Module):
         target = Target("out", (), (), (), None, (), {}, None)
         (level,) = plan_levels(space, sources, [target], rank=rank, mean=pool == "mean")
         self.plan = plan_gathers([level], rank)
-        self.map = LevelMap(level, self.plan[0], in_channels, out_features)
+        self.map = LevelMap(level, in_channels, out_features)
         self.readers = Dictionaries(sources, rank) if rank is not None else None
         self.reset_parameters()
 
@@ -72,7 +72,7 @@ class Invariant(nn.Module):
         given = enter(self.space, weights, self.in_channels)
         (terms,) = run_gathers(self.plan, given, self.readers)
         out: Tensor = self.map(terms, next(iter(given.values())))
-        return out
+        return out.t()
 
     def extra_repr(self) -> str:
         """What the layer reads as a table."""

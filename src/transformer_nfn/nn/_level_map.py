@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_nfn.nn._gather import Gather
 from transformer_nfn.nn._levels import Level, Target, Term
 
 
@@ -40,28 +38,26 @@ class LevelMap(nn.Module):
 
     Args:
         level: what goes in and what comes out.
-        gathers: how each term of the level lies in memory.
         in_channels: d.
         out_channels: e.
     """
 
-    def __init__(
-        self, level: Level, gathers: Sequence[Gather], in_channels: int, out_channels: int
-    ) -> None:
+    def __init__(self, level: Level, in_channels: int, out_channels: int) -> None:
         super().__init__()
         self.level = level
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.starts = tuple(g.start for g in gathers)
         self.fan_in, self.fan_out = level.inputs * in_channels, level.outputs * out_channels
         private = next((t.source for t in level.terms if t.source.private), None)
         self.frequencies = private.sizes[private.private] if private and private.private else 0
         shape: tuple[int, ...] = (self.fan_out, self.fan_in)
         if self.frequencies:
-            shape = (self.frequencies, self.fan_in, self.fan_out)
+            shape = (self.frequencies, self.fan_out, self.fan_in)
         self.weight = nn.Parameter(torch.empty(shape))
         has_bias = not level.axes and level.family is None
         self.bias = nn.Parameter(torch.zeros(self.fan_out)) if has_bias else None
         self.widths = [t.features * out_channels for t in level.targets]
+        carried = next((len(t.source.carried) for t in level.terms), 0)
+        self._places = 1 + len(level.axes) + carried
         self.scaled = any(t.scale != 1 for t in level.terms)
         self.register_buffer("scale", self._scale(), persistent=False)
         self.scale: Tensor
@@ -77,45 +73,47 @@ class LevelMap(nn.Module):
             self.scale = self._scale()
         return self
 
-    def parts(self, terms: Sequence[Tensor], batch: Tensor) -> Sequence[Tensor]:
-        """The result of `forward`, cut into one piece for each target."""
-        y = self(terms, batch)
-        if len(self.widths) == 1:
-            return [y]
-        # One split, not many slices: its gradient is one cat instead of sums of zeros.
-        return list(y.split(self.widths, 1 if self.level.front else -1))
+    def forward(self, terms: Sequence[Tensor], sample: Tensor) -> Tensor:
+        """From terms ``[d, *features, b, *places]`` to ``[out features, b, *places]``.
 
-    def forward(self, terms: Sequence[Tensor], batch: Tensor) -> Tensor:
-        """From the gathered terms to ``[b, *level, *carried, features]``.
+        The frequencies of a complex axis stand before all that, in and out.
 
-        Channels come first instead where they are all the features there are (`Level.front`),
-        and the frequencies of a complex axis before the batch.
+        Args:
+            terms: one for each of the level's terms.
+            sample: any tensor of the weights, for the batch size where there are no terms.
         """
         if not terms:
             assert self.bias is not None
-            return self.bias.expand(batch.shape[0], -1)
-        if self.level.front:
-            return self._front(terms)
-        flat = [x.flatten(start) for x, start in zip(terms, self.starts, strict=True)]
-        x = flat[0] if len(flat) == 1 else torch.cat(flat, -1)
-        if self.scaled:
-            x = x * self.scale
-        if self.frequencies:
-            y = torch.bmm(x.reshape(x.shape[0], x.shape[1:-1].numel(), self.fan_in), self.weight)
-            return y.view(*x.shape[:-1], self.fan_out)
-        return F.linear(x, self.weight, self.bias)
+            return self.bias[:, None].expand(-1, sample.shape[0])
+        lead = 1 if self.frequencies else 0
+        rows = [t.features * self.in_channels for t in self.level.terms]
+        ends = [x.ndim - self._places for x in terms]
+        places = terms[0].shape[ends[0] :]
+        front = terms[0].shape[:lead]
+        flat = [x.reshape(*front, r, places.numel()) for x, r in zip(terms, rows, strict=True)]
+        x = flat[0] if len(flat) == 1 else torch.cat(flat, lead)
+        weight: Tensor = self.weight
+        if self.scaled and self.level.axes:
+            weight = weight * self.scale  # fewer numbers than x, where there are many places
+        elif self.scaled:
+            x = x * self.scale[:, None]
+        return self._product(weight, x).view(*front, self.fan_out, *places)
 
-    def _front(self, terms: Sequence[Tensor]) -> Tensor:
-        places = terms[0].shape[2:]
-        x = terms[0] if len(terms) == 1 else torch.cat(list(terms), 1)
-        x = x.reshape(x.shape[0], self.fan_in, places.numel())
-        # The scale goes to whichever of the two is the smaller.
-        weight = self.weight * self.scale if self.scaled else self.weight
-        # One channel in: an outer product, which is faster as a multiplication.
-        y = x * weight if self.fan_in == 1 else torch.matmul(weight, x)
+    def _product(self, weight: Tensor, x: Tensor) -> Tensor:
+        if self.frequencies:
+            return torch.bmm(weight, x)
         if self.bias is not None:
-            y = y + self.bias[:, None]
-        return y.view(y.shape[0], self.fan_out, *places)
+            return torch.addmm(self.bias[:, None], weight, x)
+        # One feature in: an outer product, which is faster as a multiplication.
+        return weight * x if self.fan_in == 1 else weight @ x
+
+    def parts(self, terms: Sequence[Tensor], sample: Tensor) -> Sequence[Tensor]:
+        """The result of `forward`, cut into one piece for each target."""
+        y = self(terms, sample)
+        if len(self.widths) == 1:
+            return [y]
+        # One split, not many slices: its gradient is one cat instead of sums of zeros.
+        return torch.split(y, self.widths, 1 if self.frequencies else 0)
 
     def offsets(self) -> Iterator[tuple[Target, int, int]]:
         """Each target with where its features start, and how many there are."""
@@ -136,8 +134,7 @@ class LevelMap(nn.Module):
                 inner = [term.source.sizes[a] for a in free]
                 if rank is not None and term.source.dense:
                     inner = [rank, *inner]
-                weight = self.weight if not self.frequencies else self.weight.mT
-                part = weight[..., row : row + rows, column : column + columns]
+                part = self.weight[..., row : row + rows, column : column + columns]
                 lead = part.shape[:-2]
                 part = part.view(*lead, *out, self.in_channels, *inner)
                 yield Block(self.level.axes, term, target, part, term.scale)

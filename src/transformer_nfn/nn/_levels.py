@@ -103,11 +103,6 @@ class Level:
         """Features coming out, for each output channel."""
         return sum(target.features for target in self.targets)
 
-    @property
-    def front(self) -> bool:
-        """Channels stand in front of the places where they are all the features there are."""
-        return not any(t.source.free for t in self.terms) and not any(t.free for t in self.targets)
-
 
 def invariant_sources(space: WeightSpace, *, quadratic: bool) -> list[Source]:
     """Everything that can be read: tensors, invariant products and, if asked, contractions.

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_nfn.nn._activation import Activation
@@ -84,30 +83,41 @@ class ReadThrough(nn.Module):
 
     def forward(self, weights: Mapping[str, Tensor]) -> Tensor:
         """``[batch, n]`` from weights ``[batch, 1, *axes]``."""
+        features = self._features(weights)
+        bias = self.layers[2].map.bias
+        assert bias is not None
+        return torch.addmm(bias[:, None], self._weight(), features).t()
+
+    def _features(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """What the invariant layer reads: tensors of E's output, products of E's input.
+
+        ``[features, batch]``.
+        """
         equivariant, activation, invariant = self.layers
         written, terms = equivariant.write(weights, self.written)
         written = activation(written)
-        given = next(iter(weights.values()))
-        linear = invariant.map
-        columns = dict(zip(self.names, linear.weight.split(self.widths, 1), strict=True))
-        features, weight = [], []
-        matrices: dict[str, Tensor] = {}
-        for term, gather in zip(linear.level.terms, invariant.plan[0], strict=True):
-            theta = columns[term.source.name]
+        features = [
+            gather.run(written, None, ()).flatten(0, -2)
+            for gather in invariant.plan[0]
+            if gather.term.source.name not in self.products
+        ]
+        features += [self._product(name, weights, terms).flatten(0, -2) for name in self.products]
+        return torch.cat(features)
+
+    def _weight(self) -> Tensor:
+        """The invariant layer's matrix for `_features`: Θ, and Θ pulled back through E."""
+        linear = self.layers[2].map
+        columns = torch.split(linear.weight, self.widths, 1)
+        plain = []
+        pulled: dict[str, Tensor] = {}
+        for term, theta in zip(linear.level.terms, columns, strict=True):
             product = self.products.get(term.source.name)
             if product is None:
-                features.append(gather.run(written, None, ()).flatten(gather.start))
-                weight.append(theta * term.scale if term.scale != 1 else theta)
+                plain.append(theta * term.scale if term.scale != 1 else theta)
                 continue
             for name, matrix in self._pull_back(product, theta, term.scale).items():
-                matrices[name] = matrices[name] + matrix if name in matrices else matrix
-        for name, matrix in matrices.items():
-            features.append(self._product(name, weights, terms).flatten(1))
-            weight.append(matrix)
-        if not features:
-            out: Tensor = linear([], given)
-            return out
-        return F.linear(torch.cat(features, -1), torch.cat(weight, -1), linear.bias)
+                pulled[name] = pulled[name] + matrix if name in pulled else matrix
+        return torch.cat([*plain, *(pulled[name] for name in self.products)], -1)
 
     def _product(
         self, name: str, weights: Mapping[str, Tensor], terms: Sequence[Sequence[Tensor]]
@@ -141,7 +151,7 @@ class ReadThrough(nn.Module):
         found: dict[str, Tensor] = {}
         for member, shares in self.shares[tensor].items():
             for share in shares:
-                part = self.layers[0].level_maps[share.level].weight
+                part: Tensor = self.layers[0].level_maps[share.level].weight
                 if share.sliced:
                     part = part[share.rows, share.columns]
                 part = part.reshape(share.shape)
