@@ -231,4 +231,5 @@ class WeightSpace:
 
         return space_table(self)
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return f"WeightSpace('{self.name}', {len(self.tensors)} tensors, {self.num_weights} weights)"

@@ -170,7 +170,12 @@ def reorder(space: WeightSpace, source: Source, axis: str, index: Tensor) -> Sou
         d = source.axes.index(parent)
         shape[d] = source.value.shape[d]
     full = index.reshape(shape).expand(source.value.shape)
-    return replace(source, value=source.value.gather(source.axes.index(axis), full))
+    value = source.value.gather(source.axes.index(axis), full)
+    if source.entrywise:
+        return replace(
+            source, value=value, error=source.error.gather(source.axes.index(axis), full)
+        )
+    return replace(source, value=value)
 
 
 def recover(
@@ -189,7 +194,7 @@ def recover(
         U: weights ``[*axes]`` in float64, and ``folded_U`` without shifts.
         V: the same for the other network.
         perms: as `align_permutations` gives them.
-        unit: the unit roundoff of the weights' dtype.
+        unit: relative error to expect in one weight.
     """
     base = space.group.identity(device=next(iter(U.values())).device)
     shuffle = Element(space, {**base.perms, **perms}, base.linears, base.inverses, base.shifts)

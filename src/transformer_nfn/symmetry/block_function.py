@@ -49,7 +49,7 @@ def same_block(U: Weights, V: Weights, unit: float) -> bool:
     Args:
         U: one network of `spaces.attention_block`, ``[*axes]`` in float64.
         V: the other.
-        unit: unit roundoff of the dtype they came in.
+        unit: relative error to expect in one weight.
     """
     left, right = (merged_heads(w, unit, centred=True) for w in (U, V))
     matched = match_heads(left, right)

@@ -101,7 +101,7 @@ def recover_enlarged(
         space: the paper's block.
         U: one network, ``[*axes]`` in float64.
         V: the other.
-        unit: unit roundoff of the dtype they came in.
+        unit: relative error to expect in one weight.
     """
     check_block(space)
     products = [w["W_Q"] @ w["W_K"].mT for w in (U, V)]

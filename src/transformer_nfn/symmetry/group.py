@@ -177,7 +177,8 @@ class Group:
                 f"linear axis '{name}' takes one complex scale for each pair of entries; "
                 "the matrix given is of no such form"
             )
-        condition = torch.linalg.cond(wide)
+        # 0/0 for the zero matrix, which is as singular as can be.
+        condition = torch.linalg.cond(wide).nan_to_num(nan=float("inf"))
         worst = float(condition.max())
         at = (condition == condition.max()).nonzero()[0].tolist()
         singular = 1 / torch.finfo(torch.float64).eps

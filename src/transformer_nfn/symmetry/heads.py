@@ -39,7 +39,7 @@ def merged_heads(weights: Weights, unit: float, *, centred: bool = False) -> Hea
 
     Args:
         weights: ``W_Q, W_K, W_V, W_O`` as ``[h, …]`` in float64.
-        unit: unit roundoff of the dtype they came in.
+        unit: relative error to expect in one weight.
         centred: project B onto what a following LayerNorm sees (its rows' means removed).
     """
     Q, K, V, O = (weights[f"W_{name}"] for name in "QKVO")  # noqa: E741

@@ -15,6 +15,15 @@ ROUNDING = 16.0
 """Differences up to this many expected rounding errors count as none."""
 
 
+def rounding_unit(dtype: torch.dtype) -> float:
+    """The relative error to expect in one weight.
+
+    Weights kept in float64 have usually come through a few steps of float64 arithmetic, each
+    with its own error; narrower ones were rounded once, at the end.
+    """
+    return torch.finfo(dtype).eps / 2 * (16 if dtype == torch.float64 else 1)
+
+
 @dataclass(frozen=True)
 class Source:
     """A tensor without linear axes, or an invariant product, of one network.
@@ -23,7 +32,8 @@ class Source:
         name: of the tensor or product.
         value: shape ``[*axes, *rest]``, float64.
         axes: names of the axes (a frequency and its parts may follow).
-        sites: how many of the first axes have an error of their own (heads do).
+        sites: how many of the first axes have an error of their own (heads do; all axes of a
+            tensor whose entries are only moved).
         error: expected rounding error, Frobenius norm for each site, ``value.shape[:sites]``.
     """
 
@@ -45,9 +55,19 @@ class Source:
 
     def norms(self) -> Tensor:
         """Frobenius norm of each site."""
-        rows = self.value.flatten(self.sites)
-        norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)
-        return norms
+        return _norms(self.value, self.sites)
+
+    @property
+    def entrywise(self) -> bool:
+        """Whether every entry has an error of its own."""
+        return self.sites == self.value.ndim
+
+
+def _norms(value: Tensor, sites: int) -> Tensor:
+    if sites == value.ndim:
+        return value.abs()
+    norms: Tensor = torch.linalg.vector_norm(value.flatten(sites), dim=-1)
+    return norms
 
 
 def single(space: WeightSpace, weights: Mapping[str, Tensor]) -> Weights:
@@ -65,7 +85,7 @@ def sources(space: WeightSpace, weights: Weights, unit: float) -> list[Source]:
     Args:
         space: the space of the weights.
         weights: one network, ``[*axes]`` in float64.
-        unit: the unit roundoff of the dtype the weights came in.
+        unit: relative error to expect in one weight, see `rounding_unit`.
     """
     silent = {shift.tensor for shift in space.shifts}
     touched = {shift.into for shift in space.shifts}
@@ -74,10 +94,13 @@ def sources(space: WeightSpace, weights: Weights, unit: float) -> list[Source]:
         if name in silent or any(space.axes[a].kind == "linear" for a in spec.axes):
             continue
         value = weights[name]
-        error = unit * value.norm()
         if name in touched:
-            error = error + unit * _folded_size(space, weights, name)
-        out.append(Source(name, value, spec.axes, 0, error))
+            error = unit * (value.norm() + _folded_size(space, weights, name))
+            out.append(Source(name, value, spec.axes, 0, error))
+        else:
+            # Entries are only moved, so each has an error of its own.
+            error = unit * (value.abs() + 0.1 * value.square().mean().sqrt())
+            out.append(Source(name, value, spec.axes, value.ndim, error))
     for p in space.products:
         out.append(_product_source(space, weights, p, unit))
     return out
@@ -113,7 +136,7 @@ def _column_sums(space: WeightSpace, x: Tensor, tensor: str, over: str) -> Tenso
 
 def ratio(u: Source, v: Source) -> float:
     """How many allowed rounding errors two aligned sources are apart; up to 1 is no difference."""
-    difference = (u.value - v.value).flatten(u.sites).norm(dim=-1)
+    difference = _norms(u.value - v.value, u.sites)
     allowed = ROUNDING * (u.error + v.error)
     worst = torch.where(difference > 0, difference / allowed.clamp_min(1e-300), 0.0)
     return float(worst.max())
@@ -128,7 +151,7 @@ def difference(u: Source, v: Source) -> float:
 def resolution(given: list[Source]) -> float:
     """The largest relative difference that rounding could hide in any product of any head."""
     worst = 0.0
-    for source in given:
+    for source in (s for s in given if not s.entrywise):
         norms = source.norms()
         alive = norms > ROUNDING * source.error
         if bool(alive.any()):

@@ -58,7 +58,7 @@ def find_witness(
         U: one network, ``[*axes]`` in float64.
         V: the other.
         width: of the inputs.
-        unit: unit roundoff of the dtype the weights came in.
+        unit: relative error to expect in one weight.
         seed: of the random inputs.
         samples: inputs tried for each length and scale.
         thorough: try all scales and ascend; otherwise inputs of unit scale only.

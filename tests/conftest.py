@@ -1,0 +1,17 @@
+import os
+
+import torch
+from hypothesis import HealthCheck, settings
+
+# One thread a worker: the tests run side by side, and small products gain nothing from more.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+settings.register_profile(
+    "default",
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("nightly", parent=settings.get_profile("default"), max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

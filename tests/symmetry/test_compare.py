@@ -1,0 +1,323 @@
+"""The theorem as a tool: right or undecided, never wrong, and always with its proof."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from cases import ALL, SIX, blocks, draw, gen, perturbed, seeds, worst
+from transformer_nfn import functional, spaces
+from transformer_nfn.errors import GroupError, SpaceError
+from transformer_nfn.symmetry import compare, random_enlarged
+from transformer_nfn.testing import assert_same_function
+
+BLOCK = spaces.attention_block(8, 3, 3, 4, 10)
+ATTENTION = spaces.multi_head(8, 3, 3, 4)
+both = pytest.mark.parametrize("space", [ATTENTION, BLOCK], ids=["attention", "block"])
+every_space = pytest.mark.parametrize("space", ALL.values(), ids=ALL)
+
+
+def pairs(count, widths=(4, 24)):
+    """Spaces of changing shape, with a seed each: attention, block and stack in turn."""
+    source = gen(99)
+
+    def integer(low, high):
+        return int(torch.randint(low, high + 1, (), generator=source))
+
+    for seed in range(count):
+        D, h, d_ff = integer(*widths), integer(1, 5), integer(2, 24)
+        d_k = integer(1, min(D, 6))
+        d_v = integer(1, min(D, 6))
+        kind = seed % 3
+        if kind == 0:
+            yield seed, spaces.multi_head(D, h, d_k, d_v)
+        elif kind == 1:
+            yield seed, spaces.attention_block(D, h, d_k, d_v, d_ff)
+        else:
+            yield seed, spaces.stack(spaces.attention_block(D, h, d_k, d_v, d_ff), 2)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=gen(seed), dtype=torch.float64)
+
+
+def check_witness(space, U, V, found):
+    """The witness is run once more by this test, on the reference forward."""
+    forward = functional.forward_of(space)
+    left, right = (forward(found.witness.X, w)[0, 0] for w in (U, V))
+    difference = float((left - right).norm() / left.norm())
+    assert difference == pytest.approx(found.witness.difference, rel=1e-3)
+    assert difference > 10 * found.witness.noise
+
+
+def test_200_orbit_pairs_are_all_recovered():
+    for seed, space in pairs(200):
+        U, g = draw(space, seed), space.group.random(gen(seed))
+        V = g.act(U)
+        found = compare(space, U, V)
+        assert (found.same_function, found.same_orbit) == (True, True)
+        assert worst(found.element.act(U), V) < 1e-9
+        for axis, matrix in g.linears.items():
+            assert float((found.element.linears[axis] - matrix).norm() / matrix.norm()) < 1e-9
+        for axis, perm in g.perms.items():
+            assert torch.equal(found.element.perms[axis], perm)
+
+
+def test_200_perturbed_pairs_are_told_apart_each_with_a_witness():
+    for seed, space in pairs(200):
+        U, g = draw(space, seed), space.group.random(gen(seed))
+        V = g.act(perturbed(U, 1e-6, seed))
+        found = compare(space, U, V)
+        assert (found.same_function, found.same_orbit) == (False, False)
+        check_witness(space, U, V, found)
+
+
+@pytest.mark.parametrize("condition", [1e1, 1e2, 1e3, 1e4])
+@pytest.mark.parametrize("rounding", ["weights", "matrices"])
+def test_float32_is_right_or_undecided(condition, rounding):
+    decided = 0
+    for seed, space in pairs(24):
+        U = space.randn(1, generator=gen(seed))
+        g = space.group.random(gen(seed), max_condition=None)
+        g = space.group.element(
+            g.perms,
+            {axis: with_condition(m, condition) for axis, m in g.linears.items()},
+            max_condition=None,
+        )
+        if rounding == "matrices":
+            g = g.to(dtype=torch.float32)
+        same = compare(space, U, g.act(U)).same_function
+        other = compare(space, U, g.act(space.randn(1, generator=gen(seed + 1000)))).same_function
+        near = compare(space, U, g.act(perturbed(U, 0.05, seed))).same_function
+        assert same in (True, None)
+        assert other in (False, None)
+        assert near in (False, None)
+        decided += (same is not None) + (other is not None) + (near is not None)
+    assert decided >= 48  # of 72: undecided is allowed, but not as a way out
+
+
+def with_condition(matrix, condition):
+    left, _, right = torch.linalg.svd(matrix)
+    n = matrix.shape[-1]
+    values = torch.logspace(0, -1, n, base=condition, dtype=torch.float64)
+    return left @ torch.diag_embed(values) @ right
+
+
+@every_space
+def test_every_space_recovers_its_element(space):
+    for seed in range(3):
+        U, g = draw(space, seed), space.group.random(gen(seed))
+        found = compare(space, U, g.act(U))
+        assert (found.same_function, found.same_orbit) == (True, True)
+        assert worst(found.element.act(U), g.act(U)) < 1e-9
+
+
+@every_space
+def test_every_space_tells_a_perturbed_pair_apart(space):
+    U = draw(space, 1)
+    V = space.group.random(gen(1)).act(perturbed(U, 1e-6))
+    found = compare(space, U, V)
+    assert (found.same_function, found.same_orbit) == (False, False)
+    check_witness(space, U, V, found)
+
+
+@settings(max_examples=25)
+@given(blocks(min_width=3), seeds)
+def test_head_widths_larger_than_the_model_are_no_obstacle(space, seed):
+    """Condition (a) of the theorem, D_k and D_v at most D, is not needed."""
+    D, h = space.axes["input"].size, space.axes["head"].size
+    wide = spaces.multi_head(min(D, 6), h, 9, 8)
+    U = draw(wide, seed)
+    V = wide.group.random(gen(seed), max_condition=100).act(U)
+    found = compare(wide, U, V)
+    assert found.same_function is True
+    if found.same_orbit:
+        assert worst(found.element.act(U), V) < 1e-9
+
+
+def test_agreeing_on_two_tokens_is_not_enough():
+    """Heads (a, b) and (−a, b) together see nothing of a in inputs of one or two tokens."""
+    space = spaces.multi_head(1, 2, 1, 1)
+
+    def network(a):
+        one = torch.ones(1, 1, 2, 1, 1, dtype=torch.float64)
+        signs = torch.tensor([a, -a], dtype=torch.float64).reshape(1, 1, 2, 1, 1)
+        return {"W_Q": signs, "W_K": one, "W_V": one, "W_O": one}
+
+    U, V = network(1.0), network(2.0)
+    for length in (1, 2):
+        X = normal(100, 1, 1, length, 1)
+        assert torch.allclose(functional.multi_head(X, U), functional.multi_head(X, V), atol=1e-12)
+    found = compare(space, U, V)
+    assert found.same_function is False
+    assert found.witness.X.shape[0] >= 3
+    check_witness(space, U, V, found)
+
+
+@both
+def test_equal_heads_may_share_their_values_out_anew(space):
+    U = draw(space, 2)
+    for name in ("W_Q", "W_K", "W_V"):
+        U[name][0, 0, 1] = U[name][0, 0, 0]
+    V = {name: w.clone() for name, w in U.items()}
+    moved = normal(4, 8, seed=2)
+    V["W_O"][0, 0, 0] += moved
+    V["W_O"][0, 0, 1] -= moved
+    g = space.group.random(gen(2))
+    assert_same_function(space, U, g.act(V))
+    found = compare(space, U, g.act(V))
+    assert (found.same_function, found.same_orbit) == (True, False)
+    assert compare(space, U, g.act(U)).same_orbit is True
+    V["W_O"][0, 0, 1] -= 1e-3 * moved
+    assert compare(space, U, g.act(V)).same_function is False
+
+
+@both
+def test_a_dead_head_may_ask_anything(space):
+    U = draw(space, 3)
+    U["W_V"][0, 0, 2] = 0
+    V = {name: w.clone() for name, w in U.items()}
+    V["W_Q"][0, 0, 2] = normal(8, 3, seed=3)
+    found = compare(space, U, space.group.random(gen(3)).act(V))
+    assert (found.same_function, found.same_orbit) == (True, False)
+
+
+@both
+def test_rank_deficient_heads(space):
+    U = draw(space, 4)
+    U["W_Q"][0, 0, 1, :, 2] = 0
+    g = space.group.random(gen(4))
+    found = compare(space, U, g.act(U))
+    assert (found.same_function, found.same_orbit) == (True, True)
+    assert worst(found.element.act(U), g.act(U)) < 1e-9
+    V = {name: w.clone() for name, w in U.items()}
+    V["W_K"][0, 0, 1, :, 2] = normal(8, seed=4)
+    found = compare(space, U, g.act(V))
+    assert (found.same_function, found.same_orbit) == (True, False)
+    U["W_K"][0, 0, 1, :, 2] = 0
+    found = compare(space, U, g.act(U))
+    assert (found.same_function, found.same_orbit) == (True, True)
+    assert worst(found.element.act(U), g.act(U)) < 1e-9
+
+
+def test_fewer_living_heads_are_told_apart():
+    U = draw(ATTENTION, 5)
+    V = {name: w.clone() for name, w in U.items()}
+    V["W_V"][0, 0, 0] = 0
+    found = compare(ATTENTION, U, V)
+    assert found.same_function is False
+    check_witness(ATTENTION, U, V, found)
+
+
+def test_enlarged_group_is_found_and_named():
+    for seed in range(20):
+        U, e = draw(BLOCK, seed), random_enlarged(BLOCK, gen(seed))
+        V = e.act(U)
+        assert_same_function(BLOCK, U, V)
+        found = compare(BLOCK, U, V, group="enlarged")
+        assert (found.same_function, found.same_orbit, found.group) == (True, True, "enlarged")
+        assert worst(found.element.act(U), V) < 1e-9
+        paper = compare(BLOCK, U, V)
+        assert (paper.same_function, paper.same_orbit, paper.group) == (True, False, "paper")
+        V["W_B"][0, 0, 0, 0] *= 1 + 1e-5
+        apart = compare(BLOCK, U, V, group="enlarged")
+        assert (apart.same_function, apart.same_orbit) == (False, False)
+        check_witness(BLOCK, U, V, apart)
+
+
+def test_the_papers_elements_lie_in_the_enlarged_group():
+    U, g = draw(BLOCK, 6), BLOCK.group.random(gen(6))
+    found = compare(BLOCK, U, g.act(U), group="enlarged")
+    assert (found.same_function, found.same_orbit) == (True, True)
+
+
+def test_neurons_that_never_or_always_fire():
+    U = draw(BLOCK, 7)
+    U["b_A"][0, 0, 3] = -1000
+    V = {name: w.clone() for name, w in U.items()}
+    V["W_B"][0, 0, 3] = 5
+    assert compare(BLOCK, U, V).same_function is True
+    U["b_A"][0, 0, 3] = 1000
+    V = {name: w.clone() for name, w in U.items()}
+    V["b_A"][0, 0, 3] = 500
+    V["b_B"] += 500 * V["W_B"][:, :, 3]
+    assert_same_function(BLOCK, U, V)
+    found = compare(BLOCK, U, V)
+    assert (found.same_function, found.same_orbit) == (True, False)
+
+
+def test_stacks_by_their_blocks():
+    space = spaces.stack(BLOCK, 2)
+    U = draw(space, 8)
+    V = {name: w.clone() for name, w in U.items()}
+    for i in (0, 1):
+        part = {n.removeprefix(f"{i}."): w for n, w in U.items() if n.startswith(f"{i}.")}
+        moved = random_enlarged(BLOCK, gen(8 + i)).act(part)
+        V |= {f"{i}.{n}": w for n, w in moved.items()}
+    found = compare(space, U, V)
+    assert (found.same_function, found.same_orbit) == (True, False)
+
+
+def test_a_permuted_stream_between_blocks_is_seen_where_the_space_says_so():
+    loose = ALL["stack, permuted between"]
+    fixed = spaces.stack(spaces.attention_block(6, 2, 3, 4, 9), 3)
+    U = draw(loose, 9)
+    V = loose.group.random(gen(9)).act(U)
+    assert compare(loose, U, V).same_orbit is True
+    found = compare(fixed, U, V)
+    assert found.same_orbit is not True
+    assert found.same_function is not False
+
+
+def test_weights_without_batch_and_a_readable_answer():
+    U = {name: w[0, 0] for name, w in draw(BLOCK, 10).items()}
+    V = BLOCK.group.random(gen(10)).act(U)
+    text = str(compare(BLOCK, U, V))
+    assert "same function: yes" in text
+    assert "group: paper" in text
+    other = {name: w[0, 0] for name, w in draw(BLOCK, 11).items()}
+    assert "witness:" in str(compare(BLOCK, U, other))
+
+
+def test_undecidable_when_rounding_hides_the_heads():
+    U = BLOCK.randn(1, generator=gen(12))
+    g = BLOCK.group.random(gen(12), max_condition=None)
+    linears = {axis: with_condition(m, 1e7) for axis, m in g.linears.items()}
+    V = BLOCK.group.element(g.perms, linears, max_condition=None).act(U)
+    found = compare(BLOCK, U, V)
+    assert found.same_function is None
+    assert found.element is None
+    assert "rounding" in found.reason
+
+
+BAD = {
+    "batch": (lambda U: (U, draw(BLOCK, batch=2)), SpaceError, r"leading axes \[2, 1\]"),
+    "other space": (
+        lambda U: (U, draw(SIX["rope_block"])),
+        SpaceError,
+        "'qk': expected 3, found 6",
+    ),
+    "NaN": (lambda U: (U, {**U, "W_Q": U["W_Q"] / 0}), SpaceError, "'W_Q' holds .* not finite"),
+    "devices": (
+        lambda U: (U, {n: w.to("meta") for n, w in U.items()}),
+        SpaceError,
+        "mixed devices: one network is on cpu, one on meta",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "error", "message"), BAD.values(), ids=BAD)
+def test_bad_pairs_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        compare(BLOCK, *make(draw(BLOCK)))
+
+
+def test_bad_groups_are_refused():
+    U = draw(BLOCK)
+    with pytest.raises(GroupError, match="group must be 'paper' or 'enlarged'"):
+        compare(BLOCK, U, U, group="all")
+    space = SIX["rope_block"]
+    V = draw(space)
+    with pytest.raises(
+        GroupError, match=r"known for spaces\.attention_block only, not 'rope_block'"
+    ):
+        compare(space, V, V, group="enlarged")
