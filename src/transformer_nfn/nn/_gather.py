@@ -43,8 +43,7 @@ class Gather:
         """The term of these weights, ``done`` being what larger levels have gathered."""
         if self.parent is not None:
             x = done[self.parent[0]][self.parent[1]]
-            x = x.sum(self.sums) if self.sums else x
-            return x.permute(self.moves)
+            return x.sum(self.sums).permute(self.moves) if self.sums else x.permute(self.moves)
         source = self.term.source
         operands = []
         for factor, word in zip(source.factors, self.words, strict=True):
@@ -145,11 +144,10 @@ def _contract(operands: Sequence[tuple[Tensor, str]], result: str) -> Tensor:
     x, word = operands[0]
     if len(set(word)) < len(word):
         return torch.einsum(f"{word}->{result}", x)
-    sums = [i for i, a in enumerate(word) if a not in result]
-    if sums:
-        x = x.sum(sums)
-        word = "".join(a for a in word if a in result)
-    return x if word == result else x.permute([word.index(a) for a in result])
+    # Moved first, so that the sum runs over the axes in the order they lie in the result.
+    rest = [i for i, a in enumerate(word) if a not in result]
+    x = x.permute([*(word.index(a) for a in result), *rest])
+    return x.flatten(len(result)).sum(-1) if rest else x
 
 
 def _split(factor: Factor, x: Tensor) -> Tensor:

@@ -1,0 +1,101 @@
+"""E(gU) = g E(U) and I(gU) = I(U), for every space, one to three layers with activation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from layer_cases import BLOCK, KINDS, SPACES, invariant_options
+from torch import Tensor, nn
+
+from transformer_nfn import spaces
+from transformer_nfn.nn import Activation, Equivariant, Invariant
+from transformer_nfn.spaces import WeightSpace
+from transformer_nfn.testing import assert_equivariant, assert_invariant
+
+
+def network(space: WeightSpace, layers: int, **options: object) -> nn.Sequential:
+    channels = [2, 3, 2, 3][: layers + 1]
+    modules: list[nn.Module] = []
+    for d, e in zip(channels[:-1], channels[1:], strict=True):
+        modules += [Equivariant(space, d, e, **options), Activation(space)]  # type: ignore[arg-type]
+    return nn.Sequential(*modules)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SPACES)
+def test_layers_commute_with_the_group(name: str, kind: str) -> None:
+    space, options = SPACES[name], KINDS[kind]
+    for layers in (1, 2, 3):
+        torch.manual_seed(layers)
+        deep = network(space, layers, **options).double()
+        last = Invariant(space, [2, 3, 2, 3][layers], 4, **invariant_options(options)).double()
+        weights = space.randn(3, 2, dtype=torch.float64)
+        with torch.no_grad():
+            assert_equivariant(deep, space, weights, tolerance=1e-9, seed=layers)
+            assert_invariant(lambda w: last(deep(w)), space, weights, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_single_precision_holds_to_a_thousandth(name: str) -> None:
+    space = SPACES[name]
+    torch.manual_seed(0)
+    deep, last = network(space, 2), Invariant(space, 2, 4)
+    weights = space.randn(3, 2)
+    with torch.no_grad():
+        assert_equivariant(deep, space, weights, tolerance=1e-3)
+        assert_invariant(lambda w: last(deep(w)), space, weights, tolerance=1e-3)
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.integers(0, 1000),
+)
+def test_any_size_of_the_papers_block(
+    D: int, h: int, Dk: int, Dv: int, DA: int, d: int, e: int, seed: int
+) -> None:
+    space = spaces.attention_block(D, h, Dk, Dv, DA)
+    torch.manual_seed(seed)
+    layer, last = Equivariant(space, d, e).double(), Invariant(space, e, 2).double()
+    weights = space.randn(2, d, dtype=torch.float64)
+    with torch.no_grad():
+        assert_equivariant(layer, space, weights, tolerance=1e-9, seed=seed)
+        assert_invariant(lambda w: last(layer(w)), space, weights, tolerance=1e-9, seed=seed)
+
+
+def test_shifts_leave_outputs_exactly_alone() -> None:
+    space = SPACES["biased_block"]
+    layer = Equivariant(space, 1, 2).double()
+    weights = space.randn(2, 1, dtype=torch.float64)
+    shift = torch.randn_like(weights["b_V"])
+    moved = weights | {
+        "b_K": torch.randn_like(weights["b_K"]),
+        "b_V": weights["b_V"] + shift,
+        "b_O": weights["b_O"] - torch.einsum("bchv,bchvf->bcf", shift, weights["W_O"]),
+    }
+    for name, expected in layer(weights).items():
+        torch.testing.assert_close(layer(moved)[name], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_activation_leaves_tensors_with_a_linear_axis_alone() -> None:
+    weights = BLOCK.randn(2, 3)
+    out = Activation(BLOCK)(weights)
+    for name in ("W_Q", "W_K", "W_V", "W_O"):
+        assert out[name] is weights[name]
+    for name in ("W_A", "W_B", "b_A", "b_B"):
+        torch.testing.assert_close(out[name], weights[name].clamp(min=0))
+
+
+def test_a_pointwise_function_on_queries_would_break_equivariance() -> None:
+    def wrong(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {n: x.relu() for n, x in weights.items()}
+
+    with pytest.raises(AssertionError, match="not equivariant"):
+        assert_equivariant(wrong, BLOCK, BLOCK.randn(2, 1, dtype=torch.float64))
