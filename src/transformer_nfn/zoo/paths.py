@@ -6,29 +6,46 @@ from torch import Tensor
 
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.native.stepper import NativeStepper, why_not
 from transformer_nfn.zoo.steps import Stepper, TorchStepper
 
-PATHS = ("auto", "torch", "compiled", "native")
+PATHS = ("auto", "native", "torch", "compiled")
+
+
+def describe_path(
+    path: str, device: str, arch: Architecture | None = None, precision: str = "float32"
+) -> tuple[str, str]:
+    """The path that will be taken, and a sentence for the user.
+
+    ``auto`` is ``compiled`` on CUDA; on the CPU ``native`` if there is a C compiler, else
+    ``torch``, which is several times slower, so the sentence says why.
+    """
+    if path not in PATHS:
+        raise ZooError(f"path must be one of {', '.join(PATHS)}, found '{path}'")
+    reason = why_not(arch, device, precision) if path in ("auto", "native") else ""
+    if path == "native" and reason:
+        raise ZooError(f"path native was asked for, but {reason}")
+    if path == "auto":
+        if "cuda" in device:
+            path, reason = "compiled", ""
+        else:
+            path = "torch" if reason else "native"
+    words = {
+        "native": "steps by the compiled C code",
+        "torch": "steps by plain PyTorch",
+        "compiled": "steps by torch.compile",
+    }[path]
+    because = f" ({reason}; builds are slower so)" if reason else ""
+    return path, f"{words} on {device}{because}"
 
 
 def choose_stepper(
     path: str, arch: Architecture, weights: Tensor, threshold: Tensor, precision: str
 ) -> Stepper:
-    """The stepper for a path: ``auto`` is ``compiled`` on CUDA and ``native`` on the CPU.
-
-    ``native`` falls back to ``torch`` where no C compiler is found; `describe_path` says so.
-    """
-    if path not in PATHS:
-        raise ZooError(f"path must be one of {', '.join(PATHS)}, found '{path}'")
-    if path == "auto":
-        path = "compiled" if weights.is_cuda else "torch"
+    """The stepper of the path that `describe_path` names."""
+    path, _ = describe_path(path, str(weights.device), arch, precision)
+    if path == "native":
+        return NativeStepper(arch, weights, threshold)
     return TorchStepper(
         arch, weights, threshold, precision=precision, compiled=path == "compiled"
     )
-
-
-def describe_path(path: str, device: str) -> tuple[str, str]:
-    """The path that will be taken and a sentence for the user."""
-    if path == "auto":
-        path = "compiled" if "cuda" in device else "torch"
-    return path, f"steps by {path} on {device}"

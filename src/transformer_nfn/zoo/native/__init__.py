@@ -1,0 +1,1 @@
+"""The training step in C, for the CPU."""
