@@ -106,6 +106,26 @@ def test_differentiable_in_the_weights():
     assert torch.allclose(found, expected, rtol=1e-10)
 
 
+def test_many_networks_at_once_move_as_few_do_and_have_the_same_gradient():
+    space = spaces.attention_block(6, 2, 3, 4, 5)
+    U = draw(space, 5, batch=600)
+    g = space.group.random(gen(5), batch=600)
+    leaves = {name: w.clone().requires_grad_() for name, w in U.items()}
+    moved = g.act(leaves)
+    for i in (0, 299, 599):
+        alone = g[i].act({name: w[i : i + 1] for name, w in U.items()})
+        assert worst(alone, {name: w[i : i + 1].detach() for name, w in moved.items()}) < 1e-12
+    sum((w**2).sum() for w in moved.values()).backward()
+    few = {name: w[-2:].clone().requires_grad_() for name, w in U.items()}
+    halves = [
+        g[598].act({n: w[:1] for n, w in few.items()}),
+        g[599].act({n: w[1:] for n, w in few.items()}),
+    ]
+    sum((w**2).sum() for half in halves for w in half.values()).backward()
+    for name in U:
+        assert torch.allclose(leaves[name].grad[-2:], few[name].grad, rtol=1e-9, atol=1e-9)
+
+
 def test_float32_weights_are_moved_in_float64_and_rounded_once():
     U = BLOCK.randn(1, generator=gen(7))
     g = BLOCK.group.random(gen(7))

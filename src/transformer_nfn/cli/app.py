@@ -7,6 +7,7 @@ import sys
 import typer
 
 from transformer_nfn import __version__
+from transformer_nfn.cli import symmetry
 from transformer_nfn.cli.zoo import zoo_app
 from transformer_nfn.errors import TransformerNFNError
 
@@ -17,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+symmetry.register(app)
 app.add_typer(zoo_app, name="zoo")
 
 

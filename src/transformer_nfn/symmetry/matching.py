@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 EXACT_WORK = 2e8
@@ -50,5 +49,7 @@ def match_rows(target: Tensor, source: Tensor) -> Matching:
     if is_permutation(nearest):
         two = cost.topk(min(2, len(cost)), dim=1, largest=False).values
         return Matching(nearest, bool((two[:, 0] < 0.5 * two[:, -1]).all()) or len(cost) == 1)
+    from scipy.optimize import linear_sum_assignment  # slow to import, rarely needed
+
     _, columns = linear_sum_assignment(cost.cpu().numpy())
     return Matching(torch.as_tensor(columns, device=target.device), False)

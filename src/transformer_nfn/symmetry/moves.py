@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.spaces import WeightSpace
+from transformer_nfn.symmetry.small_products import matmul
 
 
 def permute(
@@ -115,11 +116,11 @@ def rebase(
     dim = lead + list(axes).index(name)
     sites = _site_shape(space, x, axes, name, lead=lead, batched=batched)
     if dual and dim == x.ndim - 2 and sites[-1] == 1:
-        return matrix.reshape(*sites[:-2], n, n) @ x
+        return matmul(matrix.reshape(*sites[:-2], n, n), x)
     # A row vector times the matrix; a dual axis takes the inverse from the left: its transpose.
     right = matrix.mT if dual else matrix
     if dim == x.ndim - 1 and x.ndim >= 2 and sites[-2] == 1:
-        return x @ right.reshape(*sites[:-2], n, n)
+        return matmul(x, right.reshape(*sites[:-2], n, n))
     moved = x.movedim(dim, -1).unsqueeze(-2)
     del sites[dim]
     return (moved @ right.reshape(*sites, n, n)).squeeze(-2).movedim(-1, dim)

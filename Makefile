@@ -1,0 +1,38 @@
+# Two commands need nothing but Python 3.11 and make:  make demo   make test
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# One thread a process: tests run in two processes, and small products gain nothing from more.
+WORKERS ?= 2
+
+.PHONY: demo test lint bench nightly docs clean help
+
+help:            ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	@touch $@
+
+demo: $(VENV)/installed  ## set up, and run the main job on an embedded default
+	$(BIN)/tnfn disguises --out demo
+
+test: $(VENV)/installed  ## set up, and run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+lint: $(VENV)/installed  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/installed  ## every benchmark, one after another
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+nightly: $(VENV)/installed  ## the slow checks too
+	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'nightly or not nightly'
+
+docs: $(VENV)/installed  ## the documentation, warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+clean:           ## what make wrote
+	rm -rf $(VENV) site demo

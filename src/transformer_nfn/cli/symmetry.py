@@ -1,0 +1,245 @@
+"""Commands about one or two networks: what acts on them, and are they the same?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from transformer_nfn import spaces, symmetry
+from transformer_nfn.checkpoints import load_network, save_network
+from transformer_nfn.cli.disguises import disguises_command
+from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.spaces import WeightSpace
+
+SpaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--space",
+        help="The weight space: a JSON file, or NAME:SIZES such as attention_block:32,2,16,16,64. "
+        "Default: what the file itself says.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+FileArgument = Annotated[Path, typer.Argument(help="A network in a safetensors file.")]
+SPACE_HELP = """NAME is one of the ready spaces, SIZES its whole numbers in order:
+
+  multi_head:D,heads,Dk,Dv
+  attention_block:D,heads,Dk,Dv,Dff   (also biased_block, rope_block, swiglu_block)
+  grouped_query_block:D,groups,queries,Dk,Dv,Dff
+  residual_stack:blocks,D,heads,Dk,Dv,Dff,Din,Dout
+"""
+
+
+def parse_space(text: str) -> WeightSpace:
+    """Reads ``attention_block:32,2,16,16,64``, or a JSON file."""
+    name, _, sizes = text.partition(":")
+    if name not in spaces.READY:
+        path = Path(text)
+        if not path.is_file():
+            raise SpaceError(
+                f"'{text}' is neither a file nor a ready space ({', '.join(spaces.READY)})"
+            )
+        return WeightSpace.from_json(path.read_text())
+    try:
+        numbers = [int(n) for n in sizes.split(",")] if sizes else []
+    except ValueError:
+        raise SpaceError(
+            f"the sizes of '{text}' must be whole numbers, as in {name}:32,2,16"
+        ) from None
+    build = getattr(spaces, name)
+    try:
+        if name == "residual_stack" and len(numbers) == 8:
+            built = build(*numbers[:6], d_in=numbers[6], d_out=numbers[7])
+        else:
+            built = build(*numbers)
+    except TypeError:
+        usage = next(line for line in SPACE_HELP.splitlines() if name in line).strip()
+        raise SpaceError(f"'{text}' has {len(numbers)} sizes; expected {usage}") from None
+    assert isinstance(built, WeightSpace)
+    return built
+
+
+def _given(text: str | None) -> WeightSpace | None:
+    return None if text is None else parse_space(text)
+
+
+def space_command(
+    name: Annotated[str | None, typer.Argument(help="NAME:SIZES, or a JSON file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a weight space: its tensors, its axes, and what acts on them.
+
+    Without a name, lists the ready ones.
+
+    [bold]Examples[/bold]
+
+      tnfn space
+
+      tnfn space attention_block:32,2,16,16,64
+
+      tnfn space rope_block:32,2,16,16,64 --json > rope.json
+    """
+    if name is None:
+        if as_json:
+            typer.echo(json.dumps(dict(spaces.READY)))
+            return
+        table = Table("name", "what it is")
+        for key, words in spaces.READY.items():
+            table.add_row(key, words)
+        Console().print(table)
+        typer.echo(SPACE_HELP)
+        return
+    space = parse_space(name)
+    typer.echo(space.to_json(indent=2) if as_json else str(space))
+
+
+def sample_command(
+    name: Annotated[str, typer.Argument(help="NAME:SIZES, or a JSON file.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+) -> None:
+    """Draw a random network of a space (standard normal weights) and write it to a file.
+
+    [bold]Example[/bold]
+
+      tnfn sample attention_block:32,2,16,16,64 --out net.safetensors
+    """
+    space = parse_space(name)
+    generator = torch.Generator().manual_seed(seed)
+    save_network(out, space, space.randn(1, generator=generator))
+    typer.echo(f"wrote {out}: one network of {space.name}, {space.num_weights:,} weights")
+
+
+def disguise_command(
+    file: FileArgument,
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    space: SpaceOption = None,
+    seed: Annotated[int, typer.Option(help="Of the random group element.")] = 0,
+    max_condition: Annotated[float, typer.Option(help="Worst condition number allowed.")] = 100.0,
+) -> None:
+    """Write the same function with other weights: act with a random group element.
+
+    [bold]Example[/bold]
+
+      tnfn disguise net.safetensors --out other.safetensors --seed 7
+    """
+    found, weights = load_network(file, _given(space))
+    generator = torch.Generator().manual_seed(seed)
+    element = found.group.random(generator, max_condition=max_condition)
+    save_network(out, found, element.act(weights))
+    typer.echo(f"wrote {out}: the function of {file} with other weights")
+
+
+def compare_command(
+    first: FileArgument,
+    second: FileArgument,
+    space: SpaceOption = None,
+    group: Annotated[
+        str, typer.Option(help="'paper', or 'enlarged' with LayerNorm and ReLU scalings.")
+    ] = "paper",
+    as_json: JsonOption = False,
+) -> None:
+    """Are two networks the same function? With proof: a group element, or a witness input.
+
+    Exit code 0 if they are, 1 if they are not, 3 if that is undecidable at this precision.
+
+    [bold]Examples[/bold]
+
+      tnfn compare net.safetensors other.safetensors
+
+      tnfn compare a.safetensors b.safetensors --space attention_block:32,2,16,16,64 --json
+    """
+    left, U = load_network(first, _given(space))
+    right, V = load_network(second, _given(space))
+    if left != right:
+        raise SpaceError(
+            f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
+        )
+    if group not in ("paper", "enlarged"):
+        raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
+    result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
+    typer.echo(json.dumps(_as_json(result)) if as_json else str(result))
+    raise typer.Exit({True: 0, False: 1, None: 3}[result.same_function])
+
+
+def _as_json(result: symmetry.Comparison) -> dict[str, Any]:
+    witness = result.witness
+    return {
+        "same_function": result.same_function,
+        "same_orbit": result.same_orbit,
+        "group": result.group,
+        "reason": result.reason,
+        "resolution": result.resolution,
+        "element_error": result.element_error,
+        "residuals": dict(result.residuals),
+        "witness": witness
+        and {
+            "difference": witness.difference,
+            "noise": witness.noise,
+            "input": witness.X.tolist(),
+        },
+    }
+
+
+def fingerprint_command(
+    files: Annotated[list[Path], typer.Argument(help="Networks in safetensors files.")],
+    space: SpaceOption = None,
+    size: Annotated[int, typer.Option(help="How many numbers.")] = 64,
+    as_json: JsonOption = False,
+) -> None:
+    """A short vector that every disguise of a network shares; several files also by distance.
+
+    [bold]Example[/bold]
+
+      tnfn fingerprint net.safetensors other.safetensors
+    """
+    loaded = [load_network(file, _given(space)) for file in files]
+    if any(found != loaded[0][0] for found, _ in loaded):
+        raise SpaceError("the files lie in different weight spaces; fingerprints do not compare")
+    prints = torch.cat([symmetry.fingerprint(found, w, size=size) for found, w in loaded])
+    apart = torch.cdist(prints, prints) / prints.norm(dim=1).mean().clamp_min(1e-300)
+    if as_json:
+        rows = {str(f): p.tolist() for f, p in zip(files, prints, strict=True)}
+        typer.echo(json.dumps({"fingerprints": rows, "relative_distances": apart.tolist()}))
+        return
+    table = Table("file", "fingerprint", "distance to the first")
+    for file, row, away in zip(files, prints, apart[0].tolist(), strict=True):
+        start = " ".join(f"{x:+.3f}" for x in row[:3].tolist()) + " …"
+        table.add_row(str(file), start, f"{away:.1e}")
+    Console().print(table)
+
+
+def canonical_command(
+    file: FileArgument,
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    space: SpaceOption = None,
+) -> None:
+    """Write the representative of a network's orbit: the same file for every disguise.
+
+    [bold]Example[/bold]
+
+      tnfn canonical net.safetensors --out canonical.safetensors
+    """
+    found, weights = load_network(file, _given(space))
+    save_network(out, found, symmetry.canonical_form(found, weights))
+    typer.echo(f"wrote {out}: the canonical form of {file}")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands to the root."""
+    for name, command in (
+        ("space", space_command),
+        ("sample", sample_command),
+        ("disguise", disguise_command),
+        ("compare", compare_command),
+        ("fingerprint", fingerprint_command),
+        ("canonical", canonical_command),
+        ("disguises", disguises_command),
+    ):
+        app.command(name)(command)

@@ -1,0 +1,175 @@
+"""The commands as a user runs them: files in, files out, exit codes, one-sentence errors."""
+
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from transformer_nfn import spaces
+from transformer_nfn.checkpoints import load_network, save_network
+from transformer_nfn.cli import main
+from transformer_nfn.errors import SpaceError, TransformerNFNError
+
+SPACE = "attention_block:8,2,3,4,10"
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def tnfn(*words):
+    """Runs the command in this process, as the console script would."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["tnfn", *map(str, words)]):
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("networks")
+    for out, seed in (("a", 0), ("b", 1)):
+        assert (
+            tnfn("sample", SPACE, "--out", path / f"{out}.safetensors", "--seed", seed).returncode
+            == 0
+        )
+    done = tnfn("disguise", path / "a.safetensors", "--out", path / "disguised.safetensors")
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_compare_tells_by_exit_code_and_json(folder):
+    same = tnfn("compare", folder / "a.safetensors", folder / "disguised.safetensors", "--json")
+    assert same.returncode == 0, same.stderr
+    answer = json.loads(same.stdout)
+    assert answer["same_function"] is True
+    assert answer["same_orbit"] is True
+    other = tnfn("compare", folder / "a.safetensors", folder / "b.safetensors", "--json")
+    assert other.returncode == 1
+    assert json.loads(other.stdout)["witness"]["difference"] > 0.01
+    words = tnfn("compare", folder / "a.safetensors", folder / "b.safetensors")
+    assert "same function: no" in words.stdout
+
+
+def test_fingerprints_and_canonical_forms_of_disguises_agree(folder):
+    names = [folder / f"{n}.safetensors" for n in ("a", "disguised", "b")]
+    done = tnfn("fingerprint", *names, "--json")
+    apart = json.loads(done.stdout)["relative_distances"]
+    assert apart[0][1] < 1e-4 < 1e-2 < apart[0][2]
+    assert "distance to the first" in tnfn("fingerprint", *names).stdout
+    forms = []
+    for name in names[:2]:
+        out = folder / f"canonical-{name.name}"
+        assert tnfn("canonical", name, "--out", out).returncode == 0
+        forms.append(load_network(out)[1])
+    for tensor in forms[0]:
+        assert torch.allclose(forms[0][tensor], forms[1][tensor], atol=1e-3)
+
+
+def test_space_prints_lists_and_writes_json(tmp_path):
+    assert "head input qk*" in tnfn("space", SPACE).stdout
+    assert "rope_block" in tnfn("space").stdout
+    assert "grouped_query_block" in json.loads(tnfn("space", "--json").stdout)
+    path = tmp_path / "space.json"
+    path.write_text(tnfn("space", "residual_stack:2,8,2,3,4,10,5,3", "--json").stdout)
+    assert "residual_stack: 30 tensors" in tnfn("space", path).stdout
+
+
+def test_the_story_of_the_disguises(tmp_path):
+    done = tnfn("disguises", "--out", tmp_path / "demo")
+    assert done.returncode == 0, done.stderr
+    assert "witness" in done.stdout
+    assert len(list((tmp_path / "demo").glob("*.safetensors"))) == 7
+
+
+def test_version_and_help():
+    assert tnfn("--version").stdout.startswith("transformer-nfn ")
+    for command in ("compare", "disguise", "space", "fingerprint", "canonical", "sample"):
+        assert "tnfn " + command in tnfn(command, "--help").stdout
+
+
+def bad(folder, case):
+    a = folder / "a.safetensors"
+    torn = folder / "torn.safetensors"
+    torn.write_bytes(a.read_bytes()[:-7])
+    plain = folder / "plain.safetensors"
+    save_file({"W": torch.ones(3)}, plain)
+    rope = folder / "rope.safetensors"
+    tnfn("sample", "rope_block:8,2,4,4,10", "--out", rope)
+    return {
+        "no file": (["compare", a, folder / "none"], "there is no file"),
+        "torn file": (["compare", a, torn], "torn.safetensors' is not a readable safetensors file"),
+        "no space": (["compare", a, plain], "does not say which weight space"),
+        "wrong space": (
+            ["compare", a, a, "--space", "attention_block:8,2,3,4,11"],
+            "'W_A' axis 'neuron': expected 11, found 10",
+        ),
+        "other spaces": (["compare", a, rope], "the spaces do not match"),
+        "unknown space": (["space", "nothing:1"], "neither a file nor a ready space"),
+        "sizes": (["space", "attention_block:8,2"], "expected attention_block:D,heads,Dk,Dv,Dff"),
+        "words for sizes": (["space", "attention_block:8,two"], "must be whole numbers"),
+        "group": (["compare", a, a, "--group", "all"], "--group must be"),
+        "unwritable": (["canonical", a, "--out", "/proc/none/x"], "cannot write"),
+    }[case]
+
+
+CASES = ["no file", "torn file", "no space", "wrong space", "other spaces", "unknown space"]
+CASES += ["sizes", "words for sizes", "group", "unwritable"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_one_sentence_and_exit_code_2(folder, case):
+    words, message = bad(folder, case)
+    done = tnfn(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stderr.startswith("error: ")
+
+
+def test_a_network_round_trips_bit_for_bit(tmp_path):
+    space = spaces.biased_block(6, 2, 3, 2, 5)
+    weights = space.randn(1, dtype=torch.bfloat16)
+    save_network(tmp_path / "n.safetensors", space, weights)
+    found, again = load_network(tmp_path / "n.safetensors")
+    assert found == space
+    assert all(torch.equal(again[n], weights[n]) for n in weights)
+    with pytest.raises(SpaceError, match="a file holds one network"):
+        save_network(tmp_path / "many.safetensors", space, space.randn(2))
+    assert [p.name for p in tmp_path.iterdir()] == ["n.safetensors"]
+
+
+def test_the_installed_command_exits_with_2():
+    command = [sys.executable, "-m", "transformer_nfn", "compare", "none", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: there is no file 'none'\n"
+
+
+def test_importing_needs_torch_and_numpy_only():
+    code = (
+        "import sys, transformer_nfn\n"
+        "heavy = {'matplotlib', 'sklearn', 'pyarrow', 'ray', 'xgboost', 'lightgbm', 'gensim', "
+        "'transformers', 'typer', 'rich', 'huggingface_hub', 'scipy'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_errors_have_one_root():
+    assert issubclass(SpaceError, TransformerNFNError)
