@@ -156,7 +156,7 @@ class PaperEquivariant(nn.Module):
 
     def __init__(self, d: int, e: int, D: int) -> None:
         super().__init__()
-        self.phi = nn.ParameterDict({n.replace(".", ""): _init(a, d, e, D) for n, a in PHI_E.items()})
+        self.phi = nn.ParameterDict({n: _init(a, d, e, D) for n, a in PHI_E.items()})
 
     def forward(self, w: dict[str, Tensor]) -> dict[str, Tensor]:
         return equivariant(dict(self.phi.items()), w)

@@ -88,7 +88,8 @@ def count(module: torch.nn.Module) -> int:
 
 
 @pytest.mark.parametrize(
-    ("D", "h", "Dk", "Dv", "DA"), [(2, 2, 1, 2, 2), (3, 2, 1, 1, 3), (2, 1, 2, 1, 3), (2, 3, 1, 1, 2)]
+    ("D", "h", "Dk", "Dv", "DA"),
+    [(2, 2, 1, 2, 2), (3, 2, 1, 1, 3), (2, 1, 2, 1, 3), (2, 3, 1, 1, 2)],
 )
 def test_the_papers_block_has_all_maps(D: int, h: int, Dk: int, Dv: int, DA: int) -> None:
     space = spaces.attention_block(D, h, Dk, Dv, DA)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -16,6 +16,14 @@ def check_channels(**channels: int) -> None:
     for name, number in channels.items():
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise SpaceError(f"{name} must be a positive integer, found {number!r}")
+
+
+def check_options(**options: tuple[str, Sequence[str]]) -> None:
+    """Raises `SpaceError` unless every option is one of its choices."""
+    for name, (found, choices) in options.items():
+        if found not in choices:
+            words = ", ".join(repr(c) for c in choices)
+            raise SpaceError(f"{name} must be one of {words}, found {found!r}")
 
 
 def enter(

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from transformer_nfn.nn._assemble import add_pieces, plan_pieces
 from transformer_nfn.nn._dictionaries import Dictionaries, Writers, check_rank
-from transformer_nfn.nn._entry import check_channels, enter
+from transformer_nfn.nn._entry import check_channels, check_options, enter
 from transformer_nfn.nn._gather import plan_gathers, run_gathers
-from transformer_nfn.nn._init import Scheme, reset_maps
+from transformer_nfn.nn._init import POOLS, SCHEMES, Pool, Scheme, reset_maps
 from transformer_nfn.nn._level_map import Block, LevelMap
 from transformer_nfn.nn._levels import (
     Target,
@@ -57,12 +57,13 @@ class Equivariant(nn.Module):
         rank: int | None = None,
         gated: bool = False,
         quadratic: bool = False,
-        pool: str = "mean",
+        pool: Pool = "mean",
         init: Scheme = "unit",
     ) -> None:
         super().__init__()
         check_channels(in_channels=in_channels, out_channels=out_channels)
         check_rank(rank)
+        check_options(pool=(pool, POOLS), init=(init, SCHEMES))
         self.space = space
         self.in_channels, self.out_channels = in_channels, out_channels
         self.rank, self.gated, self.quadratic, self.init = rank, gated, quadratic, init

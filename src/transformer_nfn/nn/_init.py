@@ -11,6 +11,8 @@ from torch import nn
 from transformer_nfn.nn._level_map import LevelMap
 
 Scheme = Literal["unit", "xavier"]
+Pool = Literal["mean", "sum"]
+POOLS, SCHEMES = ("mean", "sum"), ("unit", "xavier")
 
 
 @torch.no_grad()

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 
 from transformer_nfn.nn._dictionaries import Dictionaries, check_rank
-from transformer_nfn.nn._entry import check_channels, enter
+from transformer_nfn.nn._entry import check_channels, check_options, enter
 from transformer_nfn.nn._gather import plan_gathers, run_gathers
-from transformer_nfn.nn._init import Scheme, reset_maps
+from transformer_nfn.nn._init import POOLS, SCHEMES, Pool, Scheme, reset_maps
 from transformer_nfn.nn._level_map import Block, LevelMap
 from transformer_nfn.nn._levels import Target, invariant_sources, plan_levels
 from transformer_nfn.nn._table import levels_table
@@ -40,12 +40,13 @@ class Invariant(nn.Module):
         *,
         rank: int | None = None,
         quadratic: bool = False,
-        pool: str = "mean",
+        pool: Pool = "mean",
         init: Scheme = "unit",
     ) -> None:
         super().__init__()
         check_channels(in_channels=in_channels, out_features=out_features)
         check_rank(rank)
+        check_options(pool=(pool, POOLS), init=(init, SCHEMES))
         self.space = space
         self.in_channels, self.out_features = in_channels, out_features
         self.rank, self.quadratic, self.init = rank, quadratic, init

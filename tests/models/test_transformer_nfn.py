@@ -1,0 +1,172 @@
+"""The paper's model: its parameter counts, what it reads, and that it learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paper_transcription import PaperModel
+from phi_mapping import phi_of_equivariant, phi_of_invariant
+
+from transformer_nfn import spaces
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.models import Network, TransformerNFN
+from transformer_nfn.nn import Equivariant, Invariant
+
+SMALL = spaces.attention_block(4, 2, 2, 2, 6)
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def networks(
+    space: spaces.WeightSpace, batch: int, blocks: int = 2, **widths: int
+) -> Network:
+    out: Network = {"blocks": [space.randn(batch) for _ in range(blocks)]}
+    for part, width in widths.items():
+        out[part] = torch.randn(batch, width)  # type: ignore[literal-required]
+    return out
+
+
+def test_parameter_counts_of_the_papers_table() -> None:
+    assert count(TransformerNFN.paper("ag_news")) == 1_804_741
+    assert count(TransformerNFN.paper("mnist")) == 1_812_181
+    assert count(PaperModel(32, 2, [10], 1188)) == 1_804_741
+
+
+@pytest.mark.parametrize(
+    ("channels", "millions"),
+    [
+        ([3], "0.491"),
+        ([5], "0.840"),
+        ([10], "1.793"),
+        ([15], "2.857"),
+        ([3, 3], "1.901"),
+        ([5, 5], "4.757"),
+        ([10, 10], "17.457"),
+        ([15, 15], "38.101"),
+    ],
+)
+def test_parameter_counts_of_the_ablation(channels: list[int], millions: str) -> None:
+    with torch.device("meta"):
+        model = TransformerNFN.paper("ag_news", channels, ["encoder"])
+    assert f"{count(model) / 1e6:.3f}" == millions
+
+
+@pytest.mark.parametrize("channels", [[3], [2, 3]])
+def test_the_model_is_the_literal_transcription(channels: list[int]) -> None:
+    torch.manual_seed(0)
+    model = TransformerNFN(SMALL, 2, channels, classifier=7, pool="sum", init="xavier").double()
+    paper = PaperModel(4, 2, channels, 7).double()
+    for ours, layers, last in zip(model.encoders, paper.equivariant, paper.invariant, strict=True):
+        for layer, other in zip(ours.equivariant, layers, strict=True):  # type: ignore[arg-type]
+            assert isinstance(layer, Equivariant)
+            for name, phi in phi_of_equivariant(layer).items():
+                other.phi[name].data.copy_(phi)  # type: ignore[union-attr,index]
+        assert isinstance(ours.invariant, Invariant)
+        for name, phi in phi_of_invariant(ours.invariant).items():
+            last[0].phi[name].data.copy_(phi)  # type: ignore[index]
+    paper.mlp.load_state_dict(model.neck.state_dict())
+    assert model.classifier is not None
+    paper.classifier.load_state_dict(model.classifier.state_dict())
+    paper.head.load_state_dict(model.head.state_dict())
+    given = networks(SMALL, 5, classifier=7)
+    given = {
+        "blocks": [{n: x.double() for n, x in w.items()} for w in given["blocks"]],
+        "classifier": given["classifier"].double(),  # type: ignore[union-attr]
+    }
+    torch.testing.assert_close(model(given), paper(given), rtol=1e-10, atol=1e-10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "components",
+    [
+        ["encoder"],
+        ["classifier"],
+        ["embedding"],
+        ["embedding", "classifier"],
+        ["encoder", "classifier"],
+        ["encoder", "embedding"],
+        ["encoder", "classifier", "embedding"],
+    ],
+)
+def test_any_subset_of_components(components: list[str]) -> None:
+    model = TransformerNFN.paper("mnist", [2], components)
+    space = model.space
+    whole = networks(space, 3, embedding=544, classifier=1386)
+    keys = {"encoder": "blocks"}
+    part = {keys.get(c, c): whole[keys.get(c, c)] for c in components}  # type: ignore[literal-required]
+    out = model(part)
+    assert out.shape == (3,)
+    assert ((out > 0) & (out < 1)).all()
+    torch.testing.assert_close(model(whole), out)
+
+
+def test_parts_may_be_dicts_of_tensors() -> None:
+    model = TransformerNFN(SMALL, 1, [2], classifier=11)
+    given = networks(SMALL, 3, 1)
+    fc1, fc2 = torch.randn(3, 2, 4), torch.randn(3, 3)
+    whole = {**given, "classifier": torch.cat([fc1.flatten(1), fc2], 1)}
+    named = {**given, "classifier": {"fc2": fc2, "fc1": fc1}}
+    torch.testing.assert_close(model(named), model(whole))
+
+
+def test_disguised_blocks_get_the_same_number() -> None:
+    torch.manual_seed(0)
+    for options in ({}, {"pool": "sum", "init": "xavier"}, {"gated": True}, {"rank": 2}):
+        model = TransformerNFN(SMALL, 2, [3, 2], **options).double()  # type: ignore[arg-type]
+        blocks = [SMALL.randn(4, dtype=torch.float64) for _ in range(2)]
+        moved = [SMALL.group.random().act(w) for w in blocks]
+        with torch.no_grad():
+            torch.testing.assert_close(
+                model({"blocks": moved}), model({"blocks": blocks}), rtol=1e-9, atol=1e-9
+            )
+
+
+def test_the_model_can_learn_networks_by_heart() -> None:
+    torch.manual_seed(0)
+    model = TransformerNFN(SMALL, 2, [6])
+    given = networks(SMALL, 32)
+    # Random accuracies, as labels no structure could predict.
+    target = torch.rand(32)
+    least = torch.nn.functional.binary_cross_entropy(target, target).item()
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 500)
+    losses = []
+    for _ in range(500):
+        loss = torch.nn.functional.binary_cross_entropy(model(given), target)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+        losses.append(loss.item() - least)
+    assert losses[-1] < 1e-3 * losses[0]
+
+
+def test_an_empty_batch_gives_an_empty_result() -> None:
+    for channels in ([3], [3, 3]):
+        model = TransformerNFN(SMALL, 2, channels, classifier=7)
+        assert model(networks(SMALL, 0, classifier=7)).shape == (0,)
+
+
+def test_what_the_model_refuses() -> None:
+    model = TransformerNFN(SMALL, 2, [2], classifier=7)
+    good = networks(SMALL, 3, classifier=7)
+    with pytest.raises(SpaceError, match="reads 2 blocks, found 1"):
+        model({**good, "blocks": good["blocks"][:1]})
+    with pytest.raises(SpaceError, match="'blocks' as a list of weight dicts, found nothing"):
+        model({"classifier": good["classifier"]})
+    with pytest.raises(SpaceError, match=r"'classifier' must have 7 numbers .* found 8"):
+        model({**good, "classifier": torch.randn(3, 8)})
+    with pytest.raises(SpaceError, match=r"'classifier' as a tensor .* found nothing"):
+        model({"blocks": good["blocks"]})
+    with pytest.raises(SpaceError, match="one batch size, found 3, 2"):
+        model({**good, "classifier": torch.randn(2, 7)})
+    with pytest.raises(SpaceError, match="at least one of"):
+        TransformerNFN(SMALL, encoder=False)
+    with pytest.raises(SpaceError, match="needs blocks and channels"):
+        TransformerNFN(SMALL, channels=[])
+    with pytest.raises(SpaceError, match="task must be one of"):
+        TransformerNFN.paper("cifar")
+    with pytest.raises(SpaceError, match="'ag_news' has encoder, classifier, found 'embedding'"):
+        TransformerNFN.paper("ag_news", components=["embedding"])

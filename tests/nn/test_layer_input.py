@@ -1,0 +1,72 @@
+"""What a layer refuses, with one sentence each; an empty batch gives an empty result."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from layer_cases import BLOCK, KINDS, SPACES, invariant_options
+
+from transformer_nfn import spaces
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.nn import Activation, Equivariant, Invariant
+from transformer_nfn.spaces import Axis, WeightSpace
+
+
+def test_weights_of_another_space() -> None:
+    other = spaces.attention_block(4, 2, 3, 2, 6)
+    for layer in (Equivariant(BLOCK, 1, 2), Invariant(BLOCK, 1, 2)):
+        with pytest.raises(SpaceError, match="'W_A' axis 'neuron': expected 5, found 6"):
+            layer(other.randn(2))
+        with pytest.raises(SpaceError, match="weights lack"):
+            layer(spaces.multi_head(4, 2, 3, 2).randn(2))
+
+
+def test_channels_that_do_not_match() -> None:
+    for layer in (Equivariant(BLOCK, 3, 2), Invariant(BLOCK, 3, 2)):
+        with pytest.raises(SpaceError, match="reads 3 channels, the weights have 2"):
+            layer(BLOCK.randn(2, 2))
+
+
+@pytest.mark.parametrize("rank", [0, -1, 1.5, True])
+def test_ranks_that_do_not_exist(rank: object) -> None:
+    for layer in (Equivariant, Invariant):
+        with pytest.raises(SpaceError, match="rank must be a positive integer or None"):
+            layer(BLOCK, 1, 2, rank=rank)  # type: ignore[arg-type]
+
+
+def test_channels_that_do_not_exist() -> None:
+    with pytest.raises(SpaceError, match="out_channels must be a positive integer, found 0"):
+        Equivariant(BLOCK, 1, 0)
+    with pytest.raises(SpaceError, match="in_channels must be a positive integer, found -1"):
+        Invariant(BLOCK, -1, 2)
+
+
+@pytest.mark.parametrize(("name", "value"), [("pool", "max"), ("init", "zero")])
+def test_options_that_do_not_exist(name: str, value: str) -> None:
+    for layer in (Equivariant, Invariant):
+        with pytest.raises(SpaceError, match=f"{name} must be one of .*, found '{value}'"):
+            layer(BLOCK, 1, 2, **{name: value})  # type: ignore[arg-type]
+
+
+def test_a_tensor_that_carries_an_axis_twice() -> None:
+    space = WeightSpace.build("graph", [Axis.perm("node", 4)], {"W": "node node", "b": "node"})
+    with pytest.raises(SpaceError, match=r"cannot write tensor 'W', .* 'node' twice"):
+        Equivariant(space, 1, 1)
+    # It can be read: rows, columns, the diagonal.
+    layer = Invariant(space, 1, 3).double()
+    weights = space.randn(2, dtype=torch.float64)
+    order = torch.tensor([2, 0, 3, 1])
+    moved = {"W": weights["W"][..., order, :][..., order], "b": weights["b"][..., order]}
+    torch.testing.assert_close(layer(moved), layer(weights))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SPACES)
+def test_an_empty_batch_gives_an_empty_result(name: str, kind: str) -> None:
+    space, options = SPACES[name], KINDS[kind]
+    weights = space.randn(0, 2)
+    out = Activation(space)(Equivariant(space, 2, 3, **options)(weights))
+    assert {n: tuple(x.shape) for n, x in out.items()} == {
+        n: (0, 3, *s) for n, s in space.shapes.items()
+    }
+    assert Invariant(space, 2, 5, **invariant_options(options))(weights).shape == (0, 5)
