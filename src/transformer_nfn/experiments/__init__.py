@@ -1,0 +1,1 @@
+"""Protocol, runs, the paper's tables and figures, the report."""
