@@ -24,7 +24,7 @@ FORMAT = 1
 RUN_FILE = "run.json"
 PREDICTIONS_FILE = "predictions.parquet"
 LOG_FILE = "log.jsonl"
-CONFIGURATION = ("optimizer", "lr", "l2", "init_std", "dropout", "train_fraction")
+CONFIGURATION = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "train_fraction")
 
 
 class RunError(TransformerNFNError):
@@ -99,7 +99,7 @@ def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
     """Writes ``predictions.parquet``.
 
     Columns: ``seed, split`` (val or test)``, row, run, accuracy, predicted, low, high`` and the
-    configuration of the run (``optimizer, lr, l2, init_std, dropout, train_fraction``).
+    configuration of the run (``optimizer, learning_rate, l2, init_std, dropout, train_fraction``).
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
