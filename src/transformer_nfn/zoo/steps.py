@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -74,11 +76,12 @@ class TorchStepper:
             part = slice(at, min(at + NETWORKS_AT_ONCE, len(coef)))
             w = self.weights[part].detach().requires_grad_()
             lengths = None if batch.lengths is None else batch.lengths[part]
-            loss, hit = self._loss(
-                w, batch.inputs[part], batch.labels[part], lengths,
-                keys[part], self.threshold[part], self.scale[part],
-            )
-            (grad,) = torch.autograd.grad(loss.sum(), w)
+            with self._products():
+                loss, hit = self._loss(
+                    w, batch.inputs[part], batch.labels[part], lengths,
+                    keys[part], self.threshold[part], self.scale[part],
+                )
+                (grad,) = torch.autograd.grad(loss.sum(), w)
             with torch.no_grad():
                 self._update(
                     self.weights[part], grad, self.first[part], self.second[part], coef[part]
@@ -86,6 +89,17 @@ class TorchStepper:
             losses.append(loss.detach())
             hits.append(hit)
         return torch.cat(losses), torch.cat(hits)
+
+    @contextmanager
+    def _products(self) -> Iterator[None]:
+        # On CPUs without bf16 instructions oneDNN refuses some shapes with a warning each time.
+        before = torch.backends.mkldnn.enabled
+        if self.dtype == torch.bfloat16 and not self.weights.is_cuda:
+            torch.backends.mkldnn.enabled = False
+        try:
+            yield
+        finally:
+            torch.backends.mkldnn.enabled = before
 
     def _losses(
         self,

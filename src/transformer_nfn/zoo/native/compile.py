@@ -60,7 +60,8 @@ def _cache() -> Path:
 
 def _compile(compiler: str, source: Path, target: Path) -> str:
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    flags = ["-O3", native, "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-fno-trapping-math"]
+    flags = ["-O3", native, "-std=gnu11", "-ffp-contract=fast"]
+    flags += ["-fno-math-errno", "-fno-trapping-math"]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:

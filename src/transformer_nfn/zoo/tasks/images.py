@@ -151,7 +151,7 @@ def digits(held: float | None, samples: int | None) -> ImageTask:
     """The 1,797 digits of scikit-learn, 8×8, 2×2 patches; a fixed third is for testing.
 
     There are too few of them for the paper's batch of 128 to give a run enough steps in
-    minutes, and 8×8 pixels leave no room to crop; so batches are of 32 and images stay whole.
+    minutes, and 8×8 pixels leave no room to crop; so batches are of 16 and images stay whole.
     """
     try:
         from sklearn.datasets import load_digits
@@ -169,8 +169,8 @@ def digits(held: float | None, samples: int | None) -> ImageTask:
         side=2,
         white=16,
         padding=0,
-        epochs=20,
-        batch_size=32,
+        epochs=16,
+        batch_size=16,
         held=0.1 if held is None else held,
         samples=samples,
         provenance={"source": "sklearn.datasets.load_digits"},
