@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from transformer_nfn.nn._level_map import LevelMap
@@ -60,7 +61,28 @@ def _piece(i: int, part: int, linear: LevelMap, target: Target) -> Piece:
 
 def add_pieces(pieces: Sequence[Piece], results: Sequence[Sequence[Tensor]]) -> Tensor:
     """The broadcast sum over levels, small ones first so that few full-size tensors are made."""
-    total = pieces[0].view(results[pieces[0].level])
-    for piece in pieces[1:]:
-        total = total + piece.view(results[piece.level])
-    return total
+    views = [piece.view(results[piece.level]) for piece in pieces]
+    *small, large = _merged(views)
+    if small and not torch.is_grad_enabled() and large.numel() > max(x.numel() for x in small):
+        # Each piece is used once, so without gradients the largest may hold the sum.
+        for x in small:
+            large += x
+        return large
+    for x in small:
+        large = large + x
+    return large
+
+
+def _merged(views: Sequence[Tensor]) -> list[Tensor]:
+    """The same sum with fewer summands: what fits into a small piece is added there."""
+    left = list(views)
+    kept = []
+    while left:
+        x = left.pop(0)
+        for j, y in enumerate(left[:-1]):
+            if all(n in (1, m) for n, m in zip(x.shape, y.shape, strict=True)):
+                left[j] = y + x
+                break
+        else:
+            kept.append(x)
+    return kept
