@@ -1,0 +1,330 @@
+"""How fast is the paper's model beside the literal transcription of its pseudocode?
+
+Both sides in one run, taking turns, after warming up; medians. On a CPU: a whole training step
+(forward, backward, Adam) at batch 16 and a forward pass at batch 256. On a GPU also the step
+captured as a CUDA graph. The two models hold the same numbers and are checked to agree first.
+
+    python benchmarks/nfn.py [--json FILE] [--device cpu|cuda] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "nn"))
+
+from paper_transcription import PaperModel
+from phi_mapping import phi_of_equivariant, phi_of_invariant
+
+from transformer_nfn.models import TransformerNFN
+
+TRAIN, FORWARD = 16, 256
+
+
+def build(device: str) -> tuple[TransformerNFN, PaperModel]:
+    """The two models on AG News with the same parameters."""
+    torch.manual_seed(0)
+    ours = TransformerNFN.paper("ag_news")
+    paper = PaperModel(32, 2, [10], 1188)
+    with torch.no_grad():
+        for mine, layers, last in zip(
+            ours.encoders, paper.equivariant, paper.invariant, strict=True
+        ):
+            for layer, other in zip(mine.equivariant, layers, strict=True):
+                for name, phi in phi_of_equivariant(layer).items():
+                    other.phi[name].copy_(phi)
+            for name, phi in phi_of_invariant(mine.invariant).items():
+                last[0].phi[name].copy_(phi)
+    paper.mlp.load_state_dict(ours.neck.state_dict())
+    paper.classifier.load_state_dict(ours.classifier.state_dict())
+    paper.head.load_state_dict(ours.head.state_dict())
+    return ours.to(device), paper.to(device)
+
+
+def networks(model: TransformerNFN, batch: int, device: str) -> dict[str, Any]:
+    """Random networks of the small transformer zoo."""
+    torch.manual_seed(1)
+    blocks = [model.space.randn(batch, device=device) for _ in range(2)]
+    # The size of trained weights, roughly.
+    blocks = [{n: 0.2 * x for n, x in w.items()} for w in blocks]
+    return {"blocks": blocks, "classifier": 0.2 * torch.randn(batch, 1188, device=device)}
+
+
+def training_step(
+    model: nn.Module, optimiser: torch.optim.Optimizer, given: dict[str, Any], target: Tensor
+) -> Callable[[], None]:
+    def step() -> None:
+        optimiser.zero_grad()
+        loss = nn.functional.binary_cross_entropy(model(given), target)
+        loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def forward_pass(model: nn.Module, given: dict[str, Any]) -> Callable[[], None]:
+    def run() -> None:
+        with torch.no_grad():
+            model(given)
+
+    return run
+
+
+def captured(step: Callable[[], None], model: nn.Module) -> Callable[[], None]:
+    """The step as a CUDA graph; needs an optimiser that is `capturable`."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    model.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def medians(runs: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, float]:
+    """Median milliseconds of each, taking turns so that a busy machine slows all of them."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(rounds + 3):
+        for name, run in runs.items():
+            wait()
+            start = time.perf_counter()
+            run()
+            wait()
+            if turn >= 3:
+                times[name].append((time.perf_counter() - start) * 1e3)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+class Traffic(TorchDispatchMode):
+    """Adds up the bytes that operations read and write, and counts them; views are free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.calls = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        results = [x for x in _tensors(out) if x.numel()]
+        inputs = _tensors((args, kwargs or {}))
+        storages = {x.untyped_storage().data_ptr() for x in inputs}
+        fresh = [x for x in results if x.untyped_storage().data_ptr() not in storages]
+        writes = func.__name__.split(".")[0].endswith("_")
+        if fresh or writes:
+            self.calls += 1
+            self.bytes += sum(x.numel() * x.element_size() for x in (*inputs, *fresh))
+        return out
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    if isinstance(tree, list | tuple | type({}.values())):
+        return [x for item in tree for x in _tensors(item)]
+    return []
+
+
+def ceilings(device: str) -> tuple[float, float]:
+    """Bytes a second of a large copy and operations a second of a large product, measured."""
+    big = 1 << (30 if device == "cuda" else 26)
+    x, y = torch.empty(big, device=device), torch.empty(big, device=device)
+    n = 8192 if device == "cuda" else 1024
+    a = torch.randn(n, n, device=device)
+
+    def copy() -> None:
+        y.copy_(x)
+
+    def product() -> None:
+        torch.mm(a, a)
+
+    times = medians({"copy": copy, "product": product}, 5, device)
+    return 2 * 4 * big / (times["copy"] / 1e3), 2 * n**3 / (times["product"] / 1e3)
+
+
+def roofline(model: nn.Module, step: Callable[[], None]) -> tuple[int, int, int]:
+    """Operations, bytes and calls of one training step."""
+    step()
+    with FlopCounterMode(display=False) as flops:
+        step()
+    with Traffic() as traffic:
+        step()
+    # The mode sees fused Adam as one call on lists: p, g, m, v read, p, m, v written.
+    return flops.get_total_flops(), traffic.bytes, traffic.calls
+
+
+def peak(side: str, what: str) -> float:
+    """MiB by which one side raises the peak memory of a fresh process."""
+    command = [sys.executable, __file__, "--peak", side, what]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def measure_peak(side: str, what: str) -> float:
+    """Runs in the fresh process of `peak`."""
+    ours, paper = build("cpu")
+    model: nn.Module = ours if side == "ours" else paper
+    train = what == "step"
+    given = networks(ours, TRAIN if train else FORWARD, "cpu")
+    del ours, paper
+    optimiser = torch.optim.Adam(model.parameters(), 1e-3, fused=side == "ours")
+    run = (
+        training_step(model, optimiser, given, torch.rand(TRAIN))
+        if train
+        else forward_pass(model, given)
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(3):
+        run()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def cuda_peak(run: Callable[[], None]) -> float:
+    """MiB that a run needs on the GPU beyond what is there already."""
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def agree(ours: nn.Module, paper: nn.Module, given: dict[str, Any]) -> float:
+    """The largest difference of the two predictions; fails if it is not rounding."""
+    with torch.no_grad():
+        worst = float((ours(given) - paper(given)).abs().max())
+    if worst > 1e-3:
+        raise SystemExit(f"the two models differ by {worst:.2g}")
+    return worst
+
+
+def benchmark(device: str, rounds: int) -> dict[str, Any]:
+    ours, paper = build(device)
+    small, large = networks(ours, TRAIN, device), networks(ours, FORWARD, device)
+    worst = agree(ours, paper, small)
+    target = torch.rand(TRAIN, device=device)
+    # Adam with torch's defaults on the literal side; its fused form on ours.
+    theirs = torch.optim.Adam(paper.parameters(), 1e-3)
+    mine = torch.optim.Adam(
+        ours.parameters(), 1e-3, fused=True, capturable=device == "cuda"
+    )
+    runs = {
+        "literal step": training_step(paper, theirs, small, target),
+        "our step": training_step(ours, mine, small, target),
+        "literal forward": forward_pass(paper, large),
+        "our forward": forward_pass(ours, large),
+    }
+    memory: dict[str, float] = {}
+    if device == "cuda":
+        for name, run in list(runs.items()):
+            memory[name] = cuda_peak(run)
+        runs["our step, graph"] = captured(runs["our step"], ours)
+    else:
+        for name in list(runs):
+            side, what = name.split()
+            memory[name] = peak("ours" if side == "our" else "literal", what)
+    times = medians(runs, rounds, device)
+    flops, traffic, calls = roofline(*_on_cpu())
+    copy, product = ceilings(device)
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "parameters": sum(p.numel() for p in ours.parameters()),
+        "largest difference": worst,
+        "milliseconds": times,
+        "peak MiB": memory,
+        "flops": flops,
+        "bytes": traffic,
+        "calls": calls,
+        "bytes a second": copy,
+        "flops a second": product,
+    }
+
+
+def _on_cpu() -> tuple[nn.Module, Callable[[], None]]:
+    ours, _ = build("cpu")
+    optimiser = torch.optim.Adam(ours.parameters(), 1e-3, fused=True)
+    given = networks(ours, TRAIN, "cpu")
+    return ours, training_step(ours, optimiser, given, torch.rand(TRAIN))
+
+
+def report(found: dict[str, Any]) -> str:
+    times, memory = found["milliseconds"], found["peak MiB"]
+    lines = [
+        f"{found['device']}, {found['threads']} threads, torch {found['torch']}; "
+        f"{found['parameters']:,} parameters; outputs agree to {found['largest difference']:.1e}",
+        "",
+        f"{'':34}{'literal':>12}{'ours':>12}{'ratio':>8}",
+    ]
+    rows = [
+        (f"training step, batch {TRAIN} (ms)", "literal step", "our step", times),
+        ("the same, CUDA graph (ms)", "literal step", "our step, graph", times),
+        (f"forward, batch {FORWARD} (ms)", "literal forward", "our forward", times),
+        ("peak memory of the step (MiB)", "literal step", "our step", memory),
+        ("peak memory of the forward (MiB)", "literal forward", "our forward", memory),
+    ]
+    for label, theirs, mine, table in rows:
+        if mine in table:
+            ratio = table[theirs] / table[mine] if table[mine] else float("inf")
+            lines.append(f"{label:34}{table[theirs]:12.2f}{table[mine]:12.2f}{ratio:8.1f}")
+    floor_bytes = found["bytes"] / found["bytes a second"] * 1e3
+    floor_flops = found["flops"] / found["flops a second"] * 1e3
+    step = times.get("our step, graph", times["our step"])
+    lines += [
+        "",
+        f"Where the time of our step goes: it does {found['flops'] / 1e6:.0f} Mflop "
+        f"({floor_flops:.2f} ms at the measured {found['flops a second'] / 1e9:.0f} Gflop/s of a "
+        f"large product) and moves {found['bytes'] / 1e6:.0f} MB "
+        f"({floor_bytes:.2f} ms at the measured {found['bytes a second'] / 1e9:.0f} GB/s of a "
+        f"large copy; less what stays in the cache) in {found['calls']} operations. Of "
+        f"{step:.2f} ms the larger floor explains {max(floor_bytes, floor_flops) / step:.0%}; "
+        f"the rest is the start of operations, "
+        f"{(step - max(floor_bytes, floor_flops)) / found['calls'] * 1e3:.1f} µs each, and small "
+        f"products below the ceiling.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--device", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        print(measure_peak(*options.peak))
+        return
+    devices = [options.device] if options.device else ["cpu"]
+    if options.device is None and torch.cuda.is_available():
+        devices.append("cuda")
+    found = {device: benchmark(device, options.rounds) for device in devices}
+    for device in devices:
+        print(report(found[device]), end="\n\n")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
