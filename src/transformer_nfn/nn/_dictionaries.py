@@ -110,8 +110,13 @@ class Writers(nn.Module):
         key = _key(target.name)
         if key not in self.skips:
             return out
-        skipped = torch.matmul(self.skips[key], x.reshape(*x.shape[:2], x.shape[2:].numel()))
-        return out + skipped.view(*out.shape)
+        skip: Tensor = self.skips[key]
+        if skip.shape[1] == 1:
+            skipped = x * skip.view(-1, *[1] * (x.ndim - 2))
+        else:
+            skipped = torch.einsum("ed,bd...->be...", skip, x)
+        # Without gradients the fresh result may hold the sum: it is as large as a network.
+        return out + skipped if torch.is_grad_enabled() else out.add_(skipped)
 
 
 def _key(*parts: str) -> str:
