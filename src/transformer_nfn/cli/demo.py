@@ -1,0 +1,86 @@
+"""The main job on an embedded default: build a digits zoo, train every predictor, write a report."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from transformer_nfn.cli.experiment_progress import epochs_bar, result_table
+from transformer_nfn.cli.zoo_progress import BuildBar
+
+RUNS, QUICK_RUNS = 512, 96
+SEEDS, QUICK_SEEDS = 3, 2
+EPOCHS, QUICK_EPOCHS = 50, 15
+
+
+def demo_command(
+    out: Annotated[Path, typer.Option("--out", help="Folder for zoo, runs and report.")] = Path(
+        "demo"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="A tenth of it, in two minutes.")] = False,
+    seed: Annotated[int, typer.Option(help="Chooses the runs of the zoo.")] = 0,
+) -> None:
+    """From nothing to a trusted predictor: zoo, Transformer-NFN, baselines, τ table, report.
+
+    Everything is kept under OUT and resumed if the command is run again.
+
+    [bold]Example[/bold]
+
+      tnfn demo --quick
+    """
+    from transformer_nfn.experiments.dataset import load_parts
+    from transformer_nfn.experiments.predictors import PAPER_MODELS
+    from transformer_nfn.experiments.protocol import Protocol
+    from transformer_nfn.experiments.report import write_report
+    from transformer_nfn.experiments.runs import describe_zoo, train_run
+    from transformer_nfn.experiments.tables import EXTRA_MODELS
+    from transformer_nfn.zoo import Settings, build
+
+    console = Console()
+    start = time.perf_counter()
+    kind = "quick" if quick else "full"
+    runs, seeds = (QUICK_RUNS, QUICK_SEEDS) if quick else (RUNS, SEEDS)
+    epochs = QUICK_EPOCHS if quick else EPOCHS
+    console.print(f"[bold]1.[/bold] {runs} small transformers, trained on 8×8 digits")
+    with BuildBar(Console(stderr=True)) as bar:
+        zoo = build(out / kind / "zoo", Settings(task="digits", runs=runs, seed=seed), progress=bar)
+    parts = load_parts(zoo)
+    counts = parts.counts
+    console.print(
+        f"   {len(zoo)} checkpoints; {counts['train']} networks to train on, "
+        f"{counts['val']} to select by, {counts['test']} to test on"
+    )
+    console.print(f"[bold]2.[/bold] predict their test accuracy from their weights, {seeds} seeds")
+    records = []
+    for model in (*PAPER_MODELS, *EXTRA_MODELS):
+        with epochs_bar(f"   {model:20s}") as report:
+            records.append(
+                train_run(
+                    describe_zoo(zoo),
+                    parts,
+                    model,
+                    out / kind / "runs" / model,
+                    seeds=list(range(seeds)),
+                    protocol=Protocol(epochs=epochs),
+                    selection={"percent": 75, "min_accuracy": 0.0, "augment": None},
+                    report=report,
+                )
+            )
+    console.print(result_table(records, f"{counts['test']} test networks never seen"))
+    page = out / kind / "report.html"
+    write_report([out / kind / "runs"], page)
+    spent = time.perf_counter() - start
+    console.print(f"[bold]3.[/bold] report: {page}   ({spent:.0f} s in all)", highlight=False)
+    console.print(
+        f"\nTry: tnfn predict {out / kind / 'runs' / 'transformer_nfn'} {out / kind / 'zoo'}#0",
+        highlight=False,
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Adds this command to the root."""
+    app.command("demo")(demo_command)

@@ -1,0 +1,208 @@
+"""Commands about predictors: train one on a zoo, measure it, ask it about checkpoints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from transformer_nfn.cli.experiment_progress import epochs_bar, result_table
+from transformer_nfn.errors import TransformerNFNError
+
+ZooArgument = Annotated[Path, typer.Argument(help="A zoo, from `tnfn zoo build`.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def pick_device(name: str) -> str:
+    """``auto`` is CUDA where there is one."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise TransformerNFNError(f"--device must be auto, cpu or cuda, found '{name}'")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise TransformerNFNError("--device cuda: there is no CUDA device here")
+    return name
+
+
+def train_command(
+    zoo: ZooArgument,
+    out: Annotated[Path, typer.Option("--out", help="The run folder to write.")],
+    model: Annotated[str, typer.Option(help="Which predictor; `--model list` names them.")] = (
+        "transformer_nfn"
+    ),
+    min_accuracy: Annotated[
+        float, typer.Option(help="Only networks at least this accurate (0 to 1).")
+    ] = 0.0,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to train.")] = 5,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the networks.")] = 50,
+    batch: Annotated[int, typer.Option(min=1, help="Networks a step.")] = 16,
+    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
+    channels: Annotated[
+        str | None, typer.Option(help="Of Transformer-NFN's layers, such as 10 or 10,10.")
+    ] = None,
+    percent: Annotated[int, typer.Option(help="Which checkpoint of each run: 50, 75, 100.")] = 75,
+    device: DeviceOption = "auto",
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a predictor of accuracy on the networks of a zoo.
+
+    The paper's protocol by default: batch 16, Adam at 1e-3 with warm-up and cosine, binary
+    cross-entropy, 50 epochs; the best epoch by the validation part. Killed, the same command
+    goes on where it was.
+
+    [bold]Examples[/bold]
+
+      tnfn train zoo --out run
+
+      tnfn train zoo --model invariant_mlp --min-accuracy 0.4 --seeds 3 --out run
+    """
+    from transformer_nfn.experiments.dataset import load_parts
+    from transformer_nfn.experiments.predictors import NEURAL, PREDICTORS, check_name
+    from transformer_nfn.experiments.protocol import Protocol
+    from transformer_nfn.experiments.runs import describe_zoo, train_run
+    from transformer_nfn.zoo import Zoo
+
+    if model == "list":
+        typer.echo("\n".join(PREDICTORS))
+        return
+    check_name(model)
+    options: dict[str, Any] = {}
+    if channels is not None:
+        options["channels"] = _channels(channels)
+    opened = Zoo.open(zoo)
+    parts = load_parts(opened, percent=percent, min_accuracy=min_accuracy)
+    if model in NEURAL:
+        parts = parts.to(pick_device(device))
+    with epochs_bar(model, quiet=as_json) as report:
+        record = train_run(
+            describe_zoo(opened),
+            parts,
+            model,
+            out,
+            seeds=list(range(seeds)),
+            protocol=Protocol(epochs=epochs, batch=batch, lr=lr),
+            options=options,
+            selection={"percent": percent, "min_accuracy": min_accuracy, "augment": None},
+            report=report,
+        )
+    if tensorboard:
+        from transformer_nfn.experiments.events import write_events
+
+        write_events(out)
+    _show(record, out, as_json)
+
+
+def _channels(text: str) -> list[int]:
+    try:
+        return [int(n) for n in text.split(",")]
+    except ValueError:
+        raise TransformerNFNError(
+            f"--channels must look like 10 or 10,10, found '{text}'"
+        ) from None
+
+
+def _show(record: Any, out: Path, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(record)))
+        return
+    counts = ", ".join(f"{record.selection[k]} {k}" for k in ("train", "val", "test"))
+    Console().print(result_table([record], f"{out} ({counts} networks)"))
+
+
+def evaluate_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, from `tnfn train`.")],
+    zoo: Annotated[
+        Path | None, typer.Argument(help="Another zoo to measure it on; else what it says itself.")
+    ] = None,
+    min_accuracy: Annotated[float, typer.Option(help="Only networks this accurate.")] = 0.0,
+    percent: Annotated[int, typer.Option(help="Which checkpoint of each run.")] = 75,
+    as_json: JsonOption = False,
+) -> None:
+    """How good is a trained predictor, on its own test part or on another zoo?
+
+    [bold]Examples[/bold]
+
+      tnfn evaluate run
+
+      tnfn evaluate run other-zoo --json
+    """
+    from transformer_nfn.experiments.records import RunRecord
+
+    record = RunRecord.read(run)
+    if zoo is None:
+        _show(record, run, as_json)
+        return
+    from transformer_nfn.experiments.evaluation import evaluate
+
+    found = evaluate(run, zoo, percent=percent, min_accuracy=min_accuracy)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table(
+        "networks", "Kendall τ", "90 % interval of τ", "R²", "mean error", "interval holds"
+    )
+    table.add_row(
+        str(found["networks"]),
+        f"{found['tau']:.3f}",
+        f"{found['tau_low']:.3f} to {found['tau_high']:.3f}",
+        f"{found['r2']:.3f}",
+        f"{found['mae']:.3f}",
+        f"{100 * found['coverage']:.1f} %",
+    )
+    Console().print(table)
+
+
+def predict_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, from `tnfn train`.")],
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(help="State dicts (.pt), .safetensors files, or rows of a zoo (ZOO#12)."),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the accuracy of networks from their weights, with an interval and a warning.
+
+    [bold]Examples[/bold]
+
+      tnfn predict run zoo#0 zoo#17
+
+      tnfn predict run network.pt --json
+    """
+    from transformer_nfn.experiments.predict import predict
+
+    found = predict(run, checkpoints)
+    if as_json:
+        typer.echo(json.dumps([asdict(p) for p in found]))
+        return
+    table = Table("checkpoint", "accuracy", "90 % interval", "seeds differ by", "novelty")
+    for p in found:
+        mark = "" if p.warning is None else " [yellow]⚠[/yellow]"
+        table.add_row(
+            p.name,
+            f"{p.accuracy:.3f}",
+            f"{p.low:.3f} to {p.high:.3f}",
+            f"{p.spread:.3f}",
+            f"{p.novelty:.2f}{mark}",
+        )
+    Console().print(table)
+    for p in found:
+        if p.warning is not None:
+            typer.echo(f"warning: {p.name}: {p.warning}", err=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands to the root."""
+    app.command("train")(train_command)
+    app.command("evaluate")(evaluate_command)
+    app.command("predict")(predict_command)

@@ -1,0 +1,282 @@
+"""The paper's tables from any zoo: which cells each has, and how one is filled."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformer_nfn.experiments.augmentation import augmented
+from transformer_nfn.experiments.dataset import Parts, load_parts
+from transformer_nfn.experiments.paper_numbers import TABLE_3, TABLE_4, TABLE_6
+from transformer_nfn.experiments.predictors import NEURAL, PAPER_MODELS, module_builder
+from transformer_nfn.experiments.protocol import Protocol
+from transformer_nfn.experiments.records import RUN_FILE, RunError, RunRecord, write_text
+from transformer_nfn.experiments.runs import describe_zoo, train_run
+from transformer_nfn.experiments.table_text import markdown_table, table_columns
+
+THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
+EXTRA_MODELS = ("invariant_boosting", "invariant_mlp")
+TABLES = ("table1", "table2", "table3", "table4", "table5", "table6")
+NOT_ENOUGH = "not enough networks"
+
+Progress = Callable[["Cell", dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table: which model, on which networks.
+
+    Attributes:
+        table, row, column: where it stands.
+        model: which predictor.
+        options: of the model.
+        min_accuracy: networks at least this accurate.
+        bound: entries of the augmenting group elements; None for no augmentation.
+        trained: False where the cell is about the size of the model alone.
+    """
+
+    table: str
+    row: str
+    column: str
+    model: str
+    options: dict[str, Any] = field(default_factory=dict)
+    min_accuracy: float = 0.0
+    bound: float | None = None
+    trained: bool = True
+
+    @property
+    def folder(self) -> str:
+        """The name of its run folder."""
+        words = f"{self.row}-{self.column}".replace("+", "-").replace(" ", "")
+        safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in words)
+        return f"{self.table}-{safe}"
+
+
+def table_cells(name: str, task: str, models: Iterable[str] | None = None) -> list[Cell]:
+    """The cells of a table for a zoo of this task.
+
+    Args:
+        name: ``table1`` to ``table6``.
+        task: of the zoo; text has no embedding to read.
+        models: which predictors (tables 1, 2 and 6); the paper's six and our two by default.
+    """
+    chosen = tuple(models) if models is not None else (*PAPER_MODELS, *EXTRA_MODELS)
+    text = task == "ag_news"
+    if name in ("table1", "table2"):
+        return [
+            Cell(name, model, column, model, min_accuracy=least)
+            for column, least in THRESHOLDS.items()
+            for model in chosen
+        ]
+    if name == "table3":
+        rows = [row for row in TABLE_3.rows if not (text and "embedding" in row)]
+        return [
+            Cell(name, row, task, "transformer_nfn", {"components": row.split("+")}) for row in rows
+        ]
+    if name == "table4":
+        return [
+            Cell(name, row, "tau", "transformer_nfn", {"channels": json.loads(row)})
+            for row in TABLE_4.rows
+        ]
+    if name == "table5":
+        return [
+            Cell(name, model, task, model, trained=False)
+            for model in ("transformer_nfn", "mlp", "statnn")
+        ]
+    if name == "table6":
+        bounds = [None, 1.0, 10.0, 100.0]
+        return [
+            Cell(name, model, column, model, bound=bound)
+            for column, bound in zip(TABLE_6.columns, bounds, strict=True)
+            for model in chosen
+        ]
+    raise RunError(f"there is no '{name}'; there are {', '.join(TABLES)}")
+
+
+class PartsCache:
+    """The networks of the last selection, so that all models of a column read them once."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._parts: Parts | None = None
+
+    def get(self, path: Path, cell: Cell, percent: int | None, device: str) -> Parts:
+        """The parts a cell speaks of, on the device."""
+        from transformer_nfn.zoo import Zoo
+
+        key = (path, cell.min_accuracy, cell.bound, percent, device)
+        if key != self._key or self._parts is None:
+            parts = load_parts(Zoo.open(path), percent=percent, min_accuracy=cell.min_accuracy)
+            if cell.bound is not None:
+                parts = augmented(parts, cell.bound)
+            self._key, self._parts = key, parts.to(device)
+        return self._parts
+
+
+def fill_cell(
+    zoo_path: Path,
+    cell: Cell,
+    out: Path,
+    *,
+    seeds: list[int],
+    protocol: Protocol,
+    percent: int | None,
+    device: str,
+    cache: PartsCache | None = None,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> RunRecord:
+    """Trains and measures one cell, or reads it if it is there already."""
+    from transformer_nfn.zoo import Zoo
+
+    folder = out / "cells" / cell.folder
+    table = {"table": cell.table, "row": cell.row, "column": cell.column}
+    about = describe_zoo(Zoo.open(zoo_path))
+    selection = {"percent": percent, "min_accuracy": cell.min_accuracy, "augment": cell.bound}
+    try:
+        parts = (cache or PartsCache()).get(zoo_path, cell, percent, device)
+    except RunError as error:
+        if not str(error).startswith(NOT_ENOUGH):
+            raise
+        record = RunRecord(
+            cell.model, about, selection, protocol.to_json(), status=str(error), table=table
+        )
+        record.write(folder)
+        return record
+    if not cell.trained:
+        module = module_builder(cell.model, parts.train, cell.options)()
+        count = sum(p.numel() for p in module.parameters())
+        record = RunRecord(
+            cell.model, about, selection, protocol.to_json(), num_parameters=count, table=table
+        )
+        record.write(folder)
+        return record
+    # Trees do not know the GPU; what they read lies in main memory.
+    if cell.model not in NEURAL:
+        parts = parts.to("cpu")
+    return train_run(
+        about,
+        parts,
+        cell.model,
+        folder,
+        seeds=seeds,
+        protocol=protocol,
+        options=cell.options,
+        selection=selection,
+        table=table,
+        keep=False,
+        report=report,
+    )
+
+
+def reproduce(
+    name: str,
+    zoo_path: Path,
+    out: Path,
+    *,
+    seeds: list[int],
+    protocol: Protocol | None = None,
+    models: Iterable[str] | None = None,
+    percent: int | None = 75,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    engine: str = "local",
+    address: str | None = None,
+) -> list[RunRecord]:
+    """Fills every cell of a table and writes it as Parquet and Markdown beside the paper's.
+
+    Finished cells are read, not trained again, so an interrupted call goes on.
+
+    Args:
+        name: ``table1`` to ``table6``.
+        zoo_path: any zoo.
+        out: folder for cells and tables.
+        seeds: of every cell.
+        protocol: of neural predictors; the paper's by default.
+        models: see `table_cells`.
+        percent: which checkpoint of each run.
+        device: for neural predictors.
+        progress: called with the cell and what happens in it.
+        engine: ``local``, or ``ray`` for a cell a task on a cluster.
+        address: of the Ray cluster; None starts one here.
+    """
+    from transformer_nfn.zoo import Zoo
+
+    protocol = protocol or Protocol()
+    task = str(Zoo.open(zoo_path).about["task"]["name"])
+    cells = table_cells(name, task, models)
+    how: dict[str, Any] = dict(seeds=seeds, protocol=protocol, percent=percent, device=device)
+    if engine == "ray":
+        records = _on_ray(zoo_path, cells, out, how, address, progress)
+    elif engine == "local":
+        cache, records = PartsCache(), []
+        for cell in cells:
+            said = None if progress is None else (lambda line, c=cell: progress(c, line))
+            records.append(fill_cell(zoo_path, cell, out, cache=cache, report=said, **how))
+            if progress is not None:
+                progress(cell, {"done": True, "record": records[-1]})
+    else:
+        raise RunError(f"engine must be 'local' or 'ray', found '{engine}'")
+    write_table(name, records, out)
+    return records
+
+
+def _on_ray(
+    zoo_path: Path,
+    cells: list[Cell],
+    out: Path,
+    how: dict[str, Any],
+    address: str | None,
+    progress: Progress | None,
+) -> list[RunRecord]:
+    try:
+        import ray
+    except ImportError as error:
+        raise RunError("engine ray needs Ray: pip install 'transformer-nfn[ray]'") from error
+    started = not ray.is_initialized()
+    if started:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+    try:
+        task = ray.remote(num_cpus=1, num_gpus=1 if how["device"] == "cuda" else 0, max_retries=2)(
+            fill_cell
+        )
+        waiting = {task.remote(zoo_path.resolve(), c, out.resolve(), **how): c for c in cells}
+        found: dict[str, RunRecord] = {}
+        while waiting:
+            (done,), _ = ray.wait(list(waiting), num_returns=1)
+            cell = waiting.pop(done)
+            found[cell.folder] = ray.get(done)
+            if progress is not None:
+                progress(cell, {"done": True, "record": found[cell.folder]})
+        return [found[cell.folder] for cell in cells]
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def write_table(name: str, records: list[RunRecord], out: Path) -> None:
+    """Writes ``NAME.parquet`` and ``NAME.md`` into a folder."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / f"{name}.md", markdown_table(name, records))
+    beside = out / f".{name}.parquet.{os.getpid()}"
+    try:
+        pq.write_table(pa.table(table_columns(name, records)), beside)
+        os.replace(beside, out / f"{name}.parquet")
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def finished_cells(out: Path) -> int:
+    """How many cells of any table are there already."""
+    return sum(1 for _ in (out / "cells").glob(f"*/{RUN_FILE}"))
+
+
+def cell_json(cell: Cell) -> dict[str, Any]:
+    """The cell as plain JSON values."""
+    return asdict(cell)

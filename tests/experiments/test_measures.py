@@ -1,0 +1,59 @@
+"""Numbers that judge predictions, against what they are defined to be."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from transformer_nfn.experiments.intervals import coverage, radius
+from transformer_nfn.experiments.metrics import (
+    bootstrap_interval,
+    kendall_tau,
+    r_squared,
+    scores,
+    standard_error,
+)
+
+
+def test_kendall_tau_counts_pairs():
+    source = np.random.default_rng(0)
+    for _ in range(20):
+        x, y = source.normal(size=(2, 12))
+        signs = [
+            np.sign((x[i] - x[j]) * (y[i] - y[j])) for i, j in itertools.combinations(range(12), 2)
+        ]
+        assert kendall_tau(x, y) == pytest.approx(sum(signs) / len(signs))
+    assert kendall_tau(x, np.zeros(12)) == 0
+
+
+def test_other_scores():
+    truth, predicted = np.array([0.1, 0.5, 0.9]), np.array([0.2, 0.5, 0.8])
+    assert r_squared(truth, predicted) == pytest.approx(1 - 0.02 / 0.32)
+    found = scores(truth, predicted)
+    assert found["mae"] == pytest.approx(0.2 / 3)
+    assert found["tau"] == pytest.approx(1)
+    assert standard_error([1.0, 2.0, 3.0]) == pytest.approx(1 / math.sqrt(3))
+    assert math.isnan(standard_error([1.0]))
+
+
+def test_the_bootstrap_interval_holds_the_true_tau_about_as_often_as_it_says():
+    source = np.random.default_rng(1)
+    true = 2 / math.pi * math.asin(0.8)
+    held = 0
+    for trial in range(60):
+        x = source.normal(size=60)
+        y = 0.8 * x + 0.6 * source.normal(size=60)
+        low, high = bootstrap_interval(x, y, seed=trial)
+        held += low <= true <= high
+    assert 45 <= held <= 60
+
+
+def test_conformal_intervals_hold():
+    source = np.random.default_rng(2)
+    residuals = source.standard_t(3, size=300)
+    assert coverage(residuals) == pytest.approx(0.9, abs=0.03)
+    assert radius(np.arange(1, 10) / 10) == pytest.approx(0.9)
+    assert radius(np.array([0.1, 0.2])) == 1.0  # too few to say anything
+    fresh = source.standard_t(3, size=20_000)
+    assert (np.abs(fresh) <= radius(residuals)).mean() > 0.86
