@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.paths import describe_path
 from transformer_nfn.zoo.plan import Settings, make_plan
 from transformer_nfn.zoo.progress import Progress, Silent
 from transformer_nfn.zoo.store import Zoo
@@ -48,6 +49,7 @@ def build(
     folder = Path(data) if data is not None else None
     if folder is not None and not folder.is_dir():
         raise ZooError(f"data folder '{folder}' does not exist")
+    describe_path(path, device, precision=settings.precision)
     plan = make_plan(
         Path(out),
         settings,

@@ -45,13 +45,17 @@ def rules(configs: Sequence[Config], device: torch.device | str = "cpu") -> Tens
 
 
 def coefficients(rule: Tensor, rate: Tensor, step: Tensor) -> Tensor:
-    """``float32 [networks, 7]``: β₁, γ, β₂, α, ε, λ, η at each network's own step (from 1)."""
+    """``float32 [networks, …, 7]``: β₁, γ, β₂, α, ε, λ, η at each network's own step (from 1).
+
+    ``rule`` ``[…, 6]``, ``rate`` and ``step`` broadcast against each other.
+    """
     b1, c, b2, adaptive, eps, l2 = rule.unbind(-1)
     # RMSprop and the plain rules have no bias correction; Adam is the one with γ < 1.
     biased = c < 1
     alpha = torch.where(biased, (1 - b2**step).rsqrt(), adaptive)
     eta = torch.where(biased, rate / (1 - b1**step), rate)
-    return torch.stack([b1, c, b2, alpha, eps, l2, eta], dim=-1).to(torch.float32)
+    columns = torch.broadcast_tensors(b1, c, b2, alpha, eps, l2, eta)
+    return torch.stack(columns, dim=-1).to(torch.float32)
 
 
 def update(p: Tensor, g: Tensor, m: Tensor, v: Tensor, coef: Tensor) -> None:

@@ -202,28 +202,28 @@ class _Training:
 
     def _epoch(self, epoch: int) -> Tensor:
         """Trains one epoch; the running accuracy of each run on what it trained on."""
-        size, runs = self.recipe.batch, len(self.runs)
+        size, runs, longest = self.recipe.batch, len(self.runs), int(self.steps.max())
         order = self._order(epoch)
-        rate = learning_rate(self.rates, epoch, self.recipe.epochs)
         hits = torch.zeros(runs, device=self.device)
         total = torch.zeros(runs, device=self.device)
+        # What every step needs is small, so an epoch's worth is computed at once.
+        step_of = torch.arange(longest)
+        clock = (self.steps[:, None] * epoch + step_of).to(self.device)
+        rate = learning_rate(self.rates, epoch, self.recipe.epochs)
+        coef = coefficients(self.rules[:, None], rate[:, None], clock.cpu() + 1).to(self.device)
+        seeds = self.seeds[:, None]
+        crop = randomness.keys(seeds, randomness.CROP, clock)
         # The site of a dropout is part of its time, so that no two share their bits.
         site = torch.arange(sites(self.task.arch), device=self.device)
-        for step in range(int(self.steps.max())):
-            active = int((self.steps > step).sum())
-            clock = (self.steps[:active] * epoch + step).to(self.device)
-            index = order[:active, step * size : (step + 1) * size]
-            seeds = self.seeds[:active]
-            crop = randomness.keys(seeds, randomness.CROP, clock)
-            batch = self.task.batch("train", index, crop)
-            time = clock[:, None] * len(site) + site
-            drop = randomness.keys(seeds[:, None], randomness.DROPOUT, time)
-            coef = coefficients(
-                self.rules[:active], rate[:active], self.steps[:active] * epoch + step + 1
-            ).to(self.device)
-            loss, hit = self.stepper.step(batch, drop, coef)
-            hits[:active] += hit
-            total[:active] += loss
+        time = clock[..., None] * len(site) + site
+        drop = randomness.keys(seeds[..., None], randomness.DROPOUT, time)
+        active = [int((self.steps > step).sum()) for step in range(longest)]
+        for step, now in enumerate(active):
+            index = order[:now, step * size : (step + 1) * size]
+            batch = self.task.batch("train", index, crop[:now, step])
+            loss, hit = self.stepper.step(batch, drop[:now, step], coef[:now, step])
+            hits[:now] += hit
+            total[:now] += loss
         self._mark_crashed(total, epoch)
         return hits / (self.steps * size).to(self.device)
 

@@ -39,7 +39,8 @@ def run_local(
     if workers is None:
         workers = 1 if "cuda" in device else len(os.sched_getaffinity(0))
     workers = min(workers, len(missing))
-    progress.begin(total, done, work, describe_path(path, device)[1])
+    note = describe_path(path, device, plan.folder.arch, plan.recipe.precision)[1]
+    progress.begin(total, done, work, note)
     if workers > 1:
         _run_processes(plan, data, device, workers, path, progress)
     elif missing:

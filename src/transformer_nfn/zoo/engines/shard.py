@@ -32,7 +32,7 @@ def train_shard(
     )
     made = {
         "device": torch.cuda.get_device_name() if "cuda" in device else "cpu",
-        "path": describe_path(path, device)[0],
+        "path": describe_path(path, device, task.arch, recipe.precision)[0],
         "torch": torch.__version__,
     }
     return trained, made

@@ -176,7 +176,7 @@ class Zoo:
             name: torch.empty((len(chosen), *shape), dtype=dtype)
             for name, shape in self.space.shapes.items()
         }
-        flat = [w.numpy().reshape(len(chosen), -1) for w in out.values()]
+        flat = [w.flatten(1).numpy() for w in out.values()]
         for reader, row in zip(readers, at, strict=True):
             reader.will_need(int(row))
         for i, reader in enumerate(readers):
