@@ -73,7 +73,7 @@ PHI_I = {
 
 
 def products(w: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """[WW]^(QK,s) and [WW]^(VO,s) of every head (eq. 12)."""
+    """[WW]^(QK,s) and [WW]^(VO,s) of every head (eq. 17)."""
     QK = w["W_Q"] @ w["W_K"].transpose(-1, -2)
     VO = w["W_V"] @ w["W_O"]
     return QK, VO
@@ -133,7 +133,7 @@ def equivariant(phi: dict[str, Tensor], w: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def invariant(phi: dict[str, Tensor], w: dict[str, Tensor]) -> Tensor:
-    """I(U) of eq. 13 and Theorem "invariant layer": ``[b, e, D']``."""
+    """I(U) of eq. 18 and Theorem "invariant layer": ``[b, e, D']``."""
     QK, VO = products(w)
     return (
         einsum("bdhpq,edpqk->bek", QK, phi["QK"])

@@ -22,7 +22,7 @@ SAMPLES = 16  # enough for the permutations to generate their groups together
 
 
 def features(space: WeightSpace, weights: Weights) -> dict[str, Tensor]:
-    """What the paper's form reads, flat: tensors, per-head products (eq. 12), a constant."""
+    """What the paper's form reads, flat: tensors, per-head products (eq. 17), a constant."""
     silent = {shift.tensor for shift in space.shifts}
     out = {n: x.flatten(1) for n, x in weights.items() if n not in silent}
     out |= {p.name: product(space, weights, p).flatten(1) for p in space.products}

@@ -27,7 +27,7 @@ from transformer_nfn.spaces import Weights, WeightSpace
 class Equivariant(nn.Module):
     r"""All maps $E: \mathcal{U}^d \to \mathcal{U}^e$ with $E(gU) = g\,E(U)$ of the paper's form.
 
-    Linear in the tensors and in the invariant products of eq. 12 (Theorem "equivariant layer"),
+    Linear in the tensors and in the invariant products of eq. 17 (Theorem "equivariant layer"),
     for any space: levels, pooled, mapped, broadcast. In the paper's block it has
     ``2D³ + 12D² + 15D + 12`` parameters for each pair of channels and ``2D + 2`` for each output
     channel, as many as there are such maps. In a space with shifts the weights are folded

@@ -17,7 +17,7 @@ from transformer_nfn.spaces import WeightSpace
 
 
 class Invariant(nn.Module):
-    r"""All maps $I: \mathcal{U}^d \to \mathbb{R}^n$ with $I(gU) = I(U)$ of the form of eq. 13.
+    r"""All maps $I: \mathcal{U}^d \to \mathbb{R}^n$ with $I(gU) = I(U)$ of the form of eq. 18.
 
     The level ∅ of `Equivariant` with other outputs: ``D² + 3D + 2`` parameters for each channel
     and output in the paper's block, and one for each output.

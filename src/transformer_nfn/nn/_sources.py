@@ -1,6 +1,6 @@
 """What may a layer read? Tensors of the space and products of two of them, axis by axis.
 
-A *source* is one tensor, one invariant product (eq. 12), or one contraction along a permuted
+A *source* is one tensor, one invariant product (eq. 17), or one contraction along a permuted
 axis. Its axes carry labels: an axis that stands twice gets a prime the second time, so that
 ``W_Q·W_K`` of a permuted stream has the labels ``stream`` and ``stream'``.
 """
@@ -119,7 +119,7 @@ def tensor_source(space: WeightSpace, spec: TensorSpec) -> Source:
 
 
 def product_source(space: WeightSpace, product: Product) -> Source:
-    """An invariant product (eq. 12): heads and the linear axis run together in both factors."""
+    """An invariant product (eq. 17): heads and the linear axis run together in both factors."""
     shared = space.ancestors(product.over)
     together = {product.over, *shared}
     return _pair(
