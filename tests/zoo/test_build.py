@@ -45,9 +45,9 @@ def start(out: Path, settings: Settings, environment: dict[str, str], workers: i
         "out": out,
     }
     options = [str(x) for k, v in words.items() if v is not None for x in (f"--{k}", v)]
+    code = "from transformer_nfn.cli import main; main()"
     return subprocess.Popen(
-        [sys.executable, "-c", "from transformer_nfn.cli import main; main()", "zoo", "build"]
-        + options,
+        [sys.executable, "-c", code, "zoo", "build", *options],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

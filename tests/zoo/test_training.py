@@ -12,6 +12,7 @@ from transformer_nfn.zoo import Config, Recipe, ZooError, sample, train
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.module import SmallTransformer, from_state_dict, to_state_dict
 from transformer_nfn.zoo.native.compile import library
+from transformer_nfn.zoo.native.stepper import NativeStepper
 from transformer_nfn.zoo.optimise import coefficients, learning_rate, rules
 from transformer_nfn.zoo.paths import choose_stepper
 from transformer_nfn.zoo.randomness import dropout_threshold, keys
@@ -22,6 +23,7 @@ from .conftest import random_images
 
 # Where no C compiler is found the native path is not there to be tested.
 STEP_PATHS = ["torch", "native"] if library()[0] else ["torch"]
+STEPPERS = [NativeStepper] if library()[0] else []
 
 
 def mixed_runs(dropout: float = 0.0) -> list[Config]:
@@ -129,15 +131,15 @@ def test_steps_of_mixed_runs_equal_torch_optim(any_task: Task, path: str) -> Non
     assert torch.isfinite(stepper.weights).all()
 
 
-@pytest.mark.skipif(not library()[0], reason="no C compiler: the native path is not there")
-def test_native_gradients_equal_autograd_in_float64(any_task: Task) -> None:
-    from transformer_nfn.zoo.native.stepper import NativeStepper
-
+@pytest.mark.parametrize("stepper_class", STEPPERS)
+def test_native_gradients_equal_autograd_in_float64(
+    any_task: Task, stepper_class: type[NativeStepper]
+) -> None:
     index = torch.randint(0, 100, (4, 19), generator=torch.Generator().manual_seed(5))
     arch, configs = any_task.arch, runs_clear_of_kinks(any_task, index)
     flat = torch.stack([initial_weights(arch, c) for c in configs])
     batch = any_task.batch("train", index)
-    stepper = NativeStepper(arch, flat.clone(), torch.zeros(4, dtype=torch.int32))
+    stepper = stepper_class(arch, flat.clone(), torch.zeros(4, dtype=torch.int32))
     still = torch.tensor([[0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]] * 4)
     stepper.step(batch, torch.zeros(4, 5, 2, dtype=torch.int32), still)
     for i, module in enumerate(modules(arch, flat)):
@@ -152,8 +154,7 @@ def test_native_gradients_equal_autograd_in_float64(any_task: Task) -> None:
         assert (stepper.grad[i] - exact).abs().max() < 2e-5 * exact.abs().max()
 
 
-@pytest.mark.skipif(not library()[0], reason="no C compiler: the native path is not there")
-def test_native_and_torch_drop_the_same_entries(any_task: Task) -> None:
+def test_every_path_drops_the_same_entries(any_task: Task) -> None:
     arch, configs = any_task.arch, mixed_runs()
     flat = torch.stack([initial_weights(arch, c) for c in configs])
     threshold = dropout_threshold(torch.tensor([0.0, 0.05, 0.1, 0.2]))
@@ -162,10 +163,10 @@ def test_native_and_torch_drop_the_same_entries(any_task: Task) -> None:
     key = keys(torch.arange(4)[:, None], 4, torch.arange(5))
     coef = coefficients(rules(configs), torch.full((4,), 1e-2).double(), torch.ones(4))
     losses = []
-    for path in ("torch", "native"):
+    for path in STEP_PATHS:
         stepper = choose_stepper(path, arch, flat.clone(), threshold, "float32")
         losses.append(stepper.step(batch, key, coef)[0])
-    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(losses[0], losses[-1], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("path", STEP_PATHS)

@@ -67,7 +67,7 @@ def _download(task: str, file: RemoteFile) -> Path:
     return Path(found)
 
 
-def resume_download(url: str, output_file: str, caller: Any) -> None:
+def resume_download(url: str, output_file: str, _caller: object) -> None:
     """A pooch downloader that tries again and goes on where the last attempt stopped.
 
     What has arrived stays in ``<file>.part`` in the cache, so even another day's attempt
@@ -76,8 +76,7 @@ def resume_download(url: str, output_file: str, caller: Any) -> None:
     import requests
     from rich.progress import Progress
 
-    part = Path(caller.path) / (url.rpartition("/")[2] + ".part")
-    part.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(output_file).with_name(url.rpartition("/")[2] + ".part")
     with Progress(transient=True) as progress:
         bar = progress.add_task(f"fetching {part.stem}", total=None)
         for attempt in range(ATTEMPTS):

@@ -1,0 +1,220 @@
+"""The authors' files: a folder in their layout goes in and comes out bit for bit."""
+
+from __future__ import annotations
+
+import csv
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_nfn.zoo import Architecture, ImportFileError, StoreError, Zoo
+from transformer_nfn.zoo.authors import import_authors
+from transformer_nfn.zoo.export import export_authors
+from transformer_nfn.zoo.verify import verify
+
+
+def their_positions() -> torch.Tensor:
+    """The sinusoidal table in single precision, as code of that kind computes it."""
+    p = torch.zeros(49, 32)
+    where = torch.arange(49).float().unsqueeze(1)
+    div = torch.exp(torch.arange(0, 32, 2).float() * (-np.log(10000.0) / 32))
+    p[:, 0::2], p[:, 1::2] = torch.sin(where * div), torch.cos(where * div)
+    return p
+
+
+def their_state(name: str, seed: int, classes: int) -> dict[str, torch.Tensor]:
+    """A state dict written down from the published key names, not by this library."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def w(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=draw)
+
+    out: dict[str, torch.Tensor] = {}
+    if name == "mnist":
+        out["embedding.pos_embedding"] = their_positions()
+        out["embedding.conv1.weight"], out["embedding.conv1.bias"] = w(32, 1, 4, 4), w(32)
+    for i in range(2):
+        for part in ("queries", "keys", "values", "out_projection"):
+            out[f"encoder.{i}.attention.{part}.weight"] = w(32, 32)
+        out[f"encoder.{i}.fc1.weight"], out[f"encoder.{i}.fc1.bias"] = w(64, 32), w(64)
+        out[f"encoder.{i}.fc2.weight"], out[f"encoder.{i}.fc2.bias"] = w(32, 64), w(32)
+    out["classifier.fc1.weight"], out["classifier.fc1.bias"] = w(32, 32), w(32)
+    out["classifier.fc2.weight"], out["classifier.fc2.bias"] = w(classes, 32), w(classes)
+    return out
+
+
+def write_theirs(folder: Path, name: str, classes: int = 10, stray: bool = True) -> Path:
+    """A folder in the authors' layout: five epochs of three runs, metadata, stray keys."""
+    (folder / name).mkdir(parents=True)
+    (folder / "metadata").mkdir()
+    rows = []
+    best = "best" if name == "ag_news" else "best1"
+    for n in range(3):
+        for e, epoch in enumerate(("1", "50", "75", "100", best)):
+            accuracy = 0.5 + 0.1 * n + 0.01 * e
+            state = their_state(name, 10 * n + e, classes)
+            if stray and n == 1:
+                state["encoder.0.attention.queries.bias"] = torch.zeros(32)
+            file = f"run{n}_{epoch}_{int(accuracy * 10000)}.pt"
+            torch.save(state, folder / name / file)
+            rows.append(
+                {
+                    "run_id": f"run{n}",
+                    "optimizer": "Adam",
+                    "lr": 0.001,
+                    "weight_decay": 1e-6,
+                    "init_std": 0.2,
+                    "dropout": 0.05,
+                    "train_fraction": 0.9,
+                    "ckpt_epoch": epoch,
+                    "ckpt_file": f"{name}/{file}",
+                    "test_top1_accuracy" if name == "mnist" else "test_accuracy": accuracy,
+                }
+            )
+    with (folder / "metadata" / f"{name}.csv").open("w", newline="") as sheet:
+        writer = csv.DictWriter(sheet, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+def zipped(folder: Path) -> Path:
+    out = folder.with_suffix(".zip")
+    with zipfile.ZipFile(out, "w") as archive:
+        for path in folder.rglob("*"):
+            archive.write(path, path.relative_to(folder.parent))
+    return out
+
+
+@pytest.mark.parametrize(("name", "classes"), [("mnist", 10), ("ag_news", 4), ("ag_news", 10)])
+@pytest.mark.parametrize("as_zip", [False, True])
+def test_import_and_export_round_trip(
+    tmp_path: Path, name: str, classes: int, as_zip: bool
+) -> None:
+    theirs = write_theirs(tmp_path / "theirs", name, classes)
+    zoo, report = import_authors(zipped(theirs) if as_zip else theirs, tmp_path / "zoo")
+    assert (len(zoo), zoo.arch.classes) == (15, classes)
+    assert report.stray == {"encoder.0.attention.queries.bias": 5}
+    assert len(zoo.select(epoch=75)) == 3
+    assert len(zoo.select(best=True)) == 3
+    row = int(zoo.select(epoch=75)[2])
+    assert zoo.table["test_accuracy"][row] == pytest.approx(0.72)
+    assert zoo.table["optimizer"][row] == "adam"
+    assert zoo.table["learning_rate"][row] == 0.001
+    assert export_authors(zoo, tmp_path / "out") == 15
+    for path in sorted((theirs / name).iterdir()):
+        before = torch.load(path, weights_only=True)
+        after = torch.load(tmp_path / "out" / name / path.name, weights_only=True)
+        before.pop("encoder.0.attention.queries.bias", None)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_an_imported_network_computes_what_its_file_says(tmp_path: Path) -> None:
+    """Forward written out from the state dict alone."""
+    theirs = write_theirs(tmp_path / "theirs", "mnist")
+    zoo, _ = import_authors(theirs, tmp_path / "zoo")
+    row = int(zoo.select(epoch=50, runs=["run2"])[0])
+    s = torch.load(theirs / "mnist" / "run2_50_7100.pt", weights_only=True)
+    images = torch.randn(4, 1, 28, 28)
+    f = torch.nn.functional
+    x = f.conv2d(images, s["embedding.conv1.weight"], s["embedding.conv1.bias"], stride=4)
+    x = x.flatten(2).mT + s["embedding.pos_embedding"]
+    for i in range(2):
+        x = f.layer_norm(x, (32,))
+        q, k, v = (
+            (x @ s[f"encoder.{i}.attention.{n}.weight"].T).view(4, 49, 2, 16).transpose(1, 2)
+            for n in ("queries", "keys", "values")
+        )
+        a = ((q @ k.mT / 4).softmax(-1) @ v).transpose(1, 2).reshape(4, 49, 32)
+        x = f.layer_norm(a @ s[f"encoder.{i}.attention.out_projection.weight"].T, (32,))
+        x = f.linear(x, s[f"encoder.{i}.fc1.weight"], s[f"encoder.{i}.fc1.bias"]).relu()
+        x = f.linear(x, s[f"encoder.{i}.fc2.weight"], s[f"encoder.{i}.fc2.bias"])
+    x = f.layer_norm(x, (32,)).mean(1)
+    x = f.linear(x, s["classifier.fc1.weight"], s["classifier.fc1.bias"]).relu()
+    expected = f.linear(x, s["classifier.fc2.weight"], s["classifier.fc2.bias"])
+    with torch.no_grad():
+        torch.testing.assert_close(zoo.network(row)(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_imported_zoo_verifies(tmp_path: Path) -> None:
+    zoo, _ = import_authors(write_theirs(tmp_path / "t", "ag_news", 4), tmp_path / "zoo")
+    verdict = verify(zoo.path)
+    assert verdict.ok
+    assert "word vectors" in verdict.note
+
+
+def test_a_built_zoo_exports_and_comes_back(small_zoo: Zoo, tmp_path: Path) -> None:
+    export_authors(small_zoo, tmp_path / "out")
+    files = list((tmp_path / "out" / "digits").iterdir())
+    assert len(files) == len(small_zoo)
+    state = torch.load(files[0], weights_only=True)
+    assert state["encoder.1.fc2.weight"].shape == (32, 64)
+
+
+def _refused(source: Path, out: Path, words: str) -> None:
+    with pytest.raises(ImportFileError, match=words):
+        import_authors(source, out)
+    assert not out.exists()
+    assert not list(out.parent.glob(f".{out.name}*"))
+
+
+def test_a_pickle_is_never_run(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    theirs = write_theirs(tmp_path / "theirs", "mnist")
+    victim = sorted((theirs / "mnist").iterdir())[-1]
+    torch.save({"classifier.fc2.bias": Trap()}, victim)
+    _refused(theirs, tmp_path / "zoo", "not a plain state dict")
+    victim.write_bytes(pickle.dumps(Trap()))
+    _refused(theirs, tmp_path / "zoo", "not a plain state dict")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_other_wrong_files_are_named(tmp_path: Path) -> None:
+    theirs = write_theirs(tmp_path / "theirs", "mnist")
+    victim = theirs / "mnist" / "run1_75_6200.pt"
+    good = torch.load(victim, weights_only=True)
+    out = tmp_path / "zoo"
+    torch.save([1, 2], victim)
+    _refused(theirs, out, "run1_75_6200.pt: not a plain state dict of tensors")
+    torch.save({k: v for k, v in good.items() if k != "classifier.fc1.bias"}, victim)
+    _refused(theirs, out, "run1_75_6200.pt: state dict lacks 'classifier.fc1.bias'")
+    torch.save(good | {"classifier.fc1.bias": torch.zeros(31)}, victim)
+    _refused(theirs, out, r"'classifier.fc1.bias': expected shape \[32\], found \[31\]")
+    torch.save(good | {"classifier.fc1.bias": torch.full((32,), torch.nan)}, victim)
+    _refused(theirs, out, "not finite")
+    torch.save(good | {"embedding.pos_embedding": torch.zeros(49, 32)}, victim)
+    _refused(theirs, out, "not the fixed sinusoidal table")
+
+
+def test_a_zip_that_climbs_out_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "evil.zip"
+    with zipfile.ZipFile(source, "w") as archive:
+        archive.writestr("../evil.pt", b"x")
+    _refused(source, tmp_path / "zoo", r"unsafe path '../evil.pt'")
+    assert not (tmp_path.parent / "evil.pt").exists()
+
+
+def test_sources_that_are_none_are_refused(tmp_path: Path, small_zoo: Zoo) -> None:
+    _refused(tmp_path / "nothing", tmp_path / "zoo", "does not exist")
+    (tmp_path / "empty").mkdir()
+    _refused(tmp_path / "empty", tmp_path / "zoo", "holds no files named")
+    (tmp_path / "text").write_text("x")
+    _refused(tmp_path / "text", tmp_path / "zoo", "neither a folder nor a zip")
+    theirs = write_theirs(tmp_path / "theirs", "mnist")
+    with pytest.raises(StoreError, match="another zoo"):
+        import_authors(theirs, small_zoo.path)
+    write_theirs(theirs / "more", "ag_news")
+    _refused(theirs, tmp_path / "zoo", "both mnist and ag_news")
+
+
+def test_their_positions_are_ours_but_for_rounding() -> None:
+    ours = Architecture(49, 10, 16).positions()
+    assert (ours - their_positions()).abs().max() < 1e-5
