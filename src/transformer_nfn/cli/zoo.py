@@ -29,9 +29,7 @@ Data = Annotated[
 )
 def build(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the zoo goes.")],
-    task: Annotated[
-        str, typer.Option(help="digits, mnist, fashion_mnist or ag_news.")
-    ] = "digits",
+    task: Annotated[str, typer.Option(help="digits, mnist, fashion_mnist or ag_news.")] = "digits",
     runs: Annotated[
         int | None, typer.Option(help="So many of the 16,000 runs, balanced over optimisers.")
     ] = None,

@@ -70,7 +70,7 @@ class TorchStepper:
 
     def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
         """Trains the first ``len(coef)`` networks on one batch; loss and hits of each."""
-        torch.backends.cuda.matmul.allow_tf32 = self.tf32
+        self._tensor_cores(self.tf32)
         losses, hits = [], []
         for at in range(0, len(coef), NETWORKS_AT_ONCE):
             part = slice(at, min(at + NETWORKS_AT_ONCE, len(coef)))
@@ -89,6 +89,10 @@ class TorchStepper:
             losses.append(loss.detach())
             hits.append(hit)
         return torch.cat(losses), torch.cat(hits)
+
+    def _tensor_cores(self, on: bool) -> None:
+        if self.weights.is_cuda:
+            torch.set_float32_matmul_precision("high" if on else "highest")
 
     @contextmanager
     def _products(self) -> Iterator[None]:
@@ -127,7 +131,7 @@ class TorchStepper:
     @torch.no_grad()
     def evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Summed loss and hits of each network on one batch that all share, in float32."""
-        torch.backends.cuda.matmul.allow_tf32 = False
+        self._tensor_cores(False)
         losses, hits = [], []
         for w in weights.split(NETWORKS_AT_ONCE):
             logits = forward(
