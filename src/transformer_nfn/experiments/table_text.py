@@ -1,0 +1,259 @@
+"""How do reproduced cells stand beside the paper's numbers: as Markdown, and as columns?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformer_nfn.experiments.paper_numbers import (
+    PAPER_TABLES,
+    Number,
+    PaperTable,
+    model_name,
+    task_name,
+)
+from transformer_nfn.experiments.records import RunError, RunRecord
+
+CHANGE = "change"
+_NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class OurCell:
+    """One reproduced cell: a number, or the reason why there is none."""
+
+    record: RunRecord
+    value: float | None
+    error: float | None
+    text: str
+
+    @property
+    def reason(self) -> str | None:
+        """Why the cell is empty, None where it is not."""
+        if self.value is not None or self.record.status == "done":
+            return None
+        return self.record.status
+
+
+@dataclass
+class TableView:
+    """A table of one zoo (or of several tasks) with our cells and the paper's."""
+
+    paper: PaperTable
+    zoo: str
+    rows: dict[str, str]
+    columns: dict[str, str]
+    ours: dict[tuple[str, str], OurCell] = field(default_factory=dict)
+
+    def paper_cell(self, row: str, column: str) -> Number | None:
+        """What the paper has here; the largest change is computed from its cells."""
+        if column != CHANGE:
+            return self.paper.cell(row, column)
+        cells = [self.paper.cell(row, other) for other in self.paper.columns]
+        return _largest_change([cell.value if cell else None for cell in cells])
+
+    def best(self, column: str) -> set[str]:
+        """The rows whose τ is the highest of the column, as printed."""
+        if column in (CHANGE, "parameters") or self.paper.quantity != "tau":
+            return set()
+        found = {
+            row: round(cell.value, 3)
+            for (row, at), cell in self.ours.items()
+            if at == column and cell.value is not None
+        }
+        if len(found) < 2:
+            return set()
+        return {row for row, value in found.items() if value == max(found.values())}
+
+    def reasons(self) -> list[str]:
+        """A sentence for each cell without a number."""
+        return [
+            f"{self.rows[row]}, {self.columns[column]}: {cell.reason}"
+            for (row, column), cell in self.ours.items()
+            if cell.reason
+        ]
+
+
+def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
+    """Sorts the records of one table into its cells; one table a zoo, unless columns are tasks.
+
+    Where two records claim one cell, the later one is shown.
+    """
+    if name not in PAPER_TABLES:
+        raise RunError(f"there is no table '{name}', only {', '.join(PAPER_TABLES)}")
+    paper = PAPER_TABLES[name]
+    views: dict[str, TableView] = {}
+    for record in records:
+        if record.table is None or record.table.get("table") != name:
+            continue
+        zoo = "" if paper.by_task else zoo_label(record)
+        view = views.setdefault(zoo, _empty(paper, zoo))
+        for row, column, cell in _cells_of(paper, record):
+            view.rows.setdefault(row, model_name(row))
+            view.columns.setdefault(column, task_name(column))
+            view.ours[row, column] = cell
+    for view in views.values():
+        if name == "table6":
+            _add_changes(view)
+    return list(views.values()) or [_empty(paper, "")]
+
+
+def zoo_label(record: RunRecord) -> str:
+    """A zoo in a few words: its task, its name where that says more, its size."""
+    task = str(record.zoo.get("task", "unknown task"))
+    name = str(record.zoo.get("name") or task)
+    title = task_name(task) if name in (task, task_name(task)) else f"{task_name(task)} ({name})"
+    size = zoo_size(record.zoo)
+    return title if size is None else f"{title}, {size:,} networks"
+
+
+def zoo_size(zoo: Mapping[str, Any]) -> int | None:
+    """How many trained networks the zoo has, each counted once whatever its checkpoints."""
+    for key in ("runs", "networks"):
+        if isinstance(zoo.get(key), int):
+            return int(zoo[key])
+    return None
+
+
+def mean_text(value: float | None, error: float | None) -> str:
+    """``0.905 ± 0.002``, without the error where there is one seed only."""
+    if value is None:
+        return _NOTHING
+    text = f"{value:.3f}".replace("-", "−")
+    return text if error is None else f"{text} ± {error:.3f}"
+
+
+def markdown_table(name: str, records: list[RunRecord]) -> str:
+    """A table in Markdown: for each row ours, and under it the paper's."""
+    return "\n".join(_markdown(view) for view in lay_out(name, records))
+
+
+def table_columns(name: str, records: list[RunRecord]) -> dict[str, list[Any]]:
+    """The cells of a table in long form: ours, the paper's, and how many networks and seeds."""
+    columns: dict[str, list[Any]] = {}
+    for view in lay_out(name, records):
+        for (row, column), cell in view.ours.items():
+            if column == CHANGE:
+                continue
+            record, paper = cell.record, view.paper_cell(row, column)
+            entry: dict[str, Any] = {
+                "table": name,
+                "task": record.zoo.get("task"),
+                "zoo": record.zoo.get("name"),
+                "row": row,
+                "column": column,
+                "value": cell.value,
+                "error": cell.error,
+                "paper": paper.value if paper else None,
+                "paper_error": paper.error if paper else None,
+                "r2": record.summary.get("r2"),
+                "mae": record.summary.get("mae"),
+                "coverage": record.summary.get("coverage"),
+                "parameters": record.num_parameters,
+                "seeds": len(record.seeds),
+                **{part: record.selection.get(part) for part in ("train", "val", "test")},
+                "status": record.status,
+            }
+            for key, value in entry.items():
+                columns.setdefault(key, []).append(value)
+    return columns
+
+
+def _empty(paper: PaperTable, zoo: str) -> TableView:
+    return TableView(paper, zoo, dict(paper.rows), dict(paper.columns))
+
+
+def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurCell]]:
+    """Where a record stands in its table: one cell, or two where the table has parameters too."""
+    table = record.table or {}
+    row, column = str(table.get("row")), str(table.get("column"))
+    tau = OurCell(record, *_mean(record), mean_text(*_mean(record)))
+    count = record.num_parameters
+    size = OurCell(record, count, None, _NOTHING if count is None else f"{count:,}")
+    task = str(record.zoo.get("task", "unknown task"))
+    if paper.name == "table4":
+        channels = (column if column.startswith("[") else row).replace(" ", "")
+        return [(channels, "tau", tau), (channels, "parameters", size)]
+    if paper.by_task and column not in paper.columns:
+        column = task
+    if paper.name == "table3":
+        row = _components(row)
+    elif paper.name == "table6":
+        column = column.replace(" ", "")
+    return [(row, column, size if paper.quantity == "parameters" else tau)]
+
+
+def _mean(record: RunRecord) -> tuple[float | None, float | None]:
+    if record.status != "done":
+        return None, None
+    tau, error = record.summary.get("tau"), record.summary.get("tau_se")
+    return _finite(tau), _finite(error) if len(record.seeds) != 1 else None
+
+
+def _finite(value: Any) -> float | None:
+    if value is None or value != value:
+        return None
+    return float(value)
+
+
+def _components(row: str) -> str:
+    """Components in the paper's order, however they were joined."""
+    parts = {part.strip().lower() for part in row.replace(",", "+").split("+")}
+    order = ("encoder", "embedding", "classifier")
+    return "+".join([part for part in order if part in parts] or [row])
+
+
+def _add_changes(view: TableView) -> None:
+    view.columns[CHANGE] = "Largest change"
+    for row in view.rows:
+        cells = [view.ours.get((row, column)) for column in view.paper.columns]
+        change = _largest_change([cell.value if cell else None for cell in cells])
+        known = next((cell for cell in cells if cell), None)
+        if change is not None and known is not None:
+            view.ours[row, CHANGE] = OurCell(known.record, change.value, None, change.text)
+
+
+def _largest_change(values: list[float | None]) -> Number | None:
+    """The furthest that any later value lies from the first."""
+    original, *others = values
+    changes = [value - original for value in others if value is not None and original is not None]
+    if not changes:
+        return None
+    change = max(changes, key=abs)
+    return Number(change, None, f"{change:+.3f}".replace("-", "−"))
+
+
+def _markdown(view: TableView) -> str:
+    paper = view.paper
+    number = paper.name.removeprefix("table")
+    zoo = f" Here: {view.zoo}." if view.zoo else ""
+    lines = [
+        f"**Table {number}. {paper.title}.**{zoo} Paper: {paper.zoo}.",
+        "",
+        "| " + " | ".join([paper.corner, "", *view.columns.values()]) + " |",
+        "|---|---|" + "--:|" * len(view.columns),
+    ]
+    for row, label in view.rows.items():
+        ours, theirs = [_escape(label), "here"], ["", "paper"]
+        for column in view.columns:
+            text = _short(view.ours.get((row, column)))
+            ours.append(f"**{text}**" if row in view.best(column) else text)
+            printed = view.paper_cell(row, column)
+            theirs.append(f"*{printed.text}*" if printed else _NOTHING)
+        lines.append("| " + " | ".join(ours) + " |")
+        if any(text != _NOTHING for text in theirs[2:]):
+            lines.append("| " + " | ".join(theirs) + " |")
+    notes = [*([paper.note] if paper.note else []), *view.reasons()]
+    lines += ["", *(f"- {note}" for note in notes), *([""] if notes else [])]
+    return "\n".join(lines)
+
+
+def _short(cell: OurCell | None) -> str:
+    if cell is None:
+        return _NOTHING
+    return _escape(cell.reason.partition(":")[0]) if cell.reason else cell.text
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
