@@ -28,6 +28,8 @@ _RULES = {
     "adam": (0.9, 0.1, 0.999, 1.0, 1e-8),
     "rmsprop": (0.0, 1.0, 0.99, 1.0, 1e-8),
 }
+# Coefficients that leave a network and its moments as they are.
+HOLD = (1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 WARM_UP = 0.1
 FINAL_RATE = 1e-5
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,8 @@ class Stepper(Protocol):
     """
 
     weights: Tensor
+    # Whether every step must be given all networks (compiled code is made for one shape).
+    whole: bool
 
     def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
         """Trains the first ``len(coef)`` networks on one batch; loss and hits of each."""
@@ -34,6 +37,38 @@ class Stepper(Protocol):
     def evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Summed loss and hits of each network on one batch that all share."""
         ...
+
+
+def losses(
+    arch: Architecture,
+    dtype: torch.dtype,
+    w: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    lengths: Tensor | None,
+    keys: Tensor,
+    threshold: Tensor,
+    scale: Tensor,
+    positions: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Mean loss and hits of each network on its own batch, with dropout."""
+    logits = forward(
+        arch,
+        arch.views(w.to(dtype)),
+        inputs.to(dtype),
+        positions.to(dtype),
+        lengths=lengths,
+        drop=dropout(keys, threshold, scale, arch.tokens),
+    ).float()
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    hits = (logits.argmax(-1) == labels).sum(-1)
+    return loss.view_as(labels).mean(-1), hits
+
+
+@functools.cache
+def _compiled() -> tuple[Any, Any]:
+    # Once a process: PyTorch stops compiling a function that it had to compile too often.
+    return torch.compile(losses, dynamic=False), torch.compile(update, dynamic=False)
 
 
 class TorchStepper:
@@ -65,8 +100,8 @@ class TorchStepper:
         self.positions = arch.positions(weights.device)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.tf32 = precision != "float32"
-        self._loss = torch.compile(self._losses, dynamic=False) if compiled else self._losses
-        self._update = torch.compile(update, dynamic=False) if compiled else update
+        self.whole = compiled
+        self._loss, self._update = _compiled() if compiled else (losses, update)
 
     def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
         """Trains the first ``len(coef)`` networks on one batch; loss and hits of each."""
@@ -78,8 +113,8 @@ class TorchStepper:
             lengths = None if batch.lengths is None else batch.lengths[part]
             with self._products():
                 loss, hit = self._loss(
-                    w, batch.inputs[part], batch.labels[part], lengths,
-                    keys[part], self.threshold[part], self.scale[part],
+                    self.arch, self.dtype, w, batch.inputs[part], batch.labels[part], lengths,
+                    keys[part], self.threshold[part], self.scale[part], self.positions,
                 )
                 (grad,) = torch.autograd.grad(loss.sum(), w)
             with torch.no_grad():
@@ -104,29 +139,6 @@ class TorchStepper:
             yield
         finally:
             torch.backends.mkldnn.enabled = before
-
-    def _losses(
-        self,
-        w: Tensor,
-        inputs: Tensor,
-        labels: Tensor,
-        lengths: Tensor | None,
-        keys: Tensor,
-        threshold: Tensor,
-        scale: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        drop = dropout(keys, threshold, scale, self.arch.tokens)
-        logits = forward(
-            self.arch,
-            self.arch.views(w.to(self.dtype)),
-            inputs.to(self.dtype),
-            self.positions.to(self.dtype),
-            lengths=lengths,
-            drop=drop,
-        ).float()
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-        hits = (logits.argmax(-1) == labels).sum(-1)
-        return loss.view_as(labels).mean(-1), hits
 
     @torch.no_grad()
     def evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

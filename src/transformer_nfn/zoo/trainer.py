@@ -14,7 +14,7 @@ from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.grid import Config
 from transformer_nfn.zoo.network import sites
-from transformer_nfn.zoo.optimise import coefficients, learning_rate, rules
+from transformer_nfn.zoo.optimise import HOLD, coefficients, learning_rate, rules
 from transformer_nfn.zoo.paths import choose_stepper
 from transformer_nfn.zoo.steps import Stepper
 from transformer_nfn.zoo.tasks import Split, Task
@@ -217,13 +217,15 @@ class _Training:
         site = torch.arange(sites(self.task.arch), device=self.device)
         time = clock[..., None] * len(site) + site
         drop = randomness.keys(seeds[..., None], randomness.DROPOUT, time)
-        active = [int((self.steps > step).sum()) for step in range(longest)]
-        for step, now in enumerate(active):
+        active = (self.steps[:, None] > step_of).to(self.device)
+        coef[~active] = torch.tensor(HOLD, device=self.device)
+        for step in range(longest):
+            now = runs if self.stepper.whole else int((self.steps > step).sum())
             index = order[:now, step * size : (step + 1) * size]
             batch = self.task.batch("train", index, crop[:now, step])
             loss, hit = self.stepper.step(batch, drop[:now, step], coef[:now, step])
-            hits[:now] += hit
-            total[:now] += loss
+            hits[:now] += hit * active[:now, step]
+            total[:now] += loss * active[:now, step]
         self._mark_crashed(total, epoch)
         return hits / (self.steps * size).to(self.device)
 

@@ -30,6 +30,8 @@ def why_not(arch: Architecture | None, device: str, precision: str = "float32") 
 class NativeStepper:
     """A `steps.Stepper` over the C code; see `steps.TorchStepper` for the arguments."""
 
+    whole = False
+
     def __init__(self, arch: Architecture, weights: Tensor, threshold: Tensor) -> None:
         problem = why_not(arch, str(weights.device))
         lib = library()[0]

@@ -1,0 +1,194 @@
+"""How many networks × epochs a second: many at once against one at a time, in one run.
+
+One at a time is what anybody would write: a plain module, autograd and ``torch.optim`` at
+batch 128, with all cores as PyTorch's threads. Many at once is this library's trainer: on the
+CPU one single-threaded process a core, on CUDA one process. Both sides prepare their batches
+and update their weights; neither evaluates. An epoch is the task's whole training set, and the
+rate is projected from the steps that were timed.
+
+    python benchmarks/zoo.py --data ../shared/data/mnist
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from transformer_nfn.zoo import Config, Recipe, SmallTransformer, load_task, sample
+from transformer_nfn.zoo.module import to_state_dict
+from transformer_nfn.zoo.paths import describe_path
+from transformer_nfn.zoo.tasks import Task
+from transformer_nfn.zoo.trainer import _Training, initial_weights
+
+BATCH = 128
+
+
+def the_runs(count: int) -> list[Config]:
+    """Runs of the grid, all with the whole training set so that epochs are alike."""
+    return [replace(config, train_fraction=1.0) for config in sample(count)]
+
+
+def optimizer(network: torch.nn.Module, c: Config) -> torch.optim.Optimizer:
+    """The optimiser of a run from ``torch.optim``."""
+    p, lr, wd = list(network.parameters()), c.learning_rate, c.l2
+    if c.optimizer == "adam":
+        return torch.optim.Adam(p, lr, weight_decay=wd)
+    if c.optimizer == "rmsprop":
+        return torch.optim.RMSprop(p, lr, weight_decay=wd)
+    return torch.optim.SGD(p, lr, 0.9 if c.optimizer == "sgdm" else 0.0, weight_decay=wd)
+
+
+def one_at_a_time(task: Task, configs: list[Config], steps: int, device: str) -> float:
+    """Seconds a step of one network, averaged over ``configs``."""
+    seconds = 0.0
+    arch = task.arch
+    for c in configs:
+        network = SmallTransformer(arch, c.dropout).to(device).train()
+        named = arch.to_named(initial_weights(arch, c)[None])
+        state = to_state_dict(arch, {k: w[0] for k, w in named.items()})
+        network.load_state_dict(state)
+        update = optimizer(network, c)
+        order = torch.randperm(task.sizes["train"], device=device)
+        key = torch.zeros(1, 2, dtype=torch.int32, device=device)
+        for step in range(-3, steps):
+            if step == 0:
+                synchronize(device)
+                start = time.perf_counter()
+            at = (step + 3) * BATCH % (len(order) - BATCH)
+            batch = task.batch("train", order[None, at : at + BATCH], key + step)
+            update.zero_grad()
+            logits = network(task.module_inputs(batch.inputs[0]))
+            F.cross_entropy(logits, batch.labels[0]).backward()
+            update.step()
+        synchronize(device)
+        seconds += time.perf_counter() - start
+    return seconds / (steps * len(configs))
+
+
+def many_at_once(
+    task: Task, configs: list[Config], steps: int, device: str, precision: str, path: str
+) -> float:
+    """Seconds a step of all ``configs`` in this process; the first epoch warms up."""
+    count = min(steps * BATCH, task.sizes["train"])
+    recipe = Recipe(100, BATCH, precision)
+    data = task.to(device)
+    training = _Training(data, configs, [count] * len(configs), recipe, device, path, torch.float32)
+    training._epoch(0)
+    synchronize(device)
+    start = time.perf_counter()
+    training._epoch(1)
+    synchronize(device)
+    return (time.perf_counter() - start) / (count // BATCH)
+
+
+def synchronize(device: str) -> None:
+    """Waits for the GPU."""
+    if "cuda" in device:
+        torch.cuda.synchronize()
+
+
+def worker(order: dict[str, object]) -> None:
+    """One process of the many-at-once side on the CPU."""
+    torch.set_num_threads(1)
+    task = load_task(str(order["task"]), order["data"])  # type: ignore[arg-type]
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    seconds = many_at_once(
+        task, the_runs(int(order["networks"])), int(order["steps"]), "cpu", "float32",  # type: ignore[call-overload]
+        str(order["path"]),
+    )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    sys.stdout.write(json.dumps({"seconds": seconds, "peak": peak}) + "\n")
+
+
+def on_cpu(name: str, data: str | None, networks: int, steps: int, path: str) -> tuple[float, int]:
+    """Network-steps a second of one process a core, and their peak memory together."""
+    order = {"task": name, "data": data, "networks": networks, "steps": steps, "path": path}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--worker", json.dumps(order)]
+    workers = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for _ in range(len(os.sched_getaffinity(0)))
+    ]
+    for process in workers:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in workers:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [json.loads(process.communicate()[0]) for process in workers]
+    rate = sum(networks / answer["seconds"] for answer in answers)
+    return rate, sum(answer["peak"] for answer in answers)
+
+
+def compare(name: str, arguments: argparse.Namespace, device: str) -> None:
+    """Times both sides on one task and prints a row for each way."""
+    data = None if name == "digits" else arguments.data
+    task = load_task(name, data)
+    per_epoch = task.sizes["train"] // BATCH
+    cuda = "cuda" in device
+    alone_steps = arguments.steps or (50 if cuda else {"digits": 30}.get(name, 12))
+    alone = one_at_a_time(task.to(device), the_runs(4), alone_steps, device)
+    one = 1 / (alone * per_epoch)
+    threads = torch.get_num_threads()
+    print(f"\n{name}: {per_epoch} steps of {BATCH} an epoch, {device}")
+    print(f"  one at a time ({threads} threads): {one:8.3f} network-epochs/s")
+    if not cuda:
+        path = describe_path(arguments.path, device, task.arch)[0]
+        networks = arguments.networks or 8
+        steps = arguments.steps or {"digits": 10}.get(name, 5)
+        rate, peak = on_cpu(name, data, networks, steps, path)
+        report(f"{networks} at once, {path}, a process a core", rate / per_epoch, one, peak)
+        return
+    for precision in arguments.precision.split(","):
+        networks = arguments.networks or 256
+        torch.cuda.reset_peak_memory_stats()
+        steps = arguments.steps or 40
+        seconds = many_at_once(
+            task, the_runs(networks), steps, device, precision, arguments.path
+        )
+        rate = networks / seconds / per_epoch
+        report(f"{networks} at once, {precision}", rate, one, torch.cuda.max_memory_allocated())
+
+
+def report(what: str, rate: float, one: float, peak: int) -> None:
+    """One line of the result."""
+    memory = f"peak memory {peak / 2**20:,.0f} MiB"
+    print(f"  {what}: {rate:8.3f} network-epochs/s = {rate / one:.1f}x, {memory}")
+
+
+def main() -> None:
+    """Parses the command line and times each task."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", help="folder of the MNIST files; without it digits only")
+    parser.add_argument("--tasks", default=None, help="digits,mnist")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--networks", type=int, help="networks at once")
+    parser.add_argument("--steps", type=int, help="steps timed a side")
+    parser.add_argument("--precision", default="tf32,bf16", help="on CUDA, by comma")
+    parser.add_argument("--path", default="auto", help="auto, native, torch or compiled")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(json.loads(arguments.worker))
+        return
+    tasks = arguments.tasks or ("digits,mnist" if arguments.data else "digits")
+    for name in tasks.split(","):
+        compare(name, arguments, arguments.device)
+
+
+if __name__ == "__main__":
+    main()
