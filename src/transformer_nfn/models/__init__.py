@@ -1,6 +1,27 @@
-"""Transformer-NFN, and what it reads."""
+"""Transformer-NFN, what it reads, and what it is compared with."""
 
+from transformer_nfn.models._boosting import LightGBMPredictor, XGBoostPredictor
+from transformer_nfn.models._forest import RandomForestPredictor
+from transformer_nfn.models._invariant_features import invariant_features
+from transformer_nfn.models._invariant_predictors import InvariantBoosting, InvariantMLP
+from transformer_nfn.models._mlp import MLP
 from transformer_nfn.models._network import Network
+from transformer_nfn.models._predictor import PredictorError, TabularPredictor
+from transformer_nfn.models._statnn import StatNN
 from transformer_nfn.models._transformer_nfn import BlockEncoder, TransformerNFN
 
-__all__ = ["BlockEncoder", "Network", "TransformerNFN"]
+__all__ = [
+    "MLP",
+    "BlockEncoder",
+    "InvariantBoosting",
+    "InvariantMLP",
+    "LightGBMPredictor",
+    "Network",
+    "PredictorError",
+    "RandomForestPredictor",
+    "StatNN",
+    "TabularPredictor",
+    "TransformerNFN",
+    "XGBoostPredictor",
+    "invariant_features",
+]

@@ -1,0 +1,240 @@
+"""How well do few numbers do, if no symmetry can change them? Trees and an MLP on invariants.
+
+Both are stronger than the paper's baselines, and than its network when models are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.models._boosting import Held, read_lightgbm, train_lightgbm
+from transformer_nfn.models._invariant_features import invariant_features
+from transformer_nfn.models._predictor import PredictorError, TabularPredictor
+from transformer_nfn.spaces import WeightSpace, attention_block
+
+
+class InvariantPredictor(TabularPredictor):
+    """A predictor whose table is `invariant_features`."""
+
+    def _set_space(self, space: WeightSpace | str | None) -> None:
+        if isinstance(space, str):
+            space = WeightSpace.from_json(space)
+        self.space = space
+        self.settings["space"] = None if space is None else space.to_json()
+
+    def table(self, network: Mapping[str, object]) -> np.ndarray:
+        """`invariant_features` of the networks, in float64."""
+        if self.space is None:
+            self._set_space(space_of(network))
+        assert self.space is not None
+        out: np.ndarray = invariant_features(network, self.space).cpu().numpy()
+        return out
+
+
+class InvariantBoosting(InvariantPredictor):
+    """LightGBM on statistics and spectra of invariants.
+
+    Args:
+        space: of one block (or its JSON); None for the paper's block, sizes read off.
+        rounds: trees at most.
+        patience: rounds without a better validation error before it stops.
+        params: of LightGBM, in place of or besides ours.
+        threads: None for as many as OpenMP allows.
+    """
+
+    PARAMS: Mapping[str, Any] = {
+        "objective": "regression",
+        "learning_rate": 0.03,
+        "num_leaves": 15,
+        "min_data_in_leaf": 10,
+        "bagging_fraction": 0.8,
+        "bagging_freq": 1,
+        "feature_fraction": 0.2,
+        "lambda_l2": 1.0,
+    }
+
+    def __init__(
+        self,
+        space: WeightSpace | str | None = None,
+        rounds: int = 1000,
+        patience: int = 50,
+        params: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.settings = {
+            "rounds": rounds,
+            "patience": patience,
+            "params": dict(params or {}),
+            "threads": threads,
+        }
+        self._set_space(space)
+        self._booster: Any = None
+
+    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
+        params = {**self.PARAMS, **self.settings["params"]}
+        self._booster = train_lightgbm(params, x, y, held, seed, self.settings)
+
+    def _read(self, x: np.ndarray) -> np.ndarray:
+        out: np.ndarray = self._booster.predict(x, num_threads=self.settings["threads"] or 0)
+        return out
+
+    def _files(self) -> dict[str, bytes]:
+        return {"model.txt": self._booster.model_to_string().encode()}
+
+    def _restore(self, files: Mapping[str, bytes]) -> None:
+        self._booster = read_lightgbm(files["model.txt"])
+
+
+class InvariantMLP(InvariantPredictor):
+    """A small MLP on the signed logarithm of invariants, standardised on the training part.
+
+    Args:
+        space: of one block (or its JSON); None for the paper's block, sizes read off.
+        hidden: neurons of its one hidden layer.
+        epochs: at most.
+        patience: epochs without a better validation loss before it stops.
+        batch: networks a step.
+        learning_rate: of Adam, at its highest.
+        weight_decay: decoupled.
+        dropout: of the standardised features and of the hidden layer.
+    """
+
+    def __init__(
+        self,
+        space: WeightSpace | str | None = None,
+        hidden: int = 8,
+        epochs: int = 300,
+        patience: int = 40,
+        batch: int = 32,
+        learning_rate: float = 3e-3,
+        weight_decay: float = 1e-2,
+        dropout: float = 0.1,
+    ) -> None:
+        self.settings = {
+            "hidden": hidden,
+            "epochs": epochs,
+            "patience": patience,
+            "batch": batch,
+            "learning_rate": learning_rate,
+            "weight_decay": weight_decay,
+            "dropout": dropout,
+        }
+        self._set_space(space)
+        self._state: dict[str, Tensor] = {}
+
+    @property
+    def num_parameters(self) -> int | None:
+        """Weights and biases of the MLP; None before it is fitted."""
+        if self.width is None:
+            return None
+        return sum(p.numel() for p in self._module(self.width).parameters())
+
+    def _module(self, width: int) -> nn.Sequential:
+        drop, hidden = self.settings["dropout"], self.settings["hidden"]
+        return nn.Sequential(
+            nn.Dropout(drop),
+            nn.Linear(width, hidden),
+            nn.SiLU(),
+            nn.Dropout(drop),
+            nn.Linear(hidden, 1),
+        )
+
+    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
+        inputs = signed_log(x)
+        mean, std = inputs.mean(0), inputs.std(0, correction=0)
+        # A feature that is the same everywhere in training says nothing elsewhere either.
+        scale = torch.where(std > 1e-6, 1 / std.clamp(min=1e-6), torch.zeros_like(std))
+        frame = {"mean": mean, "scale": scale}
+        target = torch.from_numpy(y).float().clamp(0, 1)
+        check = None
+        if held is not None:
+            check = (self._standard(held[0], frame), torch.from_numpy(held[1]).float().clamp(0, 1))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            state = self._train(self._standard(x, frame), target, check)
+        self._state = {**frame, **state}
+
+    def _train(
+        self, x: Tensor, y: Tensor, check: tuple[Tensor, Tensor] | None
+    ) -> dict[str, Tensor]:
+        s, module = self.settings, self._module(x.shape[1])
+        adam = torch.optim.AdamW(
+            module.parameters(), s["learning_rate"], weight_decay=s["weight_decay"]
+        )
+        steps = s["epochs"] * -(-len(x) // s["batch"])
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
+        best, best_loss, since = _copy(module), float("inf"), 0
+        for _ in range(s["epochs"]):
+            module.train()
+            for rows in torch.randperm(len(x)).split(s["batch"]):
+                adam.zero_grad()
+                binary_cross_entropy_with_logits(module(x[rows])[:, 0], y[rows]).backward()
+                adam.step()
+                schedule.step()
+            if check is None:
+                continue
+            with torch.no_grad():
+                out = module.eval()(check[0])[:, 0]
+                loss = float(binary_cross_entropy_with_logits(out, check[1]))
+            since += 1
+            if loss < best_loss:
+                best, best_loss, since = _copy(module), loss, 0
+            if since >= s["patience"]:
+                break
+        return best if check is not None else _copy(module)
+
+    def _standard(self, x: np.ndarray, frame: Mapping[str, Tensor]) -> Tensor:
+        # Far outside what was seen a line is no guide, so nothing counts as farther than this.
+        return ((signed_log(x) - frame["mean"]) * frame["scale"]).clamp(-8, 8).float()
+
+    def _read(self, x: np.ndarray) -> np.ndarray:
+        module = self._module(x.shape[1]).eval()
+        module.load_state_dict({k: v for k, v in self._state.items() if "." in k})
+        with torch.no_grad():
+            out: np.ndarray = torch.sigmoid(module(self._standard(x, self._state))[:, 0]).numpy()
+        return out
+
+    def _files(self) -> dict[str, bytes]:
+        return {"model.safetensors": safetensors.torch.save(self._state)}
+
+    def _restore(self, files: Mapping[str, bytes]) -> None:
+        try:
+            self._state = safetensors.torch.load(files["model.safetensors"])
+        except safetensors.SafetensorError as error:
+            raise PredictorError(f"model.safetensors is not readable: {error}") from error
+
+
+def signed_log(x: np.ndarray) -> Tensor:
+    """``sign(x) log(1 + |x|/ε)``: small numbers keep their sizes apart, signs stay."""
+    wide = torch.from_numpy(x).double()
+    return wide.sign() * torch.log1p(wide.abs() / 1e-3)
+
+
+def space_of(network: Mapping[str, Any]) -> WeightSpace:
+    """The paper's block with the sizes that the first block of ``network`` has."""
+    blocks = network.get("blocks") or [{}]
+    try:
+        heads, d_model, d_k = blocks[0]["W_Q"].shape[2:]
+        space = attention_block(
+            d_model, heads, d_k, blocks[0]["W_V"].shape[-1], blocks[0]["b_A"].shape[-1]
+        )
+        space.check(blocks[0], finite=False)
+    except (KeyError, ValueError) as error:
+        raise SpaceError(
+            "these are not the paper's blocks, so the predictor needs their weight space "
+            "(argument `space`)"
+        ) from error
+    return space
+
+
+def _copy(module: nn.Module) -> dict[str, Tensor]:
+    return {name: w.detach().clone() for name, w in module.state_dict().items()}

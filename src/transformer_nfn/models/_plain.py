@@ -1,0 +1,81 @@
+"""What do the two neural baselines share? How they read a network, and how they are rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.models._pretrained import Pretrained
+from transformer_nfn.spaces import WeightSpace
+
+# The small transformer zoo: numbers in the embedding, and in W_1, W_2, b_1, b_2 of the classifier.
+SIZES: Mapping[str, tuple[int | None, tuple[int, ...]]] = {
+    "mnist": (16 * 32 + 32, (32 * 32, 32 * 10, 32, 10)),
+    "ag_news": (None, (32 * 32, 32 * 4, 32, 4)),
+}
+
+
+class PlainModel(Pretrained):
+    """A module with `logits`, and its Sigmoid as `forward`."""
+
+    def logits(self, network: Mapping[str, object]) -> Tensor:
+        """The number before the Sigmoid, ``[batch]``."""
+        raise NotImplementedError
+
+    def forward(self, network: Mapping[str, object]) -> Tensor:
+        """The predicted accuracy of each network, ``[batch]``, between 0 and 1."""
+        return torch.sigmoid(self.logits(network))
+
+    @staticmethod
+    def read(head: nn.Module, parts: Sequence[Tensor]) -> Tensor:
+        """The head on all parts side by side, ``[batch]``."""
+        out: Tensor = head(torch.cat(same_batch(parts), -1))
+        return out.squeeze(-1)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """A new model from what `config` says."""
+        if "space" not in config:
+            raise SpaceError("a model's config needs the key 'space'")
+        rest = {k: v for k, v in config.items() if k != "space"}
+        try:
+            return cls(WeightSpace.from_json(config["space"]), **rest)
+        except TypeError as error:
+            raise SpaceError(f"a model's config is malformed: {error}") from error
+
+
+def paper_sizes(task: str) -> dict[str, Any]:
+    """Sizes of embedding and classifier of the paper's zoos."""
+    if task not in SIZES:
+        raise SpaceError(f"task must be one of {', '.join(SIZES)}, found {task!r}")
+    embedding, classifier = SIZES[task]
+    return {"embedding": embedding, "classifier": classifier}
+
+
+def relu_mlp(width: int, hidden: int) -> nn.Sequential:
+    """Two layers with a ReLU between them."""
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
+
+
+def block_tensors(space: WeightSpace, weights: Mapping[str, Tensor]) -> list[Tensor]:
+    """The tensors of a block in the order of its space, each ``[batch, numbers]``."""
+    space.check(weights, finite=False)
+    for name in space.tensors:
+        if weights[name].shape[1] != 1:
+            raise SpaceError(
+                f"tensor '{name}' must have one channel to be read as weights, "
+                f"found {weights[name].shape[1]}"
+            )
+    return [weights[name].flatten(1) for name in space.tensors]
+
+
+def same_batch(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The parts, if they speak of equally many networks."""
+    if len({x.shape[0] for x in parts}) > 1:
+        found = ", ".join(str(x.shape[0]) for x in parts)
+        raise SpaceError(f"the parts of a network must have one batch size, found {found}")
+    return list(parts)
