@@ -84,7 +84,8 @@ def test_one_seed_is_plain_pytorch():
             for group in optimiser.param_groups:
                 group["lr"] = Protocol(epochs=2).learning_rate(epoch * steps + step, steps)
             optimiser.zero_grad()
-            loss = torch.nn.functional.binary_cross_entropy(module(batch.network), batch.accuracy)
+            logits = module.logits(batch.network)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.accuracy)
             loss.backward()
             optimiser.step()
         states.append({k: v.clone() for k, v in module.state_dict().items()})

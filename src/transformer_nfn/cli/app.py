@@ -7,7 +7,7 @@ import sys
 import typer
 
 from transformer_nfn import __version__
-from transformer_nfn.cli import symmetry
+from transformer_nfn.cli import demo, reproduce, symmetry, train
 from transformer_nfn.cli.zoo import zoo_app
 from transformer_nfn.errors import TransformerNFNError
 
@@ -18,8 +18,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+demo.register(app)
 symmetry.register(app)
 app.add_typer(zoo_app, name="zoo")
+train.register(app)
+reproduce.register(app)
 
 
 def _version(value: bool) -> None:

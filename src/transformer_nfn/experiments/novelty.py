@@ -13,7 +13,6 @@ from torch import Tensor
 
 from transformer_nfn.experiments.dataset import Dataset
 from transformer_nfn.experiments.records import RunError
-from transformer_nfn.models import invariant_features
 
 SEEN_FILE = "seen.safetensors"
 MAX_KEPT = 4096
@@ -73,5 +72,7 @@ class Seen:
 
 def _features(data: Dataset) -> Tensor:
     """Invariants of the networks on a logarithmic scale, so that no unit dominates."""
+    from transformer_nfn.models import invariant_features
+
     raw = invariant_features(data.network, data.block_space).float().cpu()
     return torch.sign(raw) * torch.log1p(raw.abs() * 1e3)

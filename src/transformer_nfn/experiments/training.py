@@ -54,8 +54,8 @@ class SeedTrainer:
         parts: what to train on and select by, on one device.
         protocol: how.
         seeds: which.
-        together: whether seeds share each step (faster on a GPU); otherwise one after another
-            within each epoch.
+        together: whether seeds share each step, which is faster; otherwise one after another
+            within each step.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ def train_seeds(
     *,
     folder: Path | None = None,
     fingerprint: str = "",
-    together: bool | None = None,
+    together: bool = True,
     report: Report | None = None,
     save_every: int = 1,
 ) -> Trained:
@@ -274,12 +274,10 @@ def train_seeds(
         seeds: which.
         folder: where the log and the state to resume from are kept; None keeps nothing.
         fingerprint: identifies the training; a state of another one is refused.
-        together: see `SeedTrainer`; by default where it is faster, on a GPU.
+        together: see `SeedTrainer`.
         report: called with every line of the log.
         save_every: epochs between two saved states.
     """
-    if together is None:
-        together = parts.train.accuracy.device.type == "cuda"
     trainer = SeedTrainer(build, parts, protocol, seeds, together=together)
     state = folder / STATE_FILE if folder is not None else None
     log: list[str] = []
