@@ -1,0 +1,200 @@
+"""The report: what it says of runs, what it refuses, and that nothing in it is taken for code."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.run_folders import MODELS, write_run, write_study
+from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.experiments.records import PREDICTIONS_FILE, RUN_FILE, RunError
+from transformer_nfn.experiments.report import write_report
+from transformer_nfn.experiments.report.findings import (
+    errors_by_accuracy,
+    errors_by_optimizer,
+    worst_networks,
+)
+from transformer_nfn.experiments.report.gather import gather
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("study"), networks=120, seeds=2)
+
+
+@pytest.fixture(scope="module")
+def text(study):
+    out = study.parent / "report.html"
+    write_report([study], out)
+    return out.read_text()
+
+
+def data_of(text):
+    inside = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    return json.loads(inside[1])
+
+
+def test_every_model_and_section_is_there(text):
+    for section in ("run", "models", "paper", "figures", "failures", "runs"):
+        assert f'<section id="{section}"' in text
+    found = {entry["name"] for entry in data_of(text)["zoos"][0]["taus"]}
+    assert len(found) == len(MODELS)
+
+
+def test_best_model_is_bold_and_first(text, study):
+    best = gather([study]).zoos[0].best
+    first = re.search(r"<tbody>(.*?)</tr>", text[text.index('id="models"') :], re.S)[1]
+    assert best.name in first
+    assert f"<strong>{best.record.summary['tau']:.3f} ±" in first
+
+
+def test_reproduced_cells_stand_over_the_papers(text):
+    assert '<span class="paper">0.905 ± 0.002</span>' in text
+    assert "not enough networks: 12 above 80 %, 20 needed" in text
+    assert "Table 6." in text
+
+
+def test_page_loads_nothing(text):
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    assert not re.search(r"<(img|iframe|object|embed)\b|@import|url\(", text)
+    assert "default-src 'none'" in text
+    assert re.findall(r"<link[^>]*>", text) == ['<link rel="icon" href="data:,">']
+    assert "src=" not in text
+
+
+def test_file_appears_whole_and_replaces_the_old_one(study, tmp_path):
+    out = tmp_path / "new" / "report.html"
+    for _ in range(2):
+        write_report([study / "demo"], out)
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+
+
+def test_compared_runs_share_their_networks(study):
+    zoo = gather([study]).zoos[0]
+    assert len({(run.sample, run.record.selection["train"]) for run in zoo.main}) == 1
+    assert {run.record.model for run in zoo.main} == set(MODELS)
+    sizes = {run.record.selection["train"] for runs in zoo.by_size().values() for run in runs}
+    assert len(sizes) == 3
+
+
+def test_worst_networks_are_the_furthest_from_their_prediction(study):
+    run = gather([study]).zoos[0].best
+    worst = worst_networks(run, 5)
+    errors = [abs(network.error) for network in worst]
+    assert errors == sorted(errors, reverse=True)
+    part = run.tested
+    for network in worst:
+        mine = part["row"] == network.row
+        assert network.predicted == pytest.approx(part["predicted"][mine].mean())
+        assert network.configuration["optimizer"] in part["optimizer"][mine]
+
+
+def test_errors_by_group_average_to_the_error_of_all(study):
+    zoo = gather([study]).zoos[0]
+    for table in (errors_by_optimizer(zoo), errors_by_accuracy(zoo)):
+        name, errors = table.rows[0]
+        assert name == zoo.best.name
+        overall = abs(zoo.best.tested["predicted"] - zoo.best.tested["accuracy"]).mean()
+        known = [error for error in errors if error is not None]
+        assert min(known) <= overall <= max(known)
+    # The generator makes RMSprop networks the hard ones.
+    assert errors_by_optimizer(zoo).worst(zoo.best.name, 1)[0] == "rmsprop"
+
+
+def test_narrow_range_of_accuracies_has_whole_percent_bins(tmp_path):
+    write_run(tmp_path / "r", "mlp", networks=300, min_accuracy=0.8)
+    table = errors_by_accuracy(gather([tmp_path]).zoos[0])
+    assert len(table.groups) == 5
+    tested = gather([tmp_path]).zoos[0].best.tested
+    assert sum(count for _, count in table.groups) == len(set(tested["row"].tolist()))
+
+
+def test_text_of_a_record_is_never_code(tmp_path):
+    bad = '</script><script>alert(1)</script><b onclick="x">&'
+    write_run(tmp_path / "r", bad, networks=60, name=bad, log=False)
+    write_run(tmp_path / "s", "mlp", networks=60, name=bad, status=f"no: {bad}")
+    write_report([tmp_path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "<script>alert" not in text
+    assert "<b onclick" not in text
+    assert text.count("</script>") == 2
+    assert data_of(text)["zoos"][0]["taus"][0]["name"] == bad
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"seeds": 1},
+        {"predictions": False},
+        {"status": "not enough networks: 3 of 20"},
+        {"log": False, "model": "xgboost"},
+        {"augment": 10.0},
+    ],
+)
+def test_a_single_run_is_enough(tmp_path, settings):
+    write_run(tmp_path / "r", **{"networks": 60} | settings)
+    write_report([tmp_path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "nan" not in text.lower().replace("finance", "")
+    assert settings.get("status", "Transformer-NFN") in text or "XGBoost" in text
+
+
+def test_half_a_last_line_of_a_log_is_left_out(tmp_path):
+    run = write_run(tmp_path / "r", networks=60, seeds=1)
+    with (run / "log.jsonl").open("a") as log:
+        log.write('{"seed": 0, "epo')
+    assert len(gather([tmp_path]).runs[0].log) == 50
+
+
+def test_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(RunError, match="no runs in"):
+        write_report([tmp_path], tmp_path / "report.html")
+    with pytest.raises(RunError, match="at least one folder"):
+        write_report([], tmp_path / "report.html")
+    with pytest.raises(RunError, match="there is no folder"):
+        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
+
+
+def test_unreadable_predictions_are_named(tmp_path):
+    run = write_run(tmp_path / "r", networks=60)
+    (run / PREDICTIONS_FILE).write_bytes(b"not a table")
+    with pytest.raises(RunError, match=r"predictions\.parquet' is not readable"):
+        write_report([tmp_path], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_predictions_without_a_column_are_named(tmp_path):
+    import pyarrow.parquet as pq
+
+    run = write_run(tmp_path / "r", networks=60)
+    table = pq.read_table(run / PREDICTIONS_FILE).drop_columns(["accuracy"])
+    pq.write_table(table, run / PREDICTIONS_FILE)
+    with pytest.raises(TransformerNFNError, match="has no column 'accuracy'"):
+        write_report([tmp_path], tmp_path / "report.html")
+
+
+def test_another_version_is_named(tmp_path):
+    run = write_run(tmp_path / "r", networks=60)
+    record = json.loads((run / RUN_FILE).read_text())
+    (run / RUN_FILE).write_text(json.dumps(record | {"format": 99}))
+    with pytest.raises(RunError, match="another version"):
+        write_report([tmp_path], tmp_path / "report.html")
+    (run / RUN_FILE).write_text(json.dumps(record | {"zoo": 3}))
+    with pytest.raises(RunError, match="'zoo' of its record"):
+        write_report([tmp_path], tmp_path / "report.html")
+
+
+def test_command_writes_the_page(tmp_path):
+    import typer
+
+    from transformer_nfn.cli.report import report_command
+
+    app = typer.Typer()
+    app.command()(report_command)
+    write_run(tmp_path / "runs" / "a", networks=60, seeds=1)
+    out = tmp_path / "page.html"
+    result = CliRunner().invoke(app, [str(tmp_path / "runs"), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert out.is_file()

@@ -1,0 +1,143 @@
+"""Reproduced tables beside the paper's: its numbers as printed, our cells where they belong."""
+
+import pytest
+
+from experiments.run_folders import write_run
+from transformer_nfn.experiments.paper_numbers import PAPER_TABLES
+from transformer_nfn.experiments.records import RunError, RunRecord
+from transformer_nfn.experiments.table_text import lay_out, markdown_table, table_columns
+
+
+def record(table, row, column, tau=0.8, **changes):
+    values = {
+        "model": "transformer_nfn",
+        "zoo": {"task": "mnist", "name": "mnist", "runs": 512, "networks": 2048},
+        "selection": {"train": 358, "val": 77, "test": 77},
+        "protocol": {},
+        "seeds": [{"seed": 0}, {"seed": 1}],
+        "summary": {"tau": tau, "tau_se": 0.01, "r2": 0.9, "mae": 0.02, "coverage": 0.9},
+        "num_parameters": 1_812_301,
+        "table": {"table": table, "row": row, "column": column},
+    }
+    return RunRecord(**values | changes)
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "column", "value", "error"),
+    [
+        ("table1", "transformer_nfn", "all", 0.905, 0.002),
+        ("table1", "statnn", "0.6", 0.86, 0.001),
+        ("table1", "xgboost", "0.8", 0.884, 0.001),
+        ("table2", "mlp", "0.4", 0.841, 0.012),
+        ("table2", "random_forest", "0.8", 0.773, 0.001),
+        ("table3", "embedding", "mnist", 0.424, 0.002),
+        ("table3", "classifier", "ag_news", 0.795, 0.008),
+        ("table4", "[15,15]", "tau", 0.913, 0.002),
+        ("table4", "[15,15]", "parameters", 38_101_000, None),
+        ("table5", "statnn", "ag_news", 168_000, None),
+        ("table6", "statnn", "[-100,100]", 0.771, 0.013),
+    ],
+)
+def test_numbers_of_the_paper(table, row, column, value, error):
+    cell = PAPER_TABLES[table].cell(row, column)
+    assert (cell.value, cell.error) == (pytest.approx(value), error)
+
+
+def test_every_row_of_the_paper_is_whole():
+    for table in PAPER_TABLES.values():
+        assert set(table.printed) == set(table.rows)
+        assert {len(cells) for cells in table.printed.values()} == {len(table.columns)}
+    assert PAPER_TABLES["table3"].cell("embedding", "ag_news") is None
+    assert PAPER_TABLES["table1"].cell("statnn", "0.6").text == "0.86 ± 0.001"
+
+
+def test_markdown_has_ours_over_the_papers_and_the_best_bold():
+    cells = [
+        record("table1", "transformer_nfn", "all", 0.71),
+        record("table1", "statnn", "all", 0.83, model="statnn"),
+    ]
+    text = markdown_table("table1", cells)
+    lines = text.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("| StatNN"))
+    assert lines[at].startswith("| StatNN | here | **0.830 ± 0.010** |")
+    assert lines[at + 1].startswith("|  | paper | *0.881 ± 0.001* |")
+    assert "MNIST, 512 networks" in text
+    widths = {line.count("|") for line in lines if line.startswith("|")}
+    assert widths == {8}
+
+
+def test_cell_without_enough_networks_says_so():
+    why = "not enough networks: 3 | 20"
+    text = markdown_table("table1", [record("table1", "mlp", "0.8", status=why, summary={})])
+    assert "| not enough networks |" in text
+    assert "- MLP, 80 %: not enough networks: 3 | 20" in text
+
+
+def test_models_beyond_the_paper_have_a_row_of_their_own():
+    text = markdown_table("table1", [record("table1", "invariant_mlp", "all", 0.9)])
+    assert "| MLP on invariants | here | 0.900 ± 0.010 |" in text
+
+
+def test_components_and_tasks_find_their_cell():
+    other = {"task": "digits", "name": "digits"}
+    views = lay_out(
+        "table3",
+        [
+            record("table3", "encoder + embedding", "all"),
+            record("table3", "classifier+encoder", "all", zoo=other),
+        ],
+    )
+    (view,) = views
+    assert set(view.ours) == {("encoder+embedding", "mnist"), ("encoder+classifier", "digits")}
+
+
+def test_channels_show_tau_and_parameters():
+    columns = table_columns("table4", [record("table4", "[3, 3]", "tau")])
+    assert columns["column"] == ["tau", "parameters"]
+    assert columns["value"] == [0.8, 1_812_301]
+    assert columns["paper"] == [0.905, pytest.approx(1_901_000)]
+
+
+def test_largest_change_under_augmentation():
+    cells = [
+        record("table6", "mlp", column, tau)
+        for column, tau in (("original", 0.8), ("[-1, 1]", 0.75), ("[-10,10]", 0.78))
+    ]
+    (view,) = lay_out("table6", cells)
+    assert view.ours["mlp", "change"].text == "−0.050"
+    assert view.paper_cell("mlp", "change").text == "−0.049"
+    assert view.paper_cell("transformer_nfn", "change").text == "+0.003"
+    assert "change" not in table_columns("table6", cells)["column"]
+
+
+def test_two_zoos_are_two_tables():
+    other = {"task": "mnist", "name": "small", "runs": 64}
+    cells = [record("table1", "mlp", "all"), record("table1", "mlp", "all", 0.5, zoo=other)]
+    assert [view.zoo for view in lay_out("table1", cells)] == [
+        "MNIST, 512 networks",
+        "MNIST (small), 64 networks",
+    ]
+
+
+def test_no_records_still_give_the_papers_table():
+    assert "*0.905 ± 0.002*" in markdown_table("table1", [])
+    assert table_columns("table1", []) == {}
+    with pytest.raises(RunError, match="no table 'table9'"):
+        markdown_table("table9", [])
+
+
+def test_columns_go_into_parquet(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    run = write_run(
+        tmp_path / "r",
+        networks=60,
+        seeds=1,
+        table={"table": "table1", "row": "transformer_nfn", "column": "all"},
+    )
+    pq.write_table(pa.table(table_columns("table1", [RunRecord.read(run)])), tmp_path / "t.parquet")
+    (row,) = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert row["paper"] == 0.905
+    assert row["error"] is None
+    assert row["seeds"] == 1
