@@ -1,0 +1,198 @@
+"""The paper's figures from runs and zoos: accuracy histogram, predicted against true, τ by size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformer_nfn.experiments.paper_numbers import task_name
+from transformer_nfn.experiments.records import RUN_FILE, RunError
+from transformer_nfn.experiments.report.gather import ZooStudy, gather, model_order
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg")
+# The report's colours in light: models in the order of `MODEL_NAMES`, then optimisers.
+_MODELS = ("#c23b22", "#8058a5", "#a8740a", "#2f7d4f", "#6b9a1f", "#7a7f87", "#0b7f95", "#2f55b0",
+           "#444a52")  # fmt: skip
+_OPTIMIZERS = {
+    "sgd": ("#2f6fc0", "o"),
+    "sgdm": ("#0c8f8b", "s"),
+    "adam": ("#b9770e", "^"),
+    "rmsprop": ("#c23b56", "D"),
+}
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#e6e3dc",
+    "axes.edgecolor": "#b5b0a5",
+    "legend.frameon": False,
+    # The same runs give the same file.
+    "svg.hashsalt": "transformer-nfn",
+}
+
+
+def write_figures(zoo: Path, out: Path) -> list[Path]:
+    """Draws what can be drawn into ``OUT/figures``: of the zoo, and of the runs below ``out``."""
+    folder = out / "figures"
+    written = accuracy_histogram(zoo, folder / "accuracies")
+    if any(out.rglob(RUN_FILE)):
+        written += prediction_scatter([out], folder / "predictions")
+        written += tau_by_size([out], folder / "sizes")
+    return written
+
+
+def accuracy_histogram(zoo: Path, stem: Path, bins: int = 20) -> list[Path]:
+    """Test accuracies of every checkpoint of a zoo, counts in log scale as in the paper.
+
+    Args:
+        zoo: folder of the zoo.
+        stem: where the figure goes, less its ending.
+        bins: bars from 0 to 100 %.
+
+    Returns:
+        The files written, a PNG and an SVG.
+    """
+    from transformer_nfn.zoo.plot import accuracy_counts
+    from transformer_nfn.zoo.store import Zoo
+
+    opened = Zoo.open(zoo)
+    counts, edges = accuracy_counts(opened, bins)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.bar(100 * edges[:-1], counts, width=100 / bins, align="edge", color=_MODELS[7],
+                 edgecolor="white", linewidth=0.8)  # fmt: skip
+        axes.set_yscale("log")
+        axes.grid(visible=False, axis="x")
+        axes.set(xlim=(0, 100), xlabel="test accuracy (%)", ylabel="networks (log scale)")
+        name = task_name(opened.about["task"]["name"])
+        axes.set_title(f"{name}: {len(opened):,} checkpoints", loc="left")
+
+    return _save(stem, (5.2, 3.3), paint)
+
+
+def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:
+    """Predicted against true accuracy on the test part of one seed, all models on one sheet.
+
+    One sheet for each zoo that the runs below ``folders`` speak of.
+    """
+    written = []
+    for zoo, target in _targets(folders, stem):
+        runs = [run for run in zoo.finished if run.tested is not None and len(run.tested["row"])]
+        if not runs:
+            continue
+        across = min(4, len(runs))
+        down = -(-len(runs) // across)
+
+        def paint(figure: Figure, runs: Any = runs, across: int = across, down: int = down) -> None:
+            grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+            for place, run in zip(grid.flat, runs, strict=False):
+                part = run.tested
+                first = part["seed"] == part["seed"].min()
+                _panel(place, {key: values[first] for key, values in part.items()})
+                scores = [s for s in run.record.seeds if s.get("seed") == part["seed"].min()]
+                tau = f"   τ = {scores[0]['tau']:.3f}" if scores else ""
+                place.set_title(f"{run.name}{tau}", loc="left", fontsize=9)
+            for place in list(grid.flat)[len(runs) :]:
+                place.remove()
+            figure.supxlabel("true accuracy (%)", fontsize=9)
+            figure.supylabel("predicted accuracy (%)", fontsize=9)
+            handles, labels = grid.flat[0].get_legend_handles_labels()
+            if labels:
+                figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
+
+        written += _save(target, (2.5 * across + 0.5, 2.4 * down + 0.8), paint)
+    return written
+
+
+def tau_by_size(folders: list[Path], stem: Path) -> list[Path]:
+    """τ against the number of training networks, where runs of several sizes are there."""
+    written = []
+    for zoo, target in _targets(folders, stem):
+        groups = zoo.by_size()
+        if not groups:
+            continue
+
+        def paint(figure: Figure, groups: Any = groups, label: str = zoo.label) -> None:
+            axes = figure.subplots()
+            sizes = set()
+            for model, runs in groups.items():
+                x = [run.record.selection["train"] for run in runs]
+                y = [run.record.summary.get("tau", float("nan")) for run in runs]
+                error = [run.record.summary.get("tau_se") or 0.0 for run in runs]
+                error = [value if value == value else 0.0 for value in error]
+                color = _MODELS[min(model_order(model), len(_MODELS) - 1)]
+                axes.errorbar(x, y, error, color=color, marker="o", markersize=4, capsize=2,
+                              label=runs[0].name)  # fmt: skip
+                sizes.update(x)
+            axes.set_xscale("log")
+            axes.set_xticks(sorted(sizes), [f"{n:,}" for n in sorted(sizes)])
+            axes.minorticks_off()
+            axes.set(xlabel="training networks", ylabel="Kendall’s τ")
+            axes.set_title(label, loc="left")
+            figure.legend(loc="outside right center")
+
+        written += _save(target, (6.4, 3.6), paint)
+    return written
+
+
+def _panel(axes: Axes, part: dict[str, Any]) -> None:
+    """One model: a mark a network, its shape and colour by optimiser."""
+    axes.plot((0, 100), (0, 100), color="#9a9a9a", linewidth=0.8, linestyle=(0, (4, 4)))
+    names = part["optimizer"].astype(str)
+    for name in [*_OPTIMIZERS, *sorted(set(names) - set(_OPTIMIZERS))]:
+        chosen = names == name
+        color, marker = _OPTIMIZERS.get(name, ("#6b6f76", "x"))
+        if chosen.any():
+            axes.scatter(100 * part["accuracy"][chosen], 100 * part["predicted"][chosen], s=11,
+                         color=color, marker=marker, alpha=0.6, linewidths=0.3,
+                         label=name)  # fmt: skip
+    axes.set_aspect("equal")
+    axes.set(xlim=(0, 100), ylim=(0, 100), xticks=range(0, 101, 25), yticks=range(0, 101, 25))
+
+
+def _targets(folders: list[Path], stem: Path) -> list[tuple[ZooStudy, Path]]:
+    """Each zoo with the file its figure goes to; numbered where there are several."""
+    zoos = gather(folders).zoos
+    if len(zoos) == 1:
+        return [(zoos[0], stem)]
+    return [(zoo, stem.with_name(f"{stem.name}-{i}")) for i, zoo in enumerate(zoos, 1)]
+
+
+def _save(stem: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> list[Path]:
+    """Draws once, writes every format; files appear whole or not at all."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RunError(
+            "figures need 'matplotlib', which is not installed: pip install 'transformer-nfn[plot]'"
+        ) from error
+    written = []
+    with matplotlib.rc_context(_STYLE):
+        # A figure by itself draws with Agg, whatever screen there is or is not.
+        figure = Figure(figsize=size, layout="constrained")
+        paint(figure)
+        for kind in FORMATS:
+            target = stem.with_name(f"{stem.name}.{kind}")
+            beside = stem.with_name(f".{stem.name}.{os.getpid()}.{kind}")
+            try:
+                stem.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    about = {"Date": None} if kind == "svg" else None
+                    figure.savefig(beside, dpi=160, metadata=about)
+                    os.replace(beside, target)
+                finally:
+                    beside.unlink(missing_ok=True)
+            except OSError as error:
+                raise RunError(f"'{target}' cannot be written: {error.strerror}") from error
+            written.append(target)
+    return written

@@ -1,0 +1,77 @@
+"""The paper's figures: drawn from runs and zoos as PNG and SVG, whole or not at all."""
+
+import builtins
+
+import pytest
+
+from experiments.run_folders import write_run
+from transformer_nfn.experiments import figures
+from transformer_nfn.experiments.records import RunError
+from transformer_nfn.zoo import Settings, build
+
+
+@pytest.fixture
+def runs(tmp_path):
+    root = tmp_path / "runs"
+    for model in ("transformer_nfn", "statnn", "xgboost"):
+        for train in (30, 90):
+            write_run(root / f"{model}-{train}", model, networks=120, seeds=2, train=train)
+    return root
+
+
+def test_scatter_of_all_models_is_one_sheet_in_two_formats(runs, tmp_path):
+    written = figures.prediction_scatter([runs], tmp_path / "figures" / "predictions")
+    assert [path.name for path in written] == ["predictions.png", "predictions.svg"]
+    assert written[0].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    text = written[1].read_text()
+    assert text.startswith("<?xml")
+    assert "</svg>" in text
+    assert {path.name for path in written[0].parent.iterdir()} == {path.name for path in written}
+
+
+def test_same_runs_give_the_same_file(runs, tmp_path):
+    one, two = (figures.tau_by_size([runs], tmp_path / name)[1] for name in ("a", "b"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_one_size_only_has_no_figure_of_sizes(tmp_path):
+    write_run(tmp_path / "runs", "mlp", networks=80, seeds=1)
+    assert figures.tau_by_size([tmp_path / "runs"], tmp_path / "sizes") == []
+
+
+def test_two_zoos_are_two_sheets(runs, tmp_path):
+    write_run(runs / "news", "mlp", networks=80, seeds=1, task="ag_news")
+    names = {p.name for p in figures.prediction_scatter([runs], tmp_path / "p")}
+    assert names == {"p-1.png", "p-1.svg", "p-2.png", "p-2.svg"}
+
+
+def test_missing_matplotlib_names_the_extra(runs, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(RunError, match=r"transformer-nfn\[plot\]"):
+        figures.prediction_scatter([runs], tmp_path / "p")
+
+
+def test_place_that_cannot_be_written_is_one_sentence(runs, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        figures.prediction_scatter([runs], tmp_path / "file" / "p")
+
+
+def test_figures_of_a_zoo_and_the_runs_beside_it(runs, tmp_path):
+    settings = Settings(task="digits", runs=4, epochs=1, samples=200)
+    build(tmp_path / "zoo", settings, workers=1)
+    names = {path.name for path in figures.write_figures(tmp_path / "zoo", runs)}
+    assert names == {
+        f"{stem}.{kind}"
+        for stem in ("accuracies", "predictions", "sizes")
+        for kind in ("png", "svg")
+    }
+    empty = tmp_path / "empty"
+    assert len(figures.write_figures(tmp_path / "zoo", empty)) == 2
