@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "nn"))
 
 from paper_transcription import PaperModel
-from phi_mapping import phi_of_equivariant, phi_of_invariant
+from phi_mapping import copy_into_paper
 
 from transformer_nfn.models import TransformerNFN
 
@@ -41,18 +41,7 @@ def build(device: str) -> tuple[TransformerNFN, PaperModel]:
     torch.manual_seed(0)
     ours = TransformerNFN.paper("ag_news")
     paper = PaperModel(32, 2, [10], 1188)
-    with torch.no_grad():
-        for mine, layers, last in zip(
-            ours.encoders, paper.equivariant, paper.invariant, strict=True
-        ):
-            for layer, other in zip(mine.equivariant, layers, strict=True):
-                for name, phi in phi_of_equivariant(layer).items():
-                    other.phi[name].copy_(phi)
-            for name, phi in phi_of_invariant(mine.invariant).items():
-                last[0].phi[name].copy_(phi)
-    paper.mlp.load_state_dict(ours.neck.state_dict())
-    paper.classifier.load_state_dict(ours.classifier.state_dict())
-    paper.head.load_state_dict(ours.head.state_dict())
+    copy_into_paper(ours, paper)
     return ours.to(device), paper.to(device)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from paper_transcription import PaperModel
-from phi_mapping import phi_of_equivariant, phi_of_invariant
+from phi_mapping import copy_into_paper
 
 from transformer_nfn import spaces
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models import Network, TransformerNFN
-from transformer_nfn.nn import Equivariant, Invariant
 
 SMALL = spaces.attention_block(4, 2, 2, 2, 6)
 
@@ -58,18 +57,7 @@ def test_the_model_is_the_literal_transcription(channels: list[int]) -> None:
     torch.manual_seed(0)
     model = TransformerNFN(SMALL, 2, channels, classifier=7, pool="sum", init="xavier").double()
     paper = PaperModel(4, 2, channels, 7).double()
-    for ours, layers, last in zip(model.encoders, paper.equivariant, paper.invariant, strict=True):
-        for layer, other in zip(ours.equivariant, layers, strict=True):  # type: ignore[arg-type]
-            assert isinstance(layer, Equivariant)
-            for name, phi in phi_of_equivariant(layer).items():
-                other.phi[name].data.copy_(phi)  # type: ignore[union-attr,index]
-        assert isinstance(ours.invariant, Invariant)
-        for name, phi in phi_of_invariant(ours.invariant).items():
-            last[0].phi[name].data.copy_(phi)  # type: ignore[index]
-    paper.mlp.load_state_dict(model.neck.state_dict())
-    assert model.classifier is not None
-    paper.classifier.load_state_dict(model.classifier.state_dict())
-    paper.head.load_state_dict(model.head.state_dict())
+    copy_into_paper(model, paper)
     given = networks(SMALL, 5, classifier=7)
     given = {
         "blocks": [{n: x.double() for n, x in w.items()} for w in given["blocks"]],
@@ -152,6 +140,13 @@ def test_an_empty_batch_gives_an_empty_result() -> None:
 def test_what_the_model_refuses() -> None:
     model = TransformerNFN(SMALL, 2, [2], classifier=7)
     good = networks(SMALL, 3, classifier=7)
+    other = spaces.attention_block(4, 2, 2, 2, 7)
+    with pytest.raises(SpaceError, match="'W_A' axis 'neuron': expected 6, found 7"):
+        model({**good, "blocks": [good["blocks"][0], other.randn(3)]})
+    with pytest.raises(SpaceError, match="blocks of a network must have one batch size"):
+        model({**good, "blocks": [good["blocks"][0], SMALL.randn(4)]})
+    with pytest.raises(SpaceError, match="reads 1 channel, the weights have 2"):
+        model({**good, "blocks": [SMALL.randn(3, 2), SMALL.randn(3, 2)]})
     with pytest.raises(SpaceError, match="reads 2 blocks, found 1"):
         model({**good, "blocks": good["blocks"][:1]})
     with pytest.raises(SpaceError, match="'blocks' as a list of weight dicts, found nothing"):

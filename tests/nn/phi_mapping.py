@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+from paper_transcription import PaperModel
 from torch import Tensor
 
+from transformer_nfn.models import BlockEncoder, TransformerNFN
 from transformer_nfn.nn import Equivariant, Invariant
 
 # (source, target, level) -> name in `paper_transcription.PHI_E`.
@@ -53,30 +56,52 @@ NAMES = {
 SHORT = {"W_Q·W_K": "QK", "W_V·W_O": "VO", "W_A": "A", "W_B": "B", "b_A": "bA", "b_B": "bB"}
 
 
-def phi_of_equivariant(layer: Equivariant) -> dict[str, Tensor]:
-    """The layer's parameters as the paper's Φ, each ``[e, d, …]`` (constants ``[e, …]``)."""
+def phi_of_equivariant(layer: Equivariant, group: int = 0) -> dict[str, Tensor]:
+    """The parameters of one group as the paper's Φ, each ``[e, d, …]`` (constants ``[e, …]``)."""
     out: dict[str, Tensor] = {}
     for block in layer.blocks():
         name = NAMES[block.term.name, block.target.name, " ".join(block.level)]
         assert name not in out
         # Blocks are [e, out free, d, in free], the paper writes [e, d, out free, in free].
-        weight = block.weight.movedim(1 + len(block.target.free), 1)
+        weight = block.weight[group] if layer.groups > 1 else block.weight
+        weight = weight.movedim(1 + len(block.target.free), 1)
         out[name] = (weight * block.scale).detach()
     top = layer.level_maps[-1]
     assert top.bias is not None
+    bias = top.bias[group] if layer.groups > 1 else top.bias
     for target, start, width in top.offsets():
-        constant = top.bias[start : start + width].detach()
+        constant = bias[start : start + width].detach()
         if target.free:
-            constant = constant.view(layer.out_channels, -1)
+            constant = constant.view(layer.out_channels // layer.groups, -1)
         out[f"{SHORT[target.name]}:1"] = constant
     return out
 
 
-def phi_of_invariant(layer: Invariant) -> dict[str, Tensor]:
-    """The layer's parameters as the paper's Φ with e = 1, each ``[1, d, …, D']``."""
-    out = {
-        SHORT[b.term.name]: (b.weight * b.scale).detach().movedim(0, -1)[None]
-        for b in layer.blocks()
-    }
+def phi_of_invariant(layer: Invariant, group: int = 0) -> dict[str, Tensor]:
+    """The parameters of one group as the paper's Φ with e = 1, each ``[1, d, …, D']``."""
+    out = {}
+    for block in layer.blocks():
+        weight = block.weight[group] if layer.groups > 1 else block.weight
+        out[SHORT[block.term.name]] = (weight * block.scale).detach().movedim(0, -1)[None]
     assert layer.map.bias is not None
-    return out | {"1": layer.map.bias.detach()[None]}
+    bias = layer.map.bias[group] if layer.groups > 1 else layer.map.bias
+    return out | {"1": bias.detach()[None]}
+
+
+def copy_into_paper(model: TransformerNFN, paper: PaperModel) -> None:
+    """Gives the literal model the parameters of the other one."""
+    (encoder,) = model.encoders
+    assert isinstance(encoder, BlockEncoder)
+    with torch.no_grad():
+        for i, (layers, last) in enumerate(zip(paper.equivariant, paper.invariant, strict=True)):
+            for mine, other in zip(encoder.equivariant, layers, strict=True):  # type: ignore[arg-type]
+                assert isinstance(mine, Equivariant)
+                for name, phi in phi_of_equivariant(mine, i).items():
+                    other.phi[name].copy_(phi)
+            for name, phi in phi_of_invariant(encoder.invariant, i).items():
+                last[0].phi[name].copy_(phi)  # type: ignore[index]
+            last[1].load_state_dict(encoder.norms[i].state_dict())  # type: ignore[index]
+    paper.mlp.load_state_dict(model.neck.state_dict())
+    assert model.classifier is not None
+    paper.classifier.load_state_dict(model.classifier.state_dict())
+    paper.head.load_state_dict(model.head.state_dict())

@@ -94,6 +94,11 @@ def test_reading_through_a_layer_changes_nothing(space: spaces.WeightSpace, pool
     long_way = I(act(E(weights)))
     short_way = short(weights)
     assert (short_way - long_way).abs().max() < 1e-10
+    # Two groups of channels, each with layers of its own, at once.
+    E2 = Equivariant(space, 2, 6, groups=2, pool=pool).double()
+    I2 = Invariant(space, 6, 8, groups=2, pool=pool).double()
+    pair = space.randn(3, 2, dtype=torch.float64)
+    assert (ReadThrough(E2, act, I2)(pair) - I2(act(E2(pair)))).abs().max() < 1e-10
     # The gradients agree too.
     parameters = [*E.parameters(), *I.parameters()]
     first = torch.autograd.grad(long_way.square().sum(), parameters)

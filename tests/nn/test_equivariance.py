@@ -73,6 +73,35 @@ def test_any_size_of_the_papers_block(
         assert_invariant(lambda w: last(layer(w)), space, weights, tolerance=1e-9, seed=seed)
 
 
+@pytest.mark.parametrize("name", SPACES)
+def test_groups_are_layers_side_by_side(name: str) -> None:
+    space = SPACES[name]
+    for options in ({}, {"gated": True, "quadratic": True}):
+        torch.manual_seed(0)
+        both = Equivariant(space, 4, 6, groups=2, **options).double()  # type: ignore[arg-type]
+        last = Invariant(space, 6, 8, groups=2).double()
+        apart = [Equivariant(space, 2, 3, **options).double() for _ in range(2)]  # type: ignore[arg-type]
+        lasts = [Invariant(space, 3, 4).double() for _ in range(2)]
+        with torch.no_grad():
+            for i in range(2):
+                for whole, part in ((both, apart[i]), (last, lasts[i])):
+                    for x, y in zip(whole.blocks(), part.blocks(), strict=True):
+                        # Groups come after frequencies.
+                        y.weight.copy_(x.weight.select(1 if x.term.source.private else 0, i))
+            for x, y in zip(both.parameters(), apart[0].parameters(), strict=True):
+                assert x.numel() == 2 * y.numel()
+        weights = space.randn(3, 4, dtype=torch.float64)
+        halves = [{n: x[:, 2 * i : 2 * i + 2] for n, x in weights.items()} for i in range(2)]
+        for context in (torch.enable_grad(), torch.no_grad()):
+            with context:
+                out = both(weights)
+                pieces = [layer(w) for layer, w in zip(apart, halves, strict=True)]
+                for n, x in out.items():
+                    torch.testing.assert_close(x, torch.cat([p[n] for p in pieces], 1))
+                expected = torch.cat([i(p) for i, p in zip(lasts, pieces, strict=True)], 1)
+                torch.testing.assert_close(last(out), expected)
+
+
 def test_shifts_leave_outputs_exactly_alone() -> None:
     space = SPACES["biased_block"]
     layer = Equivariant(space, 1, 2).double()

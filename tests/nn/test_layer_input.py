@@ -41,6 +41,15 @@ def test_channels_that_do_not_exist() -> None:
         Invariant(BLOCK, -1, 2)
 
 
+def test_groups_that_do_not_exist() -> None:
+    with pytest.raises(SpaceError, match="in_channels must be a multiple of groups, found 3 and 2"):
+        Equivariant(BLOCK, 3, 2, groups=2)
+    with pytest.raises(SpaceError, match="groups must be a positive integer, found 0"):
+        Invariant(BLOCK, 3, 2, groups=0)
+    with pytest.raises(SpaceError, match="low rank has one group"):
+        Equivariant(BLOCK, 2, 2, groups=2, rank=2)
+
+
 @pytest.mark.parametrize(("name", "value"), [("pool", "max"), ("init", "zero")])
 def test_options_that_do_not_exist(name: str, value: str) -> None:
     for layer in (Equivariant, Invariant):

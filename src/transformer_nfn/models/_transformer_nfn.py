@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
@@ -12,7 +13,7 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.models._network import blocks_of, flat
 from transformer_nfn.models._pretrained import Pretrained
 from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough
-from transformer_nfn.spaces import WeightSpace, attention_block
+from transformer_nfn.spaces import Weights, WeightSpace, attention_block
 
 COMPONENTS = ("encoder", "classifier", "embedding")
 TASKS = {
@@ -23,24 +24,31 @@ TASKS = {
 
 
 class BlockEncoder(nn.Module):
-    """Equivariant layers with ReLU, an invariant layer, LayerNorm: one block to ``[batch, n]``.
+    """Equivariant layers with ReLU, an invariant layer, LayerNorm: blocks to ``[batch, n]`` each.
+
+    Every block has parameters of its own; the layers of several blocks run side by side as
+    groups of channels, so that reading two blocks takes no more calls than reading one.
 
     Args:
-        space: of the block.
-        channels: of each equivariant layer; the last one is also n.
+        space: of one block.
+        channels: of each equivariant layer, for one block; the last one is also n.
+        blocks: how many blocks.
         options: of the layers (``rank``, ``gated``, ``quadratic``, ``pool``, ``init``).
     """
 
     def __init__(
-        self, space: WeightSpace, channels: Sequence[int], options: Mapping[str, Any]
+        self, space: WeightSpace, channels: Sequence[int], blocks: int, options: Mapping[str, Any]
     ) -> None:
         super().__init__()
-        pairs = zip([1, *channels[:-1]], channels, strict=True)
-        self.equivariant = nn.ModuleList(Equivariant(space, d, e, **options) for d, e in pairs)
+        self.space, self.blocks = space, blocks
+        wide = [blocks, *(c * blocks for c in channels)]
+        self.equivariant = nn.ModuleList(
+            Equivariant(space, d, e, groups=blocks, **options) for d, e in pairwise(wide)
+        )
         self.activation = Activation(space)
         rest = {k: v for k, v in options.items() if k != "gated"}
-        self.invariant = Invariant(space, channels[-1], channels[-1], **rest)
-        self.norm = nn.LayerNorm(channels[-1])
+        self.invariant = Invariant(space, wide[-1], wide[-1], groups=blocks, **rest)
+        self.norms = nn.ModuleList(nn.LayerNorm(channels[-1]) for _ in range(blocks))
         last = self.equivariant[-1]
         assert isinstance(last, Equivariant)
         # Only a choice of how to compute; parameters and outputs are the same.
@@ -50,17 +58,29 @@ class BlockEncoder(nn.Module):
             else None
         )
 
-    def forward(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """From weights ``[batch, 1, *axes]`` to ``[batch, n]``."""
+    def forward(self, blocks: Sequence[Weights]) -> list[Tensor]:
+        """For each block, weights ``[batch, 1, *axes]``, a vector ``[batch, n]``."""
+        weights = self._side_by_side(blocks)
         if self.read_through is not None:
-            return self._normed(self.read_through(weights))
-        for layer in self.equivariant:
-            weights = self.activation(layer(weights))
-        return self._normed(self.invariant(weights))
+            features = self.read_through(weights)
+        else:
+            for layer in self.equivariant:
+                weights = self.activation(layer(weights))
+            features = self.invariant(weights)
+        vectors = features.unflatten(1, (self.blocks, -1)).unbind(1)
+        return [norm(x) for norm, x in zip(self.norms, vectors, strict=True)]
 
-    def _normed(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(x)
-        return out
+    def _side_by_side(self, blocks: Sequence[Weights]) -> Weights:
+        for weights in blocks:
+            self.space.check(weights, finite=False)
+            first = next(iter(weights.values()))
+            if first.shape[1] != 1:
+                raise SpaceError(f"the model reads 1 channel, the weights have {first.shape[1]}")
+        if len({next(iter(w.values())).shape[0] for w in blocks}) > 1:
+            raise SpaceError("the blocks of a network must have one batch size")
+        if len(blocks) == 1:
+            return dict(blocks[0])
+        return {name: torch.cat([w[name] for w in blocks], 1) for name in self.space.tensors}
 
 
 class TransformerNFN(Pretrained):
@@ -107,7 +127,7 @@ class TransformerNFN(Pretrained):
             raise SpaceError("a model needs at least one of encoder, classifier and embedding")
         self.space = space
         options = dict(rank=rank, gated=gated, quadratic=quadratic, pool=pool, init=init)
-        self._config = dict(
+        self._config: dict[str, Any] = dict(
             blocks=blocks,
             channels=list(channels),
             embedding=embedding,
@@ -118,7 +138,12 @@ class TransformerNFN(Pretrained):
         )
         self.encoders = nn.ModuleList()
         if encoder:
-            self.encoders.extend(BlockEncoder(space, channels, options) for _ in range(blocks))
+            # Layers of low rank have dictionaries of their own and run one block at a time.
+            together = blocks if rank is None else 1
+            self.encoders.extend(
+                BlockEncoder(space, channels, together, options)
+                for _ in range(blocks // together)
+            )
             self.neck = _neck(blocks * channels[-1], features)
         self.classifier = _mlp(classifier, features, 3) if classifier is not None else None
         self.embedding = _mlp(embedding, features, 1) if embedding is not None else None
@@ -168,8 +193,11 @@ class TransformerNFN(Pretrained):
         """The number before the Sigmoid, ``[batch]``."""
         parts = []
         if self.encoders:
-            blocks = blocks_of(network, len(self.encoders))
-            vectors = [encode(w) for encode, w in zip(self.encoders, blocks, strict=True)]
+            blocks = blocks_of(network, self._config["blocks"])
+            size = len(blocks) // len(self.encoders)
+            vectors: list[Tensor] = []
+            for i, encode in enumerate(self.encoders):
+                vectors += encode(blocks[i * size : (i + 1) * size])
             parts.append(self.neck(torch.cat(vectors, -1)))
         if self.classifier is not None:
             parts.append(self.classifier(flat(network, "classifier", _width(self.classifier))))

@@ -16,11 +16,14 @@ from transformer_nfn.nn._levels import Target
 class Piece:
     """Where one target's share of one level's result lies, and how to view it.
 
-    The view is ``[b, e, *labels]`` with size 1 for the permuted axes that the level lacks.
+    The view is ``[b, e, *labels]``, or ``[b, groups, e, *labels]``, with size 1 for the permuted
+    axes that the level lacks. ``whole`` says that no other target shares the level.
     """
 
     level: int
     part: int
+    grouped: bool
+    whole: bool
     dim: int
     sizes: tuple[int, ...]
     moves: tuple[int, ...]
@@ -49,21 +52,31 @@ def plan_pieces(maps: Sequence[LevelMap], targets: Sequence[Target]) -> dict[str
 def _piece(i: int, part: int, linear: LevelMap, target: Target) -> Piece:
     level = linear.level
     channels = linear.out_channels
-    lead = (target.private,) if target.private else ()
+    grouped = linear.groups > 1
+    group = ("g",) if grouped else ()
+    lead = (*((target.private,) if target.private else ()), *group)
     order = (*lead, "e", *target.free, "b", *level.axes, *target.carried)
     dim = len(lead)
     sizes = (channels, *(target.sizes[a] for a in target.free))
-    wanted = ("b", "e", *target.labels)
+    wanted = ("b", *group, "e", *target.labels)
     moves = tuple(order.index(a) for a in wanted if a in order)
     missing = tuple(place for place, a in enumerate(wanted) if a not in order)
-    return Piece(i, part, dim, sizes, moves, missing)
+    return Piece(i, part, grouped, len(linear.widths) == 1, dim, sizes, moves, missing)
 
 
 def add_pieces(pieces: Sequence[Piece], results: Sequence[Sequence[Tensor]]) -> Tensor:
     """The broadcast sum over levels, small ones first so that few full-size tensors are made."""
+    total = _add_views(pieces, results)
+    # A fresh sum is dense, so this is a view where it matters.
+    return total.flatten(1, 2) if pieces[0].grouped else total
+
+
+def _add_views(pieces: Sequence[Piece], results: Sequence[Sequence[Tensor]]) -> Tensor:
     views = [piece.view(results[piece.level]) for piece in pieces]
     *small, large = _merged(views)
-    if small and not torch.is_grad_enabled() and large.numel() > max(x.numel() for x in small):
+    own = pieces[-1].whole or not pieces[-1].grouped
+    fits = bool(small) and large.numel() > max(x.numel() for x in small)
+    if own and fits and not torch.is_grad_enabled():
         # Each piece is used once, so without gradients the largest may hold the sum.
         for x in small:
             large += x

@@ -18,6 +18,16 @@ def check_channels(**channels: int) -> None:
             raise SpaceError(f"{name} must be a positive integer, found {number!r}")
 
 
+def check_groups(groups: int, rank: int | None, **channels: int) -> None:
+    """Raises `SpaceError` unless the channels fall into that many groups."""
+    check_channels(groups=groups)
+    for name, number in channels.items():
+        if number % groups:
+            raise SpaceError(f"{name} must be a multiple of groups, found {number} and {groups}")
+    if groups > 1 and rank is not None:
+        raise SpaceError("a layer of low rank has one group; use one layer for each group")
+
+
 def check_options(**options: tuple[str, Sequence[str]]) -> None:
     """Raises `SpaceError` unless every option is one of its choices."""
     for name, (found, choices) in options.items():

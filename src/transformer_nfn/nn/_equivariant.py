@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from transformer_nfn.nn._assemble import add_pieces, plan_pieces
 from transformer_nfn.nn._dictionaries import Dictionaries, Writers, check_rank
-from transformer_nfn.nn._entry import check_channels, check_options, enter
+from transformer_nfn.nn._entry import check_channels, check_groups, check_options, enter
 from transformer_nfn.nn._gather import plan_gathers, run_gathers
 from transformer_nfn.nn._init import POOLS, SCHEMES, Pool, Scheme, reset_maps
 from transformer_nfn.nn._level_map import Block, LevelMap
@@ -37,6 +37,8 @@ class Equivariant(nn.Module):
         space: of the weights, in and out.
         in_channels: d.
         out_channels: e.
+        groups: channels in groups that do not see each other, as in a grouped convolution: the
+            layers of several blocks side by side, in one call.
         rank: size of the dictionaries on the free axes; None for the full layer. With a rank the
             parameters are linear in the width and no matrix of width × width is formed.
         gated: multiply every tensor with a linear axis by ``1 + tanh`` of an invariant number
@@ -54,6 +56,7 @@ class Equivariant(nn.Module):
         in_channels: int,
         out_channels: int,
         *,
+        groups: int = 1,
         rank: int | None = None,
         gated: bool = False,
         quadratic: bool = False,
@@ -62,9 +65,10 @@ class Equivariant(nn.Module):
     ) -> None:
         super().__init__()
         check_channels(in_channels=in_channels, out_channels=out_channels)
+        check_groups(groups, rank, in_channels=in_channels, out_channels=out_channels)
         check_rank(rank)
         check_options(pool=(pool, POOLS), init=(init, SCHEMES))
-        self.space = space
+        self.space, self.groups = space, groups
         self.in_channels, self.out_channels = in_channels, out_channels
         self.rank, self.gated, self.quadratic, self.init = rank, gated, quadratic, init
         sources = invariant_sources(space, quadratic=quadratic)
@@ -75,7 +79,7 @@ class Equivariant(nn.Module):
         )
         self.plan = plan_gathers(levels, rank)
         self.maps = nn.ModuleList(
-            LevelMap(level, in_channels, out_channels) for level in levels
+            LevelMap(level, in_channels, out_channels, groups) for level in levels
         )
         self.pieces = plan_pieces(self.level_maps, [*self.targets, *gates])
         self.readers = Dictionaries(sources, rank) if rank is not None else None

@@ -140,7 +140,7 @@ def _contract(operands: Sequence[tuple[Tensor, str]], result: str) -> Tensor:
         (x, left), (y, right) = operands
         # Summed by torch.einsum before the product where only one factor carries the axis;
         # axes that both carry (heads, linear axis) are laid side by side in one matmul.
-        return torch.einsum(f"{left},{right}->{result}", x, y)
+        return _dense(torch.einsum(f"{left},{right}->{result}", x, y), result.index("a"))
     x, word = operands[0]
     if len(set(word)) < len(word):
         return torch.einsum(f"{word}->{result}", x)

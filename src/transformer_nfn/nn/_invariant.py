@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 
 from transformer_nfn.nn._dictionaries import Dictionaries, check_rank
-from transformer_nfn.nn._entry import check_channels, check_options, enter
+from transformer_nfn.nn._entry import check_channels, check_groups, check_options, enter
 from transformer_nfn.nn._gather import plan_gathers, run_gathers
 from transformer_nfn.nn._init import POOLS, SCHEMES, Pool, Scheme, reset_maps
 from transformer_nfn.nn._level_map import Block, LevelMap
@@ -26,6 +26,7 @@ class Invariant(nn.Module):
         space: of the weights.
         in_channels: d.
         out_features: n.
+        groups: as in `Equivariant`; the outputs are grouped too.
         rank: as in `Equivariant`.
         quadratic: as in `Equivariant`.
         pool: as in `Equivariant`.
@@ -38,6 +39,7 @@ class Invariant(nn.Module):
         in_channels: int,
         out_features: int,
         *,
+        groups: int = 1,
         rank: int | None = None,
         quadratic: bool = False,
         pool: Pool = "mean",
@@ -45,16 +47,17 @@ class Invariant(nn.Module):
     ) -> None:
         super().__init__()
         check_channels(in_channels=in_channels, out_features=out_features)
+        check_groups(groups, rank, in_channels=in_channels, out_features=out_features)
         check_rank(rank)
         check_options(pool=(pool, POOLS), init=(init, SCHEMES))
-        self.space = space
+        self.space, self.groups = space, groups
         self.in_channels, self.out_features = in_channels, out_features
         self.rank, self.quadratic, self.init = rank, quadratic, init
         sources = [s for s in invariant_sources(space, quadratic=quadratic) if s.family is None]
         target = Target("out", (), (), (), None, (), {}, None)
         (level,) = plan_levels(space, sources, [target], rank=rank, mean=pool == "mean")
         self.plan = plan_gathers([level], rank)
-        self.map = LevelMap(level, in_channels, out_features)
+        self.map = LevelMap(level, in_channels, out_features, groups)
         self.readers = Dictionaries(sources, rank) if rank is not None else None
         self.reset_parameters()
 
@@ -73,7 +76,7 @@ class Invariant(nn.Module):
         given = enter(self.space, weights, self.in_channels)
         (terms,) = run_gathers(self.plan, given, self.readers)
         out: Tensor = self.map(terms, next(iter(given.values())))
-        return out.t()
+        return out.flatten(0, -2).t()
 
     def extra_repr(self) -> str:
         """What the layer reads as a table."""

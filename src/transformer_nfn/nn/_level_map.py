@@ -20,8 +20,8 @@ class Block:
         level: the permuted axes of the level.
         term: what is read.
         target: the tensor that is written.
-        weight: ``[e, *free axes of the target, d, *free axes of the source]``, a view; with the
-            frequencies in front for an axis of complex form.
+        weight: ``[e, *free axes of the target, d, *free axes of the source]``, a view; with
+            frequencies (of an axis of complex form) and groups in front where there are any.
         scale: the layer multiplies the *sum* over pooled axes by this before ``weight``, so
             the paper's Φ is ``weight * scale``.
     """
@@ -38,23 +38,27 @@ class LevelMap(nn.Module):
 
     Args:
         level: what goes in and what comes out.
-        in_channels: d.
-        out_channels: e.
+        in_channels: d, of all groups together.
+        out_channels: e, of all groups together.
+        groups: channels in groups that do not see each other, as in a grouped convolution.
     """
 
-    def __init__(self, level: Level, in_channels: int, out_channels: int) -> None:
+    def __init__(
+        self, level: Level, in_channels: int, out_channels: int, groups: int = 1
+    ) -> None:
         super().__init__()
-        self.level = level
+        self.level, self.groups = level, groups
+        # Of one group, as everything below.
+        in_channels, out_channels = in_channels // groups, out_channels // groups
         self.in_channels, self.out_channels = in_channels, out_channels
         self.fan_in, self.fan_out = level.inputs * in_channels, level.outputs * out_channels
         private = next((t.source for t in level.terms if t.source.private), None)
         self.frequencies = private.sizes[private.private] if private and private.private else 0
-        shape: tuple[int, ...] = (self.fan_out, self.fan_in)
-        if self.frequencies:
-            shape = (self.frequencies, self.fan_out, self.fan_in)
-        self.weight = nn.Parameter(torch.empty(shape))
+        apart = (groups,) if groups > 1 else ()
+        self.lead = (*((self.frequencies,) if self.frequencies else ()), *apart)
+        self.weight = nn.Parameter(torch.empty(*self.lead, self.fan_out, self.fan_in))
         has_bias = not level.axes and level.family is None
-        self.bias = nn.Parameter(torch.zeros(self.fan_out)) if has_bias else None
+        self.bias = nn.Parameter(torch.zeros(*apart, self.fan_out)) if has_bias else None
         self.widths = [t.features * out_channels for t in level.targets]
         carried = next((len(t.source.carried) for t in level.terms), 0)
         self._places = 1 + len(level.axes) + carried
@@ -76,7 +80,8 @@ class LevelMap(nn.Module):
     def forward(self, terms: Sequence[Tensor], sample: Tensor) -> Tensor:
         """From terms ``[d, *features, b, *places]`` to ``[out features, b, *places]``.
 
-        The frequencies of a complex axis stand before all that, in and out.
+        The frequencies of a complex axis stand before all that, in and out; the groups, if there
+        are several, after them.
 
         Args:
             terms: one for each of the level's terms.
@@ -84,32 +89,32 @@ class LevelMap(nn.Module):
         """
         if not terms:
             assert self.bias is not None
-            return self.bias[:, None].expand(-1, sample.shape[0])
-        lead = 1 if self.frequencies else 0
+            return self.bias.unsqueeze(-1).expand(*self.bias.shape, sample.shape[0])
         rows = [t.features * self.in_channels for t in self.level.terms]
         ends = [x.ndim - self._places for x in terms]
         places = terms[0].shape[ends[0] :]
-        front = terms[0].shape[:lead]
         # A transposition of two axes is much faster on its own than inside `cat`.
         flat = [
-            x.reshape(*front, r, places.numel()).contiguous()
+            x.reshape(*self.lead, r, places.numel()).contiguous()
             for x, r in zip(terms, rows, strict=True)
         ]
-        x = flat[0] if len(flat) == 1 else torch.cat(flat, lead)
+        x = flat[0] if len(flat) == 1 else torch.cat(flat, -2)
         weight: Tensor = self.weight
         if self.scaled and self.level.axes:
             weight = weight * self.scale  # fewer numbers than x, where there are many places
         elif self.scaled:
             x = x * self.scale[:, None]
-        return self._product(weight, x).view(*front, self.fan_out, *places)
+        return self._product(weight, x).view(*self.lead, self.fan_out, *places)
 
     def _product(self, weight: Tensor, x: Tensor) -> Tensor:
-        if self.frequencies:
+        if self.fan_in == 1 and self.bias is None:
+            return weight * x  # an outer product, which is faster as a multiplication
+        if not self.lead:
+            return weight @ x if self.bias is None else torch.addmm(self.bias[:, None], weight, x)
+        weight, x = weight.flatten(0, -3), x.flatten(0, -3)
+        if self.bias is None:
             return torch.bmm(weight, x)
-        if self.bias is not None:
-            return torch.addmm(self.bias[:, None], weight, x)
-        # One feature in: an outer product, which is faster as a multiplication.
-        return weight * x if self.fan_in == 1 else weight @ x
+        return torch.baddbmm(self.bias.unsqueeze(-1), weight, x)
 
     def parts(self, terms: Sequence[Tensor], sample: Tensor) -> Sequence[Tensor]:
         """The result of `forward`, cut into one piece for each target."""
@@ -117,7 +122,7 @@ class LevelMap(nn.Module):
         if len(self.widths) == 1:
             return [y]
         # One split, not many slices: its gradient is one cat instead of sums of zeros.
-        return torch.split(y, self.widths, 1 if self.frequencies else 0)
+        return torch.split(y, self.widths, len(self.lead))
 
     def offsets(self) -> Iterator[tuple[Target, int, int]]:
         """Each target with where its features start, and how many there are."""
@@ -139,7 +144,6 @@ class LevelMap(nn.Module):
                 if rank is not None and term.source.dense:
                     inner = [rank, *inner]
                 part = self.weight[..., row : row + rows, column : column + columns]
-                lead = part.shape[:-2]
-                part = part.view(*lead, *out, self.in_channels, *inner)
+                part = part.view(*self.lead, *out, self.in_channels, *inner)
                 yield Block(self.level.axes, term, target, part, term.scale)
                 column += columns

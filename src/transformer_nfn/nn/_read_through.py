@@ -21,6 +21,9 @@ from transformer_nfn.nn._equivariant import Equivariant
 from transformer_nfn.nn._invariant import Invariant
 from transformer_nfn.spaces import Product
 
+CHUNK = 256
+"""Networks at a time where no gradient is asked for, on a CPU."""
+
 
 @dataclass(frozen=True)
 class _Share:
@@ -35,7 +38,7 @@ class _Share:
 
 
 class ReadThrough(nn.Module):
-    """``invariant(activation(equivariant(U)))`` for a layer with one input channel.
+    """``invariant(activation(equivariant(U)))`` for a layer with one input channel (a group).
 
     Holds no parameters of its own; use `ReadThrough.fits` to see whether two layers allow it.
 
@@ -58,7 +61,8 @@ class ReadThrough(nn.Module):
         self.products = {p.name: p for p in space.products}
         terms = invariant.map.level.terms
         self.names = [term.source.name for term in terms]
-        self.widths = [term.features * invariant.in_channels for term in terms]
+        self.widths = [term.features * invariant.map.in_channels for term in terms]
+        self.groups = equivariant.groups
         self.known = {
             g.term.source.name: (i, j)
             for i, row in enumerate(equivariant.plan)
@@ -71,7 +75,7 @@ class ReadThrough(nn.Module):
         """Whether the products of E's output follow from those of its input, one by one."""
         space = equivariant.space
         return (
-            equivariant.in_channels == 1
+            equivariant.in_channels == equivariant.groups == invariant.groups
             and invariant.space == space
             and not (equivariant.gated or equivariant.quadratic or invariant.quadratic)
             and equivariant.rank is None
@@ -83,31 +87,43 @@ class ReadThrough(nn.Module):
 
     def forward(self, weights: Mapping[str, Tensor]) -> Tensor:
         """``[batch, n]`` from weights ``[batch, 1, *axes]``."""
-        features = self._features(weights)
+        first = next(iter(weights.values()))
+        if torch.is_grad_enabled() or first.is_cuda or first.shape[0] <= CHUNK:
+            features = self._features(weights)
+        else:
+            # What lies between the layers is far larger than what is read off it: in portions
+            # its memory is used again instead of being fetched anew.
+            parts = zip(*(torch.split(x, CHUNK) for x in weights.values()), strict=True)
+            portions = [self._features(dict(zip(weights, p, strict=True))) for p in parts]
+            features = torch.cat(portions, -1)
         bias = self.layers[2].map.bias
         assert bias is not None
-        return torch.addmm(bias[:, None], self._weight(), features).t()
+        constant = bias.view(self.groups, self.layers[2].map.fan_out, 1)
+        return torch.baddbmm(constant, self._weight(), features).flatten(0, 1).t()
 
     def _features(self, weights: Mapping[str, Tensor]) -> Tensor:
         """What the invariant layer reads: tensors of E's output, products of E's input.
 
-        ``[features, batch]``.
+        ``[groups, features, batch]``.
         """
         equivariant, activation, invariant = self.layers
         written, terms = equivariant.write(weights, self.written)
-        written = activation(written)
+        written = activation(written) if torch.is_grad_enabled() else activation.in_place(written)
         features = [
-            gather.run(written, None, ()).flatten(0, -2)
+            gather.run(written, None, ())
             for gather in invariant.plan[0]
             if gather.term.source.name not in self.products
         ]
-        features += [self._product(name, weights, terms).flatten(0, -2) for name in self.products]
-        return torch.cat(features)
+        features += [self._product(name, weights, terms) for name in self.products]
+        rows = [x.shape[:-1].numel() // self.groups for x in features]
+        flat = [x.reshape(self.groups, r, x.shape[-1]) for x, r in zip(features, rows, strict=True)]
+        return torch.cat(flat, 1)
 
     def _weight(self) -> Tensor:
         """The invariant layer's matrix for `_features`: Θ, and Θ pulled back through E."""
         linear = self.layers[2].map
-        columns = torch.split(linear.weight, self.widths, 1)
+        theta = linear.weight.view(self.groups, linear.fan_out, linear.fan_in)
+        columns = torch.split(theta, self.widths, 2)
         plain = []
         pulled: dict[str, Tensor] = {}
         for term, theta in zip(linear.level.terms, columns, strict=True):
@@ -132,29 +148,35 @@ class ReadThrough(nn.Module):
 
     def _pull_back(self, product: Product, theta: Tensor, scale: float) -> dict[str, Tensor]:
         """``Σ_e Φ_eᵀ Θ_e Ψ_e`` for every product of the input that enters this one."""
-        out, e = theta.shape[0], self.layers[0].out_channels
+        groups, out = theta.shape[:2]
         plain, dual = self._effective(product.plain), self._effective(product.dual)
-        n_x, n_y = next(iter(plain.values())).shape[1], next(iter(dual.values())).shape[1]
-        theta = theta.view(out, e, n_x, n_y)
+        e, n_x = next(iter(plain.values())).shape[1:3]
+        n_y = next(iter(dual.values())).shape[2]
+        theta = theta.view(groups, out, e, n_x, n_y)
         found = {}
         for y_name, psi in dual.items():
-            half = torch.einsum("nepr,erj->epnj", theta, psi if scale == 1 else psi * scale)
+            half = torch.einsum("gnepr,gerj->gepnj", theta, psi if scale == 1 else psi * scale)
             for x_name, phi in plain.items():
                 name = f"{x_name}·{y_name}"
-                whole = phi.flatten(0, 1).t() @ half.reshape(e * n_x, out * psi.shape[2])
-                whole = whole.view(phi.shape[2], out, psi.shape[2]).transpose(0, 1)
-                found[name] = whole.reshape(out, phi.shape[2] * psi.shape[2])
+                i, j = phi.shape[3], psi.shape[3]
+                left = phi.reshape(groups, e * n_x, i).mT
+                whole = torch.bmm(left, half.reshape(groups, e * n_x, out * j))
+                whole = whole.view(groups, i, out, j).transpose(1, 2)
+                found[name] = whole.reshape(groups, out, i * j)
         return found
 
     def _effective(self, tensor: str) -> dict[str, Tensor]:
-        """How a tensor of the output, pooled, depends on its family, pooled: ``[e, out, in]``."""
+        """How a tensor of the output, pooled, depends on its family, pooled.
+
+        ``[groups, e, out, in]``.
+        """
         found: dict[str, Tensor] = {}
         for member, shares in self.shares[tensor].items():
             for share in shares:
                 part: Tensor = self.layers[0].level_maps[share.level].weight
                 if share.sliced:
-                    part = part[share.rows, share.columns]
-                part = part.reshape(share.shape)
+                    part = part[..., share.rows, share.columns]
+                part = part.reshape(self.groups, *share.shape)
                 part = part * share.factor if share.factor != 1 else part
                 found[member] = found[member] + part if member in found else part
         return found
