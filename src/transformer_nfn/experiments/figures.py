@@ -71,6 +71,7 @@ def accuracy_histogram(zoo: Path, stem: Path, bins: int = 20) -> list[Path]:
         axes.bar(100 * edges[:-1], counts, width=100 / bins, align="edge", color=_MODELS[7],
                  edgecolor="white", linewidth=0.8)  # fmt: skip
         axes.set_yscale("log")
+        axes.set_ylim(bottom=0.7)
         axes.grid(visible=False, axis="x")
         axes.set(xlim=(0, 100), xlabel="test accuracy (%)", ylabel="networks (log scale)")
         name = task_name(opened.about["task"]["name"])

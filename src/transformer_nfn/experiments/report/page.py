@@ -114,7 +114,7 @@ def _tiles(study: Study) -> str:
         (
             "inside the interval",
             tables.percent(record.summary.get("coverage")),
-            "of test networks",
+            "of held-out networks",
         ),
         (
             "networks to train on",

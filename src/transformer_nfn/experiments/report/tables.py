@@ -87,7 +87,7 @@ def models_table(zoo: ZooStudy) -> str:
     aim = f", which aims at {100 * max(levels):g} %" if levels else ""
     note += (
         "MAE is in units of accuracy (0.01 is one percentage point). Coverage is the share of "
-        f"networks inside their interval{aim}. Trees have no parameters to count."
+        f"held-out networks inside their interval{aim}. Trees have no parameters to count."
     )
     return table(f"How well each model ranks the test networks · {escape(zoo.label)}", head, rows,
                  "numbers", note)  # fmt: skip
