@@ -103,7 +103,9 @@ def zoo_label(record: RunRecord) -> str:
     """A zoo in a few words: its task, its name where that says more, its size."""
     task = str(record.zoo.get("task", "unknown task"))
     name = str(record.zoo.get("name") or task)
-    title = task_name(task) if name in (task, task_name(task), "zoo") else f"{task_name(task)} ({name})"
+    title = (
+        task_name(task) if name in (task, task_name(task), "zoo") else f"{task_name(task)} ({name})"
+    )
     size = zoo_size(record.zoo)
     return title if size is None else f"{title}, {size:,} networks"
 

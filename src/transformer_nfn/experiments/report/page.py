@@ -96,7 +96,7 @@ def _lede(study: Study) -> str:
         if zoo.best and len(zoo.finished) > 1:
             tau = zoo.best.record.summary.get("tau")
             where = f" on {escape(zoo.label.partition(',')[0])}" if len(study.zoos) > 1 else ""
-            text += f" Best{where}: <b>{escape(zoo.best.name)}</b>, τ = {tables.decimal(tau)}."
+            text += f" Best{where}: <b>{escape(zoo.best.name)}</b>, τ&nbsp;=&nbsp;{tables.decimal(tau)}."
     return text
 
 
