@@ -94,9 +94,9 @@ def _lede(study: Study) -> str:
     )
     for zoo in study.zoos:
         if zoo.best and len(zoo.finished) > 1:
-            tau = zoo.best.record.summary.get("tau")
+            tau = f"τ&nbsp;=&nbsp;{tables.decimal(zoo.best.record.summary.get('tau'))}"
             where = f" on {escape(zoo.label.partition(',')[0])}" if len(study.zoos) > 1 else ""
-            text += f" Best{where}: <b>{escape(zoo.best.name)}</b>, τ&nbsp;=&nbsp;{tables.decimal(tau)}."
+            text += f" Best{where}: <b>{escape(zoo.best.name)}</b>, {tau}."
     return text
 
 
