@@ -141,6 +141,15 @@ def test_a_single_run_is_enough(tmp_path, settings):
     assert settings.get("status", "Transformer-NFN") in text or "XGBoost" in text
 
 
+def test_a_predictor_without_a_tau_is_no_number(tmp_path):
+    run = write_run(tmp_path / "r", networks=60)
+    record = json.loads((run / RUN_FILE).read_text())
+    record["summary"] = dict.fromkeys(record["summary"], float("nan"))
+    (run / RUN_FILE).write_text(json.dumps(record))
+    write_report([tmp_path], tmp_path / "report.html")
+    assert ">nan" not in (tmp_path / "report.html").read_text()
+
+
 def test_half_a_last_line_of_a_log_is_left_out(tmp_path):
     run = write_run(tmp_path / "r", networks=60, seeds=1)
     with (run / "log.jsonl").open("a") as log:

@@ -120,10 +120,10 @@ def zoo_size(zoo: Mapping[str, Any]) -> int | None:
 
 def mean_text(value: float | None, error: float | None) -> str:
     """``0.905 ± 0.002``, without the error where there is one seed only."""
-    if value is None:
+    if value is None or value != value:
         return _NOTHING
     text = f"{value:.3f}".replace("-", "−")
-    return text if error is None else f"{text} ± {error:.3f}"
+    return text if error is None or error != error else f"{text} ± {error:.3f}"
 
 
 def markdown_table(name: str, records: list[RunRecord]) -> str:

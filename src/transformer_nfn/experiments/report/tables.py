@@ -202,7 +202,7 @@ def protocol_table(runs: list[Run]) -> str:
 
 def decimal(value: float | None) -> str:
     """Three decimals, or a dash."""
-    return NOTHING if value is None else f"{value:.3f}".replace("-", "−")
+    return NOTHING if value is None or value != value else f"{value:.3f}".replace("-", "−")
 
 
 def percent(value: float | None) -> str:
