@@ -12,7 +12,7 @@ import torch
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.store import Folder, Zoo, read_header
 from transformer_nfn.zoo.store.files import Checksums
-from transformer_nfn.zoo.store.shards import ShardReader
+from transformer_nfn.zoo.store.reader import ShardReader
 from transformer_nfn.zoo.tasks import TextTask, load_task
 from transformer_nfn.zoo.tasks.task import Task
 
@@ -91,12 +91,11 @@ def _check_shard(folder: Folder, shard: str, header_crc32: int | None, out: Verd
     if not path.exists():
         raise StoreError(f"{path}: missing, the zoo is not finished")
     reader = ShardReader(path, folder.arch, header_crc32)
-    buffers = reader.buffers(1)
+    buffer = np.empty(folder.arch.num_weights, reader.kind)
     for row in read_header(path).rows:
         if not row["crashed"]:
-            reader.read(row["row"], row["checksum"], buffers, 0)
+            reader.read(row["row"], row["checksum"], buffer)
             out.networks += 1
-    reader.forget()
 
 
 def _rerun(zoo: Zoo, data: Path | None, sample: int, seed: int, out: Verdict) -> None:

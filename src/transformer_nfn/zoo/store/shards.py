@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -19,8 +17,6 @@ from torch import Tensor
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.store.files import write_whole
-
-DTYPES = {"F32": (torch.float32, np.float32, 4), "F16": (torch.float16, np.float16, 2)}
 
 
 def row_checksum(parts: Sequence[bytes | memoryview]) -> int:
@@ -73,7 +69,8 @@ class Header:
     networks: int
 
 
-def _raw_header(path: Path) -> tuple[bytes, int]:
+def raw_header(path: Path) -> tuple[bytes, int]:
+    """The bytes of a shard's header, and the length of the file."""
     try:
         with path.open("rb") as file:
             head = file.read(8)
@@ -88,7 +85,7 @@ def _raw_header(path: Path) -> tuple[bytes, int]:
 
 def read_header(path: Path) -> Header:
     """The index rows inside a shard, checked; reads no weights."""
-    raw, _ = _raw_header(path)
+    raw, _ = raw_header(path)
     try:
         metadata = json.loads(raw)["__metadata__"]
         body = metadata["index"]
@@ -99,74 +96,3 @@ def read_header(path: Path) -> Header:
         raise StoreError(f"{path}: damaged header ({error})") from error
     networks = sum(1 for row in index["rows"] if not row["crashed"])
     return Header(index["rows"], index["made"], zlib.crc32(raw), networks)
-
-
-class ShardReader:
-    """A memory-mapped shard; nothing is read before it is asked for.
-
-    Args:
-        header_crc32: what the index says the header hashes to; None does not check.
-    """
-
-    def __init__(self, path: Path, arch: Architecture, header_crc32: int | None = None) -> None:
-        raw, length = _raw_header(path)
-        if header_crc32 is not None and zlib.crc32(raw) != header_crc32:
-            raise StoreError(f"{path}: damaged, its header does not match its checksum")
-        try:
-            entries = json.loads(raw)
-            entries.pop("__metadata__", None)
-            self.dtype, kind, _ = DTYPES[next(iter(entries.values()))["dtype"]]
-        except (ValueError, KeyError, StopIteration, UnicodeDecodeError) as error:
-            raise StoreError(f"{path}: damaged header ({error})") from error
-        self.path = path
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        # Rows are read in no order, so what lies around one is not worth reading with it.
-        self._map.madvise(mmap.MADV_RANDOM)
-        base = 8 + len(raw)
-        self._arrays: list[np.ndarray] = []
-        self._offsets: list[int] = []
-        for name, shape in arch.space.shapes.items():
-            entry = entries.get(name)
-            if entry is None or tuple(entry["shape"][1:]) != shape:
-                found = None if entry is None else entry["shape"][1:]
-                raise StoreError(
-                    f"{path}: tensor '{name}' expected of shape {list(shape)}, found {found}"
-                )
-            start, end = entry["data_offsets"]
-            if base + end > length:
-                raise StoreError(f"{path}: damaged, ends inside tensor '{name}'")
-            array = np.frombuffer(
-                self._map, kind, count=(end - start) // np.dtype(kind).itemsize, offset=base + start
-            )
-            self._arrays.append(array.reshape(entry["shape"][0], -1))
-            self._offsets.append(base + start)
-        if base + sum(array.nbytes for array in self._arrays) != length:
-            raise StoreError(f"{path}: damaged, bytes too many or too few ({length})")
-
-    def __len__(self) -> int:
-        return len(self._arrays[0])
-
-    def will_need(self, row: int) -> None:
-        """Asks the system to fetch one network's pages before they are read."""
-        for array, offset in zip(self._arrays, self._offsets, strict=True):
-            size = array.shape[1] * array.itemsize
-            first = (offset + row * size) // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_WILLNEED, first, offset + (row + 1) * size - first)
-
-    def read(self, row: int, checksum: int, out: Sequence[np.ndarray], at: int) -> None:
-        """Copies one network into row ``at`` of the arrays ``out``, after checking it."""
-        if not 0 <= row < len(self):
-            raise StoreError(f"{self.path}: row {row} asked, {len(self)} there")
-        for target, source in zip(out, self._arrays, strict=True):
-            target[at] = source[row]
-        if row_checksum([memoryview(target[at]).cast("B") for target in out]) != checksum:
-            raise StoreError(f"{self.path}: damaged, row {row} does not match its checksum")
-
-    def buffers(self, rows: int) -> list[np.ndarray]:
-        """Arrays for `read` to copy into."""
-        return [np.empty((rows, array.shape[1]), array.dtype) for array in self._arrays]
-
-    def forget(self) -> None:
-        """Lets go of pages already read, so that memory does not grow with the zoo."""
-        self._map.madvise(mmap.MADV_DONTNEED)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections import OrderedDict
+import math
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,14 @@ from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.module import SmallTransformer, load_network
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.folder import Folder
-from transformer_nfn.zoo.store.shards import ShardReader
+from transformer_nfn.zoo.store.reader import ShardReader
 from transformer_nfn.zoo.tasks import WordVectors
 
 Rows = Sequence[int] | np.ndarray | Tensor
-# A map of a file costs a file handle, and systems allow about a thousand.
+# An open shard costs a file handle, and systems allow about a thousand.
 OPEN_SHARDS = 256
+# Batches the disk is asked for before they are needed.
+FETCH_AHEAD = 4
 
 
 @dataclass(frozen=True)
@@ -169,21 +172,28 @@ class Zoo:
     def weights(self, rows: Rows) -> Weights:
         """The weights of some rows, ``[n, *axes]`` a tensor of `space`, each row checked."""
         chosen = self._rows(rows)
-        shards, at, sums = (self.table[k][chosen] for k in ("shard", "row", "checksum"))
-        readers = [self._reader(shard) for shard in shards]
+        return self._read(chosen, self._fetch(chosen))
+
+    def _read(self, chosen: np.ndarray, readers: list[ShardReader]) -> Weights:
+        at, sums = self.table["row"][chosen].tolist(), self.table["checksum"][chosen].tolist()
         dtype = readers[0].dtype if readers else torch.float32
-        out = {
-            name: torch.empty((len(chosen), *shape), dtype=dtype)
-            for name, shape in self.space.shapes.items()
-        }
-        flat = [w.flatten(1).numpy() for w in out.values()]
-        for reader, row in zip(readers, at, strict=True):
-            reader.will_need(int(row))
+        flat = torch.empty(len(chosen), self.space.num_weights, dtype=dtype)
+        rows_out = flat.numpy()
         for i, reader in enumerate(readers):
-            reader.read(int(at[i]), int(sums[i]), flat, i)
-        for reader in set(readers):
-            reader.forget()
-        return out
+            reader.read(at[i], sums[i], rows_out[i])
+        shapes = self.space.shapes
+        parts = flat.split([math.prod(shape) for shape in shapes.values()], dim=1)
+        return {
+            name: part.unflatten(1, shape).contiguous()
+            for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        }
+
+    def _fetch(self, rows: np.ndarray) -> list[ShardReader]:
+        """The readers of some rows, whose pages the system now begins to fetch."""
+        readers = [self._reader(shard) for shard in self.table["shard"][rows]]
+        for reader, row in zip(readers, self.table["row"][rows].tolist(), strict=True):
+            reader.will_need(row)
+        return readers
 
     def batch(self, rows: Rows) -> NetworkBatch:
         """The same in parts: embedding, blocks ``[n, 1, *axes]``, classifier."""
@@ -196,9 +206,13 @@ class Zoo:
         chosen = self._rows(np.arange(len(self)) if rows is None else rows)
         if seed is not None:
             chosen = np.random.default_rng(seed).permutation(chosen)
-        for start in range(0, len(chosen), size):
-            part = chosen[start : start + size]
-            yield part, self.weights(part)
+        parts = [chosen[start : start + size] for start in range(0, len(chosen), size)]
+        # While one batch is used, the disk fetches the next ones.
+        coming: deque[list[ShardReader]] = deque()
+        for i, part in enumerate(parts):
+            while len(coming) <= FETCH_AHEAD and i + len(coming) < len(parts):
+                coming.append(self._fetch(parts[i + len(coming)]))
+            yield part, self._read(part, coming.popleft())
 
     def network(self, row: int) -> SmallTransformer:
         """One row as a runnable module, in evaluation mode."""

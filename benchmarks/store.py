@@ -1,0 +1,134 @@
+"""How fast a zoo as large as the paper's opens, selects and gives random batches from cold files.
+
+A synthetic MNIST zoo of 62,756 checkpoints (15,689 runs, four each, 4.4 GiB) is written, its
+files are dropped from the system's cache, and a fresh process opens it, selects the epoch-75
+networks, and reads random batches of 16. The same on a zoo of an eighth of the size shows
+whether memory grows with the zoo.
+
+    python benchmarks/store.py --folder /tmp/store-benchmark
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from transformer_nfn.zoo import Architecture, Zoo
+from transformer_nfn.zoo.grid import grid
+from transformer_nfn.zoo.store import Folder, write_shard
+
+RUNS = 15_689
+SHARD_RUNS = 256
+
+
+def write_zoo(path: Path, runs: int) -> None:
+    """A zoo of random networks, in the form a build on a GPU writes."""
+    arch = Architecture(tokens=49, classes=10, patch=16)
+    weights = torch.randn(SHARD_RUNS * 4, arch.num_weights)
+    configs = grid()[:runs]
+    groups = [configs[i : i + SHARD_RUNS] for i in range(0, runs, SHARD_RUNS)]
+    draw = np.random.default_rng(0)
+    about = {
+        "origin": "build",
+        "task": {"name": "mnist", "samples": None, "provenance": {}},
+        "recipe": {"batch": 128},
+        "shards": len(groups),
+    }
+    folder = Folder.create(path, arch, about)
+    for shard, group in zip(folder.shards, groups, strict=True):
+        rows = [
+            config.to_json()
+            | {
+                "crashed": False,
+                "epoch": epoch or 88,
+                "percent": epoch,
+                "best": epoch == 0,
+                "train_accuracy": draw.random(),
+                "held_accuracy": draw.random(),
+                "test_loss": draw.random(),
+                "test_accuracy": draw.random(),
+            }
+            for config in group
+            for epoch in (50, 75, 100, 0)
+        ]
+        write_shard(folder.shard_path(shard), arch, weights[: len(rows)], rows, {})
+    folder.merge()
+
+
+def drop_from_cache(path: Path) -> None:
+    """Asks the system to forget the files' pages, as after a restart."""
+    for file in path.rglob("*"):
+        if file.is_file():
+            handle = os.open(file, os.O_RDONLY)
+            os.fsync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def resident() -> int:
+    """Bytes of this process in memory now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def read_zoo(path: Path, networks: int) -> dict[str, float]:
+    """What a fresh process measures."""
+    start = time.perf_counter()
+    zoo = Zoo.open(path)
+    rows = zoo.select(epoch=75, min_accuracy=0.2)
+    opened = time.perf_counter() - start
+    before = resident()
+    chosen = np.random.default_rng(1).permutation(len(zoo))[:networks]
+    start = time.perf_counter()
+    peak = 0
+    for _, weights in zoo.batches(chosen, size=16):
+        assert weights["blocks.0.W_Q"].shape[0] <= 16
+        peak = max(peak, resident())
+    seconds = time.perf_counter() - start
+    return {
+        "checkpoints": len(zoo),
+        "selected": len(rows),
+        "open_and_select_seconds": round(opened, 3),
+        "networks_a_second": round(networks / seconds),
+        "resident_growth_MiB": round((peak - before) / 2**20, 1),
+    }
+
+
+def main() -> None:
+    """Writes, forgets, reads in a fresh process, prints."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/transformer-nfn-store"))
+    parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--networks", type=int, default=8000)
+    parser.add_argument("--keep", action="store_true", help="leave the synthetic zoos there")
+    parser.add_argument("--read", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.read:
+        print(json.dumps(read_zoo(arguments.read, arguments.networks)))
+        return
+    for runs in (arguments.runs // 8, arguments.runs):
+        path = arguments.folder / str(runs)
+        if not (path / "index.parquet").exists():
+            shutil.rmtree(path, ignore_errors=True)
+            write_zoo(path, runs)
+        drop_from_cache(path)
+        for state in ("cold", "warm"):
+            command = [sys.executable, __file__, "--read", str(path)]
+            command += ["--networks", str(arguments.networks)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            print(f"{runs} runs, {state}: {done.stdout.strip()}", flush=True)
+    if not arguments.keep:
+        shutil.rmtree(arguments.folder)
+
+
+if __name__ == "__main__":
+    main()
