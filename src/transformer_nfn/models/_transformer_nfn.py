@@ -80,7 +80,11 @@ class BlockEncoder(nn.Module):
             raise SpaceError("the blocks of a network must have one batch size")
         if len(blocks) == 1:
             return dict(blocks[0])
-        return {name: torch.cat([w[name] for w in blocks], 1) for name in self.space.tensors}
+        # In memory one block after the other, which is how the layers read them.
+        return {
+            name: torch.cat([w[name].transpose(0, 1) for w in blocks]).transpose(0, 1)
+            for name in self.space.tensors
+        }
 
 
 class TransformerNFN(Pretrained):

@@ -13,6 +13,9 @@ from torch import Tensor
 from transformer_nfn.nn._levels import RANK, Level, Term
 from transformer_nfn.nn._sources import Factor, Source
 
+FEW = 4
+"""So many channels are transposed one by one, each as a matrix."""
+
 Dictionary = Callable[[Source, str], Tensor]
 """Gives the dictionary ``[rank, size]`` for a free label of a source."""
 
@@ -158,6 +161,8 @@ def _dense(x: Tensor, features: int) -> Tensor:
     """
     if x.is_contiguous():
         return x
+    if 1 < x.shape[0] <= FEW:
+        return torch.stack([_dense(y, features - 1) for y in x.unbind(0)])
     flat = x.reshape(x.shape[:features].numel(), x.shape[features:].numel())
     return flat.contiguous().view(x.shape)
 

@@ -21,8 +21,8 @@ from transformer_nfn.nn._equivariant import Equivariant
 from transformer_nfn.nn._invariant import Invariant
 from transformer_nfn.spaces import Product
 
-CHUNK = 256
-"""Networks at a time where no gradient is asked for, on a CPU."""
+CHUNK = 128
+"""Networks at a time where no gradient is asked for."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class ReadThrough(nn.Module):
     def forward(self, weights: Mapping[str, Tensor]) -> Tensor:
         """``[batch, n]`` from weights ``[batch, 1, *axes]``."""
         first = next(iter(weights.values()))
-        if torch.is_grad_enabled() or first.is_cuda or first.shape[0] <= CHUNK:
+        if torch.is_grad_enabled() or first.shape[0] <= CHUNK:
             features = self._features(weights)
         else:
             # What lies between the layers is far larger than what is read off it: in portions
