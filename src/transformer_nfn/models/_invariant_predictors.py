@@ -21,6 +21,9 @@ from transformer_nfn.models._invariant_features import invariant_features
 from transformer_nfn.models._predictor import PredictorError, TabularPredictor
 from transformer_nfn.spaces import WeightSpace, attention_block
 
+# Below this a feature counts by itself, above by its logarithm.
+SMALL = 1e-2
+
 
 class InvariantPredictor(TabularPredictor):
     """A predictor whose table is `invariant_features`."""
@@ -53,8 +56,8 @@ class InvariantBoosting(InvariantPredictor):
 
     PARAMS: Mapping[str, Any] = {
         "objective": "regression",
-        "learning_rate": 0.03,
-        "num_leaves": 15,
+        "learning_rate": 0.05,
+        "num_leaves": 7,
         "min_data_in_leaf": 10,
         "bagging_fraction": 0.8,
         "bagging_freq": 1,
@@ -114,10 +117,10 @@ class InvariantMLP(InvariantPredictor):
         hidden: int = 8,
         epochs: int = 300,
         patience: int = 40,
-        batch: int = 32,
+        batch: int = 64,
         learning_rate: float = 3e-3,
-        weight_decay: float = 1e-2,
-        dropout: float = 0.1,
+        weight_decay: float = 0.1,
+        dropout: float = 0.2,
     ) -> None:
         self.settings = {
             "hidden": hidden,
@@ -216,7 +219,7 @@ class InvariantMLP(InvariantPredictor):
 def signed_log(x: np.ndarray) -> Tensor:
     """``sign(x) log(1 + |x|/ε)``: small numbers keep their sizes apart, signs stay."""
     wide = torch.from_numpy(x).double()
-    return wide.sign() * torch.log1p(wide.abs() / 1e-3)
+    return wide.sign() * torch.log1p(wide.abs() / SMALL)
 
 
 def space_of(network: Mapping[str, Any]) -> WeightSpace:

@@ -1,0 +1,203 @@
+"""Predictors that fit themselves: they learn, come back from a folder, and say what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kendalltau
+from torch import Tensor
+
+from transformer_nfn import spaces
+from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.models import (
+    InvariantBoosting,
+    InvariantMLP,
+    LightGBMPredictor,
+    Network,
+    RandomForestPredictor,
+    TabularPredictor,
+    XGBoostPredictor,
+)
+from transformer_nfn.models import _forest as forest
+
+SPACE = spaces.attention_block(6, 2, 3, 2, 5)
+CASES: dict[str, Any] = {
+    "xgboost": XGBoostPredictor,
+    "lightgbm": partial(LightGBMPredictor, rounds=60),
+    "forest": partial(RandomForestPredictor, rounds=60),
+    "sklearn": partial(RandomForestPredictor, "sklearn", rounds=30),
+    "invariant_boosting": partial(InvariantBoosting, rounds=100),
+    "invariant_mlp": partial(InvariantMLP, epochs=40),
+}
+every = pytest.mark.parametrize("name", CASES)
+
+
+def networks(n: int, seed: int) -> tuple[Network, Tensor]:
+    """Networks whose accuracy is a known function of how large their weights are."""
+    draw = torch.Generator().manual_seed(seed)
+    size = torch.rand(n, generator=draw) + 0.2
+
+    def some(*shape: int) -> Tensor:
+        noise = torch.randn((n, *shape), generator=draw) * 0.5 + 1
+        return noise * size.view(n, *[1] * len(shape))
+
+    network: Network = {
+        "embedding": {"W": some(4, 6), "b": some(6)},
+        "blocks": [
+            {name: some(1, *shape) for name, shape in SPACE.shapes.items()} for _ in range(2)
+        ],
+        "classifier": {"W_1": some(6, 6), "W_2": some(6, 3), "b_1": some(6), "b_2": some(3)},
+    }
+    return network, torch.sigmoid(4 * (size - 0.7))
+
+
+@cache
+def fitted(name: str, seed: int = 0) -> TabularPredictor:
+    made: TabularPredictor = CASES[name]()
+    return made.fit(*networks(300, 0), validation=networks(80, 1), seed=seed)
+
+
+@every
+def test_a_known_function_of_the_weights_is_learned(name: str) -> None:
+    network, accuracy = networks(100, 2)
+    predicted = fitted(name).predict(network)
+    assert predicted.shape == (100,)
+    assert predicted.dtype == torch.float32
+    assert kendalltau(predicted, accuracy).statistic > 0.6
+
+
+@every
+def test_one_seed_gives_one_predictor(name: str) -> None:
+    again = CASES[name]().fit(*networks(300, 0), validation=networks(80, 1), seed=0)
+    network, _ = networks(20, 3)
+    assert torch.equal(again.predict(network), fitted(name).predict(network))
+
+
+@every
+def test_a_predictor_comes_back_the_same(name: str, tmp_path: Path) -> None:
+    predictor = fitted(name)
+    predictor.save(tmp_path / "new" / "folder")
+    network, _ = networks(50, 3)
+    for kind in (type(predictor), TabularPredictor):
+        back = kind.load(tmp_path / "new" / "folder")
+        assert type(back) is type(predictor)
+        assert back.settings == predictor.settings
+        assert back.num_parameters == predictor.num_parameters
+        assert torch.equal(back.predict(network), predictor.predict(network))
+    files = sorted(p.suffix for p in (tmp_path / "new" / "folder").iterdir())
+    assert len(files) == 2
+    assert set(files) <= {".json", ".ubj", ".txt", ".safetensors"}
+
+
+@every
+def test_damaged_and_missing_files_are_one_sentence(name: str, tmp_path: Path) -> None:
+    predictor = fitted(name)
+    kind = type(predictor)
+    with pytest.raises(TransformerNFNError, match=r"holds no predictor\.json"):
+        kind.load(tmp_path)
+    predictor.save(tmp_path)
+    about = tmp_path / "predictor.json"
+    (model,) = (p for p in tmp_path.iterdir() if p != about)
+    whole = model.read_bytes()
+    model.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TransformerNFNError, match=f"{model.name}' is damaged"):
+        kind.load(tmp_path)
+    model.unlink()
+    with pytest.raises(TransformerNFNError, match=f"{model.name}' is missing"):
+        kind.load(tmp_path)
+    model.write_bytes(whole)
+    text = about.read_text()
+    about.write_text(text[:40])
+    with pytest.raises(TransformerNFNError, match="is not readable"):
+        kind.load(tmp_path)
+    about.write_text(json.dumps(json.loads(text) | {"format": 7}))
+    with pytest.raises(TransformerNFNError, match="has format 7, expected 1"):
+        kind.load(tmp_path)
+    about.write_text(json.dumps(json.loads(text) | {"settings": {"colour": "red"}}))
+    with pytest.raises(TransformerNFNError, match="no readable predictor"):
+        kind.load(tmp_path)
+
+
+def test_another_kind_of_predictor_is_refused(tmp_path: Path) -> None:
+    fitted("xgboost").save(tmp_path)
+    with pytest.raises(TransformerNFNError, match=r"kind XGBoostPredictor, expected LightGBM"):
+        LightGBMPredictor.load(tmp_path)
+
+
+@every
+def test_other_networks_are_refused(name: str) -> None:
+    network, _ = networks(5, 3)
+    with pytest.raises(TransformerNFNError, match=r"learned from networks of \d+ numbers"):
+        fitted(name).predict({"blocks": network["blocks"]})
+    with pytest.raises(TransformerNFNError, match="has to be fitted"):
+        CASES[name]().predict(network)
+
+
+def test_bad_training_data_is_refused(tmp_path: Path) -> None:
+    network, accuracy = networks(30, 0)
+    with pytest.raises(TransformerNFNError, match="one accuracy for each network"):
+        XGBoostPredictor().fit(network, accuracy[:20])
+    with pytest.raises(TransformerNFNError, match="not finite"):
+        XGBoostPredictor().fit(network, accuracy * float("nan"))
+    part = {"blocks": network["blocks"]}
+    with pytest.raises(TransformerNFNError, match="validation networks"):
+        LightGBMPredictor().fit(network, accuracy, validation=(part, accuracy))
+    with pytest.raises(TransformerNFNError, match="has to be fitted before it is saved"):
+        XGBoostPredictor().save(tmp_path)
+    with pytest.raises(TransformerNFNError, match="one of lightgbm, sklearn, found 'R'"):
+        RandomForestPredictor("R")
+
+
+def test_other_blocks_need_their_space() -> None:
+    space = spaces.multi_head(4, 2, 2, 2)
+    network = {"blocks": [space.randn(40)]}
+    accuracy = torch.rand(40)
+    with pytest.raises(SpaceError, match="argument `space`"):
+        InvariantMLP().fit(network, accuracy)
+    InvariantMLP(space, epochs=2).fit(network, accuracy).predict(network)
+
+
+def test_only_the_mlp_counts_parameters() -> None:
+    assert {name for name in CASES if fitted(name).num_parameters is not None} == {"invariant_mlp"}
+    mlp = fitted("invariant_mlp")
+    assert mlp.width is not None
+    assert mlp.num_parameters == 8 * mlp.width + 8 + 8 + 1
+
+
+def test_exported_trees_predict_as_the_forest_does() -> None:
+    ensemble = pytest.importorskip("sklearn.ensemble")
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((200, 9), dtype=np.float32)
+    y = x[:, 0] * x[:, 1] + draw.standard_normal(200)
+    made = ensemble.RandomForestRegressor(12, random_state=0).fit(x, y)
+    fresh = draw.standard_normal((80, 9), dtype=np.float32)
+    found = forest.walk(forest.trees_of(made), fresh)
+    np.testing.assert_allclose(found, made.predict(fresh), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [("xgboost", "xgboost"), ("lightgbm", "lightgbm"), ("sklearn.ensemble", "sklearn")],
+)
+def test_a_missing_library_names_the_extra(
+    library: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(TransformerNFNError, match=r"pip install 'transformer-nfn\[baselines\]'"):
+        CASES[name]().fit(*networks(60, 0))
+
+
+def test_models_load_without_the_libraries() -> None:
+    code = (
+        "import sys; import transformer_nfn.models; "
+        "sys.exit(any(m in sys.modules for m in ('xgboost', 'lightgbm', 'sklearn')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
