@@ -165,3 +165,32 @@ def test_what_the_model_refuses() -> None:
         TransformerNFN.paper("cifar")
     with pytest.raises(SpaceError, match="'ag_news' has encoder, classifier, found 'embedding'"):
         TransformerNFN.paper("ag_news", components=["embedding"])
+
+
+def test_the_model_compiles_and_runs_for_many_seeds_at_once() -> None:
+    models = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        models.append(TransformerNFN(SMALL, 2, [3], classifier=7))
+    given = networks(SMALL, 4, classifier=7)
+    compiled = torch.compile(models[0], backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(given), models[0](given))
+    parameters, buffers = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+
+    def call(p: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> torch.Tensor:
+        out: torch.Tensor = torch.func.functional_call(models[0], (p, b), (given,))
+        return out
+
+    apart = torch.stack([model(given) for model in models])
+    torch.testing.assert_close(torch.func.vmap(call)(parameters, buffers), apart)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.func.vmap(call)(parameters, buffers), apart)
+
+
+def test_large_batches_are_read_in_portions() -> None:
+    torch.manual_seed(0)
+    model = TransformerNFN(SMALL, 2, [3])
+    given = networks(SMALL, 300)
+    whole = model(given)
+    with torch.no_grad():
+        torch.testing.assert_close(model(given), whole.detach())
