@@ -52,9 +52,11 @@ def losses(
     positions: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Mean loss and hits of each network on its own batch, with dropout."""
+    # A flat row's length is no multiple of 16 bytes, and tensor cores want such strides.
+    weights = {name: view.to(dtype).contiguous() for name, view in arch.views(w).items()}
     logits = forward(
         arch,
-        arch.views(w.to(dtype)),
+        weights,
         inputs.to(dtype),
         positions.to(dtype),
         lengths=lengths,
@@ -132,9 +134,11 @@ class TorchStepper:
     @contextmanager
     def _products(self) -> Iterator[None]:
         # On CPUs without bf16 instructions oneDNN refuses some shapes with a warning each time.
+        if self.dtype == torch.float32 or self.weights.is_cuda:
+            yield
+            return
         before = torch.backends.mkldnn.enabled
-        if self.dtype == torch.bfloat16 and not self.weights.is_cuda:
-            torch.backends.mkldnn.enabled = False
+        torch.backends.mkldnn.enabled = False
         try:
             yield
         finally:
