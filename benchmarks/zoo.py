@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -141,22 +142,27 @@ def compare(name: str, arguments: argparse.Namespace, device: str) -> None:
     per_epoch = task.sizes["train"] // BATCH
     cuda = "cuda" in device
     alone_steps = arguments.steps or (50 if cuda else {"digits": 30}.get(name, 12))
-    alone = one_at_a_time(task.to(device), the_runs(4), alone_steps, device)
-    one = 1 / (alone * per_epoch)
-    threads = torch.get_num_threads()
+    path = describe_path(arguments.path, device, task.arch)[0]
+    networks = arguments.networks or (256 if cuda else 8)
+    steps = arguments.steps or (40 if cuda else {"digits": 10}.get(name, 5))
     print(f"\n{name}: {per_epoch} steps of {BATCH} an epoch, {device}")
+    ones, rates, peak = [], [], 0
+    # In turns, so that whatever else the machine does meets both sides alike.
+    for _ in range(1 if cuda else arguments.rounds):
+        alone = one_at_a_time(task.to(device), the_runs(4), alone_steps, device)
+        ones.append(1 / (alone * per_epoch))
+        if not cuda:
+            rate, peak = on_cpu(name, data, networks, steps, path)
+            rates.append(rate / per_epoch)
+    one = statistics.median(ones)
+    threads = torch.get_num_threads()
     print(f"  one at a time ({threads} threads): {one:8.3f} network-epochs/s")
     if not cuda:
-        path = describe_path(arguments.path, device, task.arch)[0]
-        networks = arguments.networks or 8
-        steps = arguments.steps or {"digits": 10}.get(name, 5)
-        rate, peak = on_cpu(name, data, networks, steps, path)
-        report(f"{networks} at once, {path}, a process a core", rate / per_epoch, one, peak)
+        rate = statistics.median(rates)
+        report(f"{networks} at once, {path}, a process a core", rate, one, peak)
         return
     for precision in arguments.precision.split(","):
-        networks = arguments.networks or 256
         torch.cuda.reset_peak_memory_stats()
-        steps = arguments.steps or 40
         seconds = many_at_once(
             task, the_runs(networks), steps, device, precision, arguments.path
         )
@@ -178,6 +184,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--networks", type=int, help="networks at once")
     parser.add_argument("--steps", type=int, help="steps timed a side")
+    parser.add_argument("--rounds", type=int, default=3, help="on the CPU; the median counts")
     parser.add_argument("--precision", default="tf32,bf16", help="on CUDA, by comma")
     parser.add_argument("--path", default="auto", help="auto, native, torch or compiled")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -208,6 +209,7 @@ def test_the_authors_best_is_chosen_on_the_test_set() -> None:
         mine = [r for r in rows if r["run"] == run]
         best = next(r for r in mine if r["best"])
         assert best["test_accuracy"] >= max(r["test_accuracy"] for r in mine)
+        assert all(math.isnan(r["held_accuracy"]) for r in mine)
 
 
 def test_crashed_runs_are_recorded_and_leave_no_weights() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from torch import Tensor
 
 from transformer_nfn.zoo.architecture import Architecture
@@ -17,8 +19,8 @@ def describe_path(
 ) -> tuple[str, str]:
     """The path that will be taken, and a sentence for the user.
 
-    ``auto`` is ``compiled`` on CUDA; on the CPU ``native`` if there is a C compiler, else
-    ``torch``, which is several times slower, so the sentence says why.
+    ``auto`` is ``compiled`` on CUDA where Triton is installed, ``native`` on the CPU where
+    there is a C compiler, else ``torch``, several times slower; the sentence says why.
     """
     if path not in PATHS:
         raise ZooError(f"path must be one of {', '.join(PATHS)}, found '{path}'")
@@ -27,7 +29,8 @@ def describe_path(
         raise ZooError(f"path native was asked for, but {reason}")
     if path == "auto":
         if "cuda" in device:
-            path, reason = "compiled", ""
+            there = importlib.util.find_spec("triton") is not None
+            path, reason = ("compiled", "") if there else ("torch", "triton is not installed")
         else:
             path = "torch" if reason else "native"
     words = {

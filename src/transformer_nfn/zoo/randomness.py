@@ -51,7 +51,10 @@ def words(key: Tensor, position: Tensor) -> Tensor:
         position: ``int32``, any shape.
     """
     shape = key.shape[:-1] + (1,) * position.ndim
-    x = position * _signed(0x9E3779B9, 32) + key[..., 0].reshape(shape)
+    first = key[..., 0].reshape(shape)
+    # Positions are index arithmetic to a compiler, which would fold this constant into numbers
+    # beyond 32 bits; something read from memory keeps the product a product of 32-bit words.
+    x = (position + (first & 0)) * _signed(0x9E3779B9, 32) + first
     x = (x ^ _shift(x, 16, 32)) * _signed(0x7FEB352D, 32)
     x = (x ^ _shift(x, 15, 32) ^ key[..., 1].reshape(shape)) * _signed(0x846CA68B, 32)
     return x ^ _shift(x, 16, 32)

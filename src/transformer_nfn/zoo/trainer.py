@@ -72,12 +72,12 @@ class Trained:
 
 @dataclass
 class _Snapshot:
-    """Weights at one moment and what is known of them."""
+    """Weights at one moment, and of each run: the epoch, running accuracy, what selects best."""
 
     epoch: Tensor
     weights: Tensor
     train_accuracy: Tensor
-    held_accuracy: Tensor
+    score: Tensor
     test: tuple[Tensor, Tensor] | None = None
 
 
@@ -185,12 +185,11 @@ class _Training:
             if self.recipe.select == "test" or epoch + 1 in keep:
                 now.test = self._evaluate(weights, "test")
             if self.recipe.select == "held":
-                loss, now.held_accuracy = self._evaluate(weights, "held")
-                score = now.held_accuracy
+                loss, now.score = self._evaluate(weights, "held")
             else:
                 assert now.test is not None
-                loss, score = now.test
-            best = _better(best, now, score, loss, best_loss, self.recipe.select)
+                loss, now.score = now.test
+            best = _better(best, now, loss, best_loss)
             if epoch + 1 in keep:
                 now.weights = now.weights.clone()
                 snapshots.append((keep[epoch + 1], now))
@@ -258,6 +257,7 @@ class _Training:
 
     def _collect(self, snapshots: list[tuple[int, _Snapshot]], best: _Snapshot) -> Trained:
         out, weights = Trained(), []
+        held = self.recipe.select == "held"
         labelled = [*((percent, False, s) for percent, s in snapshots), (0, True, best)]
         for i in sorted(range(len(self.runs)), key=lambda i: self.runs[i].run):
             base = self.runs[i].to_json() | {"crashed": False}
@@ -276,7 +276,7 @@ class _Training:
                         "percent": percent,
                         "best": is_best,
                         "train_accuracy": float(s.train_accuracy[i]),
-                        "held_accuracy": float(s.held_accuracy[i]),
+                        "held_accuracy": float(s.score[i]) if held else float("nan"),
                         "test_loss": float(s.test[0][i]),
                         "test_accuracy": float(s.test[1][i]),
                     }
@@ -290,12 +290,10 @@ class _Training:
 def _better(
     best: _Snapshot | None,
     now: _Snapshot,
-    score: Tensor,
     loss: Tensor,
     best_loss: Tensor,
-    select: str,
 ) -> _Snapshot:
-    """The best of each run so far: higher accuracy, then lower loss."""
+    """The best of each run so far: higher score, then lower loss; its score is kept."""
     loss = loss.nan_to_num(float("inf"))
     if best is None:
         best_loss.copy_(loss)
@@ -303,12 +301,12 @@ def _better(
             now.epoch.clone(),
             now.weights.clone(),
             now.train_accuracy.clone(),
-            score.clone(),
+            now.score.clone(),
         )
-    won = (score > best.held_accuracy) | ((score == best.held_accuracy) & (loss < best_loss))
+    won = (now.score > best.score) | ((now.score == best.score) & (loss < best_loss))
     best.epoch[won] = now.epoch[won]
     best.weights[won] = now.weights[won]
     best.train_accuracy[won] = now.train_accuracy[won]
-    best.held_accuracy[won] = score[won]
+    best.score[won] = now.score[won]
     best_loss[won] = loss[won]
     return best

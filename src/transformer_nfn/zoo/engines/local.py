@@ -37,7 +37,7 @@ def run_local(
     work = sum(len(configs[shard]) for shard in missing) * plan.recipe.epochs
     total = sum(len(runs) for runs in configs.values())
     if workers is None:
-        workers = 1 if "cuda" in device else len(os.sched_getaffinity(0))
+        workers = 1 if "cuda" in device else cores()
     workers = min(workers, len(missing))
     note = describe_path(path, device, plan.folder.arch, plan.recipe.precision)[1]
     progress.begin(total, done, work, note)
@@ -45,6 +45,13 @@ def run_local(
         _run_processes(plan, data, device, workers, path, progress)
     elif missing:
         claim_and_train(plan, data, device, path, progress)
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def claim_and_train(
