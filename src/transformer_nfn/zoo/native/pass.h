@@ -227,7 +227,12 @@ void tnfn_update(int M, long P, float *p, const float *g, float *m, float *v, co
     for (int i = 0; i < M; i++, coef += 7) {
         float b1 = coef[0], c = coef[1], b2 = coef[2], al = coef[3], ep = coef[4], l2 = coef[5],
               eta = coef[6];
-        for (long j = (long)i * P; j < (i + 1) * P; j++) {
+        if (al == 0 && b2 == 0) /* the plain rules: neither root nor quotient */
+            for (long j = (long)i * P; j < (i + 1) * P; j++) {
+                m[j] = b1 * m[j] + c * (g[j] + l2 * p[j]);
+                p[j] -= eta / ep * m[j];
+            }
+        else for (long j = (long)i * P; j < (i + 1) * P; j++) {
             float d = g[j] + l2 * p[j];
             m[j] = b1 * m[j] + c * d;
             v[j] = b2 * v[j] + (1 - b2) * d * d;

@@ -37,7 +37,11 @@ INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf select_gt0(vf what, vf if_positive) {
     return (vf)((vi)what & (vi)(if_positive > 0.0f));
 }
-INLINE float sum(vf v) { float s = 0; for (int i = 0; i < VL; i++) s += v[i]; return s; }
+INLINE float sum(vf v) { /* in two chains, so that additions need not wait for each other */
+    float a = 0, b = 0;
+    for (int i = 0; i < VL; i += 2) a += v[i], b += v[i + 1];
+    return a + b;
+}
 
 /* C[i, j] (+)= sum over k of A[i*ra + k*ca] * B[k*rb + j], for ROWS rows and NV vectors. */
 #define TILE(ROWS, NV)                                                                     \
