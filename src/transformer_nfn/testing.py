@@ -26,8 +26,8 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     """``‖found − expected‖ / ‖expected‖``, in float64; NaN counts as infinite."""
     if found.numel() == 0:
         return 0.0
-    difference = (found.double() - expected.double()).norm()
-    error = float(difference / expected.double().norm().clamp_min(1e-300))
+    found, expected = found.detach().double(), expected.detach().double()
+    error = float((found - expected).norm() / expected.norm().clamp_min(1e-300))
     return error if error == error else float("inf")
 
 

@@ -39,7 +39,14 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
 
     with pytest.raises(KilledError):
         train_seeds(
-            builder(data), data, SHORT, [0, 1], folder=tmp_path, fingerprint="x", report=kill
+            builder(data),
+            data,
+            SHORT,
+            [0, 1],
+            folder=tmp_path,
+            fingerprint="x",
+            report=kill,
+            save_every=0,
         )
     assert (tmp_path / STATE_FILE).is_file()
     resumed = train_seeds(builder(data), data, SHORT, [0, 1], folder=tmp_path, fingerprint="x")
@@ -48,6 +55,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(x["epoch"], x["seed"]) for x in lines] == [(e, s) for e in range(1, 5) for s in (0, 1)]
+    assert (tmp_path / STATE_FILE).is_file()
     with pytest.raises(RunError, match="is of another training"):
         train_seeds(builder(data), data, SHORT, [0, 1], folder=tmp_path, fingerprint="y")
 

@@ -194,7 +194,7 @@ def test_bad_checkpoints_and_runs_are_explained(zoo, run, tmp_path):
 
 def test_a_training_killed_with_signal_9_ends_the_same(zoo, tmp_path):
     words = ["train", str(zoo.path), "--model", "transformer_nfn", "--channels", "2"]
-    words += ["--seeds", "2", "--epochs", "12", "--device", "cpu"]
+    words += ["--seeds", "2", "--epochs", "12", "--device", "cpu", "--save-every", "0"]
 
     def command(out):
         return [sys.executable, "-m", "transformer_nfn", *words, "--out", str(tmp_path / out)]

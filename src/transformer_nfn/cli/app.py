@@ -8,6 +8,7 @@ import typer
 
 from transformer_nfn import __version__
 from transformer_nfn.cli import demo, reproduce, symmetry, train
+from transformer_nfn.cli.report import report_command
 from transformer_nfn.cli.zoo import zoo_app
 from transformer_nfn.errors import TransformerNFNError
 
@@ -23,6 +24,7 @@ symmetry.register(app)
 app.add_typer(zoo_app, name="zoo")
 train.register(app)
 reproduce.register(app)
+app.command("report")(report_command)
 
 
 def _version(value: bool) -> None:

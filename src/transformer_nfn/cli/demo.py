@@ -12,6 +12,8 @@ from rich.console import Console
 from transformer_nfn.cli.experiment_progress import epochs_bar, result_table
 from transformer_nfn.cli.zoo_progress import BuildBar
 
+# Not 0: the settings of the predictors on invariants were chosen on a zoo of seed 0.
+SEED = 1
 RUNS, QUICK_RUNS = 256, 64
 SEEDS, QUICK_SEEDS = 3, 2
 EPOCHS, QUICK_EPOCHS = 50, 15
@@ -22,7 +24,7 @@ def demo_command(
         "demo"
     ),
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of it, in two minutes.")] = False,
-    seed: Annotated[int, typer.Option(help="Chooses the runs of the zoo.")] = 0,
+    seed: Annotated[int, typer.Option(help="Chooses the runs of the zoo.")] = SEED,
 ) -> None:
     """From nothing to a trusted predictor: zoo, Transformer-NFN, baselines, τ table, report.
 

@@ -50,6 +50,9 @@ def train_command(
     ] = None,
     percent: Annotated[int, typer.Option(help="Which checkpoint of each run: 50, 75, 100.")] = 75,
     device: DeviceOption = "auto",
+    save_every: Annotated[
+        float, typer.Option(min=0, help="Seconds between two saved states to resume from.")
+    ] = 20.0,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")
     ] = False,
@@ -95,6 +98,7 @@ def train_command(
             options=options,
             selection={"percent": percent, "min_accuracy": min_accuracy, "augment": None},
             report=report,
+            save_every=save_every,
         )
     if tensorboard:
         from transformer_nfn.experiments.events import write_events

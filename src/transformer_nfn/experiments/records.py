@@ -72,7 +72,7 @@ class RunRecord:
         if not path.is_file():
             raise RunError(f"'{folder}' is not a run folder: there is no {RUN_FILE} in it")
         try:
-            data = json.loads(path.read_text())
+            data = json.loads(path.read_text(encoding="utf-8"))
             found = data["format"]
         except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
@@ -89,10 +89,19 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text)
+        beside.write_text(text, encoding="utf-8")
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise RunError("predictions need pyarrow: pip install 'transformer-nfn[zoo]'") from error
+    return pa, pq
 
 
 def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
@@ -101,9 +110,7 @@ def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
     Columns: ``seed, split`` (val or test)``, row, run, accuracy, predicted, low, high`` and the
     configuration of the run (``optimizer, learning_rate, l2, init_std, dropout, train_fraction``).
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    pa, pq = _arrow()
     target = folder / PREDICTIONS_FILE
     beside = folder / f".{PREDICTIONS_FILE}.{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,9 +123,7 @@ def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
 
 def read_predictions(folder: Path) -> dict[str, np.ndarray]:
     """Reads ``predictions.parquet`` as columns."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    pa, pq = _arrow()
     path = folder / PREDICTIONS_FILE
     try:
         table = pq.read_table(path)

@@ -31,7 +31,7 @@ from transformer_nfn.experiments.records import (
     RunRecord,
     write_predictions,
 )
-from transformer_nfn.experiments.training import STATE_FILE, Report, train_seeds
+from transformer_nfn.experiments.training import SAVE_SECONDS, STATE_FILE, Report, train_seeds
 
 if TYPE_CHECKING:
     from transformer_nfn.zoo import Zoo
@@ -79,6 +79,7 @@ def train_run(
     table: Mapping[str, Any] | None = None,
     keep: bool = True,
     report: Report | None = None,
+    save_every: float = SAVE_SECONDS,
 ) -> RunRecord:
     """Fits every seed of a predictor, measures it on the test part, and writes a run folder.
 
@@ -96,6 +97,7 @@ def train_run(
         table: the table and cell this is, for the record.
         keep: whether the predictors themselves are kept.
         report: called with progress.
+        save_every: seconds between two saved states of a training.
     """
     check_name(model)
     protocol, options = protocol or Protocol(), dict(options or {})
@@ -117,6 +119,7 @@ def train_run(
             folder=out,
             fingerprint=mark,
             report=report,
+            save_every=save_every,
         )
         predictors = [Predictor(model, module.cpu()) for module in trained.modules]
         rows = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from transformer_nfn.experiments.protocol import Protocol
 from transformer_nfn.experiments.records import LOG_FILE, RunError, write_text
 
 STATE_FILE = "training.safetensors"
+SAVE_SECONDS = 20.0
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -263,7 +265,7 @@ def train_seeds(
     fingerprint: str = "",
     together: bool = True,
     report: Report | None = None,
-    save_every: int = 1,
+    save_every: float = SAVE_SECONDS,
 ) -> Trained:
     """Trains every seed and returns each at its best epoch by validation τ.
 
@@ -276,7 +278,7 @@ def train_seeds(
         fingerprint: identifies the training; a state of another one is refused.
         together: see `SeedTrainer`.
         report: called with every line of the log.
-        save_every: epochs between two saved states.
+        save_every: seconds between two saved states; saving costs four times the parameters.
     """
     trainer = SeedTrainer(build, parts, protocol, seeds, together=together)
     state = folder / STATE_FILE if folder is not None else None
@@ -287,6 +289,7 @@ def train_seeds(
             (folder / LOG_FILE).read_text().splitlines() if (folder / LOG_FILE).is_file() else []
         )
         log = [line for line in lines if json.loads(line)["epoch"] <= trainer.epoch]
+    saved = time.monotonic()
     while trainer.epoch < protocol.epochs:
         loss = trainer.train_epoch()
         taus = trainer.select()
@@ -300,8 +303,10 @@ def train_seeds(
                 {"epoch": trainer.epoch, "epochs": protocol.epochs, "loss": loss, "val_tau": mean}
             )
         last = trainer.epoch == protocol.epochs
-        if folder is not None and state is not None and (last or trainer.epoch % save_every == 0):
-            folder.mkdir(parents=True, exist_ok=True)
+        due = time.monotonic() - saved >= save_every
+        if folder is not None and state is not None and (last or due):
             write_text(folder / LOG_FILE, "\n".join(log) + "\n")
-            trainer.save(state, fingerprint)
+            if not last:
+                trainer.save(state, fingerprint)
+                saved = time.monotonic()
     return trainer.result()
