@@ -17,7 +17,7 @@ def tokens(length, width, seed=0):
 
 
 def literal_multi_head(X, U):
-    """Equation 3, one head and one token after another."""
+    """Equation 2, one head and one token after another."""
     out = torch.zeros(len(X), U["W_O"].shape[-1], dtype=X.dtype)
     for Q, K, V, O in zip(U["W_Q"], U["W_K"], U["W_V"], U["W_O"], strict=True):  # noqa: E741
         A = Q @ K.T / math.sqrt(Q.shape[1])

@@ -1,4 +1,4 @@
-"""The paper's Definition 4.3, letter by letter, with permutation matrices and loops over heads."""
+"""The paper's action (eq. 14), letter by letter, with permutation matrices and loops over heads."""
 
 from __future__ import annotations
 

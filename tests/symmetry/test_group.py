@@ -20,7 +20,7 @@ def bare(weights):
 
 
 @given(blocks(), seeds)
-def test_acts_as_definition_4_3_says(space, seed):
+def test_acts_as_equation_14_says(space, seed):
     U, g = draw(space, seed), space.group.random(gen(seed))
     assert worst(bare(g.act(U)), paper_act(g, bare(U))) < 1e-9
 

@@ -1,4 +1,4 @@
-"""The LayerNorm group (appendix C), sampled."""
+"""The LayerNorm group (appendix B), sampled."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_other_orthogonal_matrices_do_not_commute(D, seed):
 
 @given(widths, seeds, st.floats(-50, 50).filter(lambda s: abs(s) > 1e-3))
 def test_scaled_permutations_pass_through_with_their_sign(D, seed, scale):
-    """Theorem C.3: ``LayerNorm(λ x P) = sign(λ) LayerNorm(x) P``."""
+    """``LayerNorm(λ x P) = sign(λ) LayerNorm(x) P``."""
     x = rows(D, seed)
     P = torch.eye(D, dtype=torch.float64)[:, torch.randperm(D, generator=gen(seed))]
     expected = (1 if scale > 0 else -1) * layer_norm(x) @ P

@@ -12,7 +12,7 @@ from transformer_nfn.errors import SpaceError
 
 
 def layer_norm(x: Tensor, eps: float = 0.0) -> Tensor:
-    """LayerNorm without affine parameters, along the last axis (appendix C).
+    """LayerNorm without affine parameters, along the last axis (appendix B).
 
     ``√D (x − x̄) / ‖x − x̄‖``. The paper's has no ``eps``; any other value breaks the exact
     invariance under scaling.
@@ -55,7 +55,7 @@ def _check_width(X: Tensor, weight: Tensor, name: str) -> None:
 
 
 def multi_head(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """MultiHead (eq. 3): ``Σ_i softmax(X Q_i (X K_i)ᵀ / √D_k) X V_i O_i``.
+    """MultiHead (eq. 2): ``Σ_i softmax(X Q_i (X K_i)ᵀ / √D_k) X V_i O_i``.
 
     Args:
         X: see `inputs_for`; one ``[L, D]`` serves all networks.

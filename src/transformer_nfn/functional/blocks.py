@@ -29,7 +29,7 @@ def mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
 
 def block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """The paper's Attn (eqs. 5, 6): ``LN(MLP(LN(MultiHead(X))))``, no residuals.
+    """The paper's Attn (eqs. 8, 9): ``LN(MLP(LN(MultiHead(X))))``, no residuals.
 
     Args:
         X: ``[L, D]`` for all networks, ``[batch, L, D]`` one input a network, or anything

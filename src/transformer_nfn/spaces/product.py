@@ -14,7 +14,7 @@ class Product:
     """A plain and a dual tensor contracted along the linear axis ``over``.
 
     For the paper's block these are ``W_Q·W_K`` = [WW]^(QK,s) and ``W_V·W_O`` = [WW]^(VO,s)
-    (eq. 12). ``axes`` are those of the result: the axes ``over`` belongs to, then the rest of
+    (eq. 17). ``axes`` are those of the result: the axes ``over`` belongs to, then the rest of
     ``plain``, then the rest of ``dual``. A perm axis may stand in it twice (a permuted stream
     does in QK). Along an axis of complex form every frequency stays separate, so the result
     ends in two free axes more: frequency, and (real, imaginary).

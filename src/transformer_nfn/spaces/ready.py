@@ -42,7 +42,7 @@ def multi_head(d_model: int, heads: int, d_k: int, d_v: int) -> WeightSpace:
 
 
 def attention_block(d_model: int, heads: int, d_k: int, d_v: int, d_ff: int) -> WeightSpace:
-    """The paper's U (eq. 7): attention, LayerNorm, ReLU MLP, LayerNorm; no residuals."""
+    """The paper's U (eq. 10): attention, LayerNorm, ReLU MLP, LayerNorm; no residuals."""
     axes = _attention_axes(d_model, heads, d_k, d_v) + _mlp_axes(d_model, d_ff)
     return WeightSpace.build(
         "attention_block", axes, {**ATTENTION, **MLP}, architecture="attention_block"

@@ -232,4 +232,4 @@ class WeightSpace:
         return space_table(self)
 
     def __repr__(self) -> str:
-        return f"WeightSpace('{self.name}', {len(self.tensors)} tensors, {self.num_weights} weights)"
+        return f"WeightSpace('{self.name}', {self.num_weights} weights)"

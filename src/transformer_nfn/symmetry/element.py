@@ -17,7 +17,7 @@ from transformer_nfn.symmetry.moves import permute, rebase
 class Element:
     r"""A group element ``g``; make one with ``space.group.random()`` or ``space.group.element``.
 
-    For the paper's block (Definition 4.3) ``g = (τ, M, N, π_O, π_A)`` with ``τ = perms["head"]``,
+    For the paper's block (eqs. 13, 14) ``g = (τ, M, N, π_O, π_A)`` with ``τ = perms["head"]``,
     ``M = linears["qk"].mT``, ``N = linears["vo"]``, ``π_O = perms["feature"]``,
     ``π_A = perms["neuron"]``. The group is a semidirect product: permuting heads moves the
     matrices too, so two elements do not multiply component by component.

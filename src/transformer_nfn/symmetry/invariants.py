@@ -34,7 +34,7 @@ def fold(space: WeightSpace, weights: Mapping[str, Tensor]) -> Weights:
 
 
 def product(space: WeightSpace, weights: Mapping[str, Tensor], which: Product) -> Tensor:
-    """One invariant product (eq. 12), e.g. ``[WW]^(QK,s) = W_Q,s W_K,sᵀ``.
+    """One invariant product (eq. 17), e.g. ``[WW]^(QK,s) = W_Q,s W_K,sᵀ``.
 
     Returns:
         ``[*lead, *which.axes]``; along an axis of complex form every frequency stays separate,

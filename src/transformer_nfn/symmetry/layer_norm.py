@@ -1,4 +1,4 @@
-"""The matrices that LayerNorm does not notice (appendix C of the paper)."""
+"""The matrices that LayerNorm does not notice (appendix B of the paper)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def random_commuting(
 ) -> Tensor:
     r"""A random matrix that commutes with both halves of LayerNorm: projection and scaling.
 
-    By Theorem C.1 these are the orthogonal matrices whose rows and columns all have one sum,
-    which is then ±1. They are ``Q diag(±1, X) Qᵀ`` with X orthogonal of size D−1 and the first
+    These are the orthogonal matrices whose rows and columns all have one sum, which is then ±1
+    (the appendix's first theorem). They are ``Q diag(±1, X) Qᵀ`` with X orthogonal of size D−1 and the first
     column of Q equal to ``1/√D`` (the paper's remark leaves the conjugation by Q out).
     ``LayerNorm(x M) = LayerNorm(x) M`` for every such M.
 
