@@ -169,7 +169,7 @@ def digits(held: float | None, samples: int | None) -> ImageTask:
         side=2,
         white=16,
         padding=0,
-        epochs=20,
+        epochs=18,
         batch_size=16,
         held=0.05 if held is None else held,
         samples=samples,
