@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread a process: tests run in two processes, and small products gain nothing from more.
 WORKERS ?= 2
 
-.PHONY: demo test lint bench nightly docs clean help
+.PHONY: demo test lint bench nightly docs browser clean help
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -16,9 +16,16 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(VENV)/installed  ## set up, and run the main job on an embedded default
-	$(BIN)/tnfn disguises --out demo
+	$(BIN)/tnfn demo --out demo
 
-test: $(VENV)/installed  ## set up, and run the tests
+# The report is tested in a real browser. Where there is none and none can be installed, those
+# tests are skipped and say so.
+browser:         ## Chromium, for the tests of the report
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } \
+	  || echo "no Chromium here: the report's browser tests will be skipped"
+
+test: $(VENV)/installed browser  ## set up, and run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(VENV)/installed  ## ruff and mypy
@@ -28,7 +35,7 @@ lint: $(VENV)/installed  ## ruff and mypy
 bench: $(VENV)/installed  ## every benchmark, one after another
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-nightly: $(VENV)/installed  ## the slow checks too
+nightly: $(VENV)/installed browser  ## the slow checks too
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'nightly or not nightly'
 
 docs: $(VENV)/installed  ## the documentation, warnings are errors
