@@ -28,8 +28,9 @@ def random_commuting(
     r"""A random matrix that commutes with both halves of LayerNorm: projection and scaling.
 
     These are the orthogonal matrices whose rows and columns all have one sum, which is then ±1
-    (the appendix's first theorem). They are ``Q diag(±1, X) Qᵀ`` with X orthogonal of size D−1 and the first
-    column of Q equal to ``1/√D`` (the paper's remark leaves the conjugation by Q out).
+    (the appendix's first theorem). They are ``Q diag(±1, X) Qᵀ`` with X orthogonal of size D−1
+    and the first column of Q equal to ``1/√D`` (the paper's remark leaves the conjugation by Q
+    out).
     ``LayerNorm(x M) = LayerNorm(x) M`` for every such M.
 
     Args:
