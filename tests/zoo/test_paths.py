@@ -47,6 +47,7 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's compiler warns of itself
 def test_compiled_steps_equal_plain_ones() -> None:
     """What CUDA takes, compiled for the CPU here: mixed train fractions, held networks."""
     task = random_images(8, 2, 16)
