@@ -39,23 +39,18 @@ def epochs_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[dict[str
 
 
 def result_table(records: list[RunRecord], title: str) -> Table:
-    """One row a predictor: τ with its standard error, R², error, coverage, size, time."""
-    table = Table(
-        "model",
-        "Kendall τ",
-        "R²",
-        "mean error",
-        "90 % interval holds",
-        "parameters",
-        "s/seed",
-        title=title,
-    )
+    """One row a predictor: τ ± standard error, R², mean error, how often the interval holds."""
+    table = Table(title=title)
+    for name in ("model", "Kendall τ"):
+        table.add_column(name, no_wrap=True)
+    for name in ("R²", "error", "90 % holds", "parameters", "s"):
+        table.add_column(name, justify="right")
     for record in sorted(records, key=lambda r: -float(r.summary.get("tau", -2))):
         if record.status != "done":
             table.add_row(record.model, record.status)
             continue
         s = record.summary
-        size = "trees" if record.num_parameters is None else f"{record.num_parameters:,}"
+        size = "trees" if record.num_parameters is None else f"{record.num_parameters / 1e6:.3f} M"
         table.add_row(
             record.model,
             plus_minus(s["tau"], s["tau_se"]),

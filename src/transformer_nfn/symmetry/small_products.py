@@ -57,7 +57,7 @@ class _ManySmall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         x, y = ctx.saved_tensors
-        return _summed(grads[0] @ y.mT, x), _summed(x.mT @ grads[0], y)
+        return _summed(matmul(grads[0], y.mT), x), _summed(matmul(x.mT, grads[0]), y)
 
 
 def _summed(grad: Tensor, like: Tensor) -> Tensor:
