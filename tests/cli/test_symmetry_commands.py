@@ -123,7 +123,7 @@ def bad(folder, case):
         "sizes": (["space", "attention_block:8,2"], "expected attention_block:D,heads,Dk,Dv,Dff"),
         "words for sizes": (["space", "attention_block:8,two"], "must be whole numbers"),
         "group": (["compare", a, a, "--group", "all"], "--group must be"),
-        "unwritable": (["canonical", a, "--out", "/proc/none/x"], "cannot write"),
+        "unwritable": (["canonical", a, "--out", "/proc/none/x"], "cannot be written"),
     }[case]
 
 

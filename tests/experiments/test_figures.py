@@ -5,6 +5,7 @@ import builtins
 import pytest
 
 from experiments.run_folders import write_run
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.experiments import figures
 from transformer_nfn.experiments.records import RunError
 from transformer_nfn.zoo import Settings, build
@@ -60,7 +61,7 @@ def test_missing_matplotlib_names_the_extra(runs, tmp_path, monkeypatch):
 
 def test_place_that_cannot_be_written_is_one_sentence(runs, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(TransformerNFNError, match="cannot be written"):
         figures.prediction_scatter([runs], tmp_path / "file" / "p")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.whole_files import whole_file
 
 SPACE_KEY = "transformer_nfn.space"
 
@@ -36,18 +36,8 @@ def save_network(
                 f"a file holds one network; '{name}' has shape {list(weights[name].shape)}"
             )
         tensors[name] = weights[name].detach().reshape(shape).cpu().contiguous()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(handle)
-    except OSError as error:
-        raise TransformerNFNError(f"cannot write '{target}': {error.strerror}") from error
-    try:
+    with whole_file(target) as beside:
         save_file(tensors, beside, metadata={SPACE_KEY: space.to_json()})
-        os.replace(beside, target)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
 
 
 def load_network(

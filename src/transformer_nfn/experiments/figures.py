@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transformer_nfn.experiments.paper_numbers import task_name
 from transformer_nfn.experiments.records import RUN_FILE, RunError
 from transformer_nfn.experiments.report.gather import ZooStudy, gather, model_order
+from transformer_nfn.whole_files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -184,16 +184,8 @@ def _save(stem: Path, size: tuple[float, float], paint: Callable[[Figure], None]
         paint(figure)
         for kind in FORMATS:
             target = stem.with_name(f"{stem.name}.{kind}")
-            beside = stem.with_name(f".{stem.name}.{os.getpid()}.{kind}")
-            try:
-                stem.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    about = {"Date": None} if kind == "svg" else None
-                    figure.savefig(beside, dpi=160, metadata=about)
-                    os.replace(beside, target)
-                finally:
-                    beside.unlink(missing_ok=True)
-            except OSError as error:
-                raise RunError(f"'{target}' cannot be written: {error.strerror}") from error
+            about = {"Date": None} if kind == "svg" else None
+            with whole_file(target) as beside:
+                figure.savefig(beside, dpi=160, metadata=about)
             written.append(target)
     return written

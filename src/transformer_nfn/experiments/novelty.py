@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from transformer_nfn.experiments.dataset import Dataset
 from transformer_nfn.experiments.records import RunError
+from transformer_nfn.whole_files import whole_file
 
 SEEN_FILE = "seen.safetensors"
 MAX_KEPT = 4096
@@ -53,12 +53,8 @@ class Seen:
 
     def save(self, folder: Path) -> None:
         """Writes it beside the predictor."""
-        beside = folder / f".{SEEN_FILE}.{os.getpid()}"
-        try:
+        with whole_file(folder / SEEN_FILE) as beside:
             save_file({k: v.contiguous() for k, v in vars(self).items()}, beside)
-            os.replace(beside, folder / SEEN_FILE)
-        finally:
-            beside.unlink(missing_ok=True)
 
     @staticmethod
     def load(folder: Path) -> Seen:

@@ -1,16 +1,15 @@
 """What is kept of one trained predictor: a folder that says everything about it, read and written.
 
-    RUN/
-      run.json             what was trained on what, how, and how well it does
-      predictions.parquet  one row for each seed and network of the validation and test parts
-      log.jsonl            one line an epoch (neural predictors)
-      seed-K/              the predictor itself, for each seed
+RUN/
+  run.json             what was trained on what, how, and how well it does
+  predictions.parquet  one row for each seed and network of the validation and test parts
+  log.jsonl            one line an epoch (neural predictors)
+  seed-K/              the predictor itself, for each seed
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.whole_files import whole_file, write_text
 
 FORMAT = 1
 RUN_FILE = "run.json"
@@ -84,17 +84,6 @@ class RunRecord:
             raise RunError(f"'{path}' is malformed: {error}") from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file that appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 def _arrow() -> tuple[Any, Any]:
     try:
         import pyarrow as pa
@@ -111,14 +100,8 @@ def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
     configuration of the run (``optimizer, learning_rate, l2, init_std, dropout, train_fraction``).
     """
     pa, pq = _arrow()
-    target = folder / PREDICTIONS_FILE
-    beside = folder / f".{PREDICTIONS_FILE}.{os.getpid()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
+    with whole_file(folder / PREDICTIONS_FILE) as beside:
         pq.write_table(pa.table(dict(columns)), beside)
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def read_predictions(folder: Path) -> dict[str, np.ndarray]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -209,9 +208,3 @@ def _measure(
 
 def _truth(data: Dataset) -> np.ndarray:
     return np.asarray(data.accuracy.cpu().double().numpy())
-
-
-def forget_models(folder: Path) -> None:
-    """Removes the predictors of a finished run; the record and predictions stay."""
-    for path in folder.glob("seed-*"):
-        shutil.rmtree(path)

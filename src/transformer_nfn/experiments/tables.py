@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from transformer_nfn.experiments.dataset import Parts, load_parts
 from transformer_nfn.experiments.paper_numbers import TABLE_3, TABLE_4, TABLE_6
 from transformer_nfn.experiments.predictors import NEURAL, PAPER_MODELS, module_builder
 from transformer_nfn.experiments.protocol import Protocol
-from transformer_nfn.experiments.records import RUN_FILE, RunError, RunRecord, write_text
+from transformer_nfn.experiments.records import RunError, RunRecord
 from transformer_nfn.experiments.runs import describe_zoo, train_run
 from transformer_nfn.experiments.table_text import markdown_table, table_columns
+from transformer_nfn.whole_files import whole_file, write_text
 
 THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp")
@@ -264,19 +264,5 @@ def write_table(name: str, records: list[RunRecord], out: Path) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / f"{name}.md", markdown_table(name, records))
-    beside = out / f".{name}.parquet.{os.getpid()}"
-    try:
+    with whole_file(out / f"{name}.parquet") as beside:
         pq.write_table(pa.table(table_columns(name, records)), beside)
-        os.replace(beside, out / f"{name}.parquet")
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def finished_cells(out: Path) -> int:
-    """How many cells of any table are there already."""
-    return sum(1 for _ in (out / "cells").glob(f"*/{RUN_FILE}"))
-
-
-def cell_json(cell: Cell) -> dict[str, Any]:
-    """The cell as plain JSON values."""
-    return asdict(cell)

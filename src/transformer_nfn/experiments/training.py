@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformer_nfn.experiments.dataset import EVALUATE, Dataset, Parts, map_network
 from transformer_nfn.experiments.metrics import kendall_tau
 from transformer_nfn.experiments.protocol import Protocol
-from transformer_nfn.experiments.records import LOG_FILE, RunError, write_text
+from transformer_nfn.experiments.records import LOG_FILE, RunError
+from transformer_nfn.whole_files import whole_file, write_text
 
 STATE_FILE = "training.safetensors"
 SAVE_SECONDS = 20.0
@@ -198,16 +198,12 @@ class SeedTrainer:
             "val_tau": self.val_tau,
             "fingerprint": fingerprint,
         }
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
+        with whole_file(path) as beside:
             save_file(
                 {k: v.contiguous().cpu() for k, v in tensors.items()},
                 beside,
                 metadata={"about": json.dumps(about)},
             )
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
 
     def load(self, path: Path, fingerprint: str) -> None:
         """Takes up what `save` wrote; refuses the state of another training."""

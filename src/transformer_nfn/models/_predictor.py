@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.whole_files import whole_file
 
 FORMAT = 1
 ABOUT = "predictor.json"
@@ -197,12 +197,8 @@ def optional(module: str) -> Any:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file that appears whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with whole_file(path) as beside:
         beside.write_bytes(data)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _about(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.whole_files import whole_file, write_text
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -38,8 +39,9 @@ class Pretrained(nn.Module):
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.config, indent=2, ensure_ascii=False, sort_keys=True)
-        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-        save_model(self, str(folder / WEIGHTS))
+        write_text(folder / CONFIG, text + "\n")
+        with whole_file(folder / WEIGHTS) as beside:
+            save_model(self, str(beside))
         return folder
 
     @classmethod

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformer_nfn.experiments.records import RunError, write_text
+from transformer_nfn.experiments.records import RunError
 from transformer_nfn.experiments.report.gather import gather
 from transformer_nfn.experiments.report.page import page
+from transformer_nfn.whole_files import write_text
 
 __all__ = ["write_report"]
 
@@ -23,7 +24,4 @@ def write_report(folders: list[Path], out: Path) -> None:
     target = Path(out)
     if target.is_dir():
         raise RunError(f"'{target}' is a folder, not a file to write a report to")
-    try:
-        write_text(target, page(study))
-    except OSError as error:
-        raise RunError(f"'{target}' cannot be written: {error.strerror}") from error
+    write_text(target, page(study))
