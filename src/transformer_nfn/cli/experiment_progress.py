@@ -43,7 +43,7 @@ def result_table(records: list[RunRecord], title: str) -> Table:
     table = Table(title=title)
     for name in ("model", "Kendall τ"):
         table.add_column(name, no_wrap=True)
-    for name in ("R²", "error", "90 % holds", "parameters", "s"):
+    for name in ("R²", "error", "90 % holds", "size", "s"):
         table.add_column(name, justify="right")
     for record in sorted(records, key=lambda r: -float(r.summary.get("tau", -2))):
         if record.status != "done":
