@@ -14,11 +14,9 @@ from rich.table import Table
 from transformer_nfn.experiments.records import RunRecord
 
 
-@contextmanager
-def epochs_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A bar that moves with the epochs a training reports."""
-    console = Console(stderr=True, quiet=quiet)
-    with Progress(
+def counting_bar(console: Console) -> Progress:
+    """A bar with a count, a note and the time; its task has the field ``note``."""
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
@@ -26,7 +24,14 @@ def epochs_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[dict[str
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
-    ) as bar:
+    )
+
+
+@contextmanager
+def epochs_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar that moves with the epochs a training reports."""
+    console = Console(stderr=True, quiet=quiet)
+    with counting_bar(console) as bar:
         task = bar.add_task(what, total=1, note="")
 
         def report(line: dict[str, Any]) -> None:

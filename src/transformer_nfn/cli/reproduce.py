@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from transformer_nfn.cli.experiment_progress import counting_bar
 from transformer_nfn.cli.train import DeviceOption, JsonOption, ZooArgument, pick_device
 from transformer_nfn.errors import TransformerNFNError
 
@@ -63,14 +63,7 @@ def reproduce_command(
         check_name(name)
     cells = table_cells(what, str(Zoo.open(zoo).about["task"]["name"]), chosen)
     console = Console(stderr=True, quiet=as_json)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        console=console,
-    ) as bar:
+    with counting_bar(console) as bar:
         task = bar.add_task(what, total=len(cells), note="")
 
         def progress(cell: Any, line: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models._boosting import Held, read_lightgbm, train_lightgbm
+from transformer_nfn.models._boosting import Held, LightGBMPredictor
 from transformer_nfn.models._invariant_features import invariant_features
 from transformer_nfn.models._predictor import PredictorError, TabularPredictor
 from transformer_nfn.spaces import WeightSpace, attention_block
@@ -43,7 +43,7 @@ class InvariantPredictor(TabularPredictor):
         return out
 
 
-class InvariantBoosting(InvariantPredictor):
+class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
     """LightGBM on statistics and spectra of invariants.
 
     Args:
@@ -73,28 +73,8 @@ class InvariantBoosting(InvariantPredictor):
         params: Mapping[str, Any] | None = None,
         threads: int | None = None,
     ) -> None:
-        self.settings = {
-            "rounds": rounds,
-            "patience": patience,
-            "params": dict(params or {}),
-            "threads": threads,
-        }
+        LightGBMPredictor.__init__(self, rounds, patience, params, threads)
         self._set_space(space)
-        self._booster: Any = None
-
-    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
-        params = {**self.PARAMS, **self.settings["params"]}
-        self._booster = train_lightgbm(params, x, y, held, seed, self.settings)
-
-    def _read(self, x: np.ndarray) -> np.ndarray:
-        out: np.ndarray = self._booster.predict(x, num_threads=self.settings["threads"] or 0)
-        return out
-
-    def _files(self) -> dict[str, bytes]:
-        return {"model.txt": self._booster.model_to_string().encode()}
-
-    def _restore(self, files: Mapping[str, bytes]) -> None:
-        self._booster = read_lightgbm(files["model.txt"])
 
 
 class InvariantMLP(InvariantPredictor):

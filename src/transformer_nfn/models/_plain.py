@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,17 +35,6 @@ class PlainModel(Pretrained):
         """The head on all parts side by side, ``[batch]``."""
         out: Tensor = head(torch.cat(same_batch(parts), -1))
         return out.squeeze(-1)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """A new model from what `config` says."""
-        if "space" not in config:
-            raise SpaceError("a model's config needs the key 'space'")
-        rest = {k: v for k, v in config.items() if k != "space"}
-        try:
-            return cls(WeightSpace.from_json(config["space"]), **rest)
-        except TypeError as error:
-            raise SpaceError(f"a model's config is malformed: {error}") from error
 
 
 def paper_sizes(task: str) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.spaces import WeightSpace
 from transformer_nfn.whole_files import whole_file, write_text
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -32,7 +33,13 @@ class Pretrained(nn.Module):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """A new model from what `config` says."""
-        raise NotImplementedError
+        if "space" not in config:
+            raise SpaceError("a model's config needs the key 'space'")
+        rest = {k: v for k, v in config.items() if k != "space"}
+        try:
+            return cls(WeightSpace.from_json(config["space"]), **rest)
+        except TypeError as error:
+            raise SpaceError(f"a model's config is malformed: {error}") from error
 
     def save_pretrained(self, save_directory: str | Path) -> Path:
         """Writes ``config.json`` and ``model.safetensors`` into a folder, made if need be."""

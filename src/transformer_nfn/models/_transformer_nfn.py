@@ -222,17 +222,6 @@ class TransformerNFN(Pretrained):
         """The arguments that build this model, as JSON values."""
         return {"space": self.space.to_json(), **self._config}
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """A new model from what `config` says."""
-        if "space" not in config:
-            raise SpaceError("a model's config needs the key 'space'")
-        rest = {k: v for k, v in config.items() if k != "space"}
-        try:
-            return cls(WeightSpace.from_json(config["space"]), **rest)
-        except TypeError as error:
-            raise SpaceError(f"a model's config is malformed: {error}") from error
-
 
 def _neck(width: int, features: int) -> nn.Sequential:
     return nn.Sequential(
