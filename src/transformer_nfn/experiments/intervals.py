@@ -7,30 +7,41 @@ import math
 import numpy as np
 
 LEVEL = 0.9
-RESPLITS = 200
+RESPLITS = 1000
 
 
 def radius(residuals: np.ndarray, level: float = LEVEL) -> float:
     """Half the width of a split-conformal interval from residuals on networks not trained on.
 
-    The ``⌈(n+1)·level⌉``-th smallest absolute residual; a new network from the same source lies
-    within it with probability at least ``level``.
+    A new network from the same source lies within the k-th smallest of n absolute residuals
+    with probability ``k / (n+1)``. The rank that gives ``level`` exactly is ``level · (n+1)``;
+    between two whole ranks the radius is interpolated. The probability, over the residuals and
+    the new network, is then ``level`` where residuals are spread evenly between the two ranks,
+    and above it by less than ``1 / (n+1)`` where they thin out, as errors do in the tail. With
+    too few residuals to reach that rank (n < 9 at 90 %) nothing is excluded.
     """
     ordered = np.sort(np.abs(residuals))
-    rank = math.ceil((len(ordered) + 1) * level)
-    return float(ordered[rank - 1]) if rank <= len(ordered) else 1.0
+    rank = level * (len(ordered) + 1)
+    below = math.floor(rank + 1e-9)
+    share = max(0.0, rank - below)
+    if below < 1 or below + (share > 1e-9) > len(ordered):
+        return 1.0
+    low, high = ordered[below - 1], ordered[min(below, len(ordered) - 1)]
+    return float(low + share * (high - low))
 
 
 def coverage(residuals: np.ndarray, level: float = LEVEL, seed: int = 0) -> float:
     """How often such intervals hold: calibrated on a random half, measured on the other half.
 
-    The mean over many random halves, because one small test part says little.
+    The mean over many random halves, each used both ways, because one small test part says
+    little: with 38 networks a single count is off by 5 % as often as not.
     """
     source = np.random.default_rng(seed)
+    sizes = np.abs(residuals)
     held = []
     for _ in range(RESPLITS):
-        order = source.permutation(len(residuals))
-        half = len(order) // 2
-        reach = radius(residuals[order[:half]], level)
-        held.append(float((np.abs(residuals[order[half:]]) <= reach).mean()))
+        order = source.permutation(len(sizes))
+        halves = sizes[order[: len(order) // 2]], sizes[order[len(order) // 2 :]]
+        for known, new in (halves, halves[::-1]):
+            held.append(float((new <= radius(known, level)).mean()))
     return float(np.mean(held))
