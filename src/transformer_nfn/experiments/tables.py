@@ -13,6 +13,7 @@ from transformer_nfn.experiments.dataset import Parts, load_parts
 from transformer_nfn.experiments.paper_numbers import TABLE_3, TABLE_4, TABLE_6
 from transformer_nfn.experiments.predictors import NEURAL, PAPER_MODELS, module_builder
 from transformer_nfn.experiments.protocol import Protocol
+from transformer_nfn.experiments.ray_cells import fill_cells_on_ray
 from transformer_nfn.experiments.records import RunError, RunRecord
 from transformer_nfn.experiments.runs import describe_zoo, train_run
 from transformer_nfn.experiments.table_text import markdown_table, table_columns
@@ -210,7 +211,9 @@ def reproduce(
     cells = table_cells(name, task, models)
     how: dict[str, Any] = dict(seeds=seeds, protocol=protocol, percent=percent, device=device)
     if engine == "ray":
-        records = _on_ray(zoo_path, cells, out, how, address, progress)
+        records = fill_cells_on_ray(
+            zoo_path, cells, out, how, address=address, progress=progress
+        )
     elif engine == "local":
         cache, records = PartsCache(), []
         for cell in cells:
@@ -222,39 +225,6 @@ def reproduce(
         raise RunError(f"engine must be 'local' or 'ray', found '{engine}'")
     write_table(name, records, out)
     return records
-
-
-def _on_ray(
-    zoo_path: Path,
-    cells: list[Cell],
-    out: Path,
-    how: dict[str, Any],
-    address: str | None,
-    progress: Progress | None,
-) -> list[RunRecord]:
-    try:
-        import ray
-    except ImportError as error:
-        raise RunError("engine ray needs Ray: pip install 'transformer-nfn[ray]'") from error
-    started = not ray.is_initialized()
-    if started:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False)
-    try:
-        task = ray.remote(num_cpus=1, num_gpus=1 if how["device"] == "cuda" else 0, max_retries=2)(
-            fill_cell
-        )
-        waiting = {task.remote(zoo_path.resolve(), c, out.resolve(), **how): c for c in cells}
-        found: dict[str, RunRecord] = {}
-        while waiting:
-            (done,), _ = ray.wait(list(waiting), num_returns=1)
-            cell = waiting.pop(done)
-            found[cell.folder] = ray.get(done)
-            if progress is not None:
-                progress(cell, {"done": True, "record": found[cell.folder]})
-        return [found[cell.folder] for cell in cells]
-    finally:
-        if started:
-            ray.shutdown()
 
 
 def write_table(name: str, records: list[RunRecord], out: Path) -> None:
