@@ -17,6 +17,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.experiments.dataset import EVALUATE, Dataset, Parts, map_network
+from transformer_nfn.experiments.graph_step import GraphSteps
 from transformer_nfn.experiments.metrics import kendall_tau
 from transformer_nfn.experiments.protocol import Protocol
 from transformer_nfn.experiments.records import LOG_FILE, RunError
@@ -51,6 +52,10 @@ class SeedTrainer:
     rounding. Adam acts on each number by itself, so one optimiser over stacked parameters is as
     many optimisers as there are seeds.
 
+    On a GPU everything an epoch needs lies there before its first step: the networks, the orders
+    (drawn there, so they are others than on a CPU) and the learning rates. A step of seeds
+    together, also of one seed, is a CUDA graph; see `GraphSteps`.
+
     Args:
         build: makes a fresh module; called after ``torch.manual_seed(seed)``.
         parts: what to train on and select by, on one device.
@@ -58,6 +63,8 @@ class SeedTrainer:
         seeds: which.
         together: whether seeds share each step, which is faster; otherwise one after another
             within each step.
+        capture: whether steps on a GPU are captured as CUDA graphs; otherwise they compute the
+            same, operation by operation.
     """
 
     def __init__(
@@ -68,9 +75,12 @@ class SeedTrainer:
         seeds: list[int],
         *,
         together: bool,
+        capture: bool = True,
     ) -> None:
-        self.protocol, self.seeds, self.parts, self.together = protocol, seeds, parts, together
+        self.protocol, self.seeds, self.parts = protocol, seeds, parts
         device = parts.train.accuracy.device
+        on_gpu = device.type == "cuda"
+        self.together = together and (len(seeds) > 1 or on_gpu)
         self.modules = []
         for seed in seeds:
             with torch.random.fork_rng(devices=[]):
@@ -79,19 +89,22 @@ class SeedTrainer:
         self.epoch = 0
         self.best_epoch = [0] * len(seeds)
         self.val_tau = [-2.0] * len(seeds)
-        if together and len(seeds) > 1:
+        if self.together:
             stacked, buffers = stack_module_state(self.modules)  # type: ignore[arg-type]
             self.state = {k: v.detach().requires_grad_() for k, v in stacked.items()}
             self.buffers = buffers
         else:
-            self.together = False
             self.state = {
                 f"{i}.{k}": p for i, m in enumerate(self.modules) for k, p in m.named_parameters()
             }
         fused = device.type in ("cpu", "cuda")
         self.optimiser = torch.optim.Adam(
-            list(self.state.values()), lr=protocol.lr, fused=fused, capturable=False
+            list(self.state.values()), lr=protocol.lr, fused=fused, capturable=on_gpu
         )
+        self.rate: Tensor | None = None
+        if on_gpu:
+            self.hold_rate(torch.zeros((), dtype=torch.float32, device=device))
+        self.graphs = GraphSteps(self.optimiser) if on_gpu and self.together and capture else None
         self.best = {k: v.detach().clone() for k, v in self.state.items()}
 
     @property
@@ -111,23 +124,59 @@ class SeedTrainer:
             out: Tensor = spread(self.state, self.buffers, network)
         return out
 
+    def hold_rate(self, tensor: Tensor) -> None:
+        """From now on the optimiser reads the learning rate from this tensor, on its device."""
+        self.rate = tensor
+        for group in self.optimiser.param_groups:
+            group["lr"] = tensor
+
+    def epoch_rates(self) -> list[float]:
+        """The learning rate of every step of the next epoch."""
+        first = self.epoch * self.steps_per_epoch
+        return [
+            self.protocol.learning_rate(first + step, self.steps_per_epoch)
+            for step in range(self.steps_per_epoch)
+        ]
+
     def train_epoch(self) -> float:
         """One pass over the training networks; the mean loss over steps and seeds."""
-        train, size = self.parts.train, self.protocol.batch
-        orders = [_order(len(train), seed, self.epoch) for seed in self.seeds]
-        total = torch.zeros((), device=train.accuracy.device)
-        for step in range(self.steps_per_epoch):
-            rate = self.protocol.learning_rate(
-                self.epoch * self.steps_per_epoch + step, self.steps_per_epoch
-            )
-            for group in self.optimiser.param_groups:
-                group["lr"] = rate
-            picks = torch.stack([o[step * size : (step + 1) * size] for o in orders])
-            total += self._step(train, picks.to(train.accuracy.device))
+        total = self.run_steps(*self.epoch_plan())
         self.epoch += 1
         return float(total) / self.steps_per_epoch
 
-    def _step(self, train: Dataset, picks: Tensor) -> Tensor:
+    def epoch_plan(self) -> tuple[Tensor, list[float] | Tensor]:
+        """For the next epoch the orders, ``[seeds, networks]``, and the rate of every step.
+
+        On the device of the networks, the rates too where the optimiser reads them there.
+        """
+        device, n = self.parts.train.accuracy.device, len(self.parts.train)
+        orders = torch.stack([_order(n, seed, self.epoch, device) for seed in self.seeds])
+        rates = self.epoch_rates()
+        if self.rate is None:
+            return orders, rates
+        return orders, torch.tensor(rates, dtype=self.rate.dtype).to(device)
+
+    def run_steps(self, orders: Tensor, rates: list[float] | Tensor) -> Tensor:
+        """The steps of a plan; the sum of their losses.
+
+        Waits for a GPU only where it captures: the next step is launched while one runs.
+        """
+        total = torch.zeros((), device=orders.device)
+        for rate, picks in zip(rates, orders.split(self.protocol.batch, 1), strict=True):
+            self._use_rate(rate)
+            total += self._step(picks) if self.graphs is None else self.graphs(self._step, picks)
+        return total
+
+    def _use_rate(self, rate: float | Tensor) -> None:
+        if self.rate is not None:
+            self.rate.copy_(rate)  # type: ignore[arg-type]
+            return
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+
+    def _step(self, picks: Tensor) -> Tensor:
+        """One update of every seed by the networks ``picks``, ``[seeds, batch]``; the loss."""
+        train, picks = self.parts.train, picks.contiguous()
         self.optimiser.zero_grad(set_to_none=True)
         target = train.accuracy[picks]
         if self.together:
@@ -152,8 +201,9 @@ class SeedTrainer:
         """What every seed says now, ``[seeds, n]`` between 0 and 1."""
         out = []
         for start in range(0, len(data), EVALUATE):
-            index = torch.arange(start, min(start + EVALUATE, len(data)))
-            network = data.take(index).network
+            stop = min(start + EVALUATE, len(data))
+            index = torch.arange(start, stop, device=data.accuracy.device)
+            network = map_network(data.network, lambda w, index=index: w[index])
             if self.together:
                 out.append(self._logits_together(network, shared=True))
             else:
@@ -215,6 +265,11 @@ class SeedTrainer:
                     "choose another --out or remove it"
                 )
             tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+        if any(f"state.{name}" not in tensors for name in self.state):
+            raise RunError(
+                f"'{path}' lays out its parameters otherwise (one seed begun on another kind of "
+                "device?); choose another --out or remove it"
+            )
         with torch.no_grad():
             for name, value in self.state.items():
                 value.copy_(tensors[f"state.{name}"])
@@ -227,6 +282,11 @@ class SeedTrainer:
         state = self.optimiser.state_dict()
         state["state"] = entries
         self.optimiser.load_state_dict(state)
+        # The optimiser has tensors of its own now, in place of those it was given and captured.
+        if self.rate is not None:
+            self.hold_rate(self.rate)
+        if self.graphs is not None:
+            self.graphs.forget()
         self.epoch = int(about["epoch"])
         self.best_epoch = [int(e) for e in about["best_epoch"]]
         self.val_tau = [float(t) for t in about["val_tau"]]
@@ -245,10 +305,11 @@ class _as_logits:  # noqa: N801
         del self.module.forward
 
 
-def _order(n: int, seed: int, epoch: int) -> Tensor:
-    """The order of the networks in one epoch of one seed, whatever the device."""
-    source = torch.Generator().manual_seed((seed + 1) * 1_000_003 + epoch)
-    return torch.randperm(n, generator=source)
+def _order(n: int, seed: int, epoch: int, device: torch.device) -> Tensor:
+    """The order of the networks in one epoch of one seed; drawn on a GPU where they lie on one."""
+    where = device if device.type == "cuda" else torch.device("cpu")
+    source = torch.Generator(where).manual_seed((seed + 1) * 1_000_003 + epoch)
+    return torch.randperm(n, generator=source, device=where).to(device)
 
 
 def train_seeds(
@@ -287,9 +348,9 @@ def train_seeds(
         log = [line for line in lines if json.loads(line)["epoch"] <= trainer.epoch]
     saved = time.monotonic()
     while trainer.epoch < protocol.epochs:
+        rate = trainer.epoch_rates()[-1]
         loss = trainer.train_epoch()
         taus = trainer.select()
-        rate = trainer.optimiser.param_groups[0]["lr"]
         for seed, tau in zip(seeds, taus, strict=True):
             line = {"seed": seed, "epoch": trainer.epoch, "loss": loss, "val_tau": tau, "lr": rate}
             log.append(json.dumps(line))

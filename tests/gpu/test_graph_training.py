@@ -1,0 +1,145 @@
+"""Training on a GPU: the captured step is the step, resumed or not, seeds together or alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from made_networks import parts
+
+from transformer_nfn.experiments.predictors import module_builder
+from transformer_nfn.experiments.protocol import Protocol
+from transformer_nfn.experiments.training import SeedTrainer, _order, train_seeds
+
+pytestmark = pytest.mark.gpu
+
+# 40 networks in batches of 16: the last of three has 8.
+PROTOCOL = Protocol(epochs=4)
+MODELS = ["transformer_nfn", "transformer_nfn_gated", "mlp", "statnn"]
+UNCAPTURABLE = Path(__file__).with_name("uncapturable.py")
+
+
+@pytest.fixture(scope="module")
+def data():
+    return parts().to("cuda")
+
+
+def trainer(data, seeds, model="transformer_nfn", **options):
+    build = module_builder(model, data.train, {})
+    return SeedTrainer(build, data, PROTOCOL, seeds, together=True, **options)
+
+
+def close(ours, theirs):
+    """Largest differences against the largest number of each tensor, a hundredth of an update."""
+    apart = {k: float((ours[k] - v).detach().abs().max()) for k, v in theirs.items()}
+    return all(
+        apart[k] <= 1e-4 * max(0.1, float(v.detach().abs().max())) for k, v in theirs.items()
+    )
+
+
+@pytest.mark.parametrize("seeds", [[3], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_captured_step_is_the_step(data, model, seeds):
+    captured = trainer(data, seeds, model)
+    eager = trainer(data, seeds, model, capture=False)
+    losses = [[t.train_epoch() for _ in range(2)] for t in (captured, eager)]
+    assert set(captured.graphs.captured) == {16, 8}
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert close(captured.state, eager.state)
+    # The steps before a capture are not counted.
+    steps = {float(entry["step"]) for entry in captured.optimiser.state.values()}
+    assert steps == {6.0}
+    assert torch.allclose(captured.predict(data.val), eager.predict(data.val), atol=1e-4)
+
+
+def test_the_captured_step_learns(data):
+    learner = trainer(data, [0, 1])
+    first = learner.train_epoch()
+    for _ in range(PROTOCOL.epochs - 1):
+        last = learner.train_epoch()
+    assert last < first
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_seeds_together_are_seeds_alone(data, model):
+    seeds = [0, 1, 2, 3, 4]
+    together = trainer(data, seeds, model)
+    for _ in range(2):
+        together.train_epoch()
+    predicted = together.predict(data.val)
+    for i, seed in enumerate(seeds):
+        alone = trainer(data, [seed], model)
+        for _ in range(2):
+            alone.train_epoch()
+        assert torch.allclose(alone.predict(data.val)[0], predicted[i], atol=1e-4)
+        apart = [j for j in range(len(seeds)) if j != i]
+        assert not torch.allclose(alone.predict(data.val)[0], predicted[apart], atol=1e-3)
+
+
+@pytest.mark.parametrize("seeds", [[7], [0, 1]])
+def test_a_killed_training_ends_with_the_same_weights(data, tmp_path, seeds):
+    build = module_builder("transformer_nfn", data.train, {})
+    whole = train_seeds(build, data, PROTOCOL, seeds)
+
+    class KilledError(Exception):
+        pass
+
+    def kill(line):
+        if line["epoch"] == 3:
+            raise KilledError
+
+    options = {"folder": tmp_path, "fingerprint": "x"}
+    with pytest.raises(KilledError):
+        train_seeds(build, data, PROTOCOL, seeds, report=kill, save_every=0, **options)
+    resumed = train_seeds(build, data, PROTOCOL, seeds, **options)
+    assert resumed.best_epoch == whole.best_epoch
+    for ours, theirs in zip(resumed.modules, whole.modules, strict=True):
+        assert close(dict(ours.named_parameters()), dict(theirs.named_parameters()))
+
+
+def test_a_state_may_be_taken_up_after_steps_were_captured(data, tmp_path):
+    held = trainer(data, [0, 1])
+    held.train_epoch()
+    held.save(tmp_path / "state", "x")
+    held.train_epoch()
+    expected = {k: v.detach().clone() for k, v in held.state.items()}
+    held.train_epoch()
+    assert not close(held.state, expected)
+    held.load(tmp_path / "state", "x")
+    held.train_epoch()
+    assert held.epoch == 2
+    assert close(held.state, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_an_epoch_waits_for_nothing(data):
+    held = trainer(data, [0, 1])
+    held.train_epoch()
+    plan = held.epoch_plan()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        total = held.run_steps(*plan)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert total.isfinite()
+
+
+def test_orders_are_drawn_on_the_gpu_from_the_seed_alone():
+    device = torch.device("cuda")
+    order = _order(1000, 3, 5, device)
+    assert order.is_cuda
+    assert torch.equal(order.sort().values, torch.arange(1000, device=device))
+    assert torch.equal(order, _order(1000, 3, 5, device))
+    assert not torch.equal(order, _order(1000, 3, 6, device))
+    assert not torch.equal(order, _order(1000, 4, 5, device))
+
+
+def test_what_cannot_be_captured_says_so_and_trains():
+    # In a process of its own: a capture that breaks off may leave traces.
+    done = subprocess.run(
+        [sys.executable, str(UNCAPTURABLE)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "warning,", "same", "weights"]
+    assert done.stderr.count("cannot be captured as a CUDA graph") == 1
