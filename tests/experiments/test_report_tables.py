@@ -110,6 +110,21 @@ def test_largest_change_under_augmentation():
     assert "change" not in table_columns("table6", cells)["column"]
 
 
+def test_the_worst_disagreement_on_gU_and_U_stands_under_the_table():
+    def compared(column, single, double):
+        apart = {"agreement": {"float32": single, "float64": double, "networks": 77}}
+        return record("table6", "mlp", column, summary={"tau": 0.8, "tau_se": 0.01, **apart})
+
+    older = record("table6", "transformer_nfn", "[-1,1]")
+    cells = [compared("[-1,1]", 2e-5, 3e-14), compared("[-10,10]", 1e-5, 4e-14), older]
+    text = markdown_table("table6", cells)
+    assert "- MLP, predictions for gU and U: float32 max 2.0e-05, float64 max 4.0e-14" in text
+    assert text.count("predictions for gU and U") == 1, "records older than this have no number"
+    assert table_columns("table6", cells)["agreement_float32"] == [2e-5, 1e-5, None]
+    trees = record("table6", "xgboost", "[-1,1]", summary={"agreement": {"float32": 0.5}})
+    assert "gU and U: float32 max 5.0e-01\n" in markdown_table("table6", [trees])
+
+
 def test_two_zoos_are_two_tables():
     other = {"task": "mnist", "name": "small", "runs": 64}
     cells = [record("table1", "mlp", "all"), record("table1", "mlp", "all", 0.5, zoo=other)]

@@ -19,6 +19,7 @@ from transformer_nfn.experiments.predict import predict
 from transformer_nfn.experiments.protocol import Protocol
 from transformer_nfn.experiments.records import RunError, RunRecord, find_runs
 from transformer_nfn.experiments.runs import describe_zoo, train_run
+from transformer_nfn.experiments.table_text import markdown_table
 from transformer_nfn.experiments.tables import fill_cell, reproduce, table_cells
 from transformer_nfn.zoo import Settings, Zoo, build
 from transformer_nfn.zoo.module import to_state_dict
@@ -127,6 +128,30 @@ def test_parameters_and_augmentation_tables(zoo, tmp_path):
     )
     assert record.selection["augment"] == 10.0
     assert record.selection["train"] == 2 * load_parts(zoo).counts["train"]
+
+
+def test_predictions_for_gU_and_U_are_compared(zoo, tmp_path):
+    columns = ("[-1,1]", "[-100,100]")
+    models = ["transformer_nfn", "mlp", "invariant_boosting"]
+    cells = [c for c in table_cells("table6", "digits", models) if c.column in columns]
+    how = dict(seeds=[0], protocol=Protocol(epochs=2), percent=75, device="cpu")
+    for cell in cells:
+        found = fill_cell(zoo.path, cell, tmp_path, **how).summary["agreement"]
+        assert found["networks"] == load_parts(zoo).counts["test"]
+        assert found["max_condition"] == 1e4
+        if cell.model == "transformer_nfn":
+            assert found["float32"] <= 1e-4
+            assert found["float64"] <= 1e-9
+        elif cell.model == "mlp":
+            assert found["float32"] > 1e-3
+            assert found["float64"] > 1e-3
+        else:
+            assert found["float64"] is None, "trees have one precision"
+    records = [RunRecord.read(run) for run in find_runs([tmp_path])]
+    text = markdown_table("table6", records)
+    assert "Transformer-NFN, predictions for gU and U: float32 max" in text
+    plain = table_cells("table6", "digits", ["statnn"])[0]
+    assert "agreement" not in fill_cell(zoo.path, plain, tmp_path, **how).summary
 
 
 def test_predictions_for_rows_state_dicts_and_files(zoo, run, tmp_path):

@@ -9,10 +9,14 @@ import torch
 from transformer_nfn.experiments.dataset import Dataset, Parts, joined
 
 MAX_CONDITION = 1e4
+# The elements of each part have a seed of their own, counted from that of the augmentation.
+TRAIN_PART, VAL_PART, TEST_PART = range(3)
 
 
 def disguised(data: Dataset, bound: float, seed: int) -> Dataset:
     """Every block of every network moved by a random group element of its own.
+
+    Elements are drawn and act in float64; the result is rounded to the weights' own dtype.
 
     Args:
         data: the networks.
@@ -36,7 +40,11 @@ def disguised(data: Dataset, bound: float, seed: int) -> Dataset:
 def augmented(parts: Parts, bound: float, seed: int = 0) -> Parts:
     """Two-fold augmentation of every part; the originals are kept."""
     twice = [
-        joined(part, disguised(part, bound, seed + i))
-        for i, part in enumerate((parts.train, parts.val, parts.test))
+        joined(part, disguised(part, bound, seed + which))
+        for which, part in (
+            (TRAIN_PART, parts.train),
+            (VAL_PART, parts.val),
+            (TEST_PART, parts.test),
+        )
     ]
     return Parts(*twice)

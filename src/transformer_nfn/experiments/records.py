@@ -43,7 +43,8 @@ class RunRecord:
         protocol: how it was trained.
         seeds: for each seed a dict with ``seed, tau, tau_low, tau_high, r2, mae, val_tau,
             best_epoch, seconds``.
-        summary: ``tau, tau_se, r2, mae, coverage`` over the seeds.
+        summary: ``tau, tau_se, r2, mae, coverage`` over the seeds; with augmentation also
+            ``agreement``, see `transformer_nfn.experiments.agreement`.
         num_parameters: of the predictor, None for trees.
         status: ``done``, or why there is no result (``not enough networks: …``).
         table: which table and cell this belongs to, if any: ``table, row, column``.

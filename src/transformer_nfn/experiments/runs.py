@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,7 @@ def train_run(
     selection: Mapping[str, Any] | None = None,
     table: Mapping[str, Any] | None = None,
     keep: bool = True,
+    measure: Callable[[list[Predictor]], Mapping[str, Any]] | None = None,
     report: Report | None = None,
     save_every: float = SAVE_SECONDS,
 ) -> RunRecord:
@@ -95,6 +96,7 @@ def train_run(
         selection: how the networks were chosen, for the record.
         table: the table and cell this is, for the record.
         keep: whether the predictors themselves are kept.
+        measure: further numbers for the record's summary, from the fitted predictors.
         report: called with progress.
         save_every: seconds between two saved states of a training.
     """
@@ -163,6 +165,7 @@ def train_run(
             "coverage": coverage(mean_residuals),
             "level": LEVEL,
             "radius": radius(mean_residuals),
+            **(measure(predictors) if measure is not None else {}),
         },
         num_parameters=predictors[0].num_parameters,
         table=table,

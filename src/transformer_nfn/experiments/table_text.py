@@ -74,6 +74,19 @@ class TableView:
             if cell.reason
         ]
 
+    def agreements(self) -> list[str]:
+        """A sentence for each row whose predictions for gU and U were compared."""
+        found = []
+        for row, label in self.rows.items():
+            apart = [_agreement(cell.record) for (at, _), cell in self.ours.items() if at == row]
+            said = []
+            for dtype in ("float32", "float64"):
+                known = [a[dtype] for a in apart if a.get(dtype) is not None]
+                said += [f"{dtype} max {max(known):.1e}"] if known else []
+            if said:
+                found.append(f"{label}, predictions for gU and U: {', '.join(said)}")
+        return found
+
 
 def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
     """Sorts the records of one table into its cells; one table a zoo, unless columns are tasks.
@@ -157,6 +170,9 @@ def table_columns(name: str, records: list[RunRecord]) -> dict[str, list[Any]]:
                 **{part: record.selection.get(part) for part in ("train", "val", "test")},
                 "status": record.status,
             }
+            if name == "table6":
+                apart = _agreement(record)
+                entry |= {f"agreement_{d}": apart.get(d) for d in ("float32", "float64")}
             for key, value in entry.items():
                 columns.setdefault(key, []).append(value)
     return columns
@@ -191,6 +207,12 @@ def _mean(record: RunRecord) -> tuple[float | None, float | None]:
         return None, None
     tau, error = record.summary.get("tau"), record.summary.get("tau_se")
     return _finite(tau), _finite(error) if len(record.seeds) != 1 else None
+
+
+def _agreement(record: RunRecord) -> Mapping[str, Any]:
+    """What `transformer_nfn.experiments.agreement` found; nothing in records older than it."""
+    found: Mapping[str, Any] = record.summary.get("agreement") or {}
+    return found
 
 
 def _finite(value: Any) -> float | None:
@@ -246,7 +268,7 @@ def _markdown(view: TableView) -> str:
         lines.append("| " + " | ".join(ours) + " |")
         if any(text != _NOTHING for text in theirs[2:]):
             lines.append("| " + " | ".join(theirs) + " |")
-    notes = [*([paper.note] if paper.note else []), *view.reasons()]
+    notes = [*([paper.note] if paper.note else []), *view.agreements(), *view.reasons()]
     lines += ["", *(f"- {note}" for note in notes), *([""] if notes else [])]
     return "\n".join(lines)
 

@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformer_nfn.experiments.agreement import agreement
 from transformer_nfn.experiments.augmentation import augmented
 from transformer_nfn.experiments.dataset import Parts, load_parts
 from transformer_nfn.experiments.paper_numbers import TABLE_3, TABLE_4, TABLE_6
-from transformer_nfn.experiments.predictors import NEURAL, PAPER_MODELS, module_builder
+from transformer_nfn.experiments.predictors import (
+    NEURAL,
+    PAPER_MODELS,
+    Predictor,
+    module_builder,
+)
 from transformer_nfn.experiments.protocol import Protocol
 from transformer_nfn.experiments.ray_cells import fill_cells_on_ray
 from transformer_nfn.experiments.records import RunError, RunRecord
@@ -158,6 +164,12 @@ def fill_cell(
     # Trees do not know the GPU; what they read lies in main memory.
     if cell.model not in NEURAL:
         parts = parts.to("cpu")
+
+    def measure(predictors: list[Predictor]) -> dict[str, Any]:
+        if cell.bound is None:
+            return {}
+        return {"agreement": agreement(predictors, parts.test, cell.bound)}
+
     return train_run(
         about,
         parts,
@@ -169,6 +181,7 @@ def fill_cell(
         selection=selection,
         table=table,
         keep=False,
+        measure=measure,
         report=report,
     )
 

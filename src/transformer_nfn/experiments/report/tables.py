@@ -112,7 +112,7 @@ def paper_table(view: TableView) -> str:
     note = 'Upper line: this report. <span class="paper">Lower line: the paper</span>, '
     note += f"{escape(paper.zoo)}."
     note += f" {escape(paper.note)}" if paper.note else ""
-    note += "".join(f"<br>{escape(reason)}" for reason in view.reasons())
+    note += "".join(f"<br>{escape(said)}" for said in (*view.agreements(), *view.reasons()))
     head = [escape(paper.corner), *(escape(label) for label in view.columns.values())]
     return table(caption, head, rows, "numbers beside", note)
 
