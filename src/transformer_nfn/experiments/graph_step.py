@@ -80,6 +80,8 @@ class GraphSteps:
         current = torch.cuda.current_stream()
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if not self.captured:
+            # Memory that no graph uses any more is given back and cannot be shared again.
             self._pool = torch.cuda.graph_pool_handle()
         held = picks.clone(memory_format=torch.contiguous_format)
         graph = torch.cuda.CUDAGraph()
