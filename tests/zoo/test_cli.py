@@ -77,7 +77,8 @@ def test_import_and_export(tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (["build", "--task", "cifar", "--out", "z"], "error: unknown task 'cifar'"),
-        (["info", "nowhere"], "error: 'nowhere' is not a zoo: it has no zoo.json"),
+        (["info", "no/where"], "error: 'no/where' is not a zoo: it has no zoo.json"),
+        (["info", "nowhere"], "error: there is no folder 'nowhere' and no zoo of that name"),
         (["import", "nowhere"], "error: 'nowhere' does not exist"),
     ],
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import typer
 
 from transformer_nfn import __version__
-from transformer_nfn.cli import demo, reproduce, symmetry, train
+from transformer_nfn.cli import assets, demo, reproduce, symmetry, train
 from transformer_nfn.cli.report import report_command
 from transformer_nfn.cli.zoo import zoo_app
 from transformer_nfn.errors import TransformerNFNError
@@ -25,6 +27,7 @@ app.add_typer(zoo_app, name="zoo")
 train.register(app)
 reproduce.register(app)
 app.command("report")(report_command)
+assets.register(app)
 
 
 def _version(value: bool) -> None:
@@ -42,10 +45,15 @@ def root(
     """Reads the weights of transformers."""
 
 
-def main() -> None:
-    """Runs the command; what a user got wrong is one sentence and exit code 2."""
+def explain_errors(run: Callable[[], Any]) -> None:
+    """Runs a command; what a user got wrong is one sentence and exit code 2."""
     try:
-        app()
+        run()
     except TransformerNFNError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+
+
+def main() -> None:
+    """Runs ``tnfn``."""
+    explain_errors(app)

@@ -46,6 +46,8 @@ def reproduce_command(
 
       tnfn reproduce table6 zoo --out results --models transformer_nfn,mlp --seeds 3
 
+      tnfn reproduce table1 mnist-sample --out results   # by name, see `tnfn assets`
+
       tnfn reproduce figures zoo --out results
     """
     if what not in WHAT:

@@ -11,10 +11,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from transformer_nfn.cli.assets import named
 from transformer_nfn.cli.experiment_progress import epochs_bar, result_table
 from transformer_nfn.errors import TransformerNFNError
 
-ZooArgument = Annotated[Path, typer.Argument(help="A zoo, from `tnfn zoo build`.")]
+ZooArgument = Annotated[
+    Path,
+    typer.Argument(help="A zoo, from `tnfn zoo build`, or its name.", callback=named("zoo")),
+]
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="A run folder, from `tnfn train`, or its name.", callback=named("predictor")
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
@@ -69,6 +79,8 @@ def train_command(
       tnfn train zoo --out run
 
       tnfn train zoo --model invariant_mlp --min-accuracy 0.4 --seeds 3 --out run
+
+      tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
     from transformer_nfn.experiments.dataset import load_parts
     from transformer_nfn.experiments.predictors import NEURAL, PREDICTORS, check_name
@@ -125,9 +137,12 @@ def _show(record: Any, out: Path, as_json: bool) -> None:
 
 
 def evaluate_command(
-    run: Annotated[Path, typer.Argument(help="A run folder, from `tnfn train`.")],
+    run: RunArgument,
     zoo: Annotated[
-        Path | None, typer.Argument(help="Another zoo to measure it on; else what it says itself.")
+        Path | None,
+        typer.Argument(
+            help="Another zoo to measure it on; else what it says itself.", callback=named("zoo")
+        ),
     ] = None,
     min_accuracy: Annotated[float, typer.Option(help="Only networks this accurate.")] = 0.0,
     percent: Annotated[int, typer.Option(help="Which checkpoint of each run.")] = 75,
@@ -140,6 +155,8 @@ def evaluate_command(
       tnfn evaluate run
 
       tnfn evaluate run other-zoo --json
+
+      tnfn evaluate mnist-nfn mnist-sample   # both by name, see `tnfn assets`
     """
     from transformer_nfn.experiments.records import RunRecord
 
@@ -168,7 +185,7 @@ def evaluate_command(
 
 
 def predict_command(
-    run: Annotated[Path, typer.Argument(help="A run folder, from `tnfn train`.")],
+    run: RunArgument,
     checkpoints: Annotated[
         list[str],
         typer.Argument(help="State dicts (.pt), .safetensors files, or rows of a zoo (ZOO#12)."),
@@ -182,6 +199,8 @@ def predict_command(
       tnfn predict run zoo#0 zoo#17
 
       tnfn predict run network.pt --json
+
+      tnfn predict mnist-nfn mnist-sample#0   # both by name, see `tnfn assets`
     """
     from transformer_nfn.experiments.predict import predict
 

@@ -9,12 +9,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from transformer_nfn.cli.assets import named
+
 zoo_app = typer.Typer(
     help="The Small Transformer Zoo: build, look at, check, import and export.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-ZooPath = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the zoo.")]
+ZooPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="ZOO", help="The zoo: its folder, or its name.", callback=named("zoo")
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for another program.")]
 Data = Annotated[
     Path | None,
@@ -104,7 +111,10 @@ def build(
     )
 
 
-@zoo_app.command(epilog="Example: [bold]tnfn zoo info zoos/digits[/bold]")
+@zoo_app.command(
+    epilog="Examples: [bold]tnfn zoo info zoos/digits[/bold] · "
+    "[bold]tnfn zoo info mnist-sample[/bold] (by name, see tnfn assets)"
+)
 def info(path: ZooPath, as_json: AsJson = False) -> None:
     """What is in a zoo: counts, accuracies, a histogram."""
     from transformer_nfn.cli.zoo_tables import print_summary
@@ -120,19 +130,20 @@ def info(path: ZooPath, as_json: AsJson = False) -> None:
 
 @zoo_app.command(epilog="Example: [bold]tnfn zoo plot zoos/digits --out digits.png[/bold]")
 def plot(
-    path: ZooPath,
+    path: Annotated[Path, typer.Argument(metavar="ZOO", help="Its folder, or its name.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="png, pdf or svg (DIR.png).")
+        Path | None, typer.Option(metavar="FILE", help="png, pdf or svg (ZOO.png).")
     ] = None,
     bins: Annotated[int, typer.Option(min=1, help="Bars.")] = 20,
 ) -> None:
     """Draws the accuracy histogram as the paper's figure."""
+    from transformer_nfn.named_assets import resolve
     from transformer_nfn.zoo.plot import plot_accuracies
     from transformer_nfn.zoo.store import Zoo
 
-    # Beside the folder, not in it: a zoo holds nothing but its own files.
+    # Beside the folder, not in it: a zoo holds nothing but its own files. For a name, here.
     target = out or path.resolve().with_suffix(".png")
-    typer.echo(plot_accuracies(Zoo.open(path), target, bins))
+    typer.echo(plot_accuracies(Zoo.open(resolve(path, "zoo")), target, bins))
 
 
 @zoo_app.command(epilog="Example: [bold]tnfn zoo verify zoos/digits --sample 32[/bold]")

@@ -18,6 +18,7 @@ from transformer_nfn.experiments.novelty import Seen
 from transformer_nfn.experiments.predictors import Predictor
 from transformer_nfn.experiments.records import RunError, RunRecord
 from transformer_nfn.models import Network
+from transformer_nfn.named_assets import resolve
 from transformer_nfn.zoo import Architecture, NetworkBatch, Zoo
 from transformer_nfn.zoo.module import from_state_dict
 
@@ -50,7 +51,7 @@ def predict(run: Path, checkpoints: list[str]) -> list[Prediction]:
     Args:
         run: a run folder that keeps its predictors.
         checkpoints: each a state dict (``.pt``), a ``.safetensors`` file, or a row of a zoo
-            (``ZOO#12``).
+            (``ZOO#12``, the zoo by path or by name).
     """
     record = RunRecord.read(run)
     if record.status != "done" or not record.seeds:
@@ -115,7 +116,7 @@ def read_checkpoint(text: str, arch: Architecture) -> dict[str, Tensor]:
 
 
 def _zoo_row(path: str, row: str, arch: Architecture) -> dict[str, Tensor]:
-    zoo = Zoo.open(path)
+    zoo = Zoo.open(resolve(path, "zoo"))
     if not row.isdigit():
         raise RunError(f"'{path}#{row}': a row is a whole number, as in {path}#12")
     if zoo.arch != arch:

@@ -74,10 +74,11 @@ def resume_download(url: str, output_file: str, _caller: object) -> None:
     continues it; pooch then checks the md5 sum of the whole.
     """
     import requests
+    from rich.console import Console
     from rich.progress import Progress
 
     part = Path(output_file).with_name(url.rpartition("/")[2] + ".part")
-    with Progress(transient=True) as progress:
+    with Progress(transient=True, console=Console(stderr=True)) as progress:
         bar = progress.add_task(f"fetching {part.stem}", total=None)
         for attempt in range(ATTEMPTS):
             try:

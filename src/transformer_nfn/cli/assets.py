@@ -1,0 +1,55 @@
+"""Names on the command line: what may stand for a folder, and the command that lists them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+def named(kind: str) -> Callable[[Path | None], Path | None]:
+    """For an argument: the folder that its path or name stands for."""
+
+    def find(given: Path | None) -> Path | None:
+        from transformer_nfn.named_assets import resolve
+
+        return None if given is None else resolve(given, kind)
+
+    return find
+
+
+def assets_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Lists the sample zoos and trained predictors that commands know by name.
+
+    A name goes wherever a zoo or a run folder goes, unless there is a folder of that name. They
+    lie in assets/ of a checkout, or are fetched from TRANSFORMER_NFN_ASSETS_URL when used.
+
+    [bold]Examples[/bold]
+
+      tnfn assets
+
+      tnfn zoo info mnist-sample
+    """
+    from transformer_nfn.named_assets import known_assets, whereabouts
+
+    found = known_assets().values()
+    if as_json:
+        rows = [{"name": a.name, **a.to_json(), "where": whereabouts(a)} for a in found]
+        typer.echo(json.dumps(rows))
+        return
+    table = Table("name", "kind", "MiB", "where", "what")
+    for a in found:
+        table.add_row(a.name, a.kind, f"{a.size / 2**20:.1f}", whereabouts(a), a.description)
+    Console().print(table)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds this command to the root."""
+    app.command("assets")(assets_command)

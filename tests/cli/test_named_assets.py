@@ -1,0 +1,247 @@
+"""Zoos and predictors by name: packed, found, fetched, checked, and used by every command."""
+
+import importlib.util
+import json
+import shutil
+import threading
+from functools import partial
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from transformer_nfn import named_assets
+from transformer_nfn.cli.app import app
+from transformer_nfn.experiments.dataset import load_parts
+from transformer_nfn.experiments.records import read_predictions
+from transformer_nfn.experiments.runs import describe_zoo, train_run
+from transformer_nfn.named_assets import AssetError, known_assets, resolve
+from transformer_nfn.zoo import Settings, Zoo, build
+from transformer_nfn.zoo.verify import verify
+
+_spec = importlib.util.spec_from_file_location(
+    "pack_assets", Path(__file__).parents[2] / "tools" / "pack_assets.py"
+)
+pack_assets = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(pack_assets)
+
+ZOO, PREDICTOR = "digits-sample", "digits-boosting"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A zoo and a run on it."""
+    folder = tmp_path_factory.mktemp("source")
+    zoo = build(folder / "zoo", Settings("digits", runs=32, epochs=4, samples=200), workers=1)
+    parts = load_parts(zoo)
+    train_run(describe_zoo(zoo), parts, "invariant_boosting", folder / "run", seeds=[0])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(source, tmp_path_factory):
+    """A folder of assets; tests must not change it."""
+    assets = tmp_path_factory.mktemp("packed")
+    pack_assets.pack_zoo(source / "zoo", ZOO, "Digits.", runs=24, assets=assets)
+    pack_assets.pack_predictor(source / "run", PREDICTOR, "Boosting.", assets=assets)
+    return assets
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache, no checkout, no address."""
+    monkeypatch.setattr(named_assets, "CHECKOUT", tmp_path / "no checkout")
+    monkeypatch.setenv("TNFN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(named_assets.URL_VARIABLE, raising=False)
+    return tmp_path / "cache" / "assets"
+
+
+@pytest.fixture
+def checkout(packed, cache, tmp_path, monkeypatch):
+    """The assets as part of a checkout."""
+    copy = Path(shutil.copytree(packed, tmp_path / "checkout"))
+    monkeypatch.setattr(named_assets, "CHECKOUT", copy)
+    return copy
+
+
+class _Server(SimpleHTTPRequestHandler):
+    asked: list[str]
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        super().do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(packed, cache, tmp_path, monkeypatch):
+    """The assets behind an address: what it was asked for, and the folder it serves."""
+    folder = Path(shutil.copytree(packed, tmp_path / "served"))
+    _Server.asked = []
+    httpd = HTTPServer(("127.0.0.1", 0), partial(_Server, directory=str(folder)))
+    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv(named_assets.URL_VARIABLE, f"http://127.0.0.1:{httpd.server_port}/")
+    yield _Server.asked, folder
+    httpd.shutdown()
+    httpd.server_close()
+    thread.join()
+
+
+def tnfn(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout
+
+
+def test_a_packed_zoo_is_a_valid_zoo_of_what_was_asked(packed):
+    zoo = Zoo.open(packed / ZOO)
+    assert len(zoo) == len(set(zoo.table["run"])) == 24
+    assert set(zoo.table["percent"]) == {75}
+    assert zoo.about["dtype"] == "float16"
+    verdict = verify(zoo.path, sample=24)
+    assert verdict.ok, verdict.problems
+    assert verdict.worst == 0, "the recorded accuracy is that of the rounded weights"
+    assert not list(packed.glob(".*")), "nothing is left beside"
+
+
+def test_a_packed_zoo_may_hold_only_what_a_predictor_never_saw(source, tmp_path):
+    pack_assets.pack_zoo(
+        source / "zoo", ZOO, "Digits.", runs=4, unseen_by=source / "run", assets=tmp_path
+    )
+    found = read_predictions(source / "run")
+    test = set(found["run"][found["split"] == "test"])
+    assert set(Zoo.open(tmp_path / ZOO).table["run"]) <= test
+
+
+def test_what_cannot_be_packed_is_explained_and_changes_nothing(packed, source, monkeypatch):
+    before = (packed / "index.json").read_bytes()
+    with pytest.raises(AssetError, match="33 networks asked, 32 are there"):
+        pack_assets.pack_zoo(source / "zoo", ZOO, "Digits.", runs=33, assets=packed)
+    with pytest.raises(AssetError, match="found 'a b'"):
+        pack_assets.pack_predictor(source / "run", "a b", "Boosting.", assets=packed)
+    monkeypatch.setattr(pack_assets, "LIMIT", 2**19)
+    with pytest.raises(AssetError, match=r"MiB with 'more', at most 0\.5 are allowed"):
+        pack_assets.pack_predictor(source / "run", "more", "Boosting.", assets=packed)
+    assert (packed / "index.json").read_bytes() == before
+    assert sorted(p.name for p in packed.iterdir()) == [PREDICTOR, ZOO, "index.json"]
+
+
+def test_paths_win_over_names(checkout, tmp_path, monkeypatch):
+    assert resolve(ZOO, "zoo") == checkout / ZOO
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ZOO).mkdir()
+    assert resolve(ZOO, "zoo") == Path(ZOO)
+    assert resolve("no/such/folder", "zoo") == Path("no/such/folder")
+
+
+def test_damage_in_a_checkout_is_named(checkout):
+    (checkout / PREDICTOR / "run.json").write_text("{}")
+    with pytest.raises(AssetError, match=r"digits-boosting/run\.json' is corrupt, expected sha256"):
+        resolve(PREDICTOR, "predictor")
+    (checkout / PREDICTOR / "run.json").unlink()
+    with pytest.raises(AssetError, match=r"digits-boosting/run\.json' is missing"):
+        resolve(PREDICTOR, "predictor")
+
+
+def test_assets_are_fetched_once_and_checked_always(server, cache, packed):
+    asked, _ = server
+    folder = resolve(PREDICTOR, "predictor")
+    assert folder == cache / PREDICTOR
+    names = set(known_assets()[PREDICTOR].files)
+    assert names == {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    asked.clear()
+    resolve(PREDICTOR, "predictor")
+    assert asked == ["/index.json"], "the second time it lies in the cache"
+    (folder / "seen.safetensors").write_bytes(b"torn")
+    asked.clear()
+    resolve(PREDICTOR, "predictor")
+    assert asked == ["/index.json", f"/{PREDICTOR}/seen.safetensors"]
+    original = packed / PREDICTOR / "seen.safetensors"
+    assert (folder / "seen.safetensors").read_bytes() == original.read_bytes()
+
+
+def test_what_was_fetched_serves_without_a_network(server, cache, monkeypatch):
+    resolve(PREDICTOR, "predictor")
+    monkeypatch.setenv(named_assets.URL_VARIABLE, "http://127.0.0.1:9")
+    assert resolve(PREDICTOR, "predictor") == cache / PREDICTOR
+    monkeypatch.delenv(named_assets.URL_VARIABLE)
+    assert resolve(PREDICTOR, "predictor") == cache / PREDICTOR
+    with pytest.raises(AssetError, match=rf"'{ZOO}' cannot be had: .* is not set"):
+        resolve(ZOO, "zoo")
+
+
+def test_a_corrupt_download_is_named_and_not_kept(server, cache):
+    _, folder = server
+    (folder / ZOO / "index.parquet").write_bytes(b"other")
+    with pytest.raises(AssetError, match=rf"/{ZOO}/index\.parquet: corrupt, its sha256 is not"):
+        resolve(ZOO, "zoo")
+    assert not (cache / ZOO / "index.parquet").exists()
+    (folder / ZOO / "index.parquet").unlink()
+    with pytest.raises(AssetError, match=rf"/{ZOO}/index\.parquet: could not be fetched"):
+        resolve(ZOO, "zoo")
+
+
+def test_an_index_in_a_checkout_without_the_files_is_enough(server, cache, packed, tmp_path):
+    _, folder = server
+    named_assets.CHECKOUT.mkdir()
+    shutil.copyfile(packed / "index.json", named_assets.CHECKOUT / "index.json")
+    (folder / "index.json").unlink()
+    assert resolve(ZOO, "zoo") == cache / ZOO
+
+
+def test_unknown_names_are_answered_with_those_there_are(checkout):
+    with pytest.raises(AssetError, match=rf"no zoo of that name; named zoos are {ZOO}$"):
+        tnfn("zoo", "info", "mnist-sampel")
+    with pytest.raises(AssetError, match=rf"named predictors are {PREDICTOR}$"):
+        tnfn("predict", "nfn", f"{ZOO}#0")
+    with pytest.raises(AssetError, match=rf"'{ZOO}' is a zoo, expected a predictor"):
+        tnfn("evaluate", ZOO)
+
+
+def test_without_checkout_and_address_the_way_to_names_is_told(cache):
+    for words in (["assets"], ["zoo", "info", "mnist-sample"]):
+        with pytest.raises(AssetError, match="TRANSFORMER_NFN_ASSETS_URL"):
+            tnfn(*words)
+
+
+@pytest.mark.parametrize("where", ["/etc/passwd", "../x", "a/../../x", ""])
+def test_an_index_cannot_lead_out_of_its_folder(checkout, where):
+    index = json.loads((checkout / "index.json").read_text())
+    index["assets"][ZOO]["files"][where] = {"size": 1, "sha256": "0" * 64}
+    (checkout / "index.json").write_text(json.dumps(index))
+    with pytest.raises(AssetError, match="leads out of its folder"):
+        resolve(ZOO, "zoo")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"format": 9}', '{"format": 1, "assets": {"a": 3}}'])
+def test_a_malformed_index_is_named(checkout, text):
+    (checkout / "index.json").write_text(text)
+    with pytest.raises(AssetError, match=r"index\.json' (is not an index|has format 9)"):
+        known_assets()
+
+
+def test_commands_take_names(checkout, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = tnfn("assets")
+    assert ZOO in text
+    assert PREDICTOR in text
+    found = {row["name"]: row for row in json.loads(tnfn("assets", "--json"))}
+    assert (found[ZOO]["kind"], found[PREDICTOR]["kind"]) == ("zoo", "predictor")
+    assert found[ZOO]["where"] == "checkout"
+    assert json.loads(tnfn("zoo", "info", ZOO, "--json"))["checkpoints"] == 24
+    assert "all well" in tnfn("zoo", "verify", ZOO, "--sample", 1)
+    tnfn("zoo", "plot", ZOO)
+    assert (tmp_path / f"{ZOO}.png").is_file(), "not among the assets"
+    (row,) = json.loads(tnfn("predict", PREDICTOR, f"{ZOO}#0", "--json"))
+    assert row["name"] == f"{ZOO}#0"
+    assert 0 <= row["accuracy"] <= 1
+    assert json.loads(tnfn("evaluate", PREDICTOR, ZOO, "--json"))["networks"] == 24
+    words = ("--seeds", 1, "--json", "--out")
+    trained = json.loads(tnfn("train", ZOO, "--model", "lightgbm", *words, tmp_path / "run"))
+    assert trained["zoo"]["name"] == ZOO
+    assert len(json.loads(tnfn("reproduce", "table5", ZOO, *words, tmp_path / "results"))) == 3
