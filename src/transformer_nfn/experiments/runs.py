@@ -142,7 +142,7 @@ def train_run(
             if report is not None:
                 report({"epoch": i + 1, "epochs": len(seeds)})
     seconds = (time.perf_counter() - start) / len(seeds)
-    columns, rows, mean_residuals = _measure(predictors, parts, seeds, rows)
+    columns, rows, residuals = _measure(predictors, parts, seeds, rows)
     for row in rows:
         row["seconds"] = seconds
     write_predictions(out, columns)
@@ -162,9 +162,9 @@ def train_run(
             "tau_se": standard_error(taus),
             "r2": float(np.mean([row["r2"] for row in rows])),
             "mae": float(np.mean([row["mae"] for row in rows])),
-            "coverage": coverage(mean_residuals),
+            "coverage": coverage(residuals["val"], residuals["test"]),
             "level": LEVEL,
-            "radius": radius(mean_residuals),
+            "radius": radius(np.concatenate([residuals["val"], residuals["test"]])),
             **(measure(predictors) if measure is not None else {}),
         },
         num_parameters=predictors[0].num_parameters,
@@ -177,7 +177,7 @@ def train_run(
 
 def _measure(
     predictors: list[Predictor], parts: Parts, seeds: list[int], rows: list[dict[str, Any]]
-) -> tuple[dict[str, np.ndarray], list[dict[str, Any]], np.ndarray]:
+) -> tuple[dict[str, np.ndarray], list[dict[str, Any]], dict[str, np.ndarray]]:
     """Predictions of every seed on both held-out parts, scores, residuals of their mean."""
     columns: dict[str, list[np.ndarray]] = {}
     out = []
@@ -203,9 +203,10 @@ def _measure(
             for key, value in values.items():
                 columns.setdefault(key, []).append(value)
         out.append({"seed": seed, **row, **scores(_truth(parts.test), found["test"])})
-    residuals = np.concatenate(
-        [_truth(part) - total[name] for name, part in (("val", parts.val), ("test", parts.test))]
-    )
+    residuals = {
+        "val": _truth(parts.val) - total["val"],
+        "test": _truth(parts.test) - total["test"],
+    }
     return {k: np.concatenate(v) for k, v in columns.items()}, out, residuals
 
 
