@@ -10,6 +10,7 @@ from phi_mapping import copy_into_paper
 from transformer_nfn import spaces
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models import Network, TransformerNFN
+from transformer_nfn.nn import _pooled
 
 SMALL = spaces.attention_block(4, 2, 2, 2, 6)
 
@@ -53,7 +54,9 @@ def test_parameter_counts_of_the_ablation(channels: list[int], millions: str) ->
 
 
 @pytest.mark.parametrize("channels", [[3], [2, 3]])
-def test_the_model_is_the_literal_transcription(channels: list[int]) -> None:
+def test_the_model_is_the_literal_transcription(
+    channels: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     model = TransformerNFN(SMALL, 2, channels, classifier=7, pool="sum", init="xavier").double()
     paper = PaperModel(4, 2, channels, 7).double()
@@ -63,7 +66,13 @@ def test_the_model_is_the_literal_transcription(channels: list[int]) -> None:
         "blocks": [{n: x.double() for n, x in w.items()} for w in given["blocks"]],
         "classifier": given["classifier"].double(),  # type: ignore[union-attr]
     }
-    torch.testing.assert_close(model(given), paper(given), rtol=1e-10, atol=1e-10)  # type: ignore[arg-type]
+    expected = paper(given)  # type: ignore[arg-type]
+    torch.testing.assert_close(model(given), expected, rtol=1e-10, atol=1e-10)
+    # Without gradients, with and without what is written in C.
+    for least in (_pooled.WORTHWHILE, 0):
+        monkeypatch.setattr(_pooled, "WORTHWHILE", least)
+        with torch.no_grad():
+            torch.testing.assert_close(model(given), expected.detach(), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +194,31 @@ def test_the_model_compiles_and_runs_for_many_seeds_at_once() -> None:
     torch.testing.assert_close(torch.func.vmap(call)(parameters, buffers), apart)
     with torch.no_grad():
         torch.testing.assert_close(torch.func.vmap(call)(parameters, buffers), apart)
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's compiler warns of itself
+def test_a_training_step_compiled_to_machine_code_gives_the_same_gradients() -> None:
+    torch.manual_seed(0)
+    model = TransformerNFN(SMALL, 2, [3], classifier=7)
+    given, target = networks(SMALL, 4, classifier=7), torch.rand(4)
+    gradients = []
+    for run in (model, torch.compile(model, fullgraph=True)):
+        model.zero_grad()
+        torch.nn.functional.binary_cross_entropy(run(given), target).backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(list(model.parameters()))
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-6)
+
+
+def test_the_papers_model_is_as_exact_without_gradients() -> None:
+    torch.manual_seed(0)
+    model = TransformerNFN.paper("ag_news", components=["encoder"])
+    given = [{n: 0.2 * x for n, x in model.space.randn(64).items()} for _ in range(2)]
+    with torch.no_grad():
+        found = model({"blocks": given})
+    exact = model.double()({"blocks": [{n: x.double() for n, x in w.items()} for w in given]})
+    torch.testing.assert_close(found.double(), exact.detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_large_batches_are_read_in_portions() -> None:

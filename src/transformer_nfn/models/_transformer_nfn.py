@@ -60,17 +60,20 @@ class BlockEncoder(nn.Module):
 
     def forward(self, blocks: Sequence[Weights]) -> list[Tensor]:
         """For each block, weights ``[batch, 1, *axes]``, a vector ``[batch, n]``."""
-        weights = self._side_by_side(blocks)
-        if self.read_through is not None:
-            features = self.read_through(weights)
+        self._check(blocks)
+        if self.read_through is not None and not torch.is_grad_enabled():
+            features = self.read_through(*blocks)
+        elif self.read_through is not None:
+            features = self.read_through(self._side_by_side(blocks))
         else:
+            weights = self._side_by_side(blocks)
             for layer in self.equivariant:
                 weights = self.activation(layer(weights))
             features = self.invariant(weights)
         vectors = features.unflatten(1, (self.blocks, -1)).unbind(1)
         return [norm(x) for norm, x in zip(self.norms, vectors, strict=True)]
 
-    def _side_by_side(self, blocks: Sequence[Weights]) -> Weights:
+    def _check(self, blocks: Sequence[Weights]) -> None:
         for weights in blocks:
             self.space.check(weights, finite=False)
             first = next(iter(weights.values()))
@@ -78,6 +81,8 @@ class BlockEncoder(nn.Module):
                 raise SpaceError(f"the model reads 1 channel, the weights have {first.shape[1]}")
         if len({next(iter(w.values())).shape[0] for w in blocks}) > 1:
             raise SpaceError("the blocks of a network must have one batch size")
+
+    def _side_by_side(self, blocks: Sequence[Weights]) -> Weights:
         if len(blocks) == 1:
             return dict(blocks[0])
         # In memory one block after the other, which is how the layers read them.

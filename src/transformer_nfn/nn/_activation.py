@@ -34,14 +34,6 @@ class Activation(nn.Module):
         """The weights with ``fn`` applied where it is equivariant."""
         return {n: self.fn(x) if n in self.acts_on else x for n, x in weights.items()}
 
-    def in_place(self, weights: Weights) -> Weights:
-        """The same, free to overwrite its input; without gradients only."""
-        if self.fn is torch.relu:
-            for name in self.acts_on & weights.keys():
-                weights[name].relu_()
-            return weights
-        return self.forward(weights)
-
     def extra_repr(self) -> str:
         """The tensors it acts on."""
         return ", ".join(sorted(self.acts_on))

@@ -114,31 +114,19 @@ class Equivariant(nn.Module):
         Returns:
             tensors by name, each ``[batch, e, *axes]``.
         """
-        return self.write(weights, tuple(self.space.tensors))[0]
-
-    def write(
-        self, weights: Mapping[str, Tensor], names: Sequence[str]
-    ) -> tuple[Weights, list[list[Tensor]]]:
-        """Only some tensors of E(U), and the terms that were gathered for them, by level."""
         given = enter(self.space, weights, self.in_channels)
-        wanted = [t for t in self.targets if t.name in names]
-        families = {t.family for t in wanted} | ({None} if self.gated else set())
-        used = [m.level.family in families for m in self.level_maps]
-        terms = run_gathers(self.plan, given, self.readers, used)
+        terms = run_gathers(self.plan, given, self.readers)
         sample = next(iter(given.values()))
-        results = [
-            m.parts(t, sample) if use else []
-            for m, t, use in zip(self.level_maps, terms, used, strict=True)
-        ]
+        results = [m.parts(t, sample) for m, t in zip(self.level_maps, terms, strict=True)]
         out: Weights = {}
-        for target in wanted:
+        for target in self.targets:
             y = self._assemble(target, results, sample)
             if self.writers is not None:
                 y = self.writers(target, y, given[target.name])
             if self.gated and target.family is not None:
                 y = y * self._gate(target.name, results)
             out[target.name] = y
-        return out, terms
+        return out
 
     def _assemble(
         self, target: Target, results: Sequence[Sequence[Tensor]], sample: Tensor

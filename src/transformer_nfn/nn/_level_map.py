@@ -90,21 +90,38 @@ class LevelMap(nn.Module):
         if not terms:
             assert self.bias is not None
             return self.bias.unsqueeze(-1).expand(*self.bias.shape, sample.shape[0])
+        x = self.stack(terms)
+        places = x.shape[len(self.lead) + 1 :]
+        x = x.flatten(len(self.lead) + 1)
+        weight: Tensor = self.weight
+        if self.scaled and self.level.axes:
+            weight = self.scaled_weight()  # fewer numbers than x, where there are many places
+        elif self.scaled:
+            x = x * self.scale[:, None]
+        return self._product(weight, x).view(*self.lead, self.fan_out, *places)
+
+    def stack(self, terms: Sequence[Tensor], lead: Sequence[int] | None = None) -> Tensor:
+        """What the map reads, ``[*lead, in features, b, *places]``.
+
+        Args:
+            terms: one for each of the level's terms.
+            lead: frequencies and groups; those of the map unless the terms are of some groups.
+        """
+        lead = self.lead if lead is None else lead
         rows = [t.features * self.in_channels for t in self.level.terms]
         ends = [x.ndim - self._places for x in terms]
         places = terms[0].shape[ends[0] :]
         # A transposition of two axes is much faster on its own than inside `cat`.
         flat = [
-            x.reshape(*self.lead, r, places.numel()).contiguous()
+            x.reshape(*lead, r, places.numel()).contiguous()
             for x, r in zip(terms, rows, strict=True)
         ]
         x = flat[0] if len(flat) == 1 else torch.cat(flat, -2)
-        weight: Tensor = self.weight
-        if self.scaled and self.level.axes:
-            weight = weight * self.scale  # fewer numbers than x, where there are many places
-        elif self.scaled:
-            x = x * self.scale[:, None]
-        return self._product(weight, x).view(*self.lead, self.fan_out, *places)
+        return x.view(*lead, self.fan_in, *places)
+
+    def scaled_weight(self) -> Tensor:
+        """The matrix for features that are sums, not yet multiplied by their scale."""
+        return self.weight * self.scale if self.scaled else self.weight
 
     def _product(self, weight: Tensor, x: Tensor) -> Tensor:
         if self.fan_in == 1 and self.bias is None:

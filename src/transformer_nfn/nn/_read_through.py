@@ -16,13 +16,14 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from transformer_nfn.errors import SpaceError
 from transformer_nfn.nn._activation import Activation
+from transformer_nfn.nn._entry import enter
 from transformer_nfn.nn._equivariant import Equivariant
+from transformer_nfn.nn._gather import run_gathers
 from transformer_nfn.nn._invariant import Invariant
+from transformer_nfn.nn._pooled_tensors import PooledTensors
 from transformer_nfn.spaces import Product
-
-CHUNK = 128
-"""Networks at a time where no gradient is asked for."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ReadThrough(nn.Module):
         super().__init__()
         space = equivariant.space
         self.layers = (equivariant, activation, invariant)  # a tuple, so not registered twice
-        self.written = tuple(t.name for t in equivariant.targets if t.family is None)
+        self.sums = PooledTensors(equivariant, activation)
         self.shares = {
             t.name: _shares(equivariant, t.name) for t in equivariant.targets if t.family
         }
@@ -83,41 +84,45 @@ class ReadThrough(nn.Module):
             and not space.shifts
             and all(axis.form == "general" for axis in space.axes.values())
             and not any(t.pattern for t in invariant.map.level.terms)
+            and PooledTensors.fits(equivariant)
         )
 
-    def forward(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """``[batch, n]`` from weights ``[batch, 1, *axes]``."""
-        first = next(iter(weights.values()))
-        if torch.is_grad_enabled() or first.shape[0] <= CHUNK:
-            features = self._features(weights)
-        else:
-            # What lies between the layers is far larger than what is read off it: in portions
-            # its memory is used again instead of being fetched anew.
-            parts = zip(*(torch.split(x, CHUNK) for x in weights.values()), strict=True)
-            portions = [self._features(dict(zip(weights, p, strict=True))) for p in parts]
-            features = torch.cat(portions, -1)
-        bias = self.layers[2].map.bias
-        assert bias is not None
-        constant = bias.view(self.groups, self.layers[2].map.fan_out, 1)
-        return torch.baddbmm(constant, self._weight(), features).flatten(0, 1).t()
+    def forward(self, *parts: Mapping[str, Tensor]) -> Tensor:
+        """``[batch, n]`` from weights ``[batch, groups, *axes]``.
 
-    def _features(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """What the invariant layer reads: tensors of E's output, products of E's input.
+        Args:
+            parts: the weights, or several in order that have the groups among them, which are
+                read one after the other: less memory, more calls.
+        """
+        linear = self.layers[2].map
+        assert linear.bias is not None
+        bias, weight = linear.bias.view(self.groups, linear.fan_out, 1), self._weight()
+        out, first = [], 0
+        for weights in parts:
+            groups = slice(first, first + next(iter(weights.values())).shape[1])
+            features = self._features(weights, groups)
+            out.append(torch.baddbmm(bias[groups], weight[groups], features))
+            first = groups.stop
+        if first != self.groups:
+            raise SpaceError(f"the layers read {self.groups} channels, the weights have {first}")
+        return torch.cat(out).flatten(0, 1).t()
+
+    def _features(self, weights: Mapping[str, Tensor], groups: slice) -> Tensor:
+        """What the invariant layer reads: sums over E's output, products of E's input.
 
         ``[groups, features, batch]``.
         """
-        equivariant, activation, invariant = self.layers
-        written, terms = equivariant.write(weights, self.written)
-        written = activation(written) if torch.is_grad_enabled() else activation.in_place(written)
-        features = [
-            gather.run(written, None, ())
-            for gather in invariant.plan[0]
-            if gather.term.source.name not in self.products
-        ]
-        features += [self._product(name, weights, terms) for name in self.products]
-        rows = [x.shape[:-1].numel() // self.groups for x in features]
-        flat = [x.reshape(self.groups, r, x.shape[-1]) for x, r in zip(features, rows, strict=True)]
-        return torch.cat(flat, 1)
+        equivariant, _, invariant = self.layers
+        number = groups.stop - groups.start
+        given = enter(equivariant.space, weights, number)
+        terms = run_gathers(equivariant.plan, given, None, self.sums.read)
+        sums = self.sums(terms, groups)
+        names = [g.term.source.name for g in invariant.plan[0]]
+        features = [sums[name] for name in names if name not in self.products]
+        for name in self.products:
+            x = self._product(name, given, terms)
+            features.append(x.reshape(number, x.shape[:-1].numel() // number, x.shape[-1]))
+        return torch.cat(features, 1)
 
     def _weight(self) -> Tensor:
         """The invariant layer's matrix for `_features`: Θ, and Θ pulled back through E."""
