@@ -4,7 +4,9 @@ One at a time is what anybody would write: a plain module, autograd and ``torch.
 batch 128, with all cores as PyTorch's threads. Many at once is this library's trainer: on the
 CPU one single-threaded process a core, on CUDA one process. Both sides prepare their batches
 and update their weights; neither evaluates. An epoch is the task's whole training set, and the
-rate is projected from the steps that were timed.
+rate is projected from the steps that were timed. On CUDA a line says what held-out evaluation
+after every epoch adds, and what the fused kernels move and compute against ceilings measured in
+the same run; ``--agreement E`` trains the runs E epochs by both paths and compares accuracies.
 
     python benchmarks/zoo.py --data ../shared/data/mnist
 """
@@ -28,7 +30,7 @@ from transformer_nfn.zoo import Config, Recipe, SmallTransformer, load_task, sam
 from transformer_nfn.zoo.module import to_state_dict
 from transformer_nfn.zoo.paths import describe_path
 from transformer_nfn.zoo.tasks import Task
-from transformer_nfn.zoo.trainer import _Training, initial_weights
+from transformer_nfn.zoo.trainer import _Training, initial_weights, train
 
 BATCH = 128
 
@@ -77,8 +79,11 @@ def one_at_a_time(task: Task, configs: list[Config], steps: int, device: str) ->
 
 def many_at_once(
     task: Task, configs: list[Config], steps: int, device: str, precision: str, path: str
-) -> float:
-    """Seconds a step of all ``configs`` in this process; the first epoch warms up."""
+) -> tuple[float, float]:
+    """Seconds a step of all ``configs`` in this process, and of evaluating the held-out part.
+
+    The first epoch warms up.
+    """
     count = min(steps * BATCH, task.sizes["train"])
     recipe = Recipe(100, BATCH, precision)
     data = task.to(device)
@@ -88,7 +93,15 @@ def many_at_once(
     start = time.perf_counter()
     training._epoch(1)
     synchronize(device)
-    return (time.perf_counter() - start) / (count // BATCH)
+    step = (time.perf_counter() - start) / (count // BATCH)
+    if "cuda" not in device:
+        return step, 0.0
+    for _ in range(2):
+        synchronize(device)
+        start = time.perf_counter()
+        training._evaluate(training.runner.weights, "held")
+        synchronize(device)
+    return step, time.perf_counter() - start
 
 
 def synchronize(device: str) -> None:
@@ -104,7 +117,7 @@ def worker(order: dict[str, object]) -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
-    seconds = many_at_once(
+    seconds, _ = many_at_once(
         task, the_runs(int(order["networks"])), int(order["steps"]), "cpu", "float32",  # type: ignore[call-overload]
         str(order["path"]),
     )
@@ -142,7 +155,7 @@ def compare(name: str, arguments: argparse.Namespace, device: str) -> None:
     per_epoch = task.sizes["train"] // BATCH
     cuda = "cuda" in device
     alone_steps = arguments.steps or (50 if cuda else {"digits": 30}.get(name, 12))
-    path = describe_path(arguments.path, device, task.arch)[0]
+    path = describe_path(arguments.path, "cpu", task.arch)[0]
     networks = arguments.networks or (256 if cuda else 8)
     steps = arguments.steps or (40 if cuda else {"digits": 10}.get(name, 5))
     print(f"\n{name}: {per_epoch} steps of {BATCH} an epoch, {device}")
@@ -161,13 +174,75 @@ def compare(name: str, arguments: argparse.Namespace, device: str) -> None:
         rate = statistics.median(rates)
         report(f"{networks} at once, {path}, a process a core", rate, one, peak)
         return
-    for precision in arguments.precision.split(","):
+    for way in arguments.ways.split(","):
+        path, precision = way.split(":")
         torch.cuda.reset_peak_memory_stats()
-        seconds = many_at_once(
-            task, the_runs(networks), steps, device, precision, arguments.path
+        step, evaluation = many_at_once(
+            task, the_runs(networks), steps, device, precision, path
         )
-        rate = networks / seconds / per_epoch
-        report(f"{networks} at once, {precision}", rate, one, torch.cuda.max_memory_allocated())
+        epoch = step * per_epoch
+        peak = torch.cuda.max_memory_allocated()
+        report(f"{networks} at once, {path} {precision}", networks / epoch, one, peak)
+        whole = networks / (epoch + evaluation)
+        print(f"      with held-out evaluation every epoch: {whole:.1f} = {whole / one:.0f}x")
+        if way == "fused:bf16":
+            roofline(task, networks / step)
+        torch.cuda.empty_cache()
+    if arguments.agreement:
+        agreement(task, arguments.agreement)
+
+
+def ceilings() -> tuple[float, float]:
+    """Bytes a second of a copy (read and written) and FLOP/s of a bf16 product."""
+    big = torch.empty(2**30, dtype=torch.float32, device="cuda")
+    other = torch.empty_like(big)
+    square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    out = []
+    for work, amount in (
+        (lambda: other.copy_(big), 2 * big.nbytes),
+        (lambda: square @ square, 2 * 8192**3),
+    ):
+        work()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(10):
+            work()
+        torch.cuda.synchronize()
+        out.append(10 * amount / (time.perf_counter() - start))
+    return out[0], out[1]
+
+
+def roofline(task: Task, networks_per_second: float) -> None:
+    """What the fused kernels move and compute a second, against what the GPU can."""
+    arch = task.arch
+    D, T = arch.d_model, arch.tokens
+    rows = networks_per_second * BATCH * T
+    token = 2 * D * 3 * D + 2 * D * D + 4 * D * arch.d_ff + 4 * T * D
+    flops = 3 * rows * (arch.blocks * token + 2 * arch.patch * D)
+    # Rows of 2·D bytes that kernels read and write, counted kernel by kernel: q, k, v forward
+    # (5), the rest of the block (6), its rows backward (4), attention (8), projections (5).
+    moved = 2 * D * rows * (28 * arch.blocks - 1)
+    moved += networks_per_second * arch.num_weights * 4 * (2 * 4 + 6)
+    bandwidth, rate = ceilings()
+    print(
+        f"      {moved / 1e12:.2f} TB/s of {bandwidth / 1e12:.2f} copied, "
+        f"{flops / 1e12:.0f} TFLOP/s of {rate / 1e12:.0f} multiplied (bf16)"
+    )
+
+
+def agreement(task: Task, epochs: int) -> None:
+    """Accuracies of 256 runs trained by the plain and by the fused path, same seeds."""
+    from scipy import stats
+
+    runs, accuracy = sample(256), []
+    for path in ("compiled", "fused"):
+        start = time.perf_counter()
+        rows = train(task, runs, Recipe(epochs, BATCH, "bf16"), device="cuda", path=path).rows
+        last = {r["run"]: r["test_accuracy"] for r in rows if r.get("percent") == 100}
+        accuracy.append([last.get(c.run, 0.0) for c in runs])
+        print(f"  {path}: 256 runs of {epochs} epochs in {time.perf_counter() - start:.0f} s")
+    ks, tau = stats.ks_2samp(*accuracy), stats.kendalltau(*accuracy)
+    print(f"  Kolmogorov-Smirnov p = {ks.pvalue:.3f}, Kendall's tau = {tau.statistic:.3f}")
 
 
 def report(what: str, rate: float, one: float, peak: int) -> None:
@@ -185,8 +260,13 @@ def main() -> None:
     parser.add_argument("--networks", type=int, help="networks at once")
     parser.add_argument("--steps", type=int, help="steps timed a side")
     parser.add_argument("--rounds", type=int, default=3, help="on the CPU; the median counts")
-    parser.add_argument("--precision", default="tf32,bf16", help="on CUDA, by comma")
-    parser.add_argument("--path", default="auto", help="auto, native, torch or compiled")
+    parser.add_argument(
+        "--ways",
+        default="compiled:tf32,compiled:bf16,fused:tf32,fused:bf16",
+        help="on CUDA, path:precision by comma",
+    )
+    parser.add_argument("--path", default="auto", help="on the CPU: auto, native or torch")
+    parser.add_argument("--agreement", type=int, metavar="EPOCHS", help="on CUDA, compare paths")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:

@@ -15,7 +15,7 @@ from transformer_nfn.zoo.module import SmallTransformer, from_state_dict, to_sta
 from transformer_nfn.zoo.native.compile import library
 from transformer_nfn.zoo.native.stepper import NativeStepper
 from transformer_nfn.zoo.optimise import coefficients, learning_rate, rules
-from transformer_nfn.zoo.paths import choose_stepper
+from transformer_nfn.zoo.paths import choose_runner
 from transformer_nfn.zoo.randomness import dropout_threshold, keys
 from transformer_nfn.zoo.tasks import Batch, Task
 from transformer_nfn.zoo.trainer import initial_weights
@@ -93,9 +93,8 @@ def test_steps_of_mixed_runs_equal_torch_optim(any_task: Task, path: str) -> Non
     arch, configs = any_task.arch, runs_clear_of_kinks(any_task, first)
     flat = torch.stack([initial_weights(arch, c) for c in configs])
     alone = modules(arch, flat)
-    stepper = choose_stepper(
-        path, arch, flat.clone(), torch.zeros(4, dtype=torch.int32), "float32"
-    )
+    no_dropout = torch.zeros(4, dtype=torch.int32)
+    stepper = choose_runner(path, any_task, flat.clone(), no_dropout, "float32", 24).stepper
     optimizers = [torch_optimizer(m, c) for m, c in zip(alone, configs, strict=True)]
     rates = torch.tensor([c.learning_rate for c in configs], dtype=torch.float64)
     no_keys = torch.zeros(4, 5, 2, dtype=torch.int32)
@@ -165,7 +164,7 @@ def test_every_path_drops_the_same_entries(any_task: Task) -> None:
     coef = coefficients(rules(configs), torch.full((4,), 1e-2).double(), torch.ones(4))
     losses = []
     for path in STEP_PATHS:
-        stepper = choose_stepper(path, arch, flat.clone(), threshold, "float32")
+        stepper = choose_runner(path, any_task, flat.clone(), threshold, "float32", 16).stepper
         losses.append(stepper.step(batch, key, coef)[0])
     torch.testing.assert_close(losses[0], losses[-1], rtol=0, atol=1e-5)
 

@@ -38,7 +38,7 @@ def build(
         engine: ``local`` (this machine) or ``ray`` (a cluster).
         workers: processes at once; None for one a core (CPU) or one (CUDA).
         address: of the Ray cluster; None starts a local one.
-        path: how steps are computed, see `paths.choose_stepper`.
+        path: how steps are computed, see `paths.choose_runner`.
         progress: told what happens; None stays silent.
     """
     device = resolve_device(device)

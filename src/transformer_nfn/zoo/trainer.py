@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from transformer_nfn.zoo import randomness
 from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.epochs import Epoch, Runner
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.grid import Config
 from transformer_nfn.zoo.network import sites
 from transformer_nfn.zoo.optimise import HOLD, coefficients, learning_rate, rules
-from transformer_nfn.zoo.paths import choose_stepper
-from transformer_nfn.zoo.steps import Stepper
+from transformer_nfn.zoo.paths import choose_runner
 from transformer_nfn.zoo.tasks import Split, Task
 
 # How many (networks, epochs) have been trained since the last report.
@@ -107,7 +107,7 @@ def train(
     always the first few; each run's steps are its own, whoever else is there.
 
     Args:
-        path: how steps are computed, see `paths.choose_stepper`.
+        path: how steps are computed, see `paths.choose_runner`.
         report: called after every epoch with the number of networks that did one.
         stored: the precision weights will be kept in; checkpoints are rounded to it before
             they are tested, so that recorded numbers are those of the stored weights.
@@ -146,12 +146,9 @@ class _Training:
         self.rules = rules(runs)
         p = torch.tensor([c.dropout for c in runs])
         weights = torch.stack([initial_weights(task.arch, c) for c in runs]).to(self.device)
-        self.stepper: Stepper = choose_stepper(
-            path,
-            task.arch,
-            weights,
-            randomness.dropout_threshold(p).to(self.device),
-            recipe.precision,
+        threshold = randomness.dropout_threshold(p).to(self.device)
+        self.runner: Runner = choose_runner(
+            path, task, weights, threshold, recipe.precision, recipe.batch
         )
         self.crashed_at = torch.zeros(len(runs), dtype=torch.int64, device=self.device)
         self.subset = self._subsets()
@@ -175,7 +172,7 @@ class _Training:
         best_loss = torch.full((len(self.runs),), float("inf"), device=self.device)
         for epoch in range(self.recipe.epochs):
             train_accuracy = self._epoch(epoch)
-            weights = self.stepper.weights.to(self.stored).float()
+            weights = self.runner.weights.to(self.stored).float()
             now = _Snapshot(
                 torch.full((len(self.runs),), epoch + 1, device=self.device),
                 weights,
@@ -201,12 +198,8 @@ class _Training:
 
     def _epoch(self, epoch: int) -> Tensor:
         """Trains one epoch; the running accuracy of each run on what it trained on."""
-        size, runs, longest = self.recipe.batch, len(self.runs), int(self.steps.max())
-        order = self._order(epoch)
-        hits = torch.zeros(runs, device=self.device)
-        total = torch.zeros(runs, device=self.device)
         # What every step needs is small, so an epoch's worth is computed at once.
-        step_of = torch.arange(longest)
+        step_of = torch.arange(int(self.steps.max()))
         clock = (self.steps[:, None] * epoch + step_of).to(self.device)
         rate = learning_rate(self.rates, epoch, self.recipe.epochs)
         coef = coefficients(self.rules[:, None], rate[:, None], clock.cpu() + 1).to(self.device)
@@ -218,42 +211,39 @@ class _Training:
         drop = randomness.keys(seeds[..., None], randomness.DROPOUT, time)
         active = (self.steps[:, None] > step_of).to(self.device)
         coef[~active] = torch.tensor(HOLD, device=self.device)
-        for step in range(longest):
-            now = runs if self.stepper.whole else int((self.steps > step).sum())
-            index = order[:now, step * size : (step + 1) * size]
-            batch = self.task.batch("train", index, crop[:now, step])
-            loss, hit = self.stepper.step(batch, drop[:now, step], coef[:now, step])
-            hits[:now] += hit * active[:now, step]
-            total[:now] += loss * active[:now, step]
+        order = self._order(epoch)
+        total, hits = self.runner.epoch(Epoch(order, self.steps, crop, drop, coef))
         self._mark_crashed(total, epoch)
-        return hits / (self.steps * size).to(self.device)
+        return hits / (self.steps * self.recipe.batch).to(self.device)
 
     def _order(self, epoch: int) -> Tensor:
         """Which sample each run sees when, ``int64 [runs, samples]``, short rows padded."""
         key = randomness.keys(self.seeds, randomness.ORDER, epoch)
         out = torch.zeros(len(self.runs), max(self.counts), dtype=torch.int64, device=self.device)
-        for row, (count, subset) in enumerate(zip(self.counts, self.subset, strict=True)):
-            order = randomness.permutation(key[row], count)
-            out[row, :count] = order if subset is None else subset[order]
+        # Runs with as many samples each are drawn together.
+        at = 0
+        while at < len(self.runs):
+            count = self.counts[at]
+            stop = at + self.counts.count(count)
+            order = randomness.permutation(key[at:stop], count)
+            for row in range(at, stop):
+                subset = self.subset[row]
+                out[row, :count] = order[row - at] if subset is None else subset[order[row - at]]
+            at = stop
         return out
 
     def _mark_crashed(self, loss: Tensor, epoch: int) -> None:
         """Runs whose loss or weights are not finite; their weights are silenced."""
-        weights = self.stepper.weights
+        weights = self.runner.weights
         bad = ~(loss.isfinite() & weights.sum(1).isfinite()) & (self.crashed_at == 0)
         self.crashed_at[bad] = epoch + 1
         weights[self.crashed_at > 0] = 0.0
 
     def _evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """Mean loss and accuracy of each run on a split."""
-        n = self.task.sizes[split]
-        loss = torch.zeros(len(self.runs), device=self.device)
-        hits = torch.zeros(len(self.runs), device=self.device)
-        for at in range(0, n, self.recipe.batch):
-            index = torch.arange(at, min(at + self.recipe.batch, n), device=self.device)
-            a, b = self.stepper.evaluate(weights, self.task.batch(split, index[None]))
-            loss, hits = loss + a, hits + b
-        return loss / max(n, 1), hits / max(n, 1)
+        n = max(self.task.sizes[split], 1)
+        loss, hits = self.runner.evaluate(weights, split)
+        return loss / n, hits / n
 
     def _collect(self, snapshots: list[tuple[int, _Snapshot]], best: _Snapshot) -> Trained:
         out, weights = Trained(), []

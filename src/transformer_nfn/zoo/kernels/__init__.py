@@ -1,0 +1,1 @@
+"""The small transformer in Triton: many networks at once, activations on the chip."""

@@ -1,0 +1,294 @@
+"""Which kernels run in one pass of many networks, in what order and with what buffers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.kernels.block_backward import (
+    attention_backward,
+    projections_backward,
+    rows_backward,
+)
+from transformer_nfn.zoo.kernels.block_forward import block_forward, projections_forward
+from transformer_nfn.zoo.kernels.dropout import dropout_bits
+from transformer_nfn.zoo.kernels.head import classify
+from transformer_nfn.zoo.kernels.inputs import IMAGES, MEMORY, WORDS
+from transformer_nfn.zoo.kernels.optimiser import update
+from transformer_nfn.zoo.network import sites
+from transformer_nfn.zoo.tasks.images import ImageTask
+from transformer_nfn.zoo.tasks.task import Split, Task
+from transformer_nfn.zoo.tasks.text import TextTask
+
+# Samples a program takes; one program's weight gradients are added up on the chip.
+CHUNK = 32
+ROW_TILE = 64
+UPDATE_TILE = 1024
+# Warps a program, stages of its pipeline and registers a thread, as measured on an H200; for
+# attention by the number of tokens a tile holds.
+Options = dict[str, int]
+FORWARD: dict[int, Options] = {
+    16: {"num_warps": 1, "num_stages": 2},
+    32: {"num_warps": 2, "num_stages": 2},
+    64: {"num_warps": 4, "num_stages": 3, "maxnreg": 128},
+    128: {"num_warps": 8, "num_stages": 2},
+    256: {"num_warps": 8, "num_stages": 1},
+    512: {"num_warps": 8, "num_stages": 1},
+}
+ATTENTION: dict[int, Options] = {
+    16: {"num_warps": 1, "num_stages": 2},
+    32: {"num_warps": 2, "num_stages": 2},
+    64: {"num_warps": 4, "num_stages": 1},
+    128: {"num_warps": 8, "num_stages": 1},
+    256: {"num_warps": 8, "num_stages": 1},
+    512: {"num_warps": 8, "num_stages": 1},
+}
+ROW: Options = {"num_warps": 4, "num_stages": 3}
+PROJECTIONS: Options = {"num_warps": 4, "num_stages": 2, "maxnreg": 128}
+
+
+def offsets(arch: Architecture) -> dict[str, int]:
+    """Where each tensor of `Architecture.layout` begins in a flat row."""
+    out, at = {}, 0
+    for name, shape in arch.layout.items():
+        out[name] = at
+        at += math.prod(shape)
+    return out
+
+
+def padded(count: int) -> int:
+    """The least power of two that holds ``count`` and suits the tensor cores."""
+    return max(16, 1 << (count - 1).bit_length())
+
+
+def tiles(longest: int) -> list[tuple[int, int]]:
+    """Tile heights that serve samples of up to ``longest`` tokens, each with what is too short."""
+    if longest <= 64:
+        return [(padded(longest), 0)]
+    heights = [64 << i for i in range((longest - 1).bit_length() - 5)]
+    return list(zip(heights, [0, *heights], strict=False))
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What says which batch is next, on the device, so that a captured pass can be repeated.
+
+    Attributes:
+        step: ``int32 [1]``, the batch now.
+        steps: ``int32 [networks]``, how many each network has in this epoch.
+        order: ``int32 [networks, samples]``, which sample is where (a row for all if one).
+        lengths: ``int32 [networks, steps]``, tokens a sample in each batch.
+        crop: ``int32 [networks, steps, 2]``.
+        drop: ``int32 [networks, steps, sites, 2]``.
+        coef: ``float32 [networks, steps, 7]``.
+    """
+
+    step: Tensor
+    steps: Tensor
+    order: Tensor
+    lengths: Tensor
+    crop: Tensor
+    drop: Tensor
+    coef: Tensor
+
+
+class Pass:
+    """The kernels over ``networks`` networks and batches of ``batch`` samples.
+
+    Args:
+        task: with its data on the device.
+        dtype: of activations and of what products multiply: bfloat16 or float32.
+        products: how float32 products are done, ``tf32`` or ``ieee``.
+        longest: tokens a sample has at most.
+        train: whether gradients are kept room for.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        networks: int,
+        batch: int,
+        *,
+        dtype: torch.dtype,
+        products: str,
+        longest: int,
+        train: bool,
+    ) -> None:
+        self.task, self.arch = task, task.arch
+        self.networks, self.batch, self.longest = networks, batch, longest
+        self.products, self.train = products, train
+        self.device = next(iter(task.labels.values())).device  # type: ignore[attr-defined]
+        self.chunks = -(-batch // CHUNK)
+        self.at = offsets(task.arch)
+        self.positions = task.arch.positions(self.device)
+        self.rows = batch * longest
+        D = task.arch.d_model
+        shape = (networks, self.rows, D)
+
+        def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(*size, dtype=dtype, device=self.device)
+
+        count, nothing, none = task.arch.blocks, empty(1, dtype=dtype), empty(1)
+        # The first block makes its input itself; the others read their predecessor's output.
+        self.x = [nothing] + [empty(*shape, dtype=dtype) for _ in range(count - (not train))]
+        self.x += [nothing] * (not train)
+        self.pooled = empty(networks, batch, D)
+        self.loss = empty(self.chunks, networks).zero_()
+        self.hits = empty(self.chunks, networks).zero_()
+        self.a = self.z = self.y = [nothing] * count
+        self.stats, self.patches = [none] * count, nothing
+        wide = (networks, self.rows, 3 * D)
+        self.qkv = [empty(*wide, dtype=dtype)] * count
+        if train:
+            self.a, self.z, self.y = (
+                [empty(*shape, dtype=dtype) for _ in range(count)] for _ in range(3)
+            )
+            self.qkv = [empty(*wide, dtype=dtype) for _ in range(count)]
+            self.stats = [empty(networks, self.rows, 4) for _ in range(count)]
+            self.da, self.dx = (empty(*shape, dtype=dtype) for _ in range(2))
+            self.dqkv = empty(*wide, dtype=dtype)
+            if task.arch.patch:
+                wide = (networks, self.rows, padded(task.arch.patch))
+                self.patches = empty(*wide, dtype=dtype)
+            self.dpooled = empty(networks, batch, D)
+            self.grad = empty(self.chunks, networks, task.arch.num_weights)
+            words = (networks, sites(task.arch), self.rows)
+            self.bits = empty(*words, dtype=torch.int32)
+        else:
+            self.dpooled = self.grad = none
+            self.bits = empty(1, dtype=torch.int32)
+
+    def _samples(self, split: Split) -> tuple[list[Tensor], list[Any], dict[str, Any]]:
+        """What the first block needs to make its input: tensors, numbers, constants."""
+        task, arch = self.task, self.arch
+        if isinstance(task, ImageTask):
+            images = task.images[split]
+            return (
+                [images, task.pattern, self.positions],
+                [images.shape[2], float(task.white)],
+                {
+                    "EW": self.at["embedding.W"],
+                    "EB": self.at["embedding.b"],
+                    "P": arch.patch,
+                    "PP": padded(arch.patch),
+                    "PADDING": task.padding,
+                    "SOURCE": IMAGES.value,
+                },
+            )
+        assert isinstance(task, TextTask)
+        tokens = task.tokens[split]
+        constants = {"EW": 0, "EB": 0, "P": 0, "PP": 16, "PADDING": 0, "SOURCE": WORDS.value}
+        return [tokens, task.vectors, self.positions], [tokens.shape[1], 1.0], constants
+
+    def _block(self, i: int) -> dict[str, Any]:
+        """Where the weights of a block lie."""
+        names = {"OUT": "W_O", "A": "W_A", "BA": "b_A", "BW": "W_B", "BB": "b_B"}
+        return {short: self.at[f"blocks.{i}.{name}"] for short, name in names.items()}
+
+    def forward(
+        self, weights: Tensor, clock: Clock, split: Split, scale: Tensor, limit: int = 2**30
+    ) -> None:
+        """Embeds, runs the blocks, and leaves each chunk's loss and hits."""
+        arch, at = self.arch, self.at
+        grid = (self.networks, self.chunks)
+        common = {"W": arch.num_weights, "S": CHUNK, "D": arch.d_model}
+        steps = clock.lengths.shape[1]
+        (samples, pattern, positions), sizes, source = self._samples(split)
+        for i in range(arch.blocks):
+            projections_forward[grid](
+                self.x[i], self.z[i], self.qkv[i], self.stats[i], self.patches, weights,
+                self.bits, clock.step, clock.steps, clock.lengths, scale, clock.order, samples,
+                pattern, pattern, positions, clock.crop, self.batch, self.rows, steps,
+                _stride(clock.order), *sizes, QKV=at[f"blocks.{i}.W_QKV"], SITES=sites(arch),
+                R=ROW_TILE, TRAIN=self.train, PREC=self.products,
+                **(source if i == 0 else source | {"SOURCE": MEMORY.value}), **PROJECTIONS,
+                **common,
+            )  # fmt: skip
+            for height, shorter in tiles(self.longest):
+                block_forward[grid](
+                    self.qkv[i], self.x[i + 1], self.a[i], self.y[i], self.stats[i],
+                    self.pooled, weights, self.bits, clock.step, clock.steps, clock.lengths,
+                    scale, self.batch, self.rows, steps, SITE=1 + 2 * i, SITES=sites(arch),
+                    T=height, SHORTER=shorter, FF=arch.d_ff, LAST=i + 1 == arch.blocks,
+                    TRAIN=self.train, PREC=self.products, **self._block(i),
+                    **FORWARD[height], **common,
+                )  # fmt: skip
+        labels = self.task.labels[split]  # type: ignore[attr-defined]
+        classify[grid](
+            self.pooled, self.dpooled, clock.order, labels, weights, self.grad, self.loss,
+            self.hits, clock.step, clock.steps, clock.lengths, self.batch,
+            _stride(clock.order), steps, self.networks, limit, W1=at["classifier.W_1"],
+            B1=at["classifier.b_1"], W2=at["classifier.W_2"], B2=at["classifier.b_2"],
+            C=arch.classes, CP=padded(arch.classes),
+            TRAIN=self.train, num_warps=2, **common,
+        )  # fmt: skip
+
+    def draw(self, clock: Clock, threshold: Tensor) -> None:
+        """Draws dropout's masks of the step."""
+        tile = 256
+        grid = (self.networks, sites(self.arch), -(-self.rows // tile))
+        dropout_bits[grid](
+            self.bits, clock.step, clock.steps, clock.lengths, clock.drop, threshold,
+            self.batch, self.rows, self.arch.tokens, clock.lengths.shape[1],
+            SITES=sites(self.arch), D=self.arch.d_model, N=tile, num_warps=4,
+        )  # fmt: skip
+
+    def backward(self, weights: Tensor, clock: Clock, split: Split, scale: Tensor) -> None:
+        """From the gradient of the mean token that `forward` left to ``grad``, a row a chunk."""
+        arch = self.arch
+        grid = (self.networks, self.chunks)
+        steps = clock.lengths.shape[1]
+        _, _, source = self._samples(split)
+        for i in reversed(range(arch.blocks)):
+            last = i + 1 == arch.blocks
+            rows_backward[grid](
+                self.a[i], self.y[i], self.x[-1] if last else self.dx, self.dpooled, self.da,
+                self.stats[i], weights, self.grad, self.bits, clock.step, clock.steps,
+                clock.lengths, scale, self.batch, self.rows, steps, self.networks, 0,
+                W=arch.num_weights, SITE=1 + 2 * i, SITES=sites(arch), S=CHUNK, R=ROW_TILE,
+                D=arch.d_model, FF=arch.d_ff, LAST=last, PREC=self.products, **self._block(i),
+                **ROW,
+            )  # fmt: skip
+            for height, shorter in tiles(self.longest):
+                attention_backward[(*grid, 2)](
+                    self.qkv[i], self.a[i], self.da, self.stats[i], self.dqkv, clock.step,
+                    clock.steps, clock.lengths, self.batch, self.rows, steps, S=CHUNK,
+                    T=height, SHORTER=shorter, D=arch.d_model, PREC=self.products,
+                    **ATTENTION[height],
+                )  # fmt: skip
+            projections_backward[grid](
+                self.z[i], self.dqkv, self.stats[i], self.dx, weights, self.grad, self.bits,
+                clock.step, clock.steps, clock.lengths, scale, self.patches, self.batch,
+                self.rows, steps, self.networks, 0, W=arch.num_weights,
+                QKV=self.at[f"blocks.{i}.W_QKV"], SITES=sites(arch), S=CHUNK, R=ROW_TILE,
+                D=arch.d_model, PREC=self.products,
+                **{k: source[k] for k in ("EW", "EB", "P", "PP")},
+                SOURCE=source["SOURCE"] if i == 0 else MEMORY.value, **PROJECTIONS,
+            )  # fmt: skip
+
+    def update(
+        self,
+        weights: Tensor,
+        first: Tensor,
+        second: Tensor,
+        clock: Clock,
+        total: Tensor,
+        right: Tensor,
+    ) -> None:
+        """Moves weights and moments by ``grad``; adds the step's loss and hits to the epoch's."""
+        count = self.arch.num_weights
+        update[(self.networks, -(-count // UPDATE_TILE))](
+            weights, self.grad, first, second, clock.coef, self.loss, self.hits, total, right,
+            clock.step, clock.steps, self.batch, clock.lengths.shape[1], self.networks,
+            CHUNKS=self.chunks, W=count, N=UPDATE_TILE,
+        )  # fmt: skip
+
+
+def _stride(order: Tensor) -> int:
+    """From one network's row to the next; nothing where all share one."""
+    return 0 if order.shape[0] == 1 else order.shape[1]

@@ -1,0 +1,48 @@
+"""What every kernel needs: operands of products, LayerNorm, random words, dropout."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def operand(x, DT: tl.constexpr, PREC: tl.constexpr):
+    """``x`` as the tensor cores shall read it: they cut tf32 off where rounding is wanted."""
+    if (tl.float32 == DT) and (PREC == "tf32"):
+        bits = x.to(tl.int32, bitcast=True)
+        return ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return x.to(DT)
+
+
+@triton.jit
+def hash_word(position, key0, key1):
+    """One 32-bit word for a key and a position: `randomness.words`, bit for bit."""
+    x = tl.cast(position, tl.uint32) * 0x9E3779B9 + key0.to(tl.uint32)
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15) ^ key1.to(tl.uint32)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def dropped(x, bits, scale, D: tl.constexpr):
+    """``x`` with dropout, from one word of mask a row."""
+    keep = (bits[:, None] >> tl.arange(0, D)[None, :]) & 1
+    return tl.where(keep != 0, x * scale, 0.0)
+
+
+@triton.jit
+def layer_norm(x, D: tl.constexpr):
+    """The rows of ``x`` normalised, and one over their standard deviation."""
+    centred = x - (tl.sum(x, 1) / D)[:, None]
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / D + 1e-5)
+    return centred * rstd[:, None], rstd
+
+
+@triton.jit
+def layer_norm_backward(dy, normed, rstd, D: tl.constexpr):
+    """The gradient of the input of `layer_norm` from that of its output."""
+    along = tl.sum(dy * normed, 1) / D
+    return rstd[:, None] * (dy - (tl.sum(dy, 1) / D)[:, None] - normed * along[:, None])

@@ -1,0 +1,94 @@
+"""On a GPU: the fused kernels against float64, beside PyTorch in the same precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kernel_cases import bright_images, compare, long_texts
+from scipy import stats
+
+from transformer_nfn import spaces
+from transformer_nfn.zoo import Recipe, load_task, sample
+from transformer_nfn.zoo.tasks import Task
+from transformer_nfn.zoo.trainer import _Training, train
+
+pytestmark = pytest.mark.gpu
+
+
+def task_of(name: str) -> Task:
+    if name == "texts":
+        return long_texts()
+    return bright_images(28, 4, 2) if name == "images" else load_task("digits", None)
+
+
+def trained(task: Task, networks: int) -> torch.Tensor:
+    """Weights of runs that have learnt for two epochs."""
+    runs = [replace(c, train_fraction=1.0) for c in sample(networks)]
+    count = min(task.sizes["train"], 320)
+    on = task.to("cuda")
+    training = _Training(
+        on, runs, [count] * networks, Recipe(epochs=2, batch=16), "cuda", "torch", torch.float32
+    )
+    for epoch in range(2):
+        training._epoch(epoch)
+    return training.runner.weights
+
+
+@pytest.mark.parametrize("start", ["random", "initial", "trained"])
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+@pytest.mark.parametrize("name", ["images", "digits", "texts"])
+def test_no_less_exact_than_pytorch(name: str, precision: str, start: str) -> None:
+    task = task_of(name)
+    weights = trained(task, 64) if start == "trained" else None
+    found = compare(
+        task, networks=64, batch=128, precision=precision, device="cuda", weights=weights,
+        noise=0.1 if start == "random" else 0.0,
+    )  # fmt: skip
+    errors = found.errors(task)
+    worst = {k: (round(a, 5), round(b, 5)) for k, (a, b) in errors.items() if a > 1.2 * b}
+    assert not worst, worst
+
+
+def test_runs_by_both_paths_agree_as_two_precisions_of_one_path_do() -> None:
+    task, runs = load_task("digits", None), sample(256)
+    accuracy = []
+    for path, precision in (("torch", "bf16"), ("fused", "bf16"), ("torch", "tf32")):
+        recipe = Recipe(epochs=12, batch=16, precision=precision)
+        rows = train(task, runs, recipe, device="cuda", path=path).rows
+        last = {r["run"]: r["test_accuracy"] for r in rows if r.get("percent") == 100}
+        accuracy.append([last.get(c.run, 0.0) for c in runs])
+    plain, fused, other = accuracy
+    assert stats.ks_2samp(plain, fused).pvalue > 0.05
+    floor = stats.kendalltau(plain, other).statistic
+    print("tau plain/fused", stats.kendalltau(plain, fused).statistic, "floor", floor)
+    assert stats.kendalltau(plain, fused).statistic > min(0.9, floor - 0.02)
+
+
+def test_equal_seeds_give_equal_bits() -> None:
+    task, runs = bright_images(28, 4, 2), sample(6)
+    recipe = Recipe(epochs=2, batch=32, precision="bf16")
+    first, again = (train(task, runs, recipe, device="cuda", path="fused") for _ in range(2))
+    assert torch.equal(first.weights, again.weights)
+
+
+def test_a_run_does_not_notice_its_neighbours() -> None:
+    task, runs = bright_images(28, 4, 2), sample(9)
+    recipe = Recipe(epochs=2, batch=32, precision="bf16")
+    together = train(task, runs, recipe, device="cuda", path="fused")
+    alone = train(task, [runs[5]], recipe, device="cuda", path="fused")
+    rows = [i for i, row in enumerate(together.rows) if row["run"] == runs[5].run]
+    assert torch.equal(together.weights[rows], alone.weights)
+
+
+def test_the_group_acts_on_the_gpu_as_on_the_cpu() -> None:
+    space = spaces.attention_block(32, 2, 16, 16, 64)
+    source = torch.Generator().manual_seed(0)
+    weights = {k: w.double() for k, w in space.randn(100, generator=source).items()}
+    element = space.group.random(source, batch=100, max_condition=100, dtype=torch.float64)
+    here = element.act(weights)
+    there = element.to("cuda").act({k: w.cuda() for k, w in weights.items()})
+    for name, w in here.items():
+        assert there[name].is_cuda
+        torch.testing.assert_close(there[name].cpu(), w, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,64 @@
+"""Runs the kernels in Triton's interpreter and prints the errors as JSON (a process of its own).
+
+The interpreter is chosen before Triton is imported, so a test cannot switch it on for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import torch
+from kernel_cases import bright_images, compare, long_texts
+
+from transformer_nfn.zoo import Recipe, sample
+from transformer_nfn.zoo.kernels.runner import FusedRunner
+from transformer_nfn.zoo.trainer import _Training
+
+TASKS = {
+    "images": lambda: bright_images(8, 2, 0),
+    "cropped": lambda: bright_images(12, 4, 2),
+    "texts": lambda: long_texts(60, 70),
+}
+
+
+def trained_beside_plain() -> dict[str, float]:
+    """Two epochs of four runs, another optimiser each and not as many steps, by both runners."""
+    task = bright_images(8, 2, 0, n=40)
+    kinds = {c.optimizer: c for c in sample(8)}
+    names = ("sgd", "sgdm", "adam", "rmsprop")
+    counts = [36, 36, 30, 20]
+    runs = [replace(kinds[name], train_fraction=1.0) for name in names]
+    recipe = Recipe(epochs=2, batch=12)
+    plain = _Training(task, runs, counts, recipe, "cpu", "torch", torch.float32)
+    fused = _Training(task, runs, counts, recipe, "cpu", "torch", torch.float32)
+    stepper = plain.runner.stepper  # type: ignore[attr-defined]
+    weights = fused.runner.weights.clone()
+    fused.runner = FusedRunner(task, weights, stepper.threshold, "float32", 12)
+    hits = [[one._epoch(epoch) for epoch in range(2)] for one in (plain, fused)]
+    tested = [one.runner.evaluate(one.runner.weights, "test") for one in (plain, fused)]
+    apart = (plain.runner.weights - fused.runner.weights).abs()
+    return {
+        "plain_rules": float(apart[:2].max()),
+        # Where a gradient is all rounding, these two move a whole step by its sign.
+        "adaptive_rules": float(apart[2:].mean()),
+        "train_accuracy": float((torch.stack(hits[0]) - torch.stack(hits[1])).abs().max()),
+        "test_loss": float((tested[0][0] / tested[1][0] - 1).abs().max()),
+        "test_hits": float((tested[0][1] - tested[1][1]).abs().max()),
+    }
+
+
+def main() -> None:
+    """One task, or the training."""
+    what = sys.argv[1]
+    if what == "training":
+        print(json.dumps(trained_beside_plain()))
+        return
+    task = TASKS[what]()
+    found = compare(task, networks=3, batch=6, precision="float32", device="cpu")
+    print(json.dumps(found.errors(task)))
+
+
+if __name__ == "__main__":
+    main()
