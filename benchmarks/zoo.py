@@ -157,7 +157,7 @@ def compare(name: str, arguments: argparse.Namespace, device: str) -> None:
     alone_steps = arguments.steps or (50 if cuda else {"digits": 30}.get(name, 12))
     path = describe_path(arguments.path, "cpu", task.arch)[0]
     networks = arguments.networks or (256 if cuda else 8)
-    steps = arguments.steps or (40 if cuda else {"digits": 10}.get(name, 5))
+    steps = arguments.steps or (200 if cuda else {"digits": 10}.get(name, 5))
     print(f"\n{name}: {per_epoch} steps of {BATCH} an epoch, {device}")
     ones, rates, peak = [], [], 0
     # In turns, so that whatever else the machine does meets both sides alike.

@@ -108,6 +108,8 @@ def test_largest_change_under_augmentation():
     assert view.paper_cell("mlp", "change").text == "−0.049"
     assert view.paper_cell("transformer_nfn", "change").text == "+0.003"
     assert "change" not in table_columns("table6", cells)["column"]
+    (view,) = lay_out("table6", [*cells, record("table6", "mlp", "twice", 0.82)])
+    assert view.ours["mlp", "change"].text == "−0.070", "counted from as many steps"
 
 
 def test_the_worst_disagreement_on_gU_and_U_stands_under_the_table():

@@ -17,9 +17,10 @@ from transformer_nfn.zoo.trainer import _Training, train
 pytestmark = pytest.mark.gpu
 
 
-def task_of(name: str) -> Task:
+def task_of(name: str, precision: str) -> Task:
     if name == "texts":
-        return long_texts()
+        # In tf32 a tile of 256 tokens does not fit the chip; the trainer takes bf16 there.
+        return long_texts(longest=150 if precision == "bf16" else 120)
     return bright_images(28, 4, 2) if name == "images" else load_task("digits", None)
 
 
@@ -40,7 +41,7 @@ def trained(task: Task, networks: int) -> torch.Tensor:
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 @pytest.mark.parametrize("name", ["images", "digits", "texts"])
 def test_no_less_exact_than_pytorch(name: str, precision: str, start: str) -> None:
-    task = task_of(name)
+    task = task_of(name, precision)
     weights = trained(task, 64) if start == "trained" else None
     found = compare(
         task, networks=64, batch=128, precision=precision, device="cuda", weights=weights,

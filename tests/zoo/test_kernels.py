@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from transformer_nfn.zoo import ZooError, load_task
+from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.paths import describe_path
 
 HERE = Path(__file__).parent
@@ -46,6 +47,9 @@ def test_the_fused_path_says_why_it_cannot_be_taken() -> None:
     arch = load_task("digits", None).arch
     with pytest.raises(ZooError, match="path fused was asked for, but the fused kernels are for"):
         describe_path("fused", "cpu", arch, "bf16")
+    texts = Architecture(tokens=512, classes=4, patch=0)
+    assert describe_path("auto", "cuda", texts, "bf16")[0] == "fused"
+    assert "texts in bf16, not tf32" in describe_path("auto", "cuda", texts, "tf32")[1]
     path, sentence = describe_path("auto", "cuda", arch, "float32")
     assert path == "compiled"
     assert "multiply in bf16 or tf32" in sentence

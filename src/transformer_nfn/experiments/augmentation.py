@@ -38,9 +38,12 @@ def disguised(data: Dataset, bound: float, seed: int) -> Dataset:
 
 
 def augmented(parts: Parts, bound: float, seed: int = 0) -> Parts:
-    """Two-fold augmentation of every part; the originals are kept."""
+    """Two-fold augmentation of every part; the originals are kept.
+
+    With ``bound`` 0 the second half is the first again: as many steps, nothing new to see.
+    """
     twice = [
-        joined(part, disguised(part, bound, seed + which))
+        joined(part, disguised(part, bound, seed + which) if bound else part)
         for which, part in (
             (TRAIN_PART, parts.train),
             (VAL_PART, parts.val),

@@ -191,19 +191,22 @@ TABLE_6 = PaperTable(
     },
     columns={
         "original": "Original",
+        "twice": "Twice, unchanged",
         "[-1,1]": "[−1, 1]",
         "[-10,10]": "[−10, 10]",
         "[-100,100]": "[−100, 100]",
     },
     printed=_cells("""
-xgboost         | 0.859 ± 0.001 | 0.799 ± 0.003 | 0.800 ± 0.001 | 0.802 ± 0.003
-lightgbm        | 0.835 ± 0.001 | 0.785 ± 0.003 | 0.784 ± 0.003 | 0.786 ± 0.004
-random_forest   | 0.774 ± 0.003 | 0.714 ± 0.001 | 0.715 ± 0.002 | 0.716 ± 0.002
-mlp             | 0.879 ± 0.006 | 0.830 ± 0.002 | 0.833 ± 0.002 | 0.833 ± 0.005
-statnn          | 0.841 ± 0.002 | 0.793 ± 0.003 | 0.791 ± 0.003 | 0.771 ± 0.013
-transformer_nfn | 0.910 ± 0.001 | 0.912 ± 0.001 | 0.912 ± 0.002 | 0.913 ± 0.001
+xgboost         | 0.859 ± 0.001 | - | 0.799 ± 0.003 | 0.800 ± 0.001 | 0.802 ± 0.003
+lightgbm        | 0.835 ± 0.001 | - | 0.785 ± 0.003 | 0.784 ± 0.003 | 0.786 ± 0.004
+random_forest   | 0.774 ± 0.003 | - | 0.714 ± 0.001 | 0.715 ± 0.002 | 0.716 ± 0.002
+mlp             | 0.879 ± 0.006 | - | 0.830 ± 0.002 | 0.833 ± 0.002 | 0.833 ± 0.005
+statnn          | 0.841 ± 0.002 | - | 0.793 ± 0.003 | 0.791 ± 0.003 | 0.771 ± 0.013
+transformer_nfn | 0.910 ± 0.001 | - | 0.912 ± 0.001 | 0.912 ± 0.002 | 0.913 ± 0.001
 """),
     zoo="15,949 networks trained on AG News",
+    note="Augmented parts hold every network twice, so training takes twice the steps; the second "
+    "column gives each network twice as it is, and changes are counted from there.",
 )
 PAPER_TABLES: Mapping[str, PaperTable] = {
     table.name: table for table in (TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6)

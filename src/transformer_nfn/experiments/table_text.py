@@ -239,9 +239,10 @@ def _add_changes(view: TableView) -> None:
 
 
 def _largest_change(values: list[float | None]) -> Number | None:
-    """The furthest that any later value lies from the first."""
-    original, *others = values
-    changes = [value - original for value in others if value is not None and original is not None]
+    """The furthest that any augmented value lies from what as many steps give without."""
+    original, twice, *others = values
+    base = original if twice is None else twice
+    changes = [value - base for value in others if value is not None and base is not None]
     if not changes:
         return None
     change = max(changes, key=abs)

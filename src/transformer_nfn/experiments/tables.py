@@ -42,7 +42,8 @@ class Cell:
         model: which predictor.
         options: of the model.
         min_accuracy: networks at least this accurate.
-        bound: entries of the augmenting group elements; None for no augmentation.
+        bound: entries of the augmenting group elements; 0 for every network twice as it is,
+            None for no augmentation.
         trained: False where the cell is about the size of the model alone.
     """
 
@@ -95,7 +96,7 @@ def table_cells(name: str, task: str, models: Iterable[str] | None = None) -> li
             for model in ("transformer_nfn", "mlp", "statnn")
         ]
     if name == "table6":
-        bounds = [None, 1.0, 10.0, 100.0]
+        bounds = [None, 0.0, 1.0, 10.0, 100.0]
         return [
             Cell(name, model, column, model, bound=bound)
             for column, bound in zip(TABLE_6.columns, bounds, strict=True)
@@ -166,7 +167,7 @@ def fill_cell(
         parts = parts.to("cpu")
 
     def measure(predictors: list[Predictor]) -> dict[str, Any]:
-        if cell.bound is None:
+        if not cell.bound:
             return {}
         return {"agreement": agreement(predictors, parts.test, cell.bound)}
 

@@ -61,6 +61,8 @@ def why_not_fused(arch: Architecture | None, device: str, precision: str) -> str
     if arch is not None:
         if (arch.d_model, arch.heads, arch.d_ff) != (32, 2, 64):
             return "the fused kernels are for width 32, 2 heads and 64 neurons"
+        if precision == "tf32" and not arch.patch:
+            return "the fused kernels multiply texts in bf16, not tf32"
         if arch.classes > 64 or arch.patch > 64:
             return "the fused kernels are for at most 64 classes and 64 pixels a patch"
     return ""
