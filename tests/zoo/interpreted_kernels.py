@@ -25,7 +25,7 @@ TASKS = {
 
 def trained_beside_plain() -> dict[str, float]:
     """Two epochs of four runs, another optimiser each and not as many steps, by both runners."""
-    task = bright_images(8, 2, 0, n=40)
+    task = bright_images(8, 2, 0, n=44)
     kinds = {c.optimizer: c for c in sample(8)}
     names = ("sgd", "sgdm", "adam", "rmsprop")
     counts = [36, 36, 30, 20]
@@ -37,15 +37,15 @@ def trained_beside_plain() -> dict[str, float]:
     weights = fused.runner.weights.clone()
     fused.runner = FusedRunner(task, weights, stepper.threshold, "float32", 12)
     hits = [[one._epoch(epoch) for epoch in range(2)] for one in (plain, fused)]
-    tested = [one.runner.evaluate(one.runner.weights, "test") for one in (plain, fused)]
+    tested = [one.runner.evaluate(one.runner.weights, "held") for one in (plain, fused)]
     apart = (plain.runner.weights - fused.runner.weights).abs()
     return {
         "plain_rules": float(apart[:2].max()),
         # Where a gradient is all rounding, these two move a whole step by its sign.
         "adaptive_rules": float(apart[2:].mean()),
         "train_accuracy": float((torch.stack(hits[0]) - torch.stack(hits[1])).abs().max()),
-        "test_loss": float((tested[0][0] / tested[1][0] - 1).abs().max()),
-        "test_hits": float((tested[0][1] - tested[1][1]).abs().max()),
+        "held_loss": float((tested[0][0] / tested[1][0] - 1).abs().max()),
+        "held_hits": float((tested[0][1] - tested[1][1]).abs().max()),
     }
 
 
