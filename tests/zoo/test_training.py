@@ -299,3 +299,12 @@ def test_batch_is_what_a_user_expects() -> None:
     assert isinstance(batch, Batch)
     raw = task.images["test"][3].float() / 16
     torch.testing.assert_close(task.module_inputs(batch.inputs[0])[0, 0], (raw - 0.5) / 0.5)
+
+
+def test_the_native_step_refuses_weights_it_would_misread() -> None:
+    task = random_images(8, 2, 16)
+    weights = initial_weights(task.arch, mixed_runs()[0])[None]
+    stepper = NativeStepper(task.arch, weights, torch.zeros(1, dtype=torch.int32))
+    batch = task.batch("test", torch.arange(8)[None])
+    with pytest.raises(ZooError, match="reads float32 weights, found torch.float16"):
+        stepper.evaluate(weights.half(), batch)

@@ -65,6 +65,8 @@ class NativeStepper:
         self, weights: Tensor, batch: Batch, keys: Tensor | None, grad: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         M = len(weights)
+        if weights.dtype != torch.float32:
+            raise ZooError(f"the native step reads float32 weights, found {weights.dtype}")
         inputs, labels = batch.inputs.contiguous(), batch.labels.contiguous()
         lengths = None if batch.lengths is None else batch.lengths.contiguous()
         keys = None if keys is None else keys.contiguous()
