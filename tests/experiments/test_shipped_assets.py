@@ -1,4 +1,4 @@
-"""What the repository ships under a name is whole, and says of unseen networks how good they are."""
+"""What the repository ships by name is whole, and ranks networks it never saw."""
 
 import json
 

@@ -306,5 +306,5 @@ def test_the_native_step_refuses_weights_it_would_misread() -> None:
     weights = initial_weights(task.arch, mixed_runs()[0])[None]
     stepper = NativeStepper(task.arch, weights, torch.zeros(1, dtype=torch.int32))
     batch = task.batch("test", torch.arange(8)[None])
-    with pytest.raises(ZooError, match="reads float32 weights, found torch.float16"):
+    with pytest.raises(ZooError, match=r"reads float32 weights, found torch\.float16"):
         stepper.evaluate(weights.half(), batch)
