@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
@@ -20,6 +21,34 @@ def find_compiler() -> str | None:
         if name and shutil.which(name):
             return shutil.which(name)
     return None
+
+
+def load(
+    sources: Sequence[Path],
+    what: str,
+    declare: Callable[[ctypes.CDLL], ctypes.CDLL],
+    tries: Sequence[Sequence[str]] = ((),),
+) -> tuple[ctypes.CDLL | None, str]:
+    """The library made of some C source, ready to call, or None and why there is none.
+
+    Args:
+        sources, what: see `build`.
+        declare: says what the library's functions take, and returns it.
+        tries: further flags for the compiler; the first with which it works are taken.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        return None, "no C compiler was found"
+    problem = ""
+    for flags in tries:
+        made, problem = build(compiler, sources, what, flags)
+        if made is None:
+            continue
+        try:
+            return declare(ctypes.CDLL(str(made))), ""
+        except OSError as error:
+            problem = f"the compiled {what} cannot be loaded ({error})"
+    return None, problem
 
 
 def build(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transformer_nfn import spaces
+from transformer_nfn import native_code, spaces
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough, _pooled
 
@@ -150,7 +150,7 @@ def test_without_gradients_reading_through_changes_nothing(
 
 def test_without_a_compiler_the_sums_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_pooled, "WORTHWHILE", 0)
-    monkeypatch.setattr(_pooled, "find_compiler", lambda: None)
+    monkeypatch.setattr(native_code, "find_compiler", lambda: None)
     _pooled.library.cache_clear()
     try:
         assert _pooled.library() == (None, "no C compiler was found")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from transformer_nfn import native_code
 from transformer_nfn.zoo import Recipe, ZooError, sample, train
 from transformer_nfn.zoo.native import compile as native
 from transformer_nfn.zoo.paths import describe_path
@@ -15,7 +16,7 @@ from .conftest import random_images
 
 
 def test_without_a_compiler_builds_say_so_and_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "find_compiler", lambda: None)
+    monkeypatch.setattr(native_code, "find_compiler", lambda: None)
     native.library.cache_clear()
     try:
         path, words = describe_path("auto", "cpu")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from transformer_nfn.native_code import build, find_compiler
+from transformer_nfn.native_code import load
 
 SOURCES = ("pooled_relu.c", "pooled_relu.h")
 FUNCTIONS = {torch.float32: "tnfn_pooled_relu_float", torch.float64: "tnfn_pooled_relu_double"}
@@ -93,22 +93,9 @@ def _plain(given: list[Tensor]) -> bool:
 @functools.cache
 def library() -> tuple[ctypes.CDLL | None, str]:
     """The compiled sums, or None and why there are none."""
-    compiler = find_compiler()
-    if compiler is None:
-        return None, "no C compiler was found"
     here = Path(__file__).parent
-    files = [here / name for name in SOURCES]
-    problem = ""
     # OpenMP shares the threads of PyTorch; a compiler may lack it.
-    for flags in (["-fopenmp"], []):
-        made, problem = build(compiler, files, "pooled-relu", flags)
-        if made is None:
-            continue
-        try:
-            return _declare(ctypes.CDLL(str(made))), ""
-        except OSError as error:
-            problem = f"the compiled pooled-relu cannot be loaded ({error})"
-    return None, problem
+    return load([here / name for name in SOURCES], "pooled-relu", _declare, (["-fopenmp"], []))
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:

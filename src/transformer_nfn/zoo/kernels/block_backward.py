@@ -14,6 +14,7 @@ import triton.language as tl
 from transformer_nfn.zoo.kernels.inputs import IMAGES, MEMORY, WORDS
 from transformer_nfn.zoo.kernels.shared import (
     LOG2E,
+    batch_now,
     dropped,
     layer_norm,
     layer_norm_backward,
@@ -37,10 +38,9 @@ def rows_backward(
     """
     m = tl.program_id(0)
     chunk = tl.program_id(1)
-    step = tl.load(step_ptr)
-    if step >= tl.load(steps_ptr + m):
+    _, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    if L == 0:
         return
-    L = tl.load(length_ptr + m * STEPS + step)
     DT: tl.constexpr = a_ptr.dtype.element_ty
     r = tl.arange(0, R)
     d = tl.arange(0, D)
@@ -115,10 +115,7 @@ def attention_backward(
     m = tl.program_id(0)
     chunk = tl.program_id(1)
     head = tl.program_id(2)
-    step = tl.load(step_ptr)
-    if step >= tl.load(steps_ptr + m):
-        return
-    L = tl.load(length_ptr + m * STEPS + step)
+    _, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
     if (L > T) | (L <= SHORTER):
         return
     DT: tl.constexpr = qkv_ptr.dtype.element_ty
@@ -166,10 +163,9 @@ def projections_backward(
     """
     m = tl.program_id(0)
     chunk = tl.program_id(1)
-    step = tl.load(step_ptr)
-    if step >= tl.load(steps_ptr + m):
+    _, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    if L == 0:
         return
-    L = tl.load(length_ptr + m * STEPS + step)
     DT: tl.constexpr = z_ptr.dtype.element_ty
     r = tl.arange(0, R)
     d = tl.arange(0, D)

@@ -6,7 +6,13 @@ import triton
 import triton.language as tl
 
 from transformer_nfn.zoo.kernels.inputs import IMAGES, MEMORY, row_patches, row_words
-from transformer_nfn.zoo.kernels.shared import LOG2E, dropped, layer_norm, operand
+from transformer_nfn.zoo.kernels.shared import (
+    LOG2E,
+    batch_now,
+    dropped,
+    layer_norm,
+    operand,
+)
 
 
 @triton.jit
@@ -26,10 +32,9 @@ def projections_forward(
     """
     m = tl.program_id(0)
     chunk = tl.program_id(1)
-    step = tl.load(step_ptr)
-    if step >= tl.load(steps_ptr + m):
+    step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    if L == 0:
         return
-    L = tl.load(length_ptr + m * STEPS + step)
     DT: tl.constexpr = qkv_ptr.dtype.element_ty
     r = tl.arange(0, R)
     d = tl.arange(0, D)
@@ -129,10 +134,7 @@ def block_forward(
     """
     m = tl.program_id(0)
     chunk = tl.program_id(1)
-    step = tl.load(step_ptr)
-    if step >= tl.load(steps_ptr + m):
-        return
-    L = tl.load(length_ptr + m * STEPS + step)
+    _, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
     if (L > T) | (L <= SHORTER):
         return
     DT: tl.constexpr = qkv_ptr.dtype.element_ty

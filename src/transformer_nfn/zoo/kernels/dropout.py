@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from transformer_nfn.zoo.kernels.shared import hash_word
+from transformer_nfn.zoo.kernels.shared import batch_now, hash_word
 
 
 @triton.jit
@@ -16,10 +16,9 @@ def dropout_bits(
     """Bit ``c`` of a row's word says whether `randomness.keep_mask` keeps entry ``c``."""
     m = tl.program_id(0)
     site = tl.program_id(1)
-    step = tl.load(step_ptr)
-    if step >= tl.load(steps_ptr + m):
+    step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    if L == 0:
         return
-    L = tl.load(length_ptr + m * STEPS + step)
     row = tl.program_id(2) * N + tl.arange(0, N)
     threshold = tl.load(threshold_ptr + m)
     key = key_ptr + ((m * STEPS + step) * SITES + site) * 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from transformer_nfn.zoo.kernels.shared import batch_now
+
 
 @triton.jit
 def classify(
@@ -19,8 +21,8 @@ def classify(
     """
     m = tl.program_id(0)
     chunk = tl.program_id(1)
-    step = tl.load(step_ptr)
-    if step >= tl.load(steps_ptr + m):
+    step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    if L == 0:
         return
     s = chunk * S + tl.arange(0, S)
     d = tl.arange(0, D)
@@ -61,6 +63,5 @@ def classify(
         g1 = tl.dot(tl.trans(pooled), dh, input_precision="ieee")
         tl.store(grad + W1 + d[:, None] * D + d[None, :], g1)
         tl.store(grad + B1 + d, tl.sum(dh, 0))
-        L = tl.load(length_ptr + m * STEPS + step)
         dpooled = tl.dot(dh, tl.trans(w1), input_precision="ieee") / L
         tl.store(dpooled_ptr + at, dpooled, mask=there[:, None])

@@ -9,6 +9,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS):
+    """The step, and how many tokens a sample of network ``m`` has in it: 0 if its epoch is over."""
+    step = tl.load(step_ptr)
+    on = step < tl.load(steps_ptr + m)
+    return step, tl.load(length_ptr + m * STEPS + step, mask=on, other=0)
+
+
+@triton.jit
 def operand(x, DT: tl.constexpr, PREC: tl.constexpr):
     """``x`` as the tensor cores shall read it: they cut tf32 off where rounding is wanted."""
     if (tl.float32 == DT) and (PREC == "tf32"):

@@ -6,7 +6,7 @@ import ctypes
 import functools
 from pathlib import Path
 
-from transformer_nfn.native_code import build, find_compiler
+from transformer_nfn.native_code import load
 
 SOURCES = ("step.c", "pass.h")
 
@@ -14,17 +14,8 @@ SOURCES = ("step.c", "pass.h")
 @functools.cache
 def library() -> tuple[ctypes.CDLL | None, str]:
     """The compiled step, or None and why there is none."""
-    compiler = find_compiler()
-    if compiler is None:
-        return None, "no C compiler was found"
     here = Path(__file__).parent
-    made, problem = build(compiler, [here / name for name in SOURCES], "step")
-    if made is None:
-        return None, problem
-    try:
-        return _declare(ctypes.CDLL(str(made))), ""
-    except OSError as error:
-        return None, f"the compiled step cannot be loaded ({error})"
+    return load([here / name for name in SOURCES], "step", _declare)
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
