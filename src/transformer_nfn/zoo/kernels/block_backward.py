@@ -38,7 +38,7 @@ def rows_backward(
     """
     m = tl.program_id(0)
     chunk = tl.program_id(1)
-    _, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
     if L == 0:
         return
     DT: tl.constexpr = a_ptr.dtype.element_ty
@@ -115,7 +115,7 @@ def attention_backward(
     m = tl.program_id(0)
     chunk = tl.program_id(1)
     head = tl.program_id(2)
-    _, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
     if (L > T) | (L <= SHORTER):
         return
     DT: tl.constexpr = qkv_ptr.dtype.element_ty
@@ -163,7 +163,7 @@ def projections_backward(
     """
     m = tl.program_id(0)
     chunk = tl.program_id(1)
-    _, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
     if L == 0:
         return
     DT: tl.constexpr = z_ptr.dtype.element_ty

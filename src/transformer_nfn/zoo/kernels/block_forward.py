@@ -134,7 +134,7 @@ def block_forward(
     """
     m = tl.program_id(0)
     chunk = tl.program_id(1)
-    _, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
     if (L > T) | (L <= SHORTER):
         return
     DT: tl.constexpr = qkv_ptr.dtype.element_ty
