@@ -1,13 +1,14 @@
-"""A transformer block forward, in two kernels: rows to q, k and v, then the rest by samples."""
+"""Forward: an embedding, then a transformer block a kernel, each up to the next q, k and v."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from transformer_nfn.zoo.kernels.inputs import IMAGES, MEMORY, row_patches, row_words
+from transformer_nfn.zoo.kernels.inputs import IMAGES, row_patches, row_words
 from transformer_nfn.zoo.kernels.shared import (
     LOG2E,
+    STATS,
     batch_now,
     dropped,
     layer_norm,
@@ -16,20 +17,53 @@ from transformer_nfn.zoo.kernels.shared import (
 
 
 @triton.jit
-def projections_forward(
-    x_ptr, z_ptr, qkv_ptr, stat_ptr, patch_ptr, w_ptr, bits_ptr, step_ptr, steps_ptr,
-    length_ptr, scale_ptr, order_ptr, sample_ptr, pattern_ptr, vector_ptr, position_ptr,
-    crop_ptr, B, ROWS, STEPS, SAMPLES, WIDE, white,
+def projections(w_ptr, D: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr):
+    """The weights to q, to k and to v, as operands."""
+    d = tl.arange(0, D)
+    at = w_ptr + d[:, None] * (3 * D) + d[None, :]
+    to_q = operand(tl.load(at), DT, PREC)
+    to_k = operand(tl.load(at + D), DT, PREC)
+    to_v = operand(tl.load(at + 2 * D), DT, PREC)
+    return to_q, to_k, to_v
+
+
+@triton.jit
+def project(
+    x, to_q, to_k, to_v, z_ptr, qkv_ptr, stat_ptr, row, here, D: tl.constexpr,
+    SAVE: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """LayerNorm of the rows ``x``, numbered ``row``, and their q, k and v.
+
+    ``stat_ptr`` is each row's own place.
+    """
+    DT: tl.constexpr = qkv_ptr.dtype.element_ty
+    d = tl.arange(0, D)
+    real = here[:, None]
+    normed, rstd = layer_norm(x, D)
+    z = operand(normed, DT, PREC)
+    if SAVE:
+        tl.store(z_ptr + row[:, None] * D + d[None, :], z, mask=real)
+        tl.store(stat_ptr, rstd, mask=here)
+    to = qkv_ptr + row[:, None] * (3 * D) + d[None, :]
+    q = tl.dot(z, to_q, input_precision=PREC)
+    tl.store(to, operand(q, DT, PREC), mask=real)
+    k = tl.dot(z, to_k, input_precision=PREC)
+    tl.store(to + D, operand(k, DT, PREC), mask=real)
+    v = tl.dot(z, to_v, input_precision=PREC)
+    tl.store(to + 2 * D, operand(v, DT, PREC), mask=real)
+
+
+@triton.jit
+def embed(
+    z_ptr, qkv_ptr, stat_ptr, patch_ptr, w_ptr, bits_ptr, step_ptr, steps_ptr, length_ptr,
+    scale_ptr, order_ptr, sample_ptr, pattern_ptr, vector_ptr, position_ptr, crop_ptr, B, ROWS,
+    STEPS, SAMPLES, WIDE, white,
     W: tl.constexpr, QKV: tl.constexpr, EW: tl.constexpr, EB: tl.constexpr,
     SITES: tl.constexpr, S: tl.constexpr, R: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
     PP: tl.constexpr, PADDING: tl.constexpr, SOURCE: tl.constexpr, TRAIN: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
-    """LayerNorm and the projections to q, k and v, on rows as they lie.
-
-    The first block of a network makes its input from the samples themselves: patches or words,
-    embedded, with positions and dropout.
-    """
+    """From the samples themselves to the first block's q, k and v, on rows as they lie."""
     m = tl.program_id(0)
     chunk = tl.program_id(1)
     step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
@@ -38,17 +72,13 @@ def projections_forward(
     DT: tl.constexpr = qkv_ptr.dtype.element_ty
     r = tl.arange(0, R)
     d = tl.arange(0, D)
-    c = tl.arange(0, 4 * D)
-    known = (c < 3 * D)[None, :]
     first = m.to(tl.int64) * ROWS
     w = w_ptr + m.to(tl.int64) * W
-    into = tl.load(w + QKV + d[:, None] * (3 * D) + c[None, :], mask=known, other=0.0)
-    into = operand(into, DT, PREC)
-    if SOURCE != MEMORY:
-        order = order_ptr + m.to(tl.int64) * SAMPLES + step * B
-        crop = crop_ptr + (m * STEPS + step) * 2
-        scale = tl.load(scale_ptr + m)
-        bits_ptr += m.to(tl.int64) * SITES * ROWS
+    order = order_ptr + m.to(tl.int64) * SAMPLES + step * B
+    crop = crop_ptr + (m * STEPS + step) * 2
+    scale = tl.load(scale_ptr + m)
+    bits_ptr += m.to(tl.int64) * SITES * ROWS
+    to_q, to_k, to_v = projections(w + QKV, D, DT, PREC)
     if SOURCE == IMAGES:
         p = tl.arange(0, PP)
         we = tl.load(w + EW + p[:, None] * D + d[None, :], mask=(p < P)[:, None], other=0.0)
@@ -61,34 +91,26 @@ def projections_forward(
         real = here[:, None]
         n = row // L
         t = row - n * L
-        at = (first + row)[:, None] * D + d[None, :]
-        if SOURCE == MEMORY:
-            x = tl.load(x_ptr + at, mask=real, other=0.0).to(tl.float32)
-        else:
-            place = t[:, None] * D + d[None, :]
-            x = tl.load(position_ptr + place, mask=real, other=0.0)
-            if SOURCE == IMAGES:
-                patches = row_patches(
-                    sample_ptr, order, pattern_ptr, n, t, here, crop, WIDE, white, P, PP,
-                    PADDING, TRAIN,
-                )  # fmt: skip
-                patches = operand(patches, DT, PREC)
-                if TRAIN:
-                    to = patch_ptr + (first + row)[:, None] * PP + p[None, :]
-                    tl.store(to, patches, mask=real)
-                x += tl.dot(patches, we, input_precision=PREC) + bias
-            else:
-                x += row_words(sample_ptr, order, vector_ptr, n, t, here, WIDE, D)
+        place = t[:, None] * D + d[None, :]
+        x = tl.load(position_ptr + place, mask=real, other=0.0)
+        if SOURCE == IMAGES:
+            patches = row_patches(
+                sample_ptr, order, pattern_ptr, n, t, here, crop, WIDE, white, P, PP, PADDING,
+                TRAIN,
+            )  # fmt: skip
+            patches = operand(patches, DT, PREC)
             if TRAIN:
-                x = dropped(x, tl.load(bits_ptr + row, mask=here, other=0), scale, D)
-        normed, rstd = layer_norm(x, D)
-        z = operand(normed, DT, PREC)
+                to = patch_ptr + (first + row)[:, None] * PP + p[None, :]
+                tl.store(to, patches, mask=real)
+            x += tl.dot(patches, we, input_precision=PREC) + bias
+        else:
+            x += row_words(sample_ptr, order, vector_ptr, n, t, here, WIDE, D)
         if TRAIN:
-            tl.store(z_ptr + at, z, mask=real)
-            tl.store(stat_ptr + (first + n * L) * 4 + 2 * L + t, rstd, mask=here)
-        qkv = operand(tl.dot(z, into, input_precision=PREC), DT, PREC)
-        to = qkv_ptr + (first + row)[:, None] * (3 * D) + c[None, :]
-        tl.store(to, qkv, mask=real & known)
+            x = dropped(x * scale, tl.load(bits_ptr + row, mask=here, other=0), D)
+        stat = stat_ptr + (first + n * L) * STATS + 2 * L + t
+        project(
+            x, to_q, to_k, to_v, z_ptr, qkv_ptr, stat, first + row, here, D, TRAIN, PREC
+        )
 
 
 @triton.jit
@@ -117,20 +139,20 @@ def attend(
 
 @triton.jit
 def block_forward(
-    qkv_ptr, out_ptr, a_ptr, y_ptr, stat_ptr, pooled_ptr, w_ptr, bits_ptr, step_ptr, steps_ptr,
-    length_ptr, scale_ptr, B, ROWS, STEPS,
-    W: tl.constexpr, OUT: tl.constexpr, A: tl.constexpr, BA: tl.constexpr,
-    BW: tl.constexpr, BB: tl.constexpr, SITE: tl.constexpr, SITES: tl.constexpr, S: tl.constexpr,
-    T: tl.constexpr, SHORTER: tl.constexpr, D: tl.constexpr, FF: tl.constexpr,
-    LAST: tl.constexpr, TRAIN: tl.constexpr, PREC: tl.constexpr,
+    qkv_ptr, a_ptr, y_ptr, stat_ptr, next_qkv_ptr, next_stat_ptr, out_ptr, pooled_ptr, w_ptr,
+    bits_ptr, step_ptr, steps_ptr, length_ptr, scale_ptr, B, ROWS, STEPS,
+    W: tl.constexpr, OUT: tl.constexpr, A: tl.constexpr, BA: tl.constexpr, BW: tl.constexpr,
+    BB: tl.constexpr, NEXT: tl.constexpr, SITE: tl.constexpr, SITES: tl.constexpr,
+    S: tl.constexpr, T: tl.constexpr, SHORTER: tl.constexpr, D: tl.constexpr,
+    FF: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Attention, dropout, LayerNorm, MLP, dropout of samples ``chunk·S …``.
 
     Rows of a network lie densely, ``length`` a sample; a program leaves networks to the launch
-    whose ``T`` fits them (``SHORTER`` < length ≤ ``T``). The last block also means its
-    normalised output over tokens. What backward needs again is kept: the heads' outputs, the
-    MLP's normalised input, and of each sample the logarithms of softmax's sums (two rows) and
-    the reciprocal deviations of both LayerNorms (two rows).
+    whose ``T`` fits them (``SHORTER`` < length ≤ ``T``). The output is normalised; the last
+    block means it over tokens, the others project it to the next block's q, k and v (``NEXT``:
+    where those weights lie). What backward needs again is kept: the heads' outputs, what
+    LayerNorms gave (``out``: the one after the block), and a row's numbers (``STATS``).
     """
     m = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -151,6 +173,8 @@ def block_forward(
     ba = tl.load(w + BA + f)
     wb = operand(tl.load(w + BW + f[:, None] * D + d[None, :]), DT, PREC)
     bb = tl.load(w + BB + d)
+    if not LAST:
+        to_q, to_k, to_v = projections(w + NEXT, D, DT, PREC)
     real = t < L
     mask = real[:, None]
     hidden = tl.where(real, 0.0, float("-inf"))
@@ -162,7 +186,7 @@ def block_forward(
         begin = first + n * L
         word = bits_ptr + n * L + t
         row = (begin + t)[:, None]
-        stat = stat_ptr + begin * 4 + t
+        stat = stat_ptr + begin * STATS + t
         qkv = qkv_ptr + row * (3 * D) + j[None, :]
         a0 = attend(qkv, mask, hidden, stat, real, D, TRAIN, PREC)
         a1 = attend(qkv + HD, mask, hidden, stat + L, real, D, TRAIN, PREC)
@@ -172,7 +196,7 @@ def block_forward(
             head = a_ptr + row * D + j[None, :]
             tl.store(head, a0, mask=mask)
             tl.store(head + HD, a1, mask=mask)
-            y = dropped(y, tl.load(word, mask=real, other=0), scale, D)
+            y = dropped(y * scale, tl.load(word, mask=real, other=0), D)
         normed, rstd = layer_norm(y, D)
         z = operand(normed, DT, PREC)
         if TRAIN:
@@ -182,11 +206,17 @@ def block_forward(
         h = operand(tl.maximum(h, 0.0), DT, PREC)
         y = tl.dot(h, wb, input_precision=PREC) + bb[None, :]
         if TRAIN:
-            y = dropped(y, tl.load(word + ROWS, mask=real, other=0), scale, D)
-        y = y.to(DT)
-        if TRAIN or not LAST:
-            tl.store(out_ptr + begin * D + at, y, mask=mask)
+            y = dropped(y * scale, tl.load(word + ROWS, mask=real, other=0), D)
         if LAST:
-            normed, _ = layer_norm(y.to(tl.float32), D)
-            mean = tl.sum(tl.where(mask, normed, 0.0), 0) / L
+            y, rstd = layer_norm(y, D)
+            mean = tl.sum(tl.where(mask, y, 0.0), 0) / L
             tl.store(pooled_ptr + (m * B + n).to(tl.int64) * D + d, mean)
+            if TRAIN:
+                tl.store(stat + 4 * L, rstd, mask=real)
+                tl.store(out_ptr + begin * D + at, operand(y, DT, PREC), mask=mask)
+        else:
+            follow = next_stat_ptr + begin * STATS + 2 * L + t
+            project(
+                y, to_q, to_k, to_v, out_ptr, next_qkv_ptr, follow, begin + t, real, D, TRAIN,
+                PREC,
+            )  # fmt: skip

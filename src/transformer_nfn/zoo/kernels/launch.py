@@ -15,11 +15,12 @@ from transformer_nfn.zoo.kernels.block_backward import (
     projections_backward,
     rows_backward,
 )
-from transformer_nfn.zoo.kernels.block_forward import block_forward, projections_forward
+from transformer_nfn.zoo.kernels.block_forward import block_forward, embed
 from transformer_nfn.zoo.kernels.dropout import dropout_bits
 from transformer_nfn.zoo.kernels.head import classify
 from transformer_nfn.zoo.kernels.inputs import IMAGES, MEMORY, WORDS
 from transformer_nfn.zoo.kernels.optimiser import update
+from transformer_nfn.zoo.kernels.shared import STATS
 from transformer_nfn.zoo.network import sites
 from transformer_nfn.zoo.tasks.images import ImageTask
 from transformer_nfn.zoo.tasks.task import Split, Task
@@ -30,7 +31,7 @@ CHUNK = 32
 ROW_TILE = 64
 UPDATE_TILE = 1024
 # Warps a program, stages of its pipeline and registers a thread, as measured on an H200; for
-# attention by the number of tokens a tile holds.
+# attention by the number of tokens a tile holds, backward with the keys taken at a time.
 Options = dict[str, int]
 FORWARD: dict[int, Options] = {
     16: {"num_warps": 1, "num_stages": 2},
@@ -41,12 +42,17 @@ FORWARD: dict[int, Options] = {
     512: {"num_warps": 8, "num_stages": 1},
 }
 ATTENTION: dict[int, Options] = {
-    16: {"num_warps": 1, "num_stages": 2},
-    32: {"num_warps": 2, "num_stages": 2},
-    64: {"num_warps": 4, "num_stages": 1},
-    128: {"num_warps": 8, "num_stages": 1},
-    256: {"num_warps": 8, "num_stages": 1},
-    512: {"num_warps": 8, "num_stages": 1},
+    16: {"num_warps": 1, "num_stages": 2, "KEYS": 16},
+    32: {"num_warps": 1, "num_stages": 2, "KEYS": 16},
+    64: {"num_warps": 1, "num_stages": 2, "KEYS": 16},
+    128: {"num_warps": 8, "num_stages": 1, "KEYS": 128},
+    256: {"num_warps": 8, "num_stages": 1, "KEYS": 256},
+    512: {"num_warps": 8, "num_stages": 1, "KEYS": 512},
+}
+# Numbers of 32 bits take twice the registers.
+WIDE_ATTENTION = ATTENTION | {
+    32: {"num_warps": 2, "num_stages": 2, "KEYS": 32},
+    64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
 }
 ROW: Options = {"num_warps": 4, "num_stages": 3}
 PROJECTIONS: Options = {"num_warps": 4, "num_stages": 2, "maxnreg": 128}
@@ -66,10 +72,13 @@ def padded(count: int) -> int:
     return max(16, 1 << (count - 1).bit_length())
 
 
-def tiles(longest: int) -> list[tuple[int, int]]:
-    """Tile heights that serve samples of up to ``longest`` tokens, each with what is too short."""
-    if longest <= 64:
-        return [(padded(longest), 0)]
+def tiles(longest: int, alike: bool) -> list[tuple[int, int]]:
+    """Tile heights that serve samples of up to ``longest`` tokens, each with what is too short.
+
+    Samples that are all ``alike`` have ``longest`` tokens each.
+    """
+    if alike or longest <= 64:
+        return [(padded(longest), longest - 1 if alike else 0)]
     heights = [64 << i for i in range((longest - 1).bit_length() - 5)]
     return list(zip(heights, [0, *heights], strict=False))
 
@@ -122,6 +131,7 @@ class Pass:
         self.task, self.arch = task, task.arch
         self.networks, self.batch, self.longest = networks, batch, longest
         self.products, self.train = products, train
+        self.tiles = tiles(longest, isinstance(task, ImageTask))
         self.device = next(iter(task.labels.values())).device  # type: ignore[attr-defined]
         self.chunks = -(-batch // CHUNK)
         self.at = offsets(task.arch)
@@ -134,22 +144,20 @@ class Pass:
             return torch.empty(*size, dtype=dtype, device=self.device)
 
         count, nothing, none = task.arch.blocks, empty(1, dtype=dtype), empty(1)
-        # The first block makes its input itself; the others read their predecessor's output.
-        self.x = [nothing] + [empty(*shape, dtype=dtype) for _ in range(count - (not train))]
-        self.x += [nothing] * (not train)
         self.pooled = empty(networks, batch, D)
         self.loss = empty(self.chunks, networks).zero_()
         self.hits = empty(self.chunks, networks).zero_()
-        self.a = self.z = self.y = [nothing] * count
+        self.a = self.y = [nothing] * count
+        self.z = [nothing] * (count + 1)
         self.stats, self.patches = [none] * count, nothing
         wide = (networks, self.rows, 3 * D)
         self.qkv = [empty(*wide, dtype=dtype)] * count
         if train:
-            self.a, self.z, self.y = (
-                [empty(*shape, dtype=dtype) for _ in range(count)] for _ in range(3)
-            )
+            self.a, self.y = ([empty(*shape, dtype=dtype) for _ in range(count)] for _ in range(2))
+            # What LayerNorm gives before each block and after the last.
+            self.z = [empty(*shape, dtype=dtype) for _ in range(count + 1)]
             self.qkv = [empty(*wide, dtype=dtype) for _ in range(count)]
-            self.stats = [empty(networks, self.rows, 4) for _ in range(count)]
+            self.stats = [empty(networks, self.rows, STATS.value) for _ in range(count)]
             self.da, self.dx = (empty(*shape, dtype=dtype) for _ in range(2))
             self.dqkv = empty(*wide, dtype=dtype)
             if task.arch.patch:
@@ -199,21 +207,21 @@ class Pass:
         common = {"W": arch.num_weights, "S": CHUNK, "D": arch.d_model}
         steps = clock.lengths.shape[1]
         (samples, pattern, positions), sizes, source = self._samples(split)
+        embed[grid](
+            self.z[0], self.qkv[0], self.stats[0], self.patches, weights, self.bits, clock.step,
+            clock.steps, clock.lengths, scale, clock.order, samples, pattern, pattern,
+            positions, clock.crop, self.batch, self.rows, steps, _stride(clock.order), *sizes,
+            QKV=at["blocks.0.W_QKV"], SITES=sites(arch), R=ROW_TILE, TRAIN=self.train,
+            PREC=self.products, **source, **PROJECTIONS, **common,
+        )  # fmt: skip
         for i in range(arch.blocks):
-            projections_forward[grid](
-                self.x[i], self.z[i], self.qkv[i], self.stats[i], self.patches, weights,
-                self.bits, clock.step, clock.steps, clock.lengths, scale, clock.order, samples,
-                pattern, pattern, positions, clock.crop, self.batch, self.rows, steps,
-                _stride(clock.order), *sizes, QKV=at[f"blocks.{i}.W_QKV"], SITES=sites(arch),
-                R=ROW_TILE, TRAIN=self.train, PREC=self.products,
-                **(source if i == 0 else source | {"SOURCE": MEMORY.value}), **PROJECTIONS,
-                **common,
-            )  # fmt: skip
-            for height, shorter in tiles(self.longest):
+            following = min(i + 1, arch.blocks - 1)
+            for height, shorter in self.tiles:
                 block_forward[grid](
-                    self.qkv[i], self.x[i + 1], self.a[i], self.y[i], self.stats[i],
-                    self.pooled, weights, self.bits, clock.step, clock.steps, clock.lengths,
-                    scale, self.batch, self.rows, steps, SITE=1 + 2 * i, SITES=sites(arch),
+                    self.qkv[i], self.a[i], self.y[i], self.stats[i], self.qkv[following],
+                    self.stats[following], self.z[i + 1], self.pooled, weights, self.bits,
+                    clock.step, clock.steps, clock.lengths, scale, self.batch, self.rows, steps,
+                    NEXT=at[f"blocks.{following}.W_QKV"], SITE=1 + 2 * i, SITES=sites(arch),
                     T=height, SHORTER=shorter, FF=arch.d_ff, LAST=i + 1 == arch.blocks,
                     TRAIN=self.train, PREC=self.products, **self._block(i),
                     **FORWARD[height], **common,
@@ -244,31 +252,33 @@ class Pass:
         grid = (self.networks, self.chunks)
         steps = clock.lengths.shape[1]
         _, _, source = self._samples(split)
+        attention = ATTENTION if self.da.dtype == torch.bfloat16 else WIDE_ATTENTION
         for i in reversed(range(arch.blocks)):
             last = i + 1 == arch.blocks
             rows_backward[grid](
-                self.a[i], self.y[i], self.x[-1] if last else self.dx, self.dpooled, self.da,
+                self.a[i], self.y[i], self.z[-1] if last else self.dx, self.dpooled, self.da,
                 self.stats[i], weights, self.grad, self.bits, clock.step, clock.steps,
                 clock.lengths, scale, self.batch, self.rows, steps, self.networks, 0,
                 W=arch.num_weights, SITE=1 + 2 * i, SITES=sites(arch), S=CHUNK, R=ROW_TILE,
                 D=arch.d_model, FF=arch.d_ff, LAST=last, PREC=self.products, **self._block(i),
                 **ROW,
             )  # fmt: skip
-            for height, shorter in tiles(self.longest):
-                attention_backward[(*grid, 2)](
+            for height, shorter in self.tiles:
+                attention_backward[(2 * self.networks, self.chunks)](
                     self.qkv[i], self.a[i], self.da, self.stats[i], self.dqkv, clock.step,
                     clock.steps, clock.lengths, self.batch, self.rows, steps, S=CHUNK,
                     T=height, SHORTER=shorter, D=arch.d_model, PREC=self.products,
-                    **ATTENTION[height],
+                    **attention[height],
                 )  # fmt: skip
+            before = {"SOURCE": MEMORY.value, "EB": self.at[f"blocks.{max(i, 1) - 1}.b_B"]}
+            given = source if i == 0 else source | before
             projections_backward[grid](
                 self.z[i], self.dqkv, self.stats[i], self.dx, weights, self.grad, self.bits,
                 clock.step, clock.steps, clock.lengths, scale, self.patches, self.batch,
                 self.rows, steps, self.networks, 0, W=arch.num_weights,
-                QKV=self.at[f"blocks.{i}.W_QKV"], SITES=sites(arch), S=CHUNK, R=ROW_TILE,
-                D=arch.d_model, PREC=self.products,
-                **{k: source[k] for k in ("EW", "EB", "P", "PP")},
-                SOURCE=source["SOURCE"] if i == 0 else MEMORY.value, **PROJECTIONS,
+                QKV=self.at[f"blocks.{i}.W_QKV"], SITE=2 * i, SITES=sites(arch), S=CHUNK,
+                R=ROW_TILE, D=arch.d_model, PREC=self.products,
+                **{k: given[k] for k in ("EW", "EB", "P", "PP", "SOURCE")}, **PROJECTIONS,
             )  # fmt: skip
 
     def update(

@@ -6,6 +6,9 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+# Numbers kept of a block's row for its backward: the logarithms of both heads' sums, then one
+# over the deviations of its input, of the MLP's input and, in the last block, of its output.
+STATS = tl.constexpr(5)
 
 
 @triton.jit
@@ -35,10 +38,10 @@ def hash_word(position, key0, key1):
 
 
 @triton.jit
-def dropped(x, bits, scale, D: tl.constexpr):
-    """``x`` with dropout, from one word of mask a row."""
+def dropped(x, bits, D: tl.constexpr):
+    """``x``, zero where a row's word of mask has no bit: dropout but for its scale."""
     keep = (bits[:, None] >> tl.arange(0, D)[None, :]) & 1
-    return tl.where(keep != 0, x * scale, 0.0)
+    return tl.where(keep != 0, x, 0.0)
 
 
 @triton.jit
