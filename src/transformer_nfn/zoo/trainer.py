@@ -226,9 +226,11 @@ class _Training:
             count = self.counts[at]
             stop = at + self.counts.count(count)
             order = randomness.permutation(key[at:stop], count)
+            out[at:stop, :count] = order
             for row in range(at, stop):
                 subset = self.subset[row]
-                out[row, :count] = order[row - at] if subset is None else subset[order[row - at]]
+                if subset is not None:
+                    out[row, :count] = subset[order[row - at]]
             at = stop
         return out
 

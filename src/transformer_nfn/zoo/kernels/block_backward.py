@@ -24,18 +24,13 @@ from transformer_nfn.zoo.kernels.shared import (
 
 @triton.jit
 def rows_backward(
-    a_ptr, y_ptr, dout_ptr, dpooled_ptr, da_ptr, stat_ptr, w_ptr, grad_ptr, bits_ptr,
-    step_ptr, steps_ptr, length_ptr, scale_ptr, B, ROWS, STEPS, NETWORKS, NOTHING,
-    W: tl.constexpr, OUT: tl.constexpr, A: tl.constexpr, BA: tl.constexpr,
-    BW: tl.constexpr, BB: tl.constexpr, SITE: tl.constexpr, SITES: tl.constexpr, S: tl.constexpr,
-    R: tl.constexpr, D: tl.constexpr, FF: tl.constexpr, LAST: tl.constexpr,
-    PREC: tl.constexpr,
+    a_ptr, y_ptr, dout_ptr, da_ptr, stat_ptr, w_ptr, grad_ptr, bits_ptr, step_ptr, steps_ptr,
+    length_ptr, scale_ptr, B, ROWS, STEPS, NETWORKS, NOTHING,
+    W: tl.constexpr, OUT: tl.constexpr, A: tl.constexpr, BA: tl.constexpr, BW: tl.constexpr,
+    SITE: tl.constexpr, SITES: tl.constexpr, S: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    FF: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient of the MLP's output to that of the heads' outputs ``a``.
-
-    The last block is given its normalised output instead (as ``dout``), and the gradient of the
-    mean over tokens.
-    """
+    """From the gradient of the MLP's output to that of the heads' outputs ``a``."""
     m = tl.program_id(0)
     chunk = tl.program_id(1)
     _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
@@ -54,8 +49,6 @@ def rows_backward(
     ga = tl.zeros((FF, D), tl.float32)
     gb = tl.zeros((FF, D), tl.float32)
     gba = tl.zeros((R, FF), tl.float32)
-    if LAST:
-        gbb = tl.zeros((R, D), tl.float32)
     scale = tl.load(scale_ptr + m)
     first = m.to(tl.int64) * ROWS
     bits_ptr += (m.to(tl.int64) * SITES + SITE) * ROWS
@@ -67,21 +60,11 @@ def rows_backward(
         n = row // L
         t = row - n * L
         at = (first + row)[:, None] * D + d[None, :]
-        stat = stat_ptr + (first + n * L) * STATS + t
         dout = tl.load(dout_ptr + at, mask=real, other=0.0)
         z = tl.load(y_ptr + at, mask=real, other=0.0)
         a = tl.load(a_ptr + at, mask=real, other=0.0)
-        rstd = tl.load(stat + 3 * L, mask=here, other=0.0) * scale
+        rstd = tl.load(stat_ptr + (first + n * L) * STATS + 3 * L + t, mask=here, other=0.0)
         kept = tl.load(bits_ptr + row, mask=here, other=0)
-        if LAST:
-            deviation = tl.load(stat + 4 * L, mask=here, other=0.0) * scale
-            kept_out = tl.load(bits_ptr + ROWS + row, mask=here, other=0)
-            mean = (m * B + n).to(tl.int64)[:, None] * D + d[None, :]
-            dmean = tl.load(dpooled_ptr + mean, mask=real, other=0.0)
-            dout = layer_norm_backward(dmean, dout.to(tl.float32), deviation, D)
-            dout = dropped(dout, kept_out, D)
-            gbb += dout
-            dout = operand(dout, DT, PREC)
         h = tl.dot(z, wa, input_precision=PREC) + ba[None, :]
         dh = tl.dot(dout, tl.trans(wb), input_precision=PREC)
         dh = tl.where(h > 0, dh, 0.0)
@@ -91,7 +74,7 @@ def rows_backward(
         gb = tl.dot(tl.trans(h), dout, gb, input_precision=PREC)
         ga = tl.dot(tl.trans(dh), z, ga, input_precision=PREC)
         dy = tl.dot(dh, tl.trans(wa), input_precision=PREC)
-        dy = layer_norm_backward(dy, z.to(tl.float32), rstd, D)
+        dy = layer_norm_backward(dy, z.to(tl.float32), rstd * scale, D)
         dy = operand(dropped(dy, kept, D), DT, PREC)
         go = tl.dot(tl.trans(a), dy, go, input_precision=PREC)
         da = tl.dot(dy, tl.trans(wo), input_precision=PREC)
@@ -104,8 +87,6 @@ def rows_backward(
     tl.store(grad + A + d[None, :] * FF + f[:, None], ga)
     tl.store(grad + BW + f[:, None] * D + d[None, :], gb)
     tl.store(grad + BA + f, tl.sum(gba, 0))
-    if LAST:
-        tl.store(grad + BB + d, tl.sum(gbb, 0))
 
 
 @triton.jit

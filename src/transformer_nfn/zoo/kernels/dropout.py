@@ -11,12 +11,12 @@ from transformer_nfn.zoo.kernels.shared import batch_now, hash_word
 @triton.jit
 def dropout_bits(
     bits_ptr, step_ptr, steps_ptr, length_ptr, key_ptr, threshold_ptr, B, ROWS, STRIDE, STEPS,
-    SITES: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
+    AHEAD: tl.constexpr, SITES: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Bit ``c`` of a row's word says whether `randomness.keep_mask` keeps entry ``c``."""
     m = tl.program_id(0)
     site = tl.program_id(1)
-    step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS, AHEAD)
     if L == 0:
         return
     row = tl.program_id(2) * N + tl.arange(0, N)

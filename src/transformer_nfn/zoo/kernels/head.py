@@ -1,11 +1,17 @@
-"""The end of the network: two linear maps on the mean token, loss, hits and their gradient."""
+"""The end of the network: two linear maps on the mean token, loss and hits, and their gradient."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from transformer_nfn.zoo.kernels.shared import batch_now
+from transformer_nfn.zoo.kernels.shared import (
+    STATS,
+    batch_now,
+    dropped,
+    layer_norm_backward,
+    operand,
+)
 
 
 @triton.jit
@@ -65,3 +71,45 @@ def classify(
         tl.store(grad + B1 + d, tl.sum(dh, 0))
         dpooled = tl.dot(dh, tl.trans(w1), input_precision="ieee") / L
         tl.store(dpooled_ptr + at, dpooled, mask=there[:, None])
+
+
+@triton.jit
+def spread(
+    z_ptr, dpooled_ptr, dout_ptr, stat_ptr, grad_ptr, bits_ptr, step_ptr, steps_ptr, length_ptr,
+    scale_ptr, B, ROWS, STEPS, NETWORKS,
+    W: tl.constexpr, BB: tl.constexpr, SITE: tl.constexpr, SITES: tl.constexpr,
+    S: tl.constexpr, R: tl.constexpr, D: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """From the gradient of the mean token to that of the last MLP's output, and of its bias.
+
+    Between them lie the last LayerNorm, which gave ``z``, and dropout.
+    """
+    m = tl.program_id(0)
+    chunk = tl.program_id(1)
+    _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    if L == 0:
+        return
+    DT: tl.constexpr = z_ptr.dtype.element_ty
+    r = tl.arange(0, R)
+    d = tl.arange(0, D)
+    first = m.to(tl.int64) * ROWS
+    scale = tl.load(scale_ptr + m)
+    bits_ptr += (m.to(tl.int64) * SITES + SITE) * ROWS
+    gb = tl.zeros((R, D), tl.float32)
+    stop = tl.minimum(chunk * S + S, B) * L
+    for begin in range(chunk * S * L, stop, R):
+        row = begin + r
+        here = row < stop
+        real = here[:, None]
+        n = row // L
+        t = row - n * L
+        at = (first + row)[:, None] * D + d[None, :]
+        z = tl.load(z_ptr + at, mask=real, other=0.0).to(tl.float32)
+        rstd = tl.load(stat_ptr + (first + n * L) * STATS + 4 * L + t, mask=here, other=0.0)
+        kept = tl.load(bits_ptr + row, mask=here, other=0)
+        mean = (m * B + n).to(tl.int64)[:, None] * D + d[None, :]
+        dmean = tl.load(dpooled_ptr + mean, mask=real, other=0.0)
+        dout = dropped(layer_norm_backward(dmean, z, rstd * scale, D), kept, D)
+        gb += dout
+        tl.store(dout_ptr + at, operand(dout, DT, PREC), mask=real)
+    tl.store(grad_ptr + (chunk.to(tl.int64) * NETWORKS + m) * W + BB + d, tl.sum(gb, 0))

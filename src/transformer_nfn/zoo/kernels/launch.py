@@ -17,7 +17,7 @@ from transformer_nfn.zoo.kernels.block_backward import (
 )
 from transformer_nfn.zoo.kernels.block_forward import block_forward, embed
 from transformer_nfn.zoo.kernels.dropout import dropout_bits
-from transformer_nfn.zoo.kernels.head import classify
+from transformer_nfn.zoo.kernels.head import classify, spread
 from transformer_nfn.zoo.kernels.inputs import IMAGES, MEMORY, WORDS
 from transformer_nfn.zoo.kernels.optimiser import update
 from transformer_nfn.zoo.kernels.shared import STATS
@@ -49,13 +49,16 @@ ATTENTION: dict[int, Options] = {
     256: {"num_warps": 8, "num_stages": 1, "KEYS": 256},
     512: {"num_warps": 8, "num_stages": 1, "KEYS": 512},
 }
-# Numbers of 32 bits take twice the registers.
+# Numbers of 32 bits take twice the room.
+WIDE_FORWARD = FORWARD | {64: {"num_warps": 4, "num_stages": 1, "maxnreg": 128}}
 WIDE_ATTENTION = ATTENTION | {
     32: {"num_warps": 2, "num_stages": 2, "KEYS": 32},
     64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
 }
 ROW: Options = {"num_warps": 4, "num_stages": 3}
 PROJECTIONS: Options = {"num_warps": 4, "num_stages": 2, "maxnreg": 128}
+EMBED: Options = {"num_warps": 4, "num_stages": 3}
+SPREAD: Options = {"num_warps": 2, "num_stages": 3}
 
 
 def offsets(arch: Architecture) -> dict[str, int]:
@@ -166,10 +169,10 @@ class Pass:
             self.dpooled = empty(networks, batch, D)
             self.grad = empty(self.chunks, networks, task.arch.num_weights)
             words = (networks, sites(task.arch), self.rows)
-            self.bits = empty(*words, dtype=torch.int32)
+            self.bits, self.next_bits = (empty(*words, dtype=torch.int32) for _ in range(2))
         else:
             self.dpooled = self.grad = none
-            self.bits = empty(1, dtype=torch.int32)
+            self.bits = self.next_bits = empty(1, dtype=torch.int32)
 
     def _samples(self, split: Split) -> tuple[list[Tensor], list[Any], dict[str, Any]]:
         """What the first block needs to make its input: tensors, numbers, constants."""
@@ -212,8 +215,9 @@ class Pass:
             clock.steps, clock.lengths, scale, clock.order, samples, pattern, pattern,
             positions, clock.crop, self.batch, self.rows, steps, _stride(clock.order), *sizes,
             QKV=at["blocks.0.W_QKV"], SITES=sites(arch), R=ROW_TILE, TRAIN=self.train,
-            PREC=self.products, **source, **PROJECTIONS, **common,
+            PREC=self.products, **source, **EMBED, **common,
         )  # fmt: skip
+        options = FORWARD if self.qkv[0].dtype == torch.bfloat16 else WIDE_FORWARD
         for i in range(arch.blocks):
             following = min(i + 1, arch.blocks - 1)
             for height, shorter in self.tiles:
@@ -224,7 +228,7 @@ class Pass:
                     NEXT=at[f"blocks.{following}.W_QKV"], SITE=1 + 2 * i, SITES=sites(arch),
                     T=height, SHORTER=shorter, FF=arch.d_ff, LAST=i + 1 == arch.blocks,
                     TRAIN=self.train, PREC=self.products, **self._block(i),
-                    **FORWARD[height], **common,
+                    **options[height], **common,
                 )  # fmt: skip
         labels = self.task.labels[split]  # type: ignore[attr-defined]
         classify[grid](
@@ -236,14 +240,15 @@ class Pass:
             TRAIN=self.train, num_warps=2, **common,
         )  # fmt: skip
 
-    def draw(self, clock: Clock, threshold: Tensor) -> None:
-        """Draws dropout's masks of the step."""
+    def draw(self, clock: Clock, threshold: Tensor, *, ahead: bool = False) -> None:
+        """Draws dropout's masks of the step, or those of the next into `next_bits`."""
         tile = 256
         grid = (self.networks, sites(self.arch), -(-self.rows // tile))
         dropout_bits[grid](
-            self.bits, clock.step, clock.steps, clock.lengths, clock.drop, threshold,
-            self.batch, self.rows, self.arch.tokens, clock.lengths.shape[1],
-            SITES=sites(self.arch), D=self.arch.d_model, N=tile, num_warps=4,
+            self.next_bits if ahead else self.bits, clock.step, clock.steps, clock.lengths,
+            clock.drop, threshold, self.batch, self.rows, self.arch.tokens,
+            clock.lengths.shape[1], AHEAD=int(ahead), SITES=sites(self.arch),
+            D=self.arch.d_model, N=tile, num_warps=4,
         )  # fmt: skip
 
     def backward(self, weights: Tensor, clock: Clock, split: Split, scale: Tensor) -> None:
@@ -252,16 +257,22 @@ class Pass:
         grid = (self.networks, self.chunks)
         steps = clock.lengths.shape[1]
         _, _, source = self._samples(split)
+        common = {"W": arch.num_weights, "SITES": sites(arch), "S": CHUNK, "D": arch.d_model}
+        spread[grid](
+            self.z[-1], self.dpooled, self.dx, self.stats[-1], self.grad, self.bits, clock.step,
+            clock.steps, clock.lengths, scale, self.batch, self.rows, steps, self.networks,
+            BB=self.at[f"blocks.{arch.blocks - 1}.b_B"], SITE=2 * arch.blocks, R=ROW_TILE,
+            PREC=self.products, **SPREAD, **common,
+        )  # fmt: skip
         attention = ATTENTION if self.da.dtype == torch.bfloat16 else WIDE_ATTENTION
         for i in reversed(range(arch.blocks)):
-            last = i + 1 == arch.blocks
+            where = self._block(i)
             rows_backward[grid](
-                self.a[i], self.y[i], self.z[-1] if last else self.dx, self.dpooled, self.da,
-                self.stats[i], weights, self.grad, self.bits, clock.step, clock.steps,
-                clock.lengths, scale, self.batch, self.rows, steps, self.networks, 0,
-                W=arch.num_weights, SITE=1 + 2 * i, SITES=sites(arch), S=CHUNK, R=ROW_TILE,
-                D=arch.d_model, FF=arch.d_ff, LAST=last, PREC=self.products, **self._block(i),
-                **ROW,
+                self.a[i], self.y[i], self.dx, self.da, self.stats[i], weights, self.grad,
+                self.bits, clock.step, clock.steps, clock.lengths, scale, self.batch, self.rows,
+                steps, self.networks, 0, SITE=1 + 2 * i, R=ROW_TILE, FF=arch.d_ff,
+                PREC=self.products, **{k: where[k] for k in ("OUT", "A", "BA", "BW")}, **ROW,
+                **common,
             )  # fmt: skip
             for height, shorter in self.tiles:
                 attention_backward[(2 * self.networks, self.chunks)](
@@ -275,10 +286,10 @@ class Pass:
             projections_backward[grid](
                 self.z[i], self.dqkv, self.stats[i], self.dx, weights, self.grad, self.bits,
                 clock.step, clock.steps, clock.lengths, scale, self.patches, self.batch,
-                self.rows, steps, self.networks, 0, W=arch.num_weights,
-                QKV=self.at[f"blocks.{i}.W_QKV"], SITE=2 * i, SITES=sites(arch), S=CHUNK,
-                R=ROW_TILE, D=arch.d_model, PREC=self.products,
+                self.rows, steps, self.networks, 0, QKV=self.at[f"blocks.{i}.W_QKV"],
+                SITE=2 * i, R=ROW_TILE, PREC=self.products,
                 **{k: given[k] for k in ("EW", "EB", "P", "PP", "SOURCE")}, **PROJECTIONS,
+                **common,
             )  # fmt: skip
 
     def update(

@@ -1,8 +1,10 @@
-"""Epochs of many networks by the fused kernels, a whole step captured as one CUDA graph."""
+"""Epochs of many networks by the fused kernels, whole steps captured as one CUDA graph."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +46,7 @@ class FusedRunner:
         self.clock: Clock | None = None
         self.buffers: Pass | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.side = torch.cuda.Stream() if weights.is_cuda else None
 
     def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
         """Trains one epoch; of each network the sum of its steps' mean losses, and its hits."""
@@ -55,11 +58,13 @@ class FusedRunner:
         if self.weights.is_cuda:
             self._capture()
         self.clock.step.zero_()
-        for _ in range(steps):
+        self._pass().draw(self.clock, self.threshold)
+        # The graph holds two steps; one beyond the end changes nothing.
+        for _ in range(-(-steps // 2)):
             if self.graph is not None:
                 self.graph.replay()
             else:
-                self._step()
+                self._two_steps()
         return self.total.clone(), self.hits.clone()
 
     def _clock(self, epoch: Epoch) -> Clock:
@@ -103,26 +108,41 @@ class FusedRunner:
         assert self.clock is not None
         # With the clock past the end every kernel is compiled and changes nothing.
         self.clock.step.fill_(OVER)
-        self._step()
+        self._two_steps()
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._step()
+        with torch.cuda.graph(self.graph, stream=torch.cuda.Stream(priority=-1)):
+            self._two_steps()
 
-    def _step(self) -> None:
-        """One step of every network."""
-        assert self.clock is not None
+    def _pass(self) -> Pass:
         if self.buffers is None:
             self.buffers = Pass(
                 self.task, len(self.weights), self.batch, dtype=self.dtype,
                 products=self.products, longest=self._longest("train"), train=True,
             )  # fmt: skip
-        one, clock = self.buffers, self.clock
-        one.draw(clock, self.threshold)
-        one.forward(self.weights, clock, "train", self.scale)
-        one.backward(self.weights, clock, "train", self.scale)
-        one.update(self.weights, self.first, self.second, clock, self.total, self.hits)
-        clock.step.add_(1)
+        return self.buffers
+
+    def _two_steps(self) -> None:
+        """Two steps of every network, after which `Pass.bits` lies where it lay."""
+        assert self.clock is not None
+        one, clock = self._pass(), self.clock
+        for _ in range(2):
+            with self._beside():
+                one.draw(clock, self.threshold, ahead=True)
+            one.forward(self.weights, clock, "train", self.scale)
+            one.backward(self.weights, clock, "train", self.scale)
+            one.update(self.weights, self.first, self.second, clock, self.total, self.hits)
+            if self.side is not None:
+                torch.cuda.current_stream().wait_stream(self.side)
+            one.bits, one.next_bits = one.next_bits, one.bits
+            clock.step.add_(1)
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        """Where the next step's masks are drawn: on a GPU in what this step leaves idle."""
+        if self.side is None:
+            return nullcontext()
+        self.side.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.side)
 
     def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """Summed loss and hits of each network on a split."""

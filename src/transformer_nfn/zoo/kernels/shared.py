@@ -12,9 +12,12 @@ STATS = tl.constexpr(5)
 
 
 @triton.jit
-def batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS):
-    """The step, and how many tokens a sample of network ``m`` has in it: 0 if its epoch is over."""
-    step = tl.load(step_ptr)
+def batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS, ahead=0):
+    """The step, and how many tokens a sample of network ``m`` has in it: 0 if its epoch is over.
+
+    With ``ahead`` of a later step.
+    """
+    step = tl.load(step_ptr) + ahead
     on = step < tl.load(steps_ptr + m)
     return step, tl.load(length_ptr + m * STEPS + step, mask=on, other=0)
 
