@@ -3,10 +3,11 @@
 One at a time is what anybody would write: a plain module, autograd and ``torch.optim`` at
 batch 128, with all cores as PyTorch's threads. Many at once is this library's trainer: on the
 CPU one single-threaded process a core, on CUDA one process. Both sides prepare their batches
-and update their weights; neither evaluates. An epoch is the task's whole training set, and the
-rate is projected from the steps that were timed. On CUDA a line says what held-out evaluation
-after every epoch adds, and what the fused kernels move and compute against ceilings measured in
-the same run; ``--agreement E`` trains the runs E epochs by both paths and compares accuracies.
+and update their weights; neither evaluates. An epoch is the task's whole training set. On the
+CPU its time is projected from the steps that were timed; on CUDA whole epochs are timed, and the
+median counts. There a line says what held-out evaluation after every epoch adds, and what the
+fused kernels move and compute against ceilings measured in the same run; ``--agreement E``
+trains 256 runs E epochs by both paths and compares accuracies.
 
     python benchmarks/zoo.py --data ../shared/data/mnist
 """
@@ -78,22 +79,29 @@ def one_at_a_time(task: Task, configs: list[Config], steps: int, device: str) ->
 
 
 def many_at_once(
-    task: Task, configs: list[Config], steps: int, device: str, precision: str, path: str
+    task: Task,
+    configs: list[Config],
+    steps: int,
+    device: str,
+    precision: str,
+    path: str,
+    epochs: int = 1,
 ) -> tuple[float, float]:
     """Seconds a step of all ``configs`` in this process, and of evaluating the held-out part.
 
-    The first epoch warms up.
+    The first epoch warms up; of the others the median counts.
     """
     count = min(steps * BATCH, task.sizes["train"])
     recipe = Recipe(100, BATCH, precision)
     data = task.to(device)
     training = _Training(data, configs, [count] * len(configs), recipe, device, path, torch.float32)
-    training._epoch(0)
-    synchronize(device)
-    start = time.perf_counter()
-    training._epoch(1)
-    synchronize(device)
-    step = (time.perf_counter() - start) / (count // BATCH)
+    times = []
+    for epoch in range(1 + epochs):
+        start = time.perf_counter()
+        training._epoch(epoch)
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    step = statistics.median(times[1:]) / (count // BATCH)
     if "cuda" not in device:
         return step, 0.0
     for _ in range(2):
@@ -157,7 +165,7 @@ def compare(name: str, arguments: argparse.Namespace, device: str) -> None:
     alone_steps = arguments.steps or (50 if cuda else {"digits": 30}.get(name, 12))
     path = describe_path(arguments.path, "cpu", task.arch)[0]
     networks = arguments.networks or (256 if cuda else 8)
-    steps = arguments.steps or (200 if cuda else {"digits": 10}.get(name, 5))
+    steps = arguments.steps or (per_epoch if cuda else {"digits": 10}.get(name, 5))
     print(f"\n{name}: {per_epoch} steps of {BATCH} an epoch, {device}")
     ones, rates, peak = [], [], 0
     # In turns, so that whatever else the machine does meets both sides alike.
@@ -178,7 +186,7 @@ def compare(name: str, arguments: argparse.Namespace, device: str) -> None:
         path, precision = way.split(":")
         torch.cuda.reset_peak_memory_stats()
         step, evaluation = many_at_once(
-            task, the_runs(networks), steps, device, precision, path
+            task, the_runs(networks), steps, device, precision, path, arguments.rounds
         )
         epoch = step * per_epoch
         peak = torch.cuda.max_memory_allocated()
@@ -219,9 +227,11 @@ def roofline(task: Task, networks_per_second: float) -> None:
     rows = networks_per_second * BATCH * T
     token = 2 * D * 3 * D + 2 * D * D + 4 * D * arch.d_ff + 4 * T * D
     flops = 3 * rows * (arch.blocks * token + 2 * arch.patch * D)
-    # Rows of 2·D bytes that kernels read and write, counted kernel by kernel: q, k, v forward
-    # (5), the rest of the block (6), its rows backward (4), attention (8), projections (5).
-    moved = 2 * D * rows * (28 * arch.blocks - 1)
+    # Rows of 2·D bytes that kernels read and write, counted kernel by kernel. Forward: what the
+    # embedding gives (4.5), then a block's q, k and v (3), what is kept (2), the next's input
+    # (4, after the last 1). Backward: the mean (2), then rows (4), attention (8), projections
+    # (5, in the first block 4.5).
+    moved = 2 * D * rows * (26 * arch.blocks + 3)
     moved += networks_per_second * arch.num_weights * 4 * (2 * 4 + 6)
     bandwidth, rate = ceilings()
     print(
@@ -234,15 +244,21 @@ def agreement(task: Task, epochs: int) -> None:
     """Accuracies of 256 runs trained by the plain and by the fused path, same seeds."""
     from scipy import stats
 
-    runs, accuracy = sample(256), []
+    runs, trained = sample(256), []
+    recipe = Recipe(epochs, BATCH, "bf16", percents=(25, 50, 75, 100))
     for path in ("compiled", "fused"):
         start = time.perf_counter()
-        rows = train(task, runs, Recipe(epochs, BATCH, "bf16"), device="cuda", path=path).rows
-        last = {r["run"]: r["test_accuracy"] for r in rows if r.get("percent") == 100}
-        accuracy.append([last.get(c.run, 0.0) for c in runs])
+        rows = train(task, runs, recipe, device="cuda", path=path).rows
+        kept = [r for r in rows if not (r["best"] or r["crashed"])]
+        trained.append({(r["run"], r["percent"]): r["test_accuracy"] for r in kept})
         print(f"  {path}: 256 runs of {epochs} epochs in {time.perf_counter() - start:.0f} s")
-    ks, tau = stats.ks_2samp(*accuracy), stats.kendalltau(*accuracy)
-    print(f"  Kolmogorov-Smirnov p = {ks.pvalue:.3f}, Kendall's tau = {tau.statistic:.3f}")
+    for epoch, percent in recipe.checkpoint_epochs().items():
+        both = [[way.get((c.run, percent), 0.0) for c in runs] for way in trained]
+        ks, tau = stats.ks_2samp(*both), stats.kendalltau(*both)
+        print(
+            f"  after {epoch} epochs: Kolmogorov-Smirnov p = {ks.pvalue:.3f}, "
+            f"Kendall's tau = {tau.statistic:.3f}"
+        )
 
 
 def report(what: str, rate: float, one: float, peak: int) -> None:
@@ -259,7 +275,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--networks", type=int, help="networks at once")
     parser.add_argument("--steps", type=int, help="steps timed a side")
-    parser.add_argument("--rounds", type=int, default=3, help="on the CPU; the median counts")
+    parser.add_argument("--rounds", type=int, default=3, help="repeated; the median counts")
     parser.add_argument(
         "--ways",
         default="compiled:tf32,compiled:bf16,fused:tf32,fused:bf16",
