@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+E = TypeVar("E", bound="TransformerNFNError")
+
 
 class TransformerNFNError(ValueError):
     """Any input that this library refuses; the command line turns it into exit code 2."""
@@ -13,3 +17,11 @@ class SpaceError(TransformerNFNError):
 
 class GroupError(TransformerNFNError):
     """A group element that does not exist: singular, ill-conditioned, or of another space."""
+
+
+def missing_extra(kind: type[E], package: str, extra: str, purpose: str) -> E:
+    """The error for a package that was not installed, naming the extra that brings it."""
+    return kind(
+        f"{purpose} needs '{package}', which is not installed: "
+        f"pip install 'transformer-nfn[{extra}]'"
+    )

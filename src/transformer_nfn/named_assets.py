@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.errors import TransformerNFNError, missing_extra
 from transformer_nfn.whole_files import write_text
 
 FORMAT = 1
@@ -282,7 +282,4 @@ def _import(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise AssetError(
-            f"fetching assets needs '{package}', which is not installed: "
-            "pip install 'transformer-nfn[zoo]'"
-        ) from error
+        raise missing_extra(AssetError, package, "zoo", "fetching assets") from error

@@ -27,7 +27,7 @@ def interpreted(what: str) -> dict[str, Any]:
     return out
 
 
-@pytest.mark.parametrize("what", ["images", "cropped", "texts"])
+@pytest.mark.parametrize("what", ["images", "cropped", "tiled", "texts"])
 def test_loss_and_every_gradient_equal_float64(what: str) -> None:
     errors = interpreted(what)
     for name, (fused, _) in errors.items():

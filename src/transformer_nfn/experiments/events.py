@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from transformer_nfn.errors import missing_extra
 from transformer_nfn.experiments.records import LOG_FILE, RunError
 
 
@@ -13,9 +14,8 @@ def write_events(run: Path) -> Path:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise RunError(
-            "TensorBoard events need the package tensorboard: "
-            "pip install 'transformer-nfn[tensorboard]'"
+        raise missing_extra(
+            RunError, "tensorboard", "tensorboard", "writing TensorBoard events"
         ) from error
     log = run / LOG_FILE
     if not log.is_file():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformer_nfn.errors import missing_extra
 from transformer_nfn.experiments.paper_numbers import task_name
 from transformer_nfn.experiments.records import RUN_FILE, RunError
 from transformer_nfn.experiments.report.gather import ZooStudy, gather, model_order
@@ -174,9 +175,7 @@ def _save(stem: Path, size: tuple[float, float], paint: Callable[[Figure], None]
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise RunError(
-            "figures need 'matplotlib', which is not installed: pip install 'transformer-nfn[plot]'"
-        ) from error
+        raise missing_extra(RunError, "matplotlib", "plot", "a figure") from error
     written = []
     with matplotlib.rc_context(_STYLE):
         # A figure by itself draws with Agg, whatever screen there is or is not.

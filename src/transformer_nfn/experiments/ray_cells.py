@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.errors import TransformerNFNError, missing_extra
 from transformer_nfn.experiments.records import RunError, RunRecord
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _cluster(address: str | None) -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise RunError("engine ray needs Ray: pip install 'transformer-nfn[ray]'") from error
+        raise missing_extra(RunError, "ray", "ray", "--engine ray") from error
     if ray.is_initialized():
         yield ray
         return

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.errors import TransformerNFNError, missing_extra
 from transformer_nfn.whole_files import whole_file, write_text
 
 FORMAT = 1
@@ -90,7 +90,7 @@ def _arrow() -> tuple[Any, Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise RunError("predictions need pyarrow: pip install 'transformer-nfn[zoo]'") from error
+        raise missing_extra(RunError, "pyarrow", "zoo", "reading predictions") from error
     return pa, pq
 
 

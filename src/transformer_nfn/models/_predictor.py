@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.errors import TransformerNFNError, missing_extra
 from transformer_nfn.whole_files import whole_file
 
 FORMAT = 1
@@ -190,9 +190,8 @@ def optional(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise PredictorError(
-            f"this predictor needs {module.split('.')[0]}: pip install 'transformer-nfn[baselines]'"
-        ) from error
+        package = {"sklearn": "scikit-learn"}.get(top := module.split(".")[0], top)
+        raise missing_extra(PredictorError, package, "baselines", "this predictor") from error
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -19,11 +19,3 @@ class StoreError(ZooError):
 
 class ImportFileError(ZooError):
     """A foreign file that is not what its layout promises."""
-
-
-def missing_extra(package: str, extra: str, purpose: str) -> ZooError:
-    """The error for a package that was not installed, naming the extra that brings it."""
-    return ZooError(
-        f"{purpose} needs '{package}', which is not installed: "
-        f"pip install 'transformer-nfn[{extra}]'"
-    )

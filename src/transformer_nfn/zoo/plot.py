@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_nfn.zoo.errors import ZooError, missing_extra
+from transformer_nfn.errors import missing_extra
+from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.store import Zoo
 
 TITLES = {
@@ -28,7 +29,7 @@ def plot_accuracies(zoo: Zoo, out: Path, bins: int = 20) -> Path:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise missing_extra("matplotlib", "plot", "a plot") from error
+        raise missing_extra(ZooError, "matplotlib", "plot", "a plot") from error
     counts, edges = accuracy_counts(zoo, bins)
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.subplots()

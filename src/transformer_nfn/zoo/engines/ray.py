@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.errors import TransformerNFNError, missing_extra
 from transformer_nfn.zoo.engines.shard import open_shards, store_shard, train_shard
-from transformer_nfn.zoo.errors import ZooError, missing_extra
+from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.paths import describe_path
 from transformer_nfn.zoo.plan import Plan
 from transformer_nfn.zoo.progress import Progress
@@ -72,7 +72,7 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise missing_extra("ray", "ray", "--engine ray") from error
+        raise missing_extra(ZooError, "ray", "ray", "--engine ray") from error
     return ray
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.zoo.errors import StoreError, missing_extra
+from transformer_nfn.errors import missing_extra
+from transformer_nfn.zoo.errors import StoreError
 
 # Column and what stands where a row has no value (crashed runs, imported files).
 COLUMNS: dict[str, Any] = {
@@ -42,7 +43,7 @@ def _arrow() -> tuple[Any, Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise missing_extra("pyarrow", "zoo", "the index of a zoo") from error
+        raise missing_extra(StoreError, "pyarrow", "zoo", "the index of a zoo") from error
     return pa, pq
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.zoo.errors import DataError, missing_extra
+from transformer_nfn.errors import missing_extra
+from transformer_nfn.zoo.errors import DataError
 
 ATTEMPTS = 4
 
@@ -49,7 +50,10 @@ def _download(task: str, file: RemoteFile) -> Path:
         import pooch
     except ImportError as error:
         raise missing_extra(
-            "pooch", "zoo", f"fetching the data of '{task}' (or name a folder with --data)"
+            DataError,
+            "pooch",
+            "zoo",
+            f"fetching the data of '{task}' (or name a folder with --data)",
         ) from error
     cache = os.environ.get("TNFN_CACHE") or pooch.os_cache("transformer-nfn")
     try:

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.errors import missing_extra
 from transformer_nfn.zoo.architecture import Architecture
-from transformer_nfn.zoo.errors import DataError, missing_extra
+from transformer_nfn.zoo.errors import DataError
 from transformer_nfn.zoo.randomness import keys, permutation, words
 from transformer_nfn.zoo.tasks.fetch import RemoteFile, fetch
 from transformer_nfn.zoo.tasks.task import Batch, Split, Task, hold_out
@@ -156,7 +157,7 @@ def digits(held: float | None, samples: int | None) -> ImageTask:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise missing_extra("scikit-learn", "zoo", "the task 'digits'") from error
+        raise missing_extra(DataError, "scikit-learn", "zoo", "the task 'digits'") from error
     data = load_digits()
     images = torch.from_numpy(data.images.astype(np.uint8))
     labels = torch.from_numpy(data.target.astype(np.int64))

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.zoo.errors import DataError, missing_extra
+from transformer_nfn.errors import missing_extra
+from transformer_nfn.zoo.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ def train_vectors(texts: Sequence[Sequence[str]], width: int) -> WordVectors:
         from gensim.models import Word2Vec
     except ImportError as error:
         raise missing_extra(
-            "gensim", "zoo", "training word vectors (or name a word2vec file with --vectors)"
+            DataError,
+            "gensim",
+            "zoo",
+            "training word vectors (or name a word2vec file with --vectors)",
         ) from error
     model = Word2Vec(
         [list(text) for text in texts],
