@@ -19,6 +19,7 @@ from transformer_nfn.zoo.kernels.shared import (
     dropped,
     layer_norm_backward,
     operand,
+    rows_from,
 )
 
 
@@ -37,7 +38,6 @@ def rows_backward(
     if L == 0:
         return
     DT: tl.constexpr = a_ptr.dtype.element_ty
-    r = tl.arange(0, R)
     d = tl.arange(0, D)
     f = tl.arange(0, FF)
     w = w_ptr + m.to(tl.int64) * W
@@ -54,11 +54,8 @@ def rows_backward(
     bits_ptr += (m.to(tl.int64) * SITES + SITE) * ROWS
     stop = tl.minimum(chunk * S + S, B) * L
     for begin in range(chunk * S * L, stop, R):
-        row = begin + r
-        here = row < stop
+        row, here, n, t = rows_from(begin, stop, L, R)
         real = here[:, None]
-        n = row // L
-        t = row - n * L
         at = (first + row)[:, None] * D + d[None, :]
         dout = tl.load(dout_ptr + at, mask=real, other=0.0)
         z = tl.load(y_ptr + at, mask=real, other=0.0)
@@ -163,7 +160,6 @@ def projections_backward(
     if L == 0:
         return
     DT: tl.constexpr = z_ptr.dtype.element_ty
-    r = tl.arange(0, R)
     d = tl.arange(0, D)
     c = tl.arange(0, 4 * D)
     known = c < 3 * D
@@ -181,11 +177,8 @@ def projections_backward(
         ge = tl.zeros((D, PP), tl.float32)
     stop = tl.minimum(chunk * S + S, B) * L
     for begin in range(chunk * S * L, stop, R):
-        row = begin + r
-        here = row < stop
+        row, here, n, t = rows_from(begin, stop, L, R)
         real = here[:, None]
-        n = row // L
-        t = row - n * L
         at = (first + row)[:, None] * D + d[None, :]
         dqkv = dqkv_ptr + (first + row)[:, None] * (3 * D) + c[None, :]
         dqkv = tl.load(dqkv, mask=real & known[None, :], other=0.0)

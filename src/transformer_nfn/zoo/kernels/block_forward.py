@@ -13,6 +13,7 @@ from transformer_nfn.zoo.kernels.shared import (
     dropped,
     layer_norm,
     operand,
+    rows_from,
 )
 
 
@@ -70,7 +71,6 @@ def embed(
     if L == 0:
         return
     DT: tl.constexpr = qkv_ptr.dtype.element_ty
-    r = tl.arange(0, R)
     d = tl.arange(0, D)
     first = m.to(tl.int64) * ROWS
     w = w_ptr + m.to(tl.int64) * W
@@ -86,11 +86,8 @@ def embed(
         bias = tl.load(w + EB + d)[None, :]
     stop = tl.minimum(chunk * S + S, B) * L
     for begin in range(chunk * S * L, stop, R):
-        row = begin + r
-        here = row < stop
+        row, here, n, t = rows_from(begin, stop, L, R)
         real = here[:, None]
-        n = row // L
-        t = row - n * L
         place = t[:, None] * D + d[None, :]
         x = tl.load(position_ptr + place, mask=real, other=0.0)
         if SOURCE == IMAGES:

@@ -11,6 +11,7 @@ from transformer_nfn.zoo.kernels.shared import (
     dropped,
     layer_norm_backward,
     operand,
+    rows_from,
 )
 
 
@@ -90,7 +91,6 @@ def spread(
     if L == 0:
         return
     DT: tl.constexpr = z_ptr.dtype.element_ty
-    r = tl.arange(0, R)
     d = tl.arange(0, D)
     first = m.to(tl.int64) * ROWS
     scale = tl.load(scale_ptr + m)
@@ -98,11 +98,8 @@ def spread(
     gb = tl.zeros((R, D), tl.float32)
     stop = tl.minimum(chunk * S + S, B) * L
     for begin in range(chunk * S * L, stop, R):
-        row = begin + r
-        here = row < stop
+        row, here, n, t = rows_from(begin, stop, L, R)
         real = here[:, None]
-        n = row // L
-        t = row - n * L
         at = (first + row)[:, None] * D + d[None, :]
         z = tl.load(z_ptr + at, mask=real, other=0.0).to(tl.float32)
         rstd = tl.load(stat_ptr + (first + n * L) * STATS + 4 * L + t, mask=here, other=0.0)

@@ -23,6 +23,14 @@ def batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS, ahead=0):
 
 
 @triton.jit
+def rows_from(begin, stop, L, R: tl.constexpr):
+    """``R`` rows as they lie: their numbers, which there are, their samples and tokens."""
+    row = begin + tl.arange(0, R)
+    n = row // L
+    return row, row < stop, n, row - n * L
+
+
+@triton.jit
 def operand(x, DT: tl.constexpr, PREC: tl.constexpr):
     """``x`` as the tensor cores shall read it: they cut tf32 off where rounding is wanted."""
     if (tl.float32 == DT) and (PREC == "tf32"):
