@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from transformer_nfn.experiments.cells import fill_cell
 from transformer_nfn.experiments.dataset import load_parts, load_rows
 from transformer_nfn.experiments.evaluation import evaluate
 from transformer_nfn.experiments.events import write_events
@@ -20,7 +21,7 @@ from transformer_nfn.experiments.protocol import Protocol
 from transformer_nfn.experiments.records import RunError, RunRecord, find_runs
 from transformer_nfn.experiments.runs import describe_zoo, train_run
 from transformer_nfn.experiments.table_text import markdown_table
-from transformer_nfn.experiments.tables import fill_cell, reproduce, table_cells
+from transformer_nfn.experiments.tables import reproduce, table_cells
 from transformer_nfn.zoo import Settings, Zoo, build
 from transformer_nfn.zoo.module import to_state_dict
 

@@ -9,23 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from transformer_nfn.errors import TransformerNFNError, missing_extra
+from transformer_nfn.experiments.cells import Cell, fill_cell
 from transformer_nfn.experiments.records import RunError, RunRecord
-
-if TYPE_CHECKING:
-    from transformer_nfn.experiments.tables import Cell
 
 RETRIES = 2
 
 
 def _work(zoo_path: Path, cell: Cell, out: Path, how: dict[str, Any]) -> RunRecord:
     """What a worker does; one thread, because there is a worker for every core."""
-    from transformer_nfn.experiments.tables import fill_cell
-
     torch.set_num_threads(1)
     return fill_cell(zoo_path, cell, out, **how)
 
@@ -42,7 +38,7 @@ def fill_cells_on_ray(
     """Fills every cell, as many at once as the cluster takes; in the order of ``cells``.
 
     Args:
-        zoo_path, cells, out: see `transformer_nfn.experiments.tables.fill_cell`.
+        zoo_path, cells, out: see `transformer_nfn.experiments.cells.fill_cell`.
         how: its other arguments.
         address: of the cluster; None starts one on this machine, unless Ray runs already.
         progress: called with each cell that is done.
