@@ -102,7 +102,12 @@ def joined(first: Dataset, second: Dataset) -> Dataset:
 
 def _leaves(network: Mapping[str, Any]) -> list[Tensor]:
     found: list[Tensor] = []
-    map_network(network, lambda w: (found.append(w), w)[1])
+
+    def note(w: Tensor) -> Tensor:
+        found.append(w)
+        return w
+
+    map_network(network, note)
     return found
 
 

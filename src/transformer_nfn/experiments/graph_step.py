@@ -79,7 +79,7 @@ class GraphSteps:
     def _capture(self, step: Step, picks: Tensor) -> CapturedStep | None:
         current = torch.cuda.current_stream()
         if self._stream is None:
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream()
         if not self.captured:
             # Memory that no graph uses any more is given back and cannot be shared again.
             self._pool = torch.cuda.graph_pool_handle()

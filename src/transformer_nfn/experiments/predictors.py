@@ -17,8 +17,8 @@ from transformer_nfn.experiments.records import RunError
 Build = Callable[[], nn.Module]
 
 
-def _sizes(data: Dataset, components: list[str] | None) -> dict[str, int | None]:
-    sizes = data.sizes
+def _sizes(data: Dataset, components: list[str] | None) -> dict[str, Any]:
+    sizes: dict[str, Any] = data.sizes
     if components is not None:
         sizes = {part: n if part in components else None for part, n in sizes.items()}
     return sizes
@@ -114,7 +114,7 @@ class Predictor:
         if self.name in TABULAR:
             count: int | None = self.inner.num_parameters
             return count
-        return sum(p.numel() for p in self.inner.parameters())
+        return sum(int(p.numel()) for p in self.inner.parameters())
 
     def save(self, folder: Path) -> None:
         """Writes the predictor into a folder of its own."""

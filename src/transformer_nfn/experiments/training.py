@@ -90,7 +90,7 @@ class SeedTrainer:
         self.best_epoch = [0] * len(seeds)
         self.val_tau = [-2.0] * len(seeds)
         if self.together:
-            stacked, buffers = stack_module_state(self.modules)  # type: ignore[arg-type]
+            stacked, buffers = stack_module_state(self.modules)
             self.state = {k: v.detach().requires_grad_() for k, v in stacked.items()}
             self.buffers = buffers
         else:
@@ -115,7 +115,7 @@ class SeedTrainer:
     def _logits_together(self, network: Mapping[str, Any], shared: bool) -> Tensor:
         base = self.modules[0]
 
-        def logits(state: Mapping[str, Tensor], buffers: Mapping[str, Tensor], data: Any) -> Tensor:
+        def logits(state: dict[str, Tensor], buffers: dict[str, Tensor], data: Any) -> Tensor:
             out: Tensor = functional_call(base, (state, buffers), (data,))
             return out
 
@@ -184,14 +184,14 @@ class SeedTrainer:
             logits = self._logits_together(network, shared=False)
             # A sum over seeds: each seed's gradient is that of its own mean.
             loss = binary_cross_entropy_with_logits(logits, target, reduction="none").mean(1).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             value = loss.detach() / len(self.seeds)
         else:
             value = torch.zeros((), device=target.device)
             for i, module in enumerate(self.modules):
                 network = map_network(train.network, lambda w, i=i: w[picks[i]])
                 loss = binary_cross_entropy_with_logits(module.logits(network), target[i])  # type: ignore[operator]
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 value += loss.detach() / len(self.seeds)
         self.optimiser.step()
         return value
@@ -299,7 +299,7 @@ class _as_logits:  # noqa: N801
         self.module = module
 
     def __enter__(self) -> None:
-        self.module.forward = self.module.logits  # type: ignore[assignment,method-assign]
+        self.module.forward = self.module.logits  # type: ignore[assignment]
 
     def __exit__(self, *_: object) -> None:
         del self.module.forward

@@ -119,15 +119,16 @@ def _product_features(
     if rest[: len(rest) // 2] == rest[len(rest) // 2 :]:  # the same axis twice, so a trace
         found.append(full.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True))
     heads = torch.cat(found, -1)
-    order = found[1].square().sum(-1).argsort(-1, descending=True)
-    return torch.take_along_dim(heads, order[..., None], 1).flatten(1)
+    falling = found[1].square().sum(-1).argsort(-1, descending=True)
+    return torch.take_along_dim(heads, falling[..., None], 1).flatten(1)
 
 
 def _singular_values(x: Tensor) -> Tensor:
     """In falling order, as many as the shorter side."""
     gram = x.mT @ x if x.shape[-1] <= x.shape[-2] else x @ x.mT
     squares = torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)
-    return (squares + FLOOR**2 * squares[..., :1]).sqrt()
+    out: Tensor = (squares + FLOOR**2 * squares[..., :1]).sqrt()
+    return out
 
 
 def _statistics(x: Tensor) -> Tensor:
@@ -141,6 +142,7 @@ def _part(network: Mapping[str, object], part: str) -> list[Tensor]:
     if given is None:
         return []
     tensors = [given[k] for k in sorted(given)] if isinstance(given, Mapping) else [given]
-    if not all(isinstance(x, Tensor) and x.ndim >= 2 for x in tensors):
+    found = [x for x in tensors if isinstance(x, Tensor) and x.ndim >= 2]
+    if len(found) < len(tensors):
         raise SpaceError(f"'{part}' must hold tensors with a batch axis in front")
-    return tensors
+    return found

@@ -70,10 +70,10 @@ class MLP(PlainModel):
             vectors.append(torch.relu(layer(flattened)))
         parts = [self.neck(torch.cat(vectors, -1))]
         if self.classifier is not None:
-            width = int(self._config["classifier"])
+            width = self._config["classifier"] or 0
             parts.append(self.classifier(flat(network, "classifier", width)))
         if self.embedding is not None:
-            width = int(self._config["embedding"])
+            width = self._config["embedding"] or 0
             parts.append(self.embedding(flat(network, "embedding", width)))
         # Without this ReLU the last layers would multiply into one.
         return self.read(self.head, [torch.relu(x) for x in parts])

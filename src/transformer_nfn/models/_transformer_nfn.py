@@ -16,7 +16,7 @@ from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough
 from transformer_nfn.spaces import Weights, WeightSpace, attention_block
 
 COMPONENTS = ("encoder", "classifier", "embedding")
-TASKS = {
+TASKS: dict[str, dict[str, int | None]] = {
     # Embedding and classifier of the small transformer zoo, as numbers for each network.
     "mnist": {"embedding": 16 * 32 + 32, "classifier": 32 * 32 + 32 + 32 * 10 + 10},
     "ag_news": {"embedding": None, "classifier": 32 * 32 + 32 + 32 * 4 + 4},

@@ -33,7 +33,7 @@ class Piece:
         """The target's share of a level's result, ready to be broadcast."""
         y = parts[self.part]
         if len(self.sizes) > 1:
-            y = y.unflatten(self.dim, self.sizes)  # type: ignore[no-untyped-call]
+            y = y.unflatten(self.dim, self.sizes)
         y = y.permute(self.moves)
         for place in self.missing:
             y = y.unsqueeze(place)

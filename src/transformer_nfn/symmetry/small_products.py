@@ -28,7 +28,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _worthwhile(x: Tensor, y: Tensor) -> bool:
-    if torch.backends.mkl.is_available() or torch.compiler.is_compiling():  # type: ignore[no-untyped-call]
+    if torch.backends.mkl.is_available() or torch.compiler.is_compiling():
         return False
     plain = type(x) is Tensor and type(y) is Tensor and x.device.type == y.device.type == "cpu"
     if not plain or x.dtype not in (torch.float32, torch.float64) or x.dtype != y.dtype:

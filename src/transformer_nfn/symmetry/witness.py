@@ -127,7 +127,7 @@ def _ascend(forward: Forward, X: Tensor, U: Weights, V: Weights) -> Tensor:
         if value > best:
             best, at = value, X.detach().clone()
         optimiser.zero_grad()
-        (-torch.log(gain + 1e-300)).backward()  # type: ignore[no-untyped-call]
+        (-torch.log(gain + 1e-300)).backward()
         if X.grad is None or not bool(torch.isfinite(X.grad).all()):
             break
         optimiser.step()

@@ -35,7 +35,10 @@ class Epoch:
 class Runner(Protocol):
     """What the trainer drives: the weights of many networks, trained and tested in one go each."""
 
-    weights: Tensor
+    @property
+    def weights(self) -> Tensor:
+        """``[networks, weights]``, changed in place."""
+        ...
 
     def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
         """Trains one epoch; of each network the sum of its steps' mean losses, and its hits."""

@@ -47,8 +47,8 @@ def _best_name(name: str) -> str:
 
 
 def _metadata(config: dict[str, Any], name: str, epoch: str, file: str) -> dict[str, Any]:
-    keep = ("run", "optimizer", "learning_rate", "l2", "init_std")
-    keep += ("dropout", "train_fraction", "seed")
+    keep = ["run", "optimizer", "learning_rate", "l2", "init_std"]
+    keep += ["dropout", "train_fraction", "seed"]
     accuracy = "test_accuracy" if name == "ag_news" else "test_top1_accuracy"
     return {k: config[k] for k in keep} | {
         "ckpt_epoch": epoch,

@@ -28,7 +28,8 @@ class Attention(nn.Module):
         maps = (self.queries, self.keys, self.values)
         q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in maps)
         a = F.scaled_dot_product_attention(q, k, v)
-        return self.out_projection(a.transpose(1, 2).flatten(2))
+        out: Tensor = self.out_projection(a.transpose(1, 2).flatten(2))
+        return out
 
 
 class Block(nn.Module):
@@ -45,7 +46,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, tokens, width]`` to the same."""
         x = self.dropout(self.attention(self.norm(x)))
-        return self.dropout(self.fc2(self.fc1(self.norm(x)).relu()))
+        out: Tensor = self.dropout(self.fc2(self.fc1(self.norm(x)).relu()))
+        return out
 
 
 class PatchEmbedding(nn.Module):
@@ -61,7 +63,8 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """``[batch, 1, height, width]`` to ``[batch, tokens, d_model]``."""
-        return self.conv1(images).flatten(2).transpose(1, 2) + self.pos_embedding
+        out: Tensor = self.conv1(images).flatten(2).transpose(1, 2) + self.pos_embedding
+        return out
 
 
 class WordPositions(nn.Module):
@@ -88,7 +91,8 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, d_model]`` to logits."""
-        return self.fc2(self.fc1(x).relu())
+        out: Tensor = self.fc2(self.fc1(x).relu())
+        return out
 
 
 class SmallTransformer(nn.Module):
@@ -108,7 +112,8 @@ class SmallTransformer(nn.Module):
         x = self.dropout(self.embedding(inputs))
         for block in self.encoder:
             x = block(x)
-        return self.classifier(self.norm(x).mean(1))
+        out: Tensor = self.classifier(self.norm(x).mean(1))
+        return out
 
 
 def to_state_dict(arch: Architecture, named: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -103,7 +103,8 @@ class TorchStepper:
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.tf32 = precision != "float32"
         self.whole = compiled
-        self._loss, self._update = _compiled() if compiled else (losses, update)
+        ways: tuple[Any, Any] = _compiled() if compiled else (losses, update)
+        self._loss, self._update = ways
 
     def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
         """Trains the first ``len(coef)`` networks on one batch; loss and hits of each."""
@@ -138,7 +139,7 @@ class TorchStepper:
             yield
             return
         before = torch.backends.mkldnn.enabled
-        torch.backends.mkldnn.enabled = False
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
         try:
             yield
         finally:

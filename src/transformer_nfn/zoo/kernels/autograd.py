@@ -18,7 +18,7 @@ class FusedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, weights: Tensor, one: Pass, clock: Clock, threshold: Tensor, scale: Tensor
     ) -> Tensor:
         """Draws dropout and runs the network on a batch of the training set."""
@@ -29,7 +29,7 @@ class FusedLoss(torch.autograd.Function):
         return one.loss.sum(0) / one.batch
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         """The gradient of every weight, from the activations forward left."""
         (weights,) = ctx.saved_tensors
         ctx.one.backward(weights, ctx.clock, "train", ctx.scale)
@@ -40,5 +40,5 @@ def fused_loss(
     weights: Tensor, one: Pass, clock: Clock, threshold: Tensor, scale: Tensor
 ) -> Tensor:
     """`FusedLoss` with names for its arguments; see `launch.Pass` and `launch.Clock`."""
-    loss: Tensor = FusedLoss.apply(weights, one, clock, threshold, scale)  # type: ignore[no-untyped-call]
+    loss: Tensor = FusedLoss.apply(weights, one, clock, threshold, scale)
     return loss

@@ -67,7 +67,8 @@ class Checksums:
     def _read(self) -> dict[str, list[str]]:
         if not self.path.exists():
             return {}
-        return read_json(self.path)
+        found: dict[str, list[str]] = read_json(self.path)
+        return found
 
     def replace(self, name: str, data: bytes) -> None:
         """Writes the file ``name`` and its sum."""

@@ -100,12 +100,12 @@ class ShardReader:
         """Copies one network into ``out`` ``[weights]``, its tensors in order, and checks it."""
         if not 0 <= row < self._rows:
             raise StoreError(f"{self.path}: row {row} asked, {self._rows} there")
-        view = memoryview(out).cast("B")
+        view = memoryview(out.data).cast("B")
         for part in self._parts:
             target = [view[part.first : part.last]]
             if os.preadv(self._file, target, part.offset + row * part.row_bytes) != part.row_bytes:
                 raise StoreError(f"{self.path}: damaged, ends inside row {row}")
-        if zlib.crc32(out) != checksum:
+        if zlib.crc32(view) != checksum:
             raise StoreError(f"{self.path}: damaged, row {row} does not match its checksum")
 
 

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,17 @@ class TextTask(Task):
 
     def to(self, device: torch.device | str) -> TextTask:
         """The same task with its data on ``device``."""
-        moved = {
-            name: {k: v.to(device) for k, v in getattr(self, name).items()}
-            for name in ("tokens", "counts", "labels")
-        }
-        return replace(self, vectors=self.vectors.to(device), **moved)
+
+        def moved(parts: Mapping[Split, Tensor]) -> dict[Split, Tensor]:
+            return {k: v.to(device) for k, v in parts.items()}
+
+        return replace(
+            self,
+            tokens=moved(self.tokens),
+            counts=moved(self.counts),
+            labels=moved(self.labels),
+            vectors=self.vectors.to(device),
+        )
 
 
 def ag_news(

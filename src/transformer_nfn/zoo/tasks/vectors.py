@@ -91,7 +91,8 @@ def _reduce(matrix: Tensor, width: int, path: Path) -> Tensor:
     # An eigenvector's sign is arbitrary; fix it so that the result repeats everywhere.
     largest = axes.abs().argmax(0)
     axes = axes * axes[largest, torch.arange(width)].sign()
-    return (centred @ axes).float()
+    out: Tensor = (centred @ axes).float()
+    return out
 
 
 def read_word2vec(path: Path) -> Iterator[tuple[str, np.ndarray]]:
