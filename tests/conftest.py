@@ -1,5 +1,8 @@
 import os
+import sys
+from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -15,3 +18,14 @@ settings.register_profile(
 )
 settings.register_profile("nightly", parent=settings.get_profile("default"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def no_ray_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ray that is installed but finds no cluster."""
+
+    def nobody(**_: object) -> None:
+        raise ConnectionError("nobody answers")
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=nobody)
+    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]

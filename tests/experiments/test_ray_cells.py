@@ -73,20 +73,11 @@ def test_ray_fills_the_same_table(zoo, tmp_path):
     assert "\n" not in said["error"], "one sentence, without the worker's traceback"
 
 
+@pytest.mark.usefixtures("no_ray_cluster")
 def test_no_cluster_is_one_clear_error(zoo, tmp_path, monkeypatch):
-    class NoRay:
-        @staticmethod
-        def is_initialized() -> bool:
-            return False
-
-        @staticmethod
-        def init(**_: object) -> None:
-            raise ConnectionError("nobody answers")
-
     def fill(**options):
         reproduce("table5", zoo.path, tmp_path, seeds=[0], engine="ray", **options)
 
-    monkeypatch.setitem(sys.modules, "ray", NoRay)
     with pytest.raises(RunError, match=r"no Ray cluster at 10\.0\.0\.1:1"):
         fill(address="10.0.0.1:1")
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -102,17 +102,8 @@ def test_a_killed_ray_driver_is_resumed(
     same(reference, Zoo.open(out))
 
 
-def test_no_cluster_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoRay:
-        @staticmethod
-        def is_initialized() -> bool:
-            return False
-
-        @staticmethod
-        def init(**_: object) -> None:
-            raise ConnectionError("nobody answers")
-
-    monkeypatch.setitem(sys.modules, "ray", NoRay)  # type: ignore[arg-type]
+@pytest.mark.usefixtures("no_ray_cluster")
+def test_no_cluster_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=r"no Ray cluster at 10\.0\.0\.1:1"):
         build(tmp_path / "zoo", SMALL, engine="ray", address="10.0.0.1:1")
 
