@@ -13,7 +13,7 @@ import torch
 from kernel_cases import bright_images, compare, long_texts
 
 from transformer_nfn.zoo import Recipe, sample
-from transformer_nfn.zoo.kernels import launch
+from transformer_nfn.zoo.kernels import tuning
 from transformer_nfn.zoo.kernels.runner import FusedRunner
 from transformer_nfn.zoo.trainer import _Training
 
@@ -60,8 +60,8 @@ def main() -> None:
     task = TASKS[what]()
     if what == "tiled":
         # As in bf16 on a GPU, a few keys at a time: 36 tokens, so one tile is cut and one empty.
-        launch.WIDE_ATTENTION[64] = launch.ATTENTION[64]
-        assert launch.ATTENTION[64]["KEYS"] == 16
+        tuning.WIDE_ATTENTION[64] = tuning.ATTENTION[64]
+        assert tuning.ATTENTION[64]["KEYS"] == 16
     found = compare(task, networks=3, batch=6, precision="float32", device="cpu")
     print(json.dumps(found.errors(task)))
 

@@ -21,44 +21,25 @@ from transformer_nfn.zoo.kernels.head import classify, spread
 from transformer_nfn.zoo.kernels.inputs import IMAGES, MEMORY, WORDS
 from transformer_nfn.zoo.kernels.optimiser import update
 from transformer_nfn.zoo.kernels.shared import STATS
+from transformer_nfn.zoo.kernels.tuning import (
+    ATTENTION,
+    CHUNK,
+    EMBED,
+    FORWARD,
+    PROJECTIONS,
+    ROW,
+    ROW_TILE,
+    SPREAD,
+    UPDATE_TILE,
+    WIDE_ATTENTION,
+    WIDE_FORWARD,
+    padded,
+    tiles,
+)
 from transformer_nfn.zoo.network import sites
 from transformer_nfn.zoo.tasks.images import ImageTask
 from transformer_nfn.zoo.tasks.task import Split, Task
 from transformer_nfn.zoo.tasks.text import TextTask
-
-# Samples a program takes; one program's weight gradients are added up on the chip.
-CHUNK = 32
-ROW_TILE = 64
-UPDATE_TILE = 1024
-# Warps a program, stages of its pipeline and registers a thread, as measured on an H200; for
-# attention by the number of tokens a tile holds, backward with the keys taken at a time.
-Options = dict[str, int]
-FORWARD: dict[int, Options] = {
-    16: {"num_warps": 1, "num_stages": 2},
-    32: {"num_warps": 2, "num_stages": 2},
-    64: {"num_warps": 4, "num_stages": 3, "maxnreg": 128},
-    128: {"num_warps": 8, "num_stages": 2},
-    256: {"num_warps": 8, "num_stages": 1},
-    512: {"num_warps": 8, "num_stages": 1},
-}
-ATTENTION: dict[int, Options] = {
-    16: {"num_warps": 1, "num_stages": 2, "KEYS": 16},
-    32: {"num_warps": 1, "num_stages": 2, "KEYS": 16},
-    64: {"num_warps": 1, "num_stages": 2, "KEYS": 16},
-    128: {"num_warps": 8, "num_stages": 1, "KEYS": 128},
-    256: {"num_warps": 8, "num_stages": 1, "KEYS": 256},
-    512: {"num_warps": 8, "num_stages": 1, "KEYS": 512},
-}
-# Numbers of 32 bits take twice the room.
-WIDE_FORWARD = FORWARD | {64: {"num_warps": 4, "num_stages": 1, "maxnreg": 128}}
-WIDE_ATTENTION = ATTENTION | {
-    32: {"num_warps": 2, "num_stages": 2, "KEYS": 32},
-    64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
-}
-ROW: Options = {"num_warps": 4, "num_stages": 3}
-PROJECTIONS: Options = {"num_warps": 4, "num_stages": 2, "maxnreg": 128}
-EMBED: Options = {"num_warps": 4, "num_stages": 3}
-SPREAD: Options = {"num_warps": 2, "num_stages": 3}
 
 
 def offsets(arch: Architecture) -> dict[str, int]:
@@ -68,22 +49,6 @@ def offsets(arch: Architecture) -> dict[str, int]:
         out[name] = at
         at += math.prod(shape)
     return out
-
-
-def padded(count: int) -> int:
-    """The least power of two that holds ``count`` and suits the tensor cores."""
-    return max(16, 1 << (count - 1).bit_length())
-
-
-def tiles(longest: int, alike: bool) -> list[tuple[int, int]]:
-    """Tile heights that serve samples of up to ``longest`` tokens, each with what is too short.
-
-    Samples that are all ``alike`` have ``longest`` tokens each.
-    """
-    if alike or longest <= 64:
-        return [(padded(longest), longest - 1 if alike else 0)]
-    heights = [64 << i for i in range((longest - 1).bit_length() - 5)]
-    return list(zip(heights, [0, *heights], strict=False))
 
 
 @dataclass(frozen=True)
@@ -134,6 +99,7 @@ class Pass:
         self.task, self.arch = task, task.arch
         self.networks, self.batch, self.longest = networks, batch, longest
         self.products, self.train = products, train
+        self.wide = dtype == torch.float32
         self.tiles = tiles(longest, isinstance(task, ImageTask))
         self.device = next(iter(task.labels.values())).device  # type: ignore[attr-defined]
         self.chunks = -(-batch // CHUNK)
@@ -217,7 +183,7 @@ class Pass:
             QKV=at["blocks.0.W_QKV"], SITES=sites(arch), R=ROW_TILE, TRAIN=self.train,
             PREC=self.products, **source, **EMBED, **common,
         )  # fmt: skip
-        options = FORWARD if self.qkv[0].dtype == torch.bfloat16 else WIDE_FORWARD
+        options = WIDE_FORWARD if self.wide else FORWARD
         for i in range(arch.blocks):
             following = min(i + 1, arch.blocks - 1)
             for height, shorter in self.tiles:
@@ -264,7 +230,7 @@ class Pass:
             BB=self.at[f"blocks.{arch.blocks - 1}.b_B"], SITE=2 * arch.blocks, R=ROW_TILE,
             PREC=self.products, **SPREAD, **common,
         )  # fmt: skip
-        attention = ATTENTION if self.da.dtype == torch.bfloat16 else WIDE_ATTENTION
+        attention = WIDE_ATTENTION if self.wide else ATTENTION
         for i in reversed(range(arch.blocks)):
             where = self._block(i)
             rows_backward[grid](
@@ -281,8 +247,10 @@ class Pass:
                     T=height, SHORTER=shorter, D=arch.d_model, PREC=self.products,
                     **attention[height],
                 )  # fmt: skip
-            before = {"SOURCE": MEMORY.value, "EB": self.at[f"blocks.{max(i, 1) - 1}.b_B"]}
-            given = source if i == 0 else source | before
+            given = source
+            if i > 0:
+                last_bias = self.at[f"blocks.{i - 1}.b_B"]
+                given = source | {"SOURCE": MEMORY.value, "EB": last_bias}
             projections_backward[grid](
                 self.z[i], self.dqkv, self.stats[i], self.dx, weights, self.grad, self.bits,
                 clock.step, clock.steps, clock.lengths, scale, self.patches, self.batch,
