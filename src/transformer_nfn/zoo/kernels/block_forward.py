@@ -112,18 +112,18 @@ def embed(
 
 @triton.jit
 def attend(
-    qkv_ptr, mask, hidden, lse_ptr, real, D: tl.constexpr, SAVE: tl.constexpr,
+    q_ptr, k_ptr, rows, keys, hidden, lse_ptr, real, D: tl.constexpr, SAVE: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
     """One head: ``softmax(q kᵀ) v``; stores the logarithm (base 2) of each row's sum.
 
-    ``hidden`` is −∞ for tokens that are not there, else 0.
+    ``hidden`` is −∞ for keys that are not there, else 0; v lies ``D`` after k.
     """
-    DT: tl.constexpr = qkv_ptr.dtype.element_ty
+    DT: tl.constexpr = q_ptr.dtype.element_ty
     factor: tl.constexpr = LOG2E / (D // 2) ** 0.5
-    q = tl.load(qkv_ptr, mask=mask, other=0.0)
-    k = tl.load(qkv_ptr + D, mask=mask, other=0.0)
-    v = tl.load(qkv_ptr + 2 * D, mask=mask, other=0.0)
+    q = tl.load(q_ptr, mask=rows, other=0.0)
+    k = tl.load(k_ptr, mask=keys, other=0.0)
+    v = tl.load(k_ptr + D, mask=keys, other=0.0)
     s = tl.dot(q, tl.trans(k), input_precision=PREC) * factor + hidden[None, :]
     top = tl.max(s, 1)
     p = tl.exp2(s - top[:, None])
@@ -140,13 +140,15 @@ def block_forward(
     bits_ptr, step_ptr, steps_ptr, length_ptr, scale_ptr, B, ROWS, STEPS,
     W: tl.constexpr, OUT: tl.constexpr, A: tl.constexpr, BA: tl.constexpr, BW: tl.constexpr,
     BB: tl.constexpr, NEXT: tl.constexpr, SITE: tl.constexpr, SITES: tl.constexpr,
-    S: tl.constexpr, T: tl.constexpr, SHORTER: tl.constexpr, D: tl.constexpr,
-    FF: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr, PREC: tl.constexpr,
+    S: tl.constexpr, T: tl.constexpr, SHORTER: tl.constexpr, QUERIES: tl.constexpr,
+    D: tl.constexpr, FF: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
+    PREC: tl.constexpr,
 ):  # fmt: skip
     """Attention, dropout, LayerNorm, MLP, dropout of samples ``chunk·S …``.
 
     Rows of a network lie densely, ``length`` a sample; a program leaves networks to the launch
-    whose ``T`` fits them (``SHORTER`` < length ≤ ``T``). The output is normalised; the last
+    whose ``T`` fits them (``SHORTER`` < length ≤ ``T``) and takes ``QUERIES`` tokens of a sample
+    at a time, each with all its keys. The output is normalised; the last
     block means it over tokens, the others project it to the next block's q, k and v (``NEXT``:
     where those weights lie). What backward needs again is kept: the heads' outputs, what
     LayerNorms gave (``out``: the one after the block), and a row's numbers (``STATS``).
@@ -158,7 +160,7 @@ def block_forward(
         return
     DT: tl.constexpr = qkv_ptr.dtype.element_ty
     HD: tl.constexpr = D // 2
-    t = tl.arange(0, T)
+    u = tl.arange(0, T)
     d = tl.arange(0, D)
     j = tl.arange(0, HD)
     f = tl.arange(0, FF)
@@ -172,48 +174,54 @@ def block_forward(
     bb = tl.load(w + BB + d)
     if not LAST:
         to_q, to_k, to_v = projections(w + NEXT, D, DT, PREC)
-    real = t < L
-    mask = real[:, None]
-    hidden = tl.where(real, 0.0, float("-inf"))
+    keys = (u < L)[:, None]
+    hidden = tl.where(u < L, 0.0, float("-inf"))
     scale = tl.load(scale_ptr + m)
     first = m.to(tl.int64) * ROWS
     bits_ptr += (m.to(tl.int64) * SITES + SITE) * ROWS
-    at = t[:, None] * D + d[None, :]
     for n in range(chunk * S, tl.minimum(chunk * S + S, B)):
         begin = first + n * L
-        word = bits_ptr + n * L + t
-        row = (begin + t)[:, None]
-        stat = stat_ptr + begin * STATS + t
-        qkv = qkv_ptr + row * (3 * D) + j[None, :]
-        a0 = attend(qkv, mask, hidden, stat, real, D, TRAIN, PREC)
-        a1 = attend(qkv + HD, mask, hidden, stat + L, real, D, TRAIN, PREC)
-        y = tl.dot(a0, wo0, input_precision=PREC)
-        y = tl.dot(a1, wo1, y, input_precision=PREC)
-        if TRAIN:
-            head = a_ptr + row * D + j[None, :]
-            tl.store(head, a0, mask=mask)
-            tl.store(head + HD, a1, mask=mask)
-            y = dropped(y * scale, tl.load(word, mask=real, other=0), D)
-        normed, rstd = layer_norm(y, D)
-        z = operand(normed, DT, PREC)
-        if TRAIN:
-            tl.store(y_ptr + begin * D + at, z, mask=mask)
-            tl.store(stat + 3 * L, rstd, mask=real)
-        h = tl.dot(z, wa, input_precision=PREC) + ba[None, :]
-        h = operand(tl.maximum(h, 0.0), DT, PREC)
-        y = tl.dot(h, wb, input_precision=PREC) + bb[None, :]
-        if TRAIN:
-            y = dropped(y * scale, tl.load(word + ROWS, mask=real, other=0), D)
-        if LAST:
-            y, rstd = layer_norm(y, D)
-            mean = tl.sum(tl.where(mask, y, 0.0), 0) / L
-            tl.store(pooled_ptr + (m * B + n).to(tl.int64) * D + d, mean)
+        k = qkv_ptr + (begin + u)[:, None] * (3 * D) + D + j[None, :]
+        mean = tl.zeros((D,), tl.float32)
+        for i in range(T // QUERIES):
+            t = i * QUERIES + tl.arange(0, QUERIES)
+            real = t < L
+            mask = real[:, None]
+            word = bits_ptr + n * L + t
+            row = (begin + t)[:, None]
+            at = t[:, None] * D + d[None, :]
+            stat = stat_ptr + begin * STATS + t
+            q = qkv_ptr + row * (3 * D) + j[None, :]
+            a0 = attend(q, k, mask, keys, hidden, stat, real, D, TRAIN, PREC)
+            a1 = attend(q + HD, k + HD, mask, keys, hidden, stat + L, real, D, TRAIN, PREC)
+            y = tl.dot(a0, wo0, input_precision=PREC)
+            y = tl.dot(a1, wo1, y, input_precision=PREC)
             if TRAIN:
-                tl.store(stat + 4 * L, rstd, mask=real)
-                tl.store(out_ptr + begin * D + at, operand(y, DT, PREC), mask=mask)
-        else:
-            follow = next_stat_ptr + begin * STATS + 2 * L + t
-            project(
-                y, to_q, to_k, to_v, out_ptr, next_qkv_ptr, follow, begin + t, real, D, TRAIN,
-                PREC,
-            )  # fmt: skip
+                head = a_ptr + row * D + j[None, :]
+                tl.store(head, a0, mask=mask)
+                tl.store(head + HD, a1, mask=mask)
+                y = dropped(y * scale, tl.load(word, mask=real, other=0), D)
+            normed, rstd = layer_norm(y, D)
+            z = operand(normed, DT, PREC)
+            if TRAIN:
+                tl.store(y_ptr + begin * D + at, z, mask=mask)
+                tl.store(stat + 3 * L, rstd, mask=real)
+            h = tl.dot(z, wa, input_precision=PREC) + ba[None, :]
+            h = operand(tl.maximum(h, 0.0), DT, PREC)
+            y = tl.dot(h, wb, input_precision=PREC) + bb[None, :]
+            if TRAIN:
+                y = dropped(y * scale, tl.load(word + ROWS, mask=real, other=0), D)
+            if LAST:
+                y, rstd = layer_norm(y, D)
+                mean += tl.sum(tl.where(mask, y, 0.0), 0)
+                if TRAIN:
+                    tl.store(stat + 4 * L, rstd, mask=real)
+                    tl.store(out_ptr + begin * D + at, operand(y, DT, PREC), mask=mask)
+            else:
+                follow = next_stat_ptr + begin * STATS + 2 * L + t
+                project(
+                    y, to_q, to_k, to_v, out_ptr, next_qkv_ptr, follow, begin + t, real, D,
+                    TRAIN, PREC,
+                )  # fmt: skip
+        if LAST:
+            tl.store(pooled_ptr + (m * B + n).to(tl.int64) * D + d, mean / L)

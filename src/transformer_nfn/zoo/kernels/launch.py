@@ -29,6 +29,7 @@ from transformer_nfn.zoo.kernels.tuning import (
     PROJECTIONS,
     ROW,
     ROW_TILE,
+    SPLIT_FORWARD,
     SPREAD,
     UPDATE_TILE,
     WIDE_ATTENTION,
@@ -80,7 +81,8 @@ class Pass:
     Args:
         task: with its data on the device.
         dtype: of activations and of what products multiply: bfloat16 or float32.
-        products: how float32 products are done, ``tf32`` or ``ieee``.
+        products: how float32 products are done: ``tf32``, ``tf32x3`` (three of them, as exact
+            as float32) or ``ieee``.
         longest: tokens a sample has at most.
         train: whether gradients are kept room for.
     """
@@ -120,12 +122,11 @@ class Pass:
         self.z = [nothing] * (count + 1)
         self.stats, self.patches = [none] * count, nothing
         wide = (networks, self.rows, 3 * D)
-        self.qkv = [empty(*wide, dtype=dtype)] * count
+        self.qkv = [empty(*wide, dtype=dtype) for _ in range(count)]
         if train:
             self.a, self.y = ([empty(*shape, dtype=dtype) for _ in range(count)] for _ in range(2))
             # What LayerNorm gives before each block and after the last.
             self.z = [empty(*shape, dtype=dtype) for _ in range(count + 1)]
-            self.qkv = [empty(*wide, dtype=dtype) for _ in range(count)]
             self.stats = [empty(networks, self.rows, STATS.value) for _ in range(count)]
             self.da, self.dx = (empty(*shape, dtype=dtype) for _ in range(2))
             self.dqkv = empty(*wide, dtype=dtype)
@@ -184,6 +185,8 @@ class Pass:
             PREC=self.products, **source, **EMBED, **common,
         )  # fmt: skip
         options = WIDE_FORWARD if self.wide else FORWARD
+        if self.products == "tf32x3":
+            options = SPLIT_FORWARD
         for i in range(arch.blocks):
             following = min(i + 1, arch.blocks - 1)
             for height, shorter in self.tiles:

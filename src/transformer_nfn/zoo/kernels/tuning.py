@@ -7,15 +7,15 @@ CHUNK = 32
 ROW_TILE = 64
 UPDATE_TILE = 1024
 # Warps a program, stages of its pipeline and registers a thread; for attention by the number of
-# tokens a tile holds, backward with the keys taken at a time.
+# tokens a tile holds, with the tokens (forward) or keys (backward) taken at a time.
 Options = dict[str, int]
 FORWARD: dict[int, Options] = {
-    16: {"num_warps": 1, "num_stages": 2},
-    32: {"num_warps": 2, "num_stages": 2},
-    64: {"num_warps": 4, "num_stages": 3, "maxnreg": 128},
-    128: {"num_warps": 8, "num_stages": 2},
-    256: {"num_warps": 8, "num_stages": 1},
-    512: {"num_warps": 8, "num_stages": 1},
+    16: {"num_warps": 1, "num_stages": 2, "QUERIES": 16},
+    32: {"num_warps": 2, "num_stages": 2, "QUERIES": 32},
+    64: {"num_warps": 4, "num_stages": 3, "QUERIES": 64, "maxnreg": 128},
+    128: {"num_warps": 8, "num_stages": 2, "QUERIES": 128},
+    256: {"num_warps": 8, "num_stages": 1, "QUERIES": 128},
+    512: {"num_warps": 8, "num_stages": 1, "QUERIES": 64},
 }
 ATTENTION: dict[int, Options] = {
     16: {"num_warps": 1, "num_stages": 2, "KEYS": 16},
@@ -25,8 +25,14 @@ ATTENTION: dict[int, Options] = {
     256: {"num_warps": 8, "num_stages": 1, "KEYS": 256},
     512: {"num_warps": 8, "num_stages": 1, "KEYS": 512},
 }
-# Numbers of 32 bits take twice the room.
-WIDE_FORWARD = FORWARD | {64: {"num_warps": 4, "num_stages": 1, "maxnreg": 128}}
+# Numbers of 32 bits take twice the room, and more where each is split in two for three products.
+WIDE_FORWARD = FORWARD | {
+    64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64, "maxnreg": 128},
+    128: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
+    256: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
+    512: {"num_warps": 4, "num_stages": 1, "QUERIES": 32},
+}
+SPLIT_FORWARD = WIDE_FORWARD | {64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64}}
 WIDE_ATTENTION = ATTENTION | {
     32: {"num_warps": 2, "num_stages": 2, "KEYS": 32},
     64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
