@@ -51,11 +51,43 @@ def trained_beside_plain() -> dict[str, float]:
     }
 
 
+def equal_runs() -> dict[str, list[bool]]:
+    """Of two runs that share a seed and one that does not: do they draw, and become, the same?"""
+    task = bright_images(12, 4, 2, n=16)
+    shared, own = (sample(2, seed=1, seeds=seeds) for seeds in ("one", "each"))
+    alike = dict(optimizer="sgdm", learning_rate=1e-2, l2=1e-6, init_std=0.2, dropout=0.1)
+    runs = [replace(c, **alike, train_fraction=1.0) for c in (*shared, own[1])]  # type: ignore
+    recipe = Recipe(epochs=1, batch=6)
+    training = _Training(task, runs, [12] * 3, recipe, "cpu", "torch", torch.float32)
+    threshold = training.runner.stepper.threshold  # type: ignore[attr-defined]
+    runner = FusedRunner(task, training.runner.weights.clone(), threshold, "float32", 6)
+    training.runner = runner
+    given = []
+    train_epoch = runner.epoch
+    runner.epoch = lambda epoch: given.append(epoch) or train_epoch(epoch)  # type: ignore
+    start = runner.weights.clone()
+    training._epoch(0)
+    (epoch,) = given
+    return {
+        name: [torch.equal(part[0], part[other]) for other in (1, 2)]
+        for name, part in (
+            ("start", start),
+            ("order", epoch.order),
+            ("crops", epoch.crop),
+            ("dropout", epoch.drop),
+            ("weights", runner.weights),
+        )
+    } | {"moved": [not torch.equal(*pair) for pair in zip(start, runner.weights, strict=True)]}
+
+
 def main() -> None:
-    """One task, or the training."""
+    """One task, the training, or what runs share by their seeds."""
     what = sys.argv[1]
     if what == "training":
         print(json.dumps(trained_beside_plain()))
+        return
+    if what == "seeds":
+        print(json.dumps(equal_runs()))
         return
     task = TASKS[what]()
     if what == "tiled":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from transformer_nfn.zoo import Architecture, ImportFileError, StoreError, Zoo
 from transformer_nfn.zoo.authors import import_authors
 from transformer_nfn.zoo.export import export_authors
+from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.verify import verify
 
 
@@ -47,8 +49,18 @@ def their_state(name: str, seed: int, classes: int) -> dict[str, torch.Tensor]:
     return out
 
 
-def write_theirs(folder: Path, name: str, classes: int = 10, stray: bool = True) -> Path:
-    """A folder in the authors' layout: five epochs of three runs, metadata, stray keys."""
+def write_theirs(
+    folder: Path,
+    name: str,
+    classes: int = 10,
+    stray: bool = True,
+    seeds: tuple[object, ...] | None = None,
+) -> Path:
+    """A folder in the authors' layout: five epochs of three runs, metadata, stray keys.
+
+    Args:
+        seeds: what the table says of each run; None for a table without such a column.
+    """
     (folder / name).mkdir(parents=True)
     (folder / "metadata").mkdir()
     rows = []
@@ -62,7 +74,8 @@ def write_theirs(folder: Path, name: str, classes: int = 10, stray: bool = True)
             file = f"run{n}_{epoch}_{int(accuracy * 10000)}.pt"
             torch.save(state, folder / name / file)
             rows.append(
-                {
+                ({} if seeds is None else {"seed": seeds[n]})
+                | {
                     "run_id": f"run{n}",
                     "optimizer": "Adam",
                     "lr": 0.001,
@@ -148,12 +161,44 @@ def test_an_imported_zoo_verifies(tmp_path: Path) -> None:
     assert "word vectors" in verdict.note
 
 
+@pytest.mark.parametrize(
+    ("seeds", "kind"),
+    [
+        ((3, 3, "3.0"), "one"),
+        ((3, 4, 5), "each"),
+        ((2**62 + 1, 2**62 + 2, 2**62 + 3), "each"),
+        (None, "unknown"),
+        ((3, 3, ""), "unknown"),
+    ],
+)
+def test_an_imported_zoo_says_what_its_table_says_of_seeds(
+    tmp_path: Path, seeds: tuple[object, ...] | None, kind: str
+) -> None:
+    theirs = write_theirs(tmp_path / "theirs", "mnist", seeds=seeds)
+    zoo, _ = import_authors(theirs, tmp_path / "zoo")
+    assert (zoo.seeds, Zoo.open(zoo.path).seeds) == (kind, kind)
+    export_authors(zoo, tmp_path / "out")
+    again, _ = import_authors(tmp_path / "out", tmp_path / "again")
+    assert again.seeds == kind
+    assert again.table["seed"].tolist() == zoo.table["seed"].tolist()
+
+
+def test_an_imported_zoo_from_before_seeds_were_read_is_unknown(tmp_path: Path) -> None:
+    zoo, _ = import_authors(write_theirs(tmp_path / "t", "mnist", seeds=(3, 3, 3)), tmp_path / "z")
+    about = {key: value for key, value in zoo.about.items() if key != "seeds"}
+    Checksums(zoo.path).replace("zoo.json", json.dumps(about).encode())
+    assert Zoo.open(zoo.path).seeds == "unknown"
+
+
 def test_a_built_zoo_exports_and_comes_back(small_zoo: Zoo, tmp_path: Path) -> None:
     export_authors(small_zoo, tmp_path / "out")
     files = list((tmp_path / "out" / "digits").iterdir())
     assert len(files) == len(small_zoo)
     state = torch.load(files[0], weights_only=True)
     assert state["encoder.1.fc2.weight"].shape == (32, 64)
+    with (tmp_path / "out" / "metadata" / "digits.csv").open() as sheet:
+        seeds = [int(row["seed"]) for row in csv.DictReader(sheet)]
+    assert seeds == small_zoo.table["seed"].tolist()
 
 
 def _refused(source: Path, out: Path, words: str) -> None:

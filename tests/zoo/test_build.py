@@ -184,6 +184,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
         ({"dtype": "int8"}, {}, "dtype"),
         ({"select": "luck"}, {}, "selected"),
         ({"shard_runs": 0}, {}, "shard runs"),
+        ({"seeds": "two"}, {}, "seeds must be one or each, found .two."),
         ({}, {"device": "tpu"}, "device must be"),
         ({}, {"engine": "slurm"}, "unknown engine"),
         ({}, {"workers": 0}, "workers"),

@@ -39,11 +39,34 @@ def test_info_shows_counts_and_a_histogram(small_zoo: Zoo) -> None:
     code, text = tnfn("info", small_zoo.path)
     assert code == 0
     assert "12 and 0 crashed" in text
+    assert "a seed each" in text
     assert "█" in text
     code, text = tnfn("info", small_zoo.path, "--json")
     found = json.loads(text)
     assert (found["task"], found["checkpoints"]) == ("digits", 36)
     assert sum(found["histogram"]["counts"]) == 36
+
+
+def test_one_seed_for_all_is_built_resumed_and_shown(tmp_path: Path) -> None:
+    words = ("build", "--out", tmp_path / "z", "--runs", 4, "--epochs", 1, "--batch", 256)
+    words += ("--workers", 1, "--seeds", "one", "--json")
+    for _ in range(2):
+        code, text = tnfn(*words)
+        assert (code, json.loads(text)["seeds"]) == (0, "one")
+    _, text = tnfn("info", tmp_path / "z")
+    assert "one seed for all" in text
+
+
+@pytest.mark.parametrize(
+    ("seeds", "kind", "words"),
+    [((3, 3, 3), "one", "one seed for all"), (None, "unknown", "seeds unknown")],
+)
+def test_info_says_what_is_known_of_imported_seeds(
+    tmp_path: Path, seeds: tuple[object, ...] | None, kind: str, words: str
+) -> None:
+    tnfn("import", write_theirs(tmp_path / "t", "mnist", seeds=seeds), "--out", tmp_path / "z")
+    assert words in tnfn("info", tmp_path / "z")[1]
+    assert json.loads(tnfn("info", tmp_path / "z", "--json")[1])["seeds"] == kind
 
 
 def test_plot_draws_the_histogram(small_zoo: Zoo, tmp_path: Path) -> None:
@@ -77,6 +100,10 @@ def test_import_and_export(tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (["build", "--task", "cifar", "--out", "z"], "error: unknown task 'cifar'"),
+        (
+            ["build", "--seeds", "two", "--out", "z"],
+            "error: seeds must be one or each, found 'two'",
+        ),
         (["info", "no/where"], "error: 'no/where' is not a zoo: it has no zoo.json"),
         (["info", "nowhere"], "error: there is no folder 'nowhere' and no zoo of that name"),
         (["import", "nowhere"], "error: 'nowhere' does not exist"),

@@ -19,7 +19,8 @@ HERE = Path(__file__).parent
 
 
 def interpreted(what: str) -> dict[str, Any]:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)}
+    folders = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(folders)}
     command = [sys.executable, str(HERE / "interpreted_kernels.py"), what]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

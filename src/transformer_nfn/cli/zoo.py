@@ -42,6 +42,9 @@ def build(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs a run (the task's own).")] = None,
     seed: Annotated[int, typer.Option(help="Chooses the runs and their randomness.")] = 0,
+    seeds: Annotated[
+        str, typer.Option(help="each: a seed for every run; one: the same for all (authors).")
+    ] = "each",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     workers: Annotated[
@@ -87,6 +90,7 @@ def build(
         precision=precision,
         shard_runs=shard_runs,
         dtype=dtype,
+        seeds=seeds,
     )
     with BuildBar(Console(stderr=True)) as bar:
         zoo = build_zoo(

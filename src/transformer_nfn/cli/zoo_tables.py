@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from transformer_nfn.seed_kinds import seeds_text
+
 
 def print_summary(console: Console, found: dict[str, Any]) -> None:
     """What `zoo.summary.summarise` found, as two tables and a histogram."""
@@ -17,6 +19,7 @@ def print_summary(console: Console, found: dict[str, Any]) -> None:
         ("task", found["task"]),
         ("origin", f"{found['origin']} by {found['made_by']}"),
         ("runs", f"{found['runs']:,} and {found['crashed']:,} crashed"),
+        ("seeds", seeds_text(found["seeds"])),
         ("checkpoints", f"{found['checkpoints']:,}: {epochs}, {found['best']} best"),
         ("weights a network", f"{found['weights']:,}"),
         ("on disk", f"{found['bytes'] / 2**20:.1f} MiB"),

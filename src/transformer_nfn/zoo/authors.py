@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.seed_kinds import UNKNOWN
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ImportFileError, StoreError
 from transformer_nfn.zoo.module import from_state_dict, to_state_dict
@@ -104,6 +105,7 @@ def _write(
         "origin": "import",
         "task": {"name": name, "samples": None, "provenance": {"imported": source.name}},
         "recipe": {"batch": 128, "select": "test"},
+        "seeds": _seeds(files, table),
         "dtype": "float32",
         "shards": len(groups),
     }
@@ -124,6 +126,15 @@ def _write(
         report.notes.append(f"{unknown} files have no row in metadata/{name}.csv")
     folder.merge()
     return out
+
+
+def _seeds(files: list[_File], table: dict[str, dict[str, str]]) -> str:
+    """Whether the runs share one seed, as far as their table tells."""
+    recorded = [table.get(file.path.name, {}).get("seed") for file in files]
+    seeds = {_whole(text) for text in recorded if text}
+    if len(seeds) > 1:
+        return "each"
+    return "one" if all(recorded) else UNKNOWN
 
 
 def _positions(arch: Architecture, state: dict[str, Tensor], path: Path) -> Tensor | None:
@@ -203,7 +214,12 @@ def _row(file: _File, config: dict[str, str]) -> dict[str, Any]:
 def _value(column: str, text: str) -> str | float | int:
     if column == "optimizer":
         return text.strip().lower()
-    return int(float(text)) if column == "seed" else float(text)
+    return _whole(text) if column == "seed" else float(text)
+
+
+def _whole(text: str) -> int:
+    """A whole number, also one that a table wrote as ``3.0``; seeds here have up to 63 bits."""
+    return int(text) if text.strip().isdecimal() else int(float(text))
 
 
 def _fraction(accuracy: float) -> float:

@@ -48,13 +48,19 @@ def _best_name(name: str) -> str:
 
 def _metadata(config: dict[str, Any], name: str, epoch: str, file: str) -> dict[str, Any]:
     keep = ["run", "optimizer", "learning_rate", "l2", "init_std"]
-    keep += ["dropout", "train_fraction", "seed"]
+    keep += ["dropout", "train_fraction"]
     accuracy = "test_accuracy" if name == "ag_news" else "test_top1_accuracy"
     return {k: config[k] for k in keep} | {
+        "seed": config["seed"] if _knows_seed(config["source"]) else "",
         "ckpt_epoch": epoch,
         "ckpt_file": file,
         accuracy: config["test_accuracy"],
     }
+
+
+def _knows_seed(source: str) -> bool:
+    """Whether a row's seed is more than the index's default; imported files may have none."""
+    return not source or (source.startswith("{") and "seed" in json.loads(source))
 
 
 def _original_name(source: str) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from transformer_nfn.seed_kinds import SEED_KINDS
 from transformer_nfn.zoo.errors import ZooError
-from transformer_nfn.zoo.randomness import keys, permutation, run_seed
+from transformer_nfn.zoo.randomness import keys, permutation, run_seed, shared_seed
 
 OPTIMIZERS = ("sgd", "sgdm", "adam", "rmsprop")
 _PLAIN_RATES = (1e-3, 3e-3, 5e-3, 7e-3, 1e-2, 3e-2, 5e-2, 7e-2)
@@ -35,7 +36,12 @@ GRID_SIZE = 16_000
 
 @dataclass(frozen=True)
 class Config:
-    """One run: its stable id in the grid, and everything its result depends on."""
+    """One run: its stable id in the grid, and everything its result depends on.
+
+    Attributes:
+        seeds: ``each`` if the seed is this run's own, ``one`` if all runs of the zoo share it;
+            their initial weights are then the same numbers times ``init_std``.
+    """
 
     run: str
     optimizer: str
@@ -45,15 +51,28 @@ class Config:
     dropout: float
     train_fraction: float
     seed: int
+    seeds: str = "each"
 
     def to_json(self) -> dict[str, Any]:
         """The run as plain JSON values."""
         return asdict(self)
 
 
-def grid(seed: int = 0) -> list[Config]:
-    """All 16,000 configurations in a fixed order; run ids ``00000`` to ``15999``."""
-    return [_config(i, point, seed) for i, point in enumerate(_points())]
+def grid(seed: int = 0, seeds: str = "each") -> list[Config]:
+    """All 16,000 configurations in a fixed order; run ids ``00000`` to ``15999``.
+
+    Args:
+        seed: of the build.
+        seeds: ``each`` gives every run a seed of its own; ``one`` gives all runs the same, as
+            the authors' sweeps do.
+    """
+    if seeds not in SEED_KINDS:
+        raise ZooError(f"seeds must be {' or '.join(SEED_KINDS)}, found '{seeds}'")
+    shared = shared_seed(seed)
+    return [
+        _config(i, point, shared if seeds == "one" else run_seed(seed, i), seeds)
+        for i, point in enumerate(_points())
+    ]
 
 
 def _points() -> Iterator[tuple[Any, ...]]:
@@ -68,21 +87,20 @@ def _points() -> Iterator[tuple[Any, ...]]:
         )
 
 
-def _config(number: int, point: Sequence[Any], seed: int) -> Config:
+def _config(number: int, point: Sequence[Any], seed: int, seeds: str) -> Config:
     optimizer, rate, std, l2, dropout, fraction = point
-    return Config(
-        f"{number:05d}", optimizer, rate, l2, std, dropout, fraction, run_seed(seed, number)
-    )
+    return Config(f"{number:05d}", optimizer, rate, l2, std, dropout, fraction, seed, seeds)
 
 
-def sample(runs: int, seed: int = 0) -> list[Config]:
+def sample(runs: int, seed: int = 0, seeds: str = "each") -> list[Config]:
     """``runs`` of the grid, the four optimisers equally often (to within one).
 
-    The same seed gives the same sample, and a smaller one is part of a larger one.
+    The same seed gives the same sample whatever ``seeds`` is (see `grid`), and a smaller one
+    is part of a larger one.
     """
     if not 1 <= runs <= GRID_SIZE:
         raise ZooError(f"runs must lie between 1 and {GRID_SIZE:,}, found {runs}")
-    every = grid(seed)
+    every = grid(seed, seeds)
     each = GRID_SIZE // len(OPTIMIZERS)
     key = keys(torch.tensor([seed] * len(OPTIMIZERS)), 17, torch.arange(len(OPTIMIZERS)))
     orders = permutation(key, each).tolist()

@@ -30,6 +30,8 @@ class Settings:
         select: where the best epoch is chosen, ``held`` or ``test``.
         shard_runs: runs a shard, None for a size that suits the device.
         dtype: how weights are stored, ``float32`` or ``float16``.
+        seeds: ``each`` for a seed of its own for every run, ``one`` for the same seed for all,
+            as the authors made their zoo.
     """
 
     task: str
@@ -42,6 +44,7 @@ class Settings:
     precision: str = "float32"
     shard_runs: int | None = None
     dtype: str = "float32"
+    seeds: str = "each"
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,14 @@ class Plan:
         """The seed the runs' own seeds come from."""
         return int(self.folder.about["seed"])
 
+    @property
+    def seeds(self) -> str:
+        """Whether the runs share ``one`` seed or have one ``each``."""
+        return self.folder.seeds
+
     def configs(self) -> dict[str, list[Config]]:
         """The runs of each shard."""
-        by_id = {config.run: config for config in grid(self.seed)}
+        by_id = {config.run: config for config in grid(self.seed, self.seeds)}
         return {
             shard: [by_id[run] for run in runs]
             for shard, runs in zip(self.folder.shards, self.folder.about["plan"], strict=True)
@@ -109,7 +117,8 @@ def make_plan(
             raise ZooError(f"dtype must be float32 or float16, found '{settings.dtype}'")
         if settings.shard_runs is not None and settings.shard_runs < 1:
             raise ZooError(f"shard runs must be at least 1, found {settings.shard_runs}")
-        configs = sample(GRID_SIZE if settings.runs is None else settings.runs, settings.seed)
+        runs = GRID_SIZE if settings.runs is None else settings.runs
+        configs = sample(runs, settings.seed, settings.seeds)
         Recipe(settings.epochs or 1, select=settings.select, precision=settings.precision)
         task = load_task(
             settings.task,
@@ -153,6 +162,7 @@ def _describe(
         },
         "recipe": recipe.to_json(),
         "seed": settings.seed,
+        "seeds": settings.seeds,
         "runs": len(configs),
         "dtype": settings.dtype,
         "shards": len(plan),
@@ -169,6 +179,7 @@ def _check_same(folder: Folder, settings: Settings) -> None:
         "task": (settings.task, about["task"]["name"]),
         "runs": (GRID_SIZE if settings.runs is None else settings.runs, about["runs"]),
         "seed": (settings.seed, about["seed"]),
+        "seeds": (settings.seeds, folder.seeds),
         "samples": (settings.samples, about["task"]["samples"]),
         "epochs": (settings.epochs, recipe["epochs"]),
         "batch": (settings.batch, recipe["batch"]),

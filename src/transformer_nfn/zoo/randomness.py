@@ -95,6 +95,11 @@ def run_seed(build_seed: int, run: int) -> int:
     return mixed & ((1 << 63) - 1)
 
 
+def shared_seed(build_seed: int) -> int:
+    """The one seed that all runs of a build share where they share one; no single run has it."""
+    return run_seed(build_seed, -1)
+
+
 def _mix(x: int) -> int:
     # The same mixer as `_mix64`, on Python's own integers.
     x &= (1 << 64) - 1

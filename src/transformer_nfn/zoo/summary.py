@@ -21,6 +21,7 @@ def summarise(zoo: Zoo, bins: int = 10) -> dict[str, Any]:
         "task": zoo.about["task"]["name"],
         "origin": zoo.about["origin"],
         "made_by": zoo.about["made_by"],
+        "seeds": zoo.seeds,
         "finished": zoo.finished,
         "runs": len(set(zoo.table["run"].tolist())),
         "crashed": len(zoo.crashed),

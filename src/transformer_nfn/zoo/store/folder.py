@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn import __version__
+from transformer_nfn.seed_kinds import SEED_KINDS, UNKNOWN
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.store.files import Checksums, sweep
@@ -38,6 +39,14 @@ class Folder:
     def shards(self) -> list[str]:
         """The names of all shards there will be."""
         return [f"{i:05d}" for i in range(self.about["shards"])]
+
+    @property
+    def seeds(self) -> str:
+        """``one`` if all runs share a seed, ``each`` if every run has its own, ``unknown``."""
+        # Builds from before there was a choice gave every run its own.
+        default = "each" if self.about.get("origin") == "build" else UNKNOWN
+        kind = str(self.about.get("seeds", default))
+        return kind if kind in SEED_KINDS else UNKNOWN
 
     def shard_path(self, shard: str) -> Path:
         """Where a shard lies, or will lie."""

@@ -100,6 +100,11 @@ class Zoo:
         return self.arch.block_space
 
     @property
+    def seeds(self) -> str:
+        """``one`` if all runs share a seed, ``each`` if every run has its own, ``unknown``."""
+        return self._folder.seeds
+
+    @property
     def finished(self) -> bool:
         """Whether every shard of the plan is there."""
         return len(self._headers) == len(self._folder.shards)
