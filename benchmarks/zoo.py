@@ -9,7 +9,14 @@ median counts. There a line says what held-out evaluation after every epoch adds
 fused kernels move and compute against ceilings measured in the same run; ``--agreement E``
 trains 256 runs E epochs by both paths and compares accuracies.
 
+``--builds E,…`` times whole builds of so many epochs on CUDA, from loading the data to the
+index: what ``tnfn zoo build`` does once kernels are compiled (a build of one epoch before it sees
+to that, and its time is printed). Runs of the grid train on 85 % of the data on average, so a
+build is counted twice: runs times epochs, and as passes over the whole training set. The networks
+of the last build are then tested by the kernels and by plain PyTorch in float32.
+
     python benchmarks/zoo.py --data ../shared/data/mnist
+    python benchmarks/zoo.py --data ../shared/data/mnist --tasks mnist --ways "" --builds 12,100
 """
 
 from __future__ import annotations
@@ -21,15 +28,28 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from transformer_nfn.zoo import Config, Recipe, SmallTransformer, load_task, sample
+from transformer_nfn.zoo import (
+    Config,
+    Recipe,
+    Settings,
+    SmallTransformer,
+    Zoo,
+    build,
+    load_task,
+    sample,
+)
+from transformer_nfn.zoo.epochs import StepRunner
 from transformer_nfn.zoo.module import to_state_dict
-from transformer_nfn.zoo.paths import describe_path
+from transformer_nfn.zoo.paths import choose_runner, describe_path
+from transformer_nfn.zoo.steps import TorchStepper
 from transformer_nfn.zoo.tasks import Task
 from transformer_nfn.zoo.trainer import _Training, initial_weights, train
 
@@ -182,7 +202,7 @@ def compare(name: str, arguments: argparse.Namespace, device: str) -> None:
         rate = statistics.median(rates)
         report(f"{networks} at once, {path}, a process a core", rate, one, peak)
         return
-    for way in arguments.ways.split(","):
+    for way in filter(None, arguments.ways.split(",")):
         path, precision = way.split(":")
         torch.cuda.reset_peak_memory_stats()
         step, evaluation = many_at_once(
@@ -198,6 +218,57 @@ def compare(name: str, arguments: argparse.Namespace, device: str) -> None:
         torch.cuda.empty_cache()
     if arguments.agreement:
         agreement(task, arguments.agreement)
+    if arguments.builds:
+        epochs = [int(word) for word in arguments.builds.split(",")]
+        with tempfile.TemporaryDirectory() as folder:
+            zoo = whole_builds(name, data, networks, epochs, Path(folder))
+            both_tests(zoo, task)
+
+
+def whole_builds(
+    name: str, data: str | None, networks: int, epochs: list[int], folder: Path
+) -> Zoo:
+    """Times builds of ``epochs`` epochs each after one of one epoch; the last of them."""
+    passes = sum(config.train_fraction for config in sample(networks))
+    for i, count in enumerate([1, *epochs]):
+        settings = Settings(name, runs=networks, epochs=count, precision="bf16")
+        start = time.perf_counter()
+        zoo = build(folder / str(i), settings, data=data, device="cuda")
+        seconds = time.perf_counter() - start
+        print(
+            f"  zoo build, {networks} runs of {count} epochs: {seconds:.1f} s = "
+            f"{networks * count / seconds:.1f} network-epochs/s, "
+            f"{passes * count / seconds:.1f} passes over the training set/s"
+            + ("  (kernels compiled on the way)" if i == 0 else "")
+        )
+    return zoo
+
+
+def both_tests(zoo: Zoo, task: Task) -> None:
+    """The test of a zoo's trained networks by the kernels and by plain PyTorch in float32."""
+    rows = zoo.select(percent=100)
+    weights = zoo.arch.from_named(zoo.weights(rows)).float().to("cuda")
+    data, threshold = task.to("cuda"), torch.zeros(len(rows), dtype=torch.int32, device="cuda")
+    plain = StepRunner(data, TorchStepper(task.arch, weights, threshold), BATCH)
+    fused = choose_runner("fused", data, weights, threshold, "bf16", BATCH)
+    hits, seconds = [], []
+    for runner in (plain, fused):
+        times = []
+        for _ in range(3):
+            synchronize("cuda")
+            start = time.perf_counter()
+            _, found = runner.evaluate(weights, "test")
+            synchronize("cuda")
+            times.append(time.perf_counter() - start)
+        hits.append(found)
+        seconds.append(statistics.median(times))
+    apart = (hits[0] - hits[1]).abs()
+    print(
+        f"  test of {len(rows)} trained networks in float32: plain PyTorch {seconds[0]:.3f} s, "
+        f"kernels {seconds[1]:.3f} s = {seconds[0] / seconds[1]:.1f}x; "
+        f"at most {int(apart.max())} of {task.sizes['test']:,} samples apart, "
+        f"{int((apart > 0).sum())} networks differ"
+    )
 
 
 def ceilings() -> tuple[float, float]:
@@ -283,6 +354,7 @@ def main() -> None:
     )
     parser.add_argument("--path", default="auto", help="on the CPU: auto, native or torch")
     parser.add_argument("--agreement", type=int, metavar="EPOCHS", help="on CUDA, compare paths")
+    parser.add_argument("--builds", metavar="EPOCHS,…", help="on CUDA, time whole builds")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:

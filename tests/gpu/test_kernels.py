@@ -11,6 +11,9 @@ from scipy import stats
 
 from transformer_nfn import spaces
 from transformer_nfn.zoo import Recipe, load_task, sample
+from transformer_nfn.zoo.epochs import StepRunner
+from transformer_nfn.zoo.paths import choose_runner
+from transformer_nfn.zoo.steps import TorchStepper
 from transformer_nfn.zoo.tasks import Task
 from transformer_nfn.zoo.trainer import _Training, train
 
@@ -65,6 +68,27 @@ def test_runs_by_both_paths_agree_as_two_precisions_of_one_path_do() -> None:
     floor = stats.kendalltau(plain, other).statistic
     print("tau plain/fused", stats.kendalltau(plain, fused).statistic, "floor", floor)
     assert stats.kendalltau(plain, fused).statistic > min(0.9, floor - 0.02)
+
+
+@pytest.mark.parametrize("name", ["images", "digits", "texts"])
+def test_tested_networks_are_at_most_one_sample_off_plain_float32(name: str) -> None:
+    task = task_of(name, "bf16").to("cuda")
+    weights = trained(task, 64)
+    threshold = torch.zeros(64, dtype=torch.int32, device="cuda")
+    plain = StepRunner(task, TorchStepper(task.arch, weights, threshold), 128)
+    fused = choose_runner("fused", task, weights, threshold, "bf16", 128)
+    (loss, hits), (fused_loss, fused_hits) = (r.evaluate(weights, "test") for r in (plain, fused))
+    assert int((hits - fused_hits).abs().max()) <= 1
+    torch.testing.assert_close(fused_loss, loss, rtol=2e-5, atol=0)
+
+
+def test_runs_that_share_a_seed_start_and_draw_alike() -> None:
+    task = bright_images(28, 4, 2)
+    alike = [replace(sample(4, seeds="one")[0], run=f"0000{i}", dropout=0.1) for i in range(2)]
+    recipe = Recipe(epochs=2, batch=32, precision="bf16")
+    both = train(task, alike, recipe, device="cuda", path="fused").weights
+    first, second = both.unflatten(0, (2, -1))
+    assert torch.equal(first, second)
 
 
 def test_equal_seeds_give_equal_bits() -> None:

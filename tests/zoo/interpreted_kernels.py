@@ -40,6 +40,7 @@ def trained_beside_plain() -> dict[str, float]:
     fused.runner = FusedRunner(task, weights, stepper.threshold, "float32", 12)
     hits = [[one._epoch(epoch) for epoch in range(2)] for one in (plain, fused)]
     tested = [one.runner.evaluate(one.runner.weights, "held") for one in (plain, fused)]
+    last = [one.runner.evaluate(plain.runner.weights, "test") for one in (plain, fused)]
     apart = (plain.runner.weights - fused.runner.weights).abs()
     return {
         "plain_rules": float(apart[:2].max()),
@@ -48,6 +49,8 @@ def trained_beside_plain() -> dict[str, float]:
         "train_accuracy": float((torch.stack(hits[0]) - torch.stack(hits[1])).abs().max()),
         "held_loss": float((tested[0][0] / tested[1][0] - 1).abs().max()),
         "held_hits": float((tested[0][1] - tested[1][1]).abs().max()),
+        "test_loss": float((last[0][0] / last[1][0] - 1).abs().max()),
+        "test_hits": float((last[0][1] - last[1][1]).abs().max()),
     }
 
 

@@ -184,6 +184,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
         ({"dtype": "int8"}, {}, "dtype"),
         ({"select": "luck"}, {}, "selected"),
         ({"shard_runs": 0}, {}, "shard runs"),
+        ({"until": 80}, {}, "until must be a checkpoint .50, 75, 100 percent., found 80"),
         ({"seeds": "two"}, {}, "seeds must be one or each, found .two."),
         ({}, {"device": "tpu"}, "device must be"),
         ({}, {"engine": "slurm"}, "unknown engine"),

@@ -42,6 +42,8 @@ def test_epochs_equal_those_of_the_plain_path() -> None:
     assert found["train_accuracy"] == 0
     assert found["held_loss"] < 1e-3
     assert found["held_hits"] == 0
+    assert found["test_loss"] < 1e-5
+    assert found["test_hits"] == 0
 
 
 def test_the_fused_path_says_why_it_cannot_be_taken() -> None:

@@ -201,6 +201,17 @@ def test_training_learns_and_best_is_the_best_on_held_out_data() -> None:
     assert [r["epoch"] for r in rows if not r["best"]] == [6, 9, 12]
 
 
+def test_training_that_ends_early_gives_the_checkpoints_of_the_whole() -> None:
+    task, runs = random_images(8, 2), sample(4)
+    whole, early = (train(task, runs, Recipe(4, 32, until=u)) for u in (100, 75))
+    assert [r["epoch"] for r in early.rows if not r["best"]] == [2, 3] * 4
+    kept = [i for i, r in enumerate(whole.rows) if not r["best"] and r["percent"] <= 75]
+    also = [i for i, r in enumerate(early.rows) if not r["best"]]
+    assert torch.equal(whole.weights[kept], early.weights[also])
+    assert [whole.rows[i] for i in kept] == [early.rows[i] for i in also]
+    assert all(r["epoch"] <= 3 for r in early.rows)
+
+
 def test_the_authors_best_is_chosen_on_the_test_set() -> None:
     task = random_images(8, 2, 16)
     rows = train(task, sample(4), Recipe(4, 32, select="test")).rows

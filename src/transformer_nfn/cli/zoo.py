@@ -41,6 +41,9 @@ def build(
         int | None, typer.Option(help="So many of the 16,000 runs, balanced over optimisers.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs a run (the task's own).")] = None,
+    until: Annotated[
+        int, typer.Option(help="Stop at 50 or 75 percent of the epochs; 100 trains them all.")
+    ] = 100,
     seed: Annotated[int, typer.Option(help="Chooses the runs and their randomness.")] = 0,
     seeds: Annotated[
         str, typer.Option(help="each: a seed for every run; one: the same for all (authors).")
@@ -91,6 +94,7 @@ def build(
         shard_runs=shard_runs,
         dtype=dtype,
         seeds=seeds,
+        until=until,
     )
     with BuildBar(Console(stderr=True)) as bar:
         zoo = build_zoo(

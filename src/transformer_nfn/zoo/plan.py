@@ -32,6 +32,7 @@ class Settings:
         dtype: how weights are stored, ``float32`` or ``float16``.
         seeds: ``each`` for a seed of its own for every run, ``one`` for the same seed for all,
             as the authors made their zoo.
+        until: where training ends, in percent of ``epochs``: 50, 75 or 100.
     """
 
     task: str
@@ -45,13 +46,19 @@ class Settings:
     shard_runs: int | None = None
     dtype: str = "float32"
     seeds: str = "each"
+    until: int = 100
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A build in its folder."""
+    """A build in its folder.
+
+    Attributes:
+        task: with its data, where making the plan has loaded them already.
+    """
 
     folder: Folder
+    task: Task | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -79,6 +86,8 @@ class Plan:
 
     def load_task(self, data: Path | None) -> Task:
         """The task as the zoo's ``zoo.json`` describes it, with the zoo's own word vectors."""
+        if self.task is not None:
+            return self.task
         about = self.folder.about["task"]
         task = load_task(
             about["name"],
@@ -111,6 +120,7 @@ def make_plan(
     Everything that can be wrong with the settings or the data is found before anything is
     written.
     """
+    task = None
     if not (out / "zoo.json").exists():
         check_fresh(out)
         if settings.dtype not in ("float32", "float16"):
@@ -119,7 +129,12 @@ def make_plan(
             raise ZooError(f"shard runs must be at least 1, found {settings.shard_runs}")
         runs = GRID_SIZE if settings.runs is None else settings.runs
         configs = sample(runs, settings.seed, settings.seeds)
-        Recipe(settings.epochs or 1, select=settings.select, precision=settings.precision)
+        Recipe(
+            settings.epochs or 1,
+            select=settings.select,
+            precision=settings.precision,
+            until=settings.until,
+        )
         task = load_task(
             settings.task,
             data,
@@ -129,14 +144,17 @@ def make_plan(
         )
         about = _describe(settings, task, configs, device)
         with claim(out, "create", wait=True):
-            if not (out / "zoo.json").exists():
+            if (out / "zoo.json").exists():
+                # Another builder came first, perhaps with other word vectors.
+                task = None
+            else:
                 if isinstance(task, TextTask):
                     blob = safetensors.torch.save(task.words.to_tensors())
                     Checksums(out).replace("vectors.safetensors", blob)
                 Folder.create(out, task.arch, about)
     folder = Folder.open(out)
     _check_same(folder, settings)
-    return Plan(folder)
+    return Plan(folder, task)
 
 
 def _describe(
@@ -147,6 +165,7 @@ def _describe(
         task.batch_size if settings.batch is None else settings.batch,
         settings.precision,
         settings.select,
+        until=settings.until,
     )
     size = settings.shard_runs or SHARD_RUNS["cuda" if "cuda" in device else "cpu"]
     # Runs with as many steps an epoch stand together, so that none waits for another.
@@ -184,6 +203,7 @@ def _check_same(folder: Folder, settings: Settings) -> None:
         "epochs": (settings.epochs, recipe["epochs"]),
         "batch": (settings.batch, recipe["batch"]),
         "select": (settings.select, recipe["select"]),
+        "until": (settings.until, recipe.get("until", 100)),
         "precision": (settings.precision, recipe["precision"]),
         "dtype": (settings.dtype, about["dtype"]),
     }

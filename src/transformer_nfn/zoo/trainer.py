@@ -33,6 +33,8 @@ class Recipe:
     Attributes:
         select: the split on which ``best`` is chosen, ``held`` or (as the authors) ``test``.
         percents: when checkpoints are kept, in percent of the epochs.
+        until: where training ends, in percent of the epochs its learning rates are laid out
+            for; what lies behind the last checkpoint anybody reads need not be trained.
     """
 
     epochs: int
@@ -40,6 +42,7 @@ class Recipe:
     precision: str = "float32"
     select: str = "held"
     percents: tuple[int, ...] = (50, 75, 100)
+    until: int = 100
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -52,10 +55,21 @@ class Recipe:
             )
         if self.select not in ("held", "test"):
             raise ZooError(f"best must be selected on 'held' or 'test', found '{self.select}'")
+        if self.until not in self.percents:
+            kept = ", ".join(map(str, self.percents))
+            raise ZooError(f"until must be a checkpoint ({kept} percent), found {self.until}")
+
+    @property
+    def epochs_trained(self) -> int:
+        """How many of the epochs are trained: all, or those up to ``until``."""
+        return self._epoch_at(self.until)
+
+    def _epoch_at(self, percent: int) -> int:
+        return max(1, -(-self.epochs * percent // 100))
 
     def checkpoint_epochs(self) -> dict[int, int]:
         """Epoch (from 1) to percent; several percents of few epochs fall on the latest."""
-        return {max(1, -(-self.epochs * percent // 100)): percent for percent in self.percents}
+        return {self._epoch_at(p): p for p in self.percents if p <= self.until}
 
     def to_json(self) -> dict[str, Any]:
         """The recipe as plain JSON values."""
@@ -82,6 +96,12 @@ class _Snapshot:
     train_accuracy: Tensor
     score: Tensor
     test: tuple[Tensor, Tensor] | None = None
+
+    def cpu(self) -> _Snapshot:
+        """The same in main memory."""
+        test = None if self.test is None else (self.test[0].cpu(), self.test[1].cpu())
+        parts = (self.epoch, self.weights, self.train_accuracy, self.score)
+        return _Snapshot(*(part.cpu() for part in parts), test)
 
 
 def initial_weights(arch: Architecture, config: Config) -> Tensor:
@@ -183,7 +203,7 @@ class _Training:
         snapshots: list[tuple[int, _Snapshot]] = []
         best: _Snapshot | None = None
         best_loss = torch.full((len(self.runs),), float("inf"), device=self.device)
-        for epoch in range(self.recipe.epochs):
+        for epoch in range(self.recipe.epochs_trained):
             train_accuracy = self._epoch(epoch)
             weights = self.runner.weights.to(self.stored).float()
             now = _Snapshot(
@@ -263,13 +283,16 @@ class _Training:
     def _collect(self, snapshots: list[tuple[int, _Snapshot]], best: _Snapshot) -> Trained:
         out, weights = Trained(), []
         held = self.recipe.select == "held"
-        labelled = [*((percent, False, s) for percent, s in snapshots), (0, True, best)]
+        # Numbers are asked for one by one below; a GPU would be waited for at each.
+        labelled = [(percent, False, s.cpu()) for percent, s in snapshots]
+        labelled.append((0, True, best.cpu()))
+        crashed_at = self.crashed_at.tolist()
         for i in sorted(range(len(self.runs)), key=lambda i: self.runs[i].run):
             base = self.runs[i].to_json() | {"crashed": False}
-            crash = int(self.crashed_at[i])
+            crash = crashed_at[i]
             finite = all(bool(s.weights[i].isfinite().all()) for _, _, s in labelled)
             if crash or not finite:
-                crash = crash or self.recipe.epochs
+                crash = crash or self.recipe.epochs_trained
                 out.rows.append(base | {"crashed": True, "epoch": crash, "best": False})
                 continue
             for percent, is_best, s in labelled:
@@ -288,7 +311,7 @@ class _Training:
                 )
                 weights.append(s.weights[i])
         empty = torch.empty(0, self.task.arch.num_weights)
-        out.weights = torch.stack(weights).cpu() if weights else empty
+        out.weights = torch.stack(weights) if weights else empty
         return out
 
 

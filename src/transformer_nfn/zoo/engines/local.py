@@ -34,7 +34,7 @@ def run_local(
     configs = plan.configs()
     missing = set(open_shards(plan))
     done = sum(len(configs[shard]) for shard in configs if shard not in missing)
-    work = sum(len(configs[shard]) for shard in missing) * plan.recipe.epochs
+    work = sum(len(configs[shard]) for shard in missing) * plan.recipe.epochs_trained
     total = sum(len(runs) for runs in configs.values())
     if workers is None:
         workers = 1 if "cuda" in device else cores()

@@ -55,7 +55,7 @@ def run_ray(
     total = sum(len(runs) for runs in configs.values())
     left = sum(len(configs[shard]) for shard in missing)
     note = describe_path(path, device, plan.folder.arch, plan.recipe.precision)[1]
-    progress.begin(total, total - left, left * plan.recipe.epochs, f"{note}, by Ray")
+    progress.begin(total, total - left, left * plan.recipe.epochs_trained, f"{note}, by Ray")
     if not missing:
         return
     mine = not ray.is_initialized()
@@ -167,5 +167,5 @@ class _Driver:
                 ) from error
             crashed = store_shard(self.plan, shard, trained, made)
         runs = len(self.configs[shard])
-        self.progress.trained(runs * self.plan.recipe.epochs)
+        self.progress.trained(runs * self.plan.recipe.epochs_trained)
         self.progress.finished(shard, runs, crashed)
