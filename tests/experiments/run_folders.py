@@ -62,8 +62,13 @@ def write_run(
     log: bool = True,
     predictions: bool = True,
     name: str | None = None,
+    zoo_seeds: str | None = None,
 ) -> Path:
-    """Writes one run folder and returns it."""
+    """Writes one run folder and returns it.
+
+    Args:
+        zoo_seeds: what the record says of the zoo's seeds; None for a record older than that.
+    """
     noise, parameters = MODELS.get(model, (0.1, None))
     zoo = make_zoo(networks)
     kept = np.flatnonzero(zoo["accuracy"] >= (min_accuracy or 0.0))
@@ -105,6 +110,7 @@ def write_run(
             "networks": 4 * networks,
             "runs": networks,
             "architecture": {"blocks": 2, "d_model": 32, "heads": 2},
+            **({} if zoo_seeds is None else {"seeds": zoo_seeds}),
         },
         selection={
             "percent": 75,

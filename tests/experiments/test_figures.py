@@ -1,6 +1,7 @@
 """The paper's figures: drawn from runs and zoos as PNG and SVG, whole or not at all."""
 
 import builtins
+import re
 
 import pytest
 
@@ -46,6 +47,16 @@ def test_two_zoos_are_two_sheets(runs, tmp_path):
     assert names == {"p-1.png", "p-1.svg", "p-2.png", "p-2.svg"}
 
 
+@pytest.mark.parametrize("draw", [figures.prediction_scatter, figures.tau_by_size])
+def test_figures_say_whose_seeds_the_networks_have(tmp_path, draw):
+    for train in (20, 40):
+        write_run(tmp_path / "r" / f"{train}", "mlp", networks=80, train=train, zoo_seeds="one")
+    _, drawn = draw([tmp_path / "r"], tmp_path / "p")
+    # Letters are drawn as curves; the text itself stands in comments, line by line.
+    text = " ".join(re.findall(r"<!-- (.*?) -->", drawn.read_text()))
+    assert "MNIST, 80 networks, one seed for all" in text
+
+
 def test_missing_matplotlib_names_the_extra(runs, tmp_path, monkeypatch):
     real = builtins.__import__
 
@@ -75,4 +86,6 @@ def test_figures_of_a_zoo_and_the_runs_beside_it(runs, tmp_path):
         for kind in ("png", "svg")
     }
     empty = tmp_path / "empty"
-    assert len(figures.write_figures(tmp_path / "zoo", empty)) == 2
+    written = figures.write_figures(tmp_path / "zoo", empty)
+    assert len(written) == 2
+    assert "checkpoints, a seed each -->" in written[1].read_text()

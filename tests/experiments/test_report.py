@@ -111,10 +111,50 @@ def test_narrow_range_of_accuracies_has_whole_percent_bins(tmp_path):
     assert sum(count for _, count in table.groups) == len(set(tested["row"].tolist()))
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("one", "one seed for all"), ("each", "a seed each"), ("unknown", "seeds unknown")],
+)
+def test_every_caption_says_whose_seeds_the_networks_have(tmp_path, kind, words):
+    table = {"table": "table1", "row": "mlp", "column": "all"}
+    write_run(tmp_path / "a", "mlp", networks=60, zoo_seeds=kind, table=table)
+    write_run(tmp_path / "b", "statnn", networks=60, zoo_seeds=kind)
+    write_report([tmp_path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert f"<dt>Their seeds</dt><dd>{words}</dd>" in text
+    assert f"Here: MNIST, 60 networks, {words}." in text
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert len(captions) >= 4
+    assert all(f"Zoo: MNIST, 60 networks, {words}." in caption for caption in captions)
+    assert f"ranks the test networks · MNIST, 60 networks, {words}" in text
+    assert f"<td>mnist, {words}</td>" in text, "also in the list of all runs"
+
+
+def test_records_older_than_seeds_say_nothing_of_them(text):
+    assert '<dt>Their seeds</dt><dd><span class="none">–</span></dd>' in text
+    assert "seed each" not in text
+    assert "one seed for all" not in text
+
+
+def test_zoos_of_both_kinds_are_never_compared_with_each_other(tmp_path):
+    for kind in ("one", "each"):
+        for model in ("mlp", "statnn"):
+            write_run(tmp_path / kind / model, model, networks=60, zoo_seeds=kind)
+    labels = [zoo.label for zoo in gather([tmp_path]).zoos]
+    assert sorted(labels) == [
+        "MNIST, 60 networks, a seed each",
+        "MNIST, 60 networks, one seed for all",
+    ]
+    write_report([tmp_path], tmp_path / "report.html")
+    lede = re.search(r'class="lede">(.*?)</p>', (tmp_path / "report.html").read_text(), re.S)[1]
+    for label in labels:
+        assert f"Best on {label}: " in lede
+
+
 def test_text_of_a_record_is_never_code(tmp_path):
     bad = '</script><script>alert(1)</script><b onclick="x">&'
-    write_run(tmp_path / "r", bad, networks=60, name=bad, log=False)
-    write_run(tmp_path / "s", "mlp", networks=60, name=bad, status=f"no: {bad}")
+    write_run(tmp_path / "r", bad, networks=60, name=bad, log=False, zoo_seeds=bad)
+    write_run(tmp_path / "s", "mlp", networks=60, name=bad, status=f"no: {bad}", zoo_seeds=bad)
     write_report([tmp_path], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert "<script>alert" not in text

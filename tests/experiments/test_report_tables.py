@@ -136,6 +136,59 @@ def test_two_zoos_are_two_tables():
     ]
 
 
+def zoo_of(seeds, task="mnist"):
+    return {"task": task, "name": task, "runs": 512, "seeds": seeds}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ("one", "Here: MNIST, 512 networks, one seed for all. Paper"),
+        ("each", "Here: MNIST, 512 networks, a seed each. Paper"),
+        ("unknown", "Here: MNIST, 512 networks, seeds unknown. Paper"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("table", "row", "column"),
+    [
+        ("table1", "mlp", "all"),
+        ("table3", "encoder", "mnist"),
+        ("table4", "[3,3]", "tau"),
+        ("table5", "mlp", "mnist"),
+        ("table6", "mlp", "[-1,1]"),
+    ],
+)
+def test_every_caption_says_whose_seeds_the_networks_have(table, row, column, seeds, words):
+    cells = [record(table, row, column, zoo=zoo_of(seeds))]
+    assert words in markdown_table(table, cells)
+    assert set(table_columns(table, cells)["zoo_seeds"]) == {seeds}
+
+
+def test_records_older_than_seeds_say_nothing_of_them():
+    cells = [record("table1", "mlp", "all")]
+    assert "Here: MNIST, 512 networks. Paper" in markdown_table("table1", cells)
+    assert table_columns("table1", cells)["zoo_seeds"] == [None]
+
+
+@pytest.mark.parametrize(("table", "row"), [("table1", "mlp"), ("table3", "encoder")])
+def test_zoos_of_both_kinds_are_two_tables(table, row):
+    column = "all" if table == "table1" else "mnist"
+    cells = [record(table, row, column, 0.9, zoo=zoo_of("one"))]
+    cells += [record(table, row, column, 0.3, zoo=zoo_of("each"))]
+    views = lay_out(table, cells)
+    assert [view.ours[row, column].value for view in views] == [0.9, 0.3]
+    assert [view.zoo.rpartition(", ")[2] for view in views] == ["one seed for all", "a seed each"]
+
+
+def test_a_table_by_task_names_every_zoo_in_it():
+    cells = [record("table3", "encoder", task, zoo=zoo_of("one", task)) for task in
+             ("mnist", "ag_news")]  # fmt: skip
+    (view,) = lay_out("table3", cells)
+    assert view.zoo == (
+        "MNIST, 512 networks, one seed for all; AG News, 512 networks, one seed for all"
+    )
+
+
 def test_no_records_still_give_the_papers_table():
     assert "*0.905 ± 0.002*" in markdown_table("table1", [])
     assert table_columns("table1", []) == {}

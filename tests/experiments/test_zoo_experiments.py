@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
+from transformer_nfn.cli.app import app
 from transformer_nfn.experiments.cells import fill_cell
 from transformer_nfn.experiments.dataset import load_parts, load_rows
 from transformer_nfn.experiments.evaluation import evaluate
@@ -250,3 +253,26 @@ def test_a_training_killed_with_signal_9_ends_the_same(zoo, tmp_path):
 
 def test_opening_again_reads_the_same_zoo(zoo):
     assert describe_zoo(Zoo.open(zoo.path)) == describe_zoo(zoo)
+
+
+def test_a_record_says_whose_seeds_the_networks_have(zoo, run):
+    assert describe_zoo(zoo)["seeds"] == "each"
+    assert RunRecord.read(run).zoo["seeds"] == "each"
+    assert evaluate(run, zoo.path)["zoo_seeds"] == "each"
+    result = CliRunner().invoke(app, ["evaluate", str(run), str(zoo.path)])
+    assert "a seed each" in result.output
+    result = CliRunner().invoke(app, ["evaluate", str(run)])
+    assert "a seed each" in " ".join(result.output.split())
+
+
+def test_a_run_from_before_zoos_told_their_seeds_is_completed_not_trained(zoo, run, tmp_path):
+    old = shutil.copytree(run, tmp_path / "old")
+    record = json.loads((old / "run.json").read_text())
+    del record["zoo"]["seeds"]
+    (old / "run.json").write_text(json.dumps(record))
+    result = CliRunner().invoke(app, ["evaluate", str(old)])
+    assert (result.exit_code, "seed each" in result.output) == (0, False)
+    how = dict(seeds=[0, 1], protocol=SHORT, options={"channels": [2]})
+    found = train_run(describe_zoo(zoo), load_parts(zoo), "transformer_nfn", old, **how)
+    assert found.zoo["seeds"] == "each"
+    assert RunRecord.read(old) == RunRecord.read(run)

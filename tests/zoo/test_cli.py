@@ -74,6 +74,7 @@ def test_plot_draws_the_histogram(small_zoo: Zoo, tmp_path: Path) -> None:
         code, _ = tnfn("plot", small_zoo.path, "--out", tmp_path / name)
         assert code == 0
         assert (tmp_path / name).stat().st_size > 2000
+    assert "Digits: 36 checkpoints, a seed each" in (tmp_path / "h.svg").read_text()
 
 
 def test_verify_exits_1_on_damage(small_zoo: Zoo, tmp_path: Path) -> None:

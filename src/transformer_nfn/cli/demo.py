@@ -11,6 +11,7 @@ from rich.console import Console
 
 from transformer_nfn.cli.experiment_progress import epochs_bar, result_table
 from transformer_nfn.cli.zoo_progress import BuildBar
+from transformer_nfn.seed_kinds import seeds_text
 
 # Not 0: the settings of the predictors on invariants were chosen on a zoo of seed 0.
 SEED = 1
@@ -59,7 +60,8 @@ def demo_command(
     parts = load_parts(zoo)
     counts = parts.counts
     console.print(
-        f"   {len(zoo)} checkpoints; {counts['train']} networks to train on, "
+        f"   {len(zoo)} checkpoints, {seeds_text(zoo.seeds)}; "
+        f"{counts['train']} networks to train on, "
         f"{counts['val']} to select by, {counts['test']} to test on"
     )
     console.print(f"[bold]2.[/bold] predict their test accuracy from their weights, {seeds} seeds")

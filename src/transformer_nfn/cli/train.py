@@ -14,6 +14,7 @@ from rich.table import Table
 from transformer_nfn.cli.assets import named
 from transformer_nfn.cli.experiment_progress import epochs_bar, result_table
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.seed_kinds import seeds_text
 
 ZooArgument = Annotated[
     Path,
@@ -133,7 +134,9 @@ def _show(record: Any, out: Path, as_json: bool) -> None:
         typer.echo(json.dumps(asdict(record)))
         return
     counts = ", ".join(f"{record.selection[k]} {k}" for k in ("train", "val", "test"))
-    Console().print(result_table([record], f"{out} ({counts} networks)"))
+    kind = record.zoo.get("seeds")
+    seeds = "" if kind is None else f", {seeds_text(kind)}"
+    Console().print(result_table([record], f"{out} ({counts} networks{seeds})"))
 
 
 def evaluate_command(
@@ -171,7 +174,13 @@ def evaluate_command(
         typer.echo(json.dumps(found))
         return
     table = Table(
-        "networks", "Kendall τ", "90 % interval of τ", "R²", "mean error", "interval holds"
+        "networks",
+        "Kendall τ",
+        "90 % interval of τ",
+        "R²",
+        "mean error",
+        "interval holds",
+        title=f"{zoo} ({seeds_text(found['zoo_seeds'])})",
     )
     table.add_row(
         str(found["networks"]),

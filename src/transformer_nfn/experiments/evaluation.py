@@ -20,6 +20,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """τ, R², error and the share of networks within the interval, for the mean over seeds.
 
+    Also says what seeds the networks have, see `Zoo.seeds`.
+
     Args:
         run: a run folder that keeps its predictors.
         zoo_path: networks of the same architecture.
@@ -47,6 +49,7 @@ def evaluate(
     held = np.abs(accuracy - predicted) <= float(record.summary["radius"])
     return {
         "networks": len(rows),
+        "zoo_seeds": zoo.seeds,
         **scores(accuracy, predicted),
         "coverage": float(held.mean()),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from transformer_nfn.errors import missing_extra
 from transformer_nfn.experiments.paper_numbers import task_name
 from transformer_nfn.experiments.records import RUN_FILE, RunError
 from transformer_nfn.experiments.report.gather import ZooStudy, gather, model_order
+from transformer_nfn.seed_kinds import seeds_text
 from transformer_nfn.whole_files import whole_file
 
 if TYPE_CHECKING:
@@ -76,7 +78,8 @@ def accuracy_histogram(zoo: Path, stem: Path, bins: int = 20) -> list[Path]:
         axes.grid(visible=False, axis="x")
         axes.set(xlim=(0, 100), xlabel="test accuracy (%)", ylabel="networks (log scale)")
         name = task_name(opened.about["task"]["name"])
-        axes.set_title(f"{name}: {len(opened):,} checkpoints", loc="left")
+        seeds = seeds_text(opened.seeds)
+        axes.set_title(f"{name}: {len(opened):,} checkpoints, {seeds}", loc="left")
 
     return _save(stem, (5.2, 3.3), paint)
 
@@ -93,8 +96,15 @@ def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:
             continue
         across = min(4, len(runs))
         down = -(-len(runs) // across)
+        label = textwrap.fill(zoo.label, 40 * across)
 
-        def paint(figure: Figure, runs: Any = runs, across: int = across, down: int = down) -> None:
+        def paint(
+            figure: Figure,
+            runs: Any = runs,
+            across: int = across,
+            down: int = down,
+            label: str = label,
+        ) -> None:
             grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
             for place, run in zip(grid.flat, runs, strict=False):
                 part = run.tested
@@ -107,11 +117,13 @@ def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:
                 place.remove()
             figure.supxlabel("true accuracy (%)", fontsize=9)
             figure.supylabel("predicted accuracy (%)", fontsize=9)
-            handles, labels = grid.flat[0].get_legend_handles_labels()
-            if labels:
-                figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
+            handles, names = grid.flat[0].get_legend_handles_labels()
+            # The zoo is the legend's title, so that neither covers the other on a narrow sheet.
+            figure.legend(handles, names, title=label, loc="outside upper left",
+                          alignment="left", title_fontsize=10,
+                          ncols=min(len(names), 4 if across > 1 else 2) or 1)  # fmt: skip
 
-        written += _save(target, (2.5 * across + 0.5, 2.4 * down + 0.8), paint)
+        written += _save(target, (2.5 * across + 0.5, 2.4 * down + 1.1), paint)
     return written
 
 

@@ -37,7 +37,8 @@ class RunRecord:
 
     Attributes:
         model: name of the predictor, as in `transformer_nfn.experiments.PREDICTORS`.
-        zoo: task, name, number of networks, architecture, and where it lay.
+        zoo: task, name, number of networks, architecture, and ``seeds``: ``one`` for all its
+            networks, one ``each``, or ``unknown``; records from before that lack it.
         selection: which networks: ``percent``, ``min_accuracy``, counts ``train``, ``val``,
             ``test``, and ``augment`` (None, or the range of the entries).
         protocol: how it was trained.

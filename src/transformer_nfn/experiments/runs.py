@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ def describe_zoo(zoo: Zoo) -> dict[str, Any]:
         "task": zoo.about["task"]["name"],
         "networks": len(zoo),
         "runs": len(np.unique(zoo.table["run"].astype(str))),
+        "seeds": zoo.seeds,
         "architecture": zoo.arch.to_json(),
     }
 
@@ -106,7 +108,7 @@ def train_run(
     if (out / RUN_FILE).is_file():
         record = RunRecord.read(out)
         if record.protocol.get("fingerprint") == mark:
-            return record
+            return _with_seeds(record, zoo, out)
         raise RunError(f"'{out}' holds another run ({record.model}); choose another folder")
     out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
@@ -172,6 +174,15 @@ def train_run(
     )
     record.write(out)
     (out / STATE_FILE).unlink(missing_ok=True)
+    return record
+
+
+def _with_seeds(record: RunRecord, zoo: Mapping[str, Any], out: Path) -> RunRecord:
+    """A record from before zoos told their seeds, completed: it is of these very networks."""
+    if "seeds" in record.zoo or "seeds" not in zoo:
+        return record
+    record = replace(record, zoo={**record.zoo, "seeds": zoo["seeds"]})
+    record.write(out)
     return record
 
 

@@ -14,6 +14,7 @@ from transformer_nfn.experiments.paper_numbers import (
     task_name,
 )
 from transformer_nfn.experiments.records import RunError, RunRecord
+from transformer_nfn.seed_kinds import seeds_text
 
 CHANGE = "change"
 _NOTHING = "–"
@@ -91,7 +92,8 @@ class TableView:
 def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
     """Sorts the records of one table into its cells; one table a zoo, unless columns are tasks.
 
-    Where two records claim one cell, the later one is shown.
+    Zoos with one seed for all and with a seed each never share a table of τ. Where two records
+    claim one cell, the later one is shown.
     """
     if name not in PAPER_TABLES:
         raise RunError(f"there is no table '{name}', only {', '.join(PAPER_TABLES)}")
@@ -100,27 +102,42 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
     for record in records:
         if record.table is None or record.table.get("table") != name:
             continue
-        zoo = "" if paper.by_task else zoo_label(record)
+        zoo = zoo_label(record)
+        if paper.by_task:
+            zoo = (zoo_seeds(record) or "") if paper.quantity == "tau" else ""
         view = views.setdefault(zoo, _empty(paper, zoo))
         for row, column, cell in _cells_of(paper, record):
             view.rows.setdefault(row, model_name(row))
             view.columns.setdefault(column, task_name(column))
             view.ours[row, column] = cell
     for view in views.values():
+        if paper.by_task:
+            labels = dict.fromkeys(zoo_label(cell.record) for cell in view.ours.values())
+            view.zoo = "; ".join(labels)
         if name == "table6":
             _add_changes(view)
     return list(views.values()) or [_empty(paper, "")]
 
 
 def zoo_label(record: RunRecord) -> str:
-    """A zoo in a few words: its task, its name where that says more, its size."""
+    """A zoo in a few words: its task, its name where that says more, its size, its seeds."""
     task = str(record.zoo.get("task", "unknown task"))
     name = str(record.zoo.get("name") or task)
     title = (
         task_name(task) if name in (task, task_name(task), "zoo") else f"{task_name(task)} ({name})"
     )
     size = zoo_size(record.zoo)
-    return title if size is None else f"{title}, {size:,} networks"
+    seeds = zoo_seeds(record)
+    words = [title]
+    words += [] if size is None else [f"{size:,} networks"]
+    words += [] if seeds is None else [seeds_text(seeds)]
+    return ", ".join(words)
+
+
+def zoo_seeds(record: RunRecord) -> str | None:
+    """The kind of seeds that a record names; None where it is older than that."""
+    kind = record.zoo.get("seeds")
+    return None if kind is None else str(kind)
 
 
 def zoo_size(zoo: Mapping[str, Any]) -> int | None:
@@ -156,6 +173,7 @@ def table_columns(name: str, records: list[RunRecord]) -> dict[str, list[Any]]:
                 "table": name,
                 "task": record.zoo.get("task"),
                 "zoo": record.zoo.get("name"),
+                "zoo_seeds": zoo_seeds(record),
                 "row": row,
                 "column": column,
                 "value": cell.value,

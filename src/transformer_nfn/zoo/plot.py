@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from transformer_nfn.errors import missing_extra
+from transformer_nfn.seed_kinds import seeds_text
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.store import Zoo
 
@@ -39,7 +40,8 @@ def plot_accuracies(zoo: Zoo, out: Path, bins: int = 20) -> Path:
     axes.set_xlabel("test accuracy (%)")
     axes.set_ylabel("networks")
     name = zoo.about["task"]["name"]
-    axes.set_title(f"{TITLES.get(name, name)}: {len(zoo):,} checkpoints")
+    title = f"{TITLES.get(name, name)}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
+    axes.set_title(title)
     try:
         figure.savefig(out, dpi=160)
     except (OSError, ValueError) as error:

@@ -13,7 +13,8 @@ from transformer_nfn import __version__
 from transformer_nfn.experiments.report import findings, tables
 from transformer_nfn.experiments.report.chart_data import as_script, zoo_data
 from transformer_nfn.experiments.report.gather import Study, ZooStudy
-from transformer_nfn.experiments.table_text import mean_text, zoo_size
+from transformer_nfn.experiments.table_text import mean_text, zoo_seeds, zoo_size
+from transformer_nfn.seed_kinds import seeds_text
 
 SCRIPTS = ("plot.js", "explore.js", "scatter.js", "charts.js", "start.js")
 # Nothing may be loaded, whatever a name in a record tries.
@@ -92,10 +93,13 @@ def _lede(study: Study) -> str:
         f"{_count(len(models), 'model')} predict the test accuracy of small transformers from "
         f"nothing but their weights: {escape(_zoo_names(study))}."
     )
-    for zoo in study.zoos:
+    titles = [zoo.label.partition(",")[0] for zoo in study.zoos]
+    for zoo, title in zip(study.zoos, titles, strict=True):
         if zoo.best and len(zoo.finished) > 1:
             tau = f"τ&nbsp;=&nbsp;{tables.decimal(zoo.best.record.summary.get('tau'))}"
-            where = f" on {escape(zoo.label.partition(',')[0])}" if len(study.zoos) > 1 else ""
+            # Zoos of one task and name differ in size or seeds, which the whole label tells.
+            name = title if titles.count(title) == 1 else zoo.label
+            where = f" on {escape(name)}" if len(study.zoos) > 1 else ""
             text += f" Best{where}: <b>{escape(zoo.best.name)}</b>, {tau}."
     return text
 
@@ -135,10 +139,11 @@ def _what_was_run(study: Study) -> str:
         run = zoo.best or (zoo.main or zoo.runs)[0]
         record, chosen = run.record, run.record.selection
         seeds = sorted({str(seed.get("seed")) for run in zoo.runs for seed in run.record.seeds})
-        size = zoo_size(record.zoo)
+        size, kind = zoo_size(record.zoo), zoo_seeds(record)
         facts = [
             ("Task", escape(str(record.zoo.get("task", "unknown")))),
             ("Networks in the zoo", tables.NOTHING if size is None else f"{size:,}"),
+            ("Their seeds", tables.NOTHING if kind is None else seeds_text(kind)),
             ("Their checkpoints", tables.count(record.zoo.get("networks"))),
             ("Architecture", _architecture(record.zoo.get("architecture"))),
             ("Checkpoints read", _checkpoint(chosen.get("percent"))),
@@ -147,7 +152,10 @@ def _what_was_run(study: Study) -> str:
                 "Train / validation / test",
                 " / ".join(tables.count(chosen.get(part)) for part in ("train", "val", "test")),
             ),
-            ("Seeds", f"{len(seeds)} ({escape(', '.join(seeds))})" if seeds else tables.NOTHING),
+            (
+                "Seeds of the predictors",
+                f"{len(seeds)} ({escape(', '.join(seeds))})" if seeds else tables.NOTHING,
+            ),
             ("Models", str(len({run.record.model for run in zoo.runs}))),
             ("Runs read", f"{len(zoo.runs):,}"),
         ]
@@ -168,8 +176,8 @@ def _models(study: Study) -> str:
         if not zoo.main:
             continue
         # One row in two on a wide screen: the table, and the same numbers as a picture.
-        chart = _figure("taus", index, "τ of each model, with its standard error; small marks "
-                        "are seeds.") if zoo.finished else ""  # fmt: skip
+        chart = _figure("taus", index, zoo, "τ of each model, with its standard error; small "
+                        "marks are seeds.") if zoo.finished else ""  # fmt: skip
         blocks.append(f'<div class="pair"><div>{tables.models_table(zoo)}</div>{chart}</div>')
     return "".join(blocks)
 
@@ -187,35 +195,39 @@ def _figures(study: Study, drawn: list[dict[str, Any]]) -> str:
             shown = max(len(panel["network"]) for panel in data["scatter"])
             thinned = f" Of {most:,} networks {shown:,} are drawn." if shown < most else ""
             parts.append(_figure(
-                "scatter", index,
+                "scatter", index, zoo,
                 "Predicted against true accuracy on the test networks of one seed; on the "
                 "diagonal the prediction is right. Point at a network, or focus a chart and use "
                 f"the arrow keys, to see its configuration.{thinned}",
             ))  # fmt: skip
         if data["histogram"]:
             parts.append(_figure(
-                "histogram", index,
+                "histogram", index, zoo,
                 f"Accuracies of the {data['histogram']['total']:,} networks in validation and "
                 "test parts.",
             ))  # fmt: skip
         if data["sizes"]:
             parts.append(_figure(
-                "sizes", index, "τ against the number of networks trained on; bars are standard "
-                "errors.",
+                "sizes", index, zoo,
+                "τ against the number of networks trained on; bars are standard errors.",
             ))  # fmt: skip
         if data["curves"]:
-            parts.append(_figure("curve-val_tau", index, "τ on the validation part by epoch; "
-                                 "thin lines are seeds, thick ones their mean."))  # fmt: skip
-            parts.append(_figure("curve-loss", index, "Training loss by epoch."))
+            parts.append(_figure(
+                "curve-val_tau", index, zoo,
+                "τ on the validation part by epoch; thin lines are seeds, thick ones their mean.",
+            ))  # fmt: skip
+            parts.append(_figure("curve-loss", index, zoo, "Training loss by epoch."))
         if parts:
             title = f"<h3>{escape(zoo.label)}</h3>" if len(study.zoos) > 1 else ""
             blocks.append(f'{title}<div class="figures">{"".join(parts)}</div>')
     return "".join(blocks)
 
 
-def _figure(kind: str, zoo: int, caption: str) -> str:
+def _figure(kind: str, index: int, zoo: ZooStudy, caption: str) -> str:
+    """A chart to be drawn, and its caption, which names the zoo for whoever cuts it out."""
+    caption = f"{caption} Zoo: {zoo.label}."
     return (
-        f'<figure class="chart {kind}" data-chart="{kind}" data-zoo="{zoo}">'
+        f'<figure class="chart {kind}" data-chart="{kind}" data-zoo="{index}">'
         f'<div class="canvas"></div><figcaption>{escape(caption)}</figcaption></figure>'
     )
 

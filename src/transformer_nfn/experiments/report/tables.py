@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.experiments.records import CONFIGURATION
+from transformer_nfn.experiments.records import CONFIGURATION, RunRecord
 from transformer_nfn.experiments.report.findings import ErrorTable, WorstNetwork
 from transformer_nfn.experiments.report.gather import Run, ZooStudy
-from transformer_nfn.experiments.table_text import OurCell, TableView, mean_text
+from transformer_nfn.experiments.table_text import OurCell, TableView, mean_text, zoo_seeds
+from transformer_nfn.seed_kinds import seeds_text
 
 NOTHING = '<span class="none">–</span>'
 HEADINGS = {
@@ -165,7 +166,7 @@ def runs_table(runs: list[Run]) -> str:
         cell = record.table or {}
         where = " · ".join(str(cell[key]) for key in ("table", "row", "column") if key in cell)
         cells = [
-            escape(str(record.zoo.get("name") or record.zoo.get("task") or "")),
+            escape(_zoo_name(record)),
             escape(where) or NOTHING,
             escape(threshold(chosen.get("min_accuracy"))),
             escape(setting(chosen.get("augment"))),
@@ -178,6 +179,11 @@ def runs_table(runs: list[Run]) -> str:
         rows.append(f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     head = ["Model", "Zoo", "Cell", "Accuracy from", "Augmented", "Train / val / test", "τ"]
     return table(f"All {len(runs):,} runs", head, rows, "numbers")
+
+
+def _zoo_name(record: RunRecord) -> str:
+    name, kind = str(record.zoo.get("name") or record.zoo.get("task") or ""), zoo_seeds(record)
+    return name if kind is None else f"{name}, {seeds_text(kind)}"
 
 
 def protocol_table(runs: list[Run]) -> str:
