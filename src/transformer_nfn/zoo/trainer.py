@@ -287,11 +287,11 @@ class _Training:
         labelled = [(percent, False, s.cpu()) for percent, s in snapshots]
         labelled.append((0, True, best.cpu()))
         crashed_at = self.crashed_at.tolist()
+        finite = torch.stack([s.weights.isfinite().all(1) for _, _, s in labelled]).all(0)
         for i in sorted(range(len(self.runs)), key=lambda i: self.runs[i].run):
             base = self.runs[i].to_json() | {"crashed": False}
             crash = crashed_at[i]
-            finite = all(bool(s.weights[i].isfinite().all()) for _, _, s in labelled)
-            if crash or not finite:
+            if crash or not finite[i]:
                 crash = crash or self.recipe.epochs_trained
                 out.rows.append(base | {"crashed": True, "epoch": crash, "best": False})
                 continue
