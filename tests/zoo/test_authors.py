@@ -6,6 +6,7 @@ import csv
 import json
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ from transformer_nfn.zoo import Architecture, ImportFileError, StoreError, Zoo
 from transformer_nfn.zoo.authors import import_authors
 from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.store.files import Checksums
-from transformer_nfn.zoo.verify import verify
+from transformer_nfn.zoo.verify import measure_accuracy, verify
+
+from .conftest import random_images
 
 
 def their_positions() -> torch.Tensor:
@@ -159,6 +162,54 @@ def test_an_imported_zoo_verifies(tmp_path: Path) -> None:
     verdict = verify(zoo.path)
     assert verdict.ok
     assert "word vectors" in verdict.note
+
+
+@pytest.fixture
+def imported_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
+    """Imports files whose recorded accuracy is so many samples more than they really have."""
+    task = random_images(28, 4, n=300)
+    monkeypatch.setattr("transformer_nfn.zoo.verify.load_task", lambda *_, **__: task)
+    theirs = write_theirs(tmp_path / "theirs", "mnist")
+    plain, _ = import_authors(theirs, tmp_path / "plain")
+    names = [json.loads(source)["file"] for source in plain.table["source"]]
+    hits = {
+        file: round(measure_accuracy(plain, task, row) * task.sizes["test"])
+        for row, file in enumerate(names)
+    }
+
+    def with_record(more: int) -> Path:
+        sheet = theirs / "metadata" / "mnist.csv"
+        rows = list(csv.DictReader(sheet.read_text().splitlines()))
+        for row in rows:
+            correct = hits[Path(row["ckpt_file"]).name] + more
+            row["test_top1_accuracy"] = str(correct / task.sizes["test"])
+        with sheet.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        return import_authors(theirs, tmp_path / f"zoo-{more}")[0].path
+
+    return with_record
+
+
+def test_imported_networks_may_differ_by_rounding_on_other_hardware(
+    imported_mnist: Callable[[int], Path],
+) -> None:
+    for more, fine in ((3, True), (10, True), (11, False)):
+        verdict = verify(imported_mnist(more), sample=5)
+        assert verdict.ok is fine, verdict.problems
+        assert (verdict.tolerance, verdict.worst_samples, verdict.rerun) == (10, more, 5)
+    assert len(verdict.problems) == 5
+    assert verdict.problems[0].endswith("11 samples apart")
+
+
+def test_a_tolerance_that_is_named_counts_for_imported_networks_too(
+    imported_mnist: Callable[[int], Path],
+) -> None:
+    path = imported_mnist(5)
+    assert not verify(path, sample=5, tolerance=4).ok
+    assert verify(path, sample=5, tolerance=5).ok
+    assert verify(path, sample=5, tolerance=5).tolerance == 5
 
 
 @pytest.mark.parametrize(

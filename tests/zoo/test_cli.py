@@ -80,6 +80,12 @@ def test_plot_draws_the_histogram(small_zoo: Zoo, tmp_path: Path) -> None:
 def test_verify_exits_1_on_damage(small_zoo: Zoo, tmp_path: Path) -> None:
     code, text = tnfn("verify", small_zoo.path, "--sample", 2)
     assert (code, "all well" in text) == (0, True)
+    assert "2 run again (largest difference 0 of 400 test samples, tolerance 2)" in text
+    code, text = tnfn("verify", small_zoo.path, "--sample", 2, "--tolerance", 7, "--json")
+    found = json.loads(text)
+    assert (code, found["tolerance"], found["worst_samples"]) == (0, 7, 0)
+    _, text = tnfn("verify", small_zoo.path, "--sample", 0)
+    assert "36 networks checked, 0 run again; all well" in text
     out = Path(shutil.copytree(small_zoo.path, tmp_path / "z"))
     shard = out / "shards" / "00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
@@ -108,6 +114,10 @@ def test_import_and_export(tmp_path: Path) -> None:
         (["info", "no/where"], "error: 'no/where' is not a zoo: it has no zoo.json"),
         (["info", "nowhere"], "error: there is no folder 'nowhere' and no zoo of that name"),
         (["import", "nowhere"], "error: 'nowhere' does not exist"),
+        (
+            ["verify", "no/where", "--tolerance", "-1"],
+            "error: tolerance must be at least 0 test samples, found -1",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(

@@ -103,16 +103,40 @@ def test_networks_run_and_do_what_the_index_says(small_zoo: Zoo) -> None:
     assert (verdict.networks, verdict.rerun) == (36, 6)
 
 
-def test_verify_notices_a_wrong_record(copy: Path) -> None:
+def record_more(zoo: Path, accuracy: float) -> None:
+    """Records a higher test accuracy for every network."""
     from transformer_nfn.zoo.store.files import Checksums
     from transformer_nfn.zoo.store.index import Index
 
-    index = Folder.open(copy).index()
-    index.columns["test_accuracy"] = index.columns["test_accuracy"] + 0.2
-    Checksums(copy).replace("index.parquet", Index(index.columns, index.shards).to_parquet())
+    index = Folder.open(zoo).index()
+    index.columns["test_accuracy"] = index.columns["test_accuracy"] + accuracy
+    Checksums(zoo).replace("index.parquet", Index(index.columns, index.shards).to_parquet())
+
+
+def test_verify_notices_a_wrong_record(copy: Path) -> None:
+    record_more(copy, 0.2)
     verdict = verify(copy, sample=36)
     assert len(verdict.problems) == 36
     assert "recorded test accuracy" in verdict.problems[0]
+
+
+def test_what_was_built_here_may_differ_by_two_samples_only(copy: Path) -> None:
+    record_more(copy, 2 / 400)
+    verdict = verify(copy, sample=4)
+    assert verdict.ok, verdict.problems
+    assert (verdict.tolerance, verdict.worst_samples, verdict.test_samples) == (2, 2, 400)
+    assert not verify(copy, sample=4, tolerance=1).ok
+    record_more(copy, 1 / 400)
+    strict = verify(copy, sample=4)
+    assert len(strict.problems) == 4
+    assert strict.problems[0].endswith("3 samples apart")
+    assert verify(copy, sample=4, tolerance=3).ok
+
+
+def test_a_tolerance_below_none_is_refused(small_zoo: Zoo) -> None:
+    with pytest.raises(ZooError, match="tolerance must be at least 0 test samples, found -1"):
+        verify(small_zoo.path, tolerance=-1)
+    assert verify(small_zoo.path, sample=2, tolerance=0).ok
 
 
 def test_half_precision_records_what_the_stored_weights_do(tmp_path: Path) -> None:

@@ -154,26 +154,43 @@ def plot(
     typer.echo(plot_accuracies(Zoo.open(resolve(path, "zoo")), target, bins))
 
 
-@zoo_app.command(epilog="Example: [bold]tnfn zoo verify zoos/digits --sample 32[/bold]")
+@zoo_app.command(
+    epilog="Examples: [bold]tnfn zoo verify zoos/digits --sample 32[/bold] · "
+    "[bold]tnfn zoo verify zoos/mnist-authors --tolerance 20[/bold]"
+)
 def verify(
     path: ZooPath,
     data: Data = None,
     sample: Annotated[int, typer.Option(min=0, help="Networks to run again.")] = 8,
     seed: Annotated[int, typer.Option(help="Chooses them.")] = 0,
+    tolerance: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Test samples by which a network may differ (2; 10 if the zoo was imported).",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Checks every byte, and runs a sample of networks on the test data again."""
+    """Checks every byte, and runs a sample of networks on the test data again.
+
+    What was imported was tested on other hardware, so it may differ by a few more test samples.
+    """
     from transformer_nfn.zoo.verify import verify as verify_zoo
 
-    verdict = verify_zoo(path, data=data, sample=sample, seed=seed)
+    verdict = verify_zoo(path, data=data, sample=sample, seed=seed, tolerance=tolerance)
     if as_json:
         typer.echo(json.dumps(vars(verdict) | {"ok": verdict.ok}))
     else:
         for problem in verdict.problems:
             typer.echo(f"error: {problem}", err=True)
+        difference = (
+            f" (largest difference {verdict.worst_samples:g} of {verdict.test_samples:,} test "
+            f"samples, tolerance {verdict.tolerance})"
+        )
         typer.echo(
-            f"{path}: {verdict.networks} networks checked, {verdict.rerun} run again "
-            f"(largest difference in accuracy {verdict.worst:.4f}); "
+            f"{path}: {verdict.networks} networks checked, {verdict.rerun} run again"
+            f"{difference if verdict.rerun else ''}; "
             + ("all well" if verdict.ok else f"{len(verdict.problems)} problems")
         )
         if verdict.note:
