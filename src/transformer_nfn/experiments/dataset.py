@@ -167,6 +167,11 @@ class Parts:
         return Parts(self.train.to(device), self.val.to(device), self.test.to(device))
 
 
+def count_training(zoo: Zoo, *, percent: int | None = PERCENT) -> int:
+    """How many networks `load_parts` trains on, without reading any."""
+    return len(zoo.split(select_rows(zoo, percent=percent), FRACTIONS)[0])
+
+
 def nested_subset(rows: np.ndarray, size: int, seed: int | list[int]) -> np.ndarray:
     """``size`` of the rows at random, all of them where there are no more, in their own order.
 

@@ -39,7 +39,8 @@ class RunRecord:
         model: name of the predictor, as in `transformer_nfn.experiments.PREDICTORS`.
         zoo: task, name, number of networks, architecture, and where it lay.
         selection: which networks: ``percent``, ``min_accuracy``, counts ``train``, ``val``,
-            ``test``, and ``augment`` (None, or the range of the entries).
+            ``test``, ``augment`` (None, or the range of the entries), and ``max_train`` where
+            those to train on are a subset.
         protocol: how it was trained.
         seeds: for each seed a dict with ``seed, tau, tau_low, tau_high, r2, mae, val_tau,
             best_epoch, seconds``.
