@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,22 @@ def write_study(root: Path, networks: int = 256, seeds: int = 3) -> Path:
                 augment=bound,
                 skill=1.0 if model == "transformer_nfn" or bound is None else 0.6,
                 table={"table": "table6", "row": model, "column": column},
+            )
+    return root
+
+
+def write_curve(root: Path, models: Iterable[str] = MODELS, seeds: int = 2, **options: Any) -> Path:
+    """The cells of a learning curve on 64, 128, 256 and all 300 networks to train on."""
+    for model in models:
+        for column, train in (("64", 64), ("128", 128), ("256", 256), ("all", 300)):
+            write_run(
+                root / "cells" / f"learning-curve-{model}-{column}",
+                model,
+                seeds=seeds,
+                train=train,
+                table={"table": "learning-curve", "row": model, "column": column},
+                log=False,
+                **options,
             )
     return root
 

@@ -6,8 +6,9 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from experiments.run_folders import MODELS, write_run, write_study
+from experiments.run_folders import MODELS, write_curve, write_run, write_study
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.experiments.paper_numbers import model_name
 from transformer_nfn.experiments.records import PREDICTIONS_FILE, RUN_FILE, RunError
 from transformer_nfn.experiments.report import write_report
 from transformer_nfn.experiments.report.findings import (
@@ -53,6 +54,52 @@ def test_reproduced_cells_stand_over_the_papers(text):
     assert '<span class="paper">0.905 ± 0.002</span>' in text
     assert "not enough networks: 12 above 80 %, 20 needed" in text
     assert "Table 6." in text
+
+
+def test_learning_curve_is_a_table_and_a_chart(tmp_path):
+    write_curve(tmp_path / "runs", ("mlp", "statnn", "invariant_mlp"))
+    write_run(tmp_path / "runs" / "odd", "mlp", networks=256, seeds=2, train=200)
+    write_report([tmp_path / "runs"], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    start = text.index('<section id="curve"')
+    section = text[start : text.index("</section>", start)]
+    head = re.findall(r'<th scope="col">(.*?)</th>', section)
+    assert head == ["Model", "64", "128", "256", "All 300"]
+    assert "the paper" not in section
+    assert section.count('data-chart="sizes"') == text.count('data-chart="sizes"') == 1
+    records = [run.record for run in gather([tmp_path / "runs"]).runs]
+    (zoo,) = data_of(text)["zoos"]
+    assert {line["name"] for line in zoo["sizes"]} == {"MLP", "StatNN", "MLP on invariants"}
+    for line in zoo["sizes"]:
+        assert [point["train"] for point in line["points"]] == [64, 128, 256, 300]
+        for point in line["points"]:
+            (record,) = (
+                r for r in records
+                if model_name(r.model) == line["name"] and r.selection["train"] == point["train"]
+            )  # fmt: skip
+            assert point["tau"] == pytest.approx(record.summary["tau"], abs=1e-5)
+            assert point["error"] == pytest.approx(record.summary["tau_se"], abs=1e-5)
+            assert f"{record.summary['tau']:.3f} ± " in section
+
+
+def test_runs_without_a_learning_curve_have_no_section_for_it(text):
+    assert 'id="curve"' not in text
+    assert 'data-chart="sizes"' in text[text.index('<section id="figures"') :]
+
+
+def test_learning_curves_of_two_zoos_stand_in_one_section(tmp_path):
+    write_run(tmp_path / "digits", "mlp", networks=80, seeds=1, task="digits")
+    write_curve(tmp_path / "mnist", ["mlp"])
+    write_curve(tmp_path / "news", ["mlp"], task="ag_news")
+    write_report([tmp_path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    start = text.index('<section id="curve"')
+    section = text[start : text.index("</section>", start)]
+    zoos = ["MNIST, 256 networks", "AG News, 256 networks"]
+    assert re.findall(r"Here: ([^<>]*)\.</span>", section) == zoos
+    assert re.findall(r"<h3>(.*?)</h3>", section) == zoos
+    charts = re.findall(r'data-chart="sizes" data-zoo="(\d)"', section)
+    assert [data_of(text)["zoos"][int(zoo)]["label"] for zoo in charts] == zoos
 
 
 def test_page_loads_nothing(text):

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.browser import CHROMIUM, Browser
-from experiments.run_folders import write_run, write_study
+from experiments.run_folders import write_curve, write_run, write_study
 from transformer_nfn.experiments.report import write_report
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
@@ -117,6 +117,30 @@ def test_controls_work_and_a_turned_phone_is_drawn_again(browser, page):
     assert browser.value("document.querySelector('.panel').viewBox.baseVal.width") > before
     assert browser.value(OVERFLOW) <= 0
     assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("width", [380, 1400])
+def test_learning_curve_is_drawn_and_tells_its_numbers(browser, tmp_path, width):
+    write_curve(tmp_path / "runs")
+    write_report([tmp_path / "runs"], tmp_path / "report.html")
+    browser.open(tmp_path / "report.html", width)
+    assert browser.complaints() == []
+    assert browser.value(OVERFLOW) <= 0
+    lines, dots, buttons = browser.value(
+        "['.line', '.dot', '.key button'].map(mark =>"
+        "document.querySelectorAll('#curve ' + mark).length)"
+    )
+    assert (lines, dots, buttons) == (8, 8 * 4, 8)
+    labels = browser.value(
+        "[...document.querySelectorAll('#curve svg[role=application] text')]"
+        ".map(label => label.textContent)"
+    )
+    assert {"64", "128", "300"} <= set(labels), "the largest number is always named"
+    browser.value("document.querySelector('#curve svg[role=application]').focus()")
+    browser.press("End")
+    told = browser.value("document.getElementById('said').textContent")
+    assert "Training networks 300" in told
+    assert "±" in told
 
 
 def test_odd_runs_are_drawn_too(browser, tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 
 from experiments.run_folders import write_run
+from transformer_nfn.experiments.learning_curve import CurvePoint, curve_lines
 from transformer_nfn.experiments.paper_numbers import PAPER_TABLES
 from transformer_nfn.experiments.records import RunError, RunRecord
 from transformer_nfn.experiments.table_text import lay_out, markdown_table, table_columns
@@ -125,6 +126,65 @@ def test_the_worst_disagreement_on_gU_and_U_stands_under_the_table():
     assert table_columns("table6", cells)["agreement_float32"] == [2e-5, 1e-5, None]
     trees = record("table6", "xgboost", "[-1,1]", summary={"agreement": {"float32": 0.5}})
     assert "gU and U: float32 max 5.0e-01\n" in markdown_table("table6", [trees])
+
+
+def curve_cell(model, column, train, tau=0.8, **changes):
+    chosen = {"selection": {"train": train, "val": 77, "test": 77}}
+    return record("learning-curve", model, column, tau, model=model, **chosen | changes)
+
+
+def test_learning_curve_has_rising_numbers_and_no_paper():
+    # As a folder lists them.
+    cells = [
+        curve_cell("invariant_mlp", "all", 1358, 0.91),
+        curve_cell("mlp", "1024", 1024, 0.82),
+        curve_cell("mlp", "128", 128, 0.7),
+        curve_cell("mlp", "64", 64, status="not enough networks: 2 in the test part", summary={}),
+        curve_cell("mlp", "all", 1358, 0.85),
+    ]
+    text = markdown_table("learning-curve", cells)
+    lines = text.splitlines()
+    assert lines[0].startswith("**Learning curve. Kendall’s τ by number of networks to train on.**")
+    assert "Here: MNIST, 512 networks." in lines[0]
+    assert "aper" not in text
+    assert lines[2:6] == [
+        "| Model | 64 | 128 | 1,024 | All 1,358 |",
+        "|---|--:|--:|--:|--:|",
+        "| MLP | not enough networks | 0.700 ± 0.010 | 0.820 ± 0.010 | 0.850 ± 0.010 |",
+        "| MLP on invariants | – | – | – | **0.910 ± 0.010** |",
+    ]
+    assert "- MLP, 64: not enough networks: 2 in the test part" in text
+    columns = table_columns("learning-curve", cells)
+    assert columns["train"] == [1358, 1024, 128, 64, 1358]
+    assert columns["paper"] == [None] * 5
+
+
+def test_lines_of_a_learning_curve_have_the_points_there_are():
+    cells = [
+        curve_cell("mlp", "all", 300, 0.6),
+        curve_cell("mlp", "64", 64, 0.5),
+        curve_cell("statnn", "64", 64, 0.4),
+        curve_cell("statnn", "128", 128, float("nan")),
+        curve_cell("statnn", "all", 300, 0.7, seeds=[{"seed": 0}]),
+        curve_cell("xgboost", "64", 64, status="not enough networks", summary={}),
+    ]
+    (view,) = lay_out("learning-curve", cells)
+    assert curve_lines(view) == {
+        "statnn": [CurvePoint(64, 0.4, 0.01), CurvePoint(300, 0.7, None)],
+        "mlp": [CurvePoint(64, 0.5, 0.01), CurvePoint(300, 0.6, 0.01)],
+    }
+    assert list(curve_lines(view)) == ["statnn", "mlp"], "the highest end comes first"
+
+
+def test_a_learning_curve_from_elsewhere_keeps_columns_that_are_no_numbers():
+    cells = [
+        curve_cell("mlp", "half", None),
+        curve_cell("mlp", "64", 64),
+        curve_cell("mlp", "all", None),
+    ]
+    (view,) = lay_out("learning-curve", cells)
+    assert list(view.columns.values()) == ["64", "Half", "All"]
+    assert curve_lines(view) == {"mlp": [CurvePoint(64, 0.8, 0.01)]}
 
 
 def test_two_zoos_are_two_tables():

@@ -1,4 +1,4 @@
-"""The command that rebuilds the paper's tables and figures from any zoo."""
+"""The command that makes the paper's tables and figures, and a learning curve, from any zoo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformer_nfn.cli.experiment_progress import counting_bar
 from transformer_nfn.cli.train import DeviceOption, JsonOption, ZooArgument, pick_device
 from transformer_nfn.errors import TransformerNFNError
 
-WHAT = ("table1", "table2", "table3", "table4", "table5", "table6", "figures")
+WHAT = (*(f"table{number}" for number in range(1, 7)), "learning-curve", "figures")
 
 
 def reproduce_command(
@@ -25,7 +25,8 @@ def reproduce_command(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds a cell.")] = 5,
     epochs: Annotated[int, typer.Option(min=1, help="Of neural predictors.")] = 50,
     models: Annotated[
-        str | None, typer.Option(help="Only these, separated by commas (tables 1, 2 and 6).")
+        str | None,
+        typer.Option(help="Only these, separated by commas (tables 1, 2 and 6, learning-curve)."),
     ] = None,
     percent: Annotated[int, typer.Option(help="Which checkpoint of each run.")] = 75,
     device: DeviceOption = "auto",
@@ -37,8 +38,9 @@ def reproduce_command(
 
     table1, table2: six models and our two, five accuracy thresholds (MNIST, AG News).
     table3: components. table4: width and depth. table5: parameters. table6: augmentation by the
-    group action. figures: histogram and scatter of what is in OUT. Finished cells are kept, so
-    an interrupted call goes on.
+    group action. learning-curve: all eight models on 64, 128, … random networks of the training
+    part and on all of it (at least 64), as table and figure. figures: histogram, scatter and τ by
+    number of networks, of what is in OUT. Finished cells are kept, so an interrupted call goes on.
 
     [bold]Examples[/bold]
 
@@ -48,6 +50,8 @@ def reproduce_command(
 
       tnfn reproduce table1 mnist-sample --out results   # by name, see `tnfn assets`
 
+      tnfn reproduce learning-curve zoo --out results --models transformer_nfn,invariant_mlp
+
       tnfn reproduce figures zoo --out results
     """
     if what not in WHAT:
@@ -55,15 +59,17 @@ def reproduce_command(
     if what == "figures":
         _figures(zoo, out)
         return
+    from transformer_nfn.experiments.figures import check_matplotlib, learning_curve
     from transformer_nfn.experiments.predictors import check_name
     from transformer_nfn.experiments.protocol import Protocol
-    from transformer_nfn.experiments.tables import reproduce, table_cells
-    from transformer_nfn.zoo import Zoo
+    from transformer_nfn.experiments.tables import reproduce, zoo_cells
 
     chosen = models.split(",") if models else None
     for name in chosen or ():
         check_name(name)
-    cells = table_cells(what, str(Zoo.open(zoo).about["task"]["name"]), chosen)
+    cells = zoo_cells(what, zoo, chosen, percent)
+    if what == "learning-curve":
+        check_matplotlib()
     console = Console(stderr=True, quiet=as_json)
     with counting_bar(console) as bar:
         task = bar.add_task(what, total=len(cells), note="")
@@ -93,12 +99,15 @@ def reproduce_command(
             engine=engine,
             address=address,
         )
+    drawn = learning_curve(records, out / what) if what == "learning-curve" else []
     if as_json:
         typer.echo(json.dumps([asdict(r) for r in records]))
         return
     text = (out / f"{what}.md").read_text()
     Console().print(Markdown(text))
     typer.echo(f"wrote {out}/{what}.md and {out}/{what}.parquet")
+    for path in drawn:
+        typer.echo(f"wrote {path}")
 
 
 def _figures(zoo: Path, out: Path) -> None:

@@ -29,6 +29,7 @@ class Cell:
         min_accuracy: networks at least this accurate.
         bound: entries of the augmenting group elements; 0 for every network twice as it is,
             None for no augmentation.
+        max_train: at most this many networks to train on; None for all.
         trained: False where the cell is about the size of the model alone.
     """
 
@@ -39,6 +40,7 @@ class Cell:
     options: dict[str, Any] = field(default_factory=dict)
     min_accuracy: float = 0.0
     bound: float | None = None
+    max_train: int | None = None
     trained: bool = True
 
     @property
@@ -60,9 +62,14 @@ class PartsCache:
         """The parts a cell speaks of, on the device."""
         from transformer_nfn.zoo import Zoo
 
-        key = (path, cell.min_accuracy, cell.bound, percent, device)
+        key = (path, cell.min_accuracy, cell.bound, cell.max_train, percent, device)
         if key != self._key or self._parts is None:
-            parts = load_parts(Zoo.open(path), percent=percent, min_accuracy=cell.min_accuracy)
+            parts = load_parts(
+                Zoo.open(path),
+                percent=percent,
+                min_accuracy=cell.min_accuracy,
+                max_train=cell.max_train,
+            )
             if cell.bound is not None:
                 parts = augmented(parts, cell.bound)
             self._key, self._parts = key, parts.to(device)
@@ -88,6 +95,8 @@ def fill_cell(
     table = {"table": cell.table, "row": cell.row, "column": cell.column}
     about = describe_zoo(Zoo.open(zoo_path))
     selection = {"percent": percent, "min_accuracy": cell.min_accuracy, "augment": cell.bound}
+    if cell.max_train is not None:
+        selection["max_train"] = cell.max_train
     try:
         parts = (cache or PartsCache()).get(zoo_path, cell, percent, device)
     except RunError as error:

@@ -167,6 +167,22 @@ class Parts:
         return Parts(self.train.to(device), self.val.to(device), self.test.to(device))
 
 
+def count_training(zoo: Zoo, *, percent: int | None = PERCENT) -> int:
+    """How many networks `load_parts` trains on, without reading any."""
+    return len(zoo.split(select_rows(zoo, percent=percent), FRACTIONS)[0])
+
+
+def nested_subset(rows: np.ndarray, size: int, seed: int | list[int]) -> np.ndarray:
+    """``size`` of the rows at random, all of them where there are no more, in their own order.
+
+    For one seed a smaller subset is part of every larger one.
+    """
+    if size < 1:
+        raise RunError(f"a subset needs at least 1 network, found {size}")
+    shuffled = np.random.default_rng(seed).permutation(len(rows))
+    return np.asarray(rows[np.sort(shuffled[:size])])
+
+
 def load_parts(
     zoo: Zoo,
     *,
@@ -174,6 +190,7 @@ def load_parts(
     min_accuracy: float = 0.0,
     split_seed: int = 0,
     max_train: int | None = None,
+    subset_seed: int = 0,
 ) -> Parts:
     """Selects, parts by run 70/15/15, and reads.
 
@@ -181,8 +198,10 @@ def load_parts(
         zoo: an open zoo.
         percent: see `select_rows`.
         min_accuracy: see `select_rows`.
-        split_seed: another seed parts otherwise.
-        max_train: at most this many networks to train on (for curves over their number).
+        split_seed: a different seed gives a different split.
+        max_train: at most this many networks to train on (for curves over their number): a
+            `nested_subset` of the training part. The other parts stay whole.
+        subset_seed: a different seed gives a different subset of the same training part.
     """
     rows = select_rows(zoo, percent=percent, min_accuracy=min_accuracy)
     if len(rows) < MIN_NETWORKS:
@@ -192,7 +211,7 @@ def load_parts(
         )
     train, val, test = zoo.split(rows, FRACTIONS, seed=split_seed)
     if max_train is not None:
-        train = train[:max_train]
+        train = nested_subset(train, max_train, [split_seed, subset_seed])
     parts = Parts(load_rows(zoo, train), load_rows(zoo, val), load_rows(zoo, test))
     for name, part in vars(parts).items():
         if len(part) < 3:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_nfn.errors import missing_extra
-from transformer_nfn.experiments.paper_numbers import task_name
-from transformer_nfn.experiments.records import RUN_FILE, RunError
-from transformer_nfn.experiments.report.gather import ZooStudy, gather, model_order
+from transformer_nfn.experiments.learning_curve import CurvePoint, curve_lines
+from transformer_nfn.experiments.paper_numbers import LEARNING_CURVE, model_name, task_name
+from transformer_nfn.experiments.records import RUN_FILE, RunError, RunRecord
+from transformer_nfn.experiments.report.gather import Run, ZooStudy, gather, model_order
+from transformer_nfn.experiments.table_text import lay_out
 from transformer_nfn.seed_kinds import seeds_text
 from transformer_nfn.whole_files import whole_file
 
@@ -40,6 +42,14 @@ _STYLE: Any = {
     # The same runs give the same file.
     "svg.hashsalt": "transformer-nfn",
 }
+
+
+def check_matplotlib() -> None:
+    """Refuses to draw where nothing can: asked before hours of training, not after."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise missing_extra(RunError, "matplotlib", "plot", "a figure") from error
 
 
 def write_figures(zoo: Path, out: Path) -> list[Path]:
@@ -131,31 +141,61 @@ def tau_by_size(folders: list[Path], stem: Path) -> list[Path]:
     """τ against the number of training networks, where runs of several sizes are there."""
     written = []
     for zoo, target in _targets(folders, stem):
-        groups = zoo.by_size()
-        if not groups:
-            continue
-
-        def paint(figure: Figure, groups: Any = groups, label: str = zoo.label) -> None:
-            axes = figure.subplots()
-            sizes = set()
-            for model, runs in groups.items():
-                x = [run.record.selection["train"] for run in runs]
-                y = [run.record.summary.get("tau", float("nan")) for run in runs]
-                error = [run.record.summary.get("tau_se") or 0.0 for run in runs]
-                error = [value if value == value else 0.0 for value in error]
-                color = _MODELS[min(model_order(model), len(_MODELS) - 1)]
-                axes.errorbar(x, y, error, color=color, marker="o", markersize=4, capsize=2,
-                              label=runs[0].name)  # fmt: skip
-                sizes.update(x)
-            axes.set_xscale("log")
-            axes.set_xticks(sorted(sizes), [f"{n:,}" for n in sorted(sizes)])
-            axes.minorticks_off()
-            axes.set(xlabel="training networks", ylabel="Kendall’s τ")
-            axes.set_title(label, loc="left")
-            figure.legend(loc="outside right center")
-
-        written += _save(target, (6.4, 3.6), paint)
+        lines = {model: [_point(run) for run in runs] for model, runs in zoo.by_size().items()}
+        if lines:
+            written += _save_lines(target, lines, zoo.label)
     return written
+
+
+def _point(run: Run) -> CurvePoint:
+    summary = run.record.summary
+    tau = summary.get("tau", float("nan"))
+    return CurvePoint(run.record.selection["train"], tau, summary.get("tau_se"))
+
+
+def learning_curve(records: list[RunRecord], stem: Path) -> list[Path]:
+    """τ against the number of training networks, from the cells of a learning curve."""
+    written = []
+    views = lay_out(LEARNING_CURVE.name, records)
+    for view, target in zip(views, _stems(stem, len(views)), strict=True):
+        written += _save_lines(target, curve_lines(view), view.zoo)
+    return written
+
+
+def paint_lines(figure: Figure, lines: Mapping[str, list[CurvePoint]], title: str) -> None:
+    """τ with its standard error for each model, over numbers of networks that double."""
+    axes = figure.subplots()
+    for model, points in lines.items():
+        axes.errorbar(
+            [point.train for point in points],
+            [point.tau for point in points],
+            [point.error if point.error and point.error == point.error else 0 for point in points],
+            color=_MODELS[min(model_order(model), len(_MODELS) - 1)],
+            marker="o",
+            markersize=4,
+            capsize=2,
+            label=model_name(model),
+        )
+    axes.set_xscale("log", base=2)
+    ticks = _apart({point.train for points in lines.values() for point in points})
+    axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel="training networks (log scale)", ylabel="Kendall’s τ")
+    axes.set_title(title, loc="left")
+    figure.legend(loc="outside right center")
+
+
+def _apart(sizes: set[int]) -> list[int]:
+    """The sizes whose labels do not touch the next one's; the largest always has its own."""
+    kept: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        if not kept or kept[-1] > 1.25 * size:
+            kept.append(size)
+    return kept[::-1]
+
+
+def _save_lines(stem: Path, lines: Mapping[str, list[CurvePoint]], title: str) -> list[Path]:
+    return _save(stem, (6.4, 3.6), lambda figure: paint_lines(figure, lines, title))
 
 
 def _panel(axes: Axes, part: dict[str, Any]) -> None:
@@ -176,18 +216,21 @@ def _panel(axes: Axes, part: dict[str, Any]) -> None:
 def _targets(folders: list[Path], stem: Path) -> list[tuple[ZooStudy, Path]]:
     """Each zoo with the file its figure goes to; numbered where there are several."""
     zoos = gather(folders).zoos
-    if len(zoos) == 1:
-        return [(zoos[0], stem)]
-    return [(zoo, stem.with_name(f"{stem.name}-{i}")) for i, zoo in enumerate(zoos, 1)]
+    return list(zip(zoos, _stems(stem, len(zoos)), strict=True))
+
+
+def _stems(stem: Path, count: int) -> list[Path]:
+    if count == 1:
+        return [stem]
+    return [stem.with_name(f"{stem.name}-{i}") for i in range(1, count + 1)]
 
 
 def _save(stem: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> list[Path]:
     """Draws once, writes every format; files appear whole or not at all."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_extra(RunError, "matplotlib", "plot", "a figure") from error
+    check_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     written = []
     with matplotlib.rc_context(_STYLE):
         # A figure by itself draws with Agg, whatever screen there is or is not.

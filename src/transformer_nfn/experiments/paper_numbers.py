@@ -1,4 +1,4 @@
-"""What the paper printed: the numbers of its tables, as data.
+"""What the paper printed: the numbers of its tables, as data; and the one table it lacks.
 
 Tables 1 to 3 stand in the experiment section, 4 to 6 in the appendix; their order is the paper's.
 A cell is text exactly as printed (``0.86 ± 0.001`` where the paper dropped a zero), read into
@@ -39,14 +39,15 @@ class Number:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of the paper.
+    """One table of the paper, or like the paper's.
 
     Attributes:
-        name: ``table1`` to ``table6``, as ``tnfn reproduce`` calls it.
+        name: ``table1`` to ``table6``, or ``learning-curve``, as ``tnfn reproduce`` calls it.
         title: what the table shows.
         rows: key and label of each row, in order.
         columns: key and label of each column, in order.
-        printed: for each row its cells as printed, ``-`` where the paper has none.
+        printed: for each row its cells as printed, ``-`` where the paper has none; empty where
+            the paper has no such table.
         corner: what the rows are.
         quantity: ``tau`` or ``parameters``.
         by_task: the columns are tasks, so runs of several zoos share the table.
@@ -64,6 +65,11 @@ class PaperTable:
     by_task: bool = False
     zoo: str = ""
     note: str = ""
+
+    @property
+    def heading(self) -> str:
+        """``Table 1``, ``Learning curve``."""
+        return self.name.replace("table", "table ").replace("-", " ").capitalize()
 
     def cell(self, row: str, column: str) -> Number | None:
         """The paper's number, or None where it printed none."""
@@ -211,6 +217,17 @@ transformer_nfn | 0.910 ± 0.001 | - | 0.912 ± 0.001 | 0.912 ± 0.002 | 0.913 �
 PAPER_TABLES: Mapping[str, PaperTable] = {
     table.name: table for table in (TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6)
 }
+# Rows and columns are those of the zoo: its models, and as many numbers of networks as it has.
+LEARNING_CURVE = PaperTable(
+    name="learning-curve",
+    title="Kendall’s τ by number of networks to train on",
+    rows={},
+    columns={},
+    printed={},
+    note="Fewer networks are a random subset, each within the next larger one; validation and test "
+    "networks are the same throughout. Errors are over seeds of the training, on one subset.",
+)
+ALL_TABLES: Mapping[str, PaperTable] = {**PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE}
 
 
 def model_name(model: str) -> str:

@@ -40,7 +40,8 @@ class RunRecord:
         zoo: task, name, number of networks, architecture, and ``seeds``: ``one`` for all its
             networks, one ``each``, or ``unknown``; records from before that lack it.
         selection: which networks: ``percent``, ``min_accuracy``, counts ``train``, ``val``,
-            ``test``, and ``augment`` (None, or the range of the entries).
+            ``test``, ``augment`` (None, or the range of the entries), and ``max_train`` where
+            those to train on are a subset.
         protocol: how it was trained.
         seeds: for each seed a dict with ``seed, tau, tau_low, tau_high, r2, mae, val_tau,
             best_epoch, seconds``.

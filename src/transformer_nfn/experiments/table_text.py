@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transformer_nfn.experiments.paper_numbers import (
-    PAPER_TABLES,
+    ALL_TABLES,
+    LEARNING_CURVE,
+    MODEL_NAMES,
     Number,
     PaperTable,
     model_name,
@@ -17,6 +19,7 @@ from transformer_nfn.experiments.records import RunError, RunRecord
 from transformer_nfn.seed_kinds import seeds_text
 
 CHANGE = "change"
+ALL_NETWORKS = "all"
 _NOTHING = "–"
 
 
@@ -95,9 +98,9 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
     Zoos with one seed for all and with a seed each never share a table of τ. Where two records
     claim one cell, the later one is shown.
     """
-    if name not in PAPER_TABLES:
-        raise RunError(f"there is no table '{name}', only {', '.join(PAPER_TABLES)}")
-    paper = PAPER_TABLES[name]
+    if name not in ALL_TABLES:
+        raise RunError(f"there is no table '{name}', only {', '.join(ALL_TABLES)}")
+    paper = ALL_TABLES[name]
     views: dict[str, TableView] = {}
     for record in records:
         if record.table is None or record.table.get("table") != name:
@@ -116,6 +119,8 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
             view.zoo = "; ".join(labels)
         if name == "table6":
             _add_changes(view)
+        elif name == LEARNING_CURVE.name:
+            _arrange_curve(view)
     return list(views.values()) or [_empty(paper, "")]
 
 
@@ -256,6 +261,21 @@ def _add_changes(view: TableView) -> None:
             view.ours[row, CHANGE] = OurCell(known.record, change.value, None, change.text)
 
 
+def _arrange_curve(view: TableView) -> None:
+    """Models in one order everywhere, numbers of networks rising, and how many "all" are."""
+    order = [*MODEL_NAMES, *view.rows]
+    view.rows = {row: view.rows[row] for row in sorted(view.rows, key=order.index)}
+    sizes = {n: int(n) if n.isdecimal() else float("inf") for n in view.columns}
+    view.columns = {
+        n: f"{size:,}" if n.isdecimal() else n.capitalize()
+        for n, size in sorted(sizes.items(), key=lambda entry: entry[1])
+    }
+    for (_, column), cell in view.ours.items():
+        train = cell.record.selection.get("train")
+        if column == ALL_NETWORKS and isinstance(train, int):
+            view.columns[column] = f"All {train:,}"
+
+
 def _largest_change(values: list[float | None]) -> Number | None:
     """The furthest that any augmented value lies from what as many steps give without."""
     original, twice, *others = values
@@ -269,16 +289,18 @@ def _largest_change(values: list[float | None]) -> Number | None:
 
 def _markdown(view: TableView) -> str:
     paper = view.paper
-    number = paper.name.removeprefix("table")
     zoo = f" Here: {view.zoo}." if view.zoo else ""
+    source = f" Paper: {paper.zoo}." if paper.printed else ""
+    # Whose number it is, where there is more than ours.
+    whose = [""] if paper.printed else []
     lines = [
-        f"**Table {number}. {paper.title}.**{zoo} Paper: {paper.zoo}.",
+        f"**{paper.heading}. {paper.title}.**{zoo}{source}",
         "",
-        "| " + " | ".join([paper.corner, "", *view.columns.values()]) + " |",
-        "|---|---|" + "--:|" * len(view.columns),
+        "| " + " | ".join([paper.corner, *whose, *view.columns.values()]) + " |",
+        "|---|" + "---|" * len(whose) + "--:|" * len(view.columns),
     ]
     for row, label in view.rows.items():
-        ours, theirs = [_escape(label), "here"], ["", "paper"]
+        ours, theirs = [_escape(label), *(["here"] if whose else [])], ["", "paper"]
         for column in view.columns:
             text = _short(view.ours.get((row, column)))
             ours.append(f"**{text}**" if row in view.best(column) else text)

@@ -1,4 +1,4 @@
-"""The paper's tables from any zoo: which cells each has, and how they are filled."""
+"""The paper's tables, and a learning curve, from any zoo: which cells are there, how filled?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn.experiments.cells import Cell, PartsCache, fill_cell
-from transformer_nfn.experiments.paper_numbers import TABLE_3, TABLE_4, TABLE_6
+from transformer_nfn.experiments.dataset import PERCENT, count_training
+from transformer_nfn.experiments.learning_curve import curve_sizes
+from transformer_nfn.experiments.paper_numbers import (
+    ALL_TABLES,
+    LEARNING_CURVE,
+    TABLE_3,
+    TABLE_4,
+    TABLE_6,
+)
 from transformer_nfn.experiments.predictors import PAPER_MODELS
 from transformer_nfn.experiments.protocol import Protocol
 from transformer_nfn.experiments.ray_cells import fill_cells_on_ray
@@ -18,18 +26,33 @@ from transformer_nfn.whole_files import whole_file, write_text
 
 THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp")
-TABLES = ("table1", "table2", "table3", "table4", "table5", "table6")
+TABLES = tuple(ALL_TABLES)
 
 Progress = Callable[[Cell, dict[str, Any]], None]
 
 
-def table_cells(name: str, task: str, models: Iterable[str] | None = None) -> list[Cell]:
+def zoo_cells(
+    name: str, zoo_path: Path, models: Iterable[str] | None = None, percent: int | None = PERCENT
+) -> list[Cell]:
+    """The cells of a table for a zoo; see `table_cells`."""
+    from transformer_nfn.zoo import Zoo
+
+    zoo = Zoo.open(zoo_path)
+    train = count_training(zoo, percent=percent) if name == LEARNING_CURVE.name else 0
+    return table_cells(name, str(zoo.about["task"]["name"]), models, train)
+
+
+def table_cells(
+    name: str, task: str, models: Iterable[str] | None = None, train: int = 0
+) -> list[Cell]:
     """The cells of a table for a zoo of this task.
 
     Args:
-        name: ``table1`` to ``table6``.
+        name: ``table1`` to ``table6``, or ``learning-curve``.
         task: of the zoo; text has no embedding to read.
-        models: which predictors (tables 1, 2 and 6); the paper's six and our two by default.
+        models: which predictors (tables 1, 2 and 6, learning curve); the paper's six and our two
+            by default.
+        train: how many networks of the zoo there are to train on (learning curve).
     """
     chosen = tuple(models) if models is not None else (*PAPER_MODELS, *EXTRA_MODELS)
     text = task == "ag_news"
@@ -61,6 +84,12 @@ def table_cells(name: str, task: str, models: Iterable[str] | None = None) -> li
             for column, bound in zip(TABLE_6.columns, bounds, strict=True)
             for model in chosen
         ]
+    if name == LEARNING_CURVE.name:
+        return [
+            Cell(name, model, column, model, max_train=size)
+            for column, size in curve_sizes(train).items()
+            for model in chosen
+        ]
     raise RunError(f"there is no '{name}'; there are {', '.join(TABLES)}")
 
 
@@ -72,7 +101,7 @@ def reproduce(
     seeds: list[int],
     protocol: Protocol | None = None,
     models: Iterable[str] | None = None,
-    percent: int | None = 75,
+    percent: int | None = PERCENT,
     device: str = "cpu",
     progress: Progress | None = None,
     engine: str = "local",
@@ -83,7 +112,7 @@ def reproduce(
     Finished cells are read, not trained again, so an interrupted call goes on.
 
     Args:
-        name: ``table1`` to ``table6``.
+        name: see `table_cells`.
         zoo_path: any zoo.
         out: folder for cells and tables.
         seeds: of every cell.
@@ -95,11 +124,8 @@ def reproduce(
         engine: ``local``, or ``ray`` for a cell a task on a cluster.
         address: of the Ray cluster; None starts one here.
     """
-    from transformer_nfn.zoo import Zoo
-
     protocol = protocol or Protocol()
-    task = str(Zoo.open(zoo_path).about["task"]["name"])
-    cells = table_cells(name, task, models)
+    cells = zoo_cells(name, zoo_path, models, percent)
     how: dict[str, Any] = dict(seeds=seeds, protocol=protocol, percent=percent, device=device)
     if engine == "ray":
         records = fill_cells_on_ray(

@@ -100,8 +100,9 @@ class _Snapshot:
     def cpu(self) -> _Snapshot:
         """The same in main memory."""
         test = None if self.test is None else (self.test[0].cpu(), self.test[1].cpu())
-        parts = (self.epoch, self.weights, self.train_accuracy, self.score)
-        return _Snapshot(*(part.cpu() for part in parts), test)
+        return _Snapshot(
+            self.epoch.cpu(), self.weights.cpu(), self.train_accuracy.cpu(), self.score.cpu(), test
+        )
 
 
 def initial_weights(arch: Architecture, config: Config) -> Tensor:

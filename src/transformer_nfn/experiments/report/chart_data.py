@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from transformer_nfn.experiments.learning_curve import curve_lines
 from transformer_nfn.experiments.records import CONFIGURATION
 from transformer_nfn.experiments.report.gather import Run, ZooStudy, model_order
+from transformer_nfn.experiments.table_text import TableView
 
 # More points than this hide each other and make a page slow.
 MOST_POINTS = 1000
@@ -28,8 +30,13 @@ def as_script(zoos: list[dict[str, Any]]) -> str:
     return text
 
 
-def zoo_data(zoo: ZooStudy) -> dict[str, Any]:
-    """All charts of one zoo; an empty list where there is nothing to draw."""
+def zoo_data(zoo: ZooStudy, curve: TableView | None = None) -> dict[str, Any]:
+    """All charts of one zoo; an empty list where there is nothing to draw.
+
+    Args:
+        zoo: the runs on it.
+        curve: its learning curve, where one was made.
+    """
     networks, panels = _scatter(zoo)
     return {
         "label": zoo.label,
@@ -37,21 +44,7 @@ def zoo_data(zoo: ZooStudy) -> dict[str, Any]:
         "networks": networks,
         "scatter": panels,
         "histogram": _histogram(zoo),
-        "sizes": [
-            _model(runs[0])
-            | {
-                "points": [
-                    {
-                        "train": run.record.selection["train"],
-                        "tau": number(run.record.summary.get("tau")),
-                        "error": number(run.record.summary.get("tau_se")),
-                    }
-                    for run in runs
-                    if number(run.record.summary.get("tau")) is not None
-                ]
-            }
-            for runs in zoo.by_size().values()
-        ],
+        "sizes": _sizes(zoo) if curve is None else _curve(curve),
         "curves": [
             _model(run) | {"seeds": seeds} for run in zoo.finished if (seeds := _curves(run))
         ],
@@ -76,6 +69,38 @@ def plain(value: Any) -> Any:
 
 def _model(run: Run) -> dict[str, Any]:
     return {"name": run.name, "color": model_order(run.record.model)}
+
+
+def _sizes(zoo: ZooStudy) -> list[dict[str, Any]]:
+    return [
+        _model(runs[0])
+        | {
+            "points": [
+                {
+                    "train": run.record.selection["train"],
+                    "tau": number(run.record.summary.get("tau")),
+                    "error": number(run.record.summary.get("tau_se")),
+                }
+                for run in runs
+                if number(run.record.summary.get("tau")) is not None
+            ]
+        }
+        for runs in zoo.by_size().values()
+    ]
+
+
+def _curve(view: TableView) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": view.rows[model],
+            "color": model_order(model),
+            "points": [
+                {"train": point.train, "tau": number(point.tau), "error": number(point.error)}
+                for point in points
+            ],
+        }
+        for model, points in curve_lines(view).items()
+    ]
 
 
 def _taus(run: Run) -> dict[str, Any]:

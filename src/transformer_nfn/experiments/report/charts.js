@@ -154,8 +154,9 @@ function sizes(canvas, zoo) {
   const counts = [...new Set(points.map((point) => point.train))].sort((a, b) => a - b);
   const [from, to] = range(points.flatMap((p) => [p.tau - (p.error || 0), p.tau + (p.error || 0)]),
     0.01);
-  const apart = (values, scale) => values.reduce((kept, value) => {
-    if (!kept.length || scale(value) - scale(kept[kept.length - 1]) > 34) kept.push(value);
+  // From the right, so that the largest number is always named.
+  const apart = (values, scale) => values.reduceRight((kept, value) => {
+    if (!kept.length || scale(kept[0]) - scale(value) > 34) kept.unshift(value);
     return kept;
   }, []);
   lines(canvas, {

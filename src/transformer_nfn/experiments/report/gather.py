@@ -11,7 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.experiments.paper_numbers import MODEL_NAMES, PAPER_TABLES, model_name
+from transformer_nfn.experiments.paper_numbers import (
+    LEARNING_CURVE,
+    MODEL_NAMES,
+    PAPER_TABLES,
+    model_name,
+)
 from transformer_nfn.experiments.records import (
     CONFIGURATION,
     LOG_FILE,
@@ -150,11 +155,12 @@ class ZooStudy:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything a report speaks of."""
+    """Everything a report speaks of; learning curves by the label of their zoo."""
 
     runs: list[Run]
     zoos: list[ZooStudy]
     tables: list[TableView]
+    curves: dict[str, TableView]
 
 
 def gather(folders: Iterable[Path]) -> Study:
@@ -177,6 +183,11 @@ def gather(folders: Iterable[Path]) -> Study:
             for view in lay_out(name, [run.record for run in runs])
             if view.ours
         ],
+        curves={
+            view.zoo: view
+            for view in lay_out(LEARNING_CURVE.name, [run.record for run in runs])
+            if view.ours
+        },
     )
 
 

@@ -26,11 +26,12 @@ POLICY = (
 
 def page(study: Study) -> str:
     """The whole page."""
-    drawn = [zoo_data(zoo) for zoo in study.zoos]
+    drawn = [zoo_data(zoo, study.curves.get(zoo.label)) for zoo in study.zoos]
     sections = [
         ("run", "What was run", _what_was_run(study)),
         ("models", "The models", _models(study)),
         ("paper", "Beside the paper", _beside_the_paper(study)),
+        ("curve", "Learning curve", _learning_curves(study, drawn)),
         ("figures", "Figures", _figures(study, drawn)),
         ("failures", "Where the predictor fails", _failures(study)),
         ("runs", "Every run", _every_run(study)),
@@ -186,6 +187,24 @@ def _beside_the_paper(study: Study) -> str:
     return "".join(f'<div class="block">{tables.paper_table(view)}</div>' for view in study.tables)
 
 
+def _learning_curves(study: Study, drawn: list[dict[str, Any]]) -> str:
+    blocks = []
+    for index, (zoo, data) in enumerate(zip(study.zoos, drawn, strict=True)):
+        if zoo.label in study.curves:
+            title = f"<h3>{escape(zoo.label)}</h3>" if len(study.zoos) > 1 else ""
+            chart = _sizes_figure(index, zoo) if data["sizes"] else ""
+            table = tables.paper_table(study.curves[zoo.label])
+            blocks.append(
+                f'{title}<div class="block">{chart}</div><div class="block">{table}</div>'
+            )
+    return "".join(blocks)
+
+
+def _sizes_figure(index: int, zoo: ZooStudy) -> str:
+    caption = "τ against the number of networks trained on; bars are standard errors."
+    return _figure("sizes", index, zoo, caption)
+
+
 def _figures(study: Study, drawn: list[dict[str, Any]]) -> str:
     blocks = []
     for index, (zoo, data) in enumerate(zip(study.zoos, drawn, strict=True)):
@@ -206,11 +225,8 @@ def _figures(study: Study, drawn: list[dict[str, Any]]) -> str:
                 f"Accuracies of the {data['histogram']['total']:,} networks in validation and "
                 "test parts.",
             ))  # fmt: skip
-        if data["sizes"]:
-            parts.append(_figure(
-                "sizes", index, zoo,
-                "τ against the number of networks trained on; bars are standard errors.",
-            ))  # fmt: skip
+        if data["sizes"] and zoo.label not in study.curves:
+            parts.append(_sizes_figure(index, zoo))
         if data["curves"]:
             parts.append(_figure(
                 "curve-val_tau", index, zoo,

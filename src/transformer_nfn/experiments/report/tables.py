@@ -95,7 +95,10 @@ def models_table(zoo: ZooStudy) -> str:
 
 
 def paper_table(view: TableView) -> str:
-    """One table of the paper, our number above and the paper's below in each cell."""
+    """One table of the paper, our number above and the paper's below in each cell.
+
+    A table that the paper has not shows ours alone.
+    """
     paper = view.paper
     rows = []
     for row, label in view.rows.items():
@@ -107,12 +110,13 @@ def paper_table(view: TableView) -> str:
             text = NOTHING if empty else _our_text(ours, row in view.best(column)) + theirs
             cells.append(f"<td>{text}</td>")
         rows.append(f'<tr><th scope="row">{escape(label)}</th>{"".join(cells)}</tr>')
-    number = paper.name.removeprefix("table")
     here = f" Here: {escape(view.zoo)}." if view.zoo else ""
-    caption = f"<b>Table {number}.</b> {escape(paper.title)}.{here}"
-    note = 'Upper line: this report. <span class="paper">Lower line: the paper</span>, '
-    note += f"{escape(paper.zoo)}."
-    note += f" {escape(paper.note)}" if paper.note else ""
+    caption = f"<b>{paper.heading}.</b> {escape(paper.title)}.{here}"
+    note = ""
+    if paper.printed:
+        note += 'Upper line: this report. <span class="paper">Lower line: the paper</span>, '
+        note += f"{escape(paper.zoo)}. "
+    note += escape(paper.note)
     note += "".join(f"<br>{escape(said)}" for said in (*view.agreements(), *view.reasons()))
     head = [escape(paper.corner), *(escape(label) for label in view.columns.values())]
     return table(caption, head, rows, "numbers beside", note)
