@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -68,11 +69,17 @@ def grid(seed: int = 0, seeds: str = "each") -> list[Config]:
     """
     if seeds not in SEED_KINDS:
         raise ZooError(f"seeds must be {' or '.join(SEED_KINDS)}, found '{seeds}'")
+    return list(_grid(seed, seeds))
+
+
+@functools.cache
+def _grid(seed: int, seeds: str) -> tuple[Config, ...]:
+    # A build asks for it several times, and 16,000 objects take a tenth of a second.
     shared = shared_seed(seed)
-    return [
+    return tuple(
         _config(i, point, shared if seeds == "one" else run_seed(seed, i), seeds)
         for i, point in enumerate(_points())
-    ]
+    )
 
 
 def _points() -> Iterator[tuple[Any, ...]]:
