@@ -18,8 +18,7 @@ from torch import Tensor
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models._plain import same_batch
 from transformer_nfn.models._statistics import statistics
-from transformer_nfn.spaces import Product, WeightSpace
-from transformer_nfn.symmetry.invariants import fold
+from transformer_nfn.spaces import Product, WeightSpace, fold
 
 # Networks at a time: products of all heads lie in memory together.
 CHUNK = 256
@@ -66,10 +65,7 @@ def invariant_features(network: Mapping[str, object], space: WeightSpace) -> Ten
 def block_features(space: WeightSpace, weights: Mapping[str, Tensor]) -> list[Tensor]:
     """The features of one block with weights ``[batch, *axes]``, each ``[batch, f]``."""
     weights = fold(space, weights)
-    silent = {shift.tensor for shift in space.shifts}
-    linear = {a.name for a in space.axes.values() if a.kind == "linear"}
-    # What is neither set freely by a shift nor re-based keeps its entries.
-    kept = [t for t in space.tensors.values() if t.name not in silent and not linear & {*t.axes}]
+    kept = [space.tensors[name] for name in space.entry_tensors]
     out = []
     for spec in kept:
         out += _matrix_features(weights[spec.name])

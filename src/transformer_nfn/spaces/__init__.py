@@ -1,7 +1,11 @@
 """What a weight space is, and ready-made ones."""
 
+from transformer_nfn.spaces.actions import Action
 from transformer_nfn.spaces.axis import Axis
-from transformer_nfn.spaces.product import Product
+from transformer_nfn.spaces.derivation import Product
+from transformer_nfn.spaces.element import Element
+from transformer_nfn.spaces.group import Group
+from transformer_nfn.spaces.invariants import fold, product, products
 from transformer_nfn.spaces.ready import (
     READY,
     attention_block,
@@ -13,12 +17,15 @@ from transformer_nfn.spaces.ready import (
     stack,
     swiglu_block,
 )
-from transformer_nfn.spaces.space import Weights, WeightSpace
-from transformer_nfn.spaces.tensors import Shift, TensorSpec
+from transformer_nfn.spaces.space import WeightSpace
+from transformer_nfn.spaces.tensors import Shift, TensorSpec, Weights
 
 __all__ = [
     "READY",
+    "Action",
     "Axis",
+    "Element",
+    "Group",
     "Product",
     "Shift",
     "TensorSpec",
@@ -26,8 +33,11 @@ __all__ = [
     "Weights",
     "attention_block",
     "biased_block",
+    "fold",
     "grouped_query_block",
     "multi_head",
+    "product",
+    "products",
     "residual_stack",
     "rope_block",
     "stack",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.spaces.axis import Axis, Form
+from transformer_nfn.spaces.axis import Axis
 from transformer_nfn.spaces.space import WeightSpace
 from transformer_nfn.spaces.tensors import Shift
 
@@ -20,7 +20,7 @@ MLP = {"W_A": "feature neuron", "W_B": "neuron output", "b_A": "neuron", "b_B": 
 
 
 def _attention_axes(
-    d_model: int, heads: int, d_k: int, d_v: int, *, feature: str = "perm", form: Form = "general"
+    d_model: int, heads: int, d_k: int, d_v: int, *, feature: str = "perm", form: str = "general"
 ) -> list[Axis]:
     return [
         Axis.free("input", d_model),
@@ -196,12 +196,12 @@ def stack(block: WeightSpace, depth: int, *, between: str = "fixed") -> WeightSp
         names = {a: f"{i}.{a}" for a in block.axes}
         names |= {"input": f"stream{i}", "output": f"stream{i + 1}"}
         for axis in block.axes.values():
-            kind = axis.kind
             inner = {"input": i > 0, "output": i < depth - 1}.get(axis.name, False)
-            if inner and between == "permuted":
-                kind = "perm"
             of = names[axis.of] if axis.of else None
-            axes[names[axis.name]] = replace(axis, name=names[axis.name], kind=kind, of=of)
+            if inner and between == "permuted":
+                axes[names[axis.name]] = Axis.perm(names[axis.name], axis.size, of)
+            else:
+                axes[names[axis.name]] = replace(axis, name=names[axis.name], of=of)
         for name, spec in block.tensors.items():
             words = [names[w.rstrip("*")] + "*" * w.endswith("*") for w in spec.words()]
             tensors[f"{i}.{name}"] = " ".join(words)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.spaces.actions import Place
 from transformer_nfn.spaces.axis import Axis
 from transformer_nfn.spaces.check import check_weights
-from transformer_nfn.spaces.product import Product, derive_products
-from transformer_nfn.spaces.tensors import Shift, TensorSpec
+from transformer_nfn.spaces.derivation import Product, derive_products
+from transformer_nfn.spaces.group import Group
+from transformer_nfn.spaces.tensors import Shift, TensorSpec, Weights
 
-if TYPE_CHECKING:
-    from transformer_nfn.symmetry.group import Group
-
-Weights = dict[str, Tensor]
 FORMAT = 1
 
 
@@ -74,7 +72,7 @@ class WeightSpace:
             if axis.of is None:
                 continue
             parent = self.axes.get(axis.of)
-            if parent is None or parent.kind != "perm" or axis.of == axis.name:
+            if parent is None or not parent.action.permutes or axis.of == axis.name:
                 raise SpaceError(
                     f"axis '{axis.name}' belongs to '{axis.of}', which is not a perm axis of "
                     f"space '{self.name}'"
@@ -93,9 +91,11 @@ class WeightSpace:
             if name not in self.axes:
                 raise SpaceError(f"tensor '{spec.name}' carries unknown axis '{name}'")
             axis = self.axes[name]
-            if name in spec.dual and axis.kind != "linear":
-                raise SpaceError(f"tensor '{spec.name}' marks {axis.kind} axis '{name}' as dual")
-            if spec.axes.count(name) > 1 and (axis.kind == "linear" or axis.of is not None):
+            if name in spec.dual and not axis.action.rebases:
+                raise SpaceError(
+                    f"tensor '{spec.name}' marks {axis.action.word} axis '{name}' as dual"
+                )
+            if spec.axes.count(name) > 1 and (axis.action.rebases or axis.of is not None):
                 raise SpaceError(f"tensor '{spec.name}' carries axis '{name}' twice")
             for parent in self.ancestors(name):
                 if spec.axes.count(parent) != 1:
@@ -112,6 +112,41 @@ class WeightSpace:
             chain.append(of)
             of = self.axes[of].of
         return tuple(reversed(chain))
+
+    def innermost_first(self, axes: Sequence[str]) -> list[int]:
+        """The positions in ``axes``, those of axes that belong to others before their owners."""
+        return sorted(range(len(axes)), key=lambda d: -len(self.ancestors(axes[d])))
+
+    def place(self, axes: Sequence[str], dim: int, *, lead: int, batched: bool) -> Place:
+        """Where the axis ``axes[dim]`` and its sites stand in a tensor ``[*lead, *axes, …]``."""
+        owners = (lead + list(axes).index(a) for a in self.ancestors(axes[dim]))
+        return Place(lead + dim, (*((0,) if batched else ()), *owners))
+
+    def is_permuted(self, axis: str) -> bool:
+        """Whether permutations act on an axis."""
+        return self.axes[axis].action.permutes
+
+    def is_rebased(self, axis: str) -> bool:
+        """Whether matrices act on an axis, so that its entries are seen in products only."""
+        return self.axes[axis].action.rebases
+
+    def is_free(self, axis: str) -> bool:
+        """Whether nothing acts on an axis."""
+        return not (self.is_permuted(axis) or self.is_rebased(axis))
+
+    def rebased(self, tensor: str) -> tuple[str, ...]:
+        """The axes of a tensor on which matrices act: ``('qk',)`` for W_Q."""
+        return tuple(a for a in self.tensors[tensor].axes if self.is_rebased(a))
+
+    @cached_property
+    def shifted(self) -> frozenset[str]:
+        """The tensors that a shift may set to anything; folded away, they say nothing."""
+        return frozenset(shift.tensor for shift in self.shifts)
+
+    @cached_property
+    def entry_tensors(self) -> tuple[str, ...]:
+        """The tensors whose entries are only moved about: neither re-based nor shifted."""
+        return tuple(t for t in self.tensors if t not in self.shifted and not self.rebased(t))
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         """The sizes of the tensor's axes, without batch and channels."""
@@ -135,9 +170,6 @@ class WeightSpace:
     @cached_property
     def group(self) -> Group:
         """The symmetry group that the axes describe."""
-        # Imported here because `symmetry` stands on `spaces`, not the other way round.
-        from transformer_nfn.symmetry.group import Group
-
         return Group(self)
 
     def randn(

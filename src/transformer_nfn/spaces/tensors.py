@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from transformer_nfn.errors import SpaceError
+
+Weights = dict[str, Tensor]
+"""Tensors by name, each ``[batch, channels, *axes]``."""
 
 
 @dataclass(frozen=True)

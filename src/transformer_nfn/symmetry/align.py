@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from transformer_nfn.spaces import Weights, WeightSpace
-from transformer_nfn.symmetry.element import Element
-from transformer_nfn.symmetry.matching import match_rows
+from transformer_nfn.spaces import Element, Weights, WeightSpace
+from transformer_nfn.spaces.actions.matching import match_rows
 from transformer_nfn.symmetry.rebasing import solve_axis
 from transformer_nfn.symmetry.sources import Source, ratio
 
@@ -121,7 +120,7 @@ def views(
     blind = [
         d
         for d, name in enumerate(source.axes)
-        if d not in front and space.axes[name].kind == "perm" and name not in known
+        if d not in front and space.is_permuted(name) and name not in known
     ]
     # Inner axes are sorted first: each moves on its own only while its parent stands still.
     blind.sort(key=lambda d: -len(space.ancestors(source.axes[d])))
@@ -205,9 +204,8 @@ def recover(
         solved = solve_axis(space, axis, moved, folded_V, unit)
         if solved is None:
             return None
-        matrix, inverse = solved
-        linears[axis] = undo.move_sites(matrix, axis)
-        inverses[axis] = undo.move_sites(inverse, axis)
+        linears[axis] = undo.move_sites(solved.part, axis)
+        inverses[axis] = undo.move_sites(solved.inverse, axis)
     g = Element(space, shuffle.perms, linears, inverses, base.shifts)
     if not space.shifts:
         return g

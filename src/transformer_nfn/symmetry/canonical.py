@@ -8,11 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.symmetry.align import reorder, views
-from transformer_nfn.symmetry.element import Element
-from transformer_nfn.symmetry.forms import as_complex, as_real
-from transformer_nfn.symmetry.invariants import fold
 from transformer_nfn.symmetry.rebasing import factor, unfactor
 from transformer_nfn.symmetry.sources import single, sources
 
@@ -55,11 +52,10 @@ def canonical_form(space: WeightSpace, U: Mapping[str, Tensor]) -> Weights:
 def _canonical(space: WeightSpace, weights: Weights) -> Weights:
     folded = fold(space, weights)
     ordered = _in_order(space, folded)
-    for axis in (a for a in space.axes.values() if a.kind == "linear"):
+    for axis in (a for a in space.axes.values() if a.action.rebases):
         plain = factor(space, ordered, axis.name, dual=False)
         dual = factor(space, ordered, axis.name, dual=True)
-        balance = _balance_complex if axis.form == "complex" else _balance
-        plain, dual = balance(plain, dual)
+        plain, dual = axis.action.balance(plain, dual)
         ordered = unfactor(space, ordered, axis.name, plain, dual=False)
         ordered = unfactor(space, ordered, axis.name, dual, dual=True)
     return ordered
@@ -89,31 +85,3 @@ def _key(rows: Tensor) -> Tensor:
     """Fixed pseudo-random weights, the same on every machine."""
     noise = np.random.RandomState(rows.shape[-1] % 2**32).standard_normal(rows.shape[-1])
     return torch.as_tensor(noise, dtype=rows.dtype, device=rows.device)
-
-
-def _balance(plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
-    """``P Dᵀ = X Σ Yᵀ`` as ``(X Σ^½)(Y Σ^½)ᵀ``; factors ``[*sites, rows, n]``."""
-    n = plain.shape[-1]
-    Q_p, R_p = torch.linalg.qr(plain)
-    Q_d, R_d = torch.linalg.qr(dual)
-    X, values, Yh = torch.linalg.svd(R_p @ R_d.mT, full_matrices=False)
-    root = values.sqrt().unsqueeze(-2)
-    left, right = Q_p @ (X * root), Q_d @ (Yh.mT * root)
-    if left.shape[-2]:
-        top = left.abs().argmax(-2, keepdim=True)
-        sign = torch.where(left.gather(-2, top) < 0, -1.0, 1.0)
-        left, right = left * sign, right * sign
-    pad = (0, n - left.shape[-1])
-    return torch.nn.functional.pad(left, pad), torch.nn.functional.pad(right, pad)
-
-
-def _balance_complex(plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
-    """Each frequency of both factors at one norm, the largest entry of the plain one positive."""
-    q, k = as_complex(plain), as_complex(dual)
-    q_norm, k_norm = (z.abs().square().sum(-2, keepdim=True).sqrt() for z in (q, k))
-    dead = (q_norm == 0) | (k_norm == 0)
-    scale = torch.where(dead, 0.0, (k_norm / q_norm.clamp_min(1e-300)).sqrt())
-    top = q.gather(-2, q.abs().argmax(-2, keepdim=True))
-    turn = torch.where(dead, torch.ones_like(top), top.conj() / top.abs().clamp_min(1e-300))
-    inverse = torch.where(dead, 0.0, 1 / scale.clamp_min(1e-300))
-    return as_real(q * scale * turn), as_real(k * inverse * turn)

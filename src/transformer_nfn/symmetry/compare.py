@@ -10,13 +10,11 @@ from torch import Tensor
 
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.functional import forward_of, input_width
-from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.symmetry.align import align_permutations, recover
 from transformer_nfn.symmetry.block_function import same_block
-from transformer_nfn.symmetry.element import Element
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
 from transformer_nfn.symmetry.heads import same_attention
-from transformer_nfn.symmetry.invariants import fold
 from transformer_nfn.symmetry.sources import (
     ROUNDING,
     Source,
@@ -209,7 +207,7 @@ def _judge(
 
 def _heads_blur(space: WeightSpace, U: list[Source], V: list[Source]) -> bool:
     """Whether two heads that one network tells apart are nearer than the other's rounding."""
-    for linear in (a for a in space.axes.values() if a.kind == "linear"):
+    for linear in (a for a in space.axes.values() if a.action.rebases):
         sites = space.ancestors(linear.name)
         for here, there in ((U, V), (V, U)):
             pairs = [

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.spaces import WeightSpace
-from transformer_nfn.symmetry.invariants import fold, product
+from transformer_nfn.spaces import WeightSpace, fold, product
 
 DIRECTIONS = 8
 NUMBERS = 32
@@ -44,11 +43,9 @@ def fingerprint(space: WeightSpace, U: Mapping[str, Tensor], *, size: int = 64) 
         space,
         {n: U[n].detach().reshape(-1, *space.shape(n)).double() for n in space.tensors},
     )
-    silent = {shift.tensor for shift in space.shifts}
-    parts = []
-    for n, spec in space.tensors.items():
-        if n not in silent and not any(space.axes[a].kind == "linear" for a in spec.axes):
-            parts.append(_project(space, n, weights[n], spec.axes))
+    parts = [
+        _project(space, n, weights[n], space.tensors[n].axes) for n in space.entry_tensors
+    ]
     for p in space.products:
         # Entries of a product are sums over the contracted axis: back to the scale of one.
         value = product(space, weights, p) / space.axes[p.over].size ** 0.5
@@ -62,7 +59,7 @@ def fingerprint(space: WeightSpace, U: Mapping[str, Tensor], *, size: int = 64) 
 
 def _project(space: WeightSpace, name: str, value: Tensor, axes: tuple[str, ...]) -> Tensor:
     """``[batch, *axes, *rest] → [batch, NUMBERS]``, blind to the order of perm axes."""
-    perm = [d for d, a in enumerate(axes) if space.axes[a].kind == "perm"]
+    perm = [d for d, a in enumerate(axes) if space.is_permuted(a)]
     # Inner axes are sorted first: each moves on its own only while its parent stands still.
     perm.sort(key=lambda d: -len(space.ancestors(axes[d])))
     free = [d for d in range(value.ndim - 1) if d not in perm]

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from transformer_nfn.spaces import Product, Weights, WeightSpace
-from transformer_nfn.symmetry.invariants import product
+from transformer_nfn.spaces import Product, Weights, WeightSpace, product
 
 ROUNDING = 16.0
 """Differences up to this many expected rounding errors count as none."""
@@ -87,12 +86,10 @@ def sources(space: WeightSpace, weights: Weights, unit: float) -> list[Source]:
         weights: one network, ``[*axes]`` in float64.
         unit: relative error to expect in one weight, see `rounding_unit`.
     """
-    silent = {shift.tensor for shift in space.shifts}
     touched = {shift.into for shift in space.shifts}
     out = []
-    for name, spec in space.tensors.items():
-        if name in silent or any(space.axes[a].kind == "linear" for a in spec.axes):
-            continue
+    for name in space.entry_tensors:
+        spec = space.tensors[name]
         value = weights[name]
         if name in touched:
             error = unit * (value.norm() + _folded_size(space, weights, name))

@@ -36,7 +36,7 @@ def derive_products(space: WeightSpace) -> tuple[Product, ...]:
     silent = {shift.tensor for shift in space.shifts}
     out: list[Product] = []
     for axis in space.axes.values():
-        if axis.kind != "linear":
+        if not axis.action.rebases:
             continue
         carriers = [
             t for t in space.tensors.values() if axis.name in t.axes and t.name not in silent
