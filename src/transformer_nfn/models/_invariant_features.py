@@ -19,6 +19,7 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.models._plain import same_batch
 from transformer_nfn.models._statistics import statistics
 from transformer_nfn.spaces import Product, WeightSpace, fold
+from transformer_nfn.spaces.invariants import tensor_value
 
 # Networks at a time: products of all heads lie in memory together.
 CHUNK = 256
@@ -99,11 +100,11 @@ def _product_features(
     shared = space.ancestors(product.over)
     factors = []
     for name in (product.plain, product.dual):
-        axes = space.tensors[name].axes
+        axes = space.spec(name).axes
         order = [axes.index(a) for a in shared]
         order += [i for i, a in enumerate(axes) if a not in shared and a != product.over]
         order.append(axes.index(product.over))
-        x = weights[name].permute(0, *(i + 1 for i in order))
+        x = tensor_value(space, weights, name).permute(0, *(i + 1 for i in order))
         x = x.flatten(1, len(shared))
         factors.append(x.reshape(*x.shape[:2], -1, x.shape[-1]))
     left, right = factors

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from transformer_nfn.spaces.derivation import Product
+from transformer_nfn.spaces.derivation import Joined, Product
 from transformer_nfn.spaces.tensors import TensorSpec, Weights
 
 if TYPE_CHECKING:
@@ -45,35 +45,52 @@ def product(space: WeightSpace, weights: Mapping[str, Tensor], which: Product) -
         real and imaginary part last, ``[*lead, *which.axes, n/2, 2]``.
     """
     left, right = factors(space, weights, which)
-    count = len(space.ancestors(which.over))
-    lead = weights[which.plain].ndim - len(space.tensors[which.plain].axes) + count
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
-    own_x, own_y = ("".join(next(letters) for _ in range(f.ndim - lead - 2)) for f in (left, right))
-    shared = "".join(next(letters) for _ in range(count))
-    equation = f"...{shared}{own_x}YZ,...{shared}{own_y}YZ->...{shared}{own_x}{own_y}Y"
-    value = torch.einsum(equation, left, right)
+    value = multiply(left, right, leading_axes(space, weights) + len(space.ancestors(which.over)))
     if value.is_complex():
         return torch.view_as_real(value)
     return value if space.axes[which.over].pieces.count > 1 else value.squeeze(-1)
 
 
 def factors(
-    space: WeightSpace, weights: Mapping[str, Tensor], which: Product
+    space: WeightSpace, weights: Mapping[str, Tensor], which: Product | Joined
 ) -> tuple[Tensor, Tensor]:
     """The two sides of a product, each ``[*lead, *ancestors, *rest, pieces, k]``.
 
-    Multiplied entry by entry and summed over ``k`` they give `product`.
+    Multiplied along ``k`` (`multiply`) they give the product; complex for complex scales.
     """
+    lead, owners = leading_axes(space, weights), space.ancestors(which.over)
     out = []
     for name, dual in ((which.plain, False), (which.dual, True)):
-        spec = space.tensors[name]
-        lead = weights[name].ndim - len(spec.axes)
-        first = [*space.ancestors(which.over)]
-        rest = [a for a in range(len(spec.axes)) if spec.axes[a] not in (*first, which.over)]
-        order = [*(spec.position(a) for a in first), *rest, spec.position(which.over)]
-        x = weights[name].permute(*range(lead), *(lead + d for d in order))
+        axes = space.spec(name).axes
+        rest = [d for d, a in enumerate(axes) if a not in (*owners, which.over)]
+        order = [*(axes.index(a) for a in owners), *rest, axes.index(which.over)]
+        value = tensor_value(space, weights, name)
+        x = value.permute(*range(lead), *(lead + d for d in order))
         out.append(space.axes[which.over].action.vectors(x, dual=dual))
     return out[0], out[1]
+
+
+def tensor_value(space: WeightSpace, weights: Mapping[str, Tensor], name: str) -> Tensor:
+    """A tensor of the space, or one that the derivation of its products joins from several."""
+    if name in space.tensors:
+        return weights[name]
+    join = space.derivation.joined[name]
+    sites = leading_axes(space, weights) + len(space.ancestors(join.over))
+    return multiply(*factors(space, weights, join), sites).squeeze(-1)
+
+
+def multiply(left: Tensor, right: Tensor, sites: int) -> Tensor:
+    """``[*sites, *x, pieces, k], [*sites, *y, pieces, k] → [*sites, *x, *y, pieces]``."""
+    letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW")
+    first = "".join(next(letters) for _ in range(sites))
+    x, y = ("".join(next(letters) for _ in range(f.ndim - sites - 2)) for f in (left, right))
+    return torch.einsum(f"{first}{x}YZ,{first}{y}YZ->{first}{x}{y}Y", left, right)
+
+
+def leading_axes(space: WeightSpace, weights: Mapping[str, Tensor]) -> int:
+    """How many axes stand before those of the space: batch and channels, or none."""
+    name, spec = next(iter(space.tensors.items()))
+    return weights[name].ndim - len(spec.axes)
 
 
 def products(space: WeightSpace, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,8 +16,9 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces.actions import Place
 from transformer_nfn.spaces.axis import Axis
 from transformer_nfn.spaces.check import check_weights
-from transformer_nfn.spaces.derivation import Product, derive_products
+from transformer_nfn.spaces.derivation import Derivation, Product, derive
 from transformer_nfn.spaces.group import Group
+from transformer_nfn.spaces.shifts import check_shifts
 from transformer_nfn.spaces.tensors import Shift, TensorSpec, Weights
 
 FORMAT = 1
@@ -81,10 +82,8 @@ class WeightSpace:
                 raise SpaceError(f"axes '{axis.name}' and '{axis.of}' belong to each other")
         for spec in self.tensors.values():
             self._validate_tensor(spec)
-        for shift in self.shifts:
-            for tensor in (shift.tensor, shift.through, shift.into):
-                if tensor is not None and tensor not in self.tensors:
-                    raise SpaceError(f"a shift names tensor '{tensor}', unknown to '{self.name}'")
+        check_shifts(self)
+        _ = self.derivation  # refuses a space whose products could still change
 
     def _validate_tensor(self, spec: TensorSpec) -> None:
         for name in spec.axes:
@@ -95,6 +94,8 @@ class WeightSpace:
                 raise SpaceError(
                     f"tensor '{spec.name}' marks {axis.action.word} axis '{name}' as dual"
                 )
+            if spec.axes.count(name) > 2 and axis.action.permutes:
+                raise SpaceError(f"tensor '{spec.name}' carries perm axis '{name}' three times")
             if spec.axes.count(name) > 1 and (axis.action.rebases or axis.of is not None):
                 raise SpaceError(f"tensor '{spec.name}' carries axis '{name}' twice")
             for parent in self.ancestors(name):
@@ -165,7 +166,22 @@ class WeightSpace:
     @cached_property
     def products(self) -> tuple[Product, ...]:
         """The invariant products, derived from the axes (QK and VO in the paper's block)."""
-        return derive_products(self)
+        return self.derivation.products
+
+    @cached_property
+    def derivation(self) -> Derivation:
+        """How the invariant products come about, and what they leave out."""
+        return derive(self)
+
+    @cached_property
+    def products_separate(self) -> bool:
+        """Whether networks whose products and other invariants agree are always one function."""
+        rebased = (axis.action for axis in self.axes.values() if axis.action.rebases)
+        return not self.derivation.left_out and all(action.separating for action in rebased)
+
+    def spec(self, name: str) -> TensorSpec:
+        """The axes of a tensor, or of one joined from several on the way to a product."""
+        return self.tensors[name] if name in self.tensors else self.derivation.joined[name].spec
 
     @cached_property
     def group(self) -> Group:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
-from transformer_nfn.symmetry.align import reorder, views
-from transformer_nfn.symmetry.rebasing import factor, unfactor
-from transformer_nfn.symmetry.sources import single, sources
+from transformer_nfn.spaces.actions import Permutation
+from transformer_nfn.symmetry.factored import sources
+from transformer_nfn.symmetry.rebasing import carriers, factor, unfactor
+from transformer_nfn.symmetry.sources import single
 
 
 def canonical_form(space: WeightSpace, U: Mapping[str, Tensor]) -> Weights:
@@ -34,6 +35,12 @@ def canonical_form(space: WeightSpace, U: Mapping[str, Tensor]) -> Weights:
         Weights of the same shapes and dtype, computed in float64.
     """
     space.check(U, lead=None)
+    for tensor in space.tensors:
+        if len(space.rebased(tensor)) > 1:
+            raise SpaceError(
+                f"a canonical form needs tensors with at most one axis on which matrices act, "
+                f"'{tensor}' carries {' and '.join(map(repr, space.rebased(tensor)))}"
+            )
     name, first = next((n, U[n]) for n in space.tensors)
     lead = first.shape[: first.ndim - len(space.tensors[name].axes)]
     flat = {n: w.reshape(-1, *space.shape(n)) for n, w in U.items()}
@@ -53,11 +60,10 @@ def _canonical(space: WeightSpace, weights: Weights) -> Weights:
     folded = fold(space, weights)
     ordered = _in_order(space, folded)
     for axis in (a for a in space.axes.values() if a.action.rebases):
-        plain = factor(space, ordered, axis.name, dual=False)
-        dual = factor(space, ordered, axis.name, dual=True)
-        plain, dual = axis.action.balance(plain, dual)
-        ordered = unfactor(space, ordered, axis.name, plain, dual=False)
-        ordered = unfactor(space, ordered, axis.name, dual, dual=True)
+        tensors = [carriers(space, axis.name, dual=dual) for dual in (False, True)]
+        plain, dual = (factor(space, ordered, axis.name, names) for names in tensors)
+        for names, rows in zip(tensors, axis.action.balance(plain, dual), strict=True):
+            ordered = unfactor(space, ordered, axis.name, names, rows)
     return ordered
 
 
@@ -67,21 +73,15 @@ def _in_order(space: WeightSpace, weights: Weights) -> Weights:
     base = space.group.identity(device=next(iter(weights.values())).device)
     perms = dict(base.perms)
     known: set[str] = set()
+    permutation = Permutation()
     for axis in sorted(perms, key=lambda a: len(space.ancestors(a))):
-        rows = [v for s in given for v in views(space, s, axis, known, sort=True)]
+        rows = [v.mT for s in given for v in s.views(space, axis, known, sort=True)]
         if rows:
-            keys = [row / row.norm().clamp_min(1e-300) @ _key(row) for row in rows]
-            index = torch.stack(keys).sum(0).argsort(-1, descending=True)
-            given = [reorder(space, s, axis, index) for s in given]
+            index = permutation.order(rows)
+            given = [s.reorder(space, axis, index) for s in given]
             # The parents are in order already, but permutations are stored at where they were.
             here = Element(space, {**perms}, {}, {})
             perms[axis] = here.inverse().move_sites(index, axis) if space.ancestors(axis) else index
         known.add(axis)
     shuffle = Element(space, perms, base.linears, base.inverses, base.shifts)
     return shuffle.act(weights)
-
-
-def _key(rows: Tensor) -> Tensor:
-    """Fixed pseudo-random weights, the same on every machine."""
-    noise = np.random.RandomState(rows.shape[-1] % 2**32).standard_normal(rows.shape[-1])
-    return torch.as_tensor(noise, dtype=rows.dtype, device=rows.device)

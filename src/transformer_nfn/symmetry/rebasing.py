@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
 from torch import Tensor
 
-from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.spaces import Element, Weights, WeightSpace
 from transformer_nfn.spaces.actions import Solution
 
 
-def factor(space: WeightSpace, weights: Weights, axis: str, *, dual: bool) -> Tensor:
-    """Everything that carries a linear axis plain (or dual), side by side.
+def carriers(space: WeightSpace, axis: str, *, dual: bool) -> list[str]:
+    """The tensors that carry an axis plain (or dual); all of them plain where that is the same."""
+    same = space.axes[axis].action.self_dual
+    return [
+        name
+        for name, spec in space.tensors.items()
+        if axis in spec.axes
+        and name not in space.shifted
+        and (axis in spec.dual and not same) == dual
+    ]
+
+
+def factor(space: WeightSpace, weights: Weights, axis: str, tensors: Sequence[str]) -> Tensor:
+    """The rows of some tensors along an axis, side by side.
 
     Returns:
-        ``[*ancestors, rows, n]``; no rows if nothing carries it so.
+        ``[*ancestors, rows, n]``; no rows without tensors.
     """
     sites = space.ancestors(axis)
     n = space.axes[axis].size
     parts = []
-    for name, spec in space.tensors.items():
-        if axis in spec.axes and (axis in spec.dual) == dual and name not in space.shifted:
-            order = [spec.position(a) for a in sites]
-            at = spec.position(axis)
-            rest = [d for d in range(len(spec.axes)) if d not in (*order, at)]
-            value = weights[name].permute(*order, *rest, at)
-            parts.append(value.reshape(*value.shape[: len(sites)], -1, n))
+    for name in tensors:
+        value = weights[name].permute(_order(space, name, axis))
+        parts.append(value.reshape(*value.shape[: len(sites)], -1, n))
     if parts:
         return torch.cat(parts, -2)
     shape = [space.axes[a].size for a in sites]
@@ -35,32 +44,75 @@ def factor(space: WeightSpace, weights: Weights, axis: str, *, dual: bool) -> Te
 
 
 def unfactor(
-    space: WeightSpace, weights: Weights, axis: str, rows: Tensor, *, dual: bool
+    space: WeightSpace, weights: Weights, axis: str, tensors: Sequence[str], rows: Tensor
 ) -> Weights:
-    """The weights with what carries a linear axis plain (or dual) replaced; undoes `factor`."""
-    sites = space.ancestors(axis)
+    """The weights with the rows of some tensors replaced; undoes `factor`."""
+    sites = len(space.ancestors(axis))
     out = dict(weights)
     start = 0
-    for name, spec in space.tensors.items():
-        if axis in spec.axes and (axis in spec.dual) == dual and name not in space.shifted:
-            order = [*(spec.position(a) for a in sites)]
-            at = spec.position(axis)
-            order += [d for d in range(len(spec.axes)) if d not in (*order, at)] + [at]
-            shape = [space.shape(name)[d] for d in order]
-            count = prod(shape[len(sites) : -1])
-            part = rows[..., start : start + count, :].reshape(shape)
-            out[name] = part.permute(*(order.index(d) for d in range(len(order))))
-            start += count
+    for name in tensors:
+        order = _order(space, name, axis)
+        shape = [space.shape(name)[d] for d in order]
+        count = prod(shape[sites:-1])
+        part = rows[..., start : start + count, :].reshape(shape)
+        out[name] = part.permute(*(order.index(d) for d in range(len(order))))
+        start += count
     return out
 
 
-def solve_axis(
-    space: WeightSpace, axis: str, U: Weights, V: Weights, unit: float
-) -> Solution | None:
-    """The element of one axis that takes the rows of ``U`` to those of ``V`` at every site.
+def _order(space: WeightSpace, name: str, axis: str) -> list[int]:
+    """Owners of the axis first, the axis last."""
+    spec = space.tensors[name]
+    sites = [spec.position(a) for a in space.ancestors(axis)]
+    at = spec.position(axis)
+    return [*sites, *(d for d in range(len(spec.axes)) if d not in (*sites, at)), at]
 
-    None if no element does it even nearly (the ranks differ).
+
+def solve_axes(
+    space: WeightSpace, U: Weights, V: Weights, unit: float
+) -> dict[str, Solution] | None:
+    """For every axis on which matrices act, what takes ``U`` to ``V``, permutations being undone.
+
+    A tensor with two such axes tells about one of them once the other is known.
+
+    Returns:
+        None if no element does it even nearly (the ranks differ), or none can be told.
     """
-    plain = tuple(factor(space, w, axis, dual=False) for w in (U, V))
-    dual = tuple(factor(space, w, axis, dual=True) for w in (U, V))
-    return space.axes[axis].action.solve((plain[0], plain[1]), (dual[0], dual[1]), unit)
+    solved: dict[str, Solution] = {}
+    waiting = {a: _all_carriers(space, a) for a in space.axes if space.is_rebased(a)}
+    while waiting:
+        ready = {
+            a: [t for t in tensors if not (set(space.rebased(t)) - {a}) & waiting.keys()]
+            for a, tensors in waiting.items()
+        }
+        axis = min(ready, key=lambda a: (len(waiting[a]) - len(ready[a]), -len(ready[a])))
+        if waiting[axis] and not ready[axis]:
+            return None
+        plain, dual = (
+            [factor(space, w, axis, [t for t in tensors if t in ready[axis]]) for w in (U, V)]
+            for tensors in (carriers(space, axis, dual=d) for d in (False, True))
+        )
+        found = space.axes[axis].action.solve((plain[0], plain[1]), (dual[0], dual[1]), unit)
+        if found is None:
+            return None
+        solved[axis] = found
+        tensors = waiting.pop(axis)
+        if any(len(space.rebased(t)) > 1 for t in tensors):
+            U = _moved(space, U, axis, found)
+    return solved
+
+
+def _all_carriers(space: WeightSpace, axis: str) -> list[str]:
+    return [t for dual in (False, True) for t in carriers(space, axis, dual=dual)]
+
+
+def _moved(space: WeightSpace, U: Weights, axis: str, found: Solution) -> Weights:
+    base = space.group.identity(device=found.part.device)
+    g = Element(
+        space,
+        base.perms,
+        {**base.linears, axis: found.part},
+        {**base.inverses, axis: found.inverse},
+        base.shifts,
+    )
+    return g.act(U)

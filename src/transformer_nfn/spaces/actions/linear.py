@@ -93,10 +93,8 @@ def solve_general(
     left, fixed_rows = _row_space(P_U, unit)
     right, fixed_columns = _row_space(D_V, unit)
     # Rows of G along the row space of P_U; columns of G along the row space of D_V.
-    rows = torch.linalg.lstsq(P_U @ left[:, :fixed_rows], P_V).solution if fixed_rows else None
-    columns = (
-        torch.linalg.lstsq(D_V @ right[:, :fixed_columns], D_U).solution if fixed_columns else None
-    )
+    rows = _least_squares(P_U @ left[:, :fixed_rows], P_V) if fixed_rows else None
+    columns = _least_squares(D_V @ right[:, :fixed_columns], D_U) if fixed_columns else None
     core = P_U.new_zeros(n, n)  # leftᵀ G right
     if columns is not None:
         core[:, :fixed_columns] = (columns @ left).T
@@ -109,6 +107,12 @@ def solve_general(
     if float(torch.linalg.cond(G)) > 0.01 / torch.finfo(G.dtype).eps:
         return None
     return G, torch.linalg.inv(G)
+
+
+def _least_squares(A: Tensor, B: Tensor) -> Tensor:
+    """``X`` with ``A X`` nearest to ``B``; A has full rank, so the fast driver will do."""
+    solution: Tensor = torch.linalg.lstsq(A, B, driver="gels").solution
+    return solution
 
 
 def _row_space(factor: Tensor, unit: float) -> tuple[Tensor, int]:
