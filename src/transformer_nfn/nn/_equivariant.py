@@ -132,10 +132,9 @@ class Equivariant(nn.Module):
         self, target: Target, results: Sequence[Sequence[Tensor]], sample: Tensor
     ) -> Tensor:
         pieces = self.pieces[target.name]
-        if not pieces:
-            shape = (sample.shape[0], self.out_channels, *(target.sizes[a] for a in target.labels))
-            return sample.new_zeros(shape)
-        y = add_pieces(pieces, results)
+        shape = (sample.shape[0], self.out_channels, *(target.sizes[a] for a in target.labels))
+        # A tensor that nothing of its own size is read into is the same along its axes.
+        y = add_pieces(pieces, results).expand(shape) if pieces else sample.new_zeros(shape)
         if target.private is not None:
             # Piece and place in the piece (frequency and pair) become one axis again.
             place = 2 + target.labels.index(target.private)

@@ -4,7 +4,7 @@ Axes on which matrices act are eliminated one after the other: every plain tenso
 axis is joined with every dual one. What is left of two tensors with such an axis each is an
 invariant product; a tensor with two such axes (the reader behind an affine norm) is first joined
 along one of them into a tensor with fewer, so that a product is never formed along one axis while
-another could still change it.
+another could still change it. A tensor that no such product would see makes the space refused.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from transformer_nfn.spaces.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from transformer_nfn.spaces.space import WeightSpace
+
+
+Pair = tuple[TensorSpec, TensorSpec, TensorSpec]
+"""A plain tensor, a dual one, and what joining them gives."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,8 @@ class Derivation:
     Attributes:
         products: every invariant product.
         joined: the tensors that were made on the way, by name.
-        left_out: pairs of tensors whose join carries one re-based axis twice, so that it has no
-            end; such tensors are seen through their other partners only.
+        left_out: pairs of tensors that cannot be joined, for the most part because the result
+            would carry one re-based axis twice; such tensors are seen through others only.
     """
 
     products: tuple[Product, ...]
@@ -80,14 +84,14 @@ def derive(space: WeightSpace) -> Derivation:
     while waiting:
         axis = min(waiting, key=lambda a: (*_obstacles(space, pool, a), waiting.index(a)))
         waiting.remove(axis)
+        pairs = [(x, y, _join(space, x, y, axis)) for x, y in _pairs(space, pool, axis)]
+        faults = [_fault(space, spec, axis) for _, _, spec in pairs]
+        _refuse_unseen(space, pairs, faults)
         made = []
-        for plain, dual in _pairs(space, pool, axis):
-            if _shared(space, plain, dual) - {axis}:
+        for (plain, dual, spec), fault in zip(pairs, faults, strict=True):
+            if fault is not None:
                 left_out.append((plain.name, dual.name))
-                continue
-            spec = _join(space, plain, dual, axis)
-            if any(space.is_rebased(a) for a in spec.axes):
-                _refuse_pieces(space, spec, axis)
+            elif any(space.is_rebased(a) for a in spec.axes):
                 joined[spec.name] = Joined(axis, plain.name, dual.name, spec)
                 made.append(spec)
             else:
@@ -106,39 +110,56 @@ def _pairs(
     return product(plain, [t for t in carriers if axis in t.dual])
 
 
-def _shared(space: WeightSpace, first: TensorSpec, second: TensorSpec) -> set[str]:
-    return {a for a in first.axes if a in second.axes and space.is_rebased(a)}
-
-
-def _obstacles(space: WeightSpace, pool: list[TensorSpec], axis: str) -> tuple[int, int]:
-    """What speaks against eliminating an axis now: joins without an end, pieces carried on."""
-    pairs = list(_pairs(space, pool, axis))
-    endless = sum(bool(_shared(space, x, y) - {axis}) for x, y in pairs)
-    onward = any(space.is_rebased(a) for x, y in pairs for a in (*x.axes, *y.axes) if a != axis)
-    return endless, int(onward and space.axes[axis].pieces.count > 1)
-
-
 def _join(space: WeightSpace, plain: TensorSpec, dual: TensorSpec, axis: str) -> TensorSpec:
     owners = space.ancestors(axis)
     rest = [a for t in (plain, dual) for a in t.axes if a not in (axis, *owners)]
     name = "·".join(f"({t.name})" if "·" in t.name else t.name for t in (plain, dual))
-    spec = TensorSpec(name, (*owners, *rest), (plain.dual | dual.dual) - {axis})
-    for twice in {a for a in rest if rest.count(a) > 1 and space.is_permuted(a)}:
-        owned = any(twice in space.ancestors(a) for a in spec.axes)
-        if space.axes[twice].of is not None or owned or rest.count(twice) > 2:
-            raise SpaceError(
-                f"the product {name} of space '{space.name}' would carry perm axis '{twice}' "
-                "twice, which is understood only for an axis that belongs to no other, owns none, "
-                "and stands in it at most twice"
-            )
-    return spec
+    return TensorSpec(name, (*owners, *rest), (plain.dual | dual.dual) - {axis})
 
 
-def _refuse_pieces(space: WeightSpace, spec: TensorSpec, axis: str) -> None:
-    if space.axes[axis].pieces.count > 1:
-        other = next(a for a in spec.axes if space.is_rebased(a))
-        raise SpaceError(
-            f"the product {spec.name} of space '{space.name}' along '{axis}', on which "
-            f"{space.axes[axis].action.describe(space.axes[axis].size)} act, could still change "
-            f"along '{other}'; put the two axes on different tensors"
-        )
+def _fault(space: WeightSpace, spec: TensorSpec, axis: str) -> str | None:
+    """Why two tensors joined along ``axis`` cannot be used; None if they can."""
+    names = list(spec.axes)
+    rebased = [a for a in names if space.is_rebased(a)]
+    for twice in dict.fromkeys(a for a in rebased if rebased.count(a) > 1):
+        return f"could still change along '{twice}', which it carries twice"
+    if rebased and not space.axes[axis].pieces.whole:
+        what = space.axes[axis].action.describe(space.axes[axis].size)
+        return f"along '{axis}', on which {what} act, could still change along '{rebased[0]}'"
+    for twice in dict.fromkeys(a for a in names if names.count(a) > 1 and space.is_permuted(a)):
+        if space.axes[twice].of is not None:
+            return f"would carry axis '{twice}', which belongs to another, twice"
+        if any(twice in space.ancestors(a) for a in names):
+            return f"would carry axis '{twice}', to which another belongs, twice"
+        if names.count(twice) > 2:
+            return f"would carry perm axis '{twice}' more than twice"
+    return None
+
+
+def _obstacles(space: WeightSpace, pool: list[TensorSpec], axis: str) -> tuple[int, int]:
+    """What speaks against eliminating an axis now: unseen tensors, pairs left out."""
+    pairs = [(x, y, _join(space, x, y, axis)) for x, y in _pairs(space, pool, axis)]
+    faults = [_fault(space, spec, axis) for _, _, spec in pairs]
+    return len(_unseen(pairs, faults)), sum(fault is not None for fault in faults)
+
+
+def _unseen(pairs: list[Pair], faults: list[str | None]) -> set[str]:
+    """The tensors that have partners along an axis, but none that can be used."""
+    everyone = {t.name for x, y, _ in pairs for t in (x, y)}
+    return everyone - {
+        t.name
+        for (x, y, _), fault in zip(pairs, faults, strict=True)
+        if fault is None
+        for t in (x, y)
+    }
+
+
+def _refuse_unseen(space: WeightSpace, pairs: list[Pair], faults: list[str | None]) -> None:
+    unseen = _unseen(pairs, faults)
+    for (x, y, spec), fault in zip(pairs, faults, strict=True):
+        for tensor in (x, y):
+            if fault is not None and tensor.name in unseen:
+                raise SpaceError(
+                    f"no invariant of space '{space.name}' would see '{tensor.name}': "
+                    f"the product {spec.name} {fault}"
+                )

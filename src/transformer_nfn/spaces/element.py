@@ -73,10 +73,14 @@ class Element:
         self._check_fits(weights[first], lead)
         dtype = weights[first].dtype
         moved = self._shifted(weights, lead)
-        return {
+        out = {
             name: self._move(moved[name], spec, lead).to(dtype)
             for name, spec in space.tensors.items()
         }
+        if self.batch is None or weights[first].shape[0] == self.batch:
+            return out
+        # One network becomes many, also in tensors that nothing acts on.
+        return {name: w.expand(self.batch, *w.shape[1:]) for name, w in out.items()}
 
     def _check_fits(self, sample: Tensor, lead: int) -> None:
         if sample.device != self.device:

@@ -48,7 +48,7 @@ def product(space: WeightSpace, weights: Mapping[str, Tensor], which: Product) -
     value = multiply(left, right, leading_axes(space, weights) + len(space.ancestors(which.over)))
     if value.is_complex():
         return torch.view_as_real(value)
-    return value if space.axes[which.over].pieces.count > 1 else value.squeeze(-1)
+    return value.squeeze(-1) if space.axes[which.over].pieces.whole else value
 
 
 def factors(

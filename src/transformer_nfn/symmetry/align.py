@@ -21,15 +21,23 @@ ROUNDS = 4
 HOPELESS = 0.3
 
 
-def align_permutations(
-    space: WeightSpace, U: list[Source], V: list[Source]
-) -> tuple[dict[str, Tensor], list[Source]]:
-    """Permutations that bring the sources of ``U`` nearest to those of ``V``.
+@dataclass(frozen=True)
+class Alignment:
+    """Permutations that bring the sources of one network nearest to those of another.
 
-    Returns:
-        For each perm axis the indices gathered (``[*ancestors, n]``), and the sources of ``U``
-        put in that order.
+    Attributes:
+        perms: for each perm axis the indices gathered, ``[*ancestors, n]``.
+        sources: of the first network, put in that order.
+        certain: False if other permutations might have done as well.
     """
+
+    perms: dict[str, Tensor]
+    sources: list[Source]
+    certain: bool
+
+
+def align_permutations(space: WeightSpace, U: list[Source], V: list[Source]) -> Alignment:
+    """The alignment of ``U`` with ``V``, axis by axis, the outermost first."""
     perms = dict(space.group.identity(device=_device(U)).perms)
     order = sorted(perms, key=lambda a: len(space.ancestors(a)))
     known: set[str] = set()
@@ -40,21 +48,22 @@ def align_permutations(
             match = _match_axis(space, axis, U, V, known)
             known.add(axis)
             if match is None:
+                settled = settled and space.axes[axis].size == 1
                 continue
             settled = settled and match.certain
             perms[axis] = _compose(space, axis, perms, match.index)
             U = [source.reorder(space, axis, match.index) for source in U]
             if match.distance > HOPELESS:
-                return perms, U
+                return Alignment(perms, U, certain=False)
         if settled and best is None:
-            return perms, U
+            return Alignment(perms, U, certain=True)
         score = max((ratio(u, v, u.apart(v)) for u, v in zip(U, V, strict=True)), default=0.0)
         if best is None or score < best[0]:
             best = (score, dict(perms), U)
         if score <= 1.0 or settled:
             break
     assert best is not None
-    return best[1], best[2]
+    return Alignment(best[1], best[2], certain=settled)
 
 
 def _device(given: list[Source]) -> torch.device | None:

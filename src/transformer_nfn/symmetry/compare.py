@@ -114,8 +114,9 @@ def compare(
     u, v = single(space, U), single(space, V)
     folded_u, folded_v = fold(space, u), fold(space, v)
     from_u, from_v = sources(space, folded_u, unit), sources(space, folded_v, unit)
-    perms, aligned = align_permutations(space, from_u, from_v)
-    del from_u
+    alignment = align_permutations(space, from_u, from_v)
+    perms, aligned, certain = alignment.perms, alignment.sources, alignment.certain
+    del from_u, alignment
     residuals, worst = {}, 0.0
     for a, b in zip(aligned, from_v, strict=True):
         away = a.apart(b)
@@ -131,8 +132,9 @@ def compare(
     elif worst <= 1:
         element = recover(space, u, v, folded_u, folded_v, perms, unit)
     orbit, error = _judge(element, u, v, unit)
-    if orbit is False and worst <= 1 and any(len(space.rebased(t)) > 1 for t in space.tensors):
-        orbit = None  # such an element may exist and not have been found
+    certain = certain and all(len(space.rebased(t)) < 2 for t in space.tensors)
+    if orbit is False and worst <= 1 and not certain:
+        orbit = None  # an element may exist and not have been found
 
     def answer(
         same: bool | None, on: bool | None, reason: str, witness: Witness | None = None

@@ -85,9 +85,11 @@ def solve_axes(
             a: [t for t in tensors if not (set(space.rebased(t)) - {a}) & waiting.keys()]
             for a, tensors in waiting.items()
         }
-        axis = min(ready, key=lambda a: (len(waiting[a]) - len(ready[a]), -len(ready[a])))
-        if waiting[axis] and not ready[axis]:
+        able = [a for a in waiting if ready[a] or not waiting[a]]
+        if not able:
             return None
+        # Best where every tensor that carries the axis can be asked.
+        axis = min(able, key=lambda a: (len(waiting[a]) - len(ready[a]), -len(ready[a])))
         plain, dual = (
             [factor(space, w, axis, [t for t in tensors if t in ready[axis]]) for w in (U, V)]
             for tensors in (carriers(space, axis, dual=d) for d in (False, True))

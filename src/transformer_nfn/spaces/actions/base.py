@@ -67,6 +67,11 @@ class Pieces:
     width: int
     turns: int
 
+    @property
+    def whole(self) -> bool:
+        """Whether the axis stays in one piece, on which only multiples of 1 commute."""
+        return self.count == self.turns == 1
+
 
 @dataclass(frozen=True)
 class Solution:

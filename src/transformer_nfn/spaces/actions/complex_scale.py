@@ -68,7 +68,8 @@ class ComplexScale(MatrixAction):
 
     def as_complex(self, x: Tensor) -> Tensor:
         """The pairs of the last axis as complex numbers: ``[…, n] → […, n/2]``."""
-        return torch.view_as_complex(self.split(x, x.ndim - 1).contiguous())
+        real, imaginary = self.split(x, x.ndim - 1).unbind(-1)
+        return torch.complex(real, imaginary)
 
     def as_real(self, z: Tensor) -> Tensor:
         """The inverse of `as_complex`."""

@@ -49,7 +49,7 @@ class Linear(MatrixAction):
     ) -> Solution | None:
         """``P_V = P_U G`` and ``D_V = D_U G⁻ᵀ`` at every site, by `solve_general`."""
         sites, n = plain[0].shape[:-2], plain[0].shape[-1]
-        flat = [f.reshape(-1, *f.shape[-2:]) for f in (*plain, *dual)]
+        flat = [f.reshape(sites.numel(), *f.shape[-2:]) for f in (*plain, *dual)]
         pairs = []
         for i in range(sites.numel()):
             pair = solve_general(*(f[i] for f in flat), unit=unit)

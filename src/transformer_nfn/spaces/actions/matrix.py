@@ -109,7 +109,7 @@ class MatrixAction(Action):
 
     def reads_through(self, size: int) -> bool:
         """Only where the axis stays whole and plain and dual tensors are different things."""
-        return self.pieces(size).count == 1 and not self.self_dual
+        return self.pieces(size).whole and not self.self_dual
 
     def commutes_with(self, fn: Pointwise) -> bool:
         """None does, unless a group of scales knows better."""
