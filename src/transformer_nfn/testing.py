@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.functional import forward_of, input_width
-from transformer_nfn.spaces import Weights, WeightSpace
-from transformer_nfn.symmetry.element import Element
+from transformer_nfn.spaces import Element, Weights, WeightSpace
 
 TOLERANCE = {
     torch.float64: 1e-9,

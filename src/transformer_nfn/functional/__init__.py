@@ -1,10 +1,18 @@
 """The maps that weights define: the paper's MultiHead and Attn, and the other references."""
 
-from transformer_nfn.functional.attention import grouped_query, layer_norm, multi_head, rotary
+from transformer_nfn.functional.attention import (
+    grouped_query,
+    layer_norm,
+    multi_head,
+    rms_norm,
+    rotary,
+)
 from transformer_nfn.functional.blocks import (
     FORWARDS,
     block,
+    decoder_stack,
     forward_of,
+    gated_mlp,
     grouped_query_block,
     input_width,
     mlp,
@@ -17,7 +25,9 @@ from transformer_nfn.functional.blocks import (
 __all__ = [
     "FORWARDS",
     "block",
+    "decoder_stack",
     "forward_of",
+    "gated_mlp",
     "grouped_query",
     "grouped_query_block",
     "input_width",
@@ -25,6 +35,7 @@ __all__ = [
     "mlp",
     "multi_head",
     "residual_stack",
+    "rms_norm",
     "rope_block",
     "rotary",
     "stack",

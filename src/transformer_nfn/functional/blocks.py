@@ -15,6 +15,7 @@ from transformer_nfn.functional.attention import (
     inputs_for,
     layer_norm,
     multi_head,
+    rms_norm,
     rotary,
 )
 from transformer_nfn.spaces import WeightSpace
@@ -54,10 +55,7 @@ def rope_block(X: Tensor, weights: Mapping[str, Tensor], *, base: float = 10000.
 
 def swiglu_block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     """The paper's block with a gated MLP, ``(silu(x W_G) ∘ x W_U) W_D``."""
-    x = layer_norm(multi_head(X, weights))
-    gate = silu(x @ weights["W_G"])
-    hidden = gate * (x @ weights["W_U"].squeeze(-1))
-    return layer_norm(hidden @ weights["W_D"].squeeze(-2))
+    return layer_norm(gated_mlp(layer_norm(multi_head(X, weights)), weights))
 
 
 def residual_stack(X: Tensor, weights: Mapping[str, Tensor], *, blocks: int) -> Tensor:
@@ -73,6 +71,37 @@ def residual_stack(X: Tensor, weights: Mapping[str, Tensor], *, blocks: int) -> 
         x = x + multi_head(norm(x, f"{i}.g_1", f"{i}.b_1"), own)
         x = x + mlp(norm(x, f"{i}.g_2", f"{i}.b_2"), own)
     return norm(x, "g", "b") @ weights["W_C"] + weights["b_C"].unsqueeze(-2)
+
+
+def decoder_stack(
+    X: Tensor, weights: Mapping[str, Tensor], *, blocks: int, base: float, pairing: str
+) -> Tensor:
+    """A decoder of today's kind: RMS norms, grouped queries with rotary positions, gated MLPs.
+
+    Embed, ``x + f(norm(x))`` twice a block, norm, head; no mask, as everywhere here.
+    """
+
+    def norm(x: Tensor, gain: str) -> Tensor:
+        return rms_norm(x) * weights[gain].unsqueeze(-2)
+
+    X = inputs_for(X, weights["W_E"], 2)
+    x = X @ weights["W_E"]
+    for i in range(blocks):
+        own = _part(weights, i)
+        attended = grouped_query(norm(x, f"{i}.g_1"), own, base=base, pairing=pairing)
+        x = x + attended
+        x = x + gated_mlp(norm(x, f"{i}.g_2"), own)
+    return norm(x, "g") @ weights["W_C"]
+
+
+def gated_mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """``(silu(x W_G + b_G) ∘ (x W_U + b_U)) W_D + b_D``, biases where present."""
+    gate, up = x @ weights["W_G"], x @ weights["W_U"].squeeze(-1)
+    if "b_G" in weights:
+        gate = gate + weights["b_G"].unsqueeze(-2)
+        up = up + weights["b_U"].squeeze(-1).unsqueeze(-2)
+    out = (silu(gate) * up) @ weights["W_D"].squeeze(-2)
+    return out + weights["b_D"].unsqueeze(-2) if "b_D" in weights else out
 
 
 def stack(
@@ -104,6 +133,7 @@ FORWARDS: dict[str, Forward] = {
     "rope_block": rope_block,
     "swiglu_block": swiglu_block,
     "residual_stack": residual_stack,
+    "decoder_stack": decoder_stack,
     "stack": stack,
 }
 

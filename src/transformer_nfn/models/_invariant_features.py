@@ -18,8 +18,8 @@ from torch import Tensor
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models._plain import same_batch
 from transformer_nfn.models._statistics import statistics
-from transformer_nfn.spaces import Product, WeightSpace
-from transformer_nfn.symmetry.invariants import fold
+from transformer_nfn.spaces import Product, WeightSpace, fold
+from transformer_nfn.spaces.invariants import tensor_value
 
 # Networks at a time: products of all heads lie in memory together.
 CHUNK = 256
@@ -66,10 +66,7 @@ def invariant_features(network: Mapping[str, object], space: WeightSpace) -> Ten
 def block_features(space: WeightSpace, weights: Mapping[str, Tensor]) -> list[Tensor]:
     """The features of one block with weights ``[batch, *axes]``, each ``[batch, f]``."""
     weights = fold(space, weights)
-    silent = {shift.tensor for shift in space.shifts}
-    linear = {a.name for a in space.axes.values() if a.kind == "linear"}
-    # What is neither set freely by a shift nor re-based keeps its entries.
-    kept = [t for t in space.tensors.values() if t.name not in silent and not linear & {*t.axes}]
+    kept = [space.tensors[name] for name in space.entry_tensors]
     out = []
     for spec in kept:
         out += _matrix_features(weights[spec.name])
@@ -103,11 +100,11 @@ def _product_features(
     shared = space.ancestors(product.over)
     factors = []
     for name in (product.plain, product.dual):
-        axes = space.tensors[name].axes
+        axes = space.spec(name).axes
         order = [axes.index(a) for a in shared]
         order += [i for i, a in enumerate(axes) if a not in shared and a != product.over]
         order.append(axes.index(product.over))
-        x = weights[name].permute(0, *(i + 1 for i in order))
+        x = tensor_value(space, weights, name).permute(0, *(i + 1 for i in order))
         x = x.flatten(1, len(shared))
         factors.append(x.reshape(*x.shape[:2], -1, x.shape[-1]))
     left, right = factors

@@ -11,10 +11,11 @@ from transformer_nfn.spaces import Weights, WeightSpace
 
 
 class Activation(nn.Module):
-    """A pointwise function on the tensors that only permutations act on; the rest passes through.
+    """A pointwise function where it commutes with what acts; the rest passes through.
 
-    In the paper's block these are W_A, W_B, b_A and b_B. A function of the entries of W_Q would
-    not commute with M.
+    In the paper's block that is on W_A, W_B, b_A and b_B, which are only permuted. A function of
+    the entries of W_Q would not commute with M. Every action knows which functions commute with
+    it: positive scales let ReLU through, signs let odd functions through.
 
     Args:
         space: of the weights.
@@ -27,7 +28,7 @@ class Activation(nn.Module):
         self.acts_on = frozenset(
             name
             for name, spec in space.tensors.items()
-            if all(space.axes[a].kind != "linear" for a in spec.axes)
+            if all(space.axes[a].action.commutes_with(fn) for a in spec.axes)
         )
 
     def forward(self, weights: Mapping[str, Tensor]) -> Weights:

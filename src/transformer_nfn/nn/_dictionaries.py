@@ -69,9 +69,8 @@ class Writers(nn.Module):
         self.vectors = nn.ParameterDict()
         self.skips = nn.ParameterDict()
         self.words: dict[str, str] = {}
-        silent = {shift.tensor for shift in space.shifts}
         for spec in space.tensors.values():
-            free = [a for a in spec.axes if space.axes[a].kind == "free"]
+            free = [a for a in spec.axes if space.is_free(a)]
             if not free:
                 continue
             letters = dict(zip((*dict.fromkeys(spec.axes), RANK), ascii_letters[2:], strict=False))
@@ -83,11 +82,11 @@ class Writers(nn.Module):
                 inputs.append(letters[RANK] + letters[axis])
             result = "AB" + "".join(letters[a] for a in spec.axes)
             self.words[spec.name] = f"{','.join(inputs)}->{result}"
-            if spec.name not in silent:
+            if spec.name not in space.shifted:
                 skip = nn.Parameter(torch.empty(out_channels, in_channels))
                 self.skips[_key(spec.name)] = skip
         self.free = {
-            s.name: tuple(a for a in s.axes if space.axes[a].kind == "free")
+            s.name: tuple(a for a in s.axes if space.is_free(a))
             for s in space.tensors.values()
         }
 

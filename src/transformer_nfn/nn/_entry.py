@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.spaces import WeightSpace
-from transformer_nfn.symmetry import fold
+from transformer_nfn.spaces import WeightSpace, fold
 
 
 def check_channels(**channels: int) -> None:

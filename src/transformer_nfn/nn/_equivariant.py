@@ -132,21 +132,20 @@ class Equivariant(nn.Module):
         self, target: Target, results: Sequence[Sequence[Tensor]], sample: Tensor
     ) -> Tensor:
         pieces = self.pieces[target.name]
-        if not pieces:
-            shape = (sample.shape[0], self.out_channels, *(target.sizes[a] for a in target.labels))
-            return sample.new_zeros(shape)
-        y = add_pieces(pieces, results)
+        shape = (sample.shape[0], self.out_channels, *(target.sizes[a] for a in target.labels))
+        # A tensor that nothing of its own size is read into is the same along its axes.
+        y = add_pieces(pieces, results).expand(shape) if pieces else sample.new_zeros(shape)
         if target.private is not None:
-            # Frequency and pair become one axis again.
+            # Piece and place in the piece (frequency and pair) become one axis again.
             place = 2 + target.labels.index(target.private)
-            y = y.flatten(place, place + 1)
+            axis = self.space.axes[self.space.rebased(target.name)[0]]
+            y = axis.action.join(y, place)
         return y
 
     def _gate(self, name: str, results: Sequence[Sequence[Tensor]]) -> Tensor:
         gate = add_pieces(self.pieces[f"gate {name}"], results)
         spec = self.space.tensors[name]
-        linear = next(a for a in spec.axes if self.space.axes[a].kind == "linear")
-        owners = self.space.ancestors(linear)
+        owners = self.space.ancestors(self.space.rebased(name)[0])
         gate = gate.permute(0, 1, *(2 + owners.index(a) for a in spec.axes if a in owners))
         for place, axis in enumerate(spec.axes):
             if axis not in owners:

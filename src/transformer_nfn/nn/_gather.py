@@ -168,11 +168,12 @@ def _dense(x: Tensor, features: int) -> Tensor:
 
 
 def _split(factor: Factor, x: Tensor) -> Tensor:
-    """Frequency and pair of an axis of complex form apart; ``x`` and ``x J`` side by side."""
+    """The pieces of an axis apart (frequency, pair); ``x`` and ``x J`` side by side."""
     if factor.split is None:
         return x
-    place = 2 + factor.split
-    x = x.reshape(*x.shape[:place], x.shape[place] // 2, 2, *x.shape[place + 1 :])
+    place, action = factor.split
+    place += 2
+    x = action.split(x, place)
     if factor.turn is None:
         return x
     real, imaginary = x.unbind(place + 1)

@@ -109,9 +109,10 @@ def invariant_sources(space: WeightSpace, *, quadratic: bool) -> list[Source]:
 
     A tensor that a shift may set to anything is zero once folded, so it is not read.
     """
-    silent = {shift.tensor for shift in space.shifts}
+    for spec in space.tensors.values():
+        family_of(space, spec)  # layers read tensors with at most one such axis
     out = [product_source(space, p) for p in space.products]
-    out += [tensor_source(space, s) for s in space.tensors.values() if s.name not in silent]
+    out += [tensor_source(space, s) for s in space.tensors.values() if s.name not in space.shifted]
     return out + (contraction_sources(space) if quadratic else [])
 
 

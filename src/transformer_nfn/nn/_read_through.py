@@ -82,7 +82,7 @@ class ReadThrough(nn.Module):
             and equivariant.rank is None
             and invariant.rank is None
             and not space.shifts
-            and all(axis.form == "general" for axis in space.axes.values())
+            and all(axis.action.reads_through(axis.size) for axis in space.axes.values())
             and not any(t.pattern for t in invariant.map.level.terms)
             and PooledTensors.fits(equivariant)
         )

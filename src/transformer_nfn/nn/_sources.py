@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from math import prod
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.spaces import Product, TensorSpec, WeightSpace
+from transformer_nfn.spaces import Action, Product, TensorSpec, WeightSpace
 
 Family = tuple[str, bool]
 """A linear axis, and whether it is carried dual: only tensors of one family mix."""
+
+Split = tuple[int, Action]
+"""Where an axis stands that falls into pieces, and the action that cuts it."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +27,16 @@ class Factor:
 
     Attributes:
         tensor: its name.
-        labels: one for each axis; an axis of complex form gives two, frequency and pair.
-        split: where the axis of complex form stands in the tensor, if there is one.
+        labels: one for each axis; one that its action cuts into pieces gives two, frequency (which
+            piece) and pair (where in it).
+        split: where such an axis stands in the tensor, and what acts on it.
         turn: the label of an extra last axis that holds ``x`` and ``x J``, J the quarter turn
             of every pair; what commutes with complex scales is spanned by 1 and J.
     """
 
     tensor: str
     labels: tuple[str, ...]
-    split: int | None = None
+    split: Split | None = None
     turn: str | None = None
 
     @property
@@ -79,28 +83,31 @@ class Source:
 
 def family_of(space: WeightSpace, spec: TensorSpec) -> Family | None:
     """The linear axis that a tensor carries and its duality; None if it carries none."""
-    linear = [a for a in spec.axes if space.axes[a].kind == "linear"]
+    linear = space.rebased(spec.name)
     if len(linear) > 1:
         raise SpaceError(
             f"layers need tensors with at most one linear axis, '{spec.name}' carries "
             f"{' and '.join(repr(a) for a in linear)}"
         )
-    return (linear[0], linear[0] in spec.dual) if linear else None
+    if not linear:
+        return None
+    return linear[0], linear[0] in spec.dual and not space.axes[linear[0]].action.self_dual
 
 
 def tensor_source(space: WeightSpace, spec: TensorSpec) -> Source:
     """A tensor as it stands; one with a linear axis is a member of its family."""
     family = family_of(space, spec)
-    complex_axis = family is not None and space.axes[family[0]].form == "complex"
-    labels, sizes, split = _labelled(space, spec, complex_axis)
-    turn = f"{family[0]}.turn" if complex_axis and family else None
+    labels, sizes, split = _labelled(space, spec)
+    turn = None
+    if family is not None and space.axes[family[0]].pieces.turns > 1:
+        turn = f"{family[0]}.turn"
     factor = Factor(spec.name, labels, split, turn)
-    free = [a for a in labels if a in space.axes and space.axes[a].kind == "free"]
+    free = [a for a in labels if a in space.axes and space.is_free(a)]
     carried: tuple[str, ...] = ()
     private = None
     if family is not None:
-        carried = (f"{family[0]}.pair",) if complex_axis else (family[0],)
-        private = f"{family[0]}.frequency" if complex_axis else None
+        carried = (f"{family[0]}.pair",) if split else (family[0],)
+        private = f"{family[0]}.frequency" if split else None
     dense = frozenset(free)
     if factor.turn is not None:
         free.append(factor.turn)
@@ -128,9 +135,8 @@ def product_source(space: WeightSpace, product: Product) -> Source:
         space.tensors[product.plain],
         space.tensors[product.dual],
         together,
-        complex_axis=space.axes[product.over].form == "complex",
         shared=frozenset(shared),
-        summed=2 if space.axes[product.over].form == "complex" else space.axes[product.over].size,
+        summed=space.axes[product.over].pieces.width,
     )
 
 
@@ -141,8 +147,7 @@ def contraction_sources(space: WeightSpace) -> list[Source]:
     vectors, ``x @ W``). The axis must not be one that another axis of the two belongs to:
     summing over heads would add up vectors in different bases.
     """
-    silent = {shift.tensor for shift in space.shifts}
-    specs = [s for s in space.tensors.values() if s.name not in silent]
+    specs = [s for s in space.tensors.values() if s.name not in space.shifted]
     out = []
     for first in specs:
         for second in specs:
@@ -150,10 +155,10 @@ def contraction_sources(space: WeightSpace) -> list[Source]:
             if axis is None:
                 continue
             linear = [f for f in (family_of(space, first), family_of(space, second)) if f]
-            if len(linear) == 2 or any(space.axes[f[0]].form == "complex" for f in linear):
+            if len(linear) == 2 or not all(space.axes[f[0]].pieces.whole for f in linear):
                 continue
             common = set(first.axes) & set(second.axes)
-            if any(space.axes[a].kind == "perm" for a in common - {axis}):
+            if any(space.is_permuted(a) for a in common - {axis}):
                 continue
             out.append(
                 _pair(
@@ -162,7 +167,6 @@ def contraction_sources(space: WeightSpace) -> list[Source]:
                     first,
                     second,
                     {axis},
-                    complex_axis=False,
                     shared=frozenset(),
                     summed=space.axes[axis].size,
                     contracted=axis,
@@ -177,7 +181,7 @@ def _composes(space: WeightSpace, first: TensorSpec, second: TensorSpec) -> str 
     if first.name == second.name or not ends or len(begins) < 2 or ends[-1] != begins[0]:
         return None
     axis = ends[-1]
-    if space.axes[axis].kind != "perm" or space.axes[axis].of is not None:
+    if not space.is_permuted(axis) or space.axes[axis].of is not None:
         return None
     if first.axes.count(axis) > 1 or second.axes.count(axis) > 1:
         return None
@@ -198,27 +202,28 @@ def _pair(
     second: TensorSpec,
     together: set[str],
     *,
-    complex_axis: bool,
     shared: frozenset[str],
     summed: int,
     contracted: str | None = None,
 ) -> Source:
-    x_labels, sizes, x_split = _labelled(space, first, complex_axis)
+    x_labels, sizes, x_split = _labelled(space, first)
     taken = set(x_labels)
-    y_labels, y_sizes, y_split = _labelled(space, second, complex_axis, taken, together)
+    y_labels, y_sizes, y_split = _labelled(space, second, taken, together)
     sizes |= y_sizes
     turn = None
-    if complex_axis:
-        over = next(a for a in together if space.axes[a].kind == "linear")
+    over = next((a for a in together if space.is_rebased(a)), None)
+    if over is not None and space.axes[over].pieces.turns > 1:
         turn = f"{over}.turn"
         sizes[turn] = 2
     factors = (Factor(first.name, x_labels, x_split), Factor(second.name, y_labels, y_split, turn))
     labels = tuple(dict.fromkeys((*x_labels, *y_labels)))
     bases = {label: label.rstrip("'") for label in labels}
-    free = [a for a in labels if bases[a] in space.axes and space.axes[bases[a]].kind == "free"]
+    free = [a for a in labels if bases[a] in space.axes and space.is_free(bases[a])]
     dense = frozenset(free)
+    if over is not None and x_split is not None:
+        free.append(f"{over}.frequency")
     if turn is not None:
-        free += [f"{turn.removesuffix('.turn')}.frequency", turn]
+        free.append(turn)
     perms = {a: p for a, p in _perm_labels(space, labels).items() if a != contracted}
     family: Family | None = None
     carried: tuple[str, ...] = ()
@@ -243,21 +248,20 @@ def _pair(
 def _labelled(
     space: WeightSpace,
     spec: TensorSpec,
-    complex_axis: bool,
     taken: set[str] | None = None,
     together: set[str] | None = None,
-) -> tuple[tuple[str, ...], dict[str, int], int | None]:
+) -> tuple[tuple[str, ...], dict[str, int], Split | None]:
     """Labels and sizes of a tensor's axes; those already taken get a prime."""
     seen = set(taken or ())
     labels: list[str] = []
     sizes: dict[str, int] = {}
     split = None
     for place, axis in enumerate(spec.axes):
-        size = space.axes[axis].size
-        if space.axes[axis].kind == "linear" and complex_axis:
-            split = place
+        size, pieces = space.axes[axis].size, space.axes[axis].pieces
+        if not pieces.whole:
+            split = place, space.axes[axis].action
             labels += [f"{axis}.frequency", f"{axis}.pair"]
-            sizes |= {f"{axis}.frequency": size // 2, f"{axis}.pair": 2}
+            sizes |= {f"{axis}.frequency": pieces.count, f"{axis}.pair": pieces.width}
             continue
         label = axis if axis in (together or ()) or axis not in seen else f"{axis}'"
         seen.add(label)
@@ -270,6 +274,6 @@ def _perm_labels(space: WeightSpace, labels: tuple[str, ...]) -> dict[str, tuple
     out: dict[str, tuple[str, ...]] = {}
     for label in labels:
         axis = label.rstrip("'")
-        if axis in space.axes and space.axes[axis].kind == "perm":
+        if axis in space.axes and space.is_permuted(axis):
             out[axis] = (*out.get(axis, ()), label)
     return out

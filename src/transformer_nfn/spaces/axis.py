@@ -1,55 +1,66 @@
-"""What one axis of a weight tensor *is*: which symmetry, if any, acts along it."""
+"""What one axis of a weight tensor *is*: its name, its size, and what acts along it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from transformer_nfn.errors import SpaceError
-
-Kind = Literal["free", "perm", "linear"]
-Form = Literal["general", "complex"]
+from transformer_nfn.spaces.actions import ACTIONS, Action, Pieces
 
 
 @dataclass(frozen=True)
 class Axis:
     """One axis of a weight space, shared by every tensor that carries its name.
 
-    - **free**: no symmetry acts on it.
-    - **perm**: one permutation acts on it. With ``of``, one permutation for each index of the
-      perm axis ``of`` (queries within a key/value group: the wreath product of the two).
-    - **linear**: an invertible matrix acts on it, one for each index of the perm axis ``of``.
-      A tensor carries the axis plain (``x → x G``) or dual (``x → G⁻¹ x``). ``form`` says which
-      matrices: ``general`` for all of GL(n), ``complex`` for one complex scale on each pair of
-      neighbouring entries (what commutes with rotary position embeddings).
+    Make one with the constructors, one for each `Action`:
 
-    Use the constructors `Axis.free`, `Axis.perm` and `Axis.linear`.
+    - `Axis.free`: no symmetry acts on it.
+    - `Axis.perm`: one permutation acts on it. With ``of``, one permutation for each index of the
+      perm axis ``of`` (queries within a key/value group: the wreath product of the two).
+    - `Axis.linear`: an invertible matrix for each index of the perm axis ``of``, all of GL(n) or
+      one complex scale for each pair of entries (what commutes with rotary positions).
+    - `Axis.scale`, `Axis.positive`, `Axis.sign`: a number for each entry.
+    - `Axis.orthogonal`: an orthogonal matrix.
+
+    A tensor carries an axis on which matrices act plain (``x → x G``) or dual (``x → G⁻¹ x``).
+
+    Attributes:
+        name: what tensors call it.
+        size: how many entries it has.
+        kind: the word for what acts, as it stands in files; `action` is the thing itself.
+        of: the perm axis it belongs to: one element for each index of that axis.
+        form: which matrices, where ``kind`` leaves a choice.
     """
 
     name: str
     size: int
-    kind: Kind = "free"
+    kind: str = "free"
     of: str | None = None
-    form: Form = "general"
+    form: str = "general"
 
     def __post_init__(self) -> None:
         if not self.name or "*" in self.name or " " in self.name:
             raise SpaceError(f"axis name {self.name!r} must be a word without '*' or spaces")
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
             raise SpaceError(f"axis '{self.name}' must have a positive size, found {self.size!r}")
-        if self.kind not in ("free", "perm", "linear"):
+        if (self.kind, "general") not in ACTIONS:
             raise SpaceError(f"axis '{self.name}' has unknown kind {self.kind!r}")
-        if self.kind == "free" and self.of is not None:
-            raise SpaceError(f"free axis '{self.name}' cannot belong to another axis")
-        if self.kind == "linear" and self.of is None:
-            raise SpaceError(f"linear axis '{self.name}' must say which perm axis it belongs to")
-        if self.form not in ("general", "complex"):
-            raise SpaceError(f"axis '{self.name}' has unknown form {self.form!r}")
-        if self.form == "complex" and (self.kind != "linear" or self.size % 2):
-            raise SpaceError(
-                f"axis '{self.name}' of complex form must be linear and of even size, "
-                f"found kind {self.kind} and size {self.size}"
-            )
+        if (self.kind, self.form) not in ACTIONS:
+            raise SpaceError(f"{self.kind} axis '{self.name}' has unknown form {self.form!r}")
+        misfit = self.action.misfit(self.name, self.size, self.of)
+        if misfit is not None:
+            raise SpaceError(misfit)
+
+    @property
+    def action(self) -> Action:
+        """What acts on the axis."""
+        return ACTIONS[self.kind, self.form]
+
+    @property
+    def pieces(self) -> Pieces:
+        """How the axis falls apart under its action."""
+        return self.action.pieces(self.size)
 
     @staticmethod
     def free(name: str, size: int) -> Axis:
@@ -62,9 +73,37 @@ class Axis:
         return Axis(name, size, "perm", of)
 
     @staticmethod
-    def linear(name: str, size: int, of: str, form: Form = "general") -> Axis:
-        """An axis re-based by an invertible matrix for each index of the perm axis ``of``."""
+    def linear(name: str, size: int, of: str, form: str = "general") -> Axis:
+        """An axis re-based by an invertible matrix for each index of the perm axis ``of``.
+
+        Args:
+            name: of the axis.
+            size: n.
+            of: the perm axis it belongs to.
+            form: ``general`` for all of GL(n); ``complex`` for one complex scale on each pair of
+                neighbouring entries; ``complex_halves`` for the pairs (j, j + n/2).
+        """
         return Axis(name, size, "linear", of, form)
+
+    @staticmethod
+    def scale(name: str, size: int, of: str | None = None) -> Axis:
+        """Every entry scaled by a nonzero number of its own (for each index of ``of``)."""
+        return Axis(name, size, "scale", of)
+
+    @staticmethod
+    def positive(name: str, size: int, of: str | None = None) -> Axis:
+        """Every entry scaled by a positive number of its own (for each index of ``of``)."""
+        return Axis(name, size, "positive", of)
+
+    @staticmethod
+    def sign(name: str, size: int, of: str | None = None) -> Axis:
+        """Every entry multiplied by +1 or −1 (for each index of ``of``)."""
+        return Axis(name, size, "sign", of)
+
+    @staticmethod
+    def orthogonal(name: str, size: int, of: str | None = None) -> Axis:
+        """An axis turned by an orthogonal matrix (for each index of ``of``)."""
+        return Axis(name, size, "orthogonal", of)
 
     def to_json(self) -> dict[str, Any]:
         """The axis as plain JSON values, defaults left out."""

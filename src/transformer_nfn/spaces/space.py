@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.spaces.actions import Place
 from transformer_nfn.spaces.axis import Axis
 from transformer_nfn.spaces.check import check_weights
-from transformer_nfn.spaces.product import Product, derive_products
-from transformer_nfn.spaces.tensors import Shift, TensorSpec
+from transformer_nfn.spaces.derivation import Derivation, Product, derive
+from transformer_nfn.spaces.group import Group
+from transformer_nfn.spaces.shifts import check_shifts
+from transformer_nfn.spaces.tensors import Shift, TensorSpec, Weights
 
-if TYPE_CHECKING:
-    from transformer_nfn.symmetry.group import Group
-
-Weights = dict[str, Tensor]
 FORMAT = 1
 
 
@@ -74,7 +73,7 @@ class WeightSpace:
             if axis.of is None:
                 continue
             parent = self.axes.get(axis.of)
-            if parent is None or parent.kind != "perm" or axis.of == axis.name:
+            if parent is None or not parent.action.permutes or axis.of == axis.name:
                 raise SpaceError(
                     f"axis '{axis.name}' belongs to '{axis.of}', which is not a perm axis of "
                     f"space '{self.name}'"
@@ -83,19 +82,21 @@ class WeightSpace:
                 raise SpaceError(f"axes '{axis.name}' and '{axis.of}' belong to each other")
         for spec in self.tensors.values():
             self._validate_tensor(spec)
-        for shift in self.shifts:
-            for tensor in (shift.tensor, shift.through, shift.into):
-                if tensor is not None and tensor not in self.tensors:
-                    raise SpaceError(f"a shift names tensor '{tensor}', unknown to '{self.name}'")
+        check_shifts(self)
+        _ = self.derivation  # refuses a space whose products could still change
 
     def _validate_tensor(self, spec: TensorSpec) -> None:
         for name in spec.axes:
             if name not in self.axes:
                 raise SpaceError(f"tensor '{spec.name}' carries unknown axis '{name}'")
             axis = self.axes[name]
-            if name in spec.dual and axis.kind != "linear":
-                raise SpaceError(f"tensor '{spec.name}' marks {axis.kind} axis '{name}' as dual")
-            if spec.axes.count(name) > 1 and (axis.kind == "linear" or axis.of is not None):
+            if name in spec.dual and not axis.action.rebases:
+                raise SpaceError(
+                    f"tensor '{spec.name}' marks {axis.action.word} axis '{name}' as dual"
+                )
+            if spec.axes.count(name) > 2 and axis.action.permutes:
+                raise SpaceError(f"tensor '{spec.name}' carries perm axis '{name}' three times")
+            if spec.axes.count(name) > 1 and (axis.action.rebases or axis.of is not None):
                 raise SpaceError(f"tensor '{spec.name}' carries axis '{name}' twice")
             for parent in self.ancestors(name):
                 if spec.axes.count(parent) != 1:
@@ -112,6 +113,41 @@ class WeightSpace:
             chain.append(of)
             of = self.axes[of].of
         return tuple(reversed(chain))
+
+    def innermost_first(self, axes: Sequence[str]) -> list[int]:
+        """The positions in ``axes``, those of axes that belong to others before their owners."""
+        return sorted(range(len(axes)), key=lambda d: -len(self.ancestors(axes[d])))
+
+    def place(self, axes: Sequence[str], dim: int, *, lead: int, batched: bool) -> Place:
+        """Where the axis ``axes[dim]`` and its sites stand in a tensor ``[*lead, *axes, …]``."""
+        owners = (lead + list(axes).index(a) for a in self.ancestors(axes[dim]))
+        return Place(lead + dim, (*((0,) if batched else ()), *owners))
+
+    def is_permuted(self, axis: str) -> bool:
+        """Whether permutations act on an axis."""
+        return self.axes[axis].action.permutes
+
+    def is_rebased(self, axis: str) -> bool:
+        """Whether matrices act on an axis, so that its entries are seen in products only."""
+        return self.axes[axis].action.rebases
+
+    def is_free(self, axis: str) -> bool:
+        """Whether nothing acts on an axis."""
+        return not (self.is_permuted(axis) or self.is_rebased(axis))
+
+    def rebased(self, tensor: str) -> tuple[str, ...]:
+        """The axes of a tensor on which matrices act: ``('qk',)`` for W_Q."""
+        return tuple(a for a in self.tensors[tensor].axes if self.is_rebased(a))
+
+    @cached_property
+    def shifted(self) -> frozenset[str]:
+        """The tensors that a shift may set to anything; folded away, they say nothing."""
+        return frozenset(shift.tensor for shift in self.shifts)
+
+    @cached_property
+    def entry_tensors(self) -> tuple[str, ...]:
+        """The tensors whose entries are only moved about: neither re-based nor shifted."""
+        return tuple(t for t in self.tensors if t not in self.shifted and not self.rebased(t))
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         """The sizes of the tensor's axes, without batch and channels."""
@@ -130,14 +166,26 @@ class WeightSpace:
     @cached_property
     def products(self) -> tuple[Product, ...]:
         """The invariant products, derived from the axes (QK and VO in the paper's block)."""
-        return derive_products(self)
+        return self.derivation.products
+
+    @cached_property
+    def derivation(self) -> Derivation:
+        """How the invariant products come about, and what they leave out."""
+        return derive(self)
+
+    @cached_property
+    def products_separate(self) -> bool:
+        """Whether networks whose products and other invariants agree are always one function."""
+        rebased = (axis.action for axis in self.axes.values() if axis.action.rebases)
+        return not self.derivation.left_out and all(action.separating for action in rebased)
+
+    def spec(self, name: str) -> TensorSpec:
+        """The axes of a tensor, or of one joined from several on the way to a product."""
+        return self.tensors[name] if name in self.tensors else self.derivation.joined[name].spec
 
     @cached_property
     def group(self) -> Group:
         """The symmetry group that the axes describe."""
-        # Imported here because `symmetry` stands on `spaces`, not the other way round.
-        from transformer_nfn.symmetry.group import Group
-
         return Group(self)
 
     def randn(

@@ -19,13 +19,7 @@ def space_table(space: WeightSpace) -> str:
     lines += _columns(("tensor", "shape", "axes (* = dual)"), tensors)
     axes = []
     for axis in space.axes.values():
-        acts = {
-            "free": "nothing",
-            "perm": f"permutations of {axis.size}",
-            "linear": f"GL({axis.size})"
-            if axis.form == "general"
-            else f"{axis.size // 2} complex scales",
-        }[axis.kind]
+        acts = axis.action.describe(axis.size)
         if axis.of is not None:
             acts += f", one for each {axis.of}"
         axes.append((axis.name, str(axis.size), axis.kind, acts))

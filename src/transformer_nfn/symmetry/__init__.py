@@ -1,12 +1,10 @@
-"""The group and its action; when two networks are one function; canonical forms, fingerprints."""
+"""When are two networks one function? Comparison, canonical forms, fingerprints, witnesses."""
 
+from transformer_nfn.spaces import Element, Group, fold, product, products
 from transformer_nfn.symmetry.canonical import canonical_form
 from transformer_nfn.symmetry.compare import Comparison, compare
-from transformer_nfn.symmetry.element import Element
 from transformer_nfn.symmetry.enlarged import EnlargedElement, random_enlarged
 from transformer_nfn.symmetry.fingerprint import fingerprint
-from transformer_nfn.symmetry.group import Group
-from transformer_nfn.symmetry.invariants import fold, product, products
 from transformer_nfn.symmetry.layer_norm import random_commuting
 from transformer_nfn.symmetry.witness import Witness
 

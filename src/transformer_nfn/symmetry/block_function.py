@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.spaces import Weights
+from transformer_nfn.spaces.actions.matching import distances, is_permutation
 from transformer_nfn.symmetry.heads import match_heads, merged_heads
-from transformer_nfn.symmetry.matching import distances, is_permutation
 from transformer_nfn.symmetry.sources import ROUNDING
 
 SAFETY = 64.0

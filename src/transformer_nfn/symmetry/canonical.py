@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.spaces import Weights, WeightSpace
-from transformer_nfn.symmetry.align import reorder, views
-from transformer_nfn.symmetry.element import Element
-from transformer_nfn.symmetry.forms import as_complex, as_real
-from transformer_nfn.symmetry.invariants import fold
-from transformer_nfn.symmetry.rebasing import factor, unfactor
-from transformer_nfn.symmetry.sources import single, sources
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
+from transformer_nfn.spaces.actions import Permutation
+from transformer_nfn.symmetry.factored import sources
+from transformer_nfn.symmetry.rebasing import carriers, factor, unfactor
+from transformer_nfn.symmetry.sources import single
 
 
 def canonical_form(space: WeightSpace, U: Mapping[str, Tensor]) -> Weights:
@@ -37,6 +35,12 @@ def canonical_form(space: WeightSpace, U: Mapping[str, Tensor]) -> Weights:
         Weights of the same shapes and dtype, computed in float64.
     """
     space.check(U, lead=None)
+    for tensor in space.tensors:
+        if len(space.rebased(tensor)) > 1:
+            raise SpaceError(
+                f"a canonical form needs tensors with at most one axis on which matrices act, "
+                f"'{tensor}' carries {' and '.join(map(repr, space.rebased(tensor)))}"
+            )
     name, first = next((n, U[n]) for n in space.tensors)
     lead = first.shape[: first.ndim - len(space.tensors[name].axes)]
     flat = {n: w.reshape(-1, *space.shape(n)) for n, w in U.items()}
@@ -55,13 +59,11 @@ def canonical_form(space: WeightSpace, U: Mapping[str, Tensor]) -> Weights:
 def _canonical(space: WeightSpace, weights: Weights) -> Weights:
     folded = fold(space, weights)
     ordered = _in_order(space, folded)
-    for axis in (a for a in space.axes.values() if a.kind == "linear"):
-        plain = factor(space, ordered, axis.name, dual=False)
-        dual = factor(space, ordered, axis.name, dual=True)
-        balance = _balance_complex if axis.form == "complex" else _balance
-        plain, dual = balance(plain, dual)
-        ordered = unfactor(space, ordered, axis.name, plain, dual=False)
-        ordered = unfactor(space, ordered, axis.name, dual, dual=True)
+    for axis in (a for a in space.axes.values() if a.action.rebases):
+        tensors = [carriers(space, axis.name, dual=dual) for dual in (False, True)]
+        plain, dual = (factor(space, ordered, axis.name, names) for names in tensors)
+        for names, rows in zip(tensors, axis.action.balance(plain, dual), strict=True):
+            ordered = unfactor(space, ordered, axis.name, names, rows)
     return ordered
 
 
@@ -71,49 +73,15 @@ def _in_order(space: WeightSpace, weights: Weights) -> Weights:
     base = space.group.identity(device=next(iter(weights.values())).device)
     perms = dict(base.perms)
     known: set[str] = set()
+    permutation = Permutation()
     for axis in sorted(perms, key=lambda a: len(space.ancestors(a))):
-        rows = [v for s in given for v in views(space, s, axis, known, sort=True)]
+        rows = [v.mT for s in given for v in s.views(space, axis, known, sort=True)]
         if rows:
-            keys = [row / row.norm().clamp_min(1e-300) @ _key(row) for row in rows]
-            index = torch.stack(keys).sum(0).argsort(-1, descending=True)
-            given = [reorder(space, s, axis, index) for s in given]
+            index = permutation.order(rows)
+            given = [s.reorder(space, axis, index) for s in given]
             # The parents are in order already, but permutations are stored at where they were.
             here = Element(space, {**perms}, {}, {})
             perms[axis] = here.inverse().move_sites(index, axis) if space.ancestors(axis) else index
         known.add(axis)
     shuffle = Element(space, perms, base.linears, base.inverses, base.shifts)
     return shuffle.act(weights)
-
-
-def _key(rows: Tensor) -> Tensor:
-    """Fixed pseudo-random weights, the same on every machine."""
-    noise = np.random.RandomState(rows.shape[-1] % 2**32).standard_normal(rows.shape[-1])
-    return torch.as_tensor(noise, dtype=rows.dtype, device=rows.device)
-
-
-def _balance(plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
-    """``P Dᵀ = X Σ Yᵀ`` as ``(X Σ^½)(Y Σ^½)ᵀ``; factors ``[*sites, rows, n]``."""
-    n = plain.shape[-1]
-    Q_p, R_p = torch.linalg.qr(plain)
-    Q_d, R_d = torch.linalg.qr(dual)
-    X, values, Yh = torch.linalg.svd(R_p @ R_d.mT, full_matrices=False)
-    root = values.sqrt().unsqueeze(-2)
-    left, right = Q_p @ (X * root), Q_d @ (Yh.mT * root)
-    if left.shape[-2]:
-        top = left.abs().argmax(-2, keepdim=True)
-        sign = torch.where(left.gather(-2, top) < 0, -1.0, 1.0)
-        left, right = left * sign, right * sign
-    pad = (0, n - left.shape[-1])
-    return torch.nn.functional.pad(left, pad), torch.nn.functional.pad(right, pad)
-
-
-def _balance_complex(plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
-    """Each frequency of both factors at one norm, the largest entry of the plain one positive."""
-    q, k = as_complex(plain), as_complex(dual)
-    q_norm, k_norm = (z.abs().square().sum(-2, keepdim=True).sqrt() for z in (q, k))
-    dead = (q_norm == 0) | (k_norm == 0)
-    scale = torch.where(dead, 0.0, (k_norm / q_norm.clamp_min(1e-300)).sqrt())
-    top = q.gather(-2, q.abs().argmax(-2, keepdim=True))
-    turn = torch.where(dead, torch.ones_like(top), top.conj() / top.abs().clamp_min(1e-300))
-    inverse = torch.where(dead, 0.0, 1 / scale.clamp_min(1e-300))
-    return as_real(q * scale * turn), as_real(k * inverse * turn)

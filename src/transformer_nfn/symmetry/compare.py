@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from torch import Tensor
 
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.functional import forward_of, input_width
-from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.symmetry.align import align_permutations, recover
 from transformer_nfn.symmetry.block_function import same_block
-from transformer_nfn.symmetry.element import Element
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
+from transformer_nfn.symmetry.factored import Factored, resolution, sources
+from transformer_nfn.symmetry.fingerprint import fingerprint
 from transformer_nfn.symmetry.heads import same_attention
-from transformer_nfn.symmetry.invariants import fold
 from transformer_nfn.symmetry.sources import (
     ROUNDING,
     Source,
     difference,
     ratio,
-    resolution,
     rounding_unit,
     single,
-    sources,
 )
 from transformer_nfn.symmetry.witness import Witness, find_witness
 
@@ -115,11 +114,17 @@ def compare(
     u, v = single(space, U), single(space, V)
     folded_u, folded_v = fold(space, u), fold(space, v)
     from_u, from_v = sources(space, folded_u, unit), sources(space, folded_v, unit)
-    perms, aligned = align_permutations(space, from_u, from_v)
-    residuals = {a.name: difference(a, b) for a, b in zip(aligned, from_v, strict=True)}
-    worst = max((ratio(a, b) for a, b in zip(aligned, from_v, strict=True)), default=0.0)
+    alignment = align_permutations(space, from_u, from_v)
+    perms, aligned, certain = alignment.perms, alignment.sources, alignment.certain
+    del from_u, alignment
+    residuals, worst = {}, 0.0
+    for a, b in zip(aligned, from_v, strict=True):
+        away = a.apart(b)
+        residuals[a.name] = difference(a, b, away)
+        worst = max(worst, ratio(a, b, away))
     hidden = max(resolution(aligned), resolution(from_v))
     blurred = hidden > MAX_RESOLUTION or _heads_blur(space, aligned, from_v)
+    del aligned, from_v
 
     element: Element | EnlargedElement | None = None
     if group == "enlarged":
@@ -127,6 +132,9 @@ def compare(
     elif worst <= 1:
         element = recover(space, u, v, folded_u, folded_v, perms, unit)
     orbit, error = _judge(element, u, v, unit)
+    certain = certain and all(len(space.rebased(t)) < 2 for t in space.tensors)
+    if orbit is False and worst <= 1 and not certain:
+        orbit = None  # an element may exist and not have been found
 
     def answer(
         same: bool | None, on: bool | None, reason: str, witness: Witness | None = None
@@ -148,21 +156,36 @@ def compare(
         return answer(None, None, "rounding of the weights hides more than what tells heads apart")
     if orbit:
         return answer(True, True, "a group element takes the first network to the second")
-    if worst <= 1:
+    if worst <= 1 and space.products_separate:
         # A function that no re-basing changes depends on the products alone.
         return answer(True, orbit, "all invariants agree, though no group element was found")
+    if worst <= 1:
+        return answer(None, None, "all invariants agree, but they do not tell all functions apart")
     if worst <= BORDERLINE:
         return answer(None, None, "the invariants differ by hardly more than rounding explains")
+    if space.architecture is None:
+        if _prints_differ(space, u, v, hidden):
+            return answer(None, False, "the invariants differ, and no forward is known to run")
+        return answer(None, None, "the invariants could not be matched, and no forward is known")
     forward, width = forward_of(space), input_width(space)
     # Running both networks sees more than the tolerances of a normal form, so it comes first.
     witness = find_witness(forward, u, v, width, unit, seed=seed, thorough=False)
     if witness is None and _same_normal_form(space, u, v, unit):
-        return answer(True, orbit, "the normal forms of the two functions agree")
+        on = False if _prints_differ(space, u, v, hidden) else None
+        return answer(True, on, "the normal forms of the two functions agree")
     if witness is None:
         witness = find_witness(forward, u, v, width, unit, seed=seed)
     if witness is not None:
         return answer(False, False, "the outputs differ on the witness", witness)
-    return answer(None, orbit, "neither a group element nor a witness was found")
+    on = False if _prints_differ(space, u, v, hidden) else None
+    return answer(None, on, "neither a group element nor a witness was found")
+
+
+def _prints_differ(space: WeightSpace, u: Weights, v: Weights, hidden: float) -> bool:
+    """Whether two networks cannot share an orbit because their fingerprints differ."""
+    first, second = fingerprint(space, u), fingerprint(space, v)
+    size = max(float(first.norm()), float(second.norm()))
+    return float((first - second).norm()) > (1e-6 + 100 * hidden) * size
 
 
 def _check_pair(space: WeightSpace, U: Mapping[str, Tensor], V: Mapping[str, Tensor]) -> float:
@@ -195,7 +218,8 @@ def _judge(
         return False, None
     moved = element.act(u)
     paper = element.paper if isinstance(element, EnlargedElement) else element
-    loss = max([1.0, *paper.condition().values()])
+    conditions, space = paper.condition(), paper.space
+    loss = max(prod(conditions[a] for a in space.rebased(t)) for t in space.tensors)
     errors = []
     for name, w in v.items():
         size = max(float(w.norm()), float(moved[name].norm()))
@@ -209,31 +233,34 @@ def _judge(
 
 def _heads_blur(space: WeightSpace, U: list[Source], V: list[Source]) -> bool:
     """Whether two heads that one network tells apart are nearer than the other's rounding."""
-    for linear in (a for a in space.axes.values() if a.kind == "linear"):
+    for linear in (a for a in space.axes.values() if a.action.rebases):
         sites = space.ancestors(linear.name)
         for here, there in ((U, V), (V, U)):
             pairs = [
                 (a, b)
                 for a, b in zip(here, there, strict=True)
-                if len(sites) == 1 and a.axes[: a.sites] == sites and not a.entrywise
+                if isinstance(a, Factored)
+                and isinstance(b, Factored)
+                and len(sites) == 1
+                and a.sites == sites
             ]
             if pairs and _blur(pairs):
                 return True
     return False
 
 
-def _blur(pairs: list[tuple[Source, Source]]) -> bool:
-    n = pairs[0][0].value.shape[0]
+def _blur(pairs: list[tuple[Factored, Factored]]) -> bool:
+    n = len(pairs[0][0].error)
     if n > 64:  # neurons, not heads: nothing there inflates the rounding
         return False
-    norms = [a.norms() for a, _ in pairs]
+    norms = [a.norms for a, _ in pairs]
     for i in range(n):
         for j in range(i):
             own = [float(ROUNDING * (a.error[i] + a.error[j])) for a, _ in pairs]
             other = [float(ROUNDING * (b.error[i] + b.error[j])) for _, b in pairs]
             if any(abs(float(norm[i] - norm[j])) > o for norm, o in zip(norms, other, strict=True)):
                 continue  # their norms alone tell them apart
-            apart = [float((a.value[i] - a.value[j]).norm()) for a, _ in pairs]
+            apart = [a.between(i, j) for a, _ in pairs]
             distinct = any(d > o for d, o in zip(apart, own, strict=True))
             hidden = all(d <= o for d, o in zip(apart, other, strict=True))
             if distinct and hidden:

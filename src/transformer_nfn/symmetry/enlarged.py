@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import GroupError
-from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.spaces import Element, Weights, WeightSpace
+from transformer_nfn.spaces.actions.linear import solve_general
+from transformer_nfn.spaces.actions.matching import match_rows
 from transformer_nfn.symmetry.block_function import centred
-from transformer_nfn.symmetry.element import Element
 from transformer_nfn.symmetry.layer_norm import hyperplane, random_commuting
-from transformer_nfn.symmetry.matching import match_rows
-from transformer_nfn.symmetry.rebasing import solve_general
 
 
 @dataclass(frozen=True)

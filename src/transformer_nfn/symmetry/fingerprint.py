@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.spaces import WeightSpace
-from transformer_nfn.symmetry.invariants import fold, product
+from transformer_nfn.spaces import Product, WeightSpace, fold
+from transformer_nfn.spaces.invariants import factors
+from transformer_nfn.symmetry.sketch import directions, multiply_sketches, sketch
 
 DIRECTIONS = 8
 NUMBERS = 32
@@ -20,10 +19,11 @@ NUMBERS = 32
 def fingerprint(space: WeightSpace, U: Mapping[str, Tensor], *, size: int = 64) -> Tensor:
     """A vector of ``size`` numbers that no group element can change.
 
-    Every invariant (a tensor without linear axes, or a product) is projected onto a few fixed
+    Every invariant (a tensor that no matrix acts on, or a product) is projected onto a few fixed
     directions along its free axes, sorted along its perm axes, and projected once more. Sorting
     is blind to order and moves no more than its input, so nothing jumps: a small change of the
-    weights is a small change of the fingerprint.
+    weights is a small change of the fingerprint. A product is projected factor by factor, and
+    never formed along its free axes.
 
     Args:
         space: the space of the weights.
@@ -40,44 +40,78 @@ def fingerprint(space: WeightSpace, U: Mapping[str, Tensor], *, size: int = 64) 
     lead = first.shape[: first.ndim - len(space.tensors[name].axes)]
     if len(lead) > 1 and lead[1:].numel() != 1:
         raise SpaceError(f"a fingerprint is of networks with one channel, found {lead[1]}")
-    weights = fold(
-        space,
-        {n: U[n].detach().reshape(-1, *space.shape(n)).double() for n in space.tensors},
-    )
-    silent = {shift.tensor for shift in space.shifts}
-    parts = []
-    for n, spec in space.tensors.items():
-        if n not in silent and not any(space.axes[a].kind == "linear" for a in spec.axes):
-            parts.append(_project(space, n, weights[n], spec.axes))
-    for p in space.products:
-        # Entries of a product are sums over the contracted axis: back to the scale of one.
-        value = product(space, weights, p) / space.axes[p.over].size ** 0.5
-        parts.append(_project(space, p.name, value, p.axes))
+    # One tensor after the other becomes float64, when its turn comes.
+    weights = {n: U[n].detach().reshape(-1, *space.shape(n)) for n in space.tensors}
+    shifted = {n for s in space.shifts for n in (s.tensor, s.through, s.into) if n is not None}
+    weights = fold(space, {n: w.double() if n in shifted else w for n, w in weights.items()})
+    parts = [_tensor_numbers(space, n, weights[n]) for n in space.entry_tensors]
+    parts += [_product_numbers(space, weights, p) for p in space.products]
     if not parts:
         raise SpaceError(f"space '{space.name}' has no invariants to take a fingerprint of")
     joined = torch.cat(parts, -1)
-    out = joined @ _directions("all", joined.shape[-1], size, joined)
+    out: Tensor = joined @ directions("all", joined.shape[-1], size, joined) / size**0.5
     return out.reshape(*lead[:1], size)
 
 
-def _project(space: WeightSpace, name: str, value: Tensor, axes: tuple[str, ...]) -> Tensor:
-    """``[batch, *axes, *rest] → [batch, NUMBERS]``, blind to the order of perm axes."""
-    perm = [d for d, a in enumerate(axes) if space.axes[a].kind == "perm"]
+def _tensor_numbers(space: WeightSpace, name: str, value: Tensor) -> Tensor:
+    """``[batch, *axes] → [batch, NUMBERS]``, blind to the order of perm axes."""
+    axes = space.tensors[name].axes
+    free = [1 + d for d, a in enumerate(axes) if not space.is_permuted(a)]
+    kept = [a for a in axes if space.is_permuted(a)]
+    value = sketch(value.double(), free, DIRECTIONS, f"{name} free") / DIRECTIONS**0.5
+    return _sorted_numbers(space, name, value, kept)
+
+
+def _product_numbers(
+    space: WeightSpace, weights: Mapping[str, Tensor], product: Product
+) -> Tensor:
+    """The same of a product, its free axes projected in each factor by itself."""
+    sites = space.ancestors(product.over)
+    used = _used(space, product.plain) | _used(space, product.dual)
+    wide = {n: w.double() if n in used else w for n, w in weights.items()}
+    sides, kept = [], list(sites)
+    for side, name, factor in zip(
+        ("plain", "dual"), (product.plain, product.dual), factors(space, wide, product), strict=True
+    ):
+        own = [a for a in space.spec(name).axes if a not in (*sites, product.over)]
+        free = [1 + len(sites) + d for d, a in enumerate(own) if not space.is_permuted(a)]
+        kept += [a for a in own if space.is_permuted(a)]
+        # [batch, *sites, *perm axes, pieces, k, directions]
+        sides.append(sketch(factor, free, DIRECTIONS, f"{product.name} {side}"))
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    front = "".join(next(letters) for _ in (0, *sites))
+    own_x, own_y = ("".join(next(letters) for _ in range(x.ndim - len(front) - 3)) for x in sides)
+    # Entries of a product are sums over the contracted axis: back to the scale of one.
+    scale = (max(x.shape[-1] for x in sides) * space.axes[product.over].size) ** -0.5
+    words = front + own_x, front + own_y
+    value = multiply_sketches(scale * sides[0], sides[1], words, front + own_x + own_y)
+    return _sorted_numbers(space, product.name, value.flatten(-2), kept)
+
+
+def _used(space: WeightSpace, name: str) -> set[str]:
+    """The tensors of the space that a factor of a product is made of."""
+    if name in space.tensors:
+        return {name}
+    join = space.derivation.joined[name]
+    return _used(space, join.plain) | _used(space, join.dual)
+
+
+def _sorted_numbers(
+    space: WeightSpace, name: str, value: Tensor, axes: Sequence[str]
+) -> Tensor:
+    """``[batch, *axes, features] → [batch, NUMBERS]``, every axis being permuted."""
     # Inner axes are sorted first: each moves on its own only while its parent stands still.
-    perm.sort(key=lambda d: -len(space.ancestors(axes[d])))
-    free = [d for d in range(value.ndim - 1) if d not in perm]
-    value = value.permute(0, *[d + 1 for d in perm], *[d + 1 for d in free])
-    if free:
-        value = value.flatten(1 + len(perm))
-        value = value @ _directions(f"{name} free", value.shape[-1], DIRECTIONS, value)
-    for d in range(len(perm)):
-        value = value.sort(dim=1 + d).values
-    flat = value.flatten(1)
-    return flat @ _directions(f"{name} sorted", flat.shape[-1], NUMBERS, flat)
+    for d in space.innermost_first(axes):
+        value = _sorted(value, 1 + d)
+    dims = range(1, value.ndim)
+    numbers: Tensor = sketch(value, dims, NUMBERS, f"{name} sorted") / NUMBERS**0.5
+    return numbers
 
 
-def _directions(key: str, rows: int, columns: int, like: Tensor) -> Tensor:
-    """Fixed pseudo-random directions ``[rows, columns]``, the same on every machine."""
-    state = np.random.RandomState(zlib.crc32(key.encode()))
-    noise = state.standard_normal((rows, columns)) / columns**0.5
-    return torch.as_tensor(noise, dtype=like.dtype, device=like.device)
+def _sorted(value: Tensor, dim: int) -> Tensor:
+    if value.device.type != "cpu":
+        return value.sort(dim=dim).values
+    # NumPy sorts twice as fast on the CPU, and in place.
+    value = value.contiguous()
+    value.numpy().sort(axis=dim)
+    return value

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from transformer_nfn.spaces import Product, Weights, WeightSpace
-from transformer_nfn.symmetry.invariants import product
+from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.symmetry.sketch import sketch
 
 ROUNDING = 16.0
 """Differences up to this many expected rounding errors count as none."""
+WIDE = 64
+"""So many numbers describe an index at most; more are sketched."""
 
 
 def rounding_unit(dtype: torch.dtype) -> float:
@@ -25,49 +29,150 @@ def rounding_unit(dtype: torch.dtype) -> float:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A tensor without linear axes, or an invariant product, of one network.
+class Source(ABC):
+    """An invariant quantity of one network, that only permutations move.
 
     Attributes:
         name: of the tensor or product.
-        value: shape ``[*axes, *rest]``, float64.
-        axes: names of the axes (a frequency and its parts may follow).
-        sites: how many of the first axes have an error of their own (heads do; all axes of a
-            tensor whose entries are only moved).
-        error: expected rounding error, Frobenius norm for each site, ``value.shape[:sites]``.
+        axes: names of its axes.
     """
 
     name: str
-    value: Tensor
     axes: tuple[str, ...]
-    sites: int
-    error: Tensor
-
-    def select(self, axis: str, index: Tensor) -> Source:
-        """The source with an axis gathered, wherever it stands."""
-        value, error = self.value, self.error
-        for dim, name in enumerate(self.axes):
-            if name == axis:
-                value = value.index_select(dim, index)
-                if dim < self.sites:
-                    error = error.index_select(dim, index)
-        return replace(self, value=value, error=error)
-
-    def norms(self) -> Tensor:
-        """Frobenius norm of each site."""
-        return _norms(self.value, self.sites)
 
     @property
-    def entrywise(self) -> bool:
-        """Whether every entry has an error of its own."""
-        return self.sites == self.value.ndim
+    @abstractmethod
+    def error(self) -> Tensor:
+        """Expected rounding error for each *site*: a head of a product, an entry of a tensor."""
+
+    @property
+    @abstractmethod
+    def norms(self) -> Tensor:
+        """Frobenius norm of each site."""
+
+    @abstractmethod
+    def apart(self, other: Self) -> Tensor:
+        """Frobenius norm of the difference of two aligned sources, for each site."""
+
+    @abstractmethod
+    def reorder(self, space: WeightSpace, axis: str, index: Tensor) -> Self:
+        """The source with ``axis`` gathered by ``index [*ancestors, n]``, in today's order."""
+
+    @abstractmethod
+    def views(
+        self, space: WeightSpace, axis: str, known: set[str], *, sort: bool
+    ) -> list[Tensor]:
+        """What the source says about each index of ``axis``: ``[*ancestors, n, features]``.
+
+        Perm axes of unknown order are sorted away, or with ``sort=False`` the view is left out;
+        free axes and those of known order are sketched where they are many.
+        """
 
 
-def _norms(value: Tensor, sites: int) -> Tensor:
-    if sites == value.ndim:
-        return value.abs()
-    norms: Tensor = torch.linalg.vector_norm(value.flatten(sites), dim=-1)
-    return norms
+@dataclass(frozen=True)
+class Entries(Source):
+    """A tensor that no matrix acts on.
+
+    Attributes:
+        value: ``[*axes]`` in float64.
+        unit: relative error to expect in one entry.
+        folded: size of what was folded into the tensor, whose rounding error came along: such a
+            tensor has one error as a whole. None where entries are only moved, so that each has
+            an error of its own.
+    """
+
+    value: Tensor
+    unit: float
+    folded: Tensor | None = None
+
+    @property
+    def error(self) -> Tensor:
+        """Of each entry, or of the whole."""
+        if self.folded is not None:
+            whole: Tensor = self.unit * (self.value.norm() + self.folded)
+            return whole
+        typical = float(self.value.norm()) / max(self.value.numel(), 1) ** 0.5
+        return self.value.abs().add_(0.1 * typical).mul_(self.unit)
+
+    @property
+    def norms(self) -> Tensor:
+        """Of each entry, or of the whole."""
+        return self.value if self.folded is None else self.value.norm()
+
+    def apart(self, other: Self) -> Tensor:
+        """Differences of entries, or one norm."""
+        away = self.value - other.value
+        return away.abs_() if self.folded is None else away.norm()
+
+    def reorder(self, space: WeightSpace, axis: str, index: Tensor) -> Self:
+        """The entries gathered, with their errors."""
+        if axis not in self.axes:
+            return self
+        return replace(self, value=gathered(space, self.value, self.axes, axis, index))
+
+    def views(
+        self, space: WeightSpace, axis: str, known: set[str], *, sort: bool
+    ) -> list[Tensor]:
+        """One for each time the axis stands in the tensor, and its diagonal."""
+        at = [d for d, name in enumerate(self.axes) if name == axis]
+        out = []
+        for d in at:
+            out.append(self._view(space, self.value, self.axes, d, known, sort))
+        if len(at) == 2:
+            names = [*(a for d, a in enumerate(self.axes) if d not in at), axis]
+            diagonal = self.value.diagonal(dim1=at[0], dim2=at[1])
+            out.append(self._view(space, diagonal, names, len(names) - 1, known, sort))
+        return [view for view in out if view is not None]
+
+    def _view(
+        self,
+        space: WeightSpace,
+        value: Tensor,
+        axes: Sequence[str],
+        d: int,
+        known: set[str],
+        sort: bool,
+    ) -> Tensor | None:
+        front = [*(list(axes).index(a) for a in space.ancestors(axes[d])), d]
+        blind = [e for e in unknown(space, axes, known) if e not in front]
+        if blind and not sort:
+            return None
+        plain = [e for e in range(value.ndim) if e not in (*front, *blind)]
+        value = value.permute(*front, *blind, *plain).unsqueeze(-1)
+        value = value.flatten(len(front) + len(blind))
+        if value.shape[-1] > WIDE:
+            value = sketch(value, [value.ndim - 1], WIDE, self.name)
+        return sorted_away(value, len(front), len(blind))
+
+
+def unknown(space: WeightSpace, axes: Sequence[str], known: set[str]) -> list[int]:
+    """Where perm axes of unknown order stand, inner axes first.
+
+    Each moves on its own only while the axis it belongs to stands still.
+    """
+    return [
+        d
+        for d in space.innermost_first(axes)
+        if space.is_permuted(axes[d]) and axes[d] not in known
+    ]
+
+
+def sorted_away(value: Tensor, front: int, blind: int) -> Tensor:
+    """``[*front, *blind, *rest] → [*front, features]``, blind to the order of ``blind`` axes."""
+    for d in range(front, front + blind):
+        value = value.sort(dim=d).values
+    return value.flatten(front)
+
+
+def gathered(
+    space: WeightSpace, x: Tensor, axes: Sequence[str], axis: str, index: Tensor
+) -> Tensor:
+    """``x [*axes, …]`` with a perm axis gathered wherever it stands."""
+    for dim, name in enumerate(axes):
+        if name == axis:
+            place = space.place(axes, dim, lead=0, batched=False)
+            x = space.axes[axis].action.act(x, index, place)
+    return x
 
 
 def single(space: WeightSpace, weights: Mapping[str, Tensor]) -> Weights:
@@ -79,81 +184,16 @@ def single(space: WeightSpace, weights: Mapping[str, Tensor]) -> Weights:
     return out
 
 
-def sources(space: WeightSpace, weights: Weights, unit: float) -> list[Source]:
-    """Everything about (folded) weights that only permutations move.
+def ratio(u: Source, v: Source, away: Tensor) -> float:
+    """How many allowed rounding errors two aligned sources are apart; up to 1 is no difference.
 
-    Args:
-        space: the space of the weights.
-        weights: one network, ``[*axes]`` in float64.
-        unit: relative error to expect in one weight, see `rounding_unit`.
+    ``away`` is ``u.apart(v)``.
     """
-    silent = {shift.tensor for shift in space.shifts}
-    touched = {shift.into for shift in space.shifts}
-    out = []
-    for name, spec in space.tensors.items():
-        if name in silent or any(space.axes[a].kind == "linear" for a in spec.axes):
-            continue
-        value = weights[name]
-        if name in touched:
-            error = unit * (value.norm() + _folded_size(space, weights, name))
-            out.append(Source(name, value, spec.axes, 0, error))
-        else:
-            # Entries are only moved, so each has an error of its own.
-            error = unit * (value.abs() + 0.1 * value.square().mean().sqrt())
-            out.append(Source(name, value, spec.axes, value.ndim, error))
-    for p in space.products:
-        out.append(_product_source(space, weights, p, unit))
-    return out
+    allowed = u.error.add(v.error).mul_(ROUNDING).clamp_min_(1e-300)
+    return float(torch.div(away, allowed, out=allowed).max()) if allowed.numel() else 0.0
 
 
-def _folded_size(space: WeightSpace, weights: Weights, name: str) -> Tensor:
-    """Norms of what was folded into a bias: its rounding error came along."""
-    total = weights[name].new_zeros(())
-    for shift in space.shifts:
-        if shift.into == name and shift.through is not None:
-            total = total + weights[shift.through].norm()
-    return total
-
-
-def _product_source(space: WeightSpace, weights: Weights, p: Product, unit: float) -> Source:
-    value = product(space, weights, p)
-    sites = len(space.ancestors(p.over))
-    squares = {p.plain: weights[p.plain].square(), p.dual: weights[p.dual].square()}
-    # Entry (x, y) of the product has an expected error of u·√(Σ_k q²_xk k²_yk); its Frobenius
-    # norm over all entries needs the column norms alone.
-    left, right = (_column_sums(space, squares[t], t, p.over) for t in (p.plain, p.dual))
-    error = unit * (left * right).sum(-1).sqrt()
-    return Source(p.name, value, p.axes, sites, error)
-
-
-def _column_sums(space: WeightSpace, x: Tensor, tensor: str, over: str) -> Tensor:
-    spec = space.tensors[tensor]
-    keep = [*space.ancestors(over), over]
-    order = [spec.position(a) for a in keep]
-    rest = [d for d in range(x.ndim) if d not in order]
-    return x.permute(*order, *rest).flatten(len(order)).sum(-1) if rest else x.permute(*order)
-
-
-def ratio(u: Source, v: Source) -> float:
-    """How many allowed rounding errors two aligned sources are apart; up to 1 is no difference."""
-    difference = _norms(u.value - v.value, u.sites)
-    allowed = ROUNDING * (u.error + v.error)
-    worst = torch.where(difference > 0, difference / allowed.clamp_min(1e-300), 0.0)
-    return float(worst.max())
-
-
-def difference(u: Source, v: Source) -> float:
+def difference(u: Source, v: Source, away: Tensor) -> float:
     """The relative difference of two aligned sources, ``‖u − v‖ / max(‖u‖, ‖v‖)``."""
-    size = max(float(u.value.norm()), float(v.value.norm()))
-    return float((u.value - v.value).norm()) / size if size > 0 else 0.0
-
-
-def resolution(given: list[Source]) -> float:
-    """The largest relative difference that rounding could hide in any product of any head."""
-    worst = 0.0
-    for source in (s for s in given if not s.entrywise):
-        norms = source.norms()
-        alive = norms > ROUNDING * source.error
-        if bool(alive.any()):
-            worst = max(worst, float((ROUNDING * source.error / norms)[alive].max()))
-    return worst
+    size = max(float(u.norms.norm()), float(v.norms.norm()))
+    return float(away.norm()) / size if size > 0 else 0.0

@@ -89,7 +89,7 @@ def _shaken(weights: Weights, unit: float, generator: torch.Generator) -> tuple[
     moved = {}
     for name, w in weights.items():
         noise = torch.rand(w.shape, generator=generator, dtype=torch.float64).to(w.device)
-        moved[name] = w * (1 + unit * (2 * noise - 1))
+        moved[name] = noise.mul_(2 * unit).add_(1 - unit).mul_(w)
     return weights, moved
 
 

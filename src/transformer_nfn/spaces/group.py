@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import GroupError
-from transformer_nfn.spaces import WeightSpace
-from transformer_nfn.symmetry.element import Element
-from transformer_nfn.symmetry.forms import draw, nearest
+from transformer_nfn.spaces.actions import MAX_CONDITION, Action, Drawing
+from transformer_nfn.spaces.element import Element
 
-MAX_CONDITION = 1e4
-MAX_DRAWS = 1000
+if TYPE_CHECKING:
+    from transformer_nfn.spaces.space import WeightSpace
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,15 @@ class Group:
     """Everything that may be done to the weights of ``space`` without changing the function."""
 
     space: WeightSpace
+
+    @property
+    def dimension(self) -> int:
+        """How many continuous parameters an element has."""
+        moved = sum(
+            torch.Size(sites).numel() * action.dimension(n)
+            for _, action, sites, n in self._sites(None)
+        )
+        return moved + sum(torch.Size(shape).numel() for _, shape in self._shift_shapes(None))
 
     def identity(
         self,
@@ -32,14 +40,16 @@ class Group:
         device: torch.device | str | None = None,
     ) -> Element:
         """The element that changes nothing."""
-        perms, linears, shifts = {}, {}, {}
-        for name, sites, n in self._sites("perm", batch):
-            perms[name] = torch.arange(n, device=device).expand(*sites, n).contiguous()
-        for name, sites, n in self._sites("linear", batch):
-            eye = torch.eye(n, dtype=dtype, device=device)
-            linears[name] = eye.expand(*sites, n, n).contiguous()
-        for name, shape in self._shift_shapes(batch):
-            shifts[name] = torch.zeros(shape, dtype=dtype, device=device)
+        parts = {
+            name: (action, action.identity(n, sites, dtype, device))
+            for name, action, sites, n in self._sites(batch)
+        }
+        perms = {name: part for name, (action, part) in parts.items() if action.permutes}
+        linears = {name: part for name, (action, part) in parts.items() if action.rebases}
+        shifts = {
+            name: torch.zeros(shape, dtype=dtype, device=device)
+            for name, shape in self._shift_shapes(batch)
+        }
         return Element(self.space, perms, linears, dict(linears), shifts, batch)
 
     def random(
@@ -51,6 +61,7 @@ class Group:
         device: torch.device | str | None = None,
         max_condition: float | None = MAX_CONDITION,
         entries: tuple[float, float] | None = None,
+        condition: float | None = None,
     ) -> Element:
         """A random element, or ``batch`` of them.
 
@@ -63,48 +74,34 @@ class Group:
             max_condition: matrices worse than this are drawn again; None for no limit.
             entries: matrix entries uniform on ``(low, high)``, as in the paper's augmentation
                 (Table 6); standard normal if not given.
+            condition: every matrix gets exactly this condition number, as ``X diag(s) Y`` with
+                random orthogonal X and Y; nothing is drawn twice, so large ones cost no more.
         """
         if entries is not None and not entries[0] < entries[1]:
             raise GroupError(f"entries must be (low, high) with low < high, found {entries}")
-        if max_condition is not None and not max_condition >= 1:
-            raise GroupError(f"max_condition must be at least 1, found {max_condition}")
-        source = generator.device if generator is not None else None
-        place = device if device is not None else source
+        for name, limit in (("max_condition", max_condition), ("condition", condition)):
+            if limit is not None and not limit >= 1:
+                raise GroupError(f"{name} must be at least 1, found {limit}")
+        how = Drawing(generator, entries, max_condition, condition)
+        place = device if device is not None else how.device
         perms, linears, inverses, shifts = {}, {}, {}, {}
-        for name, sites, n in self._sites("perm", batch):
-            noise = torch.rand((*sites, n), generator=generator, device=source)
-            perms[name] = noise.argsort(-1).to(place)
-        for name, sites, n in self._sites("linear", batch):
-            matrix = self._draw(name, (*sites, n, n), generator, entries, max_condition)
-            linears[name] = matrix.to(place, dtype)
-            inverses[name] = torch.linalg.inv(matrix).to(place, dtype)
+        for name, action, sites, n in self._sites(batch):
+            if action.permutes:
+                perms[name] = action.draw(n, sites, how).to(place)
+        for name, action, sites, n in self._sites(batch):
+            if action.rebases:
+                try:
+                    matrix = action.draw(n, sites, how)
+                except GroupError as error:
+                    raise GroupError(f"{error} for axis '{name}'; raise max_condition") from None
+                linears[name] = matrix.to(place, dtype)
+                inverses[name] = action.invert(matrix).to(place, dtype)
         for name, shape in self._shift_shapes(batch):
-            noise = torch.randn(shape, generator=generator, dtype=torch.float64, device=source)
+            noise = torch.randn(
+                shape, generator=generator, dtype=torch.float64, device=how.device
+            )
             shifts[name] = noise.to(place, dtype)
         return Element(self.space, perms, linears, inverses, shifts, batch)
-
-    def _draw(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None,
-        entries: tuple[float, float] | None,
-        max_condition: float | None,
-    ) -> Tensor:
-        form = self.space.axes[name].form
-        n = shape[-1]
-        flat = draw((prod(shape[:-2]), n, n), form, entries=entries, generator=generator)
-        limit = max_condition if max_condition is not None else 1 / torch.finfo(torch.float64).eps
-        for _ in range(MAX_DRAWS):
-            bad = ~(torch.linalg.cond(flat) <= limit)
-            count = int(bad.sum())
-            if count == 0:
-                return flat.reshape(shape)
-            flat[bad] = draw((count, n, n), form, entries=entries, generator=generator)
-        raise GroupError(
-            f"no {n}×{n} matrix of condition at most {limit:g} for axis '{name}' "
-            f"in {MAX_DRAWS} draws; raise max_condition"
-        )
 
     def element(
         self,
@@ -119,7 +116,7 @@ class Group:
 
         Args:
             perms: for perm axes, ``[*batch, *ancestors, n]``, each row a permutation.
-            linears: for linear axes, ``[*batch, *ancestors, n, n]``, each invertible.
+            linears: for axes on which matrices act, ``[*batch, *ancestors, n, n]``.
             shifts: for shifted tensors, ``[*batch, *axes]``.
             batch: how many elements these are; None for one.
             max_condition: matrices worse than this are refused; None for no limit.
@@ -135,11 +132,13 @@ class Group:
         self._check_parts("perm axis", perms, base.perms)
         self._check_parts("linear axis", linears, base.linears)
         self._check_parts("shifted tensor", shifts, base.shifts)
-        for name, perm in perms.items():
-            if not torch.equal(perm.sort(-1).values, base.perms[name]):
-                raise GroupError(f"perm axis '{name}': some row is not a permutation")
+        for name, part in (*perms.items(), *linears.items()):
+            action = self.space.axes[name].action
+            reason = action.refuse(part, max_condition)
+            if reason is not None:
+                raise GroupError(f"{action.word} axis '{name}': {reason}")
         inverses = {
-            name: self._inverted(name, matrix, max_condition) for name, matrix in linears.items()
+            name: self.space.axes[name].action.invert(matrix) for name, matrix in linears.items()
         }
         return Element(
             self.space,
@@ -167,42 +166,12 @@ class Group:
                     f"expected {want.dtype} on {want.device}"
                 )
 
-    def _inverted(self, name: str, matrix: Tensor, max_condition: float | None) -> Tensor:
-        wide = matrix.double()
-        form = self.space.axes[name].form
-        if not bool(torch.isfinite(wide).all()):
-            raise GroupError(f"linear axis '{name}': a matrix holds values that are not finite")
-        if not torch.allclose(wide, nearest(wide, form), rtol=1e-6, atol=1e-12):
-            raise GroupError(
-                f"linear axis '{name}' takes one complex scale for each pair of entries; "
-                "the matrix given is of no such form"
-            )
-        # 0/0 for the zero matrix, which is as singular as can be.
-        condition = torch.linalg.cond(wide).nan_to_num(nan=float("inf"))
-        worst = float(condition.max())
-        at = (condition == condition.max()).nonzero()[0].tolist()
-        singular = 1 / torch.finfo(torch.float64).eps
-        if not worst < singular:
-            raise GroupError(f"linear axis '{name}': the matrix at {at} is singular")
-        if max_condition is not None and worst > max_condition:
-            raise GroupError(
-                f"linear axis '{name}': the matrix at {at} has condition {worst:.3g}, "
-                f"over the limit {max_condition:g}"
-            )
-        inverse: Tensor = torch.linalg.inv(wide)
-        return inverse.to(matrix.dtype)
-
-    def _sites(self, kind: str, batch: int | None) -> list[tuple[str, tuple[int, ...], int]]:
+    def _sites(self, batch: int | None) -> Iterator[tuple[str, Action, tuple[int, ...], int]]:
+        """Every axis with its action, the shape of its sites, and its size."""
         front = () if batch is None else (batch,)
-        return [
-            (
-                axis.name,
-                (*front, *(self.space.axes[a].size for a in self.space.ancestors(axis.name))),
-                axis.size,
-            )
-            for axis in self.space.axes.values()
-            if axis.kind == kind
-        ]
+        for axis in self.space.axes.values():
+            owners = (self.space.axes[a].size for a in self.space.ancestors(axis.name))
+            yield axis.name, axis.action, (*front, *owners), axis.size
 
     def _shift_shapes(self, batch: int | None) -> list[tuple[str, tuple[int, ...]]]:
         front = () if batch is None else (batch,)

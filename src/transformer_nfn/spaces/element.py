@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import GroupError, SpaceError
-from transformer_nfn.spaces import TensorSpec, Weights, WeightSpace
-from transformer_nfn.symmetry.moves import permute, rebase
+from transformer_nfn.spaces.invariants import contract
+from transformer_nfn.spaces.tensors import TensorSpec, Weights
+
+if TYPE_CHECKING:
+    from transformer_nfn.spaces.space import WeightSpace
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Element:
     Attributes:
         space: the space acted on.
         perms: for each perm axis the indices gathered, ``[*batch, *ancestors, n]``.
-        linears: for each linear axis the matrices ``G``, ``[*batch, *ancestors, n, n]``.
+        linears: for each axis on which matrices act, ``G``, ``[*batch, *ancestors, n, n]``.
         inverses: their inverses, kept so that undoing costs no accuracy.
         shifts: for each shifted tensor the constant added, ``[*batch, *axes]``.
         batch: None for one element, else how many there are.
@@ -69,10 +73,14 @@ class Element:
         self._check_fits(weights[first], lead)
         dtype = weights[first].dtype
         moved = self._shifted(weights, lead)
-        return {
+        out = {
             name: self._move(moved[name], spec, lead).to(dtype)
             for name, spec in space.tensors.items()
         }
+        if self.batch is None or weights[first].shape[0] == self.batch:
+            return out
+        # One network becomes many, also in tensors that nothing acts on.
+        return {name: w.expand(self.batch, *w.shape[1:]) for name, w in out.items()}
 
     def _check_fits(self, sample: Tensor, lead: int) -> None:
         if sample.device != self.device:
@@ -96,13 +104,11 @@ class Element:
         out = dict(weights)
         for shift in self.space.shifts:
             constant = self.shifts[shift.tensor]
-            spec = self.space.tensors[shift.tensor]
             if self.batch is not None:
                 constant = constant.reshape(self.batch, *[1] * (lead - 1), *constant.shape[1:])
             out[shift.tensor] = out[shift.tensor] + constant
             if shift.into is not None and shift.through is not None:
-                through = self.space.tensors[shift.through]
-                given = contract(constant, spec, weights[shift.through], through)
+                given = contract(self.space, shift, constant, weights[shift.through])
                 out[shift.into] = out[shift.into] - given
         return out
 
@@ -110,21 +116,27 @@ class Element:
         """Matrices first, then permutations: ``Q_i ← Q_τ(i) M_τ(i)ᵀ``."""
         batched = self.batch is not None
         wide = torch.promote_types(x.dtype, self.dtype)
-        for name in spec.axes:
-            if self.space.axes[name].kind == "linear":
+        for dim, name in enumerate(spec.axes):
+            if name in self.linears:
                 dual = name in spec.dual
                 matrix = (self.inverses if dual else self.linears)[name]
-                x = rebase(
-                    self.space,
-                    x.to(wide),
-                    spec.axes,
-                    name,
-                    matrix.to(wide),
-                    dual=dual,
-                    lead=lead,
-                    batched=batched,
-                )
-        return permute(self.space, x, spec.axes, self.perms, lead=lead, batched=batched)
+                place = self.space.place(spec.axes, dim, lead=lead, batched=batched)
+                action = self.space.axes[name].action
+                x = action.act(x.to(wide), matrix.to(wide), place, dual=dual)
+        return self._permute(x, spec.axes, lead)
+
+    def _permute(self, x: Tensor, axes: Sequence[str], lead: int) -> Tensor:
+        """``x [*lead, *axes, *rest]`` with every perm axis gathered.
+
+        Inner axes move before the axes they belong to, so that each still stands at the index its
+        own permutation was given for: ``(gx)[i, a] = x[τ(i), π_τ(i)(a)]``.
+        """
+        for dim in self.space.innermost_first(axes):
+            name = axes[dim]
+            if name in self.perms:
+                place = self.space.place(axes, dim, lead=lead, batched=self.batch is not None)
+                x = self.space.axes[name].action.act(x, self.perms[name], place)
+        return x
 
     def __matmul__(self, other: Element) -> Element:
         """``g @ h``: first ``h``, then ``g``; ``(g @ h).act(U) == g.act(h.act(U))``."""
@@ -144,14 +156,16 @@ class Element:
         batch = self.batch if self.batch is not None else other.batch
         g, h = self._expand(batch), other._expand(batch)
         undo = h.inverse()
+        actions = {name: axis.action for name, axis in self.space.axes.items()}
         perms = {
-            name: torch.gather(h.perms[name], -1, undo.move_sites(g.perms[name], name))
-            for name in g.perms
+            name: actions[name].compose(h.perms[name], undo.move_sites(part, name))
+            for name, part in g.perms.items()
         }
         linears, inverses = {}, {}
         for name in g.linears:
-            linears[name] = h.linears[name] @ undo.move_sites(g.linears[name], name)
-            inverses[name] = undo.move_sites(g.inverses[name], name) @ h.inverses[name]
+            here, back = (undo.move_sites(part[name], name) for part in (g.linears, g.inverses))
+            linears[name] = actions[name].compose(h.linears[name], here)
+            inverses[name] = actions[name].compose(back, h.inverses[name])
         shifts = {
             name: h.shifts[name] + undo.move_constant(g.shifts[name], name) for name in g.shifts
         }
@@ -160,7 +174,7 @@ class Element:
     def inverse(self) -> Element:
         """The element that undoes this one."""
         perms = {
-            name: self.move_sites(torch.argsort(perm, dim=-1), name)
+            name: self.move_sites(self.space.axes[name].action.invert(perm), name)
             for name, perm in self.perms.items()
         }
         linears = {name: self.move_sites(m, name) for name, m in self.inverses.items()}
@@ -175,11 +189,10 @@ class Element:
 
     def move_sites(self, x: Tensor, name: str) -> Tensor:
         """Moves what is given for each index of the ancestors of ``name`` along with them."""
-        batched = self.batch is not None
-        axes = self.space.ancestors(name)
-        return permute(self.space, x, axes, self.perms, lead=int(batched), batched=batched)
+        return self._permute(x, self.space.ancestors(name), int(self.batch is not None))
 
     def move_constant(self, x: Tensor, tensor: str) -> Tensor:
+        """Moves what is added to a tensor, ``[*batch, *axes]``, as the tensor itself moves."""
         return self._move(x, self.space.tensors[tensor], int(self.batch is not None))
 
     def _expand(self, batch: int | None) -> Element:
@@ -209,7 +222,7 @@ class Element:
         )
 
     def condition(self) -> dict[str, float]:
-        """The largest condition number among the matrices of each linear axis."""
+        """The largest condition number among the matrices of each axis."""
         return {
             name: float(torch.linalg.cond(m.double()).max()) for name, m in self.linears.items()
         }
@@ -218,15 +231,3 @@ class Element:
         many = "one element" if self.batch is None else f"{self.batch} elements"
         worst = ", ".join(f"{name} {c:.3g}" for name, c in self.condition().items())
         return f"Element({many} of the group of '{self.space.name}'; condition: {worst or 'none'})"
-
-
-def contract(constant: Tensor, spec: TensorSpec, through: Tensor, via: TensorSpec) -> Tensor:
-    """``Σ c W`` over every axis of the constant: what the bias it moves into must lose."""
-    letters = {
-        axis: chr(ord("a") + i) for i, axis in enumerate(dict.fromkeys(spec.axes + via.axes))
-    }
-    left = "".join(letters[a] for a in spec.axes)
-    right = "".join(letters[a] for a in via.axes)
-    rest = "".join(letters[a] for a in via.axes if a not in spec.axes)
-    wide = torch.promote_types(constant.dtype, through.dtype)
-    return torch.einsum(f"...{left},...{right}->...{rest}", constant.to(wide), through.to(wide))

@@ -1,0 +1,140 @@
+"""All invertible matrices: what may re-base the query/key and value/output spaces of a head."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from transformer_nfn.spaces.actions.base import Drawing, Solution
+from transformer_nfn.spaces.actions.matrix import MatrixAction, geometric, normal, orthogonal
+
+
+class Linear(MatrixAction):
+    """GL(n): ``Q → Q G`` and ``K → K G⁻ᵀ`` with any invertible G (M and N of the paper)."""
+
+    word: ClassVar[str] = "linear"
+
+    def misfit(self, name: str, size: int, of: str | None) -> str | None:
+        """A linear axis belongs to the axis that counts its matrices."""
+        if of is None:
+            return f"linear axis '{name}' must say which perm axis it belongs to"
+        return None
+
+    def describe(self, size: int) -> str:
+        """``GL(16)``."""
+        return f"GL({size})"
+
+    def dimension(self, size: int) -> int:
+        """n²."""
+        return size**2
+
+    def sample(self, count: int, size: int, how: Drawing) -> Tensor:
+        """Independent entries."""
+        return normal((count, size, size), how)
+
+    def sample_conditioned(self, count: int, size: int, how: Drawing, condition: float) -> Tensor:
+        """``X diag(s) Y`` with X and Y uniform and s geometric."""
+        left, right = orthogonal(count, size, how), orthogonal(count, size, how)
+        return left * geometric(count, size, how, condition).unsqueeze(-2) @ right
+
+    def belongs(self, matrix: Tensor) -> str | None:
+        """Every invertible matrix does."""
+        return None
+
+    def solve(
+        self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
+    ) -> Solution | None:
+        """``P_V = P_U G`` and ``D_V = D_U G⁻ᵀ`` at every site, by `solve_general`."""
+        sites, n = plain[0].shape[:-2], plain[0].shape[-1]
+        flat = [f.reshape(sites.numel(), *f.shape[-2:]) for f in (*plain, *dual)]
+        pairs = []
+        for i in range(sites.numel()):
+            pair = solve_general(*(f[i] for f in flat), unit=unit)
+            if pair is None:
+                return None
+            pairs.append(pair)
+        G, inverse = (torch.stack(list(m)).reshape(*sites, n, n) for m in zip(*pairs, strict=True))
+        return Solution(G, inverse)
+
+    def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+        """``P Dᵀ = X Σ Yᵀ`` as ``(X Σ^½)(Y Σ^½)ᵀ``, the largest entry of X's columns positive."""
+        n = plain.shape[-1]
+        Q_p, R_p = torch.linalg.qr(plain)
+        Q_d, R_d = torch.linalg.qr(dual)
+        X, values, Yh = torch.linalg.svd(R_p @ R_d.mT, full_matrices=False)
+        root = values.sqrt().unsqueeze(-2)
+        left, right = Q_p @ (X * root), Q_d @ (Yh.mT * root)
+        if left.shape[-2]:
+            sign = column_signs(left)
+            left, right = left * sign, right * sign
+        margin = (0, n - left.shape[-1])
+        return pad(left, margin), pad(right, margin)
+
+
+def column_signs(rows: Tensor) -> Tensor:
+    """±1 for each column, ``[*sites, 1, n]``: what makes its largest entry positive."""
+    top = rows.abs().argmax(-2, keepdim=True)
+    return torch.where(rows.gather(-2, top) < 0, -1.0, 1.0).to(rows.dtype)
+
+
+def solve_general(
+    P_U: Tensor, P_V: Tensor, D_U: Tensor, D_V: Tensor, *, unit: float
+) -> tuple[Tensor, Tensor] | None:
+    """``G`` invertible with ``P_U G = P_V`` and ``D_V Gᵀ = D_U``, factors ``[rows, n]``.
+
+    ``P_U`` fixes G on its row space (from the left), ``D_V`` fixes it on its own (from the
+    right). Where neither does — both factors lack rank — any completion will do; one that keeps
+    G well conditioned is chosen.
+    """
+    n = P_U.shape[-1]
+    left, fixed_rows = _row_space(P_U, unit)
+    right, fixed_columns = _row_space(D_V, unit)
+    # Rows of G along the row space of P_U; columns of G along the row space of D_V.
+    rows = _least_squares(P_U @ left[:, :fixed_rows], P_V) if fixed_rows else None
+    columns = _least_squares(D_V @ right[:, :fixed_columns], D_U) if fixed_columns else None
+    core = P_U.new_zeros(n, n)  # leftᵀ G right
+    if columns is not None:
+        core[:, :fixed_columns] = (columns @ left).T
+    if rows is not None:
+        core[:fixed_rows] = rows @ right
+    core[fixed_rows:, fixed_columns:] = _completion(core, fixed_rows, fixed_columns)
+    G = left @ core @ right.T
+    if not bool(torch.isfinite(G).all()):
+        return None
+    if float(torch.linalg.cond(G)) > 0.01 / torch.finfo(G.dtype).eps:
+        return None
+    return G, torch.linalg.inv(G)
+
+
+def _least_squares(A: Tensor, B: Tensor) -> Tensor:
+    """``X`` with ``A X`` nearest to ``B``; A has full rank, so the fast driver will do."""
+    solution: Tensor = torch.linalg.lstsq(A, B, driver="gels").solution
+    return solution
+
+
+def _row_space(factor: Tensor, unit: float) -> tuple[Tensor, int]:
+    """An orthogonal ``[n, n]`` whose first columns span the row space, and how many do."""
+    n = factor.shape[-1]
+    if factor.shape[0] == 0:
+        return torch.eye(n, dtype=factor.dtype, device=factor.device), 0
+    triangle = torch.linalg.qr(factor, mode="r").R
+    _, values, vectors = torch.linalg.svd(triangle, full_matrices=True)
+    limit = float(values[0]) * max(factor.shape) * unit * 4
+    return vectors.T, int((values > limit).sum())
+
+
+def _completion(core: Tensor, rows: int, columns: int) -> Tensor:
+    """The free corner of ``core``: directions not yet reached, one to one, at a middling scale."""
+    n = core.shape[-1]
+    shape = (n - rows, n - columns)
+    if 0 in shape:
+        return core.new_zeros(shape)
+    known = torch.linalg.matrix_norm(core, 2) if rows or columns else core.new_ones(())
+    scale = known if float(known) > 0 else core.new_ones(())
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(max(shape), max(shape), generator=generator, dtype=core.dtype)
+    Q: Tensor = torch.linalg.qr(noise).Q
+    return scale * Q[: shape[0], : shape[1]].to(core.device)
