@@ -115,11 +115,11 @@ class Element:
     def _move(self, x: Tensor, spec: TensorSpec, lead: int) -> Tensor:
         """Matrices first, then permutations: ``Q_i ← Q_τ(i) M_τ(i)ᵀ``."""
         batched = self.batch is not None
-        wide = torch.promote_types(x.dtype, self.dtype)
         for dim, name in enumerate(spec.axes):
             if name in self.linears:
                 dual = name in spec.dual
                 matrix = (self.inverses if dual else self.linears)[name]
+                wide = torch.promote_types(x.dtype, matrix.dtype)
                 place = self.space.place(spec.axes, dim, lead=lead, batched=batched)
                 action = self.space.axes[name].action
                 x = action.act(x.to(wide), matrix.to(wide), place, dual=dual)

@@ -116,12 +116,33 @@ class WeightSpace:
 
     def innermost_first(self, axes: Sequence[str]) -> list[int]:
         """The positions in ``axes``, those of axes that belong to others before their owners."""
-        return sorted(range(len(axes)), key=lambda d: -len(self.ancestors(axes[d])))
+        key = tuple(axes)
+        order = self._orders.get(key)
+        if order is None:
+            order = sorted(range(len(key)), key=lambda d: -len(self.ancestors(key[d])))
+            self._orders[key] = order
+        return order
 
     def place(self, axes: Sequence[str], dim: int, *, lead: int, batched: bool) -> Place:
         """Where the axis ``axes[dim]`` and its sites stand in a tensor ``[*lead, *axes, …]``."""
-        owners = (lead + list(axes).index(a) for a in self.ancestors(axes[dim]))
-        return Place(lead + dim, (*((0,) if batched else ()), *owners))
+        key = (tuple(axes), dim, lead, batched)
+        place = self._places.get(key)
+        if place is None:
+            owners = (lead + key[0].index(a) for a in self.ancestors(axes[dim]))
+            place = Place(lead + dim, (*((0,) if batched else ()), *owners))
+            self._places[key] = place
+        return place
+
+    # Elements ask for these at every tensor they move, of a small network more often than it
+    # takes to move it.
+
+    @cached_property
+    def _orders(self) -> dict[tuple[str, ...], list[int]]:
+        return {}
+
+    @cached_property
+    def _places(self) -> dict[tuple[tuple[str, ...], int, int, bool], Place]:
+        return {}
 
     def is_permuted(self, axis: str) -> bool:
         """Whether permutations act on an axis."""

@@ -99,11 +99,11 @@ class MatrixAction(Action):
         dim, last = place.dim, x.ndim - 1
         part = line_up(part, place.sites, x.ndim)  # [*ndim axes, n, n]
         if dual and dim == last - 1 and last not in place.sites:
-            return matmul(part.squeeze(-3).squeeze(-3), x)
+            return matmul(part.squeeze((-4, -3)), x)
         # A row vector times the matrix; a dual axis takes the inverse from the left: its transpose.
         right = part.mT if dual else part
         if dim == last and last >= 1 and last - 1 not in place.sites:
-            return matmul(x, right.squeeze(-3).squeeze(-3))
+            return matmul(x, right.squeeze((-4, -3)))
         moved = x.movedim(dim, -1).unsqueeze(-2)
         return (moved @ right.squeeze(dim)).squeeze(-2).movedim(-1, dim)
 

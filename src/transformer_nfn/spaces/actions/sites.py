@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor
 
 from transformer_nfn.spaces.actions.base import Place
@@ -19,9 +21,11 @@ def line_up(part: Tensor, dims: tuple[int, ...], ndim: int) -> Tensor:
 
     ``[*first, *rest] → [*ndim axes, *rest]``.
     """
-    order = sorted(range(len(dims)), key=lambda i: dims[i])
     shape = [1] * ndim
-    for i in order:
-        shape[dims[i]] = part.shape[i]
-    rest = range(len(dims), part.ndim)
-    return part.permute(*order, *rest).reshape(*shape, *(part.shape[i] for i in rest))
+    for i, dim in enumerate(dims):
+        shape[dim] = part.shape[i]
+    rest = part.shape[len(dims) :]
+    if any(first > then for first, then in pairwise(dims)):
+        order = sorted(range(len(dims)), key=lambda i: dims[i])
+        part = part.permute(*order, *range(len(dims), part.ndim))
+    return part.reshape(*shape, *rest)
