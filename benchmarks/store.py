@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from transformer_nfn.zoo import Architecture, Zoo
-from transformer_nfn.zoo.grid import grid
 from transformer_nfn.zoo.store import Folder, write_shard
+from transformer_nfn.zoo.training.grid import grid
 
 RUNS = 15_689
 SHARD_RUNS = 256

@@ -19,14 +19,6 @@ import torch
 import typer
 
 from transformer_nfn.cli.app import explain_errors
-from transformer_nfn.experiments.novelty import SEEN_FILE
-from transformer_nfn.experiments.records import (
-    LOG_FILE,
-    PREDICTIONS_FILE,
-    RUN_FILE,
-    RunRecord,
-    read_predictions,
-)
 from transformer_nfn.named_assets import (
     CHECKOUT,
     FORMAT,
@@ -36,6 +28,14 @@ from transformer_nfn.named_assets import (
     AssetError,
     describe_files,
     read_index,
+)
+from transformer_nfn.prediction.novelty import SEEN_FILE
+from transformer_nfn.prediction.records import (
+    LOG_FILE,
+    PREDICTIONS_FILE,
+    RUN_FILE,
+    RunRecord,
+    read_predictions,
 )
 from transformer_nfn.whole_files import write_text
 from transformer_nfn.zoo import Zoo, load_task

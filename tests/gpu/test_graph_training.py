@@ -8,9 +8,9 @@ import pytest
 import torch
 from made_networks import parts
 
-from transformer_nfn.experiments.predictors import module_builder
-from transformer_nfn.experiments.protocol import Protocol
-from transformer_nfn.experiments.training import SeedTrainer, _order, train_seeds
+from transformer_nfn.prediction.predictors import module_builder
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.training import SeedTrainer, _order, train_seeds
 
 pytestmark = pytest.mark.gpu
 

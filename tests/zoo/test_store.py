@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from transformer_nfn.zoo import Settings, StoreError, Zoo, ZooError, build, load_task, train
-from transformer_nfn.zoo.plan import Plan
 from transformer_nfn.zoo.store import Folder
+from transformer_nfn.zoo.training.plan import Plan
 from transformer_nfn.zoo.verify import verify
 
 from .conftest import SMALL

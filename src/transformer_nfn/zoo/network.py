@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_nfn.zoo.architecture import Architecture
-from transformer_nfn.zoo.randomness import keep_mask
+from transformer_nfn.zoo.training.randomness import keep_mask
 
 Drop = Callable[[Tensor, int], Tensor]
 

@@ -22,7 +22,7 @@ from transformer_nfn.zoo.module import SmallTransformer, load_network
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.folder import Folder
 from transformer_nfn.zoo.store.reader import ShardReader
-from transformer_nfn.zoo.tasks import WordVectors
+from transformer_nfn.zoo.training.tasks import WordVectors
 
 Rows = Sequence[int] | np.ndarray | Tensor
 # An open shard costs a file handle, and systems allow about a thousand.
