@@ -6,16 +6,15 @@ node sees. A worker that dies is replaced; what it had trained is resumed from i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from transformer_nfn.errors import TransformerNFNError, missing_extra
 from transformer_nfn.paper.cells import Cell, fill_cell
 from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.ray_cluster import one_core_task, ray_cluster, task_result
 
 RETRIES = 2
 
@@ -43,52 +42,16 @@ def fill_cells_on_ray(
         address: of the cluster; None starts one on this machine, unless Ray runs already.
         progress: called with each cell that is done.
     """
-    with _cluster(address) as ray:
-        gpus = 1 if "cuda" in how["device"] else 0
-        task = ray.remote(_work).options(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)
+    with ray_cluster(address, RunError) as ray:
+        task = one_core_task(ray, _work, how["device"], RETRIES)
         where = zoo_path.resolve(), out.resolve()
         waiting = {task.remote(where[0], cell, where[1], how): cell for cell in cells}
         found: dict[str, RunRecord] = {}
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
             cell = waiting.pop(done)
-            found[cell.folder] = _result(ray, done, cell)
+            lost = f"cell '{cell.folder}' was lost on the cluster"
+            found[cell.folder] = task_result(ray, done, RunError, lost)
             if progress is not None:
                 progress(cell, {"done": True, "record": found[cell.folder]})
         return [found[cell.folder] for cell in cells]
-
-
-def _result(ray: Any, reference: Any, cell: Cell) -> RunRecord:
-    try:
-        record: RunRecord = ray.get(reference)
-    except TransformerNFNError as error:
-        # Ray wraps what a worker raised in a class of both kinds, with the worker's traceback.
-        raise RunError(str(getattr(error, "cause", error))) from error
-    except ray.exceptions.RayError as error:
-        raise RunError(
-            f"cell '{cell.folder}' was lost on the cluster ({type(error).__name__})"
-        ) from error
-    return record
-
-
-@contextmanager
-def _cluster(address: str | None) -> Iterator[Any]:
-    try:
-        import ray
-    except ImportError as error:
-        raise missing_extra(RunError, "ray", "ray", "--engine ray") from error
-    if ray.is_initialized():
-        yield ray
-        return
-    try:
-        if address is None:
-            ray.init(include_dashboard=False, log_to_driver=False)
-        else:
-            ray.init(address=address, log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        where = address or "this machine"
-        raise RunError(f"no Ray cluster at {where} ({str(error)[:120]})") from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()

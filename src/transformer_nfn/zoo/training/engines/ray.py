@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from transformer_nfn.errors import TransformerNFNError, missing_extra
+from transformer_nfn.ray_cluster import import_ray, one_core_task, ray_cluster, task_result
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.training.engines.shard import open_shards, store_shard, train_shard
 from transformer_nfn.zoo.training.paths import describe_path
@@ -49,7 +49,7 @@ def run_ray(
         workers: shards at once at most; None for as many as the cluster takes.
         address: of the cluster; None starts one on this machine with ``workers`` cores.
     """
-    ray = _import_ray()
+    import_ray(ZooError)
     configs = plan.configs()
     missing = list(open_shards(plan))
     total = sum(len(runs) for runs in configs.values())
@@ -58,33 +58,8 @@ def run_ray(
     progress.begin(total, total - left, left * plan.recipe.epochs_trained, f"{note}, by Ray")
     if not missing:
         return
-    mine = not ray.is_initialized()
-    if mine:
-        _connect(ray, address, workers)
-    try:
+    with ray_cluster(address, ZooError, cores=workers) as ray:
         _Driver(ray, plan, data, device, workers, path, progress).run()
-    finally:
-        if mine:
-            ray.shutdown()
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise missing_extra(ZooError, "ray", "ray", "--engine ray") from error
-    return ray
-
-
-def _connect(ray: Any, address: str | None, workers: int | None) -> None:
-    try:
-        if address is None:
-            ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
-        else:
-            ray.init(address=address, log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        where = address or "this machine"
-        raise ZooError(f"no Ray cluster at {where} ({str(error)[:120]})") from error
 
 
 class _Driver:
@@ -103,9 +78,7 @@ class _Driver:
         self.most = workers or IN_FLIGHT
         # The data travels once to each node, so that workers need no files.
         self.task = ray.put(plan.load_task(data))
-        self.remote = ray.remote(_work).options(
-            num_cpus=1, num_gpus=1 if "cuda" in device else 0, max_retries=RETRIES
-        )
+        self.remote = one_core_task(ray, _work, device, RETRIES)
         self.flying: dict[Any, tuple[str, ExitStack]] = {}
 
     def run(self) -> None:
@@ -154,17 +127,8 @@ class _Driver:
     def _collect(self, reference: Any) -> None:
         shard, claim = self.flying.pop(reference)
         with claim:
-            try:
-                trained, made = self.ray.get(reference)
-            except TransformerNFNError as error:
-                # Ray wraps what a worker raised in a class of both kinds.
-                cause = getattr(error, "cause", error)
-                raise ZooError(str(cause)) from error
-            except self.ray.exceptions.RayError as error:
-                raise ZooError(
-                    f"shard {shard} was lost {RETRIES + 1} times on the cluster "
-                    f"({type(error).__name__})"
-                ) from error
+            lost = f"shard {shard} was lost {RETRIES + 1} times on the cluster"
+            trained, made = task_result(self.ray, reference, ZooError, lost)
             crashed = store_shard(self.plan, shard, trained, made)
         runs = len(self.configs[shard])
         self.progress.trained(runs * self.plan.recipe.epochs_trained)
