@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from transformer_nfn.models import network_of
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.records import CONFIGURATION
-from transformer_nfn.zoo import Architecture, NetworkBatch
+from transformer_nfn.zoo import Architecture
 
 ARCH = Architecture(tokens=4, classes=3, patch=4, d_model=8, heads=2, d_ff=6, blocks=2)
 
@@ -21,19 +22,13 @@ def made(n: int, seed: int = 0, arch: Architecture = ARCH) -> Dataset:
         factor = scale if name.startswith("classifier") else torch.ones(n)
         noise = torch.randn(n, *shape, generator=source)
         named[name] = 0.3 * factor.reshape(-1, *[1] * len(shape)) * noise
-    batch = NetworkBatch.of(arch, named)
     columns = {key: np.full(n, 0.1) for key in CONFIGURATION}
     columns |= {
         "optimizer": np.array(["adam"] * n, dtype=object),
         "run": np.array([f"{seed}-{i}" for i in range(n)], dtype=object),
         "row": np.arange(n),
     }
-    network = {
-        "embedding": batch.embedding,
-        "blocks": batch.blocks,
-        "classifier": batch.classifier,
-    }
-    return Dataset(arch.block_space, network, (scale - 0.1).clamp(0, 1), columns)
+    return Dataset(arch.block_space, network_of(named), (scale - 0.1).clamp(0, 1), columns)
 
 
 def parts(train: int = 40, val: int = 16, test: int = 16) -> Parts:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.models import Network
+from transformer_nfn.models import Network, network_of
 from transformer_nfn.prediction.records import CONFIGURATION, RunError
 from transformer_nfn.spaces import WeightSpace
 
@@ -131,22 +131,16 @@ def select_rows(
 
 def load_rows(zoo: Zoo, rows: np.ndarray) -> Dataset:
     """Reads the weights of some rows into memory; refuses what is not finite."""
-    from transformer_nfn.zoo import NetworkBatch
-
     named = {name: w.float() for name, w in zoo.weights(rows).items()}
     for name, w in named.items():
         bad = ~torch.isfinite(w).flatten(1).all(1)
         if bool(bad.any()):
             row = int(rows[int(bad.nonzero()[0])])
             raise RunError(f"'{name}' of row {row} of the zoo holds values that are not finite")
-    batch = NetworkBatch.of(zoo.arch, named)
-    network: Network = {"blocks": batch.blocks, "classifier": batch.classifier}
-    if batch.embedding:
-        network["embedding"] = batch.embedding
     columns = {name: zoo.table[name][rows] for name in ("run", *CONFIGURATION)}
     columns["row"] = np.asarray(rows, dtype=np.int64)
     accuracy = torch.as_tensor(zoo.table["test_accuracy"][rows], dtype=torch.float32)
-    return Dataset(zoo.block_space, network, accuracy, columns)
+    return Dataset(zoo.block_space, network_of(named), accuracy, columns)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.models import Network
+from transformer_nfn.models import network_of
 from transformer_nfn.named_assets import resolve
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.records import RunError, RunRecord
-from transformer_nfn.zoo import Architecture, NetworkBatch, Zoo
+from transformer_nfn.zoo import Architecture, Zoo
 from transformer_nfn.zoo.module import from_state_dict
 
 
@@ -91,13 +91,8 @@ def _warning(novelty: float) -> str | None:
 def as_dataset(arch: Architecture, named: list[dict[str, Tensor]]) -> Dataset:
     """Checkpoints as a data set; their accuracy is unknown."""
     stacked = {name: torch.stack([n[name] for n in named]).float() for name in arch.space.tensors}
-    batch = NetworkBatch.of(arch, stacked)
-    network: Network = {"blocks": batch.blocks, "classifier": batch.classifier}
-    if batch.embedding:
-        network["embedding"] = batch.embedding
-    return Dataset(
-        arch.block_space, network, torch.zeros(len(named)), {"row": np.arange(len(named))}
-    )
+    accuracy, columns = torch.zeros(len(named)), {"row": np.arange(len(named))}
+    return Dataset(arch.block_space, network_of(stacked), accuracy, columns)
 
 
 def read_checkpoint(text: str, arch: Architecture) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import DataError, ImportFileError, StoreError, ZooError
 from transformer_nfn.zoo.module import SmallTransformer
 from transformer_nfn.zoo.network import forward
-from transformer_nfn.zoo.store import NetworkBatch, Zoo
+from transformer_nfn.zoo.store import Zoo
 from transformer_nfn.zoo.training.build import build
 from transformer_nfn.zoo.training.grid import Config, grid, sample
 from transformer_nfn.zoo.training.plan import Settings
@@ -17,7 +17,6 @@ __all__ = [
     "Config",
     "DataError",
     "ImportFileError",
-    "NetworkBatch",
     "Recipe",
     "Settings",
     "SmallTransformer",

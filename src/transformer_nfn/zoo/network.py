@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer_nfn.spaces.prefix import under_prefix
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.training.randomness import keep_mask
 
@@ -48,7 +49,7 @@ def forward(
     mask, there = _token_masks(lengths, B, T, x)
     x = drop(x, 0) if drop else x
     for i in range(arch.blocks):
-        w = {k.rpartition(".")[2]: v for k, v in weights.items() if k.startswith(f"blocks.{i}.")}
+        w = under_prefix(weights, f"blocks.{i}.")
         x = F.layer_norm(x, (D,))
         qkv = torch.bmm(x.flatten(1, 2), w["W_QKV"])
         q, k, v = qkv.view(M * B, T, 3, H, D // H).permute(2, 0, 3, 1, 4)
