@@ -42,9 +42,9 @@ from transformer_nfn.zoo import Zoo, load_task
 from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.verify import measure_accuracy
+from transformer_nfn.zoo.word_vectors import VECTORS_FILE
 
 LIMIT = 40 * 2**20
-VECTORS = "vectors.safetensors"
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
 Name = Annotated[str, typer.Argument(help="What users will type.")]
@@ -135,8 +135,8 @@ def _write_zoo(zoo: Zoo, rows: np.ndarray, out: Path, measured: dict[str, float]
         "packed_from": {"runs": zoo.about.get("runs"), "networks": len(zoo)},
     }
     out.mkdir(parents=True)
-    if (zoo.path / VECTORS).exists():
-        Checksums(out).replace(VECTORS, Checksums(zoo.path).read(VECTORS))
+    if (zoo.path / VECTORS_FILE).exists():
+        Checksums(out).replace(VECTORS_FILE, Checksums(zoo.path).read(VECTORS_FILE))
     folder = Folder.create(out, zoo.arch, about)
     flat = zoo.arch.from_named(zoo.weights(rows))
     made = {"packed_from": zoo.path.name}

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_nfn.errors import missing_extra
+from transformer_nfn.known_tasks import task_title
 from transformer_nfn.paper.gather import Run, ZooStudy, gather, model_order
 from transformer_nfn.paper.learning_curve import CurvePoint, curve_lines
-from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name, task_name
+from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name
 from transformer_nfn.paper.table_text import lay_out
 from transformer_nfn.prediction.records import RUN_FILE, RunError, RunRecord
 from transformer_nfn.seed_kinds import seeds_text
@@ -87,7 +88,7 @@ def accuracy_histogram(zoo: Path, stem: Path, bins: int = 20) -> list[Path]:
         axes.set_ylim(bottom=0.7)
         axes.grid(visible=False, axis="x")
         axes.set(xlim=(0, 100), xlabel="test accuracy (%)", ylabel="networks (log scale)")
-        name = task_name(opened.about["task"]["name"])
+        name = task_title(opened.about["task"]["name"])
         seeds = seeds_text(opened.seeds)
         axes.set_title(f"{name}: {len(opened):,} checkpoints, {seeds}", loc="left")
 

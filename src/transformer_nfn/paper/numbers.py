@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from transformer_nfn.known_tasks import PAPER_TASKS, task_title
+
 MODEL_NAMES: Mapping[str, str] = {
     "transformer_nfn": "Transformer-NFN",
     "mlp": "MLP",
@@ -20,13 +22,6 @@ MODEL_NAMES: Mapping[str, str] = {
     "invariant_boosting": "Boosting on invariants",
     "invariant_mlp": "MLP on invariants",
 }
-TASK_NAMES: Mapping[str, str] = {
-    "mnist": "MNIST",
-    "ag_news": "AG News",
-    "digits": "Digits",
-    "fashion_mnist": "Fashion-MNIST",
-}
-
 
 @dataclass(frozen=True)
 class Number:
@@ -94,7 +89,7 @@ _PAPER_MODELS = {
     for name in ("mlp", "statnn", "xgboost", "lightgbm", "random_forest", "transformer_nfn")
 }
 _THRESHOLDS = {"all": "No threshold", "0.2": "20 %", "0.4": "40 %", "0.6": "60 %", "0.8": "80 %"}
-_TASKS = {"mnist": "MNIST", "ag_news": "AG News"}
+_TASKS = {name: task_title(name) for name in PAPER_TASKS}
 
 TABLE_1 = PaperTable(
     name="table1",
@@ -233,8 +228,3 @@ ALL_TABLES: Mapping[str, PaperTable] = {**PAPER_TABLES, LEARNING_CURVE.name: LEA
 def model_name(model: str) -> str:
     """How a predictor is called in a table."""
     return MODEL_NAMES.get(model, model)
-
-
-def task_name(task: str) -> str:
-    """How a task is called in a table."""
-    return TASK_NAMES.get(task, task)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformer_nfn.known_tasks import task_title
 from transformer_nfn.paper.numbers import (
     ALL_TABLES,
     LEARNING_CURVE,
@@ -13,7 +14,6 @@ from transformer_nfn.paper.numbers import (
     Number,
     PaperTable,
     model_name,
-    task_name,
 )
 from transformer_nfn.prediction.records import RunError, RunRecord
 from transformer_nfn.seed_kinds import seeds_text
@@ -111,7 +111,7 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
         view = views.setdefault(zoo, _empty(paper, zoo))
         for row, column, cell in _cells_of(paper, record):
             view.rows.setdefault(row, model_name(row))
-            view.columns.setdefault(column, task_name(column))
+            view.columns.setdefault(column, task_title(column))
             view.ours[row, column] = cell
     for view in views.values():
         if paper.by_task:
@@ -128,9 +128,9 @@ def zoo_label(record: RunRecord) -> str:
     """A zoo in a few words: its task, its name where that says more, its size, its seeds."""
     task = str(record.zoo.get("task", "unknown task"))
     name = str(record.zoo.get("name") or task)
-    title = (
-        task_name(task) if name in (task, task_name(task), "zoo") else f"{task_name(task)} ({name})"
-    )
+    title = task_title(task)
+    if name not in (task, title, "zoo"):
+        title = f"{title} ({name})"
     size = zoo_size(record.zoo)
     seeds = zoo_seeds(record)
     words = [title]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.paper.cells import Cell, PartsCache, fill_cell
 from transformer_nfn.paper.cells_on_ray import fill_cells_on_ray
 from transformer_nfn.paper.learning_curve import curve_sizes
@@ -55,7 +56,7 @@ def table_cells(
         train: how many networks of the zoo there are to train on (learning curve).
     """
     chosen = tuple(models) if models is not None else (*PAPER_MODELS, *EXTRA_MODELS)
-    text = task == "ag_news"
+    text = task in KNOWN_TASKS and not KNOWN_TASKS[task].patch
     if name in ("table1", "table2"):
         return [
             Cell(name, model, column, model, min_accuracy=least)

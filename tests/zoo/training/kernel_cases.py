@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_nfn.zoo import sample
-from transformer_nfn.zoo.network import dropout, forward, sites
+from transformer_nfn.zoo.network import forward, sites
 from transformer_nfn.zoo.training.backends.kernels.autograd import fused_loss
 from transformer_nfn.zoo.training.backends.kernels.launch import Clock, Pass
+from transformer_nfn.zoo.training.dropout import dropout
 from transformer_nfn.zoo.training.randomness import CROP, DROPOUT, dropout_threshold, keys
 from transformer_nfn.zoo.training.tasks import ImageTask, Task, TextTask, WordVectors, image_task
 from transformer_nfn.zoo.training.trainer import initial_weights

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -18,10 +17,9 @@ from transformer_nfn.models import Network, network_of
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.module import SmallTransformer, load_network
-from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.folder import Folder
 from transformer_nfn.zoo.store.reader import ShardReader
-from transformer_nfn.zoo.training.tasks import WordVectors
+from transformer_nfn.zoo.word_vectors import WordVectors
 
 Rows = Sequence[int] | np.ndarray | Tensor
 # An open shard costs a file handle, and systems allow about a thousand.
@@ -213,10 +211,7 @@ class Zoo:
 
     def word_vectors(self) -> WordVectors | None:
         """The word vectors stored with a text zoo."""
-        if not (self.path / "vectors.safetensors").exists():
-            return None
-        data = Checksums(self.path).read("vectors.safetensors")
-        return WordVectors.from_tensors(safetensors.torch.load(data))
+        return self._folder.word_vectors()
 
     def _rows(self, rows: Rows) -> np.ndarray:
         chosen = np.asarray(rows)

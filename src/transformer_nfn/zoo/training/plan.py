@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.folder import Folder, check_fresh, claim
 from transformer_nfn.zoo.training.grid import GRID_SIZE, Config, grid, sample
-from transformer_nfn.zoo.training.tasks import Task, TextTask, WordVectors, load_task
+from transformer_nfn.zoo.training.tasks import Task, TextTask, load_task
 from transformer_nfn.zoo.training.trainer import Recipe
+from transformer_nfn.zoo.word_vectors import VECTORS_FILE
 
 # Networks a shard. On the CPU little is lost when a build is stopped; a GPU wants many at once.
 SHARD_RUNS = {"cpu": 8, "cuda": 256}
@@ -94,7 +93,7 @@ class Plan:
             data,
             held=0.0 if self.recipe.select == "test" else None,
             samples=about["samples"],
-            vectors=stored_vectors(self.folder),
+            vectors=self.folder.word_vectors(),
         )
         if task.provenance != about["provenance"]:
             raise StoreError(
@@ -102,14 +101,6 @@ class Plan:
                 f"{about['provenance']}, found {task.provenance}"
             )
         return task
-
-
-def stored_vectors(folder: Folder) -> WordVectors | None:
-    """The word vectors a text zoo keeps."""
-    if not (folder.path / "vectors.safetensors").exists():
-        return None
-    data = Checksums(folder.path).read("vectors.safetensors")
-    return WordVectors.from_tensors(safetensors.torch.load(data))
 
 
 def make_plan(
@@ -149,8 +140,7 @@ def make_plan(
                 task = None
             else:
                 if isinstance(task, TextTask):
-                    blob = safetensors.torch.save(task.words.to_tensors())
-                    Checksums(out).replace("vectors.safetensors", blob)
+                    Checksums(out).replace(VECTORS_FILE, task.words.to_bytes())
                 Folder.create(out, task.arch, about)
     folder = Folder.open(out)
     _check_same(folder, settings)

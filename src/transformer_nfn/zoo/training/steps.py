@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_nfn.zoo.architecture import Architecture
-from transformer_nfn.zoo.network import dropout, forward
+from transformer_nfn.zoo.network import forward
+from transformer_nfn.zoo.training.dropout import dropout
 from transformer_nfn.zoo.training.optimise import update
 from transformer_nfn.zoo.training.tasks import Batch
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from transformer_nfn.known_tasks import TASKS
 from transformer_nfn.zoo.errors import DataError
 from transformer_nfn.zoo.training.tasks.images import ImageTask, digits, idx_images, image_task
 from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task
 from transformer_nfn.zoo.training.tasks.text import TextTask, ag_news
-from transformer_nfn.zoo.training.tasks.vectors import WordVectors
-
-TASKS = ("digits", "mnist", "fashion_mnist", "ag_news")
+from transformer_nfn.zoo.word_vectors import WordVectors
 
 
 def load_task(

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import missing_extra
+from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import DataError
 from transformer_nfn.zoo.training.randomness import keys, permutation, words
 from transformer_nfn.zoo.training.tasks.fetch import RemoteFile, fetch
 from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task, hold_out
 
+IMAGE_CLASSES = KNOWN_TASKS["mnist"].classes
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _NAMES = (
@@ -132,7 +134,7 @@ def image_task(
     inside = torch.arange(side)[:, None] * wide + torch.arange(side)
     return ImageTask(
         name,
-        Architecture(tokens=math.prod(top.shape), classes=10, patch=side * side),
+        Architecture(tokens=math.prod(top.shape), classes=IMAGE_CLASSES, patch=side * side),
         images={
             "train": pad(images[keep]),
             "held": pad(images[out]),
@@ -167,7 +169,7 @@ def digits(held: float | None, samples: int | None) -> ImageTask:
         "digits",
         (images[train], labels[train]),
         (images[test], labels[test]),
-        side=2,
+        side=KNOWN_TASKS["digits"].patch_side,
         white=16,
         padding=0,
         epochs=18,
@@ -194,14 +196,15 @@ def idx_images(
     ):
         if len(images) != len(labels):
             raise DataError(f"{path}: expected {len(images)} labels, found {len(labels)}")
-        if labels.max() > 9:
-            raise DataError(f"{path}: label {int(labels.max())} is out of range 0 to 9")
+        last = IMAGE_CLASSES - 1
+        if labels.max() > last:
+            raise DataError(f"{path}: label {int(labels.max())} is out of range 0 to {last}")
     train_x, train_y, test_x, test_y = (torch.from_numpy(a) for a in arrays)
     return image_task(
         name,
         (train_x, train_y.long()),
         (test_x, test_y.long()),
-        side=4,
+        side=KNOWN_TASKS[name].patch_side,
         white=255,
         padding=2,
         epochs=100,

@@ -15,19 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_nfn.known_tasks import KNOWN_TASKS, WIDTH
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import DataError
 from transformer_nfn.zoo.training.tasks.fetch import RemoteFile, fetch
 from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task, hold_out
-from transformer_nfn.zoo.training.tasks.vectors import WordVectors, load_vectors, train_vectors
+from transformer_nfn.zoo.training.tasks.vectors import load_vectors, train_vectors
+from transformer_nfn.zoo.word_vectors import WordVectors
 
 _BASE = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 _FILES = {
     "train": RemoteFile(_BASE + "train.csv", "b1a00f826fdfbd249f79597b59e1dc12"),
     "test": RemoteFile(_BASE + "test.csv", "d52ea96a97a2d943681189a97654912d"),
 }
-CLASSES = 4
-POSITIONS = 512
+AG_NEWS = KNOWN_TASKS["ag_news"]
 
 
 @dataclass(frozen=True)
@@ -105,16 +106,16 @@ def ag_news(
         words = vectors
     elif vectors is not None:
         used = {word for line in known + texts["test"][1] for word in line}
-        words = load_vectors(vectors, used, 32)
+        words = load_vectors(vectors, used, WIDTH)
     else:
-        words = train_vectors(known, 32)
+        words = train_vectors(known, WIDTH)
     number = {word: i + 1 for i, word in enumerate(words.vocabulary)}
     train, test = (_numbers(texts[part][1], number) for part in ("train", "test"))
     train_y, test_y = (torch.tensor(texts[part][0]) for part in ("train", "test"))
     zero = torch.zeros(1, words.vectors.shape[1])
     return TextTask(
-        "ag_news",
-        Architecture(tokens=POSITIONS, classes=CLASSES, patch=0),
+        AG_NEWS.name,
+        Architecture.of(AG_NEWS),
         tokens={"train": train[0][keep], "held": train[0][out], "test": test[0]},
         counts={"train": train[1][keep], "held": train[1][out], "test": test[1]},
         labels={"train": train_y[keep], "held": train_y[out], "test": test_y},
@@ -128,17 +129,18 @@ def ag_news(
 
 
 def _numbers(texts: list[list[str]], number: dict[str, int]) -> tuple[Tensor, Tensor]:
-    counts = torch.tensor([min(len(text), POSITIONS) for text in texts])
+    most = AG_NEWS.tokens
+    counts = torch.tensor([min(len(text), most) for text in texts])
     tokens = torch.zeros(len(texts), int(counts.max()), dtype=torch.int32)
     for row, text in enumerate(texts):
-        ids = [number.get(word, 0) for word in text[:POSITIONS]]
+        ids = [number.get(word, 0) for word in text[:most]]
         tokens[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
     return tokens, counts
 
 
 def _find(part: str, folder: Path | None) -> Path:
     if folder is None:
-        return fetch("ag_news", _FILES[part], None)
+        return fetch(AG_NEWS.name, _FILES[part], None)
     if not folder.is_dir():
         raise DataError(f"data folder '{folder}' does not exist")
     for name in (part, f"{part}_partial"):
@@ -166,8 +168,9 @@ def read_ag_news(path: Path) -> tuple[list[int], list[list[str]], str]:
             raise DataError(f"{path} row {line}: expected 3 columns, found {len(row)}")
         if line == 1 and not row[0].strip().isdigit():
             continue
-        if not row[0].strip().isdigit() or not 1 <= int(row[0]) <= CLASSES:
-            raise DataError(f"{path} row {line}: label must be 1 to {CLASSES}, found '{row[0]}'")
+        last = AG_NEWS.classes
+        if not row[0].strip().isdigit() or not 1 <= int(row[0]) <= last:
+            raise DataError(f"{path} row {line}: label must be 1 to {last}, found '{row[0]}'")
         labels.append(int(row[0]) - 1)
         texts.append(row[2].split())
     if not labels:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,29 +13,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import missing_extra
 from transformer_nfn.zoo.errors import DataError
-
-
-@dataclass(frozen=True)
-class WordVectors:
-    """A vocabulary and a vector for each word, ``[words, width]``, with where they came from."""
-
-    vocabulary: tuple[str, ...]
-    vectors: Tensor
-    source: str
-
-    def to_tensors(self) -> dict[str, Tensor]:
-        """As tensors for a safetensors file; the vocabulary is UTF-8 JSON in a byte tensor."""
-        text = json.dumps([self.source, *self.vocabulary], ensure_ascii=False).encode()
-        return {
-            "vectors": self.vectors.contiguous(),
-            "vocabulary": torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy()),
-        }
-
-    @staticmethod
-    def from_tensors(tensors: dict[str, Tensor]) -> WordVectors:
-        """Reads what `to_tensors` wrote."""
-        source, *vocabulary = json.loads(tensors["vocabulary"].numpy().tobytes().decode())
-        return WordVectors(tuple(vocabulary), tensors["vectors"], source)
+from transformer_nfn.zoo.word_vectors import WordVectors
 
 
 def train_vectors(texts: Sequence[Sequence[str]], width: int) -> WordVectors:
