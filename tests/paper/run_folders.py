@@ -121,7 +121,7 @@ def write_run(
             "test": test,
             "augment": augment,
         },
-        protocol={"epochs": 50, "batch": 16, "lr": 1e-3, "options": {}, "fingerprint": "f0"},
+        protocol={"epochs": 50, "batch": 16, "lr": 1e-3, "options": {}, "identity": "f0"},
         seeds=summary,
         summary={}
         if not summary

@@ -44,12 +44,12 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
             SHORT,
             [0, 1],
             folder=tmp_path,
-            fingerprint="x",
+            identity="x",
             report=kill,
             save_every=0,
         )
     assert (tmp_path / STATE_FILE).is_file()
-    resumed = train_seeds(builder(data), data, SHORT, [0, 1], folder=tmp_path, fingerprint="x")
+    resumed = train_seeds(builder(data), data, SHORT, [0, 1], folder=tmp_path, identity="x")
     assert resumed.best_epoch == whole.best_epoch
     for ours, theirs in zip(weights(resumed), weights(whole), strict=True):
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -57,7 +57,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     assert [(x["epoch"], x["seed"]) for x in lines] == [(e, s) for e in range(1, 5) for s in (0, 1)]
     assert (tmp_path / STATE_FILE).is_file()
     with pytest.raises(RunError, match="is of another training"):
-        train_seeds(builder(data), data, SHORT, [0, 1], folder=tmp_path, fingerprint="y")
+        train_seeds(builder(data), data, SHORT, [0, 1], folder=tmp_path, identity="y")
 
 
 @pytest.mark.parametrize("model", ["transformer_nfn", "mlp", "statnn"])

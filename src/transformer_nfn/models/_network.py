@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -49,6 +49,20 @@ def network_of(named: Mapping[str, Tensor]) -> Network:
     }
     embedding = under_prefix(named, "embedding.")
     return network if not embedding else {**network, "embedding": embedding}
+
+
+def tensors_of(network: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Every tensor of a network under its full name: ``blocks.0.W_Q``, ``classifier.b_1``."""
+    found: dict[str, Tensor] = {}
+    for part, value in network.items():
+        if isinstance(value, Tensor):
+            found[part] = value
+        elif isinstance(value, Mapping):
+            found |= {f"{part}.{name}": w for name, w in value.items()}
+        else:
+            for i, block in enumerate(value):
+                found |= {f"{part}.{i}.{name}": w for name, w in block.items()}
+    return found
 
 
 def flat(network: Mapping[str, object], part: str, width: int) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transformer_nfn.prediction.dataset import Dataset, Parts
+from transformer_nfn.prediction.identity import KEY, is_of, training_identity
 from transformer_nfn.prediction.intervals import LEVEL, coverage, radius
 from transformer_nfn.prediction.metrics import scores, standard_error
 from transformer_nfn.prediction.novelty import Seen
@@ -47,24 +46,6 @@ def describe_zoo(zoo: Zoo) -> dict[str, Any]:
         "seeds": zoo.seeds,
         "architecture": zoo.arch.to_json(),
     }
-
-
-def fingerprint(
-    model: str, options: Mapping[str, Any], parts: Parts, protocol: Protocol, seeds: list[int]
-) -> str:
-    """Identifies a training: same networks, model, protocol and seeds."""
-    digest = hashlib.sha256()
-    about = {
-        "model": model,
-        "options": dict(options),
-        "protocol": protocol.to_json(),
-        "seeds": seeds,
-    }
-    digest.update(json.dumps(about, sort_keys=True).encode())
-    for part in (parts.train, parts.val, parts.test):
-        digest.update(part.accuracy.cpu().numpy().tobytes())
-        digest.update(part.network["blocks"][0]["W_Q"].cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def train_run(
@@ -104,10 +85,10 @@ def train_run(
     """
     check_name(model)
     protocol, options = protocol or Protocol(), dict(options or {})
-    mark = fingerprint(model, options, parts, protocol, seeds)
+    identity = training_identity(model, options, parts, protocol, seeds)
     if (out / RUN_FILE).is_file():
         record = RunRecord.read(out)
-        if record.protocol.get("fingerprint") == mark:
+        if is_of(record, identity, model, options, parts, protocol, seeds):
             return _with_seeds(record, zoo, out)
         raise RunError(f"'{out}' holds another run ({record.model}); choose another folder")
     out.mkdir(parents=True, exist_ok=True)
@@ -120,7 +101,7 @@ def train_run(
             protocol,
             seeds,
             folder=out,
-            fingerprint=mark,
+            identity=identity,
             report=report,
             save_every=save_every,
         )
@@ -157,7 +138,7 @@ def train_run(
         model=model,
         zoo=dict(zoo),
         selection={**(selection or {}), **parts.counts},
-        protocol={**protocol.to_json(), "options": options, "fingerprint": mark},
+        protocol={**protocol.to_json(), "options": options, KEY: identity},
         seeds=rows,
         summary={
             "tau": float(np.mean(taus)),

@@ -236,7 +236,7 @@ class SeedTrainer:
 
     # What a killed training needs to go on as if nothing had happened.
 
-    def save(self, path: Path, fingerprint: str) -> None:
+    def save(self, path: Path, identity: str) -> None:
         """Writes the whole state, beside first and then renamed."""
         tensors = {f"state.{k}": v.detach() for k, v in self.state.items()}
         tensors |= {f"best.{k}": v for k, v in self.best.items()}
@@ -246,7 +246,7 @@ class SeedTrainer:
             "epoch": self.epoch,
             "best_epoch": self.best_epoch,
             "val_tau": self.val_tau,
-            "fingerprint": fingerprint,
+            "identity": identity,
         }
         with whole_file(path) as beside:
             save_file(
@@ -255,11 +255,16 @@ class SeedTrainer:
                 metadata={"about": json.dumps(about)},
             )
 
-    def load(self, path: Path, fingerprint: str) -> None:
+    def load(self, path: Path, identity: str) -> None:
         """Takes up what `save` wrote; refuses the state of another training."""
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("about", "{}"))
-            if about.get("fingerprint") != fingerprint:
+            if "identity" not in about:
+                raise RunError(
+                    f"'{path}' was begun by an older version, which did not tell trainings apart "
+                    "by all their weights; choose another --out or remove it"
+                )
+            if about["identity"] != identity:
                 raise RunError(
                     f"'{path}' is of another training (other networks, model or protocol); "
                     "choose another --out or remove it"
@@ -319,7 +324,7 @@ def train_seeds(
     seeds: list[int],
     *,
     folder: Path | None = None,
-    fingerprint: str = "",
+    identity: str = "",
     together: bool = True,
     report: Report | None = None,
     save_every: float = SAVE_SECONDS,
@@ -332,7 +337,7 @@ def train_seeds(
         protocol: how.
         seeds: which.
         folder: where the log and the state to resume from are kept; None keeps nothing.
-        fingerprint: identifies the training; a state of another one is refused.
+        identity: identifies the training; a state of another one is refused.
         together: see `SeedTrainer`.
         report: called with every line of the log.
         save_every: seconds between two saved states; saving costs four times the parameters.
@@ -341,7 +346,7 @@ def train_seeds(
     state = folder / STATE_FILE if folder is not None else None
     log: list[str] = []
     if folder is not None and state is not None and state.is_file():
-        trainer.load(state, fingerprint)
+        trainer.load(state, identity)
         lines = (
             (folder / LOG_FILE).read_text().splitlines() if (folder / LOG_FILE).is_file() else []
         )
@@ -364,6 +369,6 @@ def train_seeds(
         if folder is not None and state is not None and (last or due):
             write_text(folder / LOG_FILE, "\n".join(log) + "\n")
             if not last:
-                trainer.save(state, fingerprint)
+                trainer.save(state, identity)
                 saved = time.monotonic()
     return trainer.result()

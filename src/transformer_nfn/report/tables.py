@@ -11,6 +11,7 @@ import numpy as np
 
 from transformer_nfn.paper.gather import Run, ZooStudy
 from transformer_nfn.paper.table_text import OurCell, TableView, mean_text, zoo_seeds
+from transformer_nfn.prediction.identity import KEY, OLDER_KEY
 from transformer_nfn.prediction.records import CONFIGURATION, RunRecord
 from transformer_nfn.report.findings import ErrorTable, WorstNetwork
 from transformer_nfn.seed_kinds import seeds_text
@@ -194,7 +195,7 @@ def protocol_table(runs: list[Run]) -> str:
     """How each model was trained, as its record says; epochs do not concern trees."""
     rows = []
     for run in runs:
-        settings = {k: v for k, v in run.record.protocol.items() if k != "fingerprint"}
+        settings = {k: v for k, v in run.record.protocol.items() if k not in (KEY, OLDER_KEY)}
         if all(seed.get("best_epoch") is None for seed in run.record.seeds):
             settings = {"options": settings.get("options")}
         options = settings.pop("options", None)
