@@ -23,9 +23,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo import Architecture, Zoo
-from transformer_nfn.zoo.grid import grid
 from transformer_nfn.zoo.store import Folder, write_shard
+from transformer_nfn.zoo.training.grid import grid
 
 RUNS = 15_689
 SHARD_RUNS = 256
@@ -33,7 +34,7 @@ SHARD_RUNS = 256
 
 def write_zoo(path: Path, runs: int) -> None:
     """A zoo of random networks, in the form a build on a GPU writes."""
-    arch = Architecture(tokens=49, classes=10, patch=16)
+    arch = Architecture.of(KNOWN_TASKS["mnist"])
     weights = torch.randn(SHARD_RUNS * 4, arch.num_weights)
     configs = grid()[:runs]
     groups = [configs[i : i + SHARD_RUNS] for i in range(0, runs, SHARD_RUNS)]

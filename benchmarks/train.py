@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "nn"))
 from paper_transcription import PaperModel
 
 from transformer_nfn import spaces
-from transformer_nfn.experiments.dataset import Dataset, Parts
-from transformer_nfn.experiments.predictors import module_builder
-from transformer_nfn.experiments.protocol import Protocol
-from transformer_nfn.experiments.training import SeedTrainer
+from transformer_nfn.prediction.dataset import Dataset, Parts
+from transformer_nfn.prediction.predictors import module_builder
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.training import SeedTrainer
 
 CELL = 11_000 * 50 * 5
 SPACE = spaces.attention_block(32, 2, 16, 16, 64)

@@ -46,12 +46,12 @@ from transformer_nfn.zoo import (
     load_task,
     sample,
 )
-from transformer_nfn.zoo.epochs import StepRunner
 from transformer_nfn.zoo.module import to_state_dict
-from transformer_nfn.zoo.paths import choose_runner, describe_path
-from transformer_nfn.zoo.steps import TorchStepper
-from transformer_nfn.zoo.tasks import Task
-from transformer_nfn.zoo.trainer import _Training, initial_weights, train
+from transformer_nfn.zoo.training.epochs import StepRunner
+from transformer_nfn.zoo.training.paths import choose_runner, describe_path
+from transformer_nfn.zoo.training.steps import TorchStepper
+from transformer_nfn.zoo.training.tasks import Task
+from transformer_nfn.zoo.training.trainer import _Training, initial_weights, train
 
 BATCH = 128
 

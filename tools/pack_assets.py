@@ -19,14 +19,6 @@ import torch
 import typer
 
 from transformer_nfn.cli.app import explain_errors
-from transformer_nfn.experiments.novelty import SEEN_FILE
-from transformer_nfn.experiments.records import (
-    LOG_FILE,
-    PREDICTIONS_FILE,
-    RUN_FILE,
-    RunRecord,
-    read_predictions,
-)
 from transformer_nfn.named_assets import (
     CHECKOUT,
     FORMAT,
@@ -37,14 +29,22 @@ from transformer_nfn.named_assets import (
     describe_files,
     read_index,
 )
+from transformer_nfn.prediction.novelty import SEEN_FILE
+from transformer_nfn.prediction.records import (
+    LOG_FILE,
+    PREDICTIONS_FILE,
+    RUN_FILE,
+    RunRecord,
+    read_predictions,
+)
 from transformer_nfn.whole_files import write_text
 from transformer_nfn.zoo import Zoo, load_task
 from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.verify import measure_accuracy
+from transformer_nfn.zoo.word_vectors import VECTORS_FILE
 
 LIMIT = 40 * 2**20
-VECTORS = "vectors.safetensors"
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
 Name = Annotated[str, typer.Argument(help="What users will type.")]
@@ -135,8 +135,8 @@ def _write_zoo(zoo: Zoo, rows: np.ndarray, out: Path, measured: dict[str, float]
         "packed_from": {"runs": zoo.about.get("runs"), "networks": len(zoo)},
     }
     out.mkdir(parents=True)
-    if (zoo.path / VECTORS).exists():
-        Checksums(out).replace(VECTORS, Checksums(zoo.path).read(VECTORS))
+    if (zoo.path / VECTORS_FILE).exists():
+        Checksums(out).replace(VECTORS_FILE, Checksums(zoo.path).read(VECTORS_FILE))
     folder = Folder.create(out, zoo.arch, about)
     flat = zoo.arch.from_named(zoo.weights(rows))
     made = {"packed_from": zoo.path.name}

@@ -254,7 +254,7 @@ def _get(url: str) -> str:
 
 
 def _fetch(url: str, path: Path, sha256: str) -> None:
-    from transformer_nfn.zoo.tasks.fetch import resume_download
+    from transformer_nfn.zoo.training.tasks.fetch import resume_download
 
     pooch = _import("pooch")
     pooch.get_logger().setLevel("WARNING")  # the bar says what is fetched

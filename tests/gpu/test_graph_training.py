@@ -8,9 +8,9 @@ import pytest
 import torch
 from made_networks import parts
 
-from transformer_nfn.experiments.predictors import module_builder
-from transformer_nfn.experiments.protocol import Protocol
-from transformer_nfn.experiments.training import SeedTrainer, _order, train_seeds
+from transformer_nfn.prediction.predictors import module_builder
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.training import SeedTrainer, _order, train_seeds
 
 pytestmark = pytest.mark.gpu
 
@@ -89,7 +89,7 @@ def test_a_killed_training_ends_with_the_same_weights(data, tmp_path, seeds):
         if line["epoch"] == 3:
             raise KilledError
 
-    options = {"folder": tmp_path, "fingerprint": "x"}
+    options = {"folder": tmp_path, "identity": "x"}
     with pytest.raises(KilledError):
         train_seeds(build, data, PROTOCOL, seeds, report=kill, save_every=0, **options)
     resumed = train_seeds(build, data, PROTOCOL, seeds, **options)

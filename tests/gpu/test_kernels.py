@@ -11,11 +11,11 @@ from scipy import stats
 
 from transformer_nfn import spaces
 from transformer_nfn.zoo import Recipe, load_task, sample
-from transformer_nfn.zoo.epochs import StepRunner
-from transformer_nfn.zoo.paths import choose_runner
-from transformer_nfn.zoo.steps import TorchStepper
-from transformer_nfn.zoo.tasks import Task
-from transformer_nfn.zoo.trainer import _Training, train
+from transformer_nfn.zoo.training.epochs import StepRunner
+from transformer_nfn.zoo.training.paths import choose_runner
+from transformer_nfn.zoo.training.steps import TorchStepper
+from transformer_nfn.zoo.training.tasks import Task
+from transformer_nfn.zoo.training.trainer import _Training, train
 
 pytestmark = pytest.mark.gpu
 

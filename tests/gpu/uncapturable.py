@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "prediction"))
 
 from made_networks import parts
 
-from transformer_nfn.experiments.protocol import Protocol
-from transformer_nfn.experiments.training import SeedTrainer
 from transformer_nfn.models import MLP
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.training import SeedTrainer
 
 
 class Waiting(MLP):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from transformer_nfn.zoo import Settings, Zoo, build
-from transformer_nfn.zoo.tasks import ImageTask, Task, TextTask, WordVectors, image_task
-from transformer_nfn.zoo.tasks.text import ag_news
+from transformer_nfn.zoo.training.tasks import ImageTask, Task, TextTask, WordVectors, image_task
+from transformer_nfn.zoo.training.tasks.text import ag_news
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

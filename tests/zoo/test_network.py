@@ -7,9 +7,9 @@ import torch
 
 from transformer_nfn.zoo import Architecture, SmallTransformer, forward
 from transformer_nfn.zoo.module import from_state_dict, load_network, to_state_dict
-from transformer_nfn.zoo.network import dropout
-from transformer_nfn.zoo.randomness import dropout_threshold, keys
-from transformer_nfn.zoo.tasks import Task
+from transformer_nfn.zoo.training.dropout import dropout
+from transformer_nfn.zoo.training.randomness import dropout_threshold, keys
+from transformer_nfn.zoo.training.tasks import Task
 
 
 def random_networks(arch: Architecture, n: int) -> torch.Tensor:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from transformer_nfn.zoo import Settings, StoreError, Zoo, ZooError, build, load_task, train
-from transformer_nfn.zoo.plan import Plan
 from transformer_nfn.zoo.store import Folder
+from transformer_nfn.zoo.training.plan import Plan
 from transformer_nfn.zoo.verify import verify
 
 from .conftest import SMALL
@@ -89,12 +89,12 @@ def test_splits_keep_runs_whole(small_zoo: Zoo) -> None:
 
 def test_parts_fit_the_models(small_zoo: Zoo) -> None:
     batch = small_zoo.batch([0, 1, 2])
-    assert len(batch.blocks) == 2
-    for block in batch.blocks:
+    assert len(batch["blocks"]) == 2
+    for block in batch["blocks"]:
         small_zoo.block_space.check(block)
         assert block["W_Q"].shape[:2] == (3, 1)
-    assert set(batch.embedding) == {"W", "b"}
-    assert batch.classifier["W_2"].shape == (3, 32, 10)
+    assert set(batch["embedding"]) == {"W", "b"}
+    assert batch["classifier"]["W_2"].shape == (3, 32, 10)
 
 
 def test_networks_run_and_do_what_the_index_says(small_zoo: Zoo) -> None:

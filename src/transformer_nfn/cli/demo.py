@@ -38,12 +38,12 @@ def demo_command(
 
       tnfn demo --quick
     """
-    from transformer_nfn.experiments.dataset import load_parts
-    from transformer_nfn.experiments.predictors import PAPER_MODELS
-    from transformer_nfn.experiments.protocol import Protocol
-    from transformer_nfn.experiments.report import write_report
-    from transformer_nfn.experiments.runs import describe_zoo, train_run
-    from transformer_nfn.experiments.tables import EXTRA_MODELS
+    from transformer_nfn.paper.tables import EXTRA_MODELS
+    from transformer_nfn.prediction.dataset import load_parts
+    from transformer_nfn.prediction.predictors import PAPER_MODELS
+    from transformer_nfn.prediction.protocol import Protocol
+    from transformer_nfn.prediction.runs import describe_zoo, train_run
+    from transformer_nfn.report import write_report
     from transformer_nfn.zoo import Settings, build
 
     console = Console()

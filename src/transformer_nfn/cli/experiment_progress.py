@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.experiments.records import RunRecord
+from transformer_nfn.prediction.records import RunRecord
 
 
 def counting_bar(console: Console) -> Progress:

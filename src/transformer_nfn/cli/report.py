@@ -21,7 +21,7 @@ def report_command(
 
     Example: tnfn report runs --out report.html
     """
-    from transformer_nfn.experiments.report import write_report
+    from transformer_nfn.report import write_report
 
     write_report(runs, out)
     typer.echo(out)

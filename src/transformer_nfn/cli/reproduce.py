@@ -59,10 +59,10 @@ def reproduce_command(
     if what == "figures":
         _figures(zoo, out)
         return
-    from transformer_nfn.experiments.figures import check_matplotlib, learning_curve
-    from transformer_nfn.experiments.predictors import check_name
-    from transformer_nfn.experiments.protocol import Protocol
-    from transformer_nfn.experiments.tables import reproduce, zoo_cells
+    from transformer_nfn.paper.figures import check_matplotlib, learning_curve
+    from transformer_nfn.paper.tables import reproduce, zoo_cells
+    from transformer_nfn.prediction.predictors import check_name
+    from transformer_nfn.prediction.protocol import Protocol
 
     chosen = models.split(",") if models else None
     for name in chosen or ():
@@ -111,7 +111,7 @@ def reproduce_command(
 
 
 def _figures(zoo: Path, out: Path) -> None:
-    from transformer_nfn.experiments.figures import write_figures
+    from transformer_nfn.paper.figures import write_figures
 
     for path in write_figures(zoo, out):
         typer.echo(f"wrote {path}")

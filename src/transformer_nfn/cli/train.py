@@ -83,10 +83,10 @@ def train_command(
 
       tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
-    from transformer_nfn.experiments.dataset import load_parts
-    from transformer_nfn.experiments.predictors import NEURAL, PREDICTORS, check_name
-    from transformer_nfn.experiments.protocol import Protocol
-    from transformer_nfn.experiments.runs import describe_zoo, train_run
+    from transformer_nfn.prediction.dataset import load_parts
+    from transformer_nfn.prediction.predictors import NEURAL, PREDICTORS, check_name
+    from transformer_nfn.prediction.protocol import Protocol
+    from transformer_nfn.prediction.runs import describe_zoo, train_run
     from transformer_nfn.zoo import Zoo
 
     if model == "list":
@@ -114,7 +114,7 @@ def train_command(
             save_every=save_every,
         )
     if tensorboard:
-        from transformer_nfn.experiments.events import write_events
+        from transformer_nfn.prediction.events import write_events
 
         write_events(out)
     _show(record, out, as_json)
@@ -161,13 +161,13 @@ def evaluate_command(
 
       tnfn evaluate mnist-nfn mnist-sample   # both by name, see `tnfn assets`
     """
-    from transformer_nfn.experiments.records import RunRecord
+    from transformer_nfn.prediction.records import RunRecord
 
     record = RunRecord.read(run)
     if zoo is None:
         _show(record, run, as_json)
         return
-    from transformer_nfn.experiments.evaluation import evaluate
+    from transformer_nfn.prediction.evaluation import evaluate
 
     found = evaluate(run, zoo, percent=percent, min_accuracy=min_accuracy)
     if as_json:
@@ -211,7 +211,7 @@ def predict_command(
 
       tnfn predict mnist-nfn mnist-sample#0   # both by name, see `tnfn assets`
     """
-    from transformer_nfn.experiments.predict import predict
+    from transformer_nfn.prediction.predict import predict
 
     found = predict(run, checkpoints)
     if as_json:

@@ -78,9 +78,9 @@ def build(
     An interrupted build goes on where it stopped; two builders on one folder share the work.
     """
     from transformer_nfn.cli.zoo_progress import BuildBar
-    from transformer_nfn.zoo.build import build as build_zoo
-    from transformer_nfn.zoo.plan import Settings
     from transformer_nfn.zoo.summary import summarise
+    from transformer_nfn.zoo.training.build import build as build_zoo
+    from transformer_nfn.zoo.training.plan import Settings
 
     settings = Settings(
         task=task,

@@ -19,6 +19,7 @@ from transformer_nfn.functional.attention import (
     rotary,
 )
 from transformer_nfn.spaces import WeightSpace
+from transformer_nfn.spaces.prefix import under_prefix
 
 Forward = Callable[..., Tensor]
 
@@ -67,7 +68,7 @@ def residual_stack(X: Tensor, weights: Mapping[str, Tensor], *, blocks: int) -> 
     X = inputs_for(X, weights["W_E"], 2)
     x = X @ weights["W_E"] + weights["b_E"].unsqueeze(-2)
     for i in range(blocks):
-        own = _part(weights, i)
+        own = under_prefix(weights, f"{i}.")
         x = x + multi_head(norm(x, f"{i}.g_1", f"{i}.b_1"), own)
         x = x + mlp(norm(x, f"{i}.g_2", f"{i}.b_2"), own)
     return norm(x, "g", "b") @ weights["W_C"] + weights["b_C"].unsqueeze(-2)
@@ -113,16 +114,11 @@ def stack(
     block_options: Mapping[str, Any] | None = None,
 ) -> Tensor:
     """``depth`` blocks of one architecture, each fed with the output of the one before."""
-    first = next(iter(_part(weights, 0).items()))
+    first = next(iter(under_prefix(weights, "0.").items()))
     X = inputs_for(X, first[1], 3)
     for i in range(depth):
-        X = FORWARDS[block](X, _part(weights, i), **(block_options or {}))
+        X = FORWARDS[block](X, under_prefix(weights, f"{i}."), **(block_options or {}))
     return X
-
-
-def _part(weights: Mapping[str, Tensor], i: int) -> dict[str, Tensor]:
-    prefix = f"{i}."
-    return {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
 
 
 FORWARDS: dict[str, Forward] = {

@@ -5,7 +5,7 @@ from transformer_nfn.models._forest import RandomForestPredictor
 from transformer_nfn.models._invariant_features import invariant_features
 from transformer_nfn.models._invariant_predictors import InvariantBoosting, InvariantMLP
 from transformer_nfn.models._mlp import MLP
-from transformer_nfn.models._network import Network
+from transformer_nfn.models._network import Network, network_of, tensors_of
 from transformer_nfn.models._predictor import PredictorError, TabularPredictor
 from transformer_nfn.models._statnn import StatNN
 from transformer_nfn.models._transformer_nfn import BlockEncoder, TransformerNFN
@@ -24,4 +24,6 @@ __all__ = [
     "TransformerNFN",
     "XGBoostPredictor",
     "invariant_features",
+    "network_of",
+    "tensors_of",
 ]

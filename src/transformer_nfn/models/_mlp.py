@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models._network import blocks_of, flat
-from transformer_nfn.models._plain import PlainModel, block_tensors, paper_sizes, relu_mlp
-from transformer_nfn.spaces import WeightSpace, attention_block
+from transformer_nfn.models._paper_sizes import paper_block, paper_sizes
+from transformer_nfn.models._plain import PlainModel, block_tensors, relu_mlp
+from transformer_nfn.spaces import WeightSpace
 
 
 class MLP(PlainModel):
@@ -54,12 +55,7 @@ class MLP(PlainModel):
     def paper(cls, task: str = "ag_news") -> Self:
         """The paper's baseline: 896,051 parameters on AG News, 933,251 on MNIST."""
         sizes = paper_sizes(task)
-        classifier = sum(sizes["classifier"])
-        return cls(
-            attention_block(32, 2, 16, 16, 64),
-            embedding=sizes["embedding"],
-            classifier=classifier,
-        )
+        return cls(paper_block(), embedding=sizes.embedding, classifier=sum(sizes.classifier))
 
     def logits(self, network: Mapping[str, object]) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""

@@ -1,15 +1,16 @@
-"""What does a model read? One network of a zoo, or a batch of them, as a plain dict."""
+"""What does a model read? A batch of networks in parts, as a plain dict."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Weights
+from transformer_nfn.spaces.prefix import under_prefix
 
 Part = Tensor | Mapping[str, Tensor]
 """A tensor ``[batch, …]``, or several by name; read flat, names in alphabetical order."""
@@ -21,7 +22,7 @@ class Network(TypedDict, total=False):
     Keys that a model does not use may be missing.
 
     Attributes:
-        embedding: ``[batch, …]`` or a dict of such tensors.
+        embedding: ``[batch, …]`` or a dict of such tensors; missing for text of the zoo.
         blocks: for each block its weights, each tensor ``[batch, 1, *axes]``.
         classifier: ``[batch, …]`` or a dict of such tensors.
     """
@@ -29,6 +30,39 @@ class Network(TypedDict, total=False):
     embedding: Part
     blocks: Sequence[Weights]
     classifier: Part
+
+
+def network_of(named: Mapping[str, Tensor]) -> Network:
+    """The tensors of a whole network, by where they stand in it.
+
+    Args:
+        named: ``embedding.…`` (none for text), ``blocks.0.…`` and on, ``classifier.…``; each
+            ``[batch, *axes]``. Those of blocks get an axis of one channel behind the batch.
+    """
+    depth = len({name.split(".")[1] for name in named if name.startswith("blocks.")})
+    network: Network = {
+        "blocks": [
+            {name: w.unsqueeze(1) for name, w in under_prefix(named, f"blocks.{i}.").items()}
+            for i in range(depth)
+        ],
+        "classifier": under_prefix(named, "classifier."),
+    }
+    embedding = under_prefix(named, "embedding.")
+    return network if not embedding else {**network, "embedding": embedding}
+
+
+def tensors_of(network: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Every tensor of a network under its full name: ``blocks.0.W_Q``, ``classifier.b_1``."""
+    found: dict[str, Tensor] = {}
+    for part, value in network.items():
+        if isinstance(value, Tensor):
+            found[part] = value
+        elif isinstance(value, Mapping):
+            found |= {f"{part}.{name}": w for name, w in value.items()}
+        else:
+            for i, block in enumerate(value):
+                found |= {f"{part}.{i}.{name}": w for name, w in block.items()}
+    return found
 
 
 def flat(network: Mapping[str, object], part: str, width: int) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +10,6 @@ from torch import Tensor, nn
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models._pretrained import Pretrained
 from transformer_nfn.spaces import WeightSpace
-
-# The small transformer zoo: numbers in the embedding, and in W_1, W_2, b_1, b_2 of the classifier.
-SIZES: Mapping[str, tuple[int | None, tuple[int, ...]]] = {
-    "mnist": (16 * 32 + 32, (32 * 32, 32 * 10, 32, 10)),
-    "ag_news": (None, (32 * 32, 32 * 4, 32, 4)),
-}
 
 
 class PlainModel(Pretrained):
@@ -35,14 +28,6 @@ class PlainModel(Pretrained):
         """The head on all parts side by side, ``[batch]``."""
         out: Tensor = head(torch.cat(same_batch(parts), -1))
         return out.squeeze(-1)
-
-
-def paper_sizes(task: str) -> dict[str, Any]:
-    """Sizes of embedding and classifier of the paper's zoos."""
-    if task not in SIZES:
-        raise SpaceError(f"task must be one of {', '.join(SIZES)}, found {task!r}")
-    embedding, classifier = SIZES[task]
-    return {"embedding": embedding, "classifier": classifier}
 
 
 def relu_mlp(width: int, hidden: int) -> nn.Sequential:

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models._network import blocks_of, flat
+from transformer_nfn.models._paper_sizes import paper_block, paper_sizes
 from transformer_nfn.models._plain import (
     PlainModel,
     block_tensors,
-    paper_sizes,
     relu_mlp,
     same_batch,
 )
 from transformer_nfn.models._statistics import COUNT, pieces, statistics
-from transformer_nfn.spaces import WeightSpace, attention_block
+from transformer_nfn.spaces import WeightSpace
 
 # W_1, W_2, b_1, b_2: what a classifier of two layers has.
 CLASSIFIER_TENSORS = 4
@@ -77,7 +77,8 @@ class StatNN(PlainModel):
     @classmethod
     def paper(cls, task: str = "ag_news") -> Self:
         """The paper's baseline: 168,449 parameters on AG News, 203,393 on MNIST."""
-        return cls(attention_block(32, 2, 16, 16, 64), **paper_sizes(task))
+        sizes = paper_sizes(task)
+        return cls(paper_block(), embedding=sizes.embedding, classifier=sizes.classifier)
 
     def features(self, network: Mapping[str, object]) -> Tensor:
         """Statistics of blocks and classifier, and the embedding as it is, ``[batch, F]``."""

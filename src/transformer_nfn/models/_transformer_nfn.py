@@ -10,17 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.known_tasks import BLOCKS
 from transformer_nfn.models._network import blocks_of, flat
+from transformer_nfn.models._paper_sizes import paper_block, paper_sizes
 from transformer_nfn.models._pretrained import Pretrained
 from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough
-from transformer_nfn.spaces import Weights, WeightSpace, attention_block
+from transformer_nfn.spaces import Weights, WeightSpace
 
 COMPONENTS = ("encoder", "classifier", "embedding")
-TASKS: dict[str, dict[str, int | None]] = {
-    # Embedding and classifier of the small transformer zoo, as numbers for each network.
-    "mnist": {"embedding": 16 * 32 + 32, "classifier": 32 * 32 + 32 + 32 * 10 + 10},
-    "ag_news": {"embedding": None, "classifier": 32 * 32 + 32 + 32 * 4 + 4},
-}
 
 
 class BlockEncoder(nn.Module):
@@ -179,21 +176,19 @@ class TransformerNFN(Pretrained):
                 default.
             options: anything the constructor takes, e.g. ``pool="mean", init="unit"``.
         """
-        if task not in TASKS:
-            raise SpaceError(f"task must be one of {', '.join(TASKS)}, found {task!r}")
-        sizes = TASKS[task]
-        chosen = [c for c in COMPONENTS if c == "encoder" or sizes[c] is not None]
+        sizes = paper_sizes(task)
+        chosen = [c for c in COMPONENTS if c != "embedding" or sizes.embedding is not None]
         if components is not None:
             for name in components:
                 if name not in chosen:
                     raise SpaceError(f"'{task}' has {', '.join(chosen)}, found {name!r}")
             chosen = list(components)
         return cls(
-            attention_block(32, 2, 16, 16, 64),
-            2,
+            paper_block(),
+            BLOCKS,
             channels,
-            embedding=sizes["embedding"] if "embedding" in chosen else None,
-            classifier=sizes["classifier"] if "classifier" in chosen else None,
+            embedding=sizes.embedding if "embedding" in chosen else None,
+            classifier=sum(sizes.classifier) if "classifier" in chosen else None,
             encoder="encoder" in chosen,
             **{"pool": "sum", "init": "xavier", **options},
         )

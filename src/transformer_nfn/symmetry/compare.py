@@ -12,6 +12,7 @@ from torch import Tensor
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.functional import forward_of, input_width
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
+from transformer_nfn.spaces.prefix import under_prefix
 from transformer_nfn.symmetry.align import align_permutations, recover
 from transformer_nfn.symmetry.block_function import same_block
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
@@ -275,10 +276,7 @@ def _same_normal_form(space: WeightSpace, u: Weights, v: Weights, unit: float) -
         return same_block(u, v, unit)
     if space.architecture == "stack" and space.options["block"] == "attention_block":
         parts = [
-            [
-                {k.removeprefix(f"{i}."): w for k, w in side.items() if k.startswith(f"{i}.")}
-                for i in range(space.options["depth"])
-            ]
+            [under_prefix(side, f"{i}.") for i in range(space.options["depth"])]
             for side in (u, v)
         ]
         return all(same_block(a, b, unit) for a, b in zip(*parts, strict=True))

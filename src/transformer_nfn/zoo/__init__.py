@@ -1,15 +1,15 @@
 """The Small Transformer Zoo: tasks, networks, the many-at-once trainer, the store."""
 
 from transformer_nfn.zoo.architecture import Architecture
-from transformer_nfn.zoo.build import build
 from transformer_nfn.zoo.errors import DataError, ImportFileError, StoreError, ZooError
-from transformer_nfn.zoo.grid import Config, grid, sample
 from transformer_nfn.zoo.module import SmallTransformer
 from transformer_nfn.zoo.network import forward
-from transformer_nfn.zoo.plan import Settings
-from transformer_nfn.zoo.store import NetworkBatch, Zoo
-from transformer_nfn.zoo.tasks import TASKS, load_task
-from transformer_nfn.zoo.trainer import Recipe, train
+from transformer_nfn.zoo.store import Zoo
+from transformer_nfn.zoo.training.build import build
+from transformer_nfn.zoo.training.grid import Config, grid, sample
+from transformer_nfn.zoo.training.plan import Settings
+from transformer_nfn.zoo.training.tasks import TASKS, load_task
+from transformer_nfn.zoo.training.trainer import Recipe, train
 
 __all__ = [
     "TASKS",
@@ -17,7 +17,6 @@ __all__ = [
     "Config",
     "DataError",
     "ImportFileError",
-    "NetworkBatch",
     "Recipe",
     "Settings",
     "SmallTransformer",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH, KnownTask
 from transformer_nfn.spaces import Axis, WeightSpace, attention_block, stack
 from transformer_nfn.zoo.errors import ZooError
 
@@ -28,10 +29,10 @@ class Architecture:
     tokens: int
     classes: int
     patch: int
-    d_model: int = 32
-    heads: int = 2
-    d_ff: int = 64
-    blocks: int = 2
+    d_model: int = WIDTH
+    heads: int = HEADS
+    d_ff: int = HIDDEN
+    blocks: int = BLOCKS
 
     @property
     def d_head(self) -> int:
@@ -132,6 +133,11 @@ class Architecture:
         angle = where * torch.exp(pair * (-math.log(10000.0) / self.d_model))
         both = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
         return both.to(device=device, dtype=torch.float32)
+
+    @staticmethod
+    def of(task: KnownTask) -> Architecture:
+        """The paper's network for a task."""
+        return Architecture(task.tokens, task.classes, task.patch)
 
     def to_json(self) -> dict[str, Any]:
         """The architecture as plain JSON values."""

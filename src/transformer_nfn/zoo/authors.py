@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.known_tasks import KNOWN_TASKS, PAPER_TASKS
 from transformer_nfn.seed_kinds import UNKNOWN
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ImportFileError, StoreError
@@ -27,7 +28,6 @@ from transformer_nfn.zoo.module import from_state_dict, to_state_dict
 from transformer_nfn.zoo.store import Folder, Zoo, check_fresh, write_shard
 
 _FILE = re.compile(r"(?P<run>.+)_(?P<epoch>best1?|\d+)_(?P<accuracy>\d+)\.pt")
-_NAMES = ("mnist", "ag_news")
 _ACCURACY = ("test_top1_accuracy", "test_accuracy")
 # What their tables may call what ours calls otherwise.
 _COLUMNS = {
@@ -190,8 +190,8 @@ def _architecture(state: dict[str, Tensor]) -> Architecture:
     classes = len(state.get("classifier.fc2.bias", torch.empty(10)))
     conv = state.get("embedding.conv1.weight")
     if conv is None:
-        return Architecture(tokens=512, classes=classes, patch=0)
-    return Architecture(tokens=49, classes=classes, patch=conv[0].numel())
+        return Architecture(KNOWN_TASKS["ag_news"].tokens, classes, patch=0)
+    return Architecture(KNOWN_TASKS["mnist"].tokens, classes, patch=conv[0].numel())
 
 
 def _row(file: _File, config: dict[str, str]) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _survey(
     found: dict[str, list[_File]] = {}
     for path in sorted(folder.rglob("*.pt")):
         match = _FILE.fullmatch(path.name)
-        if match and path.parent.name in _NAMES:
+        if match and path.parent.name in PAPER_TASKS:
             accuracy = int(match["accuracy"]) / 10000
             file = _File(path, match["run"], match["epoch"], accuracy)
             found.setdefault(path.parent.name, []).append(file)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_nfn.spaces.prefix import under_prefix
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ZooError
 
@@ -125,7 +126,7 @@ def to_state_dict(arch: Architecture, named: Mapping[str, Tensor]) -> dict[str, 
         out["embedding.conv1.weight"] = named["embedding.W"].T.reshape(-1, 1, side, side)
         out["embedding.conv1.bias"] = named["embedding.b"]
     for i in range(arch.blocks):
-        w = {k.rpartition(".")[2]: v for k, v in named.items() if k.startswith(f"blocks.{i}.")}
+        w = under_prefix(named, f"blocks.{i}.")
         for letter, name in (("Q", "queries"), ("K", "keys"), ("V", "values")):
             out[f"encoder.{i}.attention.{name}.weight"] = w[f"W_{letter}"].mT.flatten(0, 1)
         out[f"encoder.{i}.attention.out_projection.weight"] = w["W_O"].flatten(0, 1).T

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer_nfn.spaces.prefix import under_prefix
 from transformer_nfn.zoo.architecture import Architecture
-from transformer_nfn.zoo.randomness import keep_mask
 
 Drop = Callable[[Tensor, int], Tensor]
 
@@ -48,7 +48,7 @@ def forward(
     mask, there = _token_masks(lengths, B, T, x)
     x = drop(x, 0) if drop else x
     for i in range(arch.blocks):
-        w = {k.rpartition(".")[2]: v for k, v in weights.items() if k.startswith(f"blocks.{i}.")}
+        w = under_prefix(weights, f"blocks.{i}.")
         x = F.layer_norm(x, (D,))
         qkv = torch.bmm(x.flatten(1, 2), w["W_QKV"])
         q, k, v = qkv.view(M * B, T, 3, H, D // H).permute(2, 0, 3, 1, 4)
@@ -76,28 +76,6 @@ def _token_masks(
     # A padded query attends like any other; its output is weighted by zero in the mean.
     mask = real.repeat_interleave(B, 0)[:, None, None, :].expand(-1, 1, T, -1)
     return mask, (real / lengths[:, None]).to(like.dtype)[:, None, :, None]
-
-
-def dropout(
-    key: Tensor, threshold: Tensor, scale: Tensor, stride: int
-) -> Drop:
-    """Dropout with a probability per network, from counter-based words.
-
-    Args:
-        key: ``int32 [networks, sites, 2]``.
-        threshold: ``int32 [networks]``, see `randomness.dropout_threshold`.
-        scale: ``[networks]``, 1/(1 − p).
-        stride: rows a sample takes in the numbering of rows, at least its tokens.
-    """
-
-    def apply(x: Tensor, site: int) -> Tensor:
-        B, T, D = x.shape[1:]
-        rows = torch.arange(B, device=x.device)[:, None] * stride
-        rows = rows + torch.arange(T, device=x.device)
-        keep = keep_mask(key[:, site], threshold, rows, D)
-        return x * (keep * scale[:, None, None, None]).to(x.dtype)
-
-    return apply
 
 
 def sites(arch: Architecture) -> int:

@@ -7,16 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from transformer_nfn.errors import missing_extra
+from transformer_nfn.known_tasks import task_title
 from transformer_nfn.seed_kinds import seeds_text
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.store import Zoo
-
-TITLES = {
-    "digits": "Digits",
-    "mnist": "MNIST",
-    "fashion_mnist": "Fashion-MNIST",
-    "ag_news": "AG News",
-}
 
 
 def accuracy_counts(zoo: Zoo, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
@@ -39,8 +33,8 @@ def plot_accuracies(zoo: Zoo, out: Path, bins: int = 20) -> Path:
     axes.set_xlim(0, 100)
     axes.set_xlabel("test accuracy (%)")
     axes.set_ylabel("networks")
-    name = zoo.about["task"]["name"]
-    title = f"{TITLES.get(name, name)}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
+    name = task_title(zoo.about["task"]["name"])
+    title = f"{name}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
     axes.set_title(title)
     try:
         figure.savefig(out, dpi=160)

@@ -13,8 +13,9 @@ from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.store import Folder, Zoo, read_header
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.reader import ShardReader
-from transformer_nfn.zoo.tasks import TextTask, load_task
-from transformer_nfn.zoo.tasks.task import Task
+from transformer_nfn.zoo.training.tasks import TextTask, load_task
+from transformer_nfn.zoo.training.tasks.task import Task
+from transformer_nfn.zoo.word_vectors import VECTORS_FILE
 
 # How many test samples a re-run may differ by from what is recorded, for each network. Networks
 # built here were tested by this library: one sample that two logits tie on, either way.
@@ -101,7 +102,7 @@ def verify(
 
 
 def _check_small_files(folder: Folder, out: Verdict) -> None:
-    for name in ("zoo.json", "vectors.safetensors"):
+    for name in ("zoo.json", VECTORS_FILE):
         if (folder.path / name).exists():
             try:
                 Checksums(folder.path).read(name)

@@ -2,12 +2,11 @@
 
 from transformer_nfn.zoo.store.folder import FORMAT, Folder, check_fresh
 from transformer_nfn.zoo.store.shards import read_header, write_shard
-from transformer_nfn.zoo.store.zoo import NetworkBatch, Zoo
+from transformer_nfn.zoo.store.zoo import Zoo
 
 __all__ = [
     "FORMAT",
     "Folder",
-    "NetworkBatch",
     "Zoo",
     "check_fresh",
     "read_header",

@@ -17,10 +17,11 @@ from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.store.files import Checksums, sweep
 from transformer_nfn.zoo.store.index import Index
 from transformer_nfn.zoo.store.shards import read_header
+from transformer_nfn.zoo.word_vectors import VECTORS_FILE, WordVectors
 
 FORMAT = 1
 KIND = "transformer-nfn zoo"
-_OWN = {"zoo.json", "checksums.json", "index.parquet", "vectors.safetensors", "shards", "claims"}
+_OWN = {"zoo.json", "checksums.json", "index.parquet", VECTORS_FILE, "shards", "claims"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class Folder:
     def finished(self) -> list[str]:
         """The shards that are there."""
         return [shard for shard in self.shards if self.shard_path(shard).exists()]
+
+    def word_vectors(self) -> WordVectors | None:
+        """The word vectors a text zoo keeps."""
+        if not (self.path / VECTORS_FILE).exists():
+            return None
+        return WordVectors.from_bytes(Checksums(self.path).read(VECTORS_FILE))
 
     @staticmethod
     def open(path: Path | str) -> Folder:

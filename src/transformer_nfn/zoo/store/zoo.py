@@ -6,57 +6,26 @@ import base64
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
+from transformer_nfn.models import Network, network_of
 from transformer_nfn.spaces import Weights, WeightSpace
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.module import SmallTransformer, load_network
-from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.folder import Folder
 from transformer_nfn.zoo.store.reader import ShardReader
-from transformer_nfn.zoo.tasks import WordVectors
+from transformer_nfn.zoo.word_vectors import WordVectors
 
 Rows = Sequence[int] | np.ndarray | Tensor
 # An open shard costs a file handle, and systems allow about a thousand.
 OPEN_SHARDS = 256
 # Batches the disk is asked for before they are needed.
 FETCH_AHEAD = 4
-
-
-@dataclass(frozen=True)
-class NetworkBatch:
-    """Networks in parts, as the models of this library take them.
-
-    Attributes:
-        embedding: ``W`` ``[n, patch, d_model]`` and ``b``; empty for text.
-        blocks: for each block the weights of `Zoo.block_space`, ``[n, 1, *axes]``.
-        classifier: ``W_1``, ``b_1``, ``W_2``, ``b_2``.
-    """
-
-    embedding: Weights
-    blocks: list[Weights]
-    classifier: Weights
-
-    @staticmethod
-    def of(arch: Architecture, named: Weights) -> NetworkBatch:
-        """Groups the tensors of `Zoo.weights` by where they stand in the network."""
-
-        def part(prefix: str) -> Weights:
-            return {k[len(prefix) :]: w for k, w in named.items() if k.startswith(prefix)}
-
-        blocks = [
-            {k: w.unsqueeze(1) for k, w in part(f"blocks.{i}.").items()}
-            for i in range(arch.blocks)
-        ]
-        return NetworkBatch(part("embedding."), blocks, part("classifier."))
 
 
 class Zoo:
@@ -200,9 +169,9 @@ class Zoo:
             reader.will_need(row)
         return readers
 
-    def batch(self, rows: Rows) -> NetworkBatch:
-        """The same in parts: embedding, blocks ``[n, 1, *axes]``, classifier."""
-        return NetworkBatch.of(self.arch, self.weights(rows))
+    def batch(self, rows: Rows) -> Network:
+        """The same in parts, as models read them; blocks are ``[n, 1, *axes]``."""
+        return network_of(self.weights(rows))
 
     def batches(
         self, rows: Rows | None = None, size: int = 16, *, seed: int | None = None
@@ -242,10 +211,7 @@ class Zoo:
 
     def word_vectors(self) -> WordVectors | None:
         """The word vectors stored with a text zoo."""
-        if not (self.path / "vectors.safetensors").exists():
-            return None
-        data = Checksums(self.path).read("vectors.safetensors")
-        return WordVectors.from_tensors(safetensors.torch.load(data))
+        return self._folder.word_vectors()
 
     def _rows(self, rows: Rows) -> np.ndarray:
         chosen = np.asarray(rows)

@@ -1,1 +1,0 @@
-"""Protocol, runs, the paper's tables and figures, the report."""

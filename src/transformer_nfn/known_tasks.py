@@ -1,0 +1,63 @@
+"""Which tasks are small transformers trained on? Their names, titles and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# The paper's small transformer; word vectors of a text task are as wide as the network.
+WIDTH, HEADS, HIDDEN, BLOCKS = 32, 2, 64, 2
+
+
+@dataclass(frozen=True)
+class KnownTask:
+    """What is known of a task before its data are there.
+
+    Attributes:
+        name: as in commands and files.
+        title: as in tables and figures.
+        tokens: positions there are at most; images always fill them.
+        classes: of the labels.
+        patch_side: pixels along one side of a patch; 0 for text.
+    """
+
+    name: str
+    title: str
+    tokens: int
+    classes: int
+    patch_side: int
+
+    @property
+    def patch(self) -> int:
+        """Pixels in a patch; 0 for text."""
+        return self.patch_side**2
+
+    @property
+    def embedding_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The tensors before the blocks; none for text, whose word vectors are frozen."""
+        return {"W": (self.patch, WIDTH), "b": (WIDTH,)} if self.patch else {}
+
+    @property
+    def classifier_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The tensors after the blocks."""
+        classes = self.classes
+        return {"W_1": (WIDTH, WIDTH), "W_2": (WIDTH, classes), "b_1": (WIDTH,), "b_2": (classes,)}
+
+
+KNOWN_TASKS: Mapping[str, KnownTask] = {
+    task.name: task
+    for task in (
+        KnownTask("digits", "Digits", tokens=16, classes=10, patch_side=2),
+        KnownTask("mnist", "MNIST", tokens=49, classes=10, patch_side=4),
+        KnownTask("fashion_mnist", "Fashion-MNIST", tokens=49, classes=10, patch_side=4),
+        KnownTask("ag_news", "AG News", tokens=512, classes=4, patch_side=0),
+    )
+}
+TASKS = tuple(KNOWN_TASKS)
+PAPER_TASKS = ("mnist", "ag_news")
+"""Those the paper made its two zoos on."""
+
+
+def task_title(name: str) -> str:
+    """How a task is called in a table; its name, where it is not one of ours."""
+    return KNOWN_TASKS[name].title if name in KNOWN_TASKS else name

@@ -1,0 +1,1 @@
+"""The paper's tables, its numbers and ours beside them, its figures."""

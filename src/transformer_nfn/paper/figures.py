@@ -1,0 +1,246 @@
+"""The paper's figures from runs and zoos: accuracy histogram, predicted against true, τ by size."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformer_nfn.errors import missing_extra
+from transformer_nfn.known_tasks import task_title
+from transformer_nfn.paper.gather import Run, ZooStudy, gather, model_order
+from transformer_nfn.paper.learning_curve import CurvePoint, curve_lines
+from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name
+from transformer_nfn.paper.table_text import lay_out
+from transformer_nfn.prediction.records import RUN_FILE, RunError, RunRecord
+from transformer_nfn.seed_kinds import seeds_text
+from transformer_nfn.whole_files import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg")
+# The report's colours in light: models in the order of `MODEL_NAMES`, then optimisers.
+_MODELS = ("#c23b22", "#8058a5", "#a8740a", "#2f7d4f", "#6b9a1f", "#7a7f87", "#0b7f95", "#2f55b0",
+           "#444a52")  # fmt: skip
+_OPTIMIZERS = {
+    "sgd": ("#2f6fc0", "o"),
+    "sgdm": ("#0c8f8b", "s"),
+    "adam": ("#b9770e", "^"),
+    "rmsprop": ("#c23b56", "D"),
+}
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#e6e3dc",
+    "axes.edgecolor": "#b5b0a5",
+    "legend.frameon": False,
+    # The same runs give the same file.
+    "svg.hashsalt": "transformer-nfn",
+}
+
+
+def check_matplotlib() -> None:
+    """Refuses to draw where nothing can: asked before hours of training, not after."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise missing_extra(RunError, "matplotlib", "plot", "a figure") from error
+
+
+def write_figures(zoo: Path, out: Path) -> list[Path]:
+    """Draws what can be drawn into ``OUT/figures``: of the zoo, and of the runs below ``out``."""
+    folder = out / "figures"
+    written = accuracy_histogram(zoo, folder / "accuracies")
+    if any(out.rglob(RUN_FILE)):
+        written += prediction_scatter([out], folder / "predictions")
+        written += tau_by_size([out], folder / "sizes")
+    return written
+
+
+def accuracy_histogram(zoo: Path, stem: Path, bins: int = 20) -> list[Path]:
+    """Test accuracies of every checkpoint of a zoo, counts in log scale as in the paper.
+
+    Args:
+        zoo: folder of the zoo.
+        stem: where the figure goes, less its ending.
+        bins: bars from 0 to 100 %.
+
+    Returns:
+        The files written, a PNG and an SVG.
+    """
+    from transformer_nfn.zoo.plot import accuracy_counts
+    from transformer_nfn.zoo.store import Zoo
+
+    opened = Zoo.open(zoo)
+    counts, edges = accuracy_counts(opened, bins)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.bar(100 * edges[:-1], counts, width=100 / bins, align="edge", color=_MODELS[7],
+                 edgecolor="white", linewidth=0.8)  # fmt: skip
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=0.7)
+        axes.grid(visible=False, axis="x")
+        axes.set(xlim=(0, 100), xlabel="test accuracy (%)", ylabel="networks (log scale)")
+        name = task_title(opened.about["task"]["name"])
+        seeds = seeds_text(opened.seeds)
+        axes.set_title(f"{name}: {len(opened):,} checkpoints, {seeds}", loc="left")
+
+    return _save(stem, (5.2, 3.3), paint)
+
+
+def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:
+    """Predicted against true accuracy on the test part of one seed, all models on one sheet.
+
+    One sheet for each zoo that the runs below ``folders`` speak of.
+    """
+    written = []
+    for zoo, target in _targets(folders, stem):
+        runs = [run for run in zoo.finished if run.tested is not None and len(run.tested["row"])]
+        if not runs:
+            continue
+        across = min(4, len(runs))
+        down = -(-len(runs) // across)
+        label = textwrap.fill(zoo.label, 40 * across)
+
+        def paint(
+            figure: Figure,
+            runs: Any = runs,
+            across: int = across,
+            down: int = down,
+            label: str = label,
+        ) -> None:
+            grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+            for place, run in zip(grid.flat, runs, strict=False):
+                part = run.tested
+                first = part["seed"] == part["seed"].min()
+                _panel(place, {key: values[first] for key, values in part.items()})
+                scores = [s for s in run.record.seeds if s.get("seed") == part["seed"].min()]
+                tau = f"   τ = {scores[0]['tau']:.3f}" if scores else ""
+                place.set_title(f"{run.name}{tau}", loc="left", fontsize=9)
+            for place in list(grid.flat)[len(runs) :]:
+                place.remove()
+            figure.supxlabel("true accuracy (%)", fontsize=9)
+            figure.supylabel("predicted accuracy (%)", fontsize=9)
+            handles, names = grid.flat[0].get_legend_handles_labels()
+            # The zoo is the legend's title, so that neither covers the other on a narrow sheet.
+            figure.legend(handles, names, title=label, loc="outside upper left",
+                          alignment="left", title_fontsize=10,
+                          ncols=min(len(names), 4 if across > 1 else 2) or 1)  # fmt: skip
+
+        written += _save(target, (2.5 * across + 0.5, 2.4 * down + 1.1), paint)
+    return written
+
+
+def tau_by_size(folders: list[Path], stem: Path) -> list[Path]:
+    """τ against the number of training networks, where runs of several sizes are there."""
+    written = []
+    for zoo, target in _targets(folders, stem):
+        lines = {model: [_point(run) for run in runs] for model, runs in zoo.by_size().items()}
+        if lines:
+            written += _save_lines(target, lines, zoo.label)
+    return written
+
+
+def _point(run: Run) -> CurvePoint:
+    summary = run.record.summary
+    tau = summary.get("tau", float("nan"))
+    return CurvePoint(run.record.selection["train"], tau, summary.get("tau_se"))
+
+
+def learning_curve(records: list[RunRecord], stem: Path) -> list[Path]:
+    """τ against the number of training networks, from the cells of a learning curve."""
+    written = []
+    views = lay_out(LEARNING_CURVE.name, records)
+    for view, target in zip(views, _stems(stem, len(views)), strict=True):
+        written += _save_lines(target, curve_lines(view), view.zoo)
+    return written
+
+
+def paint_lines(figure: Figure, lines: Mapping[str, list[CurvePoint]], title: str) -> None:
+    """τ with its standard error for each model, over numbers of networks that double."""
+    axes = figure.subplots()
+    for model, points in lines.items():
+        axes.errorbar(
+            [point.train for point in points],
+            [point.tau for point in points],
+            [point.error if point.error and point.error == point.error else 0 for point in points],
+            color=_MODELS[min(model_order(model), len(_MODELS) - 1)],
+            marker="o",
+            markersize=4,
+            capsize=2,
+            label=model_name(model),
+        )
+    axes.set_xscale("log", base=2)
+    ticks = _apart({point.train for points in lines.values() for point in points})
+    axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel="training networks (log scale)", ylabel="Kendall’s τ")
+    axes.set_title(title, loc="left")
+    figure.legend(loc="outside right center")
+
+
+def _apart(sizes: set[int]) -> list[int]:
+    """The sizes whose labels do not touch the next one's; the largest always has its own."""
+    kept: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        if not kept or kept[-1] > 1.25 * size:
+            kept.append(size)
+    return kept[::-1]
+
+
+def _save_lines(stem: Path, lines: Mapping[str, list[CurvePoint]], title: str) -> list[Path]:
+    return _save(stem, (6.4, 3.6), lambda figure: paint_lines(figure, lines, title))
+
+
+def _panel(axes: Axes, part: dict[str, Any]) -> None:
+    """One model: a mark a network, its shape and colour by optimiser."""
+    axes.plot((0, 100), (0, 100), color="#9a9a9a", linewidth=0.8, linestyle=(0, (4, 4)))
+    names = part["optimizer"].astype(str)
+    for name in [*_OPTIMIZERS, *sorted(set(names) - set(_OPTIMIZERS))]:
+        chosen = names == name
+        color, marker = _OPTIMIZERS.get(name, ("#6b6f76", "x"))
+        if chosen.any():
+            axes.scatter(100 * part["accuracy"][chosen], 100 * part["predicted"][chosen], s=11,
+                         color=color, marker=marker, alpha=0.6, linewidths=0.3,
+                         label=name)  # fmt: skip
+    axes.set_aspect("equal")
+    axes.set(xlim=(0, 100), ylim=(0, 100), xticks=range(0, 101, 25), yticks=range(0, 101, 25))
+
+
+def _targets(folders: list[Path], stem: Path) -> list[tuple[ZooStudy, Path]]:
+    """Each zoo with the file its figure goes to; numbered where there are several."""
+    zoos = gather(folders).zoos
+    return list(zip(zoos, _stems(stem, len(zoos)), strict=True))
+
+
+def _stems(stem: Path, count: int) -> list[Path]:
+    if count == 1:
+        return [stem]
+    return [stem.with_name(f"{stem.name}-{i}") for i in range(1, count + 1)]
+
+
+def _save(stem: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> list[Path]:
+    """Draws once, writes every format; files appear whole or not at all."""
+    check_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    written = []
+    with matplotlib.rc_context(_STYLE):
+        # A figure by itself draws with Agg, whatever screen there is or is not.
+        figure = Figure(figsize=size, layout="constrained")
+        paint(figure)
+        for kind in FORMATS:
+            target = stem.with_name(f"{stem.name}.{kind}")
+            about = {"Date": None} if kind == "svg" else None
+            with whole_file(target) as beside:
+                figure.savefig(beside, dpi=160, metadata=about)
+            written.append(target)
+    return written

@@ -1,0 +1,236 @@
+"""Which runs does a report speak of, and which of them can be compared?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer_nfn.paper.numbers import (
+    LEARNING_CURVE,
+    MODEL_NAMES,
+    PAPER_TABLES,
+    model_name,
+)
+from transformer_nfn.paper.table_text import TableView, lay_out, zoo_label
+from transformer_nfn.prediction.records import (
+    CONFIGURATION,
+    LOG_FILE,
+    PREDICTIONS_FILE,
+    RunError,
+    RunRecord,
+    find_runs,
+    read_predictions,
+)
+
+# Tables whose cells change the predictor itself: never what a model is compared by.
+_VARIANTS = ("table3", "table4", "table5")
+_NEEDED = ("seed", "split", "row", "accuracy", "predicted")
+Columns = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, its predictions and its log read when they are asked for."""
+
+    folder: Path
+    record: RunRecord
+
+    @property
+    def name(self) -> str:
+        """How the predictor is called."""
+        return model_name(self.record.model)
+
+    @property
+    def done(self) -> bool:
+        """Whether there is a result."""
+        return self.record.status == "done"
+
+    @property
+    def sample(self) -> tuple[Any, ...]:
+        """What makes two runs comparable: the networks they were chosen from."""
+        chosen = self.record.selection
+        return (
+            chosen.get("percent"),
+            chosen.get("min_accuracy") or None,
+            _plain(chosen.get("augment")),
+        )
+
+    @cached_property
+    def tested(self) -> Columns | None:
+        """The predictions on the test parts of all seeds, None where none were kept."""
+        everything = self.predictions
+        if everything is None:
+            return None
+        chosen = (everything["split"] == "test") & np.isfinite(everything["accuracy"])
+        chosen &= np.isfinite(everything["predicted"])
+        return {key: values[chosen] for key, values in everything.items()}
+
+    @cached_property
+    def predictions(self) -> Columns | None:
+        """All predictions of a finished run, with every column that the report needs."""
+        path = self.folder / PREDICTIONS_FILE
+        if not self.done or not path.exists():
+            return None
+        columns = read_predictions(self.folder)
+        missing = [name for name in _NEEDED if name not in columns]
+        if missing:
+            raise RunError(f"'{path}' has no column '{missing[0]}'")
+        for name in ("accuracy", "predicted", "low", "high"):
+            given = columns.get(name, np.full(len(columns["row"]), np.nan))
+            try:
+                columns[name] = given.astype(float)
+            except (TypeError, ValueError) as error:
+                raise RunError(f"'{path}': column '{name}' is not of numbers") from error
+        for name in CONFIGURATION:
+            columns.setdefault(name, np.full(len(columns["row"]), None, dtype=object))
+        return columns
+
+    @cached_property
+    def log(self) -> list[dict[str, Any]]:
+        """The lines of the training log, empty where there is none."""
+        path = self.folder / LOG_FILE
+        if not path.is_file():
+            return []
+        lines = path.read_text().splitlines()
+        entries = []
+        for number, line in enumerate(lines, 1):
+            try:
+                entries.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                # A run that was killed may leave half a line at the end.
+                if number < len(lines):
+                    raise RunError(f"'{path}', line {number}: {error}") from error
+        return [entry for entry in entries if isinstance(entry, dict)]
+
+
+@dataclass(frozen=True)
+class ZooStudy:
+    """The runs on one zoo.
+
+    Attributes:
+        label: the zoo in words.
+        runs: all of them.
+        main: one for each model, on the same choice of networks: those that are compared.
+    """
+
+    label: str
+    runs: list[Run]
+    main: list[Run]
+
+    @property
+    def finished(self) -> list[Run]:
+        """The compared runs that have a result, best first."""
+        return sorted((run for run in self.main if run.done), key=_rank)
+
+    @property
+    def best(self) -> Run | None:
+        """The compared run of the highest τ."""
+        return self.finished[0] if self.finished else None
+
+    def by_size(self) -> dict[str, list[Run]]:
+        """For each model its runs by number of training networks, where there are several.
+
+        The model that ends highest comes first.
+        """
+        if not self.main:
+            return {}
+        found: dict[str, dict[int, Run]] = {}
+        sample = self.main[0].sample
+        for run in [*self.runs, *self.main]:
+            train = run.record.selection.get("train")
+            if run.done and run.sample == sample and train and not _varies(run):
+                found.setdefault(run.record.model, {})[train] = run
+        sizes = {train for runs in found.values() for train in runs}
+        if len(sizes) < 2:
+            return {}
+        order = sorted(found, key=lambda model: _rank(found[model][max(found[model])]))
+        return {model: [found[model][n] for n in sorted(found[model])] for model in order}
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything a report speaks of; learning curves by the label of their zoo."""
+
+    runs: list[Run]
+    zoos: list[ZooStudy]
+    tables: list[TableView]
+    curves: dict[str, TableView]
+
+
+def gather(folders: Iterable[Path]) -> Study:
+    """Reads every run in or below the folders."""
+    seen: dict[Path, Run] = {}
+    for folder in find_runs(list(folders)):
+        record = RunRecord.read(folder)
+        _check(folder, record)
+        seen.setdefault(folder.resolve(), Run(folder, record))
+    runs = list(seen.values())
+    by_zoo: dict[str, list[Run]] = {}
+    for run in runs:
+        by_zoo.setdefault(zoo_label(run.record), []).append(run)
+    return Study(
+        runs=runs,
+        zoos=[ZooStudy(label, group, _compared(group)) for label, group in by_zoo.items()],
+        tables=[
+            view
+            for name in PAPER_TABLES
+            for view in lay_out(name, [run.record for run in runs])
+            if view.ours
+        ],
+        curves={
+            view.zoo: view
+            for view in lay_out(LEARNING_CURVE.name, [run.record for run in runs])
+            if view.ours
+        },
+    )
+
+
+def model_order(model: str) -> int:
+    """Where a model stands in a list: known ones first, in one order everywhere."""
+    known = list(MODEL_NAMES)
+    return known.index(model) if model in known else len(known)
+
+
+def _compared(runs: list[Run]) -> list[Run]:
+    """The choice of networks that most models share, the largest of those; a run for each model."""
+    plain = [run for run in runs if not _varies(run)]
+    groups: dict[tuple[Any, ...], dict[str, Run]] = {}
+    for run in sorted(plain, key=lambda run: run.record.table is not None):
+        group = groups.setdefault((run.sample, run.record.selection.get("train")), {})
+        group.setdefault(run.record.model, run)
+    if not groups:
+        return []
+
+    def weight(key: tuple[Any, ...]) -> tuple[Any, ...]:
+        (_, threshold, augment), train = key
+        found = groups[key].values()
+        finished = sum(run.done for run in found)
+        return augment is None, finished, threshold is None, len(found), train or 0
+
+    chosen = groups[max(groups, key=weight)]
+    return sorted(chosen.values(), key=lambda run: model_order(run.record.model))
+
+
+def _varies(run: Run) -> bool:
+    return run.record.table is not None and run.record.table.get("table") in _VARIANTS
+
+
+def _rank(run: Run) -> float:
+    tau = run.record.summary.get("tau")
+    return -tau if isinstance(tau, int | float) and tau == tau else 2.0
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check(folder: Path, record: RunRecord) -> None:
+    for name in ("zoo", "selection", "protocol", "summary"):
+        if not isinstance(getattr(record, name), dict):
+            raise RunError(f"'{folder}': '{name}' of its record is not a table of values")

@@ -1,0 +1,230 @@
+"""What the paper printed: the numbers of its tables, as data; and the one table it lacks.
+
+Tables 1 to 3 stand in the experiment section, 4 to 6 in the appendix; their order is the paper's.
+A cell is text exactly as printed (``0.86 ± 0.001`` where the paper dropped a zero), read into
+numbers by `PaperTable.cell`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from transformer_nfn.known_tasks import PAPER_TASKS, task_title
+
+MODEL_NAMES: Mapping[str, str] = {
+    "transformer_nfn": "Transformer-NFN",
+    "mlp": "MLP",
+    "statnn": "StatNN",
+    "xgboost": "XGBoost",
+    "lightgbm": "LightGBM",
+    "random_forest": "Random Forest",
+    "invariant_boosting": "Boosting on invariants",
+    "invariant_mlp": "MLP on invariants",
+}
+
+@dataclass(frozen=True)
+class Number:
+    """One printed number: its value, its standard error where there is one, and its text."""
+
+    value: float
+    error: float | None
+    text: str
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of the paper, or like the paper's.
+
+    Attributes:
+        name: ``table1`` to ``table6``, or ``learning-curve``, as ``tnfn reproduce`` calls it.
+        title: what the table shows.
+        rows: key and label of each row, in order.
+        columns: key and label of each column, in order.
+        printed: for each row its cells as printed, ``-`` where the paper has none; empty where
+            the paper has no such table.
+        corner: what the rows are.
+        quantity: ``tau`` or ``parameters``.
+        by_task: the columns are tasks, so runs of several zoos share the table.
+        zoo: what the paper measured on.
+        note: what to know when comparing.
+    """
+
+    name: str
+    title: str
+    rows: Mapping[str, str]
+    columns: Mapping[str, str]
+    printed: Mapping[str, tuple[str, ...]] = field(repr=False)
+    corner: str = "Model"
+    quantity: str = "tau"
+    by_task: bool = False
+    zoo: str = ""
+    note: str = ""
+
+    @property
+    def heading(self) -> str:
+        """``Table 1``, ``Learning curve``."""
+        return self.name.replace("table", "table ").replace("-", " ").capitalize()
+
+    def cell(self, row: str, column: str) -> Number | None:
+        """The paper's number, or None where it printed none."""
+        if row not in self.printed or column not in self.columns:
+            return None
+        text = self.printed[row][list(self.columns).index(column)]
+        if text == "-":
+            return None
+        mean, _, error = text.partition(" ± ")
+        scale = 1e6 if mean.endswith("M") else 1.0
+        return Number(float(mean.rstrip("M")) * scale, float(error) if error else None, text)
+
+
+def _cells(text: str) -> dict[str, tuple[str, ...]]:
+    """Reads ``row | cell | cell`` lines."""
+    lines = [[part.strip() for part in line.split("|")] for line in text.strip().splitlines()]
+    return {row: tuple(cells) for row, *cells in lines}
+
+
+_PAPER_MODELS = {
+    name: MODEL_NAMES[name]
+    for name in ("mlp", "statnn", "xgboost", "lightgbm", "random_forest", "transformer_nfn")
+}
+_THRESHOLDS = {"all": "No threshold", "0.2": "20 %", "0.4": "40 %", "0.6": "60 %", "0.8": "80 %"}
+_TASKS = {name: task_title(name) for name in PAPER_TASKS}
+
+TABLE_1 = PaperTable(
+    name="table1",
+    title="Kendall’s τ by accuracy threshold, MNIST",
+    rows=_PAPER_MODELS,
+    columns=_THRESHOLDS,
+    printed=_cells("""
+mlp             | 0.866 ± 0.002 | 0.873 ± 0.001 | 0.874 ± 0.003 | 0.874 ± 0.006 | 0.873 ± 0.007
+statnn          | 0.881 ± 0.001 | 0.872 ± 0.001 | 0.868 ± 0.001 | 0.86 ± 0.001  | 0.856 ± 0.001
+xgboost         | 0.860 ± 0.002 | 0.839 ± 0.004 | 0.869 ± 0.003 | 0.846 ± 0.001 | 0.884 ± 0.001
+lightgbm        | 0.858 ± 0.002 | 0.835 ± 0.001 | 0.847 ± 0.001 | 0.822 ± 0.001 | 0.830 ± 0.001
+random_forest   | 0.772 ± 0.002 | 0.758 ± 0.004 | 0.769 ± 0.001 | 0.752 ± 0.001 | 0.759 ± 0.001
+transformer_nfn | 0.905 ± 0.002 | 0.899 ± 0.001 | 0.895 ± 0.001 | 0.895 ± 0.002 | 0.888 ± 0.002
+"""),
+    zoo="15,689 networks trained on MNIST",
+)
+TABLE_2 = PaperTable(
+    name="table2",
+    title="Kendall’s τ by accuracy threshold, AG News",
+    rows=_PAPER_MODELS,
+    columns=_THRESHOLDS,
+    printed=_cells("""
+mlp             | 0.879 ± 0.006 | 0.875 ± 0.001 | 0.841 ± 0.012 | 0.842 ± 0.001 | 0.862 ± 0.006
+statnn          | 0.841 ± 0.002 | 0.839 ± 0.003 | 0.812 ± 0.003 | 0.813 ± 0.001 | 0.812 ± 0.001
+xgboost         | 0.859 ± 0.001 | 0.852 ± 0.002 | 0.872 ± 0.002 | 0.874 ± 0.001 | 0.872 ± 0.001
+lightgbm        | 0.835 ± 0.001 | 0.845 ± 0.001 | 0.837 ± 0.001 | 0.835 ± 0.001 | 0.820 ± 0.001
+random_forest   | 0.774 ± 0.003 | 0.801 ± 0.001 | 0.797 ± 0.001 | 0.798 ± 0.002 | 0.773 ± 0.001
+transformer_nfn | 0.910 ± 0.001 | 0.908 ± 0.001 | 0.897 ± 0.001 | 0.896 ± 0.001 | 0.890 ± 0.001
+"""),
+    zoo="15,949 networks trained on AG News",
+)
+TABLE_3 = PaperTable(
+    name="table3",
+    title="Kendall’s τ by the components that Transformer-NFN sees",
+    rows={
+        "encoder": "Encoder",
+        "embedding": "Embedding",
+        "classifier": "Classifier",
+        "embedding+classifier": "Embedding + Classifier",
+        "encoder+classifier": "Encoder + Classifier",
+        "encoder+embedding": "Encoder + Embedding",
+        "encoder+embedding+classifier": "Encoder + Embedding + Classifier",
+    },
+    columns=_TASKS,
+    printed=_cells("""
+encoder                      | 0.902 ± 0.001 | 0.909 ± 0.001
+embedding                    | 0.424 ± 0.002 | -
+classifier                   | 0.847 ± 0.001 | 0.795 ± 0.008
+embedding+classifier         | 0.857 ± 0.003 | -
+encoder+classifier           | 0.904 ± 0.001 | 0.910 ± 0.001
+encoder+embedding            | 0.903 ± 0.001 | -
+encoder+embedding+classifier | 0.905 ± 0.002 | -
+"""),
+    corner="Components",
+    by_task=True,
+    zoo="15,689 networks (MNIST) and 15,949 (AG News)",
+)
+TABLE_4 = PaperTable(
+    name="table4",
+    title="Kendall’s τ by the channels of each equivariant layer of Transformer-NFN",
+    rows={
+        name: name.replace(",", ", ")
+        for name in ("[3]", "[5]", "[10]", "[15]", "[3,3]", "[5,5]", "[10,10]", "[15,15]")
+    },
+    columns={"tau": "Kendall’s τ", "parameters": "Parameters"},
+    printed=_cells("""
+[3]     | 0.907 ± 0.002 | 0.491M
+[5]     | 0.909 ± 0.002 | 0.840M
+[10]    | 0.909 ± 0.001 | 1.793M
+[15]    | 0.913 ± 0.001 | 2.857M
+[3,3]   | 0.905 ± 0.003 | 1.901M
+[5,5]   | 0.911 ± 0.002 | 4.757M
+[10,10] | 0.913 ± 0.001 | 17.457M
+[15,15] | 0.913 ± 0.002 | 38.101M
+"""),
+    corner="Channels",
+    zoo="15,949 networks trained on AG News",
+    note="The paper counts the parameters of the encoder alone in this table.",
+)
+TABLE_5 = PaperTable(
+    name="table5",
+    title="Number of parameters",
+    rows={name: MODEL_NAMES[name] for name in ("transformer_nfn", "mlp", "statnn")},
+    columns=_TASKS,
+    printed=_cells("""
+transformer_nfn | 1.812M | 1.804M
+mlp             | 0.933M | 0.896M
+statnn          | 0.203M | 0.168M
+"""),
+    quantity="parameters",
+    by_task=True,
+    zoo="networks of two blocks of width 32",
+)
+TABLE_6 = PaperTable(
+    name="table6",
+    title="Kendall’s τ where networks are augmented by the group action",
+    rows={
+        name: MODEL_NAMES[name]
+        for name in ("xgboost", "lightgbm", "random_forest", "mlp", "statnn", "transformer_nfn")
+    },
+    columns={
+        "original": "Original",
+        "twice": "Twice, unchanged",
+        "[-1,1]": "[−1, 1]",
+        "[-10,10]": "[−10, 10]",
+        "[-100,100]": "[−100, 100]",
+    },
+    printed=_cells("""
+xgboost         | 0.859 ± 0.001 | - | 0.799 ± 0.003 | 0.800 ± 0.001 | 0.802 ± 0.003
+lightgbm        | 0.835 ± 0.001 | - | 0.785 ± 0.003 | 0.784 ± 0.003 | 0.786 ± 0.004
+random_forest   | 0.774 ± 0.003 | - | 0.714 ± 0.001 | 0.715 ± 0.002 | 0.716 ± 0.002
+mlp             | 0.879 ± 0.006 | - | 0.830 ± 0.002 | 0.833 ± 0.002 | 0.833 ± 0.005
+statnn          | 0.841 ± 0.002 | - | 0.793 ± 0.003 | 0.791 ± 0.003 | 0.771 ± 0.013
+transformer_nfn | 0.910 ± 0.001 | - | 0.912 ± 0.001 | 0.912 ± 0.002 | 0.913 ± 0.001
+"""),
+    zoo="15,949 networks trained on AG News",
+    note="Augmented parts hold every network twice, so training takes twice the steps; the second "
+    "column gives each network twice as it is, and changes are counted from there.",
+)
+PAPER_TABLES: Mapping[str, PaperTable] = {
+    table.name: table for table in (TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6)
+}
+# Rows and columns are those of the zoo: its models, and as many numbers of networks as it has.
+LEARNING_CURVE = PaperTable(
+    name="learning-curve",
+    title="Kendall’s τ by number of networks to train on",
+    rows={},
+    columns={},
+    printed={},
+    note="Fewer networks are a random subset, each within the next larger one; validation and test "
+    "networks are the same throughout. Errors are over seeds of the training, on one subset.",
+)
+ALL_TABLES: Mapping[str, PaperTable] = {**PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE}
+
+
+def model_name(model: str) -> str:
+    """How a predictor is called in a table."""
+    return MODEL_NAMES.get(model, model)

@@ -1,0 +1,324 @@
+"""How do reproduced cells stand beside the paper's numbers: as Markdown, and as columns?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformer_nfn.known_tasks import task_title
+from transformer_nfn.paper.numbers import (
+    ALL_TABLES,
+    LEARNING_CURVE,
+    MODEL_NAMES,
+    Number,
+    PaperTable,
+    model_name,
+)
+from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.seed_kinds import seeds_text
+
+CHANGE = "change"
+ALL_NETWORKS = "all"
+_NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class OurCell:
+    """One reproduced cell: a number, or the reason why there is none."""
+
+    record: RunRecord
+    value: float | None
+    error: float | None
+    text: str
+
+    @property
+    def reason(self) -> str | None:
+        """Why the cell is empty, None where it is not."""
+        if self.value is not None or self.record.status == "done":
+            return None
+        return self.record.status
+
+
+@dataclass
+class TableView:
+    """A table of one zoo (or of several tasks) with our cells and the paper's."""
+
+    paper: PaperTable
+    zoo: str
+    rows: dict[str, str]
+    columns: dict[str, str]
+    ours: dict[tuple[str, str], OurCell] = field(default_factory=dict)
+
+    def paper_cell(self, row: str, column: str) -> Number | None:
+        """What the paper has here; the largest change is computed from its cells."""
+        if column != CHANGE:
+            return self.paper.cell(row, column)
+        cells = [self.paper.cell(row, other) for other in self.paper.columns]
+        return _largest_change([cell.value if cell else None for cell in cells])
+
+    def best(self, column: str) -> set[str]:
+        """The rows whose τ is the highest of the column, as printed."""
+        if column in (CHANGE, "parameters") or self.paper.quantity != "tau":
+            return set()
+        found = {
+            row: round(cell.value, 3)
+            for (row, at), cell in self.ours.items()
+            if at == column and cell.value is not None
+        }
+        if len(found) < 2:
+            return set()
+        return {row for row, value in found.items() if value == max(found.values())}
+
+    def reasons(self) -> list[str]:
+        """A sentence for each cell without a number."""
+        return [
+            f"{self.rows[row]}, {self.columns[column]}: {cell.reason}"
+            for (row, column), cell in self.ours.items()
+            if cell.reason
+        ]
+
+    def agreements(self) -> list[str]:
+        """A sentence for each row whose predictions for gU and U were compared."""
+        found = []
+        for row, label in self.rows.items():
+            apart = [_agreement(cell.record) for (at, _), cell in self.ours.items() if at == row]
+            said = []
+            for dtype in ("float32", "float64"):
+                known = [a[dtype] for a in apart if a.get(dtype) is not None]
+                said += [f"{dtype} max {max(known):.1e}"] if known else []
+            if said:
+                found.append(f"{label}, predictions for gU and U: {', '.join(said)}")
+        return found
+
+
+def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
+    """Sorts the records of one table into its cells; one table a zoo, unless columns are tasks.
+
+    Zoos with one seed for all and with a seed each never share a table of τ. Where two records
+    claim one cell, the later one is shown.
+    """
+    if name not in ALL_TABLES:
+        raise RunError(f"there is no table '{name}', only {', '.join(ALL_TABLES)}")
+    paper = ALL_TABLES[name]
+    views: dict[str, TableView] = {}
+    for record in records:
+        if record.table is None or record.table.get("table") != name:
+            continue
+        zoo = zoo_label(record)
+        if paper.by_task:
+            zoo = (zoo_seeds(record) or "") if paper.quantity == "tau" else ""
+        view = views.setdefault(zoo, _empty(paper, zoo))
+        for row, column, cell in _cells_of(paper, record):
+            view.rows.setdefault(row, model_name(row))
+            view.columns.setdefault(column, task_title(column))
+            view.ours[row, column] = cell
+    for view in views.values():
+        if paper.by_task:
+            labels = dict.fromkeys(zoo_label(cell.record) for cell in view.ours.values())
+            view.zoo = "; ".join(labels)
+        if name == "table6":
+            _add_changes(view)
+        elif name == LEARNING_CURVE.name:
+            _arrange_curve(view)
+    return list(views.values()) or [_empty(paper, "")]
+
+
+def zoo_label(record: RunRecord) -> str:
+    """A zoo in a few words: its task, its name where that says more, its size, its seeds."""
+    task = str(record.zoo.get("task", "unknown task"))
+    name = str(record.zoo.get("name") or task)
+    title = task_title(task)
+    if name not in (task, title, "zoo"):
+        title = f"{title} ({name})"
+    size = zoo_size(record.zoo)
+    seeds = zoo_seeds(record)
+    words = [title]
+    words += [] if size is None else [f"{size:,} networks"]
+    words += [] if seeds is None else [seeds_text(seeds)]
+    return ", ".join(words)
+
+
+def zoo_seeds(record: RunRecord) -> str | None:
+    """The kind of seeds that a record names; None where it is older than that."""
+    kind = record.zoo.get("seeds")
+    return None if kind is None else str(kind)
+
+
+def zoo_size(zoo: Mapping[str, Any]) -> int | None:
+    """How many trained networks the zoo has, each counted once whatever its checkpoints."""
+    for key in ("runs", "networks"):
+        if isinstance(zoo.get(key), int):
+            return int(zoo[key])
+    return None
+
+
+def mean_text(value: float | None, error: float | None) -> str:
+    """``0.905 ± 0.002``, without the error where there is one seed only."""
+    if value is None or value != value:
+        return _NOTHING
+    text = f"{value:.3f}".replace("-", "−")
+    return text if error is None or error != error else f"{text} ± {error:.3f}"
+
+
+def markdown_table(name: str, records: list[RunRecord]) -> str:
+    """A table in Markdown: for each row ours, and under it the paper's."""
+    return "\n".join(_markdown(view) for view in lay_out(name, records))
+
+
+def table_columns(name: str, records: list[RunRecord]) -> dict[str, list[Any]]:
+    """The cells of a table in long form: ours, the paper's, and how many networks and seeds."""
+    columns: dict[str, list[Any]] = {}
+    for view in lay_out(name, records):
+        for (row, column), cell in view.ours.items():
+            if column == CHANGE:
+                continue
+            record, paper = cell.record, view.paper_cell(row, column)
+            entry: dict[str, Any] = {
+                "table": name,
+                "task": record.zoo.get("task"),
+                "zoo": record.zoo.get("name"),
+                "zoo_seeds": zoo_seeds(record),
+                "row": row,
+                "column": column,
+                "value": cell.value,
+                "error": cell.error,
+                "paper": paper.value if paper else None,
+                "paper_error": paper.error if paper else None,
+                "r2": record.summary.get("r2"),
+                "mae": record.summary.get("mae"),
+                "coverage": record.summary.get("coverage"),
+                "parameters": record.num_parameters,
+                "seeds": len(record.seeds),
+                **{part: record.selection.get(part) for part in ("train", "val", "test")},
+                "status": record.status,
+            }
+            if name == "table6":
+                apart = _agreement(record)
+                entry |= {f"agreement_{d}": apart.get(d) for d in ("float32", "float64")}
+            for key, value in entry.items():
+                columns.setdefault(key, []).append(value)
+    return columns
+
+
+def _empty(paper: PaperTable, zoo: str) -> TableView:
+    return TableView(paper, zoo, dict(paper.rows), dict(paper.columns))
+
+
+def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurCell]]:
+    """Where a record stands in its table: one cell, or two where the table has parameters too."""
+    table = record.table or {}
+    row, column = str(table.get("row")), str(table.get("column"))
+    tau = OurCell(record, *_mean(record), mean_text(*_mean(record)))
+    count = record.num_parameters
+    size = OurCell(record, count, None, _NOTHING if count is None else f"{count:,}")
+    task = str(record.zoo.get("task", "unknown task"))
+    if paper.name == "table4":
+        channels = (column if column.startswith("[") else row).replace(" ", "")
+        return [(channels, "tau", tau), (channels, "parameters", size)]
+    if paper.by_task and column not in paper.columns:
+        column = task
+    if paper.name == "table3":
+        row = _components(row)
+    elif paper.name == "table6":
+        column = column.replace(" ", "")
+    return [(row, column, size if paper.quantity == "parameters" else tau)]
+
+
+def _mean(record: RunRecord) -> tuple[float | None, float | None]:
+    if record.status != "done":
+        return None, None
+    tau, error = record.summary.get("tau"), record.summary.get("tau_se")
+    return _finite(tau), _finite(error) if len(record.seeds) != 1 else None
+
+
+def _agreement(record: RunRecord) -> Mapping[str, Any]:
+    """What `transformer_nfn.paper.agreement` found; nothing in records older than it."""
+    found: Mapping[str, Any] = record.summary.get("agreement") or {}
+    return found
+
+
+def _finite(value: Any) -> float | None:
+    if value is None or value != value:
+        return None
+    return float(value)
+
+
+def _components(row: str) -> str:
+    """Components in the paper's order, however they were joined."""
+    parts = {part.strip().lower() for part in row.replace(",", "+").split("+")}
+    order = ("encoder", "embedding", "classifier")
+    return "+".join([part for part in order if part in parts] or [row])
+
+
+def _add_changes(view: TableView) -> None:
+    view.columns[CHANGE] = "Largest change"
+    for row in view.rows:
+        cells = [view.ours.get((row, column)) for column in view.paper.columns]
+        change = _largest_change([cell.value if cell else None for cell in cells])
+        known = next((cell for cell in cells if cell), None)
+        if change is not None and known is not None:
+            view.ours[row, CHANGE] = OurCell(known.record, change.value, None, change.text)
+
+
+def _arrange_curve(view: TableView) -> None:
+    """Models in one order everywhere, numbers of networks rising, and how many "all" are."""
+    order = [*MODEL_NAMES, *view.rows]
+    view.rows = {row: view.rows[row] for row in sorted(view.rows, key=order.index)}
+    sizes = {n: int(n) if n.isdecimal() else float("inf") for n in view.columns}
+    view.columns = {
+        n: f"{size:,}" if n.isdecimal() else n.capitalize()
+        for n, size in sorted(sizes.items(), key=lambda entry: entry[1])
+    }
+    for (_, column), cell in view.ours.items():
+        train = cell.record.selection.get("train")
+        if column == ALL_NETWORKS and isinstance(train, int):
+            view.columns[column] = f"All {train:,}"
+
+
+def _largest_change(values: list[float | None]) -> Number | None:
+    """The furthest that any augmented value lies from what as many steps give without."""
+    original, twice, *others = values
+    base = original if twice is None else twice
+    changes = [value - base for value in others if value is not None and base is not None]
+    if not changes:
+        return None
+    change = max(changes, key=abs)
+    return Number(change, None, f"{change:+.3f}".replace("-", "−"))
+
+
+def _markdown(view: TableView) -> str:
+    paper = view.paper
+    zoo = f" Here: {view.zoo}." if view.zoo else ""
+    source = f" Paper: {paper.zoo}." if paper.printed else ""
+    # Whose number it is, where there is more than ours.
+    whose = [""] if paper.printed else []
+    lines = [
+        f"**{paper.heading}. {paper.title}.**{zoo}{source}",
+        "",
+        "| " + " | ".join([paper.corner, *whose, *view.columns.values()]) + " |",
+        "|---|" + "---|" * len(whose) + "--:|" * len(view.columns),
+    ]
+    for row, label in view.rows.items():
+        ours, theirs = [_escape(label), *(["here"] if whose else [])], ["", "paper"]
+        for column in view.columns:
+            text = _short(view.ours.get((row, column)))
+            ours.append(f"**{text}**" if row in view.best(column) else text)
+            printed = view.paper_cell(row, column)
+            theirs.append(f"*{printed.text}*" if printed else _NOTHING)
+        lines.append("| " + " | ".join(ours) + " |")
+        if any(text != _NOTHING for text in theirs[2:]):
+            lines.append("| " + " | ".join(theirs) + " |")
+    notes = [*([paper.note] if paper.note else []), *view.agreements(), *view.reasons()]
+    lines += ["", *(f"- {note}" for note in notes), *([""] if notes else [])]
+    return "\n".join(lines)
+
+
+def _short(cell: OurCell | None) -> str:
+    if cell is None:
+        return _NOTHING
+    return _escape(cell.reason.partition(":")[0]) if cell.reason else cell.text
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,74 @@
+"""Is a network outside what a predictor has seen? Distance to the training networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from transformer_nfn.prediction.dataset import Dataset
+from transformer_nfn.prediction.records import RunError
+from transformer_nfn.whole_files import whole_file
+
+SEEN_FILE = "seen.safetensors"
+MAX_KEPT = 4096
+QUANTILE = 0.99
+SLACK = 1.25
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the training networks look like.
+
+    Attributes:
+        rows: their features, standardised, ``[n, F]``.
+        mean, std: of the features before that, ``[F]``.
+        limit: the distance to the nearest other one that 1 % of them exceed, and a quarter more.
+    """
+
+    rows: Tensor
+    mean: Tensor
+    std: Tensor
+    limit: Tensor
+
+    @staticmethod
+    def of(train: Dataset) -> Seen:
+        """Learns it from the training networks."""
+        raw = _features(train)[:MAX_KEPT]
+        mean, std = raw.mean(0), raw.std(0).clamp_min(1e-6)
+        rows = (raw - mean) / std
+        apart = torch.cdist(rows, rows)
+        apart.fill_diagonal_(float("inf"))
+        limit = SLACK * torch.quantile(apart.min(1).values, QUANTILE)
+        return Seen(rows, mean, std, limit)
+
+    def novelty(self, data: Dataset) -> Tensor:
+        """Distance to the nearest training network over the limit; above 1 is outside."""
+        rows = (_features(data) - self.mean) / self.std
+        return torch.cdist(rows, self.rows).min(1).values / self.limit
+
+    def save(self, folder: Path) -> None:
+        """Writes it beside the predictor."""
+        with whole_file(folder / SEEN_FILE) as beside:
+            save_file({k: v.contiguous() for k, v in vars(self).items()}, beside)
+
+    @staticmethod
+    def load(folder: Path) -> Seen:
+        """Reads what `save` wrote."""
+        path = folder / SEEN_FILE
+        try:
+            return Seen(**load_file(path))
+        except (OSError, SafetensorError, TypeError) as error:
+            raise RunError(f"'{path}' is not readable: {error}") from error
+
+
+def _features(data: Dataset) -> Tensor:
+    """Invariants of the networks on a logarithmic scale, so that no unit dominates."""
+    from transformer_nfn.models import invariant_features
+
+    raw = invariant_features(data.network, data.block_space).float().cpu()
+    return torch.sign(raw) * torch.log1p(raw.abs() * 1e3)

@@ -1,0 +1,136 @@
+"""Which predictors there are, and how each is made, fitted, saved and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transformer_nfn import models
+from transformer_nfn.prediction.dataset import EVALUATE, Dataset, map_network
+from transformer_nfn.prediction.records import RunError
+
+Build = Callable[[], nn.Module]
+
+
+def _sizes(data: Dataset, components: list[str] | None) -> dict[str, Any]:
+    sizes: dict[str, Any] = data.sizes
+    if components is not None:
+        sizes = {part: n if part in components else None for part, n in sizes.items()}
+    return sizes
+
+
+def _transformer_nfn(data: Dataset, **options: Any) -> nn.Module:
+    components = options.pop("components", None)
+    return models.TransformerNFN(
+        data.block_space,
+        len(data.network["blocks"]),
+        options.pop("channels", [10]),
+        encoder=components is None or "encoder" in components,
+        **_sizes(data, components),
+        **{"pool": "sum", "init": "xavier", **options},
+    )
+
+
+def _gated_nfn(data: Dataset, **options: Any) -> nn.Module:
+    return _transformer_nfn(
+        data, **{"pool": "mean", "init": "unit", "gated": True, "quadratic": True, **options}
+    )
+
+
+def _plain(kind: str) -> Callable[..., nn.Module]:
+    def build(data: Dataset, **options: Any) -> nn.Module:
+        made: nn.Module = getattr(models, kind)(
+            data.block_space, len(data.network["blocks"]), **data.sizes, **options
+        )
+        return made
+
+    return build
+
+
+NEURAL: Mapping[str, tuple[str, Callable[..., nn.Module]]] = {
+    "transformer_nfn": ("TransformerNFN", _transformer_nfn),
+    "transformer_nfn_gated": ("TransformerNFN", _gated_nfn),
+    "mlp": ("MLP", _plain("MLP")),
+    "statnn": ("StatNN", _plain("StatNN")),
+}
+TABULAR: Mapping[str, str] = {
+    "xgboost": "XGBoostPredictor",
+    "lightgbm": "LightGBMPredictor",
+    "random_forest": "RandomForestPredictor",
+    "invariant_boosting": "InvariantBoosting",
+    "invariant_mlp": "InvariantMLP",
+}
+PREDICTORS = (*NEURAL, *TABULAR)
+PAPER_MODELS = ("xgboost", "lightgbm", "random_forest", "mlp", "statnn", "transformer_nfn")
+
+
+def check_name(name: str) -> None:
+    """Refuses a predictor that does not exist, naming those that do."""
+    if name not in PREDICTORS:
+        raise RunError(f"there is no model '{name}'; there are {', '.join(PREDICTORS)}")
+
+
+def module_builder(name: str, data: Dataset, options: Mapping[str, Any]) -> Build:
+    """How to make a fresh neural predictor for networks like these."""
+    _, make = NEURAL[name]
+    return lambda: make(data, **dict(options))
+
+
+def tabular_class(name: str) -> Any:
+    """The class of a predictor that fits itself."""
+    return getattr(models, TABULAR[name])
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A fitted predictor of either kind, under one interface."""
+
+    name: str
+    inner: Any
+
+    @torch.no_grad()
+    def predict(self, data: Dataset) -> Tensor:
+        """Predicted accuracy of each network, ``[n]`` in float32."""
+        if self.name in TABULAR:
+            out: Tensor = self.inner.predict(data.network)
+            return out.float().clamp(0, 1)
+        self.inner.eval()
+        place = next(self.inner.parameters())
+        parts = []
+        for start in range(0, len(data), EVALUATE):
+            batch = data.take(torch.arange(start, min(start + EVALUATE, len(data)))).network
+            batch = map_network(batch, lambda w: w.to(place))
+            parts.append(torch.sigmoid(self.inner.logits(batch)).cpu())
+        return torch.cat(parts) if parts else torch.empty(0)
+
+    @property
+    def num_parameters(self) -> int | None:
+        """Trainable numbers; None for trees."""
+        if self.name in TABULAR:
+            count: int | None = self.inner.num_parameters
+            return count
+        return sum(int(p.numel()) for p in self.inner.parameters())
+
+    def save(self, folder: Path) -> None:
+        """Writes the predictor into a folder of its own."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.name in TABULAR:
+            self.inner.save(folder)
+        else:
+            self.inner.save_pretrained(folder)
+
+    @staticmethod
+    def load(name: str, folder: Path) -> Predictor:
+        """Reads what `save` wrote."""
+        check_name(name)
+        if not folder.is_dir():
+            raise RunError(f"the run keeps no predictor: there is no folder '{folder}'")
+        if name in TABULAR:
+            return Predictor(name, tabular_class(name).load(folder))
+        kind, _ = NEURAL[name]
+        return Predictor(name, getattr(models, kind).from_pretrained(folder))

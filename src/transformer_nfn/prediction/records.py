@@ -1,0 +1,129 @@
+"""What is kept of one trained predictor: a folder that says everything about it, read and written.
+
+RUN/
+  run.json             what was trained on what, how, and how well it does
+  predictions.parquet  one row for each seed and network of the validation and test parts
+  log.jsonl            one line an epoch (neural predictors)
+  seed-K/              the predictor itself, for each seed
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer_nfn.errors import TransformerNFNError, missing_extra
+from transformer_nfn.whole_files import whole_file, write_text
+
+FORMAT = 1
+RUN_FILE = "run.json"
+PREDICTIONS_FILE = "predictions.parquet"
+LOG_FILE = "log.jsonl"
+CONFIGURATION = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "train_fraction")
+
+
+class RunError(TransformerNFNError):
+    """A run folder that cannot be read, or an experiment that cannot be run."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What ``run.json`` holds.
+
+    Attributes:
+        model: name of the predictor, as in `transformer_nfn.prediction.predictors.PREDICTORS`.
+        zoo: task, name, number of networks, architecture, and ``seeds``: ``one`` for all its
+            networks, one ``each``, or ``unknown``; records from before that lack it.
+        selection: which networks: ``percent``, ``min_accuracy``, counts ``train``, ``val``,
+            ``test``, ``augment`` (None, or the range of the entries), and ``max_train`` where
+            those to train on are a subset.
+        protocol: how it was trained.
+        seeds: for each seed a dict with ``seed, tau, tau_low, tau_high, r2, mae, val_tau,
+            best_epoch, seconds``.
+        summary: ``tau, tau_se, r2, mae, coverage`` over the seeds; with augmentation also
+            ``agreement``, see `transformer_nfn.paper.agreement`.
+        num_parameters: of the predictor, None for trees.
+        status: ``done``, or why there is no result (``not enough networks: …``).
+        table: which table and cell this belongs to, if any: ``table, row, column``.
+        format: version of this file.
+    """
+
+    model: str
+    zoo: Mapping[str, Any]
+    selection: Mapping[str, Any]
+    protocol: Mapping[str, Any]
+    seeds: list[dict[str, Any]] = field(default_factory=list)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    num_parameters: int | None = None
+    status: str = "done"
+    table: Mapping[str, Any] | None = None
+    format: int = FORMAT
+
+    def write(self, folder: Path) -> None:
+        """Writes ``run.json``, beside first and then renamed."""
+        write_text(folder / RUN_FILE, json.dumps(asdict(self), indent=1, sort_keys=True))
+
+    @staticmethod
+    def read(folder: Path | str) -> RunRecord:
+        """Reads a run folder; says what is wrong with anything else."""
+        path = Path(folder) / RUN_FILE
+        if not path.is_file():
+            raise RunError(f"'{folder}' is not a run folder: there is no {RUN_FILE} in it")
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            found = data["format"]
+        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+            raise RunError(f"'{path}' is not readable: {error}") from error
+        if found != FORMAT:
+            raise RunError(f"'{path}' has format {found!r}, expected {FORMAT}: another version")
+        try:
+            return RunRecord(**data)
+        except TypeError as error:
+            raise RunError(f"'{path}' is malformed: {error}") from error
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise missing_extra(RunError, "pyarrow", "zoo", "reading predictions") from error
+    return pa, pq
+
+
+def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
+    """Writes ``predictions.parquet``.
+
+    Columns: ``seed, split`` (val or test)``, row, run, accuracy, predicted, low, high`` and the
+    configuration of the run (``optimizer, learning_rate, l2, init_std, dropout, train_fraction``).
+    """
+    pa, pq = _arrow()
+    with whole_file(folder / PREDICTIONS_FILE) as beside:
+        pq.write_table(pa.table(dict(columns)), beside)
+
+
+def read_predictions(folder: Path) -> dict[str, np.ndarray]:
+    """Reads ``predictions.parquet`` as columns."""
+    pa, pq = _arrow()
+    path = folder / PREDICTIONS_FILE
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise RunError(f"'{path}' is not readable: {error}") from error
+    return {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+
+
+def find_runs(folders: list[Path]) -> Iterator[Path]:
+    """Every run folder in or below the given ones, in order."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunError(f"there is no folder '{folder}'")
+        found = sorted(path.parent for path in folder.rglob(RUN_FILE))
+        if not found:
+            raise RunError(f"there are no runs in '{folder}'")
+        yield from found

@@ -1,0 +1,374 @@
+"""Training neural predictors: all seeds together, resumable, the best epoch by validation."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts, map_network
+from transformer_nfn.prediction.graph_step import GraphSteps
+from transformer_nfn.prediction.metrics import kendall_tau
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.records import LOG_FILE, RunError
+from transformer_nfn.whole_files import whole_file, write_text
+
+STATE_FILE = "training.safetensors"
+SAVE_SECONDS = 20.0
+
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Trained:
+    """The best state of every seed, and how it got there.
+
+    Attributes:
+        modules: one for each seed, at its best epoch.
+        best_epoch: of each seed, counted from 1.
+        val_tau: of each seed at that epoch.
+    """
+
+    modules: list[nn.Module]
+    best_epoch: list[int]
+    val_tau: list[float]
+
+
+class SeedTrainer:
+    """Trains one module for each seed on the same networks, in one pass over stacked parameters.
+
+    Every seed has its own initialisation and its own order of the networks, both drawn from the
+    seed alone, so a seed's result does not depend on which others it was trained with beyond
+    rounding. Adam acts on each number by itself, so one optimiser over stacked parameters is as
+    many optimisers as there are seeds.
+
+    On a GPU everything an epoch needs lies there before its first step: the networks, the orders
+    (drawn there, so they are others than on a CPU) and the learning rates. A step of seeds
+    together, also of one seed, is a CUDA graph; see `GraphSteps`.
+
+    Args:
+        build: makes a fresh module; called after ``torch.manual_seed(seed)``.
+        parts: what to train on and select by, on one device.
+        protocol: how.
+        seeds: which.
+        together: whether seeds share each step, which is faster; otherwise one after another
+            within each step.
+        capture: whether steps on a GPU are captured as CUDA graphs; otherwise they compute the
+            same, operation by operation.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        parts: Parts,
+        protocol: Protocol,
+        seeds: list[int],
+        *,
+        together: bool,
+        capture: bool = True,
+    ) -> None:
+        self.protocol, self.seeds, self.parts = protocol, seeds, parts
+        device = parts.train.accuracy.device
+        on_gpu = device.type == "cuda"
+        self.together = together and (len(seeds) > 1 or on_gpu)
+        self.modules = []
+        for seed in seeds:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                self.modules.append(build().to(device))
+        self.epoch = 0
+        self.best_epoch = [0] * len(seeds)
+        self.val_tau = [-2.0] * len(seeds)
+        if self.together:
+            stacked, buffers = stack_module_state(self.modules)
+            self.state = {k: v.detach().requires_grad_() for k, v in stacked.items()}
+            self.buffers = buffers
+        else:
+            self.state = {
+                f"{i}.{k}": p for i, m in enumerate(self.modules) for k, p in m.named_parameters()
+            }
+        fused = device.type in ("cpu", "cuda")
+        self.optimiser = torch.optim.Adam(
+            list(self.state.values()), lr=protocol.lr, fused=fused, capturable=on_gpu
+        )
+        self.rate: Tensor | None = None
+        if on_gpu:
+            self.hold_rate(torch.zeros((), dtype=torch.float32, device=device))
+        self.graphs = GraphSteps(self.optimiser) if on_gpu and self.together and capture else None
+        self.best = {k: v.detach().clone() for k, v in self.state.items()}
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in one pass over the training networks."""
+        return -(-len(self.parts.train) // self.protocol.batch)
+
+    def _logits_together(self, network: Mapping[str, Any], shared: bool) -> Tensor:
+        base = self.modules[0]
+
+        def logits(state: dict[str, Tensor], buffers: dict[str, Tensor], data: Any) -> Tensor:
+            out: Tensor = functional_call(base, (state, buffers), (data,))
+            return out
+
+        with _as_logits(base):
+            spread = vmap(logits, in_dims=(0, 0, None if shared else 0))
+            out: Tensor = spread(self.state, self.buffers, network)
+        return out
+
+    def hold_rate(self, tensor: Tensor) -> None:
+        """From now on the optimiser reads the learning rate from this tensor, on its device."""
+        self.rate = tensor
+        for group in self.optimiser.param_groups:
+            group["lr"] = tensor
+
+    def epoch_rates(self) -> list[float]:
+        """The learning rate of every step of the next epoch."""
+        first = self.epoch * self.steps_per_epoch
+        return [
+            self.protocol.learning_rate(first + step, self.steps_per_epoch)
+            for step in range(self.steps_per_epoch)
+        ]
+
+    def train_epoch(self) -> float:
+        """One pass over the training networks; the mean loss over steps and seeds."""
+        total = self.run_steps(*self.epoch_plan())
+        self.epoch += 1
+        return float(total) / self.steps_per_epoch
+
+    def epoch_plan(self) -> tuple[Tensor, list[float] | Tensor]:
+        """For the next epoch the orders, ``[seeds, networks]``, and the rate of every step.
+
+        On the device of the networks, the rates too where the optimiser reads them there.
+        """
+        device, n = self.parts.train.accuracy.device, len(self.parts.train)
+        orders = torch.stack([_order(n, seed, self.epoch, device) for seed in self.seeds])
+        rates = self.epoch_rates()
+        if self.rate is None:
+            return orders, rates
+        return orders, torch.tensor(rates, dtype=self.rate.dtype).to(device)
+
+    def run_steps(self, orders: Tensor, rates: list[float] | Tensor) -> Tensor:
+        """The steps of a plan; the sum of their losses.
+
+        Waits for a GPU only where it captures: the next step is launched while one runs.
+        """
+        total = torch.zeros((), device=orders.device)
+        for rate, picks in zip(rates, orders.split(self.protocol.batch, 1), strict=True):
+            self._use_rate(rate)
+            total += self._step(picks) if self.graphs is None else self.graphs(self._step, picks)
+        return total
+
+    def _use_rate(self, rate: float | Tensor) -> None:
+        if self.rate is not None:
+            self.rate.copy_(rate)  # type: ignore[arg-type]
+            return
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+
+    def _step(self, picks: Tensor) -> Tensor:
+        """One update of every seed by the networks ``picks``, ``[seeds, batch]``; the loss."""
+        train, picks = self.parts.train, picks.contiguous()
+        self.optimiser.zero_grad(set_to_none=True)
+        target = train.accuracy[picks]
+        if self.together:
+            network = map_network(train.network, lambda w: w[picks])
+            logits = self._logits_together(network, shared=False)
+            # A sum over seeds: each seed's gradient is that of its own mean.
+            loss = binary_cross_entropy_with_logits(logits, target, reduction="none").mean(1).sum()
+            loss.backward()
+            value = loss.detach() / len(self.seeds)
+        else:
+            value = torch.zeros((), device=target.device)
+            for i, module in enumerate(self.modules):
+                network = map_network(train.network, lambda w, i=i: w[picks[i]])
+                loss = binary_cross_entropy_with_logits(module.logits(network), target[i])  # type: ignore[operator]
+                loss.backward()
+                value += loss.detach() / len(self.seeds)
+        self.optimiser.step()
+        return value
+
+    @torch.no_grad()
+    def predict(self, data: Dataset) -> Tensor:
+        """What every seed says now, ``[seeds, n]`` between 0 and 1."""
+        out = []
+        for start in range(0, len(data), EVALUATE):
+            stop = min(start + EVALUATE, len(data))
+            index = torch.arange(start, stop, device=data.accuracy.device)
+            network = map_network(data.network, lambda w, index=index: w[index])
+            if self.together:
+                out.append(self._logits_together(network, shared=True))
+            else:
+                out.append(torch.stack([m.logits(network) for m in self.modules]))  # type: ignore[operator]
+        return torch.sigmoid(torch.cat(out, 1)).cpu()
+
+    def select(self) -> list[float]:
+        """Measures τ on the validation part and keeps the state of every seed that improved."""
+        accuracy = self.parts.val.accuracy.cpu().numpy()
+        taus = [kendall_tau(accuracy, p.numpy()) for p in self.predict(self.parts.val)]
+        for i, tau in enumerate(taus):
+            if tau > self.val_tau[i]:
+                self.val_tau[i], self.best_epoch[i] = tau, self.epoch
+                for name, value in self.state.items():
+                    if self.together:
+                        self.best[name][i] = value.detach()[i]
+                    elif name.startswith(f"{i}."):
+                        self.best[name].copy_(value.detach())
+        return taus
+
+    def result(self) -> Trained:
+        """The best module of every seed."""
+        for i, module in enumerate(self.modules):
+            own = {
+                name: (self.best[name][i] if self.together else self.best[f"{i}.{name}"])
+                for name, _ in module.named_parameters()
+            }
+            module.load_state_dict(own, strict=False)
+        return Trained(list(self.modules), list(self.best_epoch), list(self.val_tau))
+
+    # What a killed training needs to go on as if nothing had happened.
+
+    def save(self, path: Path, identity: str) -> None:
+        """Writes the whole state, beside first and then renamed."""
+        tensors = {f"state.{k}": v.detach() for k, v in self.state.items()}
+        tensors |= {f"best.{k}": v for k, v in self.best.items()}
+        for i, entry in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"adam.{i}.{k}": v for k, v in entry.items()}
+        about = {
+            "epoch": self.epoch,
+            "best_epoch": self.best_epoch,
+            "val_tau": self.val_tau,
+            "identity": identity,
+        }
+        with whole_file(path) as beside:
+            save_file(
+                {k: v.contiguous().cpu() for k, v in tensors.items()},
+                beside,
+                metadata={"about": json.dumps(about)},
+            )
+
+    def load(self, path: Path, identity: str) -> None:
+        """Takes up what `save` wrote; refuses the state of another training."""
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("about", "{}"))
+            if "identity" not in about:
+                raise RunError(
+                    f"'{path}' was begun by an older version, which did not tell trainings apart "
+                    "by all their weights; choose another --out or remove it"
+                )
+            if about["identity"] != identity:
+                raise RunError(
+                    f"'{path}' is of another training (other networks, model or protocol); "
+                    "choose another --out or remove it"
+                )
+            tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+        if any(f"state.{name}" not in tensors for name in self.state):
+            raise RunError(
+                f"'{path}' lays out its parameters otherwise (one seed begun on another kind of "
+                "device?); choose another --out or remove it"
+            )
+        with torch.no_grad():
+            for name, value in self.state.items():
+                value.copy_(tensors[f"state.{name}"])
+                self.best[name].copy_(tensors[f"best.{name}"])
+        entries: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            if key.startswith("adam."):
+                _, index, name = key.split(".", 2)
+                entries.setdefault(int(index), {})[name] = value
+        state = self.optimiser.state_dict()
+        state["state"] = entries
+        self.optimiser.load_state_dict(state)
+        # The optimiser has tensors of its own now, in place of those it was given and captured.
+        if self.rate is not None:
+            self.hold_rate(self.rate)
+        if self.graphs is not None:
+            self.graphs.forget()
+        self.epoch = int(about["epoch"])
+        self.best_epoch = [int(e) for e in about["best_epoch"]]
+        self.val_tau = [float(t) for t in about["val_tau"]]
+
+
+class _as_logits:  # noqa: N801
+    """Within it, calling a module gives its logits: `functional_call` knows `forward` alone."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __enter__(self) -> None:
+        self.module.forward = self.module.logits  # type: ignore[assignment]
+
+    def __exit__(self, *_: object) -> None:
+        del self.module.forward
+
+
+def _order(n: int, seed: int, epoch: int, device: torch.device) -> Tensor:
+    """The order of the networks in one epoch of one seed; drawn on a GPU where they lie on one."""
+    where = device if device.type == "cuda" else torch.device("cpu")
+    source = torch.Generator(where).manual_seed((seed + 1) * 1_000_003 + epoch)
+    return torch.randperm(n, generator=source, device=where).to(device)
+
+
+def train_seeds(
+    build: Callable[[], nn.Module],
+    parts: Parts,
+    protocol: Protocol,
+    seeds: list[int],
+    *,
+    folder: Path | None = None,
+    identity: str = "",
+    together: bool = True,
+    report: Report | None = None,
+    save_every: float = SAVE_SECONDS,
+) -> Trained:
+    """Trains every seed and returns each at its best epoch by validation τ.
+
+    Args:
+        build: makes a fresh module with ``logits(network)``.
+        parts: training and validation networks, on the device to use.
+        protocol: how.
+        seeds: which.
+        folder: where the log and the state to resume from are kept; None keeps nothing.
+        identity: identifies the training; a state of another one is refused.
+        together: see `SeedTrainer`.
+        report: called with every line of the log.
+        save_every: seconds between two saved states; saving costs four times the parameters.
+    """
+    trainer = SeedTrainer(build, parts, protocol, seeds, together=together)
+    state = folder / STATE_FILE if folder is not None else None
+    log: list[str] = []
+    if folder is not None and state is not None and state.is_file():
+        trainer.load(state, identity)
+        lines = (
+            (folder / LOG_FILE).read_text().splitlines() if (folder / LOG_FILE).is_file() else []
+        )
+        log = [line for line in lines if json.loads(line)["epoch"] <= trainer.epoch]
+    saved = time.monotonic()
+    while trainer.epoch < protocol.epochs:
+        rate = trainer.epoch_rates()[-1]
+        loss = trainer.train_epoch()
+        taus = trainer.select()
+        for seed, tau in zip(seeds, taus, strict=True):
+            line = {"seed": seed, "epoch": trainer.epoch, "loss": loss, "val_tau": tau, "lr": rate}
+            log.append(json.dumps(line))
+        if report is not None:
+            mean = sum(taus) / len(taus)
+            report(
+                {"epoch": trainer.epoch, "epochs": protocol.epochs, "loss": loss, "val_tau": mean}
+            )
+        last = trainer.epoch == protocol.epochs
+        due = time.monotonic() - saved >= save_every
+        if folder is not None and state is not None and (last or due):
+            write_text(folder / LOG_FILE, "\n".join(log) + "\n")
+            if not last:
+                trainer.save(state, identity)
+                saved = time.monotonic()
+    return trainer.result()

@@ -1,0 +1,209 @@
+"""A transformer block backward, in three kernels that keep sums of gradients on the chip.
+
+What works row by row takes rows as they lie, whatever sample they are of: the MLP and the
+output projection, then the projections to q, k and v. Between them attention takes a sample at
+a time and recomputes its probabilities, transposed, from the logarithms of the row sums, so
+that only one matrix of them is turned around.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from transformer_nfn.zoo.training.backends.kernels.inputs import IMAGES, MEMORY, WORDS
+from transformer_nfn.zoo.training.backends.kernels.shared import (
+    LOG2E,
+    STATS,
+    batch_now,
+    dropped,
+    layer_norm_backward,
+    operand,
+    rows_from,
+)
+
+
+@triton.jit
+def rows_backward(
+    a_ptr, y_ptr, dout_ptr, da_ptr, stat_ptr, w_ptr, grad_ptr, bits_ptr, step_ptr, steps_ptr,
+    length_ptr, scale_ptr, B, ROWS, STEPS, NETWORKS, NOTHING,
+    W: tl.constexpr, OUT: tl.constexpr, A: tl.constexpr, BA: tl.constexpr, BW: tl.constexpr,
+    SITE: tl.constexpr, SITES: tl.constexpr, S: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    FF: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """From the gradient of the MLP's output to that of the heads' outputs ``a``."""
+    m = tl.program_id(0)
+    chunk = tl.program_id(1)
+    _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    if L == 0:
+        return
+    DT: tl.constexpr = a_ptr.dtype.element_ty
+    d = tl.arange(0, D)
+    f = tl.arange(0, FF)
+    w = w_ptr + m.to(tl.int64) * W
+    wo = operand(tl.load(w + OUT + d[:, None] * D + d[None, :]), DT, PREC)
+    wa = operand(tl.load(w + A + d[:, None] * FF + f[None, :]), DT, PREC)
+    wb = operand(tl.load(w + BW + f[:, None] * D + d[None, :]), DT, PREC)
+    ba = tl.load(w + BA + f)
+    go = tl.zeros((D, D), tl.float32)
+    ga = tl.zeros((FF, D), tl.float32)
+    gb = tl.zeros((FF, D), tl.float32)
+    gba = tl.zeros((R, FF), tl.float32)
+    scale = tl.load(scale_ptr + m)
+    first = m.to(tl.int64) * ROWS
+    bits_ptr += (m.to(tl.int64) * SITES + SITE) * ROWS
+    stop = tl.minimum(chunk * S + S, B) * L
+    for begin in range(chunk * S * L, stop, R):
+        row, here, n, t = rows_from(begin, stop, L, R)
+        real = here[:, None]
+        at = (first + row)[:, None] * D + d[None, :]
+        dout = tl.load(dout_ptr + at, mask=real, other=0.0)
+        z = tl.load(y_ptr + at, mask=real, other=0.0)
+        a = tl.load(a_ptr + at, mask=real, other=0.0)
+        rstd = tl.load(stat_ptr + (first + n * L) * STATS + 3 * L + t, mask=here, other=0.0)
+        kept = tl.load(bits_ptr + row, mask=here, other=0)
+        h = tl.dot(z, wa, input_precision=PREC) + ba[None, :]
+        dh = tl.dot(dout, tl.trans(wb), input_precision=PREC)
+        dh = tl.where(h > 0, dh, 0.0)
+        gba += dh
+        dh = operand(dh, DT, PREC)
+        h = operand(tl.maximum(h, 0.0), DT, PREC)
+        gb = tl.dot(tl.trans(h), dout, gb, input_precision=PREC)
+        ga = tl.dot(tl.trans(dh), z, ga, input_precision=PREC)
+        dy = tl.dot(dh, tl.trans(wa), input_precision=PREC)
+        dy = layer_norm_backward(dy, z.to(tl.float32), rstd * scale, D)
+        dy = operand(dropped(dy, kept, D), DT, PREC)
+        go = tl.dot(tl.trans(a), dy, go, input_precision=PREC)
+        da = tl.dot(dy, tl.trans(wo), input_precision=PREC)
+        tl.store(da_ptr + at, operand(da, DT, PREC), mask=real)
+    grad = grad_ptr + (chunk.to(tl.int64) * NETWORKS + m) * W
+    # Zero that the compiler cannot know: else it holds these addresses through the whole loop.
+    d += NOTHING
+    f += NOTHING
+    tl.store(grad + OUT + d[:, None] * D + d[None, :], go)
+    tl.store(grad + A + d[None, :] * FF + f[:, None], ga)
+    tl.store(grad + BW + f[:, None] * D + d[None, :], gb)
+    tl.store(grad + BA + f, tl.sum(gba, 0))
+
+
+@triton.jit
+def attention_backward(
+    qkv_ptr, a_ptr, da_ptr, stat_ptr, dqkv_ptr, step_ptr, steps_ptr, length_ptr, B, ROWS,
+    STEPS, S: tl.constexpr, T: tl.constexpr, SHORTER: tl.constexpr, KEYS: tl.constexpr,
+    D: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """From the gradient of one head's outputs to that of its q, k and v, ``KEYS`` at a time.
+
+    Both heads of a network are neighbours in the grid: a row's halves lie side by side, and
+    memory is read in pieces as long as both.
+    """
+    m = tl.program_id(0) // 2
+    head = tl.program_id(0) % 2
+    chunk = tl.program_id(1)
+    _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    if (L > T) | (L <= SHORTER):
+        return
+    DT: tl.constexpr = qkv_ptr.dtype.element_ty
+    HD: tl.constexpr = D // 2
+    root: tl.constexpr = 1.0 / HD**0.5
+    t = tl.arange(0, T)
+    u = tl.arange(0, KEYS)
+    j = head * HD + tl.arange(0, HD)
+    real = t < L
+    mask = real[:, None]
+    first = m.to(tl.int64) * ROWS
+    for n in range(chunk * S, tl.minimum(chunk * S + S, B)):
+        begin = first + n * L
+        at = (begin + t)[:, None] * (3 * D) + j[None, :]
+        q = tl.load(qkv_ptr + at, mask=mask, other=0.0)
+        out_of = (begin + t)[:, None] * D + j[None, :]
+        da = tl.load(da_ptr + out_of, mask=mask, other=0.0)
+        a = tl.load(a_ptr + out_of, mask=mask, other=0.0)
+        delta = tl.sum(da.to(tl.float32) * a.to(tl.float32), 1) * root
+        lse = tl.load(stat_ptr + begin * STATS + head * L + t, mask=real, other=0.0)
+        dq = tl.zeros((T, HD), tl.float32)
+        for i in tl.static_range(T // KEYS):
+            near = (i * KEYS + u < L)[:, None]
+            to = (begin + i * KEYS + u)[:, None] * (3 * D) + j[None, :]
+            k = tl.load(qkv_ptr + to + D, mask=near, other=0.0)
+            v = tl.load(qkv_ptr + to + 2 * D, mask=near, other=0.0)
+            s = tl.dot(k, tl.trans(q), input_precision=PREC)
+            prob = tl.exp2(s * (LOG2E * root) - lse[None, :])
+            if (i + 1) * KEYS > SHORTER + 1:
+                prob = tl.where(near, prob, 0.0)
+            dv = tl.dot(operand(prob, DT, PREC), da, input_precision=PREC)
+            tl.store(dqkv_ptr + to + 2 * D, operand(dv, DT, PREC), mask=near)
+            dprob = tl.dot(v, tl.trans(da), input_precision=PREC)
+            ds = operand(prob * (dprob * root - delta[None, :]), DT, PREC)
+            dk = tl.dot(ds, q, input_precision=PREC)
+            tl.store(dqkv_ptr + to + D, operand(dk, DT, PREC), mask=near)
+            dq = tl.dot(tl.trans(ds), k, dq, input_precision=PREC)
+        tl.store(dqkv_ptr + at, operand(dq, DT, PREC), mask=mask)
+
+
+@triton.jit
+def projections_backward(
+    z_ptr, dqkv_ptr, stat_ptr, dx_ptr, w_ptr, grad_ptr, bits_ptr, step_ptr, steps_ptr,
+    length_ptr, scale_ptr, patch_ptr, B, ROWS, STEPS, NETWORKS, NOTHING,
+    W: tl.constexpr, QKV: tl.constexpr, EW: tl.constexpr, EB: tl.constexpr,
+    SITE: tl.constexpr, SITES: tl.constexpr, S: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    P: tl.constexpr, PP: tl.constexpr, SOURCE: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """From the gradient of q, k and v to that before dropout of what the block was given.
+
+    That is the output of the block before, whose MLP's last bias is then known too (``EB``), or
+    for images the embedding, whose weights are; words have no weights.
+    """
+    m = tl.program_id(0)
+    chunk = tl.program_id(1)
+    _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    if L == 0:
+        return
+    DT: tl.constexpr = z_ptr.dtype.element_ty
+    d = tl.arange(0, D)
+    c = tl.arange(0, 4 * D)
+    known = c < 3 * D
+    first = m.to(tl.int64) * ROWS
+    w = w_ptr + m.to(tl.int64) * W
+    into = tl.load(w + QKV + d[None, :] * (3 * D) + c[:, None], mask=known[:, None], other=0.0)
+    into = operand(into, DT, PREC)
+    g = tl.zeros((4 * D, D), tl.float32)
+    if SOURCE != WORDS:
+        scale = tl.load(scale_ptr + m)
+        bits_ptr += (m.to(tl.int64) * SITES + SITE) * ROWS
+        gb = tl.zeros((R, D), tl.float32)
+    if SOURCE == IMAGES:
+        p = tl.arange(0, PP)
+        ge = tl.zeros((D, PP), tl.float32)
+    stop = tl.minimum(chunk * S + S, B) * L
+    for begin in range(chunk * S * L, stop, R):
+        row, here, n, t = rows_from(begin, stop, L, R)
+        real = here[:, None]
+        at = (first + row)[:, None] * D + d[None, :]
+        dqkv = dqkv_ptr + (first + row)[:, None] * (3 * D) + c[None, :]
+        dqkv = tl.load(dqkv, mask=real & known[None, :], other=0.0)
+        z = tl.load(z_ptr + at, mask=real, other=0.0)
+        g = tl.dot(tl.trans(dqkv), z, g, input_precision=PREC)
+        if SOURCE != WORDS:
+            rstd = tl.load(stat_ptr + (first + n * L) * STATS + 2 * L + t, mask=here, other=0.0)
+            kept = tl.load(bits_ptr + row, mask=here, other=0)
+            dz = tl.dot(dqkv, into, input_precision=PREC)
+            dx = layer_norm_backward(dz, z.to(tl.float32), rstd * scale, D)
+            dx = dropped(dx, kept, D)
+            gb += dx
+        if SOURCE == MEMORY:
+            tl.store(dx_ptr + at, operand(dx, DT, PREC), mask=real)
+        if SOURCE == IMAGES:
+            patches = patch_ptr + (first + row)[:, None] * PP + p[None, :]
+            patches = tl.load(patches, mask=real, other=0.0)
+            dx = tl.trans(operand(dx, DT, PREC))
+            ge = tl.dot(dx, patches, ge, input_precision=PREC)
+    grad = grad_ptr + (chunk.to(tl.int64) * NETWORKS + m) * W
+    # Zero that the compiler cannot know: else it holds these addresses through the whole loop.
+    d += NOTHING
+    c += NOTHING
+    tl.store(grad + QKV + d[None, :] * (3 * D) + c[:, None], g, mask=known[:, None])
+    if SOURCE != WORDS:
+        tl.store(grad + EB + d, tl.sum(gb, 0))
+    if SOURCE == IMAGES:
+        tl.store(grad + EW + p[None, :] * D + d[:, None], ge, mask=(p < P)[None, :])

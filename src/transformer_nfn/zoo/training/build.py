@@ -1,0 +1,81 @@
+"""From settings to a finished zoo: plan, train the shards nobody has, write the index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.store import Zoo
+from transformer_nfn.zoo.training.paths import describe_path
+from transformer_nfn.zoo.training.plan import Settings, make_plan
+from transformer_nfn.zoo.training.progress import Progress, Silent
+
+ENGINES = ("local", "ray")
+
+
+def build(
+    out: Path | str,
+    settings: Settings,
+    *,
+    data: Path | str | None = None,
+    vectors: Path | str | None = None,
+    device: str = "auto",
+    engine: str = "local",
+    workers: int | None = None,
+    address: str | None = None,
+    path: str = "auto",
+    progress: Progress | None = None,
+) -> Zoo:
+    """Builds a zoo, or goes on with one that was interrupted.
+
+    Args:
+        out: the folder; empty, not there yet, or one this very build was begun in.
+        data: the folder of the task's files; None fetches them.
+        vectors: for text, a word2vec file; None trains vectors on the task's text.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        engine: ``local`` (this machine) or ``ray`` (a cluster).
+        workers: processes at once; None for one a core (CPU) or one (CUDA).
+        address: of the Ray cluster; None starts a local one.
+        path: how steps are computed, see `paths.choose_runner`.
+        progress: told what happens; None stays silent.
+    """
+    device = resolve_device(device)
+    if engine not in ENGINES:
+        raise ZooError(f"unknown engine '{engine}': expected one of {', '.join(ENGINES)}")
+    if workers is not None and workers < 1:
+        raise ZooError(f"workers must be at least 1, found {workers}")
+    folder = Path(data) if data is not None else None
+    if folder is not None and not folder.is_dir():
+        raise ZooError(f"data folder '{folder}' does not exist")
+    describe_path(path, device, precision=settings.precision)
+    plan = make_plan(
+        Path(out),
+        settings,
+        data=folder,
+        vectors=Path(vectors) if vectors is not None else None,
+        device=device,
+    )
+    progress = progress or Silent()
+    if engine == "ray":
+        from transformer_nfn.zoo.training.engines.ray import run_ray
+
+        run_ray(plan, folder, device, workers, address, path, progress)
+    else:
+        from transformer_nfn.zoo.training.engines.local import run_local
+
+        run_local(plan, folder, device, workers, path, progress)
+    plan.folder.merge()
+    return Zoo.open(out)
+
+
+def resolve_device(device: str) -> str:
+    """``auto`` as what there is; refuses a GPU that is not there."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise ZooError(f"device must be auto, cpu or cuda, found '{device}'")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ZooError("device cuda was asked for, but PyTorch finds no GPU")
+    return device

@@ -1,0 +1,151 @@
+"""The engine on this machine: in this process, or several with one thread each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.training.engines.shard import open_shards, store_shard, train_shard
+from transformer_nfn.zoo.training.paths import describe_path
+from transformer_nfn.zoo.training.plan import Plan
+from transformer_nfn.zoo.training.progress import Progress
+
+POLL_SECONDS = 0.5
+
+
+def run_local(
+    plan: Plan,
+    data: Path | None,
+    device: str,
+    workers: int | None,
+    path: str,
+    progress: Progress,
+) -> None:
+    """Trains every shard that is not there; returns when all are, whoever made them."""
+    configs = plan.configs()
+    missing = set(open_shards(plan))
+    done = sum(len(configs[shard]) for shard in configs if shard not in missing)
+    work = sum(len(configs[shard]) for shard in missing) * plan.recipe.epochs_trained
+    total = sum(len(runs) for runs in configs.values())
+    if workers is None:
+        workers = 1 if "cuda" in device else cores()
+    workers = min(workers, len(missing))
+    note = describe_path(path, device, plan.folder.arch, plan.recipe.precision)[1]
+    progress.begin(total, done, work, note)
+    if workers > 1:
+        _run_processes(plan, data, device, workers, path, progress)
+    elif missing:
+        claim_and_train(plan, data, device, path, progress)
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def claim_and_train(
+    plan: Plan, data: Path | None, device: str, path: str, progress: Progress
+) -> None:
+    """Claims shards one after another until none is left, waiting for other builders' last."""
+    task = plan.load_task(data)
+    configs = plan.configs()
+    waiting = False
+    while missing := list(open_shards(plan)):
+        worked = False
+        for shard in missing:
+            with plan.folder.claim(shard) as mine:
+                # Another builder may have finished it between our look and our claim.
+                if not mine or plan.folder.shard_path(shard).exists():
+                    continue
+                trained, made = train_shard(
+                    task,
+                    configs[shard],
+                    plan.recipe,
+                    plan.folder.about["dtype"],
+                    device,
+                    path,
+                    progress.trained,
+                )
+                crashed = store_shard(plan, shard, trained, made)
+            progress.finished(shard, len(configs[shard]), crashed)
+            worked = True
+        if not worked:
+            if not waiting:
+                progress.note("the shards left are being trained by another builder")
+            waiting = True
+            time.sleep(POLL_SECONDS)
+
+
+def _run_processes(
+    plan: Plan, data: Path | None, device: str, workers: int, path: str, progress: Progress
+) -> None:
+    """Separate processes: PyTorch's threads in one would wait for each other."""
+    order = {
+        "folder": str(plan.folder.path),
+        "data": None if data is None else str(data),
+        "device": device,
+        "path": path,
+    }
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    worker = "transformer_nfn.zoo.training.engines.worker"
+    command = [sys.executable, "-m", worker, json.dumps(order)]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+        for _ in range(workers)
+    ]
+    errors: list[str] = []
+    lock = threading.Lock()
+    threads = [
+        threading.Thread(target=_listen, args=(process, progress, errors, lock), daemon=True)
+        for process in processes
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.2)
+                if errors:
+                    raise ZooError(errors[0])
+        if errors:
+            raise ZooError(errors[0])
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+    if list(open_shards(plan)):
+        # A worker that was killed from outside leaves its shard; this process takes over.
+        progress.note("a worker died; its shard is trained again here")
+        torch.set_num_threads(1)
+        claim_and_train(plan, data, device, path, progress)
+
+
+def _listen(
+    process: subprocess.Popen[str], progress: Progress, errors: list[str], lock: threading.Lock
+) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        message = json.loads(line)
+        with lock:
+            _dispatch(message, progress, errors.append)
+
+
+def _dispatch(message: dict[str, object], progress: Progress, fail: Callable[[str], None]) -> None:
+    kind, arguments = message["kind"], message["arguments"]
+    if kind == "error":
+        fail(str(arguments))
+    else:
+        getattr(progress, str(kind))(*arguments)  # type: ignore[misc]

@@ -1,0 +1,52 @@
+"""The tasks a zoo can be built on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformer_nfn.known_tasks import TASKS
+from transformer_nfn.zoo.errors import DataError
+from transformer_nfn.zoo.training.tasks.images import ImageTask, digits, idx_images, image_task
+from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task
+from transformer_nfn.zoo.training.tasks.text import TextTask, ag_news
+from transformer_nfn.zoo.word_vectors import WordVectors
+
+
+def load_task(
+    name: str,
+    data: Path | str | None = None,
+    *,
+    held: float | None = None,
+    samples: int | None = None,
+    vectors: Path | WordVectors | None = None,
+) -> Task:
+    """A task with its data in memory.
+
+    Args:
+        name: one of `TASKS`.
+        data: the folder of its files; None fetches them into the user's cache.
+        held: how much of the training data is held out; None for the task's own choice.
+        samples: train on so many samples at most.
+        vectors: for text, a word2vec file or vectors ready made; None trains them.
+    """
+    folder = Path(data) if data is not None else None
+    if name == "digits":
+        return digits(held, samples)
+    if name in ("mnist", "fashion_mnist"):
+        return idx_images(name, folder, held, samples)
+    if name == "ag_news":
+        return ag_news(folder, held, samples, vectors)
+    raise DataError(f"unknown task '{name}': expected one of {', '.join(TASKS)}")
+
+
+__all__ = [
+    "TASKS",
+    "Batch",
+    "ImageTask",
+    "Split",
+    "Task",
+    "TextTask",
+    "WordVectors",
+    "image_task",
+    "load_task",
+]

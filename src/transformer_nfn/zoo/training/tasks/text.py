@@ -1,0 +1,178 @@
+"""The text task: AG News descriptions as rows of frozen word vectors."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.known_tasks import KNOWN_TASKS, WIDTH
+from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.errors import DataError
+from transformer_nfn.zoo.training.tasks.fetch import RemoteFile, fetch
+from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task, hold_out
+from transformer_nfn.zoo.training.tasks.vectors import load_vectors, train_vectors
+from transformer_nfn.zoo.word_vectors import WordVectors
+
+_BASE = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+_FILES = {
+    "train": RemoteFile(_BASE + "train.csv", "b1a00f826fdfbd249f79597b59e1dc12"),
+    "test": RemoteFile(_BASE + "test.csv", "d52ea96a97a2d943681189a97654912d"),
+}
+AG_NEWS = KNOWN_TASKS["ag_news"]
+
+
+@dataclass(frozen=True)
+class TextTask(Task):
+    """Descriptions as word numbers; number 0 (the zero vector) is unknown words and padding.
+
+    Attributes:
+        tokens: ``int32 [samples, longest]`` a split, padded with 0.
+        counts: ``int64 [samples]`` a split, words in each sample.
+        labels: ``int64 [samples]`` a split.
+        vectors: ``[words + 1, d_model]``.
+    """
+
+    name: str
+    arch: Architecture
+    tokens: dict[Split, Tensor]
+    counts: dict[Split, Tensor]
+    labels: dict[Split, Tensor]
+    words: WordVectors
+    vectors: Tensor
+    epochs: int
+    provenance: dict[str, Any]
+    batch_size: int = 128
+    random_subset: bool = False
+
+    @property
+    def sizes(self) -> dict[Split, int]:  # type: ignore[override]
+        """Samples in each split."""
+        return {split: len(labels) for split, labels in self.labels.items()}
+
+    def batch(self, split: Split, index: Tensor, crop: Tensor | None = None) -> Batch:
+        """Word vectors ``[networks, batch, tokens, d_model]``; see `Task.batch`.
+
+        Each network's batch counts as padded to its own longest text, as if it were alone.
+        """
+        lengths = self.counts[split][index].amax(1).clamp(min=1)
+        longest = int(lengths.max())
+        if index.is_cuda:  # few different shapes, for the sake of compiled steps
+            longest = min(-(-longest // 32) * 32, self.tokens[split].shape[1])
+        tokens = self.tokens[split][index][:, :, :longest]
+        return Batch(self.vectors[tokens.long()], self.labels[split][index], lengths)
+
+    def module_inputs(self, inputs: Tensor) -> Tensor:
+        """The word vectors as they are; see `Task.module_inputs`."""
+        return inputs
+
+    def to(self, device: torch.device | str) -> TextTask:
+        """The same task with its data on ``device``."""
+
+        def moved(parts: Mapping[Split, Tensor]) -> dict[Split, Tensor]:
+            return {k: v.to(device) for k, v in parts.items()}
+
+        return replace(
+            self,
+            tokens=moved(self.tokens),
+            counts=moved(self.counts),
+            labels=moved(self.labels),
+            vectors=self.vectors.to(device),
+        )
+
+
+def ag_news(
+    folder: Path | None,
+    held: float | None,
+    samples: int | None,
+    vectors: Path | WordVectors | None,
+) -> TextTask:
+    """AG News; ``vectors`` is a word2vec file, vectors ready made, or None to train them."""
+    paths = {part: _find(part, folder) for part in ("train", "test")}
+    texts = {part: read_ag_news(path) for part, path in paths.items()}
+    held = 0.05 if held is None else held
+    keep, out = hold_out(len(texts["train"][0]), held, samples)
+    known = [texts["train"][1][i] for i in keep.tolist()]
+    if isinstance(vectors, WordVectors):
+        words = vectors
+    elif vectors is not None:
+        used = {word for line in known + texts["test"][1] for word in line}
+        words = load_vectors(vectors, used, WIDTH)
+    else:
+        words = train_vectors(known, WIDTH)
+    number = {word: i + 1 for i, word in enumerate(words.vocabulary)}
+    train, test = (_numbers(texts[part][1], number) for part in ("train", "test"))
+    train_y, test_y = (torch.tensor(texts[part][0]) for part in ("train", "test"))
+    zero = torch.zeros(1, words.vectors.shape[1])
+    return TextTask(
+        AG_NEWS.name,
+        Architecture.of(AG_NEWS),
+        tokens={"train": train[0][keep], "held": train[0][out], "test": test[0]},
+        counts={"train": train[1][keep], "held": train[1][out], "test": test[1]},
+        labels={"train": train_y[keep], "held": train_y[out], "test": test_y},
+        words=words,
+        vectors=torch.cat([zero, words.vectors]),
+        epochs=100,
+        provenance={path.name: md5 for path, md5 in zip(
+            paths.values(), (texts[part][2] for part in paths), strict=True)}
+        | {"vectors": words.source},
+    )
+
+
+def _numbers(texts: list[list[str]], number: dict[str, int]) -> tuple[Tensor, Tensor]:
+    most = AG_NEWS.tokens
+    counts = torch.tensor([min(len(text), most) for text in texts])
+    tokens = torch.zeros(len(texts), int(counts.max()), dtype=torch.int32)
+    for row, text in enumerate(texts):
+        ids = [number.get(word, 0) for word in text[:most]]
+        tokens[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    return tokens, counts
+
+
+def _find(part: str, folder: Path | None) -> Path:
+    if folder is None:
+        return fetch(AG_NEWS.name, _FILES[part], None)
+    if not folder.is_dir():
+        raise DataError(f"data folder '{folder}' does not exist")
+    for name in (part, f"{part}_partial"):
+        for suffix in (".csv", ".csv.gz"):
+            if (folder / (name + suffix)).is_file():
+                return folder / (name + suffix)
+    raise DataError(f"{folder}: missing {part}.csv or {part}.csv.gz (task 'ag_news' needs it)")
+
+
+def read_ag_news(path: Path) -> tuple[list[int], list[list[str]], str]:
+    """Labels from 0, descriptions as whitespace words with their case kept, and the md5 sum.
+
+    A first row without a number in its first column is a header.
+    """
+    try:
+        raw = path.read_bytes()
+        raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
+        text = raw.decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a readable csv file ({error})") from error
+    labels: list[int] = []
+    texts: list[list[str]] = []
+    for line, row in enumerate(csv.reader(io.StringIO(text, newline="")), start=1):
+        if len(row) != 3:
+            raise DataError(f"{path} row {line}: expected 3 columns, found {len(row)}")
+        if line == 1 and not row[0].strip().isdigit():
+            continue
+        last = AG_NEWS.classes
+        if not row[0].strip().isdigit() or not 1 <= int(row[0]) <= last:
+            raise DataError(f"{path} row {line}: label must be 1 to {last}, found '{row[0]}'")
+        labels.append(int(row[0]) - 1)
+        texts.append(row[2].split())
+    if not labels:
+        raise DataError(f"{path}: holds no rows")
+    return labels, texts, hashlib.md5(raw, usedforsecurity=False).hexdigest()

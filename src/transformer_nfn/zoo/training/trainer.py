@@ -1,0 +1,341 @@
+"""How many runs are trained at once, each by its own configuration and on its own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.network import sites
+from transformer_nfn.zoo.training import randomness
+from transformer_nfn.zoo.training.epochs import Epoch, Runner
+from transformer_nfn.zoo.training.grid import Config
+from transformer_nfn.zoo.training.optimise import HOLD, coefficients, learning_rate, rules
+from transformer_nfn.zoo.training.paths import choose_runner
+from transformer_nfn.zoo.training.tasks import Split, Task
+
+# How many (networks, epochs) have been trained since the last report.
+Report = Callable[[int], None]
+# Where initial weights that runs share are cut, in standard deviations: the ±2 at which
+# `trunc_normal_` cuts, seen from the widest std of the grid, 0.5.
+SHARED_CUT = 4.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all runs of a zoo share.
+
+    Attributes:
+        select: the split on which ``best`` is chosen, ``held`` or (as the authors) ``test``.
+        percents: when checkpoints are kept, in percent of the epochs.
+        until: where training ends, in percent of the epochs its learning rates are laid out
+            for; what lies behind the last checkpoint anybody reads need not be trained.
+    """
+
+    epochs: int
+    batch: int = 128
+    precision: str = "float32"
+    select: str = "held"
+    percents: tuple[int, ...] = (50, 75, 100)
+    until: int = 100
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ZooError(f"epochs must be at least 1, found {self.epochs}")
+        if self.batch < 1:
+            raise ZooError(f"batch must be at least 1, found {self.batch}")
+        if self.precision not in ("float32", "tf32", "bf16"):
+            raise ZooError(
+                f"precision must be float32, tf32 or bf16, found '{self.precision}'"
+            )
+        if self.select not in ("held", "test"):
+            raise ZooError(f"best must be selected on 'held' or 'test', found '{self.select}'")
+        if self.until not in self.percents:
+            kept = ", ".join(map(str, self.percents))
+            raise ZooError(f"until must be a checkpoint ({kept} percent), found {self.until}")
+
+    @property
+    def epochs_trained(self) -> int:
+        """How many of the epochs are trained: all, or those up to ``until``."""
+        return self._epoch_at(self.until)
+
+    def _epoch_at(self, percent: int) -> int:
+        return max(1, -(-self.epochs * percent // 100))
+
+    def checkpoint_epochs(self) -> dict[int, int]:
+        """Epoch (from 1) to percent; several percents of few epochs fall on the latest."""
+        return {self._epoch_at(p): p for p in self.percents if p <= self.until}
+
+    def to_json(self) -> dict[str, Any]:
+        """The recipe as plain JSON values."""
+        return asdict(self) | {"percents": list(self.percents)}
+
+
+@dataclass
+class Trained:
+    """What came out: one row a checkpoint, with its weights; crashed runs have a row without.
+
+    ``weights`` is ``[checkpoints, weights]`` in the order of the rows that are not crashed.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass
+class _Snapshot:
+    """Weights at one moment, and of each run: the epoch, running accuracy, what selects best."""
+
+    epoch: Tensor
+    weights: Tensor
+    train_accuracy: Tensor
+    score: Tensor
+    test: tuple[Tensor, Tensor] | None = None
+
+    def cpu(self) -> _Snapshot:
+        """The same in main memory."""
+        test = None if self.test is None else (self.test[0].cpu(), self.test[1].cpu())
+        return _Snapshot(
+            self.epoch.cpu(), self.weights.cpu(), self.train_accuracy.cpu(), self.score.cpu(), test
+        )
+
+
+def initial_weights(arch: Architecture, config: Config) -> Tensor:
+    """Truncated-normal matrices with the configured std, zero biases: ``[num_weights]``.
+
+    Where all runs share a seed, these are the same numbers for every std, times the std.
+    """
+    generator = torch.Generator().manual_seed(config.seed)
+    flat = torch.zeros(1, arch.num_weights)
+    for name, view in arch.views(flat).items():
+        if ".W" not in name:
+            continue
+        if config.seeds == "one":
+            # A cut at ±2 whatever the std would have PyTorch draw a few numbers again for the
+            # widest std only, and so give it other numbers in every tensor after that.
+            nn.init.trunc_normal_(view, a=-SHARED_CUT, b=SHARED_CUT, generator=generator)
+            view *= config.init_std
+        else:
+            nn.init.trunc_normal_(view, std=config.init_std, generator=generator)
+    return flat[0]
+
+
+def train(
+    task: Task,
+    configs: Sequence[Config],
+    recipe: Recipe,
+    *,
+    device: str = "cpu",
+    path: str = "auto",
+    report: Report | None = None,
+    stored: torch.dtype = torch.float32,
+) -> Trained:
+    """Trains every run of ``configs`` at once and returns their checkpoints.
+
+    Runs with more steps an epoch come first inside, so that those still in their epoch are
+    always the first few; each run's steps are its own, whoever else is there.
+
+    Args:
+        path: how steps are computed, see `paths.choose_runner`.
+        report: called after every epoch with the number of networks that did one.
+        stored: the precision weights will be kept in; checkpoints are rounded to it before
+            they are tested, so that recorded numbers are those of the stored weights.
+    """
+    data = task.to(device)
+    n = task.sizes["train"]
+    counts = {c.run: int(n * c.train_fraction + 1e-9) for c in configs}
+    for config in configs:
+        if counts[config.run] < recipe.batch:
+            raise ZooError(
+                f"run {config.run} has {counts[config.run]} training samples, fewer than one "
+                f"batch of {recipe.batch}"
+            )
+    runs = sorted(configs, key=lambda c: -counts[c.run])
+    training = _Training(data, runs, [counts[c.run] for c in runs], recipe, device, path, stored)
+    return training.run(report)
+
+
+class _Training:
+    def __init__(
+        self,
+        task: Task,
+        runs: Sequence[Config],
+        counts: list[int],
+        recipe: Recipe,
+        device: str,
+        path: str,
+        stored: torch.dtype,
+    ) -> None:
+        self.stored = stored
+        self.task, self.runs, self.counts, self.recipe = task, runs, counts, recipe
+        self.device = torch.device(device)
+        self.steps = torch.tensor([count // recipe.batch for count in counts])
+        self.seeds = torch.tensor([c.seed for c in runs], device=self.device)
+        self.rates = torch.tensor([c.learning_rate for c in runs], dtype=torch.float64)
+        self.rules = rules(runs)
+        p = torch.tensor([c.dropout for c in runs])
+        weights = torch.stack([initial_weights(task.arch, c) for c in runs]).to(self.device)
+        threshold = randomness.dropout_threshold(p).to(self.device)
+        self.runner: Runner = choose_runner(
+            path, task, weights, threshold, recipe.precision, recipe.batch
+        )
+        self.crashed_at = torch.zeros(len(runs), dtype=torch.int64, device=self.device)
+        self.subset = self._subsets()
+
+    def _subsets(self) -> list[Tensor | None]:
+        """Which samples each run trains on; None for the first rows."""
+        if not self.task.random_subset:
+            return [None] * len(self.runs)
+        key = randomness.keys(self.seeds, randomness.SUBSET, 0)
+        n = self.task.sizes["train"]
+        return [
+            randomness.permutation(k, n)[:count].sort().values
+            for k, count in zip(key, self.counts, strict=True)
+        ]
+
+    def run(self, report: Report | None) -> Trained:
+        """Every epoch: train, look at held-out data, keep what is to be kept."""
+        keep = self.recipe.checkpoint_epochs()
+        snapshots: list[tuple[int, _Snapshot]] = []
+        best: _Snapshot | None = None
+        best_loss = torch.full((len(self.runs),), float("inf"), device=self.device)
+        for epoch in range(self.recipe.epochs_trained):
+            train_accuracy = self._epoch(epoch)
+            weights = self.runner.weights.to(self.stored).float()
+            now = _Snapshot(
+                torch.full((len(self.runs),), epoch + 1, device=self.device),
+                weights,
+                train_accuracy,
+                torch.full((len(self.runs),), float("nan"), device=self.device),
+            )
+            if self.recipe.select == "test" or epoch + 1 in keep:
+                now.test = self._evaluate(weights, "test")
+            if self.recipe.select == "held":
+                loss, now.score = self._evaluate(weights, "held")
+            else:
+                assert now.test is not None
+                loss, now.score = now.test
+            best = _better(best, now, loss, best_loss)
+            if epoch + 1 in keep:
+                now.weights = now.weights.clone()
+                snapshots.append((keep[epoch + 1], now))
+            if report:
+                report(len(self.runs))
+        assert best is not None
+        best.test = self._evaluate(best.weights, "test")
+        return self._collect(snapshots, best)
+
+    def _epoch(self, epoch: int) -> Tensor:
+        """Trains one epoch; the running accuracy of each run on what it trained on."""
+        # What every step needs is small, so an epoch's worth is computed at once.
+        step_of = torch.arange(int(self.steps.max()))
+        clock = (self.steps[:, None] * epoch + step_of).to(self.device)
+        rate = learning_rate(self.rates, epoch, self.recipe.epochs)
+        coef = coefficients(self.rules[:, None], rate[:, None], clock.cpu() + 1).to(self.device)
+        seeds = self.seeds[:, None]
+        crop = randomness.keys(seeds, randomness.CROP, clock)
+        # The site of a dropout is part of its time, so that no two share their bits.
+        site = torch.arange(sites(self.task.arch), device=self.device)
+        time = clock[..., None] * len(site) + site
+        drop = randomness.keys(seeds[..., None], randomness.DROPOUT, time)
+        active = (self.steps[:, None] > step_of).to(self.device)
+        coef[~active] = torch.tensor(HOLD, device=self.device)
+        order = self._order(epoch)
+        total, hits = self.runner.epoch(Epoch(order, self.steps, crop, drop, coef))
+        self._mark_crashed(total, epoch)
+        return hits / (self.steps * self.recipe.batch).to(self.device)
+
+    def _order(self, epoch: int) -> Tensor:
+        """Which sample each run sees when, ``int64 [runs, samples]``, short rows padded."""
+        key = randomness.keys(self.seeds, randomness.ORDER, epoch)
+        out = torch.zeros(len(self.runs), max(self.counts), dtype=torch.int64, device=self.device)
+        # Runs with as many samples each are drawn together.
+        at = 0
+        while at < len(self.runs):
+            count = self.counts[at]
+            stop = at + self.counts.count(count)
+            order = randomness.permutation(key[at:stop], count)
+            out[at:stop, :count] = order
+            for row in range(at, stop):
+                subset = self.subset[row]
+                if subset is not None:
+                    out[row, :count] = subset[order[row - at]]
+            at = stop
+        return out
+
+    def _mark_crashed(self, loss: Tensor, epoch: int) -> None:
+        """Runs whose loss or weights are not finite; their weights are silenced."""
+        weights = self.runner.weights
+        bad = ~(loss.isfinite() & weights.sum(1).isfinite()) & (self.crashed_at == 0)
+        self.crashed_at[bad] = epoch + 1
+        weights[self.crashed_at > 0] = 0.0
+
+    def _evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """Mean loss and accuracy of each run on a split."""
+        n = max(self.task.sizes[split], 1)
+        loss, hits = self.runner.evaluate(weights, split)
+        return loss / n, hits / n
+
+    def _collect(self, snapshots: list[tuple[int, _Snapshot]], best: _Snapshot) -> Trained:
+        out, weights = Trained(), []
+        held = self.recipe.select == "held"
+        # Numbers are asked for one by one below; a GPU would be waited for at each.
+        labelled = [(percent, False, s.cpu()) for percent, s in snapshots]
+        labelled.append((0, True, best.cpu()))
+        crashed_at = self.crashed_at.tolist()
+        finite = torch.stack([s.weights.isfinite().all(1) for _, _, s in labelled]).all(0)
+        for i in sorted(range(len(self.runs)), key=lambda i: self.runs[i].run):
+            base = self.runs[i].to_json() | {"crashed": False}
+            crash = crashed_at[i]
+            if crash or not finite[i]:
+                crash = crash or self.recipe.epochs_trained
+                out.rows.append(base | {"crashed": True, "epoch": crash, "best": False})
+                continue
+            for percent, is_best, s in labelled:
+                assert s.test is not None
+                out.rows.append(
+                    base
+                    | {
+                        "epoch": int(s.epoch[i]),
+                        "percent": percent,
+                        "best": is_best,
+                        "train_accuracy": float(s.train_accuracy[i]),
+                        "held_accuracy": float(s.score[i]) if held else float("nan"),
+                        "test_loss": float(s.test[0][i]),
+                        "test_accuracy": float(s.test[1][i]),
+                    }
+                )
+                weights.append(s.weights[i])
+        empty = torch.empty(0, self.task.arch.num_weights)
+        out.weights = torch.stack(weights) if weights else empty
+        return out
+
+
+def _better(
+    best: _Snapshot | None,
+    now: _Snapshot,
+    loss: Tensor,
+    best_loss: Tensor,
+) -> _Snapshot:
+    """The best of each run so far: higher score, then lower loss; its score is kept."""
+    loss = loss.nan_to_num(float("inf"))
+    if best is None:
+        best_loss.copy_(loss)
+        return _Snapshot(
+            now.epoch.clone(),
+            now.weights.clone(),
+            now.train_accuracy.clone(),
+            now.score.clone(),
+        )
+    won = (now.score > best.score) | ((now.score == best.score) & (loss < best_loss))
+    best.epoch[won] = now.epoch[won]
+    best.weights[won] = now.weights[won]
+    best.train_accuracy[won] = now.train_accuracy[won]
+    best.score[won] = now.score[won]
+    best_loss[won] = loss[won]
+    return best

@@ -1,0 +1,132 @@
+"""The paper's figures: drawn from runs and zoos as PNG and SVG, whole or not at all."""
+
+import builtins
+import re
+
+import pytest
+from matplotlib.figure import Figure
+from run_folders import write_curve, write_run
+
+from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.paper import figures
+from transformer_nfn.paper.learning_curve import curve_lines
+from transformer_nfn.paper.numbers import model_name
+from transformer_nfn.paper.table_text import lay_out
+from transformer_nfn.prediction.records import RunError, RunRecord, find_runs
+from transformer_nfn.zoo import Settings, build
+
+
+@pytest.fixture
+def runs(tmp_path):
+    root = tmp_path / "runs"
+    for model in ("transformer_nfn", "statnn", "xgboost"):
+        for train in (30, 90):
+            write_run(root / f"{model}-{train}", model, networks=120, seeds=2, train=train)
+    return root
+
+
+def test_scatter_of_all_models_is_one_sheet_in_two_formats(runs, tmp_path):
+    written = figures.prediction_scatter([runs], tmp_path / "figures" / "predictions")
+    assert [path.name for path in written] == ["predictions.png", "predictions.svg"]
+    assert written[0].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    text = written[1].read_text()
+    assert text.startswith("<?xml")
+    assert "</svg>" in text
+    assert {path.name for path in written[0].parent.iterdir()} == {path.name for path in written}
+
+
+def test_same_runs_give_the_same_file(runs, tmp_path):
+    one, two = (figures.tau_by_size([runs], tmp_path / name)[1] for name in ("a", "b"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_one_size_only_has_no_figure_of_sizes(tmp_path):
+    write_run(tmp_path / "runs", "mlp", networks=80, seeds=1)
+    assert figures.tau_by_size([tmp_path / "runs"], tmp_path / "sizes") == []
+
+
+def test_learning_curve_has_a_line_with_errors_for_each_model(tmp_path):
+    models = ("transformer_nfn", "statnn", "xgboost")
+    runs = find_runs([write_curve(tmp_path / "runs", models)])
+    records = [RunRecord.read(run) for run in runs]
+    written = figures.learning_curve(records, tmp_path / "learning-curve")
+    assert [path.name for path in written] == ["learning-curve.png", "learning-curve.svg"]
+    assert written[0].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+    figure = Figure()
+    (view,) = lay_out("learning-curve", records)
+    figures.paint_lines(figure, curve_lines(view), view.zoo)
+    (axes,) = figure.axes
+    assert axes.xaxis.get_transform().base == 2
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["64", "128", "300"]
+    lines, labels = axes.get_legend_handles_labels()
+    assert set(labels) == {"Transformer-NFN", "StatNN", "XGBoost"}
+    for container, label in zip(lines, labels, strict=True):
+        model = next(model for model in models if model_name(model) == label)
+        mine = sorted(
+            (r.selection["train"], r.summary["tau"], r.summary["tau_se"])
+            for r in records
+            if r.model == model
+        )
+        line, _, (bars,) = container
+        assert line.get_xdata().tolist() == [train for train, _, _ in mine] == [64, 128, 256, 300]
+        assert line.get_ydata().tolist() == [tau for _, tau, _ in mine]
+        lengths = [abs(top[1] - low[1]) / 2 for low, top in bars.get_segments()]
+        assert lengths == pytest.approx([error for _, _, error in mine])
+
+
+def test_learning_curve_of_one_number_and_one_seed_is_drawn(tmp_path):
+    cell = {"table": "learning-curve", "row": "mlp", "column": "all"}
+    run = write_run(tmp_path / "r", "mlp", networks=92, seeds=1, train=64, table=cell)
+    written = figures.learning_curve([RunRecord.read(run)], tmp_path / "learning-curve")
+    assert all(path.is_file() for path in written)
+
+
+def test_two_zoos_are_two_sheets(runs, tmp_path):
+    write_run(runs / "news", "mlp", networks=80, seeds=1, task="ag_news")
+    names = {p.name for p in figures.prediction_scatter([runs], tmp_path / "p")}
+    assert names == {"p-1.png", "p-1.svg", "p-2.png", "p-2.svg"}
+
+
+@pytest.mark.parametrize("draw", [figures.prediction_scatter, figures.tau_by_size])
+def test_figures_say_whose_seeds_the_networks_have(tmp_path, draw):
+    for train in (20, 40):
+        write_run(tmp_path / "r" / f"{train}", "mlp", networks=80, train=train, zoo_seeds="one")
+    _, drawn = draw([tmp_path / "r"], tmp_path / "p")
+    # Letters are drawn as curves; the text itself stands in comments, line by line.
+    text = " ".join(re.findall(r"<!-- (.*?) -->", drawn.read_text()))
+    assert "MNIST, 80 networks, one seed for all" in text
+
+
+def test_missing_matplotlib_names_the_extra(runs, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(RunError, match=r"transformer-nfn\[plot\]"):
+        figures.prediction_scatter([runs], tmp_path / "p")
+
+
+def test_place_that_cannot_be_written_is_one_sentence(runs, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TransformerNFNError, match="cannot be written"):
+        figures.prediction_scatter([runs], tmp_path / "file" / "p")
+
+
+def test_figures_of_a_zoo_and_the_runs_beside_it(runs, tmp_path):
+    settings = Settings(task="digits", runs=4, epochs=1, samples=200)
+    build(tmp_path / "zoo", settings, workers=1)
+    names = {path.name for path in figures.write_figures(tmp_path / "zoo", runs)}
+    assert names == {
+        f"{stem}.{kind}"
+        for stem in ("accuracies", "predictions", "sizes")
+        for kind in ("png", "svg")
+    }
+    empty = tmp_path / "empty"
+    written = figures.write_figures(tmp_path / "zoo", empty)
+    assert len(written) == 2
+    assert "checkpoints, a seed each -->" in written[1].read_text()

@@ -1,0 +1,158 @@
+"""τ over 64, 128, … and all networks: its cells, the command on a real zoo, what is refused."""
+
+import json
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from transformer_nfn.cli import main
+from transformer_nfn.cli.app import app
+from transformer_nfn.named_assets import resolve
+from transformer_nfn.paper.tables import reproduce, table_cells, zoo_cells
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.records import RunError, RunRecord, read_predictions
+from transformer_nfn.zoo import Zoo
+
+MODELS = ["statnn", "lightgbm"]
+SHORT = Protocol(epochs=2)
+
+
+@pytest.fixture(scope="module")
+def zoo():
+    """160 networks, of which 112 are to train on."""
+    return resolve("mnist-sample", "zoo")
+
+
+@pytest.fixture(scope="module")
+def curve(zoo, tmp_path_factory):
+    """The folder that the command wrote, and what it printed."""
+    out = tmp_path_factory.mktemp("curve") / "results"
+    words = ["reproduce", "learning-curve", str(zoo), "--out", str(out)]
+    words += ["--models", ",".join(MODELS), "--seeds", "2", "--epochs", "2", "--device", "cpu"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    return out, done.stdout, words
+
+
+def test_numbers_double_from_64_and_end_with_all_for_every_model():
+    cells = table_cells("learning-curve", "mnist", train=716)
+    sizes = {cell.column: cell.max_train for cell in cells}
+    assert sizes == {"64": 64, "128": 128, "256": 256, "512": 512, "all": None}
+    assert list(sizes) == ["64", "128", "256", "512", "all"]
+    for column in sizes:
+        models = {cell.model for cell in cells if cell.column == column}
+        assert models == {
+            "transformer_nfn", "mlp", "statnn", "xgboost", "lightgbm", "random_forest",
+            "invariant_boosting", "invariant_mlp",
+        }  # fmt: skip
+    assert len({cell.folder for cell in cells}) == len(cells) == 40
+
+
+@pytest.mark.parametrize(
+    ("train", "columns"),
+    [(64, ["all"]), (65, ["64", "all"]), (128, ["64", "all"]), (129, ["64", "128", "all"])],
+)
+def test_all_networks_stand_once(train, columns):
+    cells = table_cells("learning-curve", "mnist", ["mlp"], train=train)
+    assert [cell.column for cell in cells] == columns
+
+
+def test_the_command_writes_table_and_figure(curve):
+    out, printed, _ = curve
+    for ending in ("md", "parquet", "png", "svg"):
+        assert f"{out}/learning-curve.{ending}" in printed
+    assert (out / "learning-curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    rows = pq.read_table(out / "learning-curve.parquet").to_pylist()
+    found = {(row["row"], row["column"]): row for row in rows}
+    assert set(found) == {(model, column) for model in MODELS for column in ("64", "all")}
+    assert [row["train"] for row in rows] == [64, 64, 112, 112]
+    assert all(row["seeds"] == 2 for row in rows)
+    assert all(-1 <= row["value"] <= 1 and row["error"] is not None for row in rows)
+    text = (out / "learning-curve.md").read_text()
+    assert "| Model | 64 | All 112 |" in text
+    taus = [found["statnn", column] for column in ("64", "all")]
+    line = next(line for line in text.splitlines() if line.startswith("| StatNN |"))
+    for tau in taus:
+        assert f"{tau['value']:.3f} ± {tau['error']:.3f}".replace("-", "−") in line
+
+
+def test_every_number_is_measured_on_the_same_networks(curve):
+    out, _, _ = curve
+    few, every = (
+        read_predictions(out / "cells" / f"learning-curve-statnn-{column}")
+        for column in ("64", "all")
+    )
+    assert few["row"].tolist() == every["row"].tolist()
+    assert few["predicted"].tolist() != every["predicted"].tolist()
+    record = RunRecord.read(out / "cells" / "learning-curve-statnn-64")
+    assert record.selection["max_train"] == 64
+
+
+def test_json_has_a_record_for_each_cell_and_nothing_is_trained_twice(curve):
+    out, _, words = curve
+    before = {path: path.stat().st_mtime_ns for path in out.glob("cells/*/*")}
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    records = json.loads(done.stdout)
+    assert [record["selection"]["train"] for record in records] == [64, 64, 112, 112]
+    assert {path: path.stat().st_mtime_ns for path in out.glob("cells/*/*")} == before
+
+
+def test_an_interrupted_curve_goes_on(zoo, tmp_path):
+    def stop(cell, line):
+        if "record" in line:
+            raise KeyboardInterrupt
+
+    how = dict(seeds=[0], protocol=SHORT, models=["statnn"])
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("learning-curve", zoo, tmp_path, progress=stop, **how)
+    first = tmp_path / "cells" / "learning-curve-statnn-64" / "run.json"
+    assert not (tmp_path / "learning-curve.md").exists()
+    stamp = first.stat().st_mtime_ns
+    records = reproduce("learning-curve", zoo, tmp_path, **how)
+    assert [record.selection["train"] for record in records] == [64, 112]
+    assert first.stat().st_mtime_ns == stamp
+    assert (tmp_path / "learning-curve.md").is_file()
+
+
+def test_too_few_networks_are_one_sentence_exit_code_2_and_no_files(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "results"
+    words = ["tnfn", "reproduce", "learning-curve", "ag-news-sample", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: a learning curve needs at least 64 networks to train on, "
+        "the training part of the zoo has 56\n"
+    )
+    assert not out.exists()
+
+
+def test_a_zoo_too_small_for_any_table_is_told_the_same(zoo, monkeypatch):
+    monkeypatch.setattr(Zoo, "select", lambda *_, **__: np.arange(10))
+    with pytest.raises(RunError, match=r"at least 64 networks to train on, .* has 7$"):
+        zoo_cells("learning-curve", zoo)
+
+
+def test_checkpoints_that_are_not_there_are_named(zoo):
+    with pytest.raises(RunError, match=r"no checkpoints at 33 %, only at \[75\]"):
+        zoo_cells("learning-curve", zoo, percent=33)
+
+
+def test_missing_matplotlib_is_told_before_the_training(zoo, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    words = ["reproduce", "learning-curve", str(zoo), "--out", str(tmp_path / "results")]
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, RunError)
+    assert "transformer-nfn[plot]" in str(done.exception)
+    assert not (tmp_path / "results").exists()
+
+
+def test_help_shows_an_example():
+    shown = CliRunner().invoke(app, ["reproduce", "--help"], env={"COLUMNS": "120"}).stdout
+    assert "tnfn reproduce learning-curve" in shown

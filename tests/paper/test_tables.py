@@ -1,0 +1,273 @@
+"""Reproduced tables beside the paper's: its numbers as printed, our cells where they belong."""
+
+import pytest
+from run_folders import write_run
+
+from transformer_nfn.paper.learning_curve import CurvePoint, curve_lines
+from transformer_nfn.paper.numbers import PAPER_TABLES
+from transformer_nfn.paper.table_text import lay_out, markdown_table, table_columns
+from transformer_nfn.prediction.records import RunError, RunRecord
+
+
+def record(table, row, column, tau=0.8, **changes):
+    values = {
+        "model": "transformer_nfn",
+        "zoo": {"task": "mnist", "name": "mnist", "runs": 512, "networks": 2048},
+        "selection": {"train": 358, "val": 77, "test": 77},
+        "protocol": {},
+        "seeds": [{"seed": 0}, {"seed": 1}],
+        "summary": {"tau": tau, "tau_se": 0.01, "r2": 0.9, "mae": 0.02, "coverage": 0.9},
+        "num_parameters": 1_812_301,
+        "table": {"table": table, "row": row, "column": column},
+    }
+    return RunRecord(**values | changes)
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "column", "value", "error"),
+    [
+        ("table1", "transformer_nfn", "all", 0.905, 0.002),
+        ("table1", "statnn", "0.6", 0.86, 0.001),
+        ("table1", "xgboost", "0.8", 0.884, 0.001),
+        ("table2", "mlp", "0.4", 0.841, 0.012),
+        ("table2", "random_forest", "0.8", 0.773, 0.001),
+        ("table3", "embedding", "mnist", 0.424, 0.002),
+        ("table3", "classifier", "ag_news", 0.795, 0.008),
+        ("table4", "[15,15]", "tau", 0.913, 0.002),
+        ("table4", "[15,15]", "parameters", 38_101_000, None),
+        ("table5", "statnn", "ag_news", 168_000, None),
+        ("table6", "statnn", "[-100,100]", 0.771, 0.013),
+    ],
+)
+def test_numbers_of_the_paper(table, row, column, value, error):
+    cell = PAPER_TABLES[table].cell(row, column)
+    assert (cell.value, cell.error) == (pytest.approx(value), error)
+
+
+def test_every_row_of_the_paper_is_whole():
+    for table in PAPER_TABLES.values():
+        assert set(table.printed) == set(table.rows)
+        assert {len(cells) for cells in table.printed.values()} == {len(table.columns)}
+    assert PAPER_TABLES["table3"].cell("embedding", "ag_news") is None
+    assert PAPER_TABLES["table1"].cell("statnn", "0.6").text == "0.86 ± 0.001"
+
+
+def test_markdown_has_ours_over_the_papers_and_the_best_bold():
+    cells = [
+        record("table1", "transformer_nfn", "all", 0.71),
+        record("table1", "statnn", "all", 0.83, model="statnn"),
+    ]
+    text = markdown_table("table1", cells)
+    lines = text.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("| StatNN"))
+    assert lines[at].startswith("| StatNN | here | **0.830 ± 0.010** |")
+    assert lines[at + 1].startswith("|  | paper | *0.881 ± 0.001* |")
+    assert "MNIST, 512 networks" in text
+    widths = {line.count("|") for line in lines if line.startswith("|")}
+    assert widths == {8}
+
+
+def test_cell_without_enough_networks_says_so():
+    why = "not enough networks: 3 | 20"
+    text = markdown_table("table1", [record("table1", "mlp", "0.8", status=why, summary={})])
+    assert "| not enough networks |" in text
+    assert "- MLP, 80 %: not enough networks: 3 | 20" in text
+
+
+def test_models_beyond_the_paper_have_a_row_of_their_own():
+    text = markdown_table("table1", [record("table1", "invariant_mlp", "all", 0.9)])
+    assert "| MLP on invariants | here | 0.900 ± 0.010 |" in text
+
+
+def test_components_and_tasks_find_their_cell():
+    other = {"task": "digits", "name": "digits"}
+    views = lay_out(
+        "table3",
+        [
+            record("table3", "encoder + embedding", "all"),
+            record("table3", "classifier+encoder", "all", zoo=other),
+        ],
+    )
+    (view,) = views
+    assert set(view.ours) == {("encoder+embedding", "mnist"), ("encoder+classifier", "digits")}
+
+
+def test_channels_show_tau_and_parameters():
+    columns = table_columns("table4", [record("table4", "[3, 3]", "tau")])
+    assert columns["column"] == ["tau", "parameters"]
+    assert columns["value"] == [0.8, 1_812_301]
+    assert columns["paper"] == [0.905, pytest.approx(1_901_000)]
+
+
+def test_largest_change_under_augmentation():
+    cells = [
+        record("table6", "mlp", column, tau)
+        for column, tau in (("original", 0.8), ("[-1, 1]", 0.75), ("[-10,10]", 0.78))
+    ]
+    (view,) = lay_out("table6", cells)
+    assert view.ours["mlp", "change"].text == "−0.050"
+    assert view.paper_cell("mlp", "change").text == "−0.049"
+    assert view.paper_cell("transformer_nfn", "change").text == "+0.003"
+    assert "change" not in table_columns("table6", cells)["column"]
+    (view,) = lay_out("table6", [*cells, record("table6", "mlp", "twice", 0.82)])
+    assert view.ours["mlp", "change"].text == "−0.070", "counted from as many steps"
+
+
+def test_the_worst_disagreement_on_gU_and_U_stands_under_the_table():
+    def compared(column, single, double):
+        apart = {"agreement": {"float32": single, "float64": double, "networks": 77}}
+        return record("table6", "mlp", column, summary={"tau": 0.8, "tau_se": 0.01, **apart})
+
+    older = record("table6", "transformer_nfn", "[-1,1]")
+    cells = [compared("[-1,1]", 2e-5, 3e-14), compared("[-10,10]", 1e-5, 4e-14), older]
+    text = markdown_table("table6", cells)
+    assert "- MLP, predictions for gU and U: float32 max 2.0e-05, float64 max 4.0e-14" in text
+    assert text.count("predictions for gU and U") == 1, "records older than this have no number"
+    assert table_columns("table6", cells)["agreement_float32"] == [2e-5, 1e-5, None]
+    trees = record("table6", "xgboost", "[-1,1]", summary={"agreement": {"float32": 0.5}})
+    assert "gU and U: float32 max 5.0e-01\n" in markdown_table("table6", [trees])
+
+
+def curve_cell(model, column, train, tau=0.8, **changes):
+    chosen = {"selection": {"train": train, "val": 77, "test": 77}}
+    return record("learning-curve", model, column, tau, model=model, **chosen | changes)
+
+
+def test_learning_curve_has_rising_numbers_and_no_paper():
+    # As a folder lists them.
+    cells = [
+        curve_cell("invariant_mlp", "all", 1358, 0.91),
+        curve_cell("mlp", "1024", 1024, 0.82),
+        curve_cell("mlp", "128", 128, 0.7),
+        curve_cell("mlp", "64", 64, status="not enough networks: 2 in the test part", summary={}),
+        curve_cell("mlp", "all", 1358, 0.85),
+    ]
+    text = markdown_table("learning-curve", cells)
+    lines = text.splitlines()
+    assert lines[0].startswith("**Learning curve. Kendall’s τ by number of networks to train on.**")
+    assert "Here: MNIST, 512 networks." in lines[0]
+    assert "aper" not in text
+    assert lines[2:6] == [
+        "| Model | 64 | 128 | 1,024 | All 1,358 |",
+        "|---|--:|--:|--:|--:|",
+        "| MLP | not enough networks | 0.700 ± 0.010 | 0.820 ± 0.010 | 0.850 ± 0.010 |",
+        "| MLP on invariants | – | – | – | **0.910 ± 0.010** |",
+    ]
+    assert "- MLP, 64: not enough networks: 2 in the test part" in text
+    columns = table_columns("learning-curve", cells)
+    assert columns["train"] == [1358, 1024, 128, 64, 1358]
+    assert columns["paper"] == [None] * 5
+
+
+def test_lines_of_a_learning_curve_have_the_points_there_are():
+    cells = [
+        curve_cell("mlp", "all", 300, 0.6),
+        curve_cell("mlp", "64", 64, 0.5),
+        curve_cell("statnn", "64", 64, 0.4),
+        curve_cell("statnn", "128", 128, float("nan")),
+        curve_cell("statnn", "all", 300, 0.7, seeds=[{"seed": 0}]),
+        curve_cell("xgboost", "64", 64, status="not enough networks", summary={}),
+    ]
+    (view,) = lay_out("learning-curve", cells)
+    assert curve_lines(view) == {
+        "statnn": [CurvePoint(64, 0.4, 0.01), CurvePoint(300, 0.7, None)],
+        "mlp": [CurvePoint(64, 0.5, 0.01), CurvePoint(300, 0.6, 0.01)],
+    }
+    assert list(curve_lines(view)) == ["statnn", "mlp"], "the highest end comes first"
+
+
+def test_a_learning_curve_from_elsewhere_keeps_columns_that_are_no_numbers():
+    cells = [
+        curve_cell("mlp", "half", None),
+        curve_cell("mlp", "64", 64),
+        curve_cell("mlp", "all", None),
+    ]
+    (view,) = lay_out("learning-curve", cells)
+    assert list(view.columns.values()) == ["64", "Half", "All"]
+    assert curve_lines(view) == {"mlp": [CurvePoint(64, 0.8, 0.01)]}
+
+
+def test_two_zoos_are_two_tables():
+    other = {"task": "mnist", "name": "small", "runs": 64}
+    cells = [record("table1", "mlp", "all"), record("table1", "mlp", "all", 0.5, zoo=other)]
+    assert [view.zoo for view in lay_out("table1", cells)] == [
+        "MNIST, 512 networks",
+        "MNIST (small), 64 networks",
+    ]
+
+
+def zoo_of(seeds, task="mnist"):
+    return {"task": task, "name": task, "runs": 512, "seeds": seeds}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ("one", "Here: MNIST, 512 networks, one seed for all. Paper"),
+        ("each", "Here: MNIST, 512 networks, a seed each. Paper"),
+        ("unknown", "Here: MNIST, 512 networks, seeds unknown. Paper"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("table", "row", "column"),
+    [
+        ("table1", "mlp", "all"),
+        ("table3", "encoder", "mnist"),
+        ("table4", "[3,3]", "tau"),
+        ("table5", "mlp", "mnist"),
+        ("table6", "mlp", "[-1,1]"),
+    ],
+)
+def test_every_caption_says_whose_seeds_the_networks_have(table, row, column, seeds, words):
+    cells = [record(table, row, column, zoo=zoo_of(seeds))]
+    assert words in markdown_table(table, cells)
+    assert set(table_columns(table, cells)["zoo_seeds"]) == {seeds}
+
+
+def test_records_older_than_seeds_say_nothing_of_them():
+    cells = [record("table1", "mlp", "all")]
+    assert "Here: MNIST, 512 networks. Paper" in markdown_table("table1", cells)
+    assert table_columns("table1", cells)["zoo_seeds"] == [None]
+
+
+@pytest.mark.parametrize(("table", "row"), [("table1", "mlp"), ("table3", "encoder")])
+def test_zoos_of_both_kinds_are_two_tables(table, row):
+    column = "all" if table == "table1" else "mnist"
+    cells = [record(table, row, column, 0.9, zoo=zoo_of("one"))]
+    cells += [record(table, row, column, 0.3, zoo=zoo_of("each"))]
+    views = lay_out(table, cells)
+    assert [view.ours[row, column].value for view in views] == [0.9, 0.3]
+    assert [view.zoo.rpartition(", ")[2] for view in views] == ["one seed for all", "a seed each"]
+
+
+def test_a_table_by_task_names_every_zoo_in_it():
+    cells = [record("table3", "encoder", task, zoo=zoo_of("one", task)) for task in
+             ("mnist", "ag_news")]  # fmt: skip
+    (view,) = lay_out("table3", cells)
+    assert view.zoo == (
+        "MNIST, 512 networks, one seed for all; AG News, 512 networks, one seed for all"
+    )
+
+
+def test_no_records_still_give_the_papers_table():
+    assert "*0.905 ± 0.002*" in markdown_table("table1", [])
+    assert table_columns("table1", []) == {}
+    with pytest.raises(RunError, match="no table 'table9'"):
+        markdown_table("table9", [])
+
+
+def test_columns_go_into_parquet(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    run = write_run(
+        tmp_path / "r",
+        networks=60,
+        seeds=1,
+        table={"table": "table1", "row": "transformer_nfn", "column": "all"},
+    )
+    pq.write_table(pa.table(table_columns("table1", [RunRecord.read(run)])), tmp_path / "t.parquet")
+    (row,) = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert row["paper"] == 0.905
+    assert row["error"] is None
+    assert row["seeds"] == 1

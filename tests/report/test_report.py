@@ -1,0 +1,296 @@
+"""The report: what it says of runs, what it refuses, and that nothing in it is taken for code."""
+
+import json
+import re
+
+import pytest
+from run_folders import MODELS, write_curve, write_run, write_study
+from typer.testing import CliRunner
+
+from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.paper.gather import gather
+from transformer_nfn.paper.numbers import model_name
+from transformer_nfn.prediction.records import PREDICTIONS_FILE, RUN_FILE, RunError
+from transformer_nfn.report import write_report
+from transformer_nfn.report.findings import (
+    errors_by_accuracy,
+    errors_by_optimizer,
+    worst_networks,
+)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return write_study(tmp_path_factory.mktemp("study"), networks=120, seeds=2)
+
+
+@pytest.fixture(scope="module")
+def text(study):
+    out = study.parent / "report.html"
+    write_report([study], out)
+    return out.read_text()
+
+
+def data_of(text):
+    inside = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    return json.loads(inside[1])
+
+
+def test_every_model_and_section_is_there(text):
+    for section in ("run", "models", "paper", "figures", "failures", "runs"):
+        assert f'<section id="{section}"' in text
+    found = {entry["name"] for entry in data_of(text)["zoos"][0]["taus"]}
+    assert len(found) == len(MODELS)
+
+
+def test_best_model_is_bold_and_first(text, study):
+    best = gather([study]).zoos[0].best
+    first = re.search(r"<tbody>(.*?)</tr>", text[text.index('id="models"') :], re.S)[1]
+    assert best.name in first
+    assert f"<strong>{best.record.summary['tau']:.3f} ±" in first
+
+
+def test_reproduced_cells_stand_over_the_papers(text):
+    assert '<span class="paper">0.905 ± 0.002</span>' in text
+    assert "not enough networks: 12 above 80 %, 20 needed" in text
+    assert "Table 6." in text
+
+
+def test_learning_curve_is_a_table_and_a_chart(tmp_path):
+    write_curve(tmp_path / "runs", ("mlp", "statnn", "invariant_mlp"))
+    write_run(tmp_path / "runs" / "odd", "mlp", networks=256, seeds=2, train=200)
+    write_report([tmp_path / "runs"], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    start = text.index('<section id="curve"')
+    section = text[start : text.index("</section>", start)]
+    head = re.findall(r'<th scope="col">(.*?)</th>', section)
+    assert head == ["Model", "64", "128", "256", "All 300"]
+    assert "the paper" not in section
+    assert section.count('data-chart="sizes"') == text.count('data-chart="sizes"') == 1
+    records = [run.record for run in gather([tmp_path / "runs"]).runs]
+    (zoo,) = data_of(text)["zoos"]
+    assert {line["name"] for line in zoo["sizes"]} == {"MLP", "StatNN", "MLP on invariants"}
+    for line in zoo["sizes"]:
+        assert [point["train"] for point in line["points"]] == [64, 128, 256, 300]
+        for point in line["points"]:
+            (record,) = (
+                r for r in records
+                if model_name(r.model) == line["name"] and r.selection["train"] == point["train"]
+            )  # fmt: skip
+            assert point["tau"] == pytest.approx(record.summary["tau"], abs=1e-5)
+            assert point["error"] == pytest.approx(record.summary["tau_se"], abs=1e-5)
+            assert f"{record.summary['tau']:.3f} ± " in section
+
+
+def test_runs_without_a_learning_curve_have_no_section_for_it(text):
+    assert 'id="curve"' not in text
+    assert 'data-chart="sizes"' in text[text.index('<section id="figures"') :]
+
+
+def test_learning_curves_of_two_zoos_stand_in_one_section(tmp_path):
+    write_run(tmp_path / "digits", "mlp", networks=80, seeds=1, task="digits")
+    write_curve(tmp_path / "mnist", ["mlp"])
+    write_curve(tmp_path / "news", ["mlp"], task="ag_news")
+    write_report([tmp_path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    start = text.index('<section id="curve"')
+    section = text[start : text.index("</section>", start)]
+    zoos = ["MNIST, 256 networks", "AG News, 256 networks"]
+    assert re.findall(r"Here: ([^<>]*)\.</span>", section) == zoos
+    assert re.findall(r"<h3>(.*?)</h3>", section) == zoos
+    charts = re.findall(r'data-chart="sizes" data-zoo="(\d)"', section)
+    assert [data_of(text)["zoos"][int(zoo)]["label"] for zoo in charts] == zoos
+
+
+def test_page_loads_nothing(text):
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    assert not re.search(r"<(img|iframe|object|embed)\b|@import|url\(", text)
+    assert "default-src 'none'" in text
+    assert re.findall(r"<link[^>]*>", text) == ['<link rel="icon" href="data:,">']
+    assert "src=" not in text
+
+
+def test_file_appears_whole_and_replaces_the_old_one(study, tmp_path):
+    out = tmp_path / "new" / "report.html"
+    for _ in range(2):
+        write_report([study / "demo"], out)
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+
+
+def test_compared_runs_share_their_networks(study):
+    zoo = gather([study]).zoos[0]
+    assert len({(run.sample, run.record.selection["train"]) for run in zoo.main}) == 1
+    assert {run.record.model for run in zoo.main} == set(MODELS)
+    sizes = {run.record.selection["train"] for runs in zoo.by_size().values() for run in runs}
+    assert len(sizes) == 3
+
+
+def test_worst_networks_are_the_furthest_from_their_prediction(study):
+    run = gather([study]).zoos[0].best
+    worst = worst_networks(run, 5)
+    errors = [abs(network.error) for network in worst]
+    assert errors == sorted(errors, reverse=True)
+    part = run.tested
+    for network in worst:
+        mine = part["row"] == network.row
+        assert network.predicted == pytest.approx(part["predicted"][mine].mean())
+        assert network.configuration["optimizer"] in part["optimizer"][mine]
+
+
+def test_errors_by_group_average_to_the_error_of_all(study):
+    zoo = gather([study]).zoos[0]
+    for table in (errors_by_optimizer(zoo), errors_by_accuracy(zoo)):
+        name, errors = table.rows[0]
+        assert name == zoo.best.name
+        overall = abs(zoo.best.tested["predicted"] - zoo.best.tested["accuracy"]).mean()
+        known = [error for error in errors if error is not None]
+        assert min(known) <= overall <= max(known)
+    # The generator makes RMSprop networks the hard ones.
+    assert errors_by_optimizer(zoo).worst(zoo.best.name, 1)[0] == "rmsprop"
+
+
+def test_narrow_range_of_accuracies_has_whole_percent_bins(tmp_path):
+    write_run(tmp_path / "r", "mlp", networks=300, min_accuracy=0.8)
+    table = errors_by_accuracy(gather([tmp_path]).zoos[0])
+    assert len(table.groups) == 5
+    tested = gather([tmp_path]).zoos[0].best.tested
+    assert sum(count for _, count in table.groups) == len(set(tested["row"].tolist()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("one", "one seed for all"), ("each", "a seed each"), ("unknown", "seeds unknown")],
+)
+def test_every_caption_says_whose_seeds_the_networks_have(tmp_path, kind, words):
+    table = {"table": "table1", "row": "mlp", "column": "all"}
+    write_run(tmp_path / "a", "mlp", networks=60, zoo_seeds=kind, table=table)
+    write_run(tmp_path / "b", "statnn", networks=60, zoo_seeds=kind)
+    write_report([tmp_path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert f"<dt>Their seeds</dt><dd>{words}</dd>" in text
+    assert f"Here: MNIST, 60 networks, {words}." in text
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert len(captions) >= 4
+    assert all(f"Zoo: MNIST, 60 networks, {words}." in caption for caption in captions)
+    assert f"ranks the test networks · MNIST, 60 networks, {words}" in text
+    assert f"<td>mnist, {words}</td>" in text, "also in the list of all runs"
+
+
+def test_records_older_than_seeds_say_nothing_of_them(text):
+    assert '<dt>Their seeds</dt><dd><span class="none">–</span></dd>' in text
+    assert "seed each" not in text
+    assert "one seed for all" not in text
+
+
+def test_zoos_of_both_kinds_are_never_compared_with_each_other(tmp_path):
+    for kind in ("one", "each"):
+        for model in ("mlp", "statnn"):
+            write_run(tmp_path / kind / model, model, networks=60, zoo_seeds=kind)
+    labels = [zoo.label for zoo in gather([tmp_path]).zoos]
+    assert sorted(labels) == [
+        "MNIST, 60 networks, a seed each",
+        "MNIST, 60 networks, one seed for all",
+    ]
+    write_report([tmp_path], tmp_path / "report.html")
+    lede = re.search(r'class="lede">(.*?)</p>', (tmp_path / "report.html").read_text(), re.S)[1]
+    for label in labels:
+        assert f"Best on {label}: " in lede
+
+
+def test_text_of_a_record_is_never_code(tmp_path):
+    bad = '</script><script>alert(1)</script><b onclick="x">&'
+    write_run(tmp_path / "r", bad, networks=60, name=bad, log=False, zoo_seeds=bad)
+    write_run(tmp_path / "s", "mlp", networks=60, name=bad, status=f"no: {bad}", zoo_seeds=bad)
+    write_report([tmp_path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "<script>alert" not in text
+    assert "<b onclick" not in text
+    assert text.count("</script>") == 2
+    assert data_of(text)["zoos"][0]["taus"][0]["name"] == bad
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"seeds": 1},
+        {"predictions": False},
+        {"status": "not enough networks: 3 of 20"},
+        {"log": False, "model": "xgboost"},
+        {"augment": 10.0},
+    ],
+)
+def test_a_single_run_is_enough(tmp_path, settings):
+    write_run(tmp_path / "r", **{"networks": 60} | settings)
+    write_report([tmp_path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "nan" not in text.lower().replace("finance", "")
+    assert settings.get("status", "Transformer-NFN") in text or "XGBoost" in text
+
+
+def test_a_predictor_without_a_tau_is_no_number(tmp_path):
+    run = write_run(tmp_path / "r", networks=60)
+    record = json.loads((run / RUN_FILE).read_text())
+    record["summary"] = dict.fromkeys(record["summary"], float("nan"))
+    (run / RUN_FILE).write_text(json.dumps(record))
+    write_report([tmp_path], tmp_path / "report.html")
+    assert ">nan" not in (tmp_path / "report.html").read_text()
+
+
+def test_half_a_last_line_of_a_log_is_left_out(tmp_path):
+    run = write_run(tmp_path / "r", networks=60, seeds=1)
+    with (run / "log.jsonl").open("a") as log:
+        log.write('{"seed": 0, "epo')
+    assert len(gather([tmp_path]).runs[0].log) == 50
+
+
+def test_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(RunError, match="no runs in"):
+        write_report([tmp_path], tmp_path / "report.html")
+    with pytest.raises(RunError, match="at least one folder"):
+        write_report([], tmp_path / "report.html")
+    with pytest.raises(RunError, match="there is no folder"):
+        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
+
+
+def test_unreadable_predictions_are_named(tmp_path):
+    run = write_run(tmp_path / "r", networks=60)
+    (run / PREDICTIONS_FILE).write_bytes(b"not a table")
+    with pytest.raises(RunError, match=r"predictions\.parquet' is not readable"):
+        write_report([tmp_path], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_predictions_without_a_column_are_named(tmp_path):
+    import pyarrow.parquet as pq
+
+    run = write_run(tmp_path / "r", networks=60)
+    table = pq.read_table(run / PREDICTIONS_FILE).drop_columns(["accuracy"])
+    pq.write_table(table, run / PREDICTIONS_FILE)
+    with pytest.raises(TransformerNFNError, match="has no column 'accuracy'"):
+        write_report([tmp_path], tmp_path / "report.html")
+
+
+def test_another_version_is_named(tmp_path):
+    run = write_run(tmp_path / "r", networks=60)
+    record = json.loads((run / RUN_FILE).read_text())
+    (run / RUN_FILE).write_text(json.dumps(record | {"format": 99}))
+    with pytest.raises(RunError, match="another version"):
+        write_report([tmp_path], tmp_path / "report.html")
+    (run / RUN_FILE).write_text(json.dumps(record | {"zoo": 3}))
+    with pytest.raises(RunError, match="'zoo' of its record"):
+        write_report([tmp_path], tmp_path / "report.html")
+
+
+def test_command_writes_the_page(tmp_path):
+    import typer
+
+    from transformer_nfn.cli.report import report_command
+
+    app = typer.Typer()
+    app.command()(report_command)
+    write_run(tmp_path / "runs" / "a", networks=60, seeds=1)
+    out = tmp_path / "page.html"
+    result = CliRunner().invoke(app, [str(tmp_path / "runs"), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert out.is_file()

@@ -1,0 +1,168 @@
+"""The report in a real browser: drawn, quiet, alone, and as wide as the screen."""
+
+import pytest
+from browser import CHROMIUM, Browser
+from run_folders import write_curve, write_run, write_study
+
+from transformer_nfn.report import write_report
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    write_study(folder / "runs", networks=120, seeds=2)
+    write_report([folder / "runs"], folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [380, 1400])
+def test_quiet_alone_and_no_wider_than_the_screen(browser, page, width, dark):
+    browser.open(page, width, dark=dark)
+    assert browser.complaints() == []
+    assert browser.requests() == [page.resolve().as_uri()]
+    assert browser.value(OVERFLOW) <= 0
+    browser.value("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    browser.settle()
+    assert browser.value(OVERFLOW) <= 0
+    ink, ground = browser.value(
+        "['color', 'backgroundColor'].map(p => getComputedStyle(document.body)[p])"
+        ".map(c => c.match(/[0-9]+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0))"
+    )
+    assert (ink > ground) == dark
+
+
+def test_every_figure_is_drawn(browser, page):
+    browser.open(page, 1400)
+    drawn = browser.value(
+        "[...document.querySelectorAll('figure.chart')].map(f => [f.dataset.chart,"
+        "f.dataset.zoo, f.querySelectorAll('.canvas > svg, .panel').length,"
+        "f.querySelectorAll('.point, .bar, .mean, .line').length])"
+    )
+    kinds = {kind for kind, *_ in drawn}
+    assert kinds == {"taus", "scatter", "histogram", "sizes", "curve-val_tau", "curve-loss"}
+    for kind, zoo, charts, marks in drawn:
+        assert charts >= 1, (kind, zoo)
+        assert marks >= 4, (kind, zoo)
+    panels, points, tested = browser.value(
+        "[document.querySelectorAll('[data-zoo=\"0\"] .panel').length,"
+        "document.querySelectorAll('[data-zoo=\"0\"] .point').length,"
+        "zoos[0].scatter.reduce((n, panel) => n + panel.total, 0)]"
+    )
+    assert (panels, points) == (8, tested)
+    # No mark lies outside its chart, none without a number.
+    assert not browser.value(
+        "[...document.querySelectorAll('svg *')].some(node =>"
+        "[...node.attributes].some(a => /NaN|undefined|Infinity/.test(a.value)))"
+    )
+    assert browser.value(
+        "[...document.querySelectorAll('svg[role=application]')].every(svg =>"
+        "svg.querySelector('title').textContent && svg.querySelector('desc').textContent)"
+    )
+
+
+def test_networks_are_reached_by_keyboard_and_by_pointer(browser, page):
+    browser.open(page, 1400)
+    browser.value("document.documentElement.style.scrollBehavior = 'auto'")
+    browser.value("document.querySelector('.panel').scrollIntoView({block: 'center'})")
+    browser.settle()
+    browser.value("document.querySelector('.panel').focus()")
+    browser.press("ArrowRight")
+    told = browser.value("document.getElementById('said').textContent")
+    shown = "[document.getElementById('tip').hidden, document.getElementById('tip').innerText]"
+    assert not browser.value(shown)[0]
+    for word in ("True accuracy", "Predicted", "Interval", "Optimiser", "Learning rate", "L2",
+                 "Init std", "Dropout", "Train fraction"):  # fmt: skip
+        assert word in told
+        assert word in browser.value(shown)[1]
+    browser.press("ArrowRight")
+    assert browser.value("document.getElementById('said').textContent") != told
+    browser.press("Escape")
+    assert browser.value(shown)[0]
+    x, y = browser.value(
+        "(() => { const b = document.querySelector('.point').getBoundingClientRect();"
+        "return [b.x + b.width / 2, b.y + b.height / 2] })()"
+    )
+    browser.move(x, y)
+    assert not browser.value(shown)[0]
+    assert browser.complaints() == []
+
+
+def test_controls_work_and_a_turned_phone_is_drawn_again(browser, page):
+    browser.open(page, 380)
+    browser.value("document.querySelectorAll('.scatter .bar-of-controls button')[2].click()")
+    browser.value("document.querySelector('.histogram button').click()")
+    browser.value("document.querySelectorAll('.sizes .key button')[0].click()")
+    browser.value(
+        "(s => { s.value = '1'; s.dispatchEvent(new Event('change')) })"
+        "(document.querySelector('.chooser select'))"
+    )
+    browser.settle()
+    assert browser.value("document.querySelectorAll('[data-zoo=\"0\"] .panel').length") == 1
+    assert browser.value("document.querySelectorAll('.sizes g.dim').length") == 7
+    assert browser.value("[...document.querySelectorAll('.choice')].findIndex(c => !c.hidden)") == 1
+    before = browser.value("document.querySelector('.panel').viewBox.baseVal.width")
+    browser.resize(800, 380)
+    browser.settle()
+    assert browser.value("document.querySelector('.panel').viewBox.baseVal.width") > before
+    assert browser.value(OVERFLOW) <= 0
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("width", [380, 1400])
+def test_learning_curve_is_drawn_and_tells_its_numbers(browser, tmp_path, width):
+    write_curve(tmp_path / "runs")
+    write_report([tmp_path / "runs"], tmp_path / "report.html")
+    browser.open(tmp_path / "report.html", width)
+    assert browser.complaints() == []
+    assert browser.value(OVERFLOW) <= 0
+    lines, dots, buttons = browser.value(
+        "['.line', '.dot', '.key button'].map(mark =>"
+        "document.querySelectorAll('#curve ' + mark).length)"
+    )
+    assert (lines, dots, buttons) == (8, 8 * 4, 8)
+    labels = browser.value(
+        "[...document.querySelectorAll('#curve svg[role=application] text')]"
+        ".map(label => label.textContent)"
+    )
+    assert {"64", "128", "300"} <= set(labels), "the largest number is always named"
+    browser.value("document.querySelector('#curve svg[role=application]').focus()")
+    browser.press("End")
+    told = browser.value("document.getElementById('said').textContent")
+    assert "Training networks 300" in told
+    assert "±" in told
+
+
+def test_odd_runs_are_drawn_too(browser, tmp_path):
+    bad = '</script><img src=x onerror="throw 1">&'
+    write_run(tmp_path / "a", bad, networks=60, seeds=1, name=bad * 4)
+    write_run(tmp_path / "b", "mlp", networks=60, name=bad * 4, predictions=False)
+    write_run(tmp_path / "c", "statnn", networks=60, name=bad * 4, status=f"not enough: {bad}")
+    write_report([tmp_path], tmp_path / "report.html")
+    browser.open(tmp_path / "report.html", 380)
+    assert browser.complaints() == []
+    assert len(browser.requests()) == 1
+    assert browser.value(OVERFLOW) <= 0
+    assert browser.value("document.querySelectorAll('img').length") == 0
+
+
+def test_the_watch_sees_what_it_is_for(browser, tmp_path):
+    page = tmp_path / "bad.html"
+    page.write_text(
+        '<img src="http://example.invalid/x.png"><div style="width:999px">wide</div>'
+        "<script>console.error('one'); undefinedName()</script>"
+    )
+    browser.open(page, 380)
+    assert len(browser.complaints()) >= 2
+    assert "http://example.invalid/x.png" in browser.requests()
+    assert browser.value(OVERFLOW) > 0

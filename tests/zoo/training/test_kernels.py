@@ -1,0 +1,61 @@
+"""The fused kernels compute what the plain path computes (here in Triton's interpreter)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer_nfn.zoo import ZooError, load_task
+from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.training.paths import describe_path
+
+HERE = Path(__file__).parent
+
+
+def interpreted(what: str) -> dict[str, Any]:
+    folders = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(folders)}
+    command = [sys.executable, str(HERE / "interpreted_kernels.py"), what]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    out: dict[str, Any] = json.loads(done.stdout)
+    return out
+
+
+@pytest.mark.parametrize("what", ["images", "cropped", "tiled", "texts"])
+def test_loss_and_every_gradient_equal_float64(what: str) -> None:
+    errors = interpreted(what)
+    for name, (fused, _) in errors.items():
+        assert fused < 5e-6, (name, fused)
+
+
+def test_epochs_equal_those_of_the_plain_path() -> None:
+    found = interpreted("training")
+    assert found["plain_rules"] < 1e-5
+    assert found["adaptive_rules"] < 1e-5
+    assert found["train_accuracy"] == 0
+    assert found["held_loss"] < 1e-3
+    assert found["held_hits"] == 0
+    assert found["test_loss"] < 1e-5
+    assert found["test_hits"] == 0
+
+
+def test_the_fused_path_says_why_it_cannot_be_taken() -> None:
+    arch = load_task("digits", None).arch
+    with pytest.raises(ZooError, match="path fused was asked for, but the fused kernels are for"):
+        describe_path("fused", "cpu", arch, "bf16")
+    texts = Architecture(tokens=512, classes=4, patch=0)
+    assert describe_path("auto", "cuda", texts, "bf16")[0] == "fused"
+    assert "texts in bf16, not tf32" in describe_path("auto", "cuda", texts, "tf32")[1]
+    path, sentence = describe_path("auto", "cuda", arch, "float32")
+    assert path == "compiled"
+    assert "multiply in bf16 or tf32" in sentence
+    assert describe_path("auto", "cuda", arch, "bf16") == (
+        "fused", "steps by the fused kernels on cuda"
+    )  # fmt: skip
