@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from transformer_nfn.prediction.records import RunRecord
+from transformer_nfn.seed_kinds import seeds_text
 
 
 def counting_bar(console: Console) -> Progress:
@@ -50,22 +51,58 @@ def result_table(records: list[RunRecord], title: str) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("R²", "error", "90 % holds", "size", "s"):
         table.add_column(name, justify="right")
-    for record in sorted(records, key=lambda r: -float(r.summary.get("tau", -2))):
+    for record in sorted(records, key=lambda record: -_tau(record)):
         if record.status != "done":
             table.add_row(record.model, record.status)
             continue
         s = record.summary
-        size = "trees" if record.num_parameters is None else f"{record.num_parameters / 1e6:.3f} M"
         table.add_row(
             record.model,
             plus_minus(s["tau"], s["tau_se"]),
             f"{s['r2']:.3f}",
             f"{s['mae']:.3f}",
             f"{100 * s['coverage']:.1f} %",
-            size,
+            _size_text(record),
             f"{record.seeds[0]['seconds']:.1f}",
         )
     return table
+
+
+def tau_by_kind_table(records: Mapping[str, list[RunRecord]], title: str) -> Table:
+    """One row per predictor, τ ± standard error on each kind of zoo; best on the last kind first.
+
+    Args:
+        records: for every kind of seeds the runs on its zoo, a run per predictor.
+        title: stands above.
+    """
+    table = Table(title=title)
+    table.add_column("model", no_wrap=True)
+    for kind in records:
+        table.add_column(seeds_text(kind), no_wrap=True, justify="right")
+    table.add_column("size", justify="right")
+    by_model: dict[str, dict[str, RunRecord]] = {}
+    for kind, runs in records.items():
+        for record in runs:
+            by_model.setdefault(record.model, {})[kind] = record
+    last = list(records)[-1]
+    for model, row in sorted(by_model.items(), key=lambda item: -_tau(item[1].get(last))):
+        cells = [_tau_text(row.get(kind)) for kind in records]
+        table.add_row(model, *cells, _size_text(next(iter(row.values()))))
+    return table
+
+
+def _tau(record: RunRecord | None) -> float:
+    return -2.0 if record is None else float(record.summary.get("tau", -2))
+
+
+def _tau_text(record: RunRecord | None) -> str:
+    if record is None or record.status != "done":
+        return "–" if record is None else record.status
+    return plus_minus(record.summary["tau"], record.summary["tau_se"])
+
+
+def _size_text(record: RunRecord) -> str:
+    return "trees" if record.num_parameters is None else f"{record.num_parameters / 1e6:.3f} M"
 
 
 def plus_minus(value: float, error: float | None) -> str:

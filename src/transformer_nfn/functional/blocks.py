@@ -88,7 +88,7 @@ def decoder_stack(
     X = inputs_for(X, weights["W_E"], 2)
     x = X @ weights["W_E"]
     for i in range(blocks):
-        own = _part(weights, i)
+        own = under_prefix(weights, f"{i}.")
         attended = grouped_query(norm(x, f"{i}.g_1"), own, base=base, pairing=pairing)
         x = x + attended
         x = x + gated_mlp(norm(x, f"{i}.g_2"), own)

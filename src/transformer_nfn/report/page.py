@@ -131,7 +131,9 @@ def _tiles(study: Study) -> str:
         f'<div class="tile"><dt>{label}<span>{escape(below)}</span></dt><dd>{value}</dd></div>'
         for label, value, below in entries
     )
-    return f'<dl class="tiles" aria-label="{escape(zoo.label)}">{tiles}</dl>'
+    # With one zoo the sentence above has named it.
+    heading = f'<p class="tiles-of">{escape(zoo.label)}</p>' if len(study.zoos) > 1 else ""
+    return f'{heading}<dl class="tiles" aria-label="{escape(zoo.label)}">{tiles}</dl>'
 
 
 def _what_was_run(study: Study) -> str:
