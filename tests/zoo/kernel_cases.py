@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_nfn.zoo import sample
+from transformer_nfn.zoo.kernels.arguments import Clock
 from transformer_nfn.zoo.kernels.autograd import fused_loss
-from transformer_nfn.zoo.kernels.launch import Clock, Pass
+from transformer_nfn.zoo.kernels.launch import Pass
 from transformer_nfn.zoo.network import dropout, forward, sites
 from transformer_nfn.zoo.randomness import CROP, DROPOUT, dropout_threshold, keys
 from transformer_nfn.zoo.tasks import ImageTask, Task, TextTask, WordVectors, image_task
@@ -132,7 +133,7 @@ def compare(
         dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
         products="ieee" if precision == "float32" else "tf32",
     )  # fmt: skip
-    one.grad.fill_(float("nan"))
+    one.gradients.weights.fill_(float("nan"))
 
     def differentiated(way: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         (grad,) = torch.autograd.grad(loss.sum(), way)
