@@ -10,8 +10,9 @@ from torch import Tensor
 
 from transformer_nfn.zoo import sample
 from transformer_nfn.zoo.network import forward, sites
+from transformer_nfn.zoo.training.backends.kernels.arguments import Clock
 from transformer_nfn.zoo.training.backends.kernels.autograd import fused_loss
-from transformer_nfn.zoo.training.backends.kernels.launch import Clock, Pass
+from transformer_nfn.zoo.training.backends.kernels.launch import Pass
 from transformer_nfn.zoo.training.dropout import dropout
 from transformer_nfn.zoo.training.randomness import CROP, DROPOUT, dropout_threshold, keys
 from transformer_nfn.zoo.training.tasks import ImageTask, Task, TextTask, WordVectors, image_task
@@ -133,7 +134,7 @@ def compare(
         dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
         products="ieee" if precision == "float32" else "tf32",
     )  # fmt: skip
-    one.grad.fill_(float("nan"))
+    one.gradients.weights.fill_(float("nan"))
 
     def differentiated(way: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:
         (grad,) = torch.autograd.grad(loss.sum(), way)

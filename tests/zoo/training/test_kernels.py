@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from transformer_nfn.zoo import ZooError, load_task
 from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.training.backends.kernels.arguments import layout
 from transformer_nfn.zoo.training.paths import describe_path
 
 HERE = Path(__file__).parent
@@ -44,6 +46,21 @@ def test_epochs_equal_those_of_the_plain_path() -> None:
     assert found["held_hits"] == 0
     assert found["test_loss"] < 1e-5
     assert found["test_hits"] == 0
+
+
+@pytest.mark.parametrize("patch", [16, 0])
+def test_the_kernels_find_each_tensor_where_it_begins_in_a_flat_row(patch: int) -> None:
+    arch = Architecture(tokens=49, classes=10, patch=patch, blocks=3)
+    views = arch.views(torch.arange(arch.num_weights)[None])
+    first = {name: int(view.flatten()[0]) for name, view in views.items()}
+    offsets = layout(arch)
+    parts = {f"blocks.{i}": block for i, block in enumerate(offsets.blocks)}
+    parts["classifier"] = offsets.classifier
+    if offsets.embedding is not None:
+        parts["embedding"] = offsets.embedding
+    found = {f"{stem}.{k}": at for stem, part in parts.items() for k, at in part._asdict().items()}
+    assert found == first
+    assert offsets.size == arch.num_weights
 
 
 def test_the_fused_path_says_why_it_cannot_be_taken() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn.zoo.training.backends.kernels.launch import Clock, Pass
+from transformer_nfn.zoo.training.backends.kernels.arguments import Clock
+from transformer_nfn.zoo.training.backends.kernels.launch import Pass
 
 
 class FusedLoss(torch.autograd.Function):
@@ -26,19 +27,19 @@ class FusedLoss(torch.autograd.Function):
         ctx.save_for_backward(weights)
         one.draw(clock, threshold)
         one.forward(weights, clock, "train", scale)
-        return one.loss.sum(0) / one.batch
+        return one.outcome.loss.sum(0) / one.batch
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         """The gradient of every weight, from the activations forward left."""
         (weights,) = ctx.saved_tensors
-        ctx.one.backward(weights, ctx.clock, "train", ctx.scale)
-        return ctx.one.grad.sum(0) * grad[:, None], None, None, None, None
+        ctx.one.backward(weights, ctx.clock, ctx.scale)
+        return ctx.one.gradients.weights.sum(0) * grad[:, None], None, None, None, None
 
 
 def fused_loss(
     weights: Tensor, one: Pass, clock: Clock, threshold: Tensor, scale: Tensor
 ) -> Tensor:
-    """`FusedLoss` with names for its arguments; see `launch.Pass` and `launch.Clock`."""
+    """`FusedLoss` with names for its arguments; see `launch.Pass` and `arguments.Clock`."""
     loss: Tensor = FusedLoss.apply(weights, one, clock, threshold, scale)
     return loss

@@ -11,13 +11,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from transformer_nfn.zoo.training.backends.kernels.inputs import IMAGES, MEMORY, WORDS
 from transformer_nfn.zoo.training.backends.kernels.shared import (
     LOG2E,
     STATS,
     batch_now,
     dropped,
+    gradient_of,
     layer_norm_backward,
+    masks_of,
     operand,
     rows_from,
 )
@@ -25,43 +26,45 @@ from transformer_nfn.zoo.training.backends.kernels.shared import (
 
 @triton.jit
 def rows_backward(
-    a_ptr, y_ptr, dout_ptr, da_ptr, stat_ptr, w_ptr, grad_ptr, bits_ptr, step_ptr, steps_ptr,
-    length_ptr, scale_ptr, B, ROWS, STEPS, NETWORKS, NOTHING,
-    W: tl.constexpr, OUT: tl.constexpr, A: tl.constexpr, BA: tl.constexpr, BW: tl.constexpr,
-    SITE: tl.constexpr, SITES: tl.constexpr, S: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
-    FF: tl.constexpr, PREC: tl.constexpr,
-):  # fmt: skip
+    acts, grads, w_ptr, dropout, clock, sizes, CONST: tl.constexpr, BLOCK: tl.constexpr
+):
     """From the gradient of the MLP's output to that of the heads' outputs ``a``."""
+    S: tl.constexpr = CONST.S
+    R: tl.constexpr = CONST.R
+    D: tl.constexpr = CONST.D
+    FF: tl.constexpr = CONST.FF
+    PREC: tl.constexpr = CONST.products
+    offset: tl.constexpr = CONST.layout.blocks[BLOCK]
     m = tl.program_id(0)
     chunk = tl.program_id(1)
-    _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    _step, L = batch_now(clock, sizes, m)
     if L == 0:
         return
-    DT: tl.constexpr = a_ptr.dtype.element_ty
+    DT: tl.constexpr = acts.a.dtype.element_ty
     d = tl.arange(0, D)
     f = tl.arange(0, FF)
-    w = w_ptr + m.to(tl.int64) * W
-    wo = operand(tl.load(w + OUT + d[:, None] * D + d[None, :]), DT, PREC)
-    wa = operand(tl.load(w + A + d[:, None] * FF + f[None, :]), DT, PREC)
-    wb = operand(tl.load(w + BW + f[:, None] * D + d[None, :]), DT, PREC)
-    ba = tl.load(w + BA + f)
+    w = w_ptr + m.to(tl.int64) * CONST.layout.size
+    wo = operand(tl.load(w + offset.W_O + d[:, None] * D + d[None, :]), DT, PREC)
+    wa = operand(tl.load(w + offset.W_A + d[:, None] * FF + f[None, :]), DT, PREC)
+    wb = operand(tl.load(w + offset.W_B + f[:, None] * D + d[None, :]), DT, PREC)
+    ba = tl.load(w + offset.b_A + f)
     go = tl.zeros((D, D), tl.float32)
     ga = tl.zeros((FF, D), tl.float32)
     gb = tl.zeros((FF, D), tl.float32)
     gba = tl.zeros((R, FF), tl.float32)
-    scale = tl.load(scale_ptr + m)
-    first = m.to(tl.int64) * ROWS
-    bits_ptr += (m.to(tl.int64) * SITES + SITE) * ROWS
-    stop = tl.minimum(chunk * S + S, B) * L
+    scale = tl.load(dropout.scale + m)
+    first = m.to(tl.int64) * sizes.rows
+    masks = masks_of(dropout, sizes, m, 1 + 2 * BLOCK, CONST)
+    stop = tl.minimum(chunk * S + S, sizes.batch) * L
     for begin in range(chunk * S * L, stop, R):
         row, here, n, t = rows_from(begin, stop, L, R)
         real = here[:, None]
         at = (first + row)[:, None] * D + d[None, :]
-        dout = tl.load(dout_ptr + at, mask=real, other=0.0)
-        z = tl.load(y_ptr + at, mask=real, other=0.0)
-        a = tl.load(a_ptr + at, mask=real, other=0.0)
-        rstd = tl.load(stat_ptr + (first + n * L) * STATS + 3 * L + t, mask=here, other=0.0)
-        kept = tl.load(bits_ptr + row, mask=here, other=0)
+        dout = tl.load(grads.x + at, mask=real, other=0.0)
+        z = tl.load(acts.y + at, mask=real, other=0.0)
+        a = tl.load(acts.a + at, mask=real, other=0.0)
+        rstd = tl.load(acts.stats + (first + n * L) * STATS + 3 * L + t, mask=here, other=0.0)
+        kept = tl.load(masks + row, mask=here, other=0)
         h = tl.dot(z, wa, input_precision=PREC) + ba[None, :]
         dh = tl.dot(dout, tl.trans(wb), input_precision=PREC)
         dh = tl.where(h > 0, dh, 0.0)
@@ -75,35 +78,38 @@ def rows_backward(
         dy = operand(dropped(dy, kept, D), DT, PREC)
         go = tl.dot(tl.trans(a), dy, go, input_precision=PREC)
         da = tl.dot(dy, tl.trans(wo), input_precision=PREC)
-        tl.store(da_ptr + at, operand(da, DT, PREC), mask=real)
-    grad = grad_ptr + (chunk.to(tl.int64) * NETWORKS + m) * W
+        tl.store(grads.a + at, operand(da, DT, PREC), mask=real)
+    grad = gradient_of(grads, sizes, chunk, m, CONST)
     # Zero that the compiler cannot know: else it holds these addresses through the whole loop.
-    d += NOTHING
-    f += NOTHING
-    tl.store(grad + OUT + d[:, None] * D + d[None, :], go)
-    tl.store(grad + A + d[None, :] * FF + f[:, None], ga)
-    tl.store(grad + BW + f[:, None] * D + d[None, :], gb)
-    tl.store(grad + BA + f, tl.sum(gba, 0))
+    d += sizes.zero
+    f += sizes.zero
+    tl.store(grad + offset.W_O + d[:, None] * D + d[None, :], go)
+    tl.store(grad + offset.W_A + d[None, :] * FF + f[:, None], ga)
+    tl.store(grad + offset.W_B + f[:, None] * D + d[None, :], gb)
+    tl.store(grad + offset.b_A + f, tl.sum(gba, 0))
 
 
 @triton.jit
 def attention_backward(
-    qkv_ptr, a_ptr, da_ptr, stat_ptr, dqkv_ptr, step_ptr, steps_ptr, length_ptr, B, ROWS,
-    STEPS, S: tl.constexpr, T: tl.constexpr, SHORTER: tl.constexpr, KEYS: tl.constexpr,
-    D: tl.constexpr, PREC: tl.constexpr,
-):  # fmt: skip
+    acts, grads, clock, sizes, CONST: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr
+):
     """From the gradient of one head's outputs to that of its q, k and v, ``KEYS`` at a time.
 
     Both heads of a network are neighbours in the grid: a row's halves lie side by side, and
     memory is read in pieces as long as both.
     """
+    S: tl.constexpr = CONST.S
+    D: tl.constexpr = CONST.D
+    T: tl.constexpr = TILE.tokens
+    SHORTER: tl.constexpr = TILE.shorter
+    PREC: tl.constexpr = CONST.products
     m = tl.program_id(0) // 2
     head = tl.program_id(0) % 2
     chunk = tl.program_id(1)
-    _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    _step, L = batch_now(clock, sizes, m)
     if (L > T) | (L <= SHORTER):
         return
-    DT: tl.constexpr = qkv_ptr.dtype.element_ty
+    DT: tl.constexpr = acts.qkv.dtype.element_ty
     HD: tl.constexpr = D // 2
     root: tl.constexpr = 1.0 / HD**0.5
     t = tl.arange(0, T)
@@ -111,99 +117,106 @@ def attention_backward(
     j = head * HD + tl.arange(0, HD)
     real = t < L
     mask = real[:, None]
-    first = m.to(tl.int64) * ROWS
-    for n in range(chunk * S, tl.minimum(chunk * S + S, B)):
+    first = m.to(tl.int64) * sizes.rows
+    for n in range(chunk * S, tl.minimum(chunk * S + S, sizes.batch)):
         begin = first + n * L
         at = (begin + t)[:, None] * (3 * D) + j[None, :]
-        q = tl.load(qkv_ptr + at, mask=mask, other=0.0)
+        q = tl.load(acts.qkv + at, mask=mask, other=0.0)
         out_of = (begin + t)[:, None] * D + j[None, :]
-        da = tl.load(da_ptr + out_of, mask=mask, other=0.0)
-        a = tl.load(a_ptr + out_of, mask=mask, other=0.0)
+        da = tl.load(grads.a + out_of, mask=mask, other=0.0)
+        a = tl.load(acts.a + out_of, mask=mask, other=0.0)
         delta = tl.sum(da.to(tl.float32) * a.to(tl.float32), 1) * root
-        lse = tl.load(stat_ptr + begin * STATS + head * L + t, mask=real, other=0.0)
+        lse = tl.load(acts.stats + begin * STATS + head * L + t, mask=real, other=0.0)
         dq = tl.zeros((T, HD), tl.float32)
         for i in tl.static_range(T // KEYS):
             near = (i * KEYS + u < L)[:, None]
             to = (begin + i * KEYS + u)[:, None] * (3 * D) + j[None, :]
-            k = tl.load(qkv_ptr + to + D, mask=near, other=0.0)
-            v = tl.load(qkv_ptr + to + 2 * D, mask=near, other=0.0)
+            k = tl.load(acts.qkv + to + D, mask=near, other=0.0)
+            v = tl.load(acts.qkv + to + 2 * D, mask=near, other=0.0)
             s = tl.dot(k, tl.trans(q), input_precision=PREC)
             prob = tl.exp2(s * (LOG2E * root) - lse[None, :])
             if (i + 1) * KEYS > SHORTER + 1:
                 prob = tl.where(near, prob, 0.0)
             dv = tl.dot(operand(prob, DT, PREC), da, input_precision=PREC)
-            tl.store(dqkv_ptr + to + 2 * D, operand(dv, DT, PREC), mask=near)
+            tl.store(grads.qkv + to + 2 * D, operand(dv, DT, PREC), mask=near)
             dprob = tl.dot(v, tl.trans(da), input_precision=PREC)
             ds = operand(prob * (dprob * root - delta[None, :]), DT, PREC)
             dk = tl.dot(ds, q, input_precision=PREC)
-            tl.store(dqkv_ptr + to + D, operand(dk, DT, PREC), mask=near)
+            tl.store(grads.qkv + to + D, operand(dk, DT, PREC), mask=near)
             dq = tl.dot(tl.trans(ds), k, dq, input_precision=PREC)
-        tl.store(dqkv_ptr + at, operand(dq, DT, PREC), mask=mask)
+        tl.store(grads.qkv + at, operand(dq, DT, PREC), mask=mask)
 
 
 @triton.jit
 def projections_backward(
-    z_ptr, dqkv_ptr, stat_ptr, dx_ptr, w_ptr, grad_ptr, bits_ptr, step_ptr, steps_ptr,
-    length_ptr, scale_ptr, patch_ptr, B, ROWS, STEPS, NETWORKS, NOTHING,
-    W: tl.constexpr, QKV: tl.constexpr, EW: tl.constexpr, EB: tl.constexpr,
-    SITE: tl.constexpr, SITES: tl.constexpr, S: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
-    P: tl.constexpr, PP: tl.constexpr, SOURCE: tl.constexpr, PREC: tl.constexpr,
+    acts, grads, patch_ptr, w_ptr, dropout, clock, sizes, CONST: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From the gradient of q, k and v to that before dropout of what the block was given.
 
-    That is the output of the block before, whose MLP's last bias is then known too (``EB``), or
-    for images the embedding, whose weights are; words have no weights.
+    That is the output of the block before, whose MLP's last bias is then known too, or for
+    images the embedding, whose weights are; words have no weights.
     """
+    S: tl.constexpr = CONST.S
+    R: tl.constexpr = CONST.R
+    D: tl.constexpr = CONST.D
+    PP: tl.constexpr = CONST.PP
+    PREC: tl.constexpr = CONST.products
+    IMAGES: tl.constexpr = (BLOCK == 0) and (CONST.P > 0)
+    WORDS: tl.constexpr = (BLOCK == 0) and (CONST.P == 0)
+    W_QKV: tl.constexpr = CONST.layout.blocks[BLOCK].W_QKV
     m = tl.program_id(0)
     chunk = tl.program_id(1)
-    _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    _step, L = batch_now(clock, sizes, m)
     if L == 0:
         return
-    DT: tl.constexpr = z_ptr.dtype.element_ty
+    DT: tl.constexpr = acts.z.dtype.element_ty
     d = tl.arange(0, D)
     c = tl.arange(0, 4 * D)
     known = c < 3 * D
-    first = m.to(tl.int64) * ROWS
-    w = w_ptr + m.to(tl.int64) * W
-    into = tl.load(w + QKV + d[None, :] * (3 * D) + c[:, None], mask=known[:, None], other=0.0)
+    first = m.to(tl.int64) * sizes.rows
+    w = w_ptr + m.to(tl.int64) * CONST.layout.size
+    into = tl.load(w + W_QKV + d[None, :] * (3 * D) + c[:, None], mask=known[:, None], other=0.0)
     into = operand(into, DT, PREC)
     g = tl.zeros((4 * D, D), tl.float32)
-    if SOURCE != WORDS:
-        scale = tl.load(scale_ptr + m)
-        bits_ptr += (m.to(tl.int64) * SITES + SITE) * ROWS
+    if not WORDS:
+        scale = tl.load(dropout.scale + m)
+        masks = masks_of(dropout, sizes, m, 2 * BLOCK, CONST)
         gb = tl.zeros((R, D), tl.float32)
-    if SOURCE == IMAGES:
+    if IMAGES:
         p = tl.arange(0, PP)
         ge = tl.zeros((D, PP), tl.float32)
-    stop = tl.minimum(chunk * S + S, B) * L
+    stop = tl.minimum(chunk * S + S, sizes.batch) * L
     for begin in range(chunk * S * L, stop, R):
         row, here, n, t = rows_from(begin, stop, L, R)
         real = here[:, None]
         at = (first + row)[:, None] * D + d[None, :]
-        dqkv = dqkv_ptr + (first + row)[:, None] * (3 * D) + c[None, :]
+        dqkv = grads.qkv + (first + row)[:, None] * (3 * D) + c[None, :]
         dqkv = tl.load(dqkv, mask=real & known[None, :], other=0.0)
-        z = tl.load(z_ptr + at, mask=real, other=0.0)
+        z = tl.load(acts.z + at, mask=real, other=0.0)
         g = tl.dot(tl.trans(dqkv), z, g, input_precision=PREC)
-        if SOURCE != WORDS:
-            rstd = tl.load(stat_ptr + (first + n * L) * STATS + 2 * L + t, mask=here, other=0.0)
-            kept = tl.load(bits_ptr + row, mask=here, other=0)
+        if not WORDS:
+            rstd = tl.load(acts.stats + (first + n * L) * STATS + 2 * L + t, mask=here, other=0.0)
+            kept = tl.load(masks + row, mask=here, other=0)
             dz = tl.dot(dqkv, into, input_precision=PREC)
             dx = layer_norm_backward(dz, z.to(tl.float32), rstd * scale, D)
             dx = dropped(dx, kept, D)
             gb += dx
-        if SOURCE == MEMORY:
-            tl.store(dx_ptr + at, operand(dx, DT, PREC), mask=real)
-        if SOURCE == IMAGES:
+        if BLOCK > 0:
+            tl.store(grads.x + at, operand(dx, DT, PREC), mask=real)
+        if IMAGES:
             patches = patch_ptr + (first + row)[:, None] * PP + p[None, :]
             patches = tl.load(patches, mask=real, other=0.0)
             dx = tl.trans(operand(dx, DT, PREC))
             ge = tl.dot(dx, patches, ge, input_precision=PREC)
-    grad = grad_ptr + (chunk.to(tl.int64) * NETWORKS + m) * W
+    grad = gradient_of(grads, sizes, chunk, m, CONST)
     # Zero that the compiler cannot know: else it holds these addresses through the whole loop.
-    d += NOTHING
-    c += NOTHING
-    tl.store(grad + QKV + d[None, :] * (3 * D) + c[:, None], g, mask=known[:, None])
-    if SOURCE != WORDS:
-        tl.store(grad + EB + d, tl.sum(gb, 0))
-    if SOURCE == IMAGES:
-        tl.store(grad + EW + p[None, :] * D + d[:, None], ge, mask=(p < P)[None, :])
+    d += sizes.zero
+    c += sizes.zero
+    tl.store(grad + W_QKV + d[None, :] * (3 * D) + c[:, None], g, mask=known[:, None])
+    if BLOCK > 0:
+        tl.store(grad + CONST.layout.blocks[BLOCK - 1].b_B + d, tl.sum(gb, 0))
+    if IMAGES:
+        offset: tl.constexpr = CONST.layout.embedding
+        tl.store(grad + offset.b + d, tl.sum(gb, 0))
+        tl.store(grad + offset.W + p[None, :] * D + d[:, None], ge, mask=(p < CONST.P)[None, :])

@@ -9,104 +9,107 @@ from transformer_nfn.zoo.training.backends.kernels.shared import (
     STATS,
     batch_now,
     dropped,
+    gradient_of,
     layer_norm_backward,
+    masks_of,
     operand,
     rows_from,
 )
 
 
 @triton.jit
-def classify(
-    pooled_ptr, dpooled_ptr, order_ptr, label_ptr, w_ptr, grad_ptr, loss_ptr, hit_ptr,
-    step_ptr, steps_ptr, length_ptr, B, SAMPLES, STEPS, NETWORKS, LIMIT,
-    W: tl.constexpr, W1: tl.constexpr, B1: tl.constexpr, W2: tl.constexpr, B2: tl.constexpr,
-    S: tl.constexpr, D: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, TRAIN: tl.constexpr,
-):  # fmt: skip
+def classify(outcome, grads, w_ptr, clock, samples, sizes, limit, CONST: tl.constexpr):
     """Summed loss and hits of a chunk of samples; in training also the gradients of the mean.
 
-    Samples from number ``LIMIT`` of the split on do not count.
+    Samples from number ``limit`` of the split on do not count.
     """
+    S: tl.constexpr = CONST.S
+    D: tl.constexpr = CONST.D
+    C: tl.constexpr = CONST.C
+    offset: tl.constexpr = CONST.layout.classifier
     m = tl.program_id(0)
     chunk = tl.program_id(1)
-    step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    step, L = batch_now(clock, sizes, m)
     if L == 0:
         return
+    B = sizes.batch
     s = chunk * S + tl.arange(0, S)
     d = tl.arange(0, D)
-    c = tl.arange(0, CP)
-    w = w_ptr + m.to(tl.int64) * W
-    there = (s < B) & (step * B + s < LIMIT)
+    c = tl.arange(0, CONST.CC)
+    w = w_ptr + m.to(tl.int64) * CONST.layout.size
+    there = (s < B) & (step * B + s < limit)
     known = (c < C)[None, :]
     at = (m * B + s).to(tl.int64)[:, None] * D + d[None, :]
     at_2 = d[:, None] * C + c[None, :]
-    pooled = tl.load(pooled_ptr + at, mask=there[:, None], other=0.0)
-    w1 = tl.load(w + W1 + d[:, None] * D + d[None, :])
-    w2 = tl.load(w + W2 + at_2, mask=known, other=0.0)
-    pre = tl.dot(pooled, w1, input_precision="ieee") + tl.load(w + B1 + d)[None, :]
+    pooled = tl.load(outcome.pooled + at, mask=there[:, None], other=0.0)
+    w1 = tl.load(w + offset.W_1 + d[:, None] * D + d[None, :])
+    w2 = tl.load(w + offset.W_2 + at_2, mask=known, other=0.0)
+    pre = tl.dot(pooled, w1, input_precision="ieee") + tl.load(w + offset.b_1 + d)[None, :]
     h = tl.maximum(pre, 0.0)
     logit = tl.dot(h, w2, input_precision="ieee")
-    logit += tl.load(w + B2 + c, mask=c < C, other=0.0)[None, :]
+    logit += tl.load(w + offset.b_2 + c, mask=c < C, other=0.0)[None, :]
     logit = tl.where(known, logit, float("-inf"))
-    order = order_ptr + m.to(tl.int64) * SAMPLES + step * B
+    order = clock.order + m.to(tl.int64) * sizes.samples + step * B
     sample = tl.load(order + s, mask=there, other=0)
-    label = tl.load(label_ptr + sample, mask=there, other=0).to(tl.int32)
+    label = tl.load(samples.labels + sample, mask=there, other=0).to(tl.int32)
     top = tl.max(logit, 1)
     e = tl.exp(logit - top[:, None])
     total = tl.sum(e, 1)
     right = c[None, :] == label[:, None]
     loss = top + tl.log(total) - tl.sum(tl.where(right, logit, 0.0), 1)
     hit = there & (tl.argmax(logit, 1) == label)
-    out = chunk * NETWORKS + m
-    tl.store(loss_ptr + out, tl.sum(tl.where(there, loss, 0.0), 0))
-    tl.store(hit_ptr + out, tl.sum(hit.to(tl.float32), 0))
-    if TRAIN:
-        grad = grad_ptr + (chunk.to(tl.int64) * NETWORKS + m) * W
+    out = chunk * sizes.networks + m
+    tl.store(outcome.loss + out, tl.sum(tl.where(there, loss, 0.0), 0))
+    tl.store(outcome.hits + out, tl.sum(hit.to(tl.float32), 0))
+    if CONST.train:
+        grad = gradient_of(grads, sizes, chunk, m, CONST)
         dlogit = (e / total[:, None] - tl.where(right, 1.0, 0.0)) / B
         dlogit = tl.where(there[:, None] & known, dlogit, 0.0)
         g2 = tl.dot(tl.trans(h), dlogit, input_precision="ieee")
-        tl.store(grad + W2 + at_2, g2, mask=known)
-        tl.store(grad + B2 + c, tl.sum(dlogit, 0), mask=c < C)
+        tl.store(grad + offset.W_2 + at_2, g2, mask=known)
+        tl.store(grad + offset.b_2 + c, tl.sum(dlogit, 0), mask=c < C)
         dh = tl.where(pre > 0, tl.dot(dlogit, tl.trans(w2), input_precision="ieee"), 0.0)
         g1 = tl.dot(tl.trans(pooled), dh, input_precision="ieee")
-        tl.store(grad + W1 + d[:, None] * D + d[None, :], g1)
-        tl.store(grad + B1 + d, tl.sum(dh, 0))
+        tl.store(grad + offset.W_1 + d[:, None] * D + d[None, :], g1)
+        tl.store(grad + offset.b_1 + d, tl.sum(dh, 0))
         dpooled = tl.dot(dh, tl.trans(w1), input_precision="ieee") / L
-        tl.store(dpooled_ptr + at, dpooled, mask=there[:, None])
+        tl.store(grads.pooled + at, dpooled, mask=there[:, None])
 
 
 @triton.jit
-def spread(
-    z_ptr, dpooled_ptr, dout_ptr, stat_ptr, grad_ptr, bits_ptr, step_ptr, steps_ptr, length_ptr,
-    scale_ptr, B, ROWS, STEPS, NETWORKS,
-    W: tl.constexpr, BB: tl.constexpr, SITE: tl.constexpr, SITES: tl.constexpr,
-    S: tl.constexpr, R: tl.constexpr, D: tl.constexpr, PREC: tl.constexpr,
-):  # fmt: skip
+def spread(acts, next_acts, grads, dropout, clock, sizes, CONST: tl.constexpr):
     """From the gradient of the mean token to that of the last MLP's output, and of its bias.
 
-    Between them lie the last LayerNorm, which gave ``z``, and dropout.
+    Between them lie the last LayerNorm, which gave ``next_acts.z``, and dropout.
     """
+    S: tl.constexpr = CONST.S
+    R: tl.constexpr = CONST.R
+    D: tl.constexpr = CONST.D
+    PREC: tl.constexpr = CONST.products
+    LAST: tl.constexpr = len(CONST.layout.blocks) - 1
     m = tl.program_id(0)
     chunk = tl.program_id(1)
-    _step, L = batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS)
+    _step, L = batch_now(clock, sizes, m)
     if L == 0:
         return
-    DT: tl.constexpr = z_ptr.dtype.element_ty
+    DT: tl.constexpr = next_acts.z.dtype.element_ty
     d = tl.arange(0, D)
-    first = m.to(tl.int64) * ROWS
-    scale = tl.load(scale_ptr + m)
-    bits_ptr += (m.to(tl.int64) * SITES + SITE) * ROWS
+    first = m.to(tl.int64) * sizes.rows
+    scale = tl.load(dropout.scale + m)
+    masks = masks_of(dropout, sizes, m, 2 * LAST + 2, CONST)
     gb = tl.zeros((R, D), tl.float32)
-    stop = tl.minimum(chunk * S + S, B) * L
+    stop = tl.minimum(chunk * S + S, sizes.batch) * L
     for begin in range(chunk * S * L, stop, R):
         row, here, n, t = rows_from(begin, stop, L, R)
         real = here[:, None]
         at = (first + row)[:, None] * D + d[None, :]
-        z = tl.load(z_ptr + at, mask=real, other=0.0).to(tl.float32)
-        rstd = tl.load(stat_ptr + (first + n * L) * STATS + 4 * L + t, mask=here, other=0.0)
-        kept = tl.load(bits_ptr + row, mask=here, other=0)
-        mean = (m * B + n).to(tl.int64)[:, None] * D + d[None, :]
-        dmean = tl.load(dpooled_ptr + mean, mask=real, other=0.0)
+        z = tl.load(next_acts.z + at, mask=real, other=0.0).to(tl.float32)
+        rstd = tl.load(acts.stats + (first + n * L) * STATS + 4 * L + t, mask=here, other=0.0)
+        kept = tl.load(masks + row, mask=here, other=0)
+        mean = (m * sizes.batch + n).to(tl.int64)[:, None] * D + d[None, :]
+        dmean = tl.load(grads.pooled + mean, mask=real, other=0.0)
         dout = dropped(layer_norm_backward(dmean, z, rstd * scale, D), kept, D)
         gb += dout
-        tl.store(dout_ptr + at, operand(dout, DT, PREC), mask=real)
-    tl.store(grad_ptr + (chunk.to(tl.int64) * NETWORKS + m) * W + BB + d, tl.sum(gb, 0))
+        tl.store(grads.x + at, operand(dout, DT, PREC), mask=real)
+    grad = gradient_of(grads, sizes, chunk, m, CONST)
+    tl.store(grad + CONST.layout.blocks[LAST].b_B + d, tl.sum(gb, 0))

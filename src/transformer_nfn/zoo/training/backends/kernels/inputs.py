@@ -1,4 +1,4 @@
-"""A block's input: read from memory, or for the first block made from the stored samples."""
+"""The rows a network begins with: patches of stored images, vectors of stored words."""
 
 from __future__ import annotations
 
@@ -7,40 +7,34 @@ import triton.language as tl
 
 from transformer_nfn.zoo.training.backends.kernels.shared import hash_word
 
-# Where a block's input comes from.
-MEMORY = tl.constexpr(0)
-IMAGES = tl.constexpr(1)
-WORDS = tl.constexpr(2)
-
 
 @triton.jit
-def row_patches(
-    image_ptr, order_ptr, pattern_ptr, n, t, here, crop_ptr, WIDE, white, P: tl.constexpr,
-    PP: tl.constexpr, PADDING: tl.constexpr, CROP: tl.constexpr,
-):  # fmt: skip
-    """Patches ``t`` of images ``n``, moved by their random crop, white as 1 and black as −1."""
-    p = tl.arange(0, PP)
+def row_patches(samples, order_ptr, crop_ptr, n, t, here, CONST: tl.constexpr):
+    """Patches ``t`` of images ``n``, in training cropped at random; white is 1, black −1."""
+    P: tl.constexpr = CONST.P
+    wide = samples.wide
+    p = tl.arange(0, CONST.PP)
     inside = here[:, None] & (p < P)[None, :]
-    start = tl.load(order_ptr + n, mask=here, other=0).to(tl.int64) * (WIDE * WIDE)
-    if CROP:
+    start = tl.load(order_ptr + n, mask=here, other=0).to(tl.int64) * (wide * wide)
+    if CONST.train:
         word = hash_word(n, tl.load(crop_ptr), tl.load(crop_ptr + 1))
-        shifts: tl.constexpr = 2 * PADDING + 1
-        start += (((word & 0xFFFF) * shifts) >> 16).to(tl.int64) * WIDE
+        shifts: tl.constexpr = 2 * CONST.padding + 1
+        start += (((word & 0xFFFF) * shifts) >> 16).to(tl.int64) * wide
         start += (((word >> 16) * shifts) >> 16).to(tl.int64)
     else:
-        start += PADDING * (WIDE + 1)
+        start += CONST.padding * (wide + 1)
     # A pixel lies where its patch begins, plus where it is within any patch.
-    start += tl.load(pattern_ptr + t * P, mask=here, other=0)
-    within = tl.load(pattern_ptr + p, mask=p < P, other=0)
-    pixels = tl.load(image_ptr + start[:, None] + within[None, :], mask=inside, other=0)
-    return tl.where(inside, pixels.to(tl.float32) * (2.0 / white) - 1.0, 0.0)
+    start += tl.load(samples.table + t * P, mask=here, other=0)
+    within = tl.load(samples.table + p, mask=p < P, other=0)
+    pixels = tl.load(samples.stored + start[:, None] + within[None, :], mask=inside, other=0)
+    return tl.where(inside, pixels.to(tl.float32) * (2.0 / samples.white) - 1.0, 0.0)
 
 
 @triton.jit
-def row_words(token_ptr, order_ptr, vector_ptr, n, t, here, LONGEST, D: tl.constexpr):
+def row_words(samples, order_ptr, n, t, here, D: tl.constexpr):
     """The frozen vectors of words ``t`` of texts ``n``; past a text's end those of no word."""
     sample = tl.load(order_ptr + n, mask=here, other=0).to(tl.int64)
-    there = here & (t < LONGEST)
-    token = tl.load(token_ptr + sample * LONGEST + t, mask=there, other=0).to(tl.int64)
+    there = here & (t < samples.wide)
+    token = tl.load(samples.stored + sample * samples.wide + t, mask=there, other=0).to(tl.int64)
     at = token[:, None] * D + tl.arange(0, D)[None, :]
-    return tl.load(vector_ptr + at, mask=here[:, None], other=0.0)
+    return tl.load(samples.table + at, mask=here[:, None], other=0.0)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.network import sites
+from transformer_nfn.zoo.training.backends.kernels.arguments import (
+    Activations,
+    Clock,
+    Constants,
+    Dropout,
+    Gradients,
+    Outcome,
+    Progress,
+    Samples,
+    Sizes,
+    layout,
+)
 from transformer_nfn.zoo.training.backends.kernels.block_backward import (
     attention_backward,
     projections_backward,
@@ -19,7 +28,6 @@ from transformer_nfn.zoo.training.backends.kernels.block_backward import (
 from transformer_nfn.zoo.training.backends.kernels.block_forward import block_forward, embed
 from transformer_nfn.zoo.training.backends.kernels.dropout import dropout_bits
 from transformer_nfn.zoo.training.backends.kernels.head import classify, spread
-from transformer_nfn.zoo.training.backends.kernels.inputs import IMAGES, MEMORY, WORDS
 from transformer_nfn.zoo.training.backends.kernels.optimiser import update
 from transformer_nfn.zoo.training.backends.kernels.shared import STATS
 from transformer_nfn.zoo.training.backends.kernels.tuning import (
@@ -41,38 +49,6 @@ from transformer_nfn.zoo.training.backends.kernels.tuning import (
 from transformer_nfn.zoo.training.tasks.images import ImageTask
 from transformer_nfn.zoo.training.tasks.task import Split, Task
 from transformer_nfn.zoo.training.tasks.text import TextTask
-
-
-def offsets(arch: Architecture) -> dict[str, int]:
-    """Where each tensor of `Architecture.layout` begins in a flat row."""
-    out, at = {}, 0
-    for name, shape in arch.layout.items():
-        out[name] = at
-        at += math.prod(shape)
-    return out
-
-
-@dataclass(frozen=True)
-class Clock:
-    """What says which batch is next, on the device, so that a captured pass can be repeated.
-
-    Attributes:
-        step: ``int32 [1]``, the batch now.
-        steps: ``int32 [networks]``, how many each network has in this epoch.
-        order: ``int32 [networks, samples]``, which sample is where (a row for all if one).
-        lengths: ``int32 [networks, steps]``, tokens a sample in each batch.
-        crop: ``int32 [networks, steps, 2]``.
-        drop: ``int32 [networks, steps, sites, 2]``.
-        coef: ``float32 [networks, steps, 7]``.
-    """
-
-    step: Tensor
-    steps: Tensor
-    order: Tensor
-    lengths: Tensor
-    crop: Tensor
-    drop: Tensor
-    coef: Tensor
 
 
 class Pass:
@@ -98,189 +74,129 @@ class Pass:
         longest: int,
         train: bool,
     ) -> None:
-        self.task, self.arch = task, task.arch
-        self.networks, self.batch, self.longest = networks, batch, longest
-        self.products, self.train = products, train
-        self.wide = dtype == torch.float32
+        arch, D = task.arch, task.arch.d_model
+        self.task, self.arch = task, arch
+        self.networks, self.batch, self.rows = networks, batch, batch * longest
+        self.chunks = -(-batch // CHUNK)
         self.tiles = tiles(longest, isinstance(task, ImageTask))
         self.device = next(iter(task.labels.values())).device  # type: ignore[attr-defined]
-        self.chunks = -(-batch // CHUNK)
-        self.at = offsets(task.arch)
-        self.positions = task.arch.positions(self.device)
-        self.rows = batch * longest
-        D = task.arch.d_model
-        shape = (networks, self.rows, D)
+        self.positions = arch.positions(self.device)
+        self.constants = Constants(
+            layout(arch), D=D, FF=arch.d_ff, C=arch.classes, CC=padded(arch.classes),
+            P=arch.patch, PP=padded(arch.patch), sites=sites(arch), S=CHUNK, R=ROW_TILE,
+            padding=task.padding if isinstance(task, ImageTask) else 0,
+            train=train, products=products,
+        )  # fmt: skip
+        wide = dtype == torch.float32
+        self.attention_options = WIDE_ATTENTION if wide else ATTENTION
+        self.forward_options = WIDE_FORWARD if wide else FORWARD
+        if products == "tf32x3":
+            self.forward_options = SPLIT_FORWARD
 
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(*size, dtype=dtype, device=self.device)
 
-        count, nothing, none = task.arch.blocks, empty(1, dtype=dtype), empty(1)
-        self.pooled = empty(networks, batch, D)
-        self.loss = empty(self.chunks, networks).zero_()
-        self.hits = empty(self.chunks, networks).zero_()
-        self.a = self.y = [nothing] * count
-        self.z = [nothing] * (count + 1)
-        self.stats, self.patches = [none] * count, nothing
-        wide = (networks, self.rows, 3 * D)
-        self.qkv = [empty(*wide, dtype=dtype) for _ in range(count)]
-        if train:
-            self.a, self.y = ([empty(*shape, dtype=dtype) for _ in range(count)] for _ in range(2))
-            # What LayerNorm gives before each block and after the last.
-            self.z = [empty(*shape, dtype=dtype) for _ in range(count + 1)]
-            self.stats = [empty(networks, self.rows, STATS.value) for _ in range(count)]
-            self.da, self.dx = (empty(*shape, dtype=dtype) for _ in range(2))
-            self.dqkv = empty(*wide, dtype=dtype)
-            if task.arch.patch:
-                wide = (networks, self.rows, padded(task.arch.patch))
-                self.patches = empty(*wide, dtype=dtype)
-            self.dpooled = empty(networks, batch, D)
-            self.grad = empty(self.chunks, networks, task.arch.num_weights)
-            words = (networks, sites(task.arch), self.rows)
-            self.bits, self.next_bits = (empty(*words, dtype=torch.int32) for _ in range(2))
-        else:
-            self.dpooled = self.grad = none
-            self.bits = self.next_bits = empty(1, dtype=torch.int32)
+        def rows(width: int, *, kept: bool = True) -> Tensor:
+            size = (networks, self.rows, width) if kept else (1,)
+            return empty(*size, dtype=dtype)
 
-    def _samples(self, split: Split) -> tuple[list[Tensor], list[Any], dict[str, Any]]:
-        """What the first block needs to make its input: tensors, numbers, constants."""
-        task, arch = self.task, self.arch
+        def block(*, last: bool) -> Activations:
+            """Room for a block, or for what is left after the ``last`` one."""
+            inside = train and not last
+            stats = empty(networks, self.rows, STATS.value) if inside else empty(1)
+            return Activations(
+                z=rows(D, kept=train), qkv=rows(3 * D, kept=not last), a=rows(D, kept=inside),
+                y=rows(D, kept=inside), stats=stats,
+            )  # fmt: skip
+
+        self.activations = [block(last=i == arch.blocks) for i in range(arch.blocks + 1)]
+        self.patches = rows(padded(arch.patch), kept=train and arch.patch > 0)
+        self.outcome = Outcome(
+            empty(networks, batch, D),
+            empty(self.chunks, networks).zero_(),
+            empty(self.chunks, networks).zero_(),
+        )
+        self.gradients = Gradients(
+            pooled=empty(networks, batch, D) if train else empty(1),
+            x=rows(D, kept=train), a=rows(D, kept=train), qkv=rows(3 * D, kept=train),
+            weights=empty(self.chunks, networks, arch.num_weights) if train else empty(1),
+        )  # fmt: skip
+        words = (networks, sites(arch), self.rows) if train else (1,)
+        self.bits, self.next_bits = (empty(*words, dtype=torch.int32) for _ in range(2))
+
+    def _samples(self, split: Split) -> Samples:
+        """What the samples of a split are made from."""
+        task = self.task
         if isinstance(task, ImageTask):
-            images = task.images[split]
-            return (
-                [images, task.pattern, self.positions],
-                [images.shape[2], float(task.white)],
-                {
-                    "EW": self.at["embedding.W"],
-                    "EB": self.at["embedding.b"],
-                    "P": arch.patch,
-                    "PP": padded(arch.patch),
-                    "PADDING": task.padding,
-                    "SOURCE": IMAGES.value,
-                },
-            )
-        assert isinstance(task, TextTask)
-        tokens = task.tokens[split]
-        constants = {"EW": 0, "EB": 0, "P": 0, "PP": 16, "PADDING": 0, "SOURCE": WORDS.value}
-        return [tokens, task.vectors, self.positions], [tokens.shape[1], 1.0], constants
+            stored, table, white = task.images[split], task.pattern, float(task.white)
+        else:
+            assert isinstance(task, TextTask)
+            stored, table, white = task.tokens[split], task.vectors, 1.0
+        return Samples(
+            stored, table, self.positions, task.labels[split], wide=stored.shape[-1], white=white
+        )
 
-    def _block(self, i: int) -> dict[str, Any]:
-        """Where the weights of a block lie."""
-        names = {"OUT": "W_O", "A": "W_A", "BA": "b_A", "BW": "W_B", "BB": "b_B"}
-        return {short: self.at[f"blocks.{i}.{name}"] for short, name in names.items()}
+    def _sizes(self, clock: Clock) -> Sizes:
+        shared = clock.order.shape[0] == 1
+        return Sizes(
+            self.batch, self.rows, self.networks, steps=clock.lengths.shape[1],
+            samples=0 if shared else clock.order.shape[1], tokens=self.arch.tokens,
+        )  # fmt: skip
 
     def forward(
         self, weights: Tensor, clock: Clock, split: Split, scale: Tensor, limit: int = 2**30
     ) -> None:
         """Embeds, runs the blocks, and leaves each chunk's loss and hits."""
-        arch, at = self.arch, self.at
         grid = (self.networks, self.chunks)
-        common = {"W": arch.num_weights, "S": CHUNK, "D": arch.d_model}
-        steps = clock.lengths.shape[1]
-        (samples, pattern, positions), sizes, source = self._samples(split)
+        const, sizes, samples = self.constants, self._sizes(clock), self._samples(split)
+        dropout = Dropout(self.bits, scale)
         embed[grid](
-            self.z[0], self.qkv[0], self.stats[0], self.patches, weights, self.bits, clock.step,
-            clock.steps, clock.lengths, scale, clock.order, samples, pattern, pattern,
-            positions, clock.crop, self.batch, self.rows, steps, _stride(clock.order), *sizes,
-            QKV=at["blocks.0.W_QKV"], SITES=sites(arch), R=ROW_TILE, TRAIN=self.train,
-            PREC=self.products, **source, **EMBED, **common,
+            self.activations[0], self.patches, weights, dropout, clock, samples, sizes, const,
+            **EMBED,
         )  # fmt: skip
-        options = WIDE_FORWARD if self.wide else FORWARD
-        if self.products == "tf32x3":
-            options = SPLIT_FORWARD
-        for i in range(arch.blocks):
-            following = min(i + 1, arch.blocks - 1)
-            for height, shorter in self.tiles:
+        for i, (acts, next_acts) in enumerate(pairwise(self.activations)):
+            for tile in self.tiles:
                 block_forward[grid](
-                    self.qkv[i], self.a[i], self.y[i], self.stats[i], self.qkv[following],
-                    self.stats[following], self.z[i + 1], self.pooled, weights, self.bits,
-                    clock.step, clock.steps, clock.lengths, scale, self.batch, self.rows, steps,
-                    NEXT=at[f"blocks.{following}.W_QKV"], SITE=1 + 2 * i, SITES=sites(arch),
-                    T=height, SHORTER=shorter, FF=arch.d_ff, LAST=i + 1 == arch.blocks,
-                    TRAIN=self.train, PREC=self.products, **self._block(i),
-                    **options[height], **common,
+                    acts, next_acts, self.outcome.pooled, weights, dropout, clock, sizes, const,
+                    BLOCK=i, TILE=tile, **self.forward_options[tile.tokens],
                 )  # fmt: skip
-        labels = self.task.labels[split]  # type: ignore[attr-defined]
         classify[grid](
-            self.pooled, self.dpooled, clock.order, labels, weights, self.grad, self.loss,
-            self.hits, clock.step, clock.steps, clock.lengths, self.batch,
-            _stride(clock.order), steps, self.networks, limit, W1=at["classifier.W_1"],
-            B1=at["classifier.b_1"], W2=at["classifier.W_2"], B2=at["classifier.b_2"],
-            C=arch.classes, CP=padded(arch.classes),
-            TRAIN=self.train, num_warps=2, **common,
+            self.outcome, self.gradients, weights, clock, samples, sizes, limit, const,
+            num_warps=2,
         )  # fmt: skip
 
     def draw(self, clock: Clock, threshold: Tensor, *, ahead: bool = False) -> None:
         """Draws dropout's masks of the step, or those of the next into `next_bits`."""
-        tile = 256
+        bits, tile = self.next_bits if ahead else self.bits, 256
         grid = (self.networks, sites(self.arch), -(-self.rows // tile))
         dropout_bits[grid](
-            self.next_bits if ahead else self.bits, clock.step, clock.steps, clock.lengths,
-            clock.drop, threshold, self.batch, self.rows, self.arch.tokens,
-            clock.lengths.shape[1], AHEAD=int(ahead), SITES=sites(self.arch),
-            D=self.arch.d_model, N=tile, num_warps=4,
+            bits, threshold, clock, self._sizes(clock), self.constants, AHEAD=int(ahead), N=tile,
+            num_warps=4,
         )  # fmt: skip
 
-    def backward(self, weights: Tensor, clock: Clock, split: Split, scale: Tensor) -> None:
-        """From the gradient of the mean token that `forward` left to ``grad``, a row a chunk."""
-        arch = self.arch
+    def backward(self, weights: Tensor, clock: Clock, scale: Tensor) -> None:
+        """From the gradient of the mean token that `forward` left to that of the weights."""
         grid = (self.networks, self.chunks)
-        steps = clock.lengths.shape[1]
-        _, _, source = self._samples(split)
-        common = {"W": arch.num_weights, "SITES": sites(arch), "S": CHUNK, "D": arch.d_model}
-        spread[grid](
-            self.z[-1], self.dpooled, self.dx, self.stats[-1], self.grad, self.bits, clock.step,
-            clock.steps, clock.lengths, scale, self.batch, self.rows, steps, self.networks,
-            BB=self.at[f"blocks.{arch.blocks - 1}.b_B"], SITE=2 * arch.blocks, R=ROW_TILE,
-            PREC=self.products, **SPREAD, **common,
-        )  # fmt: skip
-        attention = WIDE_ATTENTION if self.wide else ATTENTION
-        for i in reversed(range(arch.blocks)):
-            where = self._block(i)
-            rows_backward[grid](
-                self.a[i], self.y[i], self.dx, self.da, self.stats[i], weights, self.grad,
-                self.bits, clock.step, clock.steps, clock.lengths, scale, self.batch, self.rows,
-                steps, self.networks, 0, SITE=1 + 2 * i, R=ROW_TILE, FF=arch.d_ff,
-                PREC=self.products, **{k: where[k] for k in ("OUT", "A", "BA", "BW")}, **ROW,
-                **common,
-            )  # fmt: skip
-            for height, shorter in self.tiles:
+        const, sizes, grads = self.constants, self._sizes(clock), self.gradients
+        dropout = Dropout(self.bits, scale)
+        spread[grid](*self.activations[-2:], grads, dropout, clock, sizes, const, **SPREAD)
+        for i in reversed(range(self.arch.blocks)):
+            acts = self.activations[i]
+            rows_backward[grid](acts, grads, weights, dropout, clock, sizes, const, BLOCK=i, **ROW)
+            for tile in self.tiles:
                 attention_backward[(2 * self.networks, self.chunks)](
-                    self.qkv[i], self.a[i], self.da, self.stats[i], self.dqkv, clock.step,
-                    clock.steps, clock.lengths, self.batch, self.rows, steps, S=CHUNK,
-                    T=height, SHORTER=shorter, D=arch.d_model, PREC=self.products,
-                    **attention[height],
+                    acts, grads, clock, sizes, const, TILE=tile,
+                    **self.attention_options[tile.tokens],
                 )  # fmt: skip
-            given = source
-            if i > 0:
-                last_bias = self.at[f"blocks.{i - 1}.b_B"]
-                given = source | {"SOURCE": MEMORY.value, "EB": last_bias}
             projections_backward[grid](
-                self.z[i], self.dqkv, self.stats[i], self.dx, weights, self.grad, self.bits,
-                clock.step, clock.steps, clock.lengths, scale, self.patches, self.batch,
-                self.rows, steps, self.networks, 0, QKV=self.at[f"blocks.{i}.W_QKV"],
-                SITE=2 * i, R=ROW_TILE, PREC=self.products,
-                **{k: given[k] for k in ("EW", "EB", "P", "PP", "SOURCE")}, **PROJECTIONS,
-                **common,
+                acts, grads, self.patches, weights, dropout, clock, sizes, const, BLOCK=i,
+                **PROJECTIONS,
             )  # fmt: skip
 
-    def update(
-        self,
-        weights: Tensor,
-        first: Tensor,
-        second: Tensor,
-        clock: Clock,
-        total: Tensor,
-        right: Tensor,
-    ) -> None:
-        """Moves weights and moments by ``grad``; adds the step's loss and hits to the epoch's."""
+    def update(self, weights: Tensor, progress: Progress, clock: Clock) -> None:
+        """Moves weights and moments by the gradient; adds the step's loss and hits."""
         count = self.arch.num_weights
         update[(self.networks, -(-count // UPDATE_TILE))](
-            weights, self.grad, first, second, clock.coef, self.loss, self.hits, total, right,
-            clock.step, clock.steps, self.batch, clock.lengths.shape[1], self.networks,
-            CHUNKS=self.chunks, W=count, N=UPDATE_TILE,
+            weights, progress, self.gradients, self.outcome, clock, self._sizes(clock),
+            self.constants, CHUNKS=self.chunks, N=UPDATE_TILE,
         )  # fmt: skip
-
-
-def _stride(order: Tensor) -> int:
-    """From one network's row to the next; nothing where all share one."""
-    return 0 if order.shape[0] == 1 else order.shape[1]

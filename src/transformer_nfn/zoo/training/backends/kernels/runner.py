@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from transformer_nfn.zoo.training.backends.kernels.launch import Clock, Pass
+from transformer_nfn.zoo.training.backends.kernels.arguments import Clock, Progress
+from transformer_nfn.zoo.training.backends.kernels.launch import Pass
 from transformer_nfn.zoo.training.epochs import Epoch
 from transformer_nfn.zoo.training.tasks import Split, Task
 from transformer_nfn.zoo.training.tasks.text import TextTask
@@ -32,10 +32,12 @@ class FusedRunner:
     ) -> None:
         self.task, self.batch = task, batch
         self.weights = weights.contiguous()
-        self.first = torch.zeros_like(self.weights)
-        self.second = torch.zeros_like(self.weights)
-        self.total = torch.zeros(len(weights), device=weights.device)
-        self.hits = torch.zeros_like(self.total)
+        self.progress = Progress(
+            torch.zeros_like(self.weights),
+            torch.zeros_like(self.weights),
+            torch.zeros(len(weights), device=weights.device),
+            torch.zeros(len(weights), device=weights.device),
+        )
         self.threshold = threshold.contiguous()
         self.scale = 65536 / (65536 - threshold.to(torch.float32))
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -49,8 +51,8 @@ class FusedRunner:
         """Trains one epoch; of each network the sum of its steps' mean losses, and its hits."""
         self._set(self._clock(epoch))
         assert self.clock is not None
-        self.total.zero_()
-        self.hits.zero_()
+        self.progress.loss.zero_()
+        self.progress.hits.zero_()
         steps = int(epoch.steps.max())
         if self.weights.is_cuda:
             self._capture()
@@ -62,7 +64,7 @@ class FusedRunner:
                 self.graph.replay()
             else:
                 self._two_steps()
-        return self.total.clone(), self.hits.clone()
+        return self.progress.loss.clone(), self.progress.hits.clone()
 
     def _clock(self, epoch: Epoch) -> Clock:
         device, steps = self.weights.device, int(epoch.steps.max())
@@ -91,8 +93,8 @@ class FusedRunner:
         if self.clock is None or self.clock.order.shape != clock.order.shape:
             self.clock, self.graph = clock, None
             return
-        for part in fields(Clock):
-            getattr(self.clock, part.name).copy_(getattr(clock, part.name))
+        for captured, new in zip(self.clock, clock, strict=True):
+            captured.copy_(new)
 
     def _longest(self, split: Split) -> int:
         if isinstance(self.task, TextTask):
@@ -127,8 +129,8 @@ class FusedRunner:
             with self._beside():
                 one.draw(clock, self.threshold, ahead=True)
             one.forward(self.weights, clock, "train", self.scale)
-            one.backward(self.weights, clock, "train", self.scale)
-            one.update(self.weights, self.first, self.second, clock, self.total, self.hits)
+            one.backward(self.weights, clock, self.scale)
+            one.update(self.weights, self.progress, clock)
             if self.side is not None:
                 torch.cuda.current_stream().wait_stream(self.side)
             one.bits, one.next_bits = one.next_bits, one.bits
@@ -168,8 +170,8 @@ class FusedRunner:
             nothing,
         )
         for step in range(steps):
-            clock = replace(clock, step=torch.full_like(clock.step, step))
+            clock = clock._replace(step=torch.full_like(clock.step, step))
             one.forward(weights, clock, split, self.scale, limit=n)
-            loss += one.loss.sum(0)
-            hits += one.hits.sum(0)
+            loss += one.outcome.loss.sum(0)
+            hits += one.outcome.hits.sum(0)
         return loss, hits

@@ -12,14 +12,26 @@ STATS = tl.constexpr(5)
 
 
 @triton.jit
-def batch_now(step_ptr, steps_ptr, length_ptr, m, STEPS, ahead=0):
+def batch_now(clock, sizes, m, ahead=0):
     """The step, and how many tokens a sample of network ``m`` has in it: 0 if its epoch is over.
 
     With ``ahead`` of a later step.
     """
-    step = tl.load(step_ptr) + ahead
-    on = step < tl.load(steps_ptr + m)
-    return step, tl.load(length_ptr + m * STEPS + step, mask=on, other=0)
+    step = tl.load(clock.step) + ahead
+    on = step < tl.load(clock.steps + m)
+    return step, tl.load(clock.lengths + m * sizes.steps + step, mask=on, other=0)
+
+
+@triton.jit
+def masks_of(dropout, sizes, m, SITE: tl.constexpr, CONST: tl.constexpr):
+    """Where the words of mask of network ``m`` begin at one of dropout's places."""
+    return dropout.bits + (m.to(tl.int64) * CONST.sites + SITE) * sizes.rows
+
+
+@triton.jit
+def gradient_of(grads, sizes, chunk, m, CONST: tl.constexpr):
+    """Where a chunk's gradient of the weights of network ``m`` begins."""
+    return grads.weights + (chunk.to(tl.int64) * sizes.networks + m) * CONST.layout.size
 
 
 @triton.jit

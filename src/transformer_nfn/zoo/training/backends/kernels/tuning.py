@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 # Samples a program takes; one program's weight gradients are added up on the chip.
 CHUNK = 32
 ROW_TILE = 64
@@ -43,17 +45,24 @@ EMBED: Options = {"num_warps": 4, "num_stages": 3}
 SPREAD: Options = {"num_warps": 2, "num_stages": 3}
 
 
+class Tile(NamedTuple):
+    """For samples of at most ``tokens`` tokens; another takes those of ``shorter`` or fewer."""
+
+    tokens: int
+    shorter: int
+
+
 def padded(count: int) -> int:
     """The least power of two that holds ``count`` and suits the tensor cores."""
     return max(16, 1 << (count - 1).bit_length())
 
 
-def tiles(longest: int, alike: bool) -> list[tuple[int, int]]:
-    """Tile heights that serve samples of up to ``longest`` tokens, each with what is too short.
+def tiles(longest: int, alike: bool) -> list[Tile]:
+    """Tiles that together serve samples of up to ``longest`` tokens.
 
     Samples that are all ``alike`` have ``longest`` tokens each.
     """
     if alike or longest <= 64:
-        return [(padded(longest), longest - 1 if alike else 0)]
+        return [Tile(padded(longest), longest - 1 if alike else 0)]
     heights = [64 << i for i in range((longest - 1).bit_length() - 5)]
-    return list(zip(heights, [0, *heights], strict=False))
+    return list(map(Tile, heights, [0, *heights]))
