@@ -27,7 +27,7 @@ from transformer_nfn.experiments.records import (
     RunRecord,
     read_predictions,
 )
-from transformer_nfn.named_assets import (
+from transformer_nfn.files.assets import (
     CHECKOUT,
     FORMAT,
     INDEX_FILE,
@@ -37,7 +37,7 @@ from transformer_nfn.named_assets import (
     describe_files,
     read_index,
 )
-from transformer_nfn.whole_files import write_text
+from transformer_nfn.files.whole import write_text
 from transformer_nfn.zoo import Zoo, load_task
 from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.store.files import Checksums

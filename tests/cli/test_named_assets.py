@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from transformer_nfn import named_assets
 from transformer_nfn.cli.app import app
 from transformer_nfn.experiments.dataset import load_parts
 from transformer_nfn.experiments.records import read_predictions
 from transformer_nfn.experiments.runs import describe_zoo, train_run
-from transformer_nfn.named_assets import AssetError, known_assets, resolve
+from transformer_nfn.files import assets as named_assets
+from transformer_nfn.files.assets import AssetError, known_assets, resolve
 from transformer_nfn.zoo import Settings, Zoo, build
 from transformer_nfn.zoo.verify import verify
 

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from transformer_nfn import spaces
-from transformer_nfn.checkpoints import load_network, save_network
 from transformer_nfn.cli import main
 from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.files.network import load_network, save_network
 
 SPACE = "attention_block:8,2,3,4,10"
 

@@ -13,7 +13,7 @@ from transformer_nfn.cli.app import app
 from transformer_nfn.experiments.protocol import Protocol
 from transformer_nfn.experiments.records import RunError, RunRecord, read_predictions
 from transformer_nfn.experiments.tables import reproduce, table_cells, zoo_cells
-from transformer_nfn.named_assets import resolve
+from transformer_nfn.files.assets import resolve
 from transformer_nfn.zoo import Zoo
 
 MODELS = ["statnn", "lightgbm"]

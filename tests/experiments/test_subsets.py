@@ -7,7 +7,7 @@ import pytest
 
 from transformer_nfn.experiments.dataset import load_parts, nested_subset
 from transformer_nfn.experiments.records import RunError
-from transformer_nfn.named_assets import resolve
+from transformer_nfn.files.assets import resolve
 from transformer_nfn.zoo import Zoo
 
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from transformer_nfn import spaces, symmetry
-from transformer_nfn.checkpoints import load_network, save_network
 from transformer_nfn.cli.disguises import disguises_command
 from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.files.network import load_network, save_network
 from transformer_nfn.spaces import WeightSpace
 
 SpaceOption = Annotated[

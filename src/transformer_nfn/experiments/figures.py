@@ -13,8 +13,8 @@ from transformer_nfn.experiments.paper_numbers import LEARNING_CURVE, model_name
 from transformer_nfn.experiments.records import RUN_FILE, RunError, RunRecord
 from transformer_nfn.experiments.report.gather import Run, ZooStudy, gather, model_order
 from transformer_nfn.experiments.table_text import lay_out
+from transformer_nfn.files.whole import whole_file
 from transformer_nfn.seed_kinds import seeds_text
-from transformer_nfn.whole_files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

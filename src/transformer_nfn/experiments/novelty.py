@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transformer_nfn.experiments.dataset import Dataset
 from transformer_nfn.experiments.records import RunError
-from transformer_nfn.whole_files import whole_file
+from transformer_nfn.files.whole import whole_file
 
 SEEN_FILE = "seen.safetensors"
 MAX_KEPT = 4096

@@ -17,8 +17,8 @@ from transformer_nfn.experiments.dataset import Dataset
 from transformer_nfn.experiments.novelty import Seen
 from transformer_nfn.experiments.predictors import Predictor
 from transformer_nfn.experiments.records import RunError, RunRecord
+from transformer_nfn.files.assets import resolve
 from transformer_nfn.models import Network
-from transformer_nfn.named_assets import resolve
 from transformer_nfn.zoo import Architecture, NetworkBatch, Zoo
 from transformer_nfn.zoo.module import from_state_dict
 

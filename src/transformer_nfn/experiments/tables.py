@@ -22,7 +22,7 @@ from transformer_nfn.experiments.protocol import Protocol
 from transformer_nfn.experiments.ray_cells import fill_cells_on_ray
 from transformer_nfn.experiments.records import RunError, RunRecord
 from transformer_nfn.experiments.table_text import markdown_table, table_columns
-from transformer_nfn.whole_files import whole_file, write_text
+from transformer_nfn.files.whole import whole_file, write_text
 
 THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp")

@@ -21,7 +21,7 @@ from transformer_nfn.experiments.graph_step import GraphSteps
 from transformer_nfn.experiments.metrics import kendall_tau
 from transformer_nfn.experiments.protocol import Protocol
 from transformer_nfn.experiments.records import LOG_FILE, RunError
-from transformer_nfn.whole_files import whole_file, write_text
+from transformer_nfn.files.whole import whole_file, write_text
 
 STATE_FILE = "training.safetensors"
 SAVE_SECONDS = 20.0

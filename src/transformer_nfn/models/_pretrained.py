@@ -16,8 +16,8 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.files.whole import whole_file, write_text
 from transformer_nfn.spaces import WeightSpace
-from transformer_nfn.whole_files import whole_file, write_text
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 

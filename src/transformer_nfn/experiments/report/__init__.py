@@ -7,7 +7,7 @@ from pathlib import Path
 from transformer_nfn.experiments.records import RunError
 from transformer_nfn.experiments.report.gather import gather
 from transformer_nfn.experiments.report.page import page
-from transformer_nfn.whole_files import write_text
+from transformer_nfn.files.whole import write_text
 
 __all__ = ["write_report"]
 

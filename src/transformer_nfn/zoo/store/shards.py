@@ -14,9 +14,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from transformer_nfn.files.whole import write_bytes
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import StoreError
-from transformer_nfn.zoo.store.files import write_whole
 
 
 def row_checksum(parts: Sequence[bytes | memoryview]) -> int:
@@ -56,7 +56,7 @@ def write_shard(
         raise StoreError(f"{path}: {at} index rows for {len(weights)} networks")
     body = json.dumps({"rows": index, "made": dict(made)}, allow_nan=True)
     metadata = {"index": body, "index_crc32": str(zlib.crc32(body.encode()))}
-    write_whole(path, safetensors.torch.save(named, metadata))
+    write_bytes(path, safetensors.torch.save(named, metadata))
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import missing_extra
+from transformer_nfn.files.downloads import RemoteFile, fetch
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import DataError
 from transformer_nfn.zoo.randomness import keys, permutation, words
-from transformer_nfn.zoo.tasks.fetch import RemoteFile, fetch
 from transformer_nfn.zoo.tasks.task import Batch, Split, Task, hold_out
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"

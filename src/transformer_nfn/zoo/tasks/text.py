@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_nfn.files.downloads import RemoteFile, fetch
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import DataError
-from transformer_nfn.zoo.tasks.fetch import RemoteFile, fetch
 from transformer_nfn.zoo.tasks.task import Batch, Split, Task, hold_out
 from transformer_nfn.zoo.tasks.vectors import WordVectors, load_vectors, train_vectors
 

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.files.whole import whole_file
 from transformer_nfn.spaces import Weights, WeightSpace
-from transformer_nfn.whole_files import whole_file
 
 SPACE_KEY = "transformer_nfn.space"
 

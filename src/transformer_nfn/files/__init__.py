@@ -1,0 +1,1 @@
+"""Bytes in and out: checkpoints, whole-file writes, the cache, downloads, named assets."""
