@@ -19,7 +19,7 @@ import torch
 import typer
 
 from transformer_nfn.cli.app import explain_errors
-from transformer_nfn.named_assets import (
+from transformer_nfn.files.assets import (
     CHECKOUT,
     FORMAT,
     INDEX_FILE,
@@ -29,6 +29,7 @@ from transformer_nfn.named_assets import (
     describe_files,
     read_index,
 )
+from transformer_nfn.files.whole import write_text
 from transformer_nfn.prediction.novelty import SEEN_FILE
 from transformer_nfn.prediction.records import (
     LOG_FILE,
@@ -37,7 +38,6 @@ from transformer_nfn.prediction.records import (
     RunRecord,
     read_predictions,
 )
-from transformer_nfn.whole_files import write_text
 from transformer_nfn.zoo import Zoo, load_task
 from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.store.files import Checksums

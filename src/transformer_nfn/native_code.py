@@ -8,9 +8,12 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.files.cache import cache_folder
+from transformer_nfn.files.whole import whole_file
 
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 
@@ -65,7 +68,7 @@ def build(
     text = b"".join(source.read_bytes() for source in sources) + " ".join(flags).encode()
     machine = f"{platform.machine()} {platform.processor()} {_cpu()} {compiler}"
     digest = hashlib.sha256(text + machine.encode()).hexdigest()[:16]
-    target = _cache() / f"{what}-{digest}.so"
+    target = cache_folder("compiled") / f"{what}-{digest}.so"
     if target.exists():
         return target, ""
     problem = _compile(compiler, sources[0], target, what, flags)
@@ -81,26 +84,25 @@ def _cpu() -> str:
     return next((x for x in lines if x.lower().startswith(("flags", "features"))), "")
 
 
-def _cache() -> Path:
-    root = os.environ.get("TNFN_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "transformer-nfn"
-
-
 def _compile(
     compiler: str, source: Path, target: Path, what: str, flags: Sequence[str]
 ) -> str:
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+    command = [compiler, *FLAGS, native, *flags, "-shared", "-fPIC", str(source), "-o"]
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            # Built beside and renamed, because several workers may start at once.
-            made = Path(scratch) / f"{what}.so"
-            options = [*FLAGS, native, *flags, "-shared", "-fPIC"]
-            command = [compiler, *options, str(source), "-o", str(made), "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-            if done.returncode:
-                return f"'{compiler}' could not compile the {what} ({done.stderr.strip()[:120]})"
-            made.replace(target)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the {what} could not be compiled ({error})"
+        # Several workers may start at once; the last to finish wins.
+        with whole_file(target) as beside:
+            _run([*command, str(beside), "-lm"], what)
+    except TransformerNFNError as error:
+        return str(error)
     return ""
+
+
+def _run(command: list[str], what: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TransformerNFNError(f"the {what} could not be compiled ({error})") from error
+    if done.returncode:
+        reason = done.stderr.strip()[:120]
+        raise TransformerNFNError(f"'{command[0]}' could not compile the {what} ({reason})")

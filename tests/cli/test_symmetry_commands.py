@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from transformer_nfn import spaces
-from transformer_nfn.checkpoints import load_network, save_network
 from transformer_nfn.cli import main
 from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.files.network import read_network, save_network
 
 SPACE = "attention_block:8,2,3,4,10"
 
@@ -75,7 +75,7 @@ def test_fingerprints_and_canonical_forms_of_disguises_agree(folder):
     for name in names[:2]:
         out = folder / f"canonical-{name.name}"
         assert tnfn("canonical", name, "--out", out).returncode == 0
-        forms.append(load_network(out)[1])
+        forms.append(read_network(out)[1])
     for tensor in forms[0]:
         assert torch.allclose(forms[0][tensor], forms[1][tensor], atol=1e-3)
 
@@ -145,7 +145,7 @@ def test_a_network_round_trips_bit_for_bit(tmp_path):
     space = spaces.biased_block(6, 2, 3, 2, 5)
     weights = space.randn(1, dtype=torch.bfloat16)
     save_network(tmp_path / "n.safetensors", space, weights)
-    found, again = load_network(tmp_path / "n.safetensors")
+    found, again = read_network(tmp_path / "n.safetensors")
     assert found == space
     assert all(torch.equal(again[n], weights[n]) for n in weights)
     with pytest.raises(SpaceError, match="a file holds one network"):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from transformer_nfn.cli import main
 from transformer_nfn.cli.app import app
-from transformer_nfn.named_assets import resolve
+from transformer_nfn.files.assets import resolve
 from transformer_nfn.paper.tables import reproduce, table_cells, zoo_cells
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunError, RunRecord, read_predictions

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.prediction.dataset import load_parts, load_rows
 from transformer_nfn.prediction.evaluation import evaluate
 from transformer_nfn.prediction.events import write_events
@@ -134,7 +135,7 @@ def test_bad_checkpoints_and_runs_are_explained(zoo, run, tmp_path):
         {**state, "classifier.fc2.bias": state["classifier.fc2.bias"] / 0}, tmp_path / "nan.pt"
     )
     for message, checkpoint in cases.items():
-        with pytest.raises(RunError, match=message):
+        with pytest.raises(TransformerNFNError, match=message):
             predict(run, [checkpoint])
     with pytest.raises(RunError, match="is not a run folder"):
         predict(tmp_path, [f"{zoo.path}#0"])

@@ -279,7 +279,7 @@ def test_other_wrong_files_are_named(tmp_path: Path) -> None:
     good = torch.load(victim, weights_only=True)
     out = tmp_path / "zoo"
     torch.save([1, 2], victim)
-    _refused(theirs, out, "run1_75_6200.pt: not a plain state dict of tensors")
+    _refused(theirs, out, "run1_75_6200.pt' is not a plain state dict of tensors")
     torch.save({k: v for k, v in good.items() if k != "classifier.fc1.bias"}, victim)
     _refused(theirs, out, "run1_75_6200.pt: state dict lacks 'classifier.fc1.bias'")
     torch.save(good | {"classifier.fc1.bias": torch.zeros(31)}, victim)

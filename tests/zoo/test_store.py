@@ -209,9 +209,9 @@ def test_a_full_disk_leaves_no_half_written_shard(
     out = tmp_path / "zoo"
     code = (
         "import sys; from tests.zoo.conftest import SMALL; from transformer_nfn.zoo import build\n"
-        "from transformer_nfn.zoo.errors import StoreError\n"
+        "from transformer_nfn.errors import TransformerNFNError\n"
         "try: build(sys.argv[1], SMALL, workers=1)\n"
-        "except StoreError as e: print(e); sys.exit(7)"
+        "except TransformerNFNError as e: print(e); sys.exit(7)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(out)],
@@ -223,7 +223,7 @@ def test_a_full_disk_leaves_no_half_written_shard(
         check=False,
     )
     assert done.returncode == 7, done.stderr
-    assert "could not be written" in done.stdout
+    assert "cannot be written" in done.stdout
     assert list((out / "shards").iterdir()) == []
     # With room again the same command finishes the zoo.
     assert build(out, SMALL, workers=1).finished

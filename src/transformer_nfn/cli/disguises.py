@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from transformer_nfn import spaces, symmetry
-from transformer_nfn.checkpoints import save_network
+from transformer_nfn.files.network import save_network
 from transformer_nfn.spaces import Weights, WeightSpace
 
 WORDS = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "[yellow]undecided[/yellow]"}

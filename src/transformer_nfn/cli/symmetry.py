@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from transformer_nfn import spaces, symmetry
-from transformer_nfn.checkpoints import load_network, save_network
 from transformer_nfn.cli.disguises import disguises_command
 from transformer_nfn.errors import SpaceError, TransformerNFNError
-from transformer_nfn.spaces import WeightSpace
+from transformer_nfn.files.network import save_network
+from transformer_nfn.spaces import Weights, WeightSpace
 
 SpaceOption = Annotated[
     str | None,
@@ -26,7 +26,16 @@ SpaceOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-FileArgument = Annotated[Path, typer.Argument(help="A network in a safetensors file.")]
+NetworkArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A network: a .safetensors or .pt file, a folder, or a row of a zoo (ZOO#12)."
+    ),
+]
+PartOption = Annotated[
+    str | None,
+    typer.Option("--part", help="Only the tensors below this name, such as blocks.0."),
+]
 SPACE_HELP = """NAME is one of the ready spaces, SIZES its whole numbers in order:
 
   multi_head:D,heads,Dk,Dv
@@ -68,8 +77,10 @@ def parse_space(text: str) -> WeightSpace:
     return built
 
 
-def _given(text: str | None) -> WeightSpace | None:
-    return None if text is None else parse_space(text)
+def _network(text: str, space: str | None, part: str | None) -> tuple[WeightSpace, Weights]:
+    from transformer_nfn.zoo.checkpoints import find_network
+
+    return find_network(text, None if space is None else parse_space(space), part)
 
 
 def space_command(
@@ -120,9 +131,10 @@ def sample_command(
 
 
 def disguise_command(
-    file: FileArgument,
+    file: NetworkArgument,
     out: Annotated[Path, typer.Option("--out", help="The file to write.")],
     space: SpaceOption = None,
+    part: PartOption = None,
     seed: Annotated[int, typer.Option(help="Of the random group element.")] = 0,
     max_condition: Annotated[float, typer.Option(help="Worst condition number allowed.")] = 100.0,
 ) -> None:
@@ -132,7 +144,7 @@ def disguise_command(
 
       tnfn disguise net.safetensors --out other.safetensors --seed 7
     """
-    found, weights = load_network(file, _given(space))
+    found, weights = _network(file, space, part)
     generator = torch.Generator().manual_seed(seed)
     element = found.group.random(generator, max_condition=max_condition)
     save_network(out, found, element.act(weights))
@@ -140,9 +152,10 @@ def disguise_command(
 
 
 def compare_command(
-    first: FileArgument,
-    second: FileArgument,
+    first: NetworkArgument,
+    second: NetworkArgument,
     space: SpaceOption = None,
+    part: PartOption = None,
     group: Annotated[
         str, typer.Option(help="'paper', or 'enlarged' with LayerNorm and ReLU scalings.")
     ] = "paper",
@@ -157,16 +170,26 @@ def compare_command(
       tnfn compare net.safetensors other.safetensors
 
       tnfn compare a.safetensors b.safetensors --space attention_block:32,2,16,16,64 --json
+
+      tnfn compare zoo#0 network.pt --part blocks.1
     """
-    left, U = load_network(first, _given(space))
-    right, V = load_network(second, _given(space))
+    left, U = _network(first, space, part)
+    right, V = _network(second, space, part)
     if left != right:
         raise SpaceError(
             f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
         )
     if group not in ("paper", "enlarged"):
         raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
-    result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
+    try:
+        result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
+    except SpaceError as error:
+        if left.architecture is not None or group != "paper":
+            raise
+        raise SpaceError(
+            f"no group element takes '{first}' to '{second}', and {left.name} has no reference "
+            "forward to find a witness with; compare their blocks with --part blocks.0"
+        ) from error
     typer.echo(json.dumps(_as_json(result)) if as_json else str(result))
     raise typer.Exit({True: 0, False: 1, None: 3}[result.same_function])
 
@@ -191,8 +214,11 @@ def _as_json(result: symmetry.Comparison) -> dict[str, Any]:
 
 
 def fingerprint_command(
-    files: Annotated[list[Path], typer.Argument(help="Networks in safetensors files.")],
+    files: Annotated[
+        list[str], typer.Argument(help="Networks: files, folders, or rows of a zoo (ZOO#12).")
+    ],
     space: SpaceOption = None,
+    part: PartOption = None,
     size: Annotated[int, typer.Option(help="How many numbers.")] = 64,
     as_json: JsonOption = False,
 ) -> None:
@@ -201,27 +227,30 @@ def fingerprint_command(
     [bold]Example[/bold]
 
       tnfn fingerprint net.safetensors other.safetensors
+
+      tnfn fingerprint mnist-sample#0 mnist-sample#1   # by name, see `tnfn assets`
     """
-    loaded = [load_network(file, _given(space)) for file in files]
+    loaded = [_network(file, space, part) for file in files]
     if any(found != loaded[0][0] for found, _ in loaded):
         raise SpaceError("the files lie in different weight spaces; fingerprints do not compare")
     prints = torch.cat([symmetry.fingerprint(found, w, size=size) for found, w in loaded])
     apart = torch.cdist(prints, prints) / prints.norm(dim=1).mean().clamp_min(1e-300)
     if as_json:
-        rows = {str(f): p.tolist() for f, p in zip(files, prints, strict=True)}
+        rows = {f: p.tolist() for f, p in zip(files, prints, strict=True)}
         typer.echo(json.dumps({"fingerprints": rows, "relative_distances": apart.tolist()}))
         return
     table = Table("file", "fingerprint", "distance to the first")
     for file, row, away in zip(files, prints, apart[0].tolist(), strict=True):
         start = " ".join(f"{x:+.3f}" for x in row[:3].tolist()) + " …"
-        table.add_row(str(file), start, f"{away:.1e}")
+        table.add_row(file, start, f"{away:.1e}")
     Console().print(table)
 
 
 def canonical_command(
-    file: FileArgument,
+    file: NetworkArgument,
     out: Annotated[Path, typer.Option("--out", help="The file to write.")],
     space: SpaceOption = None,
+    part: PartOption = None,
 ) -> None:
     """Write the representative of a network's orbit: the same file for every disguise.
 
@@ -229,7 +258,7 @@ def canonical_command(
 
       tnfn canonical net.safetensors --out canonical.safetensors
     """
-    found, weights = load_network(file, _given(space))
+    found, weights = _network(file, space, part)
     save_network(out, found, symmetry.canonical_form(found, weights))
     typer.echo(f"wrote {out}: the canonical form of {file}")
 

@@ -197,7 +197,9 @@ def predict_command(
     run: RunArgument,
     checkpoints: Annotated[
         list[str],
-        typer.Argument(help="State dicts (.pt), .safetensors files, or rows of a zoo (ZOO#12)."),
+        typer.Argument(
+            help="Networks: .safetensors or .pt files, folders, or rows of a zoo (ZOO#12)."
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:

@@ -145,7 +145,7 @@ def plot(
     bins: Annotated[int, typer.Option(min=1, help="Bars.")] = 20,
 ) -> None:
     """Draws the accuracy histogram as the paper's figure."""
-    from transformer_nfn.named_assets import resolve
+    from transformer_nfn.files.assets import resolve
     from transformer_nfn.zoo.plot import plot_accuracies
     from transformer_nfn.zoo.store import Zoo
 

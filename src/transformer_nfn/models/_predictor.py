@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError, missing_extra
-from transformer_nfn.whole_files import whole_file
+from transformer_nfn.files.whole import write_bytes
 
 FORMAT = 1
 ABOUT = "predictor.json"
@@ -103,9 +103,9 @@ class TabularPredictor:
             "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
         }
         for name, data in files.items():
-            write_whole(folder / name, data)
+            write_bytes(folder / name, data)
         # Last, so that a folder with it is complete.
-        write_whole(folder / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+        write_bytes(folder / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
         return folder
 
     @classmethod
@@ -192,12 +192,6 @@ def optional(module: str) -> Any:
     except ImportError as error:
         package = {"sklearn": "scikit-learn"}.get(top := module.split(".")[0], top)
         raise missing_extra(PredictorError, package, "baselines", "this predictor") from error
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that appears whole or not at all."""
-    with whole_file(path) as beside:
-        beside.write_bytes(data)
 
 
 def _about(path: Path) -> dict[str, Any]:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors.torch import load_model, save_model
 from torch import nn
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.files.checkpoint import Checkpoint
+from transformer_nfn.files.safetensors_file import write_tensors
+from transformer_nfn.files.whole import write_text
 from transformer_nfn.spaces import WeightSpace
-from transformer_nfn.whole_files import whole_file, write_text
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -47,8 +48,7 @@ class Pretrained(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.config, indent=2, ensure_ascii=False, sort_keys=True)
         write_text(folder / CONFIG, text + "\n")
-        with whole_file(folder / WEIGHTS) as beside:
-            save_model(self, str(beside))
+        write_tensors(folder / WEIGHTS, self.state_dict(), {"format": "pt"})
         return folder
 
     @classmethod
@@ -75,12 +75,8 @@ class Pretrained(nn.Module):
         except json.JSONDecodeError as error:
             raise TransformerNFNError(f"'{folder / CONFIG}' is not JSON: {error}") from error
         model = cls.from_config(config)
-        try:
-            load_model(model, str(folder / WEIGHTS), device=map_location)
-        except (RuntimeError, OSError) as error:
-            raise TransformerNFNError(
-                f"'{folder / WEIGHTS}' does not fit its {CONFIG}: {error}"
-            ) from error
+        with Checkpoint.open(folder / WEIGHTS) as stored:
+            _fill(model, stored)
         return model.to(torch.device(map_location)).eval()
 
     def push_to_hub(self, repo_id: str, *, commit_message: str = "Upload model") -> str:
@@ -95,6 +91,19 @@ class Pretrained(nn.Module):
                 repo_id=repo_id, folder_path=folder, commit_message=commit_message
             )
         return str(done)
+
+
+def _fill(model: nn.Module, stored: Checkpoint) -> None:
+    expected = model.state_dict()
+    for name in [*expected, *stored]:
+        want = list(expected[name].shape) if name in expected else "no such tensor"
+        found = list(stored.info(name).shape) if name in stored else "none"
+        if want != found:
+            raise TransformerNFNError(
+                f"'{stored.where}' does not fit its {CONFIG}: '{name}' expected {want}, "
+                f"found {found}"
+            )
+    model.load_state_dict({name: stored[name] for name in expected})
 
 
 def _hub() -> Any:

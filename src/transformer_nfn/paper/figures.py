@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_nfn.errors import missing_extra
+from transformer_nfn.files.whole import whole_file
 from transformer_nfn.known_tasks import task_title
 from transformer_nfn.paper.gather import Run, ZooStudy, gather, model_order
 from transformer_nfn.paper.learning_curve import CurvePoint, curve_lines
@@ -15,7 +16,6 @@ from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name
 from transformer_nfn.paper.table_text import lay_out
 from transformer_nfn.prediction.records import RUN_FILE, RunError, RunRecord
 from transformer_nfn.seed_kinds import seeds_text
-from transformer_nfn.whole_files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from transformer_nfn.files.errors import CheckpointError
+from transformer_nfn.files.safetensors_file import read_tensors, write_tensors
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.records import RunError
-from transformer_nfn.whole_files import whole_file
 
 SEEN_FILE = "seen.safetensors"
 MAX_KEPT = 4096
@@ -53,16 +52,15 @@ class Seen:
 
     def save(self, folder: Path) -> None:
         """Writes it beside the predictor."""
-        with whole_file(folder / SEEN_FILE) as beside:
-            save_file({k: v.contiguous() for k, v in vars(self).items()}, beside)
+        write_tensors(folder / SEEN_FILE, vars(self))
 
     @staticmethod
     def load(folder: Path) -> Seen:
         """Reads what `save` wrote."""
         path = folder / SEEN_FILE
         try:
-            return Seen(**load_file(path))
-        except (OSError, SafetensorError, TypeError) as error:
+            return Seen(**read_tensors(path)[0])
+        except (CheckpointError, TypeError) as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
 
 

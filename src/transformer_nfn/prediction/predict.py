@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.models import network_of
-from transformer_nfn.named_assets import resolve
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.records import RunError, RunRecord
-from transformer_nfn.zoo import Architecture, Zoo
-from transformer_nfn.zoo.module import from_state_dict
+from transformer_nfn.zoo import Architecture
+from transformer_nfn.zoo.checkpoints import open_checkpoint, read_small_transformer
 
 
 @dataclass(frozen=True)
@@ -50,8 +45,7 @@ def predict(run: Path, checkpoints: list[str]) -> list[Prediction]:
 
     Args:
         run: a run folder that keeps its predictors.
-        checkpoints: each a state dict (``.pt``), a ``.safetensors`` file, or a row of a zoo
-            (``ZOO#12``, the zoo by path or by name).
+        checkpoints: each a file, a folder or a row of a zoo; see `open_checkpoint`.
     """
     record = RunRecord.read(run)
     if record.status != "done" or not record.seeds:
@@ -97,54 +91,9 @@ def as_dataset(arch: Architecture, named: list[dict[str, Tensor]]) -> Dataset:
 
 def read_checkpoint(text: str, arch: Architecture) -> dict[str, Tensor]:
     """One network under the names of ``arch.space``, checked against the architecture."""
-    zoo, mark, row = text.rpartition("#")
-    named = _zoo_row(zoo, row, arch) if mark else _file(Path(text), arch)
-    for name, shape in arch.space.shapes.items():
-        if tuple(named[name].shape) != shape:
-            raise RunError(
-                f"'{text}' is of another architecture: '{name}' has shape "
-                f"{list(named[name].shape)}, the predictor reads {list(shape)}"
-            )
-        if not bool(torch.isfinite(named[name]).all()):
+    with open_checkpoint(text) as checkpoint:
+        named = read_small_transformer(checkpoint, arch)
+    for name, weights in named.items():
+        if not bool(torch.isfinite(weights).all()):
             raise RunError(f"'{text}': '{name}' holds values that are not finite")
     return named
-
-
-def _zoo_row(path: str, row: str, arch: Architecture) -> dict[str, Tensor]:
-    zoo = Zoo.open(resolve(path, "zoo"))
-    if not row.isdigit():
-        raise RunError(f"'{path}#{row}': a row is a whole number, as in {path}#12")
-    if zoo.arch != arch:
-        raise RunError(
-            f"'{path}' holds networks of another architecture than the run was trained on"
-        )
-    return {name: w[0] for name, w in zoo.weights([int(row)]).items()}
-
-
-def _file(path: Path, arch: Architecture) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise RunError(f"there is no file '{path}' (a row of a zoo is written ZOO#12)")
-    state = _state(path)
-    if set(arch.space.tensors) <= set(state):
-        return {name: state[name] for name in arch.space.tensors}
-    try:
-        return from_state_dict(arch, state)
-    except TransformerNFNError as error:
-        raise RunError(f"'{path}' is of another architecture: {error}") from error
-
-
-def _state(path: Path) -> dict[str, Tensor]:
-    """Tensors by name; nothing that would run code on loading is read."""
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise RunError(f"'{path}' is not a readable safetensors file: {error}") from error
-    try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a file that is not its own
-        reason = str(error).strip().split("\n")[0][:100]
-        raise RunError(f"'{path}' is not a plain state dict ({reason})") from error
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise RunError(f"'{path}' is not a plain state dict of tensors by name")
-    return state

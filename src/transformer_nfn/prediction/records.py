@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.errors import TransformerNFNError, missing_extra
-from transformer_nfn.whole_files import whole_file, write_text
+from transformer_nfn.files.whole import whole_file, write_text
 
 FORMAT = 1
 RUN_FILE = "run.json"

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from transformer_nfn.files.safetensors_file import read_tensors, write_tensors
+from transformer_nfn.files.whole import write_text
 from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts, map_network
 from transformer_nfn.prediction.graph_step import GraphSteps
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import LOG_FILE, RunError
-from transformer_nfn.whole_files import whole_file, write_text
 
 STATE_FILE = "training.safetensors"
 SAVE_SECONDS = 20.0
@@ -248,28 +247,22 @@ class SeedTrainer:
             "val_tau": self.val_tau,
             "identity": identity,
         }
-        with whole_file(path) as beside:
-            save_file(
-                {k: v.contiguous().cpu() for k, v in tensors.items()},
-                beside,
-                metadata={"about": json.dumps(about)},
-            )
+        write_tensors(path, tensors, {"about": json.dumps(about)})
 
     def load(self, path: Path, identity: str) -> None:
         """Takes up what `save` wrote; refuses the state of another training."""
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("about", "{}"))
-            if "identity" not in about:
-                raise RunError(
-                    f"'{path}' was begun by an older version, which did not tell trainings apart "
-                    "by all their weights; choose another --out or remove it"
-                )
-            if about["identity"] != identity:
-                raise RunError(
-                    f"'{path}' is of another training (other networks, model or protocol); "
-                    "choose another --out or remove it"
-                )
-            tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+        tensors, metadata = read_tensors(path)
+        about = json.loads(metadata.get("about", "{}"))
+        if "identity" not in about:
+            raise RunError(
+                f"'{path}' was begun by an older version, which did not tell trainings apart "
+                "by all their weights; choose another --out or remove it"
+            )
+        if about["identity"] != identity:
+            raise RunError(
+                f"'{path}' is of another training (other networks, model or protocol); "
+                "choose another --out or remove it"
+            )
         if any(f"state.{name}" not in tensors for name in self.state):
             raise RunError(
                 f"'{path}' lays out its parameters otherwise (one seed begun on another kind of "

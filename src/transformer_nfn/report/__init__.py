@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from transformer_nfn.files.whole import write_text
 from transformer_nfn.paper.gather import gather
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.report.page import page
-from transformer_nfn.whole_files import write_text
 
 __all__ = ["write_report"]
 

@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import json
+import math
 import re
 import tempfile
 import zipfile
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.files.checkpoint import Checkpoint
+from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.known_tasks import KNOWN_TASKS, PAPER_TASKS
 from transformer_nfn.seed_kinds import UNKNOWN
 from transformer_nfn.zoo.architecture import Architecture
@@ -77,7 +80,7 @@ def import_authors(source: Path, out: Path) -> tuple[Zoo, Imported]:
     with _as_folder(source) as folder:
         name, files, table = _survey(folder, source)
         report = Imported()
-        first = _load(files[0].path)
+        first = _open(files[0].path)
         arch = _architecture(first)
         # Shards are written beside the zoo first, so that a bad file in the middle leaves
         # nothing behind.
@@ -98,7 +101,7 @@ def _write(
     table: dict[str, dict[str, str]],
     report: Imported,
     source: Path,
-    first: dict[str, Tensor],
+    first: Checkpoint,
 ) -> Path:
     groups = [files[i : i + SHARD_ROWS] for i in range(0, len(files), SHARD_ROWS)]
     about = {
@@ -137,7 +140,7 @@ def _seeds(files: list[_File], table: dict[str, dict[str, str]]) -> str:
     return "one" if all(recorded) else UNKNOWN
 
 
-def _positions(arch: Architecture, state: dict[str, Tensor], path: Path) -> Tensor | None:
+def _positions(arch: Architecture, state: Checkpoint, path: Path) -> Tensor | None:
     """The table of positions in a file; it must be the sinusoidal one but for rounding."""
     found = state.get("embedding.pos_embedding")
     if found is None or not arch.patch:
@@ -153,7 +156,7 @@ def _positions(arch: Architecture, state: dict[str, Tensor], path: Path) -> Tens
 def _network(
     arch: Architecture, path: Path, report: Imported, positions: Tensor | None
 ) -> Tensor:
-    state = _load(path)
+    state = _open(path)
     try:
         named = from_state_dict(arch, state)
     except TransformerNFNError as error:
@@ -171,27 +174,22 @@ def _network(
     return flat
 
 
-def _load(path: Path) -> dict[str, Tensor]:
+def _open(path: Path) -> Checkpoint:
     """A plain state dict; anything that would run code on loading is refused."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a file that is not its own
-        reason = str(error).strip().split("\n")[0][:100]
-        raise ImportFileError(f"{path.name}: not a plain state dict ({reason})") from error
-    if not isinstance(state, dict) or not all(
-        isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()
-    ):
-        raise ImportFileError(f"{path.name}: not a plain state dict of tensors by name")
-    return state
+        return Checkpoint.open(path, where=path.name)
+    except CheckpointError as error:
+        raise ImportFileError(str(error)) from error
 
 
-def _architecture(state: dict[str, Tensor]) -> Architecture:
+def _architecture(state: Checkpoint) -> Architecture:
     """What the first file says of the network; the number of classes is read from it."""
-    classes = len(state.get("classifier.fc2.bias", torch.empty(10)))
-    conv = state.get("embedding.conv1.weight")
-    if conv is None:
+    bias, conv = "classifier.fc2.bias", "embedding.conv1.weight"
+    classes = state.info(bias).shape[0] if bias in state else 10
+    if conv not in state:
         return Architecture(KNOWN_TASKS["ag_news"].tokens, classes, patch=0)
-    return Architecture(KNOWN_TASKS["mnist"].tokens, classes, patch=conv[0].numel())
+    patch = math.prod(state.info(conv).shape[1:])
+    return Architecture(KNOWN_TASKS["mnist"].tokens, classes, patch=patch)
 
 
 def _row(file: _File, config: dict[str, str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ class DataError(ZooError):
 
 
 class StoreError(ZooError):
-    """A zoo folder: not one, another one, newer, damaged, or not writable."""
+    """A zoo folder: not one, another one, newer, or damaged."""
 
 
 class ImportFileError(ZooError):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from transformer_nfn.files.whole import whole_file
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.module import to_state_dict
 from transformer_nfn.zoo.store import Zoo
@@ -33,9 +34,13 @@ def export_authors(zoo: Zoo, out: Path) -> int:
             state = to_state_dict(zoo.arch, {k: w[i] for k, w in named.items()})
             if "embedding.pos_embedding" in state:
                 state["embedding.pos_embedding"] = zoo.positions()
-            torch.save(state, out / name / file)
+            with whole_file(out / name / file, durable=False) as beside:
+                torch.save(state, beside)
             table.append(_metadata(config, name, epoch, file))
-    with (out / "metadata" / f"{name}.csv").open("w", newline="", encoding="utf-8") as sheet:
+    with (
+        whole_file(out / "metadata" / f"{name}.csv") as beside,
+        beside.open("w", newline="", encoding="utf-8") as sheet,
+    ):
         writer = csv.DictWriter(sheet, fieldnames=list(table[0]) if table else [])
         writer.writeheader()
         writer.writerows(table)

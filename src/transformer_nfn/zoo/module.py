@@ -146,11 +146,10 @@ def from_state_dict(arch: Architecture, state: Mapping[str, Tensor]) -> dict[str
     def take(key: str, *shape: int) -> Tensor:
         if key not in state:
             raise ZooError(f"state dict lacks '{key}'")
-        if tuple(state[key].shape) != shape:
-            raise ZooError(
-                f"'{key}': expected shape {list(shape)}, found {list(state[key].shape)}"
-            )
-        return state[key].detach()
+        found = state[key].detach()
+        if tuple(found.shape) != shape:
+            raise ZooError(f"'{key}': expected shape {list(shape)}, found {list(found.shape)}")
+        return found
 
     D, A = arch.d_model, arch.d_ff
     out: dict[str, Tensor] = {}

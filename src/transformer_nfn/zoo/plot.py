@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_nfn.errors import missing_extra
+from transformer_nfn.errors import TransformerNFNError, missing_extra
+from transformer_nfn.files.whole import whole_file
 from transformer_nfn.known_tasks import task_title
 from transformer_nfn.seed_kinds import seeds_text
 from transformer_nfn.zoo.errors import ZooError
@@ -37,7 +38,10 @@ def plot_accuracies(zoo: Zoo, out: Path, bins: int = 20) -> Path:
     title = f"{name}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
     axes.set_title(title)
     try:
-        figure.savefig(out, dpi=160)
-    except (OSError, ValueError) as error:
+        with whole_file(out) as beside:
+            figure.savefig(beside, dpi=160)
+    except ValueError as error:
+        if isinstance(error, TransformerNFNError):
+            raise
         raise ZooError(f"{out}: could not be drawn ({error})") from error
     return out

@@ -1,13 +1,10 @@
-"""Data files: read as they are published, fetched with patience, refused when wrong."""
+"""Data files: read as they are published, refused when wrong."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import struct
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +13,7 @@ import torch
 
 from transformer_nfn.zoo import DataError, Recipe, Settings, build, load_task, train
 from transformer_nfn.zoo.training.grid import Config
-from transformer_nfn.zoo.training.tasks import TextTask, fetch, images
-from transformer_nfn.zoo.training.tasks.fetch import RemoteFile
+from transformer_nfn.zoo.training.tasks import TextTask, images
 from transformer_nfn.zoo.training.tasks.text import read_ag_news
 from transformer_nfn.zoo.training.tasks.vectors import load_vectors, read_word2vec
 from transformer_nfn.zoo.verify import verify
@@ -213,64 +209,6 @@ def test_wrong_word2vec_files_are_refused(tmp_path: Path) -> None:
         load_vectors(path, {"a"}, 32)
     with pytest.raises(DataError, match="none of the"):
         load_vectors(path, {"zzz"}, 8)
-
-
-class _Flaky(BaseHTTPRequestHandler):
-    """Sends half of what is asked, then hangs up, until asked often enough."""
-
-    body = np.random.default_rng(1).bytes(200_000)
-    asked: list[str | None] = []  # noqa: RUF012
-
-    def do_GET(self) -> None:
-        header = self.headers.get("Range")
-        type(self).asked.append(header)
-        start = int(header[6:-1]) if header else 0
-        rest = self.body[start:]
-        self.send_response(206 if header else 200)
-        self.send_header("Content-Length", str(len(rest)))
-        self.end_headers()
-        self.wfile.write(rest if len(self.asked) > 2 else rest[: len(rest) // 2])
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server() -> Iterator[str]:
-    """A server on this machine that breaks off."""
-    _Flaky.asked = []
-    httpd = HTTPServer(("127.0.0.1", 0), _Flaky)
-    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{httpd.server_port}/file.gz"
-    httpd.shutdown()
-    httpd.server_close()
-    thread.join()
-
-
-def test_downloads_go_on_where_they_stopped(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TNFN_CACHE", str(tmp_path))
-    md5 = hashlib.md5(_Flaky.body).hexdigest()
-    path = fetch.fetch("mnist", RemoteFile(server, md5), None)
-    assert path.read_bytes() == _Flaky.body
-    first, *later = _Flaky.asked
-    assert first is None
-    starts = [int(header[6:-1]) for header in later if header]
-    assert len(starts) == 2
-    assert 0 < starts[0] < starts[1]
-    fetch.fetch("mnist", RemoteFile(server, md5), None)
-    assert len(_Flaky.asked) == 3  # the second time it lies in the cache
-
-
-def test_a_download_with_the_wrong_sum_is_refused(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TNFN_CACHE", str(tmp_path))
-    with pytest.raises(DataError, match="could not be fetched"):
-        fetch.fetch("mnist", RemoteFile(server, "0" * 32), None)
-    assert not (tmp_path / "mnist" / "file.gz").exists()
 
 
 def test_idx_files_that_lie_about_themselves_are_refused(tmp_path: Path) -> None:

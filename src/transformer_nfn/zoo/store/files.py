@@ -1,51 +1,14 @@
-"""How a file gets to disk whole or not at all, and how damage to it is found."""
+"""How is damage to the small files of a zoo found? By checksums kept beside them."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import uuid
 from pathlib import Path
 from typing import Any
 
+from transformer_nfn.files.whole import write_bytes
 from transformer_nfn.zoo.errors import StoreError
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes beside ``path`` and renames, so that a reader sees the old file or the new one.
-
-    A full disk or a killed process leaves nothing under the file's own name.
-    """
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with beside.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        beside.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise StoreError(f"{path}: could not be written ({error.strerror or error})") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    # The rename itself lives in the folder; without this a power cut may undo it.
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sweep(folder: Path) -> None:
-    """Removes what killed writers left beside their files."""
-    for left in folder.glob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            left.unlink()
 
 
 def sha256(data: bytes) -> str:
@@ -75,11 +38,11 @@ class Checksums:
         new = sha256(data)
         sums = self._read()
         self._write(sums | {name: [*sums.get(name, [])[-1:], new]})
-        write_whole(self.folder / name, data)
+        write_bytes(self.folder / name, data)
         self._write(self._read() | {name: [new]})
 
     def _write(self, sums: dict[str, list[str]]) -> None:
-        write_whole(self.path, json.dumps(sums, indent=1).encode())
+        write_bytes(self.path, json.dumps(sums, indent=1).encode())
 
     def read(self, name: str) -> bytes:
         """The file's bytes, checked."""

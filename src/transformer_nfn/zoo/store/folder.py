@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn import __version__
+from transformer_nfn.files.whole import is_left_over, sweep
 from transformer_nfn.seed_kinds import SEED_KINDS, UNKNOWN
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import StoreError
-from transformer_nfn.zoo.store.files import Checksums, sweep
+from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.index import Index
 from transformer_nfn.zoo.store.shards import read_header
 from transformer_nfn.zoo.word_vectors import VECTORS_FILE, WordVectors
@@ -143,7 +144,7 @@ def check_fresh(path: Path) -> None:
     if not path.is_dir():
         raise StoreError(f"'{path}' is a file, not a folder")
     foreign = sorted(
-        p.name for p in path.iterdir() if p.name not in _OWN and not p.name.endswith(".tmp")
+        p.name for p in path.iterdir() if p.name not in _OWN and not is_left_over(p.name)
     )
     if foreign:
         raise StoreError(f"'{path}' holds other files ('{foreign[0]}'): name an empty folder")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import weakref
@@ -13,13 +12,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from transformer_nfn.files.errors import CheckpointError
+from transformer_nfn.files.safetensors_file import TensorPlace, parse_header
+from transformer_nfn.files.source import TensorInfo
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.store.shards import raw_header
 
 # Tensors with fewer bytes a row (biases) are fetched whole: a page holds several rows anyway.
 SMALL = 1024
-DTYPES = {"F32": (torch.float32, np.float32), "F16": (torch.float16, np.float16)}
+DTYPES = {"float32": (torch.float32, np.float32), "float16": (torch.float16, np.float16)}
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,14 @@ class ShardReader:
         if header_crc32 is not None and zlib.crc32(raw) != header_crc32:
             raise StoreError(f"{path}: damaged, its header does not match its checksum")
         try:
-            entries = json.loads(raw)
-            entries.pop("__metadata__", None)
-            first = next(iter(entries.values()))
-            self.dtype, kind = DTYPES[first["dtype"]]
-            self._rows = int(first["shape"][0])
-        except (ValueError, KeyError, IndexError, StopIteration, UnicodeDecodeError) as error:
+            places, _ = parse_header(raw, length, str(path))
+            first = next(iter(places.values())).info
+            self.dtype, kind = DTYPES[first.dtype]
+            self._rows = first.shape[0]
+        except (CheckpointError, KeyError, IndexError, StopIteration) as error:
             raise StoreError(f"{path}: damaged header ({error})") from error
         self.path, self.kind = path, np.dtype(kind)
-        self._parts = self._lay_out(entries, arch, 8 + len(raw), length)
+        self._parts = self._lay_out(places, arch)
         self._large = [part for part in self._parts if part.row_bytes >= SMALL]
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
@@ -65,27 +66,22 @@ class ShardReader:
             if part.row_bytes < SMALL:
                 _advise(self._file, part.offset, part.row_bytes * self._rows, "WILLNEED")
 
-    def _lay_out(
-        self, entries: dict[str, dict[str, list[int]]], arch: Architecture, base: int, length: int
-    ) -> list[_Part]:
+    def _lay_out(self, places: dict[str, TensorPlace], arch: Architecture) -> list[_Part]:
         parts: list[_Part] = []
         at = 0
+        dtype = str(self.kind)
         for name, shape in arch.space.shapes.items():
-            entry = entries.get(name)
-            if entry is None or tuple(entry["shape"]) != (self._rows, *shape):
-                found = None if entry is None else entry["shape"]
+            expected = TensorInfo((self._rows, *shape), dtype)
+            found = places[name].info if name in places else None
+            if found != expected:
                 raise StoreError(
-                    f"{self.path}: tensor '{name}' expected of shape "
-                    f"{[self._rows, *shape]}, found {found}"
+                    f"{self.path}: tensor '{name}' expected {expected}, found {found}"
                 )
             size = math.prod(shape) * self.kind.itemsize
-            start, end = entry["data_offsets"]
-            if end - start != size * self._rows or base + end > length:
-                raise StoreError(f"{self.path}: damaged, tensor '{name}' is cut short")
-            parts.append(_Part(base + start, size, at, at + size))
+            parts.append(_Part(places[name].start, size, at, at + size))
             at += size
-        if base + at * self._rows != length:
-            raise StoreError(f"{self.path}: damaged, bytes too many or too few ({length})")
+        if len(places) > len(parts):
+            raise StoreError(f"{self.path}: damaged, tensors that are no network's")
         return parts
 
     def __len__(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from transformer_nfn.files import safetensors_file
+from transformer_nfn.files.errors import CheckpointError
+from transformer_nfn.files.whole import write_bytes
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import StoreError
-from transformer_nfn.zoo.store.files import write_whole
 
 
 def row_checksum(parts: Sequence[bytes | memoryview]) -> int:
@@ -56,7 +57,7 @@ def write_shard(
         raise StoreError(f"{path}: {at} index rows for {len(weights)} networks")
     body = json.dumps({"rows": index, "made": dict(made)}, allow_nan=True)
     metadata = {"index": body, "index_crc32": str(zlib.crc32(body.encode()))}
-    write_whole(path, safetensors.torch.save(named, metadata))
+    write_bytes(path, safetensors.torch.save(named, metadata))
 
 
 @dataclass(frozen=True)
@@ -73,21 +74,18 @@ def raw_header(path: Path) -> tuple[bytes, int]:
     """The bytes of a shard's header, and the length of the file."""
     try:
         with path.open("rb") as file:
-            head = file.read(8)
-            size = struct.unpack("<Q", head)[0]
-            length = path.stat().st_size
-            if size > length:
-                raise StoreError(f"{path}: damaged, its header claims {size} bytes of {length}")
-            return file.read(size), length
-    except (OSError, struct.error) as error:
+            return safetensors_file.raw_header(file.fileno(), str(path))
+    except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error})") from error
+    except CheckpointError as error:
+        raise StoreError(f"damaged: {error}") from error
 
 
 def read_header(path: Path) -> Header:
     """The index rows inside a shard, checked; reads no weights."""
-    raw, _ = raw_header(path)
+    raw, length = raw_header(path)
     try:
-        metadata = json.loads(raw)["__metadata__"]
+        _, metadata = safetensors_file.parse_header(raw, length, str(path))
         body = metadata["index"]
         if zlib.crc32(body.encode()) != int(metadata["index_crc32"]):
             raise ValueError("its index does not match its checksum")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from transformer_nfn.files.errors import DownloadError
 from transformer_nfn.known_tasks import TASKS
 from transformer_nfn.zoo.errors import DataError
 from transformer_nfn.zoo.training.tasks.images import ImageTask, digits, idx_images, image_task
@@ -30,12 +31,15 @@ def load_task(
         vectors: for text, a word2vec file or vectors ready made; None trains them.
     """
     folder = Path(data) if data is not None else None
-    if name == "digits":
-        return digits(held, samples)
-    if name in ("mnist", "fashion_mnist"):
-        return idx_images(name, folder, held, samples)
-    if name == "ag_news":
-        return ag_news(folder, held, samples, vectors)
+    try:
+        if name == "digits":
+            return digits(held, samples)
+        if name in ("mnist", "fashion_mnist"):
+            return idx_images(name, folder, held, samples)
+        if name == "ag_news":
+            return ag_news(folder, held, samples, vectors)
+    except DownloadError as error:
+        raise DataError(str(error)) from error
     raise DataError(f"unknown task '{name}': expected one of {', '.join(TASKS)}")
 
 

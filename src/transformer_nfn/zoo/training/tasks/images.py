@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import missing_extra
+from transformer_nfn.files.downloads import RemoteFile, fetch
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import DataError
 from transformer_nfn.zoo.training.randomness import keys, permutation, words
-from transformer_nfn.zoo.training.tasks.fetch import RemoteFile, fetch
 from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task, hold_out
 
 IMAGE_CLASSES = KNOWN_TASKS["mnist"].classes

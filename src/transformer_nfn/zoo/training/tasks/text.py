@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_nfn.files.downloads import RemoteFile, fetch
 from transformer_nfn.known_tasks import KNOWN_TASKS, WIDTH
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import DataError
-from transformer_nfn.zoo.training.tasks.fetch import RemoteFile, fetch
 from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task, hold_out
 from transformer_nfn.zoo.training.tasks.vectors import load_vectors, train_vectors
 from transformer_nfn.zoo.word_vectors import WordVectors

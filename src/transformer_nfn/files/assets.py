@@ -14,7 +14,6 @@ whenever a name is used.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -24,20 +23,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from transformer_nfn.errors import TransformerNFNError, missing_extra
-from transformer_nfn.whole_files import write_text
+from transformer_nfn.files.cache import cache_folder
+from transformer_nfn.files.downloads import download, get_text
+from transformer_nfn.files.errors import AssetError, DownloadError
+from transformer_nfn.files.whole import write_text
 
 FORMAT = 1
 INDEX_FILE = "index.json"
 KINDS = ("zoo", "predictor")
 URL_VARIABLE = "TRANSFORMER_NFN_ASSETS_URL"
-# src/transformer_nfn/named_assets.py of a checkout; an installed package has no such folder.
-CHECKOUT = Path(__file__).resolve().parents[2] / "assets"
+# src/transformer_nfn/files/assets.py of a checkout; an installed package has no such folder.
+CHECKOUT = Path(__file__).resolve().parents[3] / "assets"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class AssetError(TransformerNFNError):
-    """A name that stands for nothing, or an asset that is missing, damaged or out of reach."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ def whereabouts(asset: Asset) -> str:
     """Where an asset would be taken from: ``checkout``, ``cache`` or ``fetched when used``."""
     if (CHECKOUT / asset.path).is_dir():
         return "checkout"
-    folder = _cache() / asset.path
+    folder = cache_folder("assets") / asset.path
     whole = all((folder / name).is_file() for name in asset.files)
     return "cache" if whole else "fetched when used"
 
@@ -184,7 +181,7 @@ def _in_checkout(asset: Asset) -> Path | None:
 
 
 def _in_cache(asset: Asset) -> Path:
-    folder = _cache() / asset.path
+    folder = cache_folder("assets") / asset.path
     base = _base_url()
     for name, file in asset.files.items():
         problem = _problem(folder / name, file)
@@ -217,69 +214,22 @@ def _base_url() -> str | None:
     return found or None
 
 
-def _cache() -> Path:
-    kept = os.environ.get("TNFN_CACHE")
-    if kept:
-        return Path(kept) / "assets"
-    try:
-        import pooch
-    except ImportError:
-        return Path.home() / ".cache" / "transformer-nfn" / "assets"
-    return Path(pooch.os_cache("transformer-nfn")) / "assets"
-
-
 def _remote_index() -> dict[str, Asset]:
     """The index at the address; what was fetched before where there is none, or no answer."""
-    base, path = _base_url(), _cache() / INDEX_FILE
+    base, path = _base_url(), cache_folder("assets") / INDEX_FILE
     if base is not None:
         try:
-            text = _get(f"{base}/{INDEX_FILE}")
-        except AssetError:
+            text = get_text(f"{base}/{INDEX_FILE}")
+        except DownloadError as error:
             if not path.is_file():
-                raise
+                raise AssetError(str(error)) from error
         else:
             write_text(path, text)
     return read_index(path) if path.is_file() else {}
 
 
-def _get(url: str) -> str:
-    requests = _import("requests")
-    try:
-        answer = requests.get(url, timeout=30)
-        answer.raise_for_status()
-    except requests.RequestException as error:
-        raise AssetError(f"{url}: could not be fetched ({_reason(error)})") from error
-    text: str = answer.content.decode("utf-8", errors="replace")
-    return text
-
-
 def _fetch(url: str, path: Path, sha256: str) -> None:
-    from transformer_nfn.zoo.training.tasks.fetch import resume_download
-
-    pooch = _import("pooch")
-    pooch.get_logger().setLevel("WARNING")  # the bar says what is fetched
     try:
-        pooch.retrieve(
-            url,
-            known_hash=f"sha256:{sha256}",
-            fname=path.name,
-            path=path.parent,
-            downloader=resume_download,
-        )
-    except OSError as error:
-        raise AssetError(f"{url}: could not be fetched ({_reason(error)})") from error
-    except ValueError as error:
-        raise AssetError(
-            f"{url}: corrupt, its sha256 is not {sha256[:12]}… as the index says"
-        ) from error
-
-
-def _reason(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:160] or type(error).__name__
-
-
-def _import(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise missing_extra(AssetError, package, "zoo", "fetching assets") from error
+        download(url, path, f"sha256:{sha256}")
+    except DownloadError as error:
+        raise AssetError(str(error)) from error

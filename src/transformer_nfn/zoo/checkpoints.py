@@ -1,0 +1,181 @@
+"""Which network does a word mean? A file, a folder, a row of a zoo: one answer for every command.
+
+This stands in ``zoo`` and not in ``files`` because imports run one way: ``files`` opens what lies
+on a disk and knows no zoo; here both are known, so every command comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from transformer_nfn.files.assets import resolve
+from transformer_nfn.files.checkpoint import Checkpoint
+from transformer_nfn.files.errors import CheckpointError
+from transformer_nfn.files.network import SPACE_KEY, read_network
+from transformer_nfn.files.source import TensorInfo
+from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.module import from_state_dict
+from transformer_nfn.zoo.store import Zoo
+
+# Names by which a file is known to hold the zoo's network: ours, and the authors'.
+_OURS, _AUTHORS = "blocks.0.W_Q", "encoder.0.attention.queries.weight"
+
+
+def open_checkpoint(text: str | Path) -> Checkpoint:
+    """Opens what a user named; reads no weights.
+
+    Args:
+        text: what `Checkpoint.open` takes, or a row of a zoo: ``ZOO#12``, the zoo by its path or
+            by its name (see `tnfn assets`). Where a file of that very name exists, it is meant.
+    """
+    path, text = Path(text), str(text)
+    if not path.exists():
+        zoo, mark, row = text.rpartition("#")
+        if mark:
+            return _open_row(text, zoo, row)
+    elif (path / "zoo.json").is_file():
+        raise CheckpointError(f"'{text}' is a zoo of many networks: name one, as in {text}#0")
+    return Checkpoint.open(path, where=text)
+
+
+def _open_row(text: str, zoo: str, row: str) -> Checkpoint:
+    if not (row.isascii() and row.isdecimal()):
+        raise CheckpointError(f"'{text}': a row is a whole number, as in {zoo}#12")
+    opened = Zoo.open(resolve(zoo, "zoo"))
+    if int(row) >= len(opened):
+        raise CheckpointError(f"'{text}': the zoo has {len(opened)} rows, counted from 0")
+    return Checkpoint(text, ZooRow(opened, int(row)))
+
+
+class ZooRow:
+    """One network of a zoo; see `transformer_nfn.files.source.TensorSource`.
+
+    A row is checked as a whole, so it is read as a whole, when its first tensor is asked for.
+    """
+
+    def __init__(self, zoo: Zoo, row: int) -> None:
+        self._zoo, self._row = zoo, row
+        self._weights: Weights = {}
+        dtype = str(zoo.about.get("dtype", "float32"))
+        self.infos = {name: TensorInfo(shape, dtype) for name, shape in zoo.space.shapes.items()}
+        self.metadata = {SPACE_KEY: zoo.space.to_json()}
+
+    def read(self, name: str) -> Tensor:
+        """One tensor."""
+        if not self._weights:
+            self._weights = {k: w[0] for k, w in self._zoo.weights([self._row]).items()}
+        return self._weights[name].clone()
+
+    def close(self) -> None:
+        """Forgets the row."""
+        self._weights = {}
+
+
+def find_network(
+    text: str | Path, space: WeightSpace | None = None, part: str | None = None
+) -> tuple[WeightSpace, Weights]:
+    """The network that a user named, in the space it lies in, as ``[1, 1, *axes]``.
+
+    Args:
+        text: see `open_checkpoint`.
+        space: the space it must lie in; else what the file says, or the zoo's network where the
+            tensors are that.
+        part: only the tensors below this name, such as ``blocks.0`` of the zoo's network; of
+            another file its space has to be given.
+    """
+    with open_checkpoint(text) as checkpoint:
+        if space is not None:
+            return read_network(checkpoint if part is None else checkpoint.part(part), space)
+        if part is None and SPACE_KEY in checkpoint.metadata:
+            return read_network(checkpoint)
+        arch = recognise(checkpoint)
+        if arch is None and part is None:
+            return read_network(checkpoint)  # which says that it needs a space
+        if arch is None:
+            raise CheckpointError(
+                f"'{checkpoint.where}': the space of its part '{part}' is not known; name it with "
+                "--space"
+            )
+        named = read_small_transformer(checkpoint, arch)
+        chosen, weights = (arch.space, named) if part is None else _block(arch, named, part, text)
+        return chosen, {name: w[None, None] for name, w in weights.items()}
+
+
+def _block(
+    arch: Architecture, named: Mapping[str, Tensor], part: str, text: str | Path
+) -> tuple[WeightSpace, Weights]:
+    if part not in [f"blocks.{i}" for i in range(arch.blocks)]:
+        raise CheckpointError(
+            f"'{text}' has no block '{part}': expected blocks.0 to blocks.{arch.blocks - 1}"
+        )
+    names = {name.removeprefix(f"{part}."): name for name in named if name.startswith(f"{part}.")}
+    return arch.block_space, {short: named[name] for short, name in names.items()}
+
+
+def recognise(checkpoint: Checkpoint) -> Architecture | None:
+    """The zoo's network that a checkpoint holds, by its names and shapes; None if it is none."""
+    try:
+        if _OURS in checkpoint:
+            heads, d_model, _ = checkpoint.info(_OURS).shape
+            blocks = sum(name.endswith(".W_Q") for name in checkpoint)
+            (classes,) = checkpoint.info("classifier.b_2").shape
+            d_ff = checkpoint.info("blocks.0.W_A").shape[1]
+            patch = checkpoint.info("embedding.W").shape[0] if "embedding.W" in checkpoint else 0
+        elif _AUTHORS in checkpoint:
+            # A file does not say how many heads share its matrices; the paper's have two.
+            heads, (d_model, _) = 2, checkpoint.info(_AUTHORS).shape
+            blocks = sum(name.endswith(".queries.weight") for name in checkpoint)
+            (classes,) = checkpoint.info("classifier.fc2.bias").shape
+            d_ff = checkpoint.info("encoder.0.fc1.weight").shape[0]
+            conv = "embedding.conv1.weight"
+            side = checkpoint.info(conv).shape[-1] if conv in checkpoint else 0
+            patch = side * side
+        else:
+            return None
+    except (CheckpointError, ValueError, IndexError):
+        return None
+    if heads == 0 or d_model % heads:
+        return None
+    return Architecture(
+        tokens=49 if patch else 512,  # of no weight's shape
+        classes=classes,
+        patch=patch,
+        d_model=d_model,
+        heads=heads,
+        d_ff=d_ff,
+        blocks=blocks,
+    )
+
+
+def read_small_transformer(checkpoint: Checkpoint, arch: Architecture) -> dict[str, Tensor]:
+    """One network under the names of ``arch.space``, each ``[*axes]``; other tensors are left.
+
+    Args:
+        checkpoint: with the names of the space, or with those of the authors' state dicts.
+        arch: what it must be.
+    """
+    found = recognise(checkpoint)
+    if found is not None and (found.blocks, found.patch) != (arch.blocks, arch.patch):
+        raise CheckpointError(
+            f"'{checkpoint.where}' is of another architecture: expected {arch.blocks} blocks and "
+            f"{arch.patch} pixels a patch, found {found.blocks} and {found.patch}"
+        )
+    if not set(arch.space.tensors) <= set(checkpoint):
+        try:
+            return from_state_dict(arch, checkpoint)
+        except ZooError as error:
+            raise CheckpointError(
+                f"'{checkpoint.where}' is of another architecture: {error}"
+            ) from error
+    for name, shape in arch.space.shapes.items():
+        if checkpoint.info(name).shape != shape:
+            raise CheckpointError(
+                f"'{checkpoint.where}' is of another architecture: '{name}' expected shape "
+                f"{list(shape)}, found {list(checkpoint.info(name).shape)}"
+            )
+    return {name: checkpoint[name] for name in arch.space.tensors}

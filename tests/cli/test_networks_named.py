@@ -1,0 +1,192 @@
+"""Every command takes every way to name a network: files, folders, rows of a zoo, names."""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from transformer_nfn.cli import main
+from transformer_nfn.files.assets import resolve
+from transformer_nfn.files.errors import CheckpointError
+from transformer_nfn.files.network import read_network, save_network
+from transformer_nfn.zoo import Zoo
+from transformer_nfn.zoo.checkpoints import find_network, open_checkpoint
+from transformer_nfn.zoo.module import to_state_dict
+
+ROW = "mnist-sample#3"
+FILES = ["ours.safetensors", "plain.safetensors", "authors.safetensors", "authors.pt"]
+FILES += ["hub", "shards", "shards/model.safetensors.index.json"]
+
+
+def tnfn(*words: object) -> tuple[int, str, str]:
+    """Exit code, output and errors of the command, run in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["tnfn", *map(str, words)]):
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def zoo() -> Zoo:
+    return Zoo.open(resolve("mnist-sample", "zoo"))
+
+
+@pytest.fixture(scope="module")
+def networks(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """One network of the zoo, in every form there is; tests must not change them."""
+    folder = tmp_path_factory.mktemp("networks")
+    named = {name: w[0] for name, w in zoo.weights([3]).items()}
+    state = to_state_dict(zoo.arch, named)
+    save_network(folder / "ours.safetensors", zoo.space, named)
+    save_file(named, folder / "plain.safetensors")
+    save_file(state, folder / "authors.safetensors")
+    torch.save(state, folder / "authors.pt")
+    (folder / "hub").mkdir()
+    torch.save(state, folder / "hub" / "pytorch_model.bin")
+    (folder / "shards").mkdir()
+    weight_map = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(named)}
+    for shard in set(weight_map.values()):
+        held = {name: named[name] for name, its in weight_map.items() if its == shard}
+        save_file(held, folder / "shards" / shard)
+    index = folder / "shards" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    return [ROW, f"{zoo.path}#3", *(str(folder / name) for name in FILES)]
+
+
+def test_every_name_gives_the_same_network(zoo: Zoo, networks: list[str]) -> None:
+    expected = zoo.weights([3])
+    for text in networks:
+        space, weights = find_network(text)
+        assert space == zoo.space
+        assert all(torch.equal(weights[name][0], w) for name, w in expected.items())
+        block_space, block = find_network(text, part="blocks.1")
+        assert block_space == zoo.block_space
+        assert torch.equal(block["W_A"][0], expected["blocks.1.W_A"])
+
+
+def test_a_row_is_read_when_its_first_tensor_is_asked_for(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(Zoo, "weights", lambda _, rows: asked.append(rows) or zoo._read(
+        zoo._rows(rows), zoo._fetch(zoo._rows(rows))))
+    with open_checkpoint(ROW) as checkpoint:
+        assert checkpoint.info("classifier.b_2").shape == (10,)
+        assert checkpoint.info("classifier.b_2").dtype == "float16"
+        assert asked == []
+        for name in checkpoint:
+            assert checkpoint[name].shape == checkpoint.info(name).shape
+    assert asked == [[3]]
+
+
+def test_fingerprint_and_predict_take_them_all(networks: list[str]) -> None:
+    code, out, err = tnfn("fingerprint", *networks, "--json")
+    assert code == 0, err
+    assert max(max(row) for row in json.loads(out)["relative_distances"]) < 1e-6
+    code, out, err = tnfn("predict", "mnist-boosting", *networks, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [p["name"] for p in found] == networks
+    assert len({p["accuracy"] for p in found}) == 1
+
+
+def test_disguise_canonical_and_compare_take_them_all(
+    networks: list[str], tmp_path: Path
+) -> None:
+    for i, text in enumerate(networks):
+        out = tmp_path / f"{i}.safetensors"
+        command = "disguise" if i % 2 else "canonical"
+        assert tnfn(command, text, "--out", out)[0] == 0
+        code, _, err = tnfn("compare", text, ROW, "--part", "blocks.0", "--json")
+        assert code == 0, err
+    other = tnfn("compare", networks[-1], "mnist-sample#4", "--part", "blocks.0")
+    assert other[0] == 1
+    assert "the outputs differ on the witness" in other[1]
+
+
+def test_a_disguised_network_is_known_as_a_whole_and_predicted_alike(
+    zoo: Zoo, tmp_path: Path
+) -> None:
+    original, disguised = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_network(original, zoo.space, {n: w[0].double() for n, w in zoo.weights([3]).items()})
+    assert tnfn("disguise", original, "--out", disguised)[0] == 0
+    code, out, err = tnfn("compare", original, disguised, "--json")
+    assert code == 0, err
+    assert json.loads(out)["same_orbit"] is True
+    code, out, err = tnfn("predict", "mnist-boosting", original, disguised, "--json")
+    assert code == 0, err
+    first, second = json.loads(out)
+    assert abs(first["accuracy"] - second["accuracy"]) < 1e-3
+
+
+def test_unlike_whole_networks_are_told_what_can_be_compared() -> None:
+    code, _, err = tnfn("compare", "mnist-sample#3", "mnist-sample#4")
+    assert code == 2
+    assert err.startswith("error: no group element takes 'mnist-sample#3' to 'mnist-sample#4'")
+    assert err.endswith("compare their blocks with --part blocks.0\n")
+
+
+def test_a_part_of_any_file_lies_in_the_space_that_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "two.pt"
+    parts = {f"layers.{i}.{n}": torch.randn(2, 6, 4) for i in range(2) for n in ("W_Q", "W_K")}
+    parts |= {f"layers.{i}.W_V": torch.randn(2, 6, 3) for i in range(2)}
+    parts |= {f"layers.{i}.W_O": torch.randn(2, 3, 6) for i in range(2)}
+    torch.save(parts, path)
+    words = [path, "--part", "layers.1", "--space", "multi_head:6,2,4,3"]
+    out = tmp_path / "canonical.safetensors"
+    code, _, err = tnfn("canonical", *words, "--out", out)
+    assert code == 0, err
+    assert read_network(out)[1]["W_Q"].shape == (1, 1, 2, 6, 4)
+    code, _, err = tnfn("fingerprint", path, "--part", "layers.1")
+    assert code == 2
+    assert "two.pt': the space of its part 'layers.1' is not known; name it with --space" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mnist-sample#x", "a row is a whole number, as in mnist-sample#12"),
+        ("mnist-sample#-1", "a row is a whole number"),
+        ("mnist-sample#160", "'mnist-sample#160': the zoo has 160 rows, counted from 0"),
+        ("mnist-boosting#0", "'mnist-boosting' is a predictor, expected a zoo"),
+        ("nowhere#0", "there is no folder 'nowhere' and no zoo of that name"),
+        ("some/where#0", "'some/where' is not a zoo"),
+        ("nowhere", "there is no file 'nowhere'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["predict", "fingerprint"])
+def test_a_name_for_nothing_is_one_sentence(command: str, text: str, words: str) -> None:
+    run = ["mnist-boosting"] if command == "predict" else []
+    code, _, err = tnfn(command, *run, text)
+    assert code == 2
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_zoo_is_no_network_and_a_file_named_like_a_row_is(
+    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CheckpointError, match=r"is a zoo of many networks: name one, as in .*#0"):
+        open_checkpoint(zoo.path)
+    monkeypatch.chdir(tmp_path)
+    save_file({"W": torch.ones(2)}, "mnist-sample#3")
+    assert list(open_checkpoint("mnist-sample#3")) == ["W"]
+
+
+def test_blocks_that_are_not_there_are_named(networks: list[str]) -> None:
+    with pytest.raises(CheckpointError, match=r"no block 'blocks\.2': expected blocks\.0 to block"):
+        find_network(networks[-1], part="blocks.2")
+    code, _, err = tnfn("predict", "ag-news-boosting", ROW)
+    assert code == 2
+    assert "'mnist-sample#3' is of another architecture: expected 2 blocks and 0 pixels" in err
