@@ -18,6 +18,10 @@ SIX = {
 }
 ALL = {
     **SIX,
+    "decoder_stack": spaces.decoder_stack(2, 6, 2, 2, 4, 3, 7, d_in=5, d_out=3),
+    "decoder_stack, neighbours, no biases": spaces.decoder_stack(
+        1, 6, 2, 3, 4, 3, 7, d_in=5, d_out=3, biases=False, rotary="neighbours"
+    ),
     "multi_head": spaces.multi_head(7, 3, 4, 5),
     "stack, fixed between": spaces.stack(spaces.attention_block(6, 2, 3, 4, 9), 2),
     "stack, permuted between": spaces.stack(

@@ -22,7 +22,7 @@ def act(g: Element, weights: Weights) -> Weights:
         moved[shift.tensor] = given[shift.tensor] + c
         if shift.through is not None and shift.into is not None:
             moved[shift.into] = given[shift.into] - _summed(
-                space, shift.tensor, shift.through, c, given
+                space, (shift.tensor, shift.through, shift.into), c, given
             )
     out = {}
     for name, spec in space.tensors.items():
@@ -35,14 +35,14 @@ def act(g: Element, weights: Weights) -> Weights:
 
 
 def _summed(
-    space: WeightSpace, tensor: str, through: str, c: np.ndarray, given: dict[str, np.ndarray]
+    space: WeightSpace, names: tuple[str, str, str], c: np.ndarray, given: dict[str, np.ndarray]
 ) -> np.ndarray:
-    own, via = space.tensors[tensor].axes, space.tensors[through].axes
-    W = given[through]
-    out = np.zeros([n for n, a in zip(W.shape, via, strict=True) if a not in own])
+    own, via, into = (space.tensors[name].axes for name in names)
+    W = given[names[1]]
+    out = np.zeros(space.shape(names[2]))
     for place in np.ndindex(*W.shape):
         at = dict(zip(via, place, strict=True))
-        rest = tuple(i for a, i in at.items() if a not in own)
+        rest = tuple(at[a] for a in into)
         loose = [range(space.axes[a].size) if a not in at else (at[a],) for a in own]
         for index in itertools.product(*loose):
             out[rest] += c[index] * W[place]

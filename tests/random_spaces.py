@@ -105,7 +105,11 @@ def _shifts(draw: st.DrawFn, axes: dict[str, Axis], tensors: dict[str, str]) -> 
     taken = [*_owners(axes, word.rstrip("*")), opposite]
     gone = {w.rstrip("*") for w in taken}
     tensors["c"] = " ".join(taken)
-    tensors["b"] = " ".join(w for w in words if w.rstrip("*") not in gone)
+    left = [w for w in words if w.rstrip("*") not in gone]
+    inner = {a for w in left for a in _owners(axes, w.rstrip("*"))}
+    # What the bias lacks is summed over.
+    summed = draw(st.integers(0, 2)) == 0
+    tensors["b"] = " ".join(w for w in left if not summed or w[0] in "fg" or w in inner)
     return [Shift("c", through=through, into="b")]
 
 

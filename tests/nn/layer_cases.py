@@ -15,6 +15,7 @@ SPACES = {
     "grouped_query_block": spaces.grouped_query_block(4, 2, 3, 3, 2, 5),
     "rope_block": spaces.rope_block(4, 2, 4, 2, 5),
     "swiglu_block": spaces.swiglu_block(4, 2, 3, 2, 5),
+    "decoder_stack": spaces.decoder_stack(1, 4, 2, 2, 4, 2, 3, d_in=2, d_out=2),
     "stack": spaces.stack(BLOCK, 2),
     "permuted stack": spaces.stack(spaces.biased_block(4, 2, 3, 2, 5), 2, between="permuted"),
     "permuted rope": spaces.stack(spaces.rope_block(4, 2, 4, 2, 5), 2, between="permuted"),

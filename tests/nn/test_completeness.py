@@ -119,6 +119,30 @@ def test_every_ready_space_has_all_maps(space: WeightSpace) -> None:
     assert count(Invariant(space, 1, 1)) == invariant
 
 
+def matched(axis: spaces.Axis, free: int = 2) -> WeightSpace:
+    """One axis under test, carried plain by two tensors and dual by one."""
+    axes = [spaces.Axis.free("f", free), spaces.Axis.perm("p", 3), axis]
+    tensors = {"X": f"p f {axis.name}", "x": f"p {axis.name}", "Y": f"p {axis.name}* f", "z": "p"}
+    return WeightSpace.build(f"{axis.kind} {axis.form}", axes, tensors)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        matched(spaces.Axis.scale("s", 2, of="p")),
+        matched(spaces.Axis.positive("s", 2, of="p")),
+        matched(spaces.Axis.scale("s", 2), free=1),
+        matched(spaces.Axis.linear("s", 2, of="p", form="complex_halves")),
+        matched(spaces.Axis.linear("s", 4, of="p", form="complex_halves"), free=1),
+    ],
+    ids=lambda space: space.name,
+)
+def test_every_action_without_self_products_has_all_maps(space: WeightSpace) -> None:
+    equivariant, invariant = all_maps(space)
+    assert count(Equivariant(space, 1, 1)) == equivariant
+    assert count(Invariant(space, 1, 1)) == invariant
+
+
 @pytest.mark.parametrize("sizes", [(1, 2, 1, 1, 2), (2, 2, 1, 1, 1), (1, 1, 1, 1, 1)])
 def test_axes_of_size_one_make_levels_coincide(sizes: tuple[int, ...]) -> None:
     # With one neuron "the sum over neurons" and "this neuron" are the same number, so the layer

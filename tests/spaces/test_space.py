@@ -124,7 +124,27 @@ def test_check_finds_values_that_are_not_finite(value):
     BLOCK.check(weights, finite=False)
 
 
+def test_a_decoder_of_parts_shares_one_stream():
+    space = spaces.decoder_stack(2, 6, 2, 3, 4, 5, 7, d_in=5, d_out=3)
+    assert space.tensors["0.W_Q"].words() == ["0.group", "0.query", "stream", "0.qk"]
+    assert space.axes["1.qk"].form == "complex_halves"
+    assert [s.tensor for s in space.shifts] == ["0.b_V", "1.b_V"]  # rotary positions keep b_K
+    assert sum("stream" in spec.axes for spec in space.tensors.values()) == 25
+    plain = spaces.attention_part("x", "y", heads=2, d_k=3, d_v=3, biases=True)
+    assert [s.tensor for s in plain.shifts] == ["b_V", "b_K"]
+
+
 BAD_SPACES = {
+    "parts that disagree": (
+        lambda: spaces.compose(
+            "s", spaces.axis_part(Axis.free("x", 2)), spaces.axis_part(Axis.perm("x", 2))
+        ),
+        "two parts of 's' disagree about axis 'x'",
+    ),
+    "a part twice": (
+        lambda: spaces.compose("s", *2 * [spaces.map_part("W", "x", "y")]),
+        "two parts of 's' have a tensor 'W'",
+    ),
     "unknown axis": (lambda: build({"W": "free q"}), "tensor 'W' carries unknown axis 'q'"),
     "dual of a perm": (lambda: build({"W": "head* free"}), "marks perm axis 'head' as dual"),
     "linear without parent": (lambda: build({"W": "free qk"}), "must carry 'head' once, found 0"),

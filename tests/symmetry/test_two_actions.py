@@ -179,7 +179,13 @@ REFUSED = {
         lambda: space_of(
             {"c": "group qk", "X": "group qk* in", "b": "group"}, [Shift("c", "X", "b")]
         ),
-        "leaves the axes in, but 'b' carries group",
+        "to carry every axis of 'b' as it does, found 'group'",
+    ),
+    "shift over another matrix": (
+        lambda: space_of(
+            {"c": "group qk", "X": "group qk* rope in", "b": "in"}, [Shift("c", "X", "b")]
+        ),
+        "would sum over 'rope', on which matrices act",
     ),
     "shift of a shift": (
         lambda: space_of(

@@ -67,6 +67,18 @@ def _residual_stack(space: WeightSpace) -> Architecture:
     )
 
 
+def _decoder_stack(space: WeightSpace) -> Architecture:
+    freedoms = [Scale("gain", "stream", ("g",), ("W_C",))]
+    for i in range(space.options["blocks"]):
+        freedoms += _gains(i, ("g_1",), ("g_2",), ("W_G", "W_U"))
+    return Architecture(
+        space,
+        _bound(functional.decoder_stack, space.options),
+        Vectors(width=space.axes["token"].size),
+        freedoms=tuple(freedoms),
+    )
+
+
 def _gains(
     i: int, first: tuple[str, ...], second: tuple[str, ...], readers: tuple[str, ...]
 ) -> list[Scale]:
@@ -87,6 +99,7 @@ KNOWN: dict[str, Build] = {
     **{name: _block for name in BLOCKS},
     "stack": _stack,
     "residual_stack": _residual_stack,
+    "decoder_stack": _decoder_stack,
     SMALL_TRANSFORMER: small_transformer_of,
 }
 """Builders by the name that stands in a space (`WeightSpace.architecture`), and in its JSON. Add

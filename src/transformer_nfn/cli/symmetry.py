@@ -33,7 +33,10 @@ SPACE_HELP = """NAME is one of the ready spaces, SIZES its whole numbers in orde
   attention_block:D,heads,Dk,Dv,Dff   (also biased_block, rope_block, swiglu_block)
   grouped_query_block:D,groups,queries,Dk,Dv,Dff
   residual_stack:blocks,D,heads,Dk,Dv,Dff,Din,Dout
+  decoder_stack:blocks,D,groups,queries,Dk,Dv,Dff,Din,Dout
 """
+WITH_ENDS = {"residual_stack": 8, "decoder_stack": 9}
+"""Spaces with an input and an output of their own, and how many sizes they have."""
 
 
 def parse_space(text: str) -> WeightSpace:
@@ -54,8 +57,8 @@ def parse_space(text: str) -> WeightSpace:
         ) from None
     build = getattr(spaces, name)
     try:
-        if name == "residual_stack" and len(numbers) == 8:
-            built = build(*numbers[:6], d_in=numbers[6], d_out=numbers[7])
+        if len(numbers) == WITH_ENDS.get(name):
+            built = build(*numbers[:-2], d_in=numbers[-2], d_out=numbers[-1])
         else:
             built = build(*numbers)
     except TypeError:

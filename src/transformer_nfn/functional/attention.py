@@ -21,6 +21,11 @@ def layer_norm(x: Tensor, eps: float = 0.0) -> Tensor:
     return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + eps)
 
 
+def rms_norm(x: Tensor, eps: float = 0.0) -> Tensor:
+    """RMS norm without gain, along the last axis: ``√D x / ‖x‖``."""
+    return x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
 def inputs_for(X: Tensor, weight: Tensor, axes: int) -> Tensor:
     """``X`` lined up with weights that have ``weight.ndim - axes`` leading axes.
 
@@ -79,22 +84,40 @@ def multi_head(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     return out + weights["b_O"].unsqueeze(-2) if "b_O" in weights else out
 
 
-def grouped_query(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+def grouped_query(
+    X: Tensor,
+    weights: Mapping[str, Tensor],
+    *,
+    base: float | None = None,
+    pairing: str = "neighbours",
+) -> Tensor:
     """Grouped-query attention: each key/value group serves several queries.
 
     Args:
         X: see `inputs_for`.
         weights: ``W_Q [*lead, G, r, D, D_k]``, ``W_K [*lead, G, D, D_k]``,
-            ``W_V [*lead, G, D, D_v]``, ``W_O [*lead, G, r, D_v, D]``.
+            ``W_V [*lead, G, D, D_v]``, ``W_O [*lead, G, r, D_v, D]``; biases
+            ``b_Q [*lead, G, r, D_k]``, ``b_K [*lead, G, D_k]``, ``b_V [*lead, G, D_v]``,
+            ``b_O [*lead, D]`` are used where present.
+        base: of rotary positions on queries and keys; None for no positions.
+        pairing: which entries turn together, ``neighbours`` or ``halves``.
     """
     W_Q = weights["W_Q"]
     X = inputs_for(X, W_Q, 4)
     _check_width(X, W_Q, "W_Q")
     tokens = X.unsqueeze(-3).unsqueeze(-3)
+    queries = tokens @ W_Q
     keys = tokens @ weights["W_K"].unsqueeze(-3)
     values = tokens @ weights["W_V"].unsqueeze(-3)
-    heads = softmax_scores(tokens @ W_Q, keys) @ values
-    return (heads @ weights["W_O"]).sum((-3, -4))
+    if "b_Q" in weights:
+        queries = queries + weights["b_Q"].unsqueeze(-2)
+        keys = keys + weights["b_K"].unsqueeze(-2).unsqueeze(-2)
+        values = values + weights["b_V"].unsqueeze(-2).unsqueeze(-2)
+    if base is not None:
+        queries, keys = (_rotate(x, base, pairing) for x in (queries, keys))
+    heads = softmax_scores(queries, keys) @ values
+    out = (heads @ weights["W_O"]).sum((-3, -4))
+    return out + weights["b_O"].unsqueeze(-2) if "b_O" in weights else out
 
 
 def rotary(X: Tensor, weights: Mapping[str, Tensor], base: float = 10000.0) -> Tensor:
@@ -108,11 +131,14 @@ def rotary(X: Tensor, weights: Mapping[str, Tensor], base: float = 10000.0) -> T
     return (heads @ weights["W_O"]).sum(-3)
 
 
-def _rotate(x: Tensor, base: float) -> Tensor:
-    """Turns neighbouring pairs of ``x [..., L, n]`` by angles that grow with the position."""
+def _rotate(x: Tensor, base: float, pairing: str = "neighbours") -> Tensor:
+    """Turns pairs of ``x [..., L, n]`` by angles that grow with the position."""
     length, n = x.shape[-2:]
     frequency = base ** (-torch.arange(0, n, 2, dtype=x.dtype, device=x.device) / n)
     angle = torch.arange(length, dtype=x.dtype, device=x.device).unsqueeze(-1) * frequency
     cos, sin = angle.cos(), angle.sin()
+    if pairing == "halves":
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)

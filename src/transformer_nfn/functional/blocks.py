@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.attention import (
     grouped_query,
     inputs_for,
     layer_norm,
     multi_head,
+    rms_norm,
     rotary,
 )
-from transformer_nfn.spaces import WeightSpace
-
-Forward = Callable[..., Tensor]
 
 
 def mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -54,10 +50,7 @@ def rope_block(X: Tensor, weights: Mapping[str, Tensor], *, base: float = 10000.
 
 def swiglu_block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     """The paper's block with a gated MLP, ``(silu(x W_G) ∘ x W_U) W_D``."""
-    x = layer_norm(multi_head(X, weights))
-    gate = silu(x @ weights["W_G"])
-    hidden = gate * (x @ weights["W_U"].squeeze(-1))
-    return layer_norm(hidden @ weights["W_D"].squeeze(-2))
+    return layer_norm(gated_mlp(layer_norm(multi_head(X, weights)), weights))
 
 
 def residual_stack(X: Tensor, weights: Mapping[str, Tensor], *, blocks: int) -> Tensor:
@@ -75,56 +68,37 @@ def residual_stack(X: Tensor, weights: Mapping[str, Tensor], *, blocks: int) -> 
     return norm(x, "g", "b") @ weights["W_C"] + weights["b_C"].unsqueeze(-2)
 
 
-def stack(
-    X: Tensor,
-    weights: Mapping[str, Tensor],
-    *,
-    depth: int,
-    block: str,
-    block_options: Mapping[str, Any] | None = None,
+def decoder_stack(
+    X: Tensor, weights: Mapping[str, Tensor], *, blocks: int, base: float, pairing: str
 ) -> Tensor:
-    """``depth`` blocks of one architecture, each fed with the output of the one before."""
-    first = next(iter(_part(weights, 0).items()))
-    X = inputs_for(X, first[1], 3)
-    for i in range(depth):
-        X = FORWARDS[block](X, _part(weights, i), **(block_options or {}))
-    return X
+    """A decoder of today's kind: RMS norms, grouped queries with rotary positions, gated MLPs.
+
+    Embed, ``x + f(norm(x))`` twice a block, norm, head; no mask, as everywhere here.
+    """
+
+    def norm(x: Tensor, gain: str) -> Tensor:
+        return rms_norm(x) * weights[gain].unsqueeze(-2)
+
+    X = inputs_for(X, weights["W_E"], 2)
+    x = X @ weights["W_E"]
+    for i in range(blocks):
+        own = _part(weights, i)
+        attended = grouped_query(norm(x, f"{i}.g_1"), own, base=base, pairing=pairing)
+        x = x + attended
+        x = x + gated_mlp(norm(x, f"{i}.g_2"), own)
+    return norm(x, "g") @ weights["W_C"]
+
+
+def gated_mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """``(silu(x W_G + b_G) ∘ (x W_U + b_U)) W_D + b_D``, biases where present."""
+    gate, up = x @ weights["W_G"], x @ weights["W_U"].squeeze(-1)
+    if "b_G" in weights:
+        gate = gate + weights["b_G"].unsqueeze(-2)
+        up = up + weights["b_U"].squeeze(-1).unsqueeze(-2)
+    out = (silu(gate) * up) @ weights["W_D"].squeeze(-2)
+    return out + weights["b_D"].unsqueeze(-2) if "b_D" in weights else out
 
 
 def _part(weights: Mapping[str, Tensor], i: int) -> dict[str, Tensor]:
     prefix = f"{i}."
     return {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
-
-
-FORWARDS: dict[str, Forward] = {
-    "multi_head": multi_head,
-    "attention_block": block,
-    "biased_block": block,
-    "grouped_query_block": grouped_query_block,
-    "rope_block": rope_block,
-    "swiglu_block": swiglu_block,
-    "residual_stack": residual_stack,
-    "stack": stack,
-}
-
-
-def forward_of(space: WeightSpace) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
-    """The reference forward of a space, as a function of ``X`` and the weights.
-
-    Architectures of your own: add a function to ``FORWARDS`` and name it in the space.
-    """
-    if space.architecture is None or space.architecture not in FORWARDS:
-        raise SpaceError(
-            f"space '{space.name}' has no reference forward "
-            f"(architecture {space.architecture!r}; known: {', '.join(FORWARDS)})"
-        )
-    function = FORWARDS[space.architecture]
-    return lambda X, weights: function(X, weights, **space.options)
-
-
-def input_width(space: WeightSpace) -> int:
-    """The width of the inputs the reference forward takes."""
-    for axis in ("input", "token", "stream0"):
-        if axis in space.axes:
-            return space.axes[axis].size
-    raise SpaceError(f"space '{space.name}' has no axis 'input', 'token' or 'stream0' to feed")

@@ -104,13 +104,11 @@ class Element:
         out = dict(weights)
         for shift in self.space.shifts:
             constant = self.shifts[shift.tensor]
-            spec = self.space.tensors[shift.tensor]
             if self.batch is not None:
                 constant = constant.reshape(self.batch, *[1] * (lead - 1), *constant.shape[1:])
             out[shift.tensor] = out[shift.tensor] + constant
             if shift.into is not None and shift.through is not None:
-                through = self.space.tensors[shift.through]
-                given = contract(constant, spec, weights[shift.through], through)
+                given = contract(self.space, shift, constant, weights[shift.through])
                 out[shift.into] = out[shift.into] - given
         return out
 

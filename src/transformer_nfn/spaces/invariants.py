@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.spaces.derivation import Joined, Product
-from transformer_nfn.spaces.tensors import TensorSpec, Weights
+from transformer_nfn.spaces.tensors import Shift, Weights
 
 if TYPE_CHECKING:
     from transformer_nfn.spaces.space import WeightSpace
@@ -25,12 +25,7 @@ def fold(space: WeightSpace, weights: Mapping[str, Tensor]) -> Weights:
     out = dict(weights)
     for shift in space.shifts:
         if shift.into is not None and shift.through is not None:
-            given = contract(
-                weights[shift.tensor],
-                space.tensors[shift.tensor],
-                weights[shift.through],
-                space.tensors[shift.through],
-            )
+            given = contract(space, shift, weights[shift.tensor], weights[shift.through])
             out[shift.into] = out[shift.into] + given
         out[shift.tensor] = torch.zeros_like(out[shift.tensor])
     return out
@@ -99,13 +94,12 @@ def products(space: WeightSpace, weights: Mapping[str, Tensor]) -> dict[str, Ten
     return {p.name: product(space, folded, p) for p in space.products}
 
 
-def contract(constant: Tensor, spec: TensorSpec, through: Tensor, via: TensorSpec) -> Tensor:
-    """``Σ c W`` over every axis of the constant: what the bias it moves into must lose."""
-    letters = {
-        axis: chr(ord("a") + i) for i, axis in enumerate(dict.fromkeys(spec.axes + via.axes))
-    }
-    left = "".join(letters[a] for a in spec.axes)
-    right = "".join(letters[a] for a in via.axes)
-    rest = "".join(letters[a] for a in via.axes if a not in spec.axes)
+def contract(space: WeightSpace, shift: Shift, constant: Tensor, through: Tensor) -> Tensor:
+    """``Σ c W`` over every axis that the bias it moves into lacks: what that bias must lose."""
+    if shift.through is None or shift.into is None:
+        raise ValueError(f"nothing takes up the shift of '{shift.tensor}'")
+    own, via, into = (space.tensors[t].axes for t in (shift.tensor, shift.through, shift.into))
+    letters = {a: chr(ord("a") + i) for i, a in enumerate(dict.fromkeys((*own, *via)))}
+    left, right, rest = ("".join(letters[a] for a in axes) for axes in (own, via, into))
     wide = torch.promote_types(constant.dtype, through.dtype)
     return torch.einsum(f"...{left},...{right}->...{rest}", constant.to(wide), through.to(wide))

@@ -7,6 +7,15 @@ from dataclasses import replace
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces.axis import Axis
+from transformer_nfn.spaces.parts import (
+    Rotary,
+    attention_part,
+    axis_part,
+    compose,
+    map_part,
+    mlp_part,
+    norm_part,
+)
 from transformer_nfn.spaces.space import WeightSpace
 from transformer_nfn.spaces.tensors import Shift
 
@@ -171,6 +180,67 @@ def residual_stack(
     )
 
 
+def decoder_stack(
+    blocks: int,
+    d_model: int,
+    groups: int,
+    queries: int,
+    d_k: int,
+    d_v: int,
+    d_ff: int,
+    *,
+    d_in: int,
+    d_out: int,
+    biases: bool = True,
+    rotary: Rotary = "halves",
+    base: float = 10000.0,
+) -> WeightSpace:
+    """A decoder of today's kind, composed of parts around one residual stream.
+
+    RMS norms with gains, grouped queries with rotary positions, gated MLPs, biases. One
+    permutation acts on the whole stream.
+
+    Args:
+        blocks: how many.
+        d_model: width of the stream.
+        groups: key/value heads, each shared by ``queries`` queries.
+        queries: see ``groups``.
+        d_k: of queries and keys, even.
+        d_v: of values.
+        d_ff: neurons.
+        d_in: of the input.
+        d_out: logits.
+        biases: whether attention and MLP have biases.
+        rotary: how entries are paired, ``halves`` (as in Llama's files) or ``neighbours``.
+        base: of the rotary frequencies.
+    """
+    shared = Axis.free("token", d_in), Axis.perm("stream", d_model), Axis.free("logit", d_out)
+    parts = [
+        axis_part(*shared),
+        map_part("W_E", "token", "stream"),
+    ]
+    for i in range(blocks):
+        parts += [
+            norm_part("stream", f"{i}.g_1"),
+            attention_part(
+                "stream",
+                "stream",
+                heads=groups,
+                queries=queries,
+                d_k=d_k,
+                d_v=d_v,
+                rotary=rotary,
+                biases=biases,
+                prefix=f"{i}.",
+            ),
+            norm_part("stream", f"{i}.g_2"),
+            mlp_part("stream", "stream", d_ff=d_ff, gated=True, biases=biases, prefix=f"{i}."),
+        ]
+    parts += [norm_part("stream", "g"), map_part("W_C", "stream", "logit")]
+    options = {"blocks": blocks, "base": base, "pairing": rotary}
+    return compose("decoder_stack", *parts, architecture="decoder_stack", options=options)
+
+
 def stack(block: WeightSpace, depth: int, *, between: str = "fixed") -> WeightSpace:
     """``depth`` blocks one after another, tensors named ``0.W_Q``, ``1.W_Q``, …
 
@@ -230,4 +300,5 @@ READY: Mapping[str, str] = {
     "grouped_query_block": "grouped-query attention",
     "rope_block": "rotary positions",
     "swiglu_block": "gated MLP",
+    "decoder_stack": "RMS norms, grouped queries, rotary positions, gated MLP, one stream",
 }

@@ -33,15 +33,18 @@ def _check_taken_up(space: WeightSpace, shift: Shift, through: str, into: str) -
     if into in moved or through in changed:
         raise SpaceError(f"{what} uses a tensor that another shift changes")
     constant, via, target = (space.tensors[name] for name in (shift.tensor, through, into))
-    for spec in (constant, via):
+    for spec in (constant, via, target):
         if len(set(spec.axes)) < len(spec.axes):
             raise SpaceError(f"{what} needs tensors that carry every axis once")
-    left = [word for word in via.words() if word.rstrip("*") not in constant.axes]
-    if left != target.words():
-        raise SpaceError(
-            f"{what} leaves the axes {' '.join(left) or 'none'}, but '{into}' carries "
-            f"{' '.join(target.words()) or 'none'}"
-        )
+    for word in target.words():
+        if word not in via.words() or word.rstrip("*") in constant.axes:
+            raise SpaceError(
+                f"{what} needs '{through}', but not '{shift.tensor}', to carry every axis of "
+                f"'{into}' as it does, found '{word}'"
+            )
+    for axis in space.rebased(through):
+        if axis not in (*constant.axes, *target.axes):
+            raise SpaceError(f"{what} would sum over '{axis}', on which matrices act")
     for axis in space.rebased(shift.tensor):
         opposite = (axis in constant.dual) != (axis in via.dual)
         if axis not in via.axes or not (opposite or space.axes[axis].action.self_dual):

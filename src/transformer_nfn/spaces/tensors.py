@@ -46,7 +46,8 @@ class Shift:
     """A bias that may be moved freely, because another one takes the change up.
 
     ``tensor`` may receive any constant ``c`` (of its own shape) if ``into`` loses ``c``
-    contracted with ``through``: ``b_V → b_V + c`` with ``b_O → b_O − Σ c W_O``. Without
+    contracted with ``through``: ``b_V → b_V + c`` with ``b_O → b_O − Σ c W_O``, summed over all
+    axes that ``into`` lacks (over heads, and over the queries that share a value). Without
     ``through`` and ``into`` nothing has to make up for it: the key bias ``b_K`` drops out of
     the softmax, so it may be anything at all.
     """

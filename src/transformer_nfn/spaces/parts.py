@@ -1,0 +1,171 @@
+"""Which parts is a transformer made of? Attention, MLP, norm and maps, each as axes and tensors.
+
+A part names the axes it reads and writes; parts that name the same axis are joined by it. One
+stream through embedding, blocks and head is one axis, and so is one permutation of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.spaces.axis import Axis
+from transformer_nfn.spaces.space import WeightSpace
+from transformer_nfn.spaces.tensors import Shift
+
+Rotary = Literal["neighbours", "halves"]
+FORMS = {None: "general", "neighbours": "complex", "halves": "complex_halves"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some axes and tensors of a space, to be composed with others.
+
+    Attributes:
+        axes: the axes that belong to the part (those it reads and writes are given elsewhere).
+        tensors: one line for each tensor, as in `WeightSpace.build`.
+        shifts: biases of the part that may be moved.
+    """
+
+    axes: tuple[Axis, ...] = ()
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    shifts: tuple[Shift, ...] = ()
+
+
+def compose(
+    name: str,
+    *parts: Part,
+    architecture: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> WeightSpace:
+    """One space from parts, in order; axes of one name must be the same axis."""
+    axes: dict[str, Axis] = {}
+    tensors: dict[str, str] = {}
+    shifts: list[Shift] = []
+    for part in parts:
+        for axis in part.axes:
+            if axes.setdefault(axis.name, axis) != axis:
+                raise SpaceError(f"two parts of '{name}' disagree about axis '{axis.name}'")
+        for tensor, words in part.tensors.items():
+            if tensor in tensors:
+                raise SpaceError(f"two parts of '{name}' have a tensor '{tensor}'")
+            tensors[tensor] = words
+        shifts += part.shifts
+    return WeightSpace.build(
+        name, axes.values(), tensors, shifts=shifts, architecture=architecture, options=options
+    )
+
+
+def axis_part(*axes: Axis) -> Part:
+    """Axes that several parts share: the input, the stream, the logits."""
+    return Part(axes)
+
+
+def map_part(weight: str, read: str, write: str, *, bias: str | None = None) -> Part:
+    """A linear map ``x W + b``: an embedding, a head."""
+    return Part((), {weight: f"{read} {write}"} | ({bias: write} if bias else {}))
+
+
+def norm_part(stream: str, gain: str, *, bias: str | None = None) -> Part:
+    """The gain (and bias) of a LayerNorm or RMS norm, which move with the stream."""
+    return Part((), {gain: stream} | ({bias: stream} if bias else {}))
+
+
+def attention_part(
+    read: str,
+    write: str,
+    *,
+    heads: int,
+    d_k: int,
+    d_v: int,
+    queries: int | None = None,
+    rotary: Rotary | None = None,
+    biases: bool = False,
+    prefix: str = "",
+) -> Part:
+    """Attention from the axis ``read`` to the axis ``write``.
+
+    Args:
+        read: the axis that W_Q, W_K and W_V read.
+        write: the axis that W_O writes.
+        heads: how many; with ``queries``, how many key/value groups.
+        d_k: of queries and keys.
+        d_v: of values.
+        queries: queries that share one key/value group; None for one each.
+        rotary: how rotary positions pair the entries of Q and K; None for no such positions, so
+            that any invertible matrix may act between them.
+        biases: whether Q, K, V and O have biases. The value bias may move into the output bias;
+            the key bias drops out, but not under rotary positions.
+        prefix: put before the names of tensors and of the part's own axes, ``0.``.
+    """
+    owner = f"{prefix}{'head' if queries is None else 'group'}"
+    qk, vo = f"{prefix}qk", f"{prefix}vo"
+    axes = [
+        Axis.perm(owner, heads),
+        Axis.linear(qk, d_k, of=owner, form=FORMS[rotary]),
+        Axis.linear(vo, d_v, of=owner),
+    ]
+    each = owner
+    if queries is not None:
+        axes.insert(1, Axis.perm(f"{prefix}query", queries, of=owner))
+        each = f"{owner} {prefix}query"
+    tensors = {
+        f"{prefix}W_Q": f"{each} {read} {qk}",
+        f"{prefix}W_K": f"{owner} {read} {qk}*",
+        f"{prefix}W_V": f"{owner} {read} {vo}",
+        f"{prefix}W_O": f"{each} {vo}* {write}",
+    }
+    shifts = []
+    if biases:
+        tensors |= {
+            f"{prefix}b_Q": f"{each} {qk}",
+            f"{prefix}b_K": f"{owner} {qk}*",
+            f"{prefix}b_V": f"{owner} {vo}",
+            f"{prefix}b_O": write,
+        }
+        shifts.append(Shift(f"{prefix}b_V", through=f"{prefix}W_O", into=f"{prefix}b_O"))
+        if rotary is None:
+            shifts.append(Shift(f"{prefix}b_K"))
+    return Part(tuple(axes), tensors, tuple(shifts))
+
+
+def mlp_part(
+    read: str,
+    write: str,
+    *,
+    d_ff: int,
+    gated: bool = False,
+    biases: bool = True,
+    prefix: str = "",
+) -> Part:
+    """A hidden layer from ``read`` to ``write``.
+
+    Args:
+        read: the axis it reads.
+        write: the axis it writes.
+        d_ff: neurons.
+        gated: ``(φ(x W_G) ∘ x W_U) W_D``, each neuron scaled by any nonzero number between W_U
+            and W_D, instead of ``φ(x W_A) W_B``.
+        biases: whether the maps have biases.
+        prefix: put before the names of tensors and of the part's own axes.
+    """
+    neuron, gain = f"{prefix}neuron", f"{prefix}gain"
+    if not gated:
+        tensors = {f"{prefix}W_A": f"{read} {neuron}", f"{prefix}W_B": f"{neuron} {write}"}
+        if biases:
+            tensors |= {f"{prefix}b_A": neuron, f"{prefix}b_B": write}
+        return Part((Axis.perm(neuron, d_ff),), tensors)
+    tensors = {
+        f"{prefix}W_G": f"{read} {neuron}",
+        f"{prefix}W_U": f"{read} {neuron} {gain}",
+        f"{prefix}W_D": f"{neuron} {gain}* {write}",
+    }
+    if biases:
+        tensors |= {
+            f"{prefix}b_G": neuron,
+            f"{prefix}b_U": f"{neuron} {gain}",
+            f"{prefix}b_D": write,
+        }
+    return Part((Axis.perm(neuron, d_ff), Axis.scale(gain, 1, of=neuron)), tensors)
