@@ -39,6 +39,18 @@ def test_the_forward_is_the_modules(sizes):
     assert torch.allclose(alone, expected[0].detach(), atol=1e-11)
 
 
+def test_positions_of_imported_files_are_taken_over():
+    U = {name: w[0, 0] for name, w in network(WORDS).items()}
+    table = torch.randn(12, 8, generator=gen(2), dtype=torch.float64)
+    theirs = architectures.small_transformer(**WORDS.to_json(), positions=table)
+    theirs.check_invariance()
+    module = SmallTransformer(WORDS).double().eval()
+    module.load_state_dict(to_state_dict(WORDS, U))
+    module.embedding.pos_embedding = table
+    X = torch.randn(5, 8, generator=gen(3), dtype=torch.float64)
+    assert torch.allclose(theirs.forward(U, X), module(X[None])[0].detach(), atol=1e-11)
+
+
 @both
 def test_the_group_leaves_the_function_alone(sizes):
     sizes.architecture.check_invariance()

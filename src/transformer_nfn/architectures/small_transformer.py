@@ -34,6 +34,8 @@ def small_transformer(
     heads: int = 2,
     d_ff: int = 64,
     blocks: int = 2,
+    *,
+    positions: Tensor | None = None,
 ) -> Architecture:
     """The network of the Small Transformer Zoo.
 
@@ -45,6 +47,8 @@ def small_transformer(
         heads: of width ``d_model // heads``.
         d_ff: neurons of each block.
         blocks: how many.
+        positions: ``[tokens, d_model]``, where they are not the usual sinusoids (a zoo of
+            imported files keeps theirs, `Zoo.positions`).
     """
     sizes = dict(
         tokens=tokens,
@@ -55,7 +59,7 @@ def small_transformer(
         d_ff=d_ff,
         blocks=blocks,
     )
-    return from_space(_space(sizes))
+    return from_space(_space(sizes), positions)
 
 
 def _space(sizes: Mapping[str, int]) -> WeightSpace:
@@ -78,15 +82,15 @@ def _space(sizes: Mapping[str, int]) -> WeightSpace:
     return WeightSpace.build(NAME, axes.values(), tensors, architecture=NAME, options=sizes)
 
 
-def from_space(space: WeightSpace) -> Architecture:
+def from_space(space: WeightSpace, positions: Tensor | None = None) -> Architecture:
     """The architecture of a space that `small_transformer` made; its options say all sizes."""
     sizes: dict[str, int] = dict(space.options)
     images, T = sizes["patch"] > 0, sizes["tokens"]
-    positions = sinusoids(T, sizes["d_model"])
+    where = sinusoids(T, sizes["d_model"]) if positions is None else positions
 
     def forward(weights: Mapping[str, Tensor], X: Tensor) -> Tensor:
         """Logits ``[*lead, classes]`` of ``X [T, patch]``."""
-        return _forward(weights, X, positions, sizes["blocks"], images)
+        return _forward(weights, X, where, sizes["blocks"], images)
 
     lengths = (T,) if images else tuple(n for n in LENGTHS if n <= T)
     width = sizes["patch"] or sizes["d_model"]
@@ -94,7 +98,7 @@ def from_space(space: WeightSpace) -> Architecture:
         space,
         forward,
         Vectors(width=width, lengths=lengths),
-        _naming(sizes, positions),
+        _naming(sizes, where),
         freedoms=_scales(sizes["blocks"]),
     )
 
