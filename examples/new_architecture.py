@@ -1,7 +1,7 @@
 """A new architecture: grouped queries, rotary positions, gated MLP, RMS norms, one stream."""
 
 from transformer_nfn import functional, nn, spaces, symmetry
-from transformer_nfn.architectures import Architecture, Naming, Scale, Vectors
+from transformer_nfn.architectures import Architecture, Naming, Rescaling, Vectors
 from transformer_nfn.spaces import Axis, attention_part, axis_part, map_part, mlp_part, norm_part
 
 PARTS = [
@@ -21,8 +21,8 @@ NAMES = {
     "gate_up_proj.weight": "W_G: +neuron stream, W_U: +neuron stream",
     "down_proj.weight": "W_D: stream neuron",
 }
-GAIN_1 = Scale("gain_1", "stream", ("g_1",), ("W_Q", "W_K", "W_V"))
-GAIN_2 = Scale("gain_2", "stream", ("g_2",), ("W_G", "W_U"))
+GAIN_1 = Rescaling("gain_1", "stream", ("g_1",), ("W_Q", "W_K", "W_V"))
+GAIN_2 = Rescaling("gain_2", "stream", ("g_2",), ("W_G", "W_U"))
 
 
 def forward(w, X):

@@ -1,5 +1,7 @@
 """An architecture says what its weights compute; what claims too much is caught."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from transformer_nfn import functional, spaces, symmetry
 from transformer_nfn.architectures import (
     Architecture,
     Ids,
-    Scale,
+    Rescaling,
     Vectors,
     architecture_of,
     find_architecture,
@@ -77,7 +79,7 @@ def test_the_literal_scales_are_those_of_the_group():
 
 
 def test_a_gain_that_one_reader_does_not_undo_is_caught():
-    wrong = Scale("0.gain_1", "stream", ("0.g_1", "0.b_1"), ("0.W_Q", "0.W_K"))
+    wrong = Rescaling("0.gain_1", "stream", ("0.g_1", "0.b_1"), ("0.W_Q", "0.W_K"))
     claim = Architecture(PRE_NORM.space, PRE_NORM.forward, PRE_NORM.inputs, freedoms=(wrong,))
     with pytest.raises(AssertionError, match="'residual_stack, enlarged' changes its function"):
         claim.check_invariance()
@@ -112,6 +114,23 @@ def test_names_of_axes_and_tensors_decide_nothing():
     assert symmetry.canonical_form(mine, U).keys() == U.keys()
 
 
+@every_space
+def test_architectures_go_to_other_processes(space):
+    architecture = architecture_of(space)
+    back = pickle.loads(pickle.dumps(architecture))
+    assert back.space == space
+    U = {name: w[0, 0] for name, w in draw(space, 1).items()}
+    (X,) = architecture.inputs.draw(1, 4, generator=gen(1))
+    assert torch.equal(back.forward(U, X), architecture.forward(U, X))
+
+
+def test_a_space_that_does_not_have_what_its_architecture_needs_is_refused():
+    for architecture in ("attention_block", "stack", "small_transformer"):
+        wrong = WeightSpace.build("s", [Axis.free("x", 2)], {"w": "x"}, architecture=architecture)
+        with pytest.raises(SpaceError, match=f"names the architecture '{architecture}', which ne"):
+            find_architecture(wrong)
+
+
 def test_token_ids_are_inputs_too():
     space = WeightSpace.build(
         "bag of words",
@@ -144,5 +163,5 @@ def test_a_space_without_a_known_name_has_no_architecture():
             SIX["attention_block"],
             lambda w, x: x,
             Vectors(width=8),
-            freedoms=(Scale("s", "neuron", ("W_X",), ()),),
+            freedoms=(Rescaling("s", "neuron", ("W_X",), ()),),
         ).enlarged

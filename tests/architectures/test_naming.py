@@ -176,6 +176,11 @@ BAD_NAMINGS = {
         LINES | {"q": "W_Q: stream +(head qk), W_O: +(head vo) stream"},
         "cannot stand side by side",
     ),
+    "no plus": (LINES | {"q": "W_Q: head stream qk, W_K: head stream qk"}, "so a plus must say"),
+    "turns of other sizes": (
+        LINES | {"q": "W_Q: (head + qk) stream, W_V: (head + vo) stream"},
+        "cannot stand side by side",
+    ),
     "strange count": (LINES | {"{head}.n": "g: stream"}, "an axis that not all its tensors carry"),
     "two counts": (LINES | {"{head}.{qk}": "W_Q: stream"}, "must count the indices of one axis"),
 }

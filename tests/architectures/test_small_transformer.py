@@ -1,5 +1,8 @@
 """The zoo's whole network is one space: its forward is the module's, and compare answers."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -72,7 +75,7 @@ def test_positions_keep_the_first_stream_where_it_is():
 
 def test_a_negative_scale_of_a_relu_neuron_is_caught():
     right = IMAGES.architecture
-    scales = [architectures.Scale(s.name, s.of, s.plain, s.dual) for s in right.freedoms]
+    scales = [architectures.Rescaling(s.name, s.of, s.plain, s.dual) for s in right.freedoms]
     claim = architectures.Architecture(
         right.space, right.forward, right.inputs, freedoms=tuple(scales)
     )
@@ -134,6 +137,16 @@ def test_a_file_knows_its_architecture(tmp_path):
     assert space == WORDS.space
     V = WORDS.architecture.disguise(U, gen(1))
     assert symmetry.compare(space, back, V).same_function is True
+
+
+def test_sizes_and_architecture_go_to_other_processes():
+    U = {name: w[0, 0] for name, w in network(IMAGES).items()}
+    (X,) = IMAGES.architecture.inputs.draw(1, 9, generator=gen(1))
+    expected = IMAGES.architecture.forward(U, X)
+    assert len(pickle.dumps(IMAGES)) < 1000
+    for back in (pickle.loads(pickle.dumps(IMAGES)), copy.deepcopy(IMAGES)):
+        assert back == IMAGES
+        assert torch.equal(back.architecture.forward(U, X), expected)
 
 
 @both

@@ -1,7 +1,7 @@
 """What a transformer is: a space, the function its weights compute, and their names in files."""
 
 from transformer_nfn.architectures.architecture import Architecture, Forward, Stage
-from transformer_nfn.architectures.freedoms import Scale, with_freedoms
+from transformer_nfn.architectures.freedoms import Rescaling, with_freedoms
 from transformer_nfn.architectures.inputs import Ids, Inputs, Vectors
 from transformer_nfn.architectures.known import (
     KNOWN,
@@ -19,7 +19,7 @@ __all__ = [
     "Ids",
     "Inputs",
     "Naming",
-    "Scale",
+    "Rescaling",
     "Stage",
     "Vectors",
     "architecture_of",

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.freedoms import Scale, with_freedoms
+from transformer_nfn.architectures.freedoms import Rescaling, with_freedoms
 from transformer_nfn.architectures.inputs import Inputs
 from transformer_nfn.architectures.naming import Naming
 from transformer_nfn.errors import SpaceError
@@ -53,7 +53,7 @@ class Architecture:
     forward: Forward
     inputs: Inputs
     naming: Naming = field(default_factory=lambda: Naming({}))
-    freedoms: tuple[Scale | Shift, ...] = ()
+    freedoms: tuple[Rescaling | Shift, ...] = ()
     stages: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from transformer_nfn.spaces import Axis, Shift, WeightSpace
 
 
 @dataclass(frozen=True)
-class Scale:
+class Rescaling:
     """A number for each index of an axis, multiplied into some tensors and out of others.
 
     Attributes:
@@ -28,10 +28,10 @@ class Scale:
     positive: bool = False
 
 
-def with_freedoms(space: WeightSpace, freedoms: Iterable[Scale | Shift]) -> WeightSpace:
+def with_freedoms(space: WeightSpace, freedoms: Iterable[Rescaling | Shift]) -> WeightSpace:
     """The space with a larger group: scales, as axes of size 1, and further shifts of biases."""
     shifts = [freedom for freedom in freedoms if isinstance(freedom, Shift)]
-    scales = [freedom for freedom in freedoms if isinstance(freedom, Scale)]
+    scales = [freedom for freedom in freedoms if isinstance(freedom, Rescaling)]
     axes = list(space.axes.values())
     words = {name: spec.words() for name, spec in space.tensors.items()}
     for scale in scales:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from torch import Tensor
 
 from transformer_nfn import functional
 from transformer_nfn.architectures.architecture import Architecture, Forward, Stage
-from transformer_nfn.architectures.freedoms import Scale
+from transformer_nfn.architectures.freedoms import Rescaling
 from transformer_nfn.architectures.inputs import Vectors
 from transformer_nfn.architectures.small_transformer import NAME as SMALL_TRANSFORMER
 from transformer_nfn.architectures.small_transformer import from_space as small_transformer_of
@@ -43,17 +43,21 @@ def _stack(space: WeightSpace) -> Architecture:
     forward = _bound(BLOCKS[block], space.options["block_options"])
     stages = tuple(Stage(block, f"{i}.") for i in range(depth))
 
-    def whole(weights: Mapping[str, Tensor], X: Tensor) -> Tensor:
-        for stage in stages:
-            X = forward(stage_weights(stage, weights), X)
-        return X
-
+    whole = partial(_chain, forward=forward, stages=stages)
     return Architecture(space, whole, Vectors(width=space.axes["stream0"].size), stages=stages)
 
 
+def _chain(
+    weights: Mapping[str, Tensor], X: Tensor, *, forward: Forward, stages: tuple[Stage, ...]
+) -> Tensor:
+    for stage in stages:
+        X = forward(stage_weights(stage, weights), X)
+    return X
+
+
 def _residual_stack(space: WeightSpace) -> Architecture:
-    freedoms: list[Scale | Shift] = [
-        Scale("gain", "stream", ("g", "b"), ("W_C",)),
+    freedoms: list[Rescaling | Shift] = [
+        Rescaling("gain", "stream", ("g", "b"), ("W_C",)),
         Shift("b", "W_C", "b_C"),
     ]
     for i in range(space.options["blocks"]):
@@ -68,7 +72,7 @@ def _residual_stack(space: WeightSpace) -> Architecture:
 
 
 def _decoder_stack(space: WeightSpace) -> Architecture:
-    freedoms = [Scale("gain", "stream", ("g",), ("W_C",))]
+    freedoms = [Rescaling("gain", "stream", ("g",), ("W_C",))]
     for i in range(space.options["blocks"]):
         freedoms += _gains(i, ("g_1",), ("g_2",), ("W_G", "W_U"))
     return Architecture(
@@ -81,11 +85,11 @@ def _decoder_stack(space: WeightSpace) -> Architecture:
 
 def _gains(
     i: int, first: tuple[str, ...], second: tuple[str, ...], readers: tuple[str, ...]
-) -> list[Scale]:
+) -> list[Rescaling]:
     """The gains of a block's two norms, against attention and against the MLP."""
     attention = ("W_Q", "W_K", "W_V")
     return [
-        Scale(
+        Rescaling(
             f"{i}.gain_{k}",
             "stream",
             tuple(f"{i}.{name}" for name in plain),
@@ -132,8 +136,25 @@ def stage_weights(stage: Stage, weights: Mapping[str, Tensor]) -> dict[str, Tens
 
 @lru_cache(maxsize=64)
 def _built(space: WeightSpace, build: Build) -> Architecture:
-    return build(space)
+    try:
+        return build(space)
+    except KeyError as error:
+        raise SpaceError(
+            f"space '{space.name}' names the architecture '{space.architecture}', which needs an "
+            f"axis or option {error} that it does not have"
+        ) from error
 
 
 def _bound(function: Callable[..., Tensor], options: Mapping[str, object]) -> Forward:
-    return lambda weights, X: function(X, weights, **options)
+    # No closure, so that architectures can be pickled.
+    return partial(_call, function=function, options=dict(options))
+
+
+def _call(
+    weights: Mapping[str, Tensor],
+    X: Tensor,
+    *,
+    function: Callable[..., Tensor],
+    options: Mapping[str, object],
+) -> Tensor:
+    return function(X, weights, **options)

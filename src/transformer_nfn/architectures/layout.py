@@ -68,7 +68,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Part:
+class Slot:
     """One tensor of the space in a tensor of the file.
 
     Attributes:
@@ -82,16 +82,22 @@ class Part:
     axes: tuple[str, ...]
 
 
-def file_shape(space: WeightSpace, parts: Sequence[Part]) -> tuple[int, ...]:
+def file_shape(space: WeightSpace, parts: Sequence[Slot]) -> tuple[int, ...]:
     """The shape of the tensor of the file that holds ``parts``."""
     shapes = [
         tuple(prod(_size(space, a, len(parts)) for a in dim) for dim in part.layout.dims)
         for part in parts
     ]
     first, along = shapes[0], parts[0].layout.joined
+    if len(parts) > 1 and along is None and PLUS not in parts[0].layout.atoms:
+        raise SpaceError(
+            f"'{parts[0].tensor}' ({parts[0].layout.text}) shares a tensor with others, so a plus "
+            "must say along which axis"
+        )
     for part, shape in zip(parts, shapes, strict=True):
         apart = [i for i, (n, m) in enumerate(zip(first, shape, strict=False)) if n != m]
-        if len(shape) != len(first) or part.layout.joined != along or set(apart) - {along}:
+        turns = along is None and _turns(space, part) != _turns(space, parts[0])
+        if len(shape) != len(first) or part.layout.joined != along or set(apart) - {along} or turns:
             raise SpaceError(
                 f"'{parts[0].tensor}' ({parts[0].layout.text}) and '{part.tensor}' "
                 f"({part.layout.text}) cannot stand side by side in one tensor"
@@ -101,11 +107,16 @@ def file_shape(space: WeightSpace, parts: Sequence[Part]) -> tuple[int, ...]:
     return (*first[:along], sum(shape[along] for shape in shapes), *first[along + 1 :])
 
 
+def _turns(space: WeightSpace, part: Slot) -> list[int]:
+    """Sizes of all axes in the order of the file, 0 where parts take turns."""
+    return [0 if a == PLUS else space.axes[a].size for a in part.layout.atoms]
+
+
 def _size(space: WeightSpace, axis: str, parts: int) -> int:
     return parts if axis == PLUS else space.axes[axis].size
 
 
-def take(space: WeightSpace, x: Tensor, parts: Sequence[Part]) -> dict[str, Tensor]:
+def take(space: WeightSpace, x: Tensor, parts: Sequence[Slot]) -> dict[str, Tensor]:
     """The tensors of the space out of one tensor of a file, ``[*file_shape]``."""
     along = parts[0].layout.joined
     pieces: Sequence[Tensor] = [x] * len(parts)
@@ -125,7 +136,7 @@ def take(space: WeightSpace, x: Tensor, parts: Sequence[Part]) -> dict[str, Tens
     return out
 
 
-def put(space: WeightSpace, weights: dict[str, Tensor], parts: Sequence[Part]) -> Tensor:
+def put(space: WeightSpace, weights: dict[str, Tensor], parts: Sequence[Slot]) -> Tensor:
     """The inverse of `take`, bit for bit."""
     pieces = []
     for part in parts:

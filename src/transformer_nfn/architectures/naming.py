@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.layout import Layout, Part, file_shape, put, take
+from transformer_nfn.architectures.layout import Layout, Slot, file_shape, put, take
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Weights, WeightSpace
 
@@ -127,7 +127,7 @@ class Naming:
         hits = {p: sum(p + name in tensors for name in names) for p in self.prefixes}
         return max(self.prefixes, key=lambda p: hits[p])
 
-    def _readings(self, space: WeightSpace, file: str) -> list[list[Part]]:
+    def _readings(self, space: WeightSpace, file: str) -> list[list[Slot]]:
         return [
             [_part(space, file, words) for words in reading.split(",")]
             for reading in self.lines[file].split("=")
@@ -149,7 +149,7 @@ class Naming:
         return not holds
 
     def _take(
-        self, space: WeightSpace, name: str, file: str, value: Tensor, parts: list[Part]
+        self, space: WeightSpace, name: str, file: str, value: Tensor, parts: list[Slot]
     ) -> dict[str, Tensor]:
         plain = file_shape(space, parts)
         expected = self.shapes.get(file, plain)
@@ -164,7 +164,7 @@ class Naming:
         return take(space, value.detach().reshape(plain), parts)
 
 
-def _part(space: WeightSpace, file: str, words: str) -> Part:
+def _part(space: WeightSpace, file: str, words: str) -> Slot:
     name, colon, text = words.partition(":")
     name = name.strip()
     if not colon or name not in space.tensors:
@@ -178,7 +178,7 @@ def _part(space: WeightSpace, file: str, words: str) -> Part:
     misfit = layout.misfit(space, axes)
     if misfit is not None:
         raise SpaceError(f"the layout of '{name}' in '{file}' {misfit}")
-    return Part(name, layout, axes)
+    return Slot(name, layout, axes)
 
 
 def _counted(space: WeightSpace, file: str) -> Iterator[str]:
@@ -192,7 +192,7 @@ def _counted(space: WeightSpace, file: str) -> Iterator[str]:
         yield COUNTED.sub(str(i), file)
 
 
-def _stacked(space: WeightSpace, file: str, part: Part, values: list[Tensor]) -> Tensor:
+def _stacked(space: WeightSpace, file: str, part: Slot, values: list[Tensor]) -> Tensor:
     axes = COUNTED.findall(file)
     if not axes:
         return values[0]
@@ -200,7 +200,7 @@ def _stacked(space: WeightSpace, file: str, part: Part, values: list[Tensor]) ->
 
 
 def _slice(
-    space: WeightSpace, file: str, part: Part, weights: Mapping[str, Tensor], i: int
+    space: WeightSpace, file: str, part: Slot, weights: Mapping[str, Tensor], i: int
 ) -> Tensor:
     axes = COUNTED.findall(file)
     whole = weights[part.tensor]

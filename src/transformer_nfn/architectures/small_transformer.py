@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.architectures.architecture import Architecture
-from transformer_nfn.architectures.freedoms import Scale
+from transformer_nfn.architectures.freedoms import Rescaling
 from transformer_nfn.architectures.inputs import LENGTHS, Vectors
 from transformer_nfn.architectures.naming import Naming
 from transformer_nfn.functional import layer_norm, mlp, multi_head
@@ -88,15 +89,11 @@ def from_space(space: WeightSpace, positions: Tensor | None = None) -> Architect
     images, T = sizes["patch"] > 0, sizes["tokens"]
     where = sinusoids(T, sizes["d_model"]) if positions is None else positions
 
-    def forward(weights: Mapping[str, Tensor], X: Tensor) -> Tensor:
-        """Logits ``[*lead, classes]`` of ``X [T, patch]``."""
-        return _forward(weights, X, where, sizes["blocks"], images)
-
     lengths = (T,) if images else tuple(n for n in LENGTHS if n <= T)
     width = sizes["patch"] or sizes["d_model"]
     return Architecture(
         space,
-        forward,
+        partial(_forward, positions=where, blocks=sizes["blocks"], images=images),
         Vectors(width=width, lengths=lengths),
         _naming(sizes, where),
         freedoms=_scales(sizes["blocks"]),
@@ -112,8 +109,9 @@ def sinusoids(tokens: int, d_model: int) -> Tensor:
 
 
 def _forward(
-    weights: Mapping[str, Tensor], X: Tensor, positions: Tensor, blocks: int, images: bool
+    weights: Mapping[str, Tensor], X: Tensor, *, positions: Tensor, blocks: int, images: bool
 ) -> Tensor:
+    """Logits ``[*lead, classes]`` of ``X [T, patch]``, or of word vectors ``[T, d_model]``."""
     x = X
     if images:
         x = X @ weights["embedding.W"] + weights["embedding.b"].unsqueeze(-2)
@@ -129,11 +127,11 @@ def _forward(
     return out.squeeze(-2)
 
 
-def _scales(blocks: int) -> tuple[Scale, ...]:
+def _scales(blocks: int) -> tuple[Rescaling, ...]:
     """What a ReLU does not notice: a positive scale of each neuron, undone behind it."""
     at = [(f"{i}.", f"blocks.{i}.") for i in range(blocks)]
     out = [
-        Scale(
+        Rescaling(
             f"{axis}scale",
             f"{axis}neuron",
             (f"{name}W_A", f"{name}b_A"),
@@ -143,7 +141,7 @@ def _scales(blocks: int) -> tuple[Scale, ...]:
         for axis, name in at
     ]
     pair = (("classifier.W_1", "classifier.b_1"), ("classifier.W_2",))
-    return (*out, Scale("scale", "hidden", *pair, positive=True))
+    return (*out, Rescaling("scale", "hidden", *pair, positive=True))
 
 
 def _naming(sizes: Mapping[str, int], positions: Tensor) -> Naming:

@@ -124,6 +124,10 @@ class Architecture:
         """The fixed sinusoidal positions ``[tokens, d_model]``."""
         return sinusoids(self.tokens, self.d_model).to(device)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The sizes alone; what was derived from them is derived again where it is needed."""
+        return asdict(self)
+
     def to_json(self) -> dict[str, Any]:
         """The architecture as plain JSON values."""
         return asdict(self)
