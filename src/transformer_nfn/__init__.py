@@ -1,6 +1,6 @@
 """Software that reads the weights of transformers."""
 
-from transformer_nfn import errors, functional, nn, spaces, symmetry
+from transformer_nfn import architectures, errors, functional, nn, spaces, symmetry
 
-__all__ = ["errors", "functional", "nn", "spaces", "symmetry"]
+__all__ = ["architectures", "errors", "functional", "nn", "spaces", "symmetry"]
 __version__ = "0.1.0"

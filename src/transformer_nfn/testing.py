@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from transformer_nfn.functional import forward_of, input_width
+from transformer_nfn.architectures import Architecture, architecture_of
 from transformer_nfn.spaces import Element, Weights, WeightSpace
 
 TOLERANCE = {
@@ -99,7 +99,7 @@ def assert_invariant(
 
 
 def assert_same_function(
-    space: WeightSpace,
+    target: Architecture | WeightSpace,
     U: Mapping[str, Tensor],
     V: Mapping[str, Tensor],
     *,
@@ -107,35 +107,35 @@ def assert_same_function(
     tolerance: float | None = None,
     seed: int = 0,
 ) -> None:
-    """Fails unless the reference forward of ``space`` gives the same for ``U`` and ``V``.
+    """Fails unless the reference forward gives the same for ``U`` and ``V``.
 
     Args:
-        space: a space with a reference forward.
+        target: an architecture, or a space that names one.
         U: ``[batch, channels, *axes]``.
         V: the same networks in disguise.
-        X: inputs to try; random ones of 1, 2, 3 and 6 tokens if not given.
+        X: inputs to try; random ones of several lengths if not given.
         tolerance: relative error allowed; by dtype if not given.
         seed: of the random inputs.
     """
-    space.check(U)
-    space.check(V)
+    architecture = target if isinstance(target, Architecture) else architecture_of(target)
+    for weights in (U, V):
+        architecture.space.check(weights)
     first = next(iter(U.values()))
     limit = TOLERANCE[first.dtype] if tolerance is None else tolerance
-    forward = forward_of(space)
-    generator = torch.Generator().manual_seed(seed)
-    width = input_width(space)
-    trials = (
-        [X]
-        if X is not None
-        else [
-            torch.randn(length, width, generator=generator, dtype=torch.float64).to(first)
-            for length in (1, 2, 3, 6)
-        ]
-    )
+    trials = [X] if X is not None else _trials(architecture, first, seed)
     for trial in trials:
-        error = relative_error(forward(trial, V), forward(trial, U))
+        error = relative_error(architecture.forward(V, trial), architecture.forward(U, trial))
         if not error <= limit:
+            length = trial.shape[-2 if architecture.inputs.continuous else -1]
             raise AssertionError(
-                f"not the same function: on {trial.shape[-2]} tokens the outputs differ by "
+                f"not the same function: on {length} tokens the outputs differ by "
                 f"{error:.3g} relative (allowed {limit:g})"
             )
+
+
+def _trials(architecture: Architecture, like: Tensor, seed: int) -> list[Tensor]:
+    """One input for each of a few lengths, the shortest first, in the dtype of the weights."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = architecture.inputs
+    drawn = [inputs.draw(1, n, generator=generator)[0] for n in sorted(inputs.lengths)[:5]]
+    return [x.to(like) if inputs.continuous else x.to(like.device) for x in drawn]

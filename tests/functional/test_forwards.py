@@ -7,6 +7,7 @@ import torch
 
 from cases import SIX, draw, gen
 from transformer_nfn import functional, spaces
+from transformer_nfn.architectures import architecture_of
 from transformer_nfn.errors import SpaceError
 
 BLOCK = SIX["attention_block"]
@@ -146,7 +147,7 @@ def test_residual_stack_is_pytorchs_encoder():
             x = layer(x)
         x = functional.layer_norm(x) * w["g"] + w["b"]
         expected = (x @ w["W_C"] + w["b_C"])[0]
-    found = functional.forward_of(space)(X, U)[0, 0]
+    found = architecture_of(space).forward(U, X)[0, 0]
     assert torch.allclose(found, expected, atol=1e-11)
 
 
@@ -162,7 +163,7 @@ def test_swiglu_and_stack_compose_as_they_say():
     V = draw(space, 8)
     parts = [{n.removeprefix(f"{i}."): t for n, t in V.items() if n[0] == str(i)} for i in (0, 1)]
     expected = functional.block(functional.block(X, parts[0]), parts[1])
-    assert torch.allclose(functional.forward_of(space)(X, V), expected, atol=1e-12)
+    assert torch.allclose(architecture_of(space).forward(V, X), expected, atol=1e-12)
 
 
 def test_bad_inputs_are_explained():
@@ -174,4 +175,4 @@ def test_bad_inputs_are_explained():
         functional.block(torch.ones(2, 4, 8, dtype=torch.float64), draw(BLOCK, batch=3))
     unknown = spaces.WeightSpace.build("mine", [spaces.Axis.free("x", 2)], {"w": "x"})
     with pytest.raises(SpaceError, match="space 'mine' has no reference forward"):
-        functional.forward_of(unknown)
+        architecture_of(unknown)

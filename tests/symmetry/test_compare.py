@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from cases import ALL, SIX, blocks, draw, gen, perturbed, seeds, worst
 from transformer_nfn import functional, spaces
+from transformer_nfn.architectures import architecture_of
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.symmetry import compare, random_enlarged
 from transformer_nfn.testing import assert_same_function
@@ -42,8 +43,8 @@ def normal(*shape, seed=0):
 
 def check_witness(space, U, V, found):
     """The witness is run once more by this test, on the reference forward."""
-    forward = functional.forward_of(space)
-    left, right = (forward(found.witness.X, w)[0, 0] for w in (U, V))
+    forward = architecture_of(space).forward
+    left, right = (forward(w, found.witness.X)[0, 0] for w in (U, V))
     difference = float((left - right).norm() / left.norm())
     assert difference == pytest.approx(found.witness.difference, rel=1e-3)
     assert difference > 10 * found.witness.noise

@@ -8,29 +8,22 @@ from transformer_nfn.functional.attention import (
     rotary,
 )
 from transformer_nfn.functional.blocks import (
-    FORWARDS,
     block,
     decoder_stack,
-    forward_of,
     gated_mlp,
     grouped_query_block,
-    input_width,
     mlp,
     residual_stack,
     rope_block,
-    stack,
     swiglu_block,
 )
 
 __all__ = [
-    "FORWARDS",
     "block",
     "decoder_stack",
-    "forward_of",
     "gated_mlp",
     "grouped_query",
     "grouped_query_block",
-    "input_width",
     "layer_norm",
     "mlp",
     "multi_head",
@@ -38,6 +31,5 @@ __all__ = [
     "rms_norm",
     "rope_block",
     "rotary",
-    "stack",
     "swiglu_block",
 ]

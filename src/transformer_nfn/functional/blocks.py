@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.attention import (
     grouped_query,
     inputs_for,
@@ -18,10 +16,7 @@ from transformer_nfn.functional.attention import (
     rms_norm,
     rotary,
 )
-from transformer_nfn.spaces import WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
-
-Forward = Callable[..., Tensor]
 
 
 def mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -103,54 +98,3 @@ def gated_mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         up = up + weights["b_U"].squeeze(-1).unsqueeze(-2)
     out = (silu(gate) * up) @ weights["W_D"].squeeze(-2)
     return out + weights["b_D"].unsqueeze(-2) if "b_D" in weights else out
-
-
-def stack(
-    X: Tensor,
-    weights: Mapping[str, Tensor],
-    *,
-    depth: int,
-    block: str,
-    block_options: Mapping[str, Any] | None = None,
-) -> Tensor:
-    """``depth`` blocks of one architecture, each fed with the output of the one before."""
-    first = next(iter(under_prefix(weights, "0.").items()))
-    X = inputs_for(X, first[1], 3)
-    for i in range(depth):
-        X = FORWARDS[block](X, under_prefix(weights, f"{i}."), **(block_options or {}))
-    return X
-
-
-FORWARDS: dict[str, Forward] = {
-    "multi_head": multi_head,
-    "attention_block": block,
-    "biased_block": block,
-    "grouped_query_block": grouped_query_block,
-    "rope_block": rope_block,
-    "swiglu_block": swiglu_block,
-    "residual_stack": residual_stack,
-    "decoder_stack": decoder_stack,
-    "stack": stack,
-}
-
-
-def forward_of(space: WeightSpace) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
-    """The reference forward of a space, as a function of ``X`` and the weights.
-
-    Architectures of your own: add a function to ``FORWARDS`` and name it in the space.
-    """
-    if space.architecture is None or space.architecture not in FORWARDS:
-        raise SpaceError(
-            f"space '{space.name}' has no reference forward "
-            f"(architecture {space.architecture!r}; known: {', '.join(FORWARDS)})"
-        )
-    function = FORWARDS[space.architecture]
-    return lambda X, weights: function(X, weights, **space.options)
-
-
-def input_width(space: WeightSpace) -> int:
-    """The width of the inputs the reference forward takes."""
-    for axis in ("input", "token", "stream0"):
-        if axis in space.axes:
-            return space.axes[axis].size
-    raise SpaceError(f"space '{space.name}' has no axis 'input', 'token' or 'stream0' to feed")

@@ -36,8 +36,9 @@ class WeightSpace:
         axes: every axis by name.
         tensors: every tensor by name, in order.
         shifts: biases that may be moved (see `Shift`).
-        architecture: the reference forward in `transformer_nfn.functional`, if there is one.
-        options: what that forward needs besides the weights (JSON values).
+        architecture: the name of its architecture in `transformer_nfn.architectures.KNOWN`, if
+            it has one there.
+        options: what that architecture needs besides the space (JSON values).
     """
 
     name: str

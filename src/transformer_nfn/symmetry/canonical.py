@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from transformer_nfn.architectures import Architecture
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.spaces.actions import Permutation
@@ -15,7 +16,7 @@ from transformer_nfn.symmetry.rebasing import carriers, factor, unfactor
 from transformer_nfn.symmetry.sources import single
 
 
-def canonical_form(space: WeightSpace, U: Mapping[str, Tensor]) -> Weights:
+def canonical_form(target: Architecture | WeightSpace, U: Mapping[str, Tensor]) -> Weights:
     """A representative of the orbit of each network: equal for all members, to rounding.
 
     Shifted biases are folded away; every perm axis is sorted by a fixed linear key of the
@@ -28,12 +29,13 @@ def canonical_form(space: WeightSpace, U: Mapping[str, Tensor]) -> Weights:
     (and the function) but may lie outside the orbit, in its closure.
 
     Args:
-        space: the space of the weights.
+        target: the space of the weights, or their architecture.
         U: ``[batch, channels, *axes]`` or ``[*axes]``.
 
     Returns:
         Weights of the same shapes and dtype, computed in float64.
     """
+    space = target.space if isinstance(target, Architecture) else target
     space.check(U, lead=None)
     for tensor in space.tensors:
         if len(space.rebased(tensor)) > 1:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
 from torch import Tensor
 
+from transformer_nfn.architectures import Architecture, find_architecture
 from transformer_nfn.errors import GroupError, SpaceError
-from transformer_nfn.functional import forward_of, input_width
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
-from transformer_nfn.spaces.prefix import under_prefix
 from transformer_nfn.symmetry.align import align_permutations, recover
-from transformer_nfn.symmetry.block_function import same_block
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
 from transformer_nfn.symmetry.factored import Factored, resolution, sources
 from transformer_nfn.symmetry.fingerprint import fingerprint
-from transformer_nfn.symmetry.heads import same_attention
+from transformer_nfn.symmetry.normal_forms import same_normal_form
 from transformer_nfn.symmetry.sources import (
     ROUNDING,
     Source,
@@ -43,7 +41,8 @@ class Comparison:
             by a witness), None (undecidable at this precision).
         same_orbit: whether a group element takes the first network to the second; functions can
             be equal without that (merged, dead or rank-deficient heads).
-        group: which group ``same_orbit`` and ``element`` speak of.
+        group: which group ``same_orbit`` and ``element`` speak of. Where it is the enlarged group
+            of an architecture, the element acts on `Architecture.in_enlarged` of the weights.
         element: the group element that takes the first network to the second.
         witness: an input on which they differ, both run and measured on it.
         residuals: for each invariant, the relative difference after the best matching.
@@ -83,32 +82,39 @@ class Comparison:
 
 
 def compare(
-    space: WeightSpace,
+    target: Architecture | WeightSpace,
     U: Mapping[str, Tensor],
     V: Mapping[str, Tensor],
     *,
     group: GroupName = "paper",
     seed: int = 0,
 ) -> Comparison:
-    """Decides whether two networks of a space compute the same function (Theorem 3.2).
+    """Decides whether two networks compute the same function (Theorem 3.2).
 
-    Works for every space; for `spaces.multi_head`, `spaces.attention_block` and stacks of it
-    functions that are equal without being in one orbit are recognised too.
+    Works for every space; with an architecture, given or named by the space, networks are also
+    run, so that a difference is proved by an input. Functions that are equal without being in
+    one orbit are recognised for `spaces.multi_head`, `spaces.attention_block` and stacks of it,
+    and where an element of the architecture's enlarged group joins them.
 
     "Same" is up to the rounding of the weights' dtype: the two networks are taken for rounded
     copies of exact ones. Where that rounding hides differences larger than 5 %, or the gap
     between two heads, the answer is None.
 
     Args:
-        space: the space both networks lie in.
+        target: the architecture of both networks, or the space they lie in.
         U: one network, ``[1, 1, *axes]`` or ``[*axes]``.
         V: the other.
-        group: ``paper`` for the group that the axes describe; ``enlarged`` for the larger one
-            of the paper's block, with LayerNorm and ReLU scalings.
+        group: ``paper`` for the group that the axes of the space describe; ``enlarged`` for the
+            larger one of the paper's block, with LayerNorm and ReLU scalings, or that of the
+            architecture (`Architecture.enlarged`).
         seed: of the search for a witness.
     """
     if group not in ("paper", "enlarged"):
         raise GroupError(f"group must be 'paper' or 'enlarged', found {group!r}")
+    architecture = target if isinstance(target, Architecture) else find_architecture(target)
+    space = target.space if isinstance(target, Architecture) else target
+    if group == "enlarged" and architecture is not None and architecture.enlarged is not None:
+        return _compare_enlarged(architecture, U, V, seed)
     if group == "enlarged":
         check_block(space)
     unit = _check_pair(space, U, V)
@@ -164,22 +170,35 @@ def compare(
         return answer(None, None, "all invariants agree, but they do not tell all functions apart")
     if worst <= BORDERLINE:
         return answer(None, None, "the invariants differ by hardly more than rounding explains")
-    if space.architecture is None:
+    if architecture is None:
         if _prints_differ(space, u, v, hidden):
             return answer(None, False, "the invariants differ, and no forward is known to run")
         return answer(None, None, "the invariants could not be matched, and no forward is known")
-    forward, width = forward_of(space), input_width(space)
     # Running both networks sees more than the tolerances of a normal form, so it comes first.
-    witness = find_witness(forward, u, v, width, unit, seed=seed, thorough=False)
-    if witness is None and _same_normal_form(space, u, v, unit):
+    witness = find_witness(architecture, u, v, unit, seed=seed, thorough=False)
+    if witness is None and same_normal_form(architecture, u, v, unit):
         on = False if _prints_differ(space, u, v, hidden) else None
         return answer(True, on, "the normal forms of the two functions agree")
+    if witness is None and architecture.enlarged is not None:
+        wider = _compare_enlarged(architecture, U, V, seed)
+        if wider.same_function:
+            return wider
+        witness = wider.witness
     if witness is None:
-        witness = find_witness(forward, u, v, width, unit, seed=seed)
+        witness = find_witness(architecture, u, v, unit, seed=seed)
     if witness is not None:
         return answer(False, False, "the outputs differ on the witness", witness)
     on = False if _prints_differ(space, u, v, hidden) else None
     return answer(None, on, "neither a group element nor a witness was found")
+
+
+def _compare_enlarged(
+    architecture: Architecture, U: Mapping[str, Tensor], V: Mapping[str, Tensor], seed: int
+) -> Comparison:
+    """The comparison in the space that describes the architecture's enlarged group."""
+    over = architecture.over_enlarged()
+    found = compare(over, architecture.in_enlarged(U), architecture.in_enlarged(V), seed=seed)
+    return replace(found, group="enlarged")
 
 
 def _prints_differ(space: WeightSpace, u: Weights, v: Weights, hidden: float) -> bool:
@@ -266,18 +285,4 @@ def _blur(pairs: list[tuple[Factored, Factored]]) -> bool:
             hidden = all(d <= o for d, o in zip(apart, other, strict=True))
             if distinct and hidden:
                 return True
-    return False
-
-
-def _same_normal_form(space: WeightSpace, u: Weights, v: Weights, unit: float) -> bool:
-    if space.architecture == "multi_head":
-        return same_attention(u, v, unit) is True
-    if space.architecture == "attention_block":
-        return same_block(u, v, unit)
-    if space.architecture == "stack" and space.options["block"] == "attention_block":
-        parts = [
-            [under_prefix(side, f"{i}.") for i in range(space.options["depth"])]
-            for side in (u, v)
-        ]
-        return all(same_block(a, b, unit) for a, b in zip(*parts, strict=True))
     return False

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from transformer_nfn.architectures import Architecture
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Product, WeightSpace, fold
 from transformer_nfn.spaces.invariants import factors
@@ -16,7 +17,9 @@ DIRECTIONS = 8
 NUMBERS = 32
 
 
-def fingerprint(space: WeightSpace, U: Mapping[str, Tensor], *, size: int = 64) -> Tensor:
+def fingerprint(
+    target: Architecture | WeightSpace, U: Mapping[str, Tensor], *, size: int = 64
+) -> Tensor:
     """A vector of ``size`` numbers that no group element can change.
 
     Every invariant (a tensor that no matrix acts on, or a product) is projected onto a few fixed
@@ -26,14 +29,21 @@ def fingerprint(space: WeightSpace, U: Mapping[str, Tensor], *, size: int = 64) 
     never formed along its free axes.
 
     Args:
-        space: the space of the weights.
+        target: the space of the weights; or an architecture, whose enlarged group does not change
+            the fingerprint either if it has one.
         U: ``[batch, 1, *axes]`` or ``[*axes]``.
         size: how many numbers.
 
     Returns:
         ``[batch, size]`` or ``[size]``, float64; the same on every machine, to rounding.
     """
-    space.check(U, lead=None)
+    if isinstance(target, Architecture):
+        space = target.enlarged or target.space
+        target.space.check(U, lead=None)
+        U = target.in_enlarged(U)
+    else:
+        space = target
+        space.check(U, lead=None)
     if size < 1:
         raise SpaceError(f"the size of a fingerprint must be positive, found {size}")
     name, first = next((n, U[n]) for n in space.tensors)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from transformer_nfn.architectures import Architecture, Forward
 from transformer_nfn.spaces import Weights
 
-# Two attention maps may agree on all inputs of one and two tokens and differ on three.
-LENGTHS = (3, 1, 2, 4, 6, 8)
-SCALES = (1.0, 0.3, 3.0, 0.1, 10.0)
 SIGNIFICANT = 32.0
 ASCENT_STEPS = 60
-
-Forward = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -24,7 +19,7 @@ class Witness:
     """Proof that two networks are different functions.
 
     Attributes:
-        X: the input, ``[L, D]``, float64.
+        X: the input, ``[L, D]``, float64 (or ``[L]``, token ids).
         out_U: what the first network makes of it.
         out_V: what the second does.
         difference: ``‖out_U − out_V‖ / ‖out_U‖``.
@@ -39,10 +34,9 @@ class Witness:
 
 
 def find_witness(
-    forward: Forward,
+    architecture: Architecture,
     U: Weights,
     V: Weights,
-    width: int,
     unit: float,
     *,
     seed: int = 0,
@@ -54,29 +48,29 @@ def find_witness(
     Random inputs of several lengths and scales first, then gradient ascent from the best.
 
     Args:
-        forward: the function of input and weights.
+        architecture: whose forward is run, on inputs of its kind.
         U: one network, ``[*axes]`` in float64.
         V: the other.
-        width: of the inputs.
         unit: relative error to expect in one weight.
         seed: of the random inputs.
         samples: inputs tried for each length and scale.
         thorough: try all scales and ascend; otherwise inputs of unit scale only.
     """
     sample = next(iter(U.values()))
+    forward, inputs = architecture.forward, architecture.inputs
     generator = torch.Generator().manual_seed(seed)
     shaken = [_shaken(w, unit, generator) for w in (U, V)]
     best: tuple[float, Tensor] | None = None
-    for scale in SCALES if thorough else SCALES[:1]:
-        for length in LENGTHS:
-            noise = torch.randn(samples, length, width, generator=generator, dtype=torch.float64)
-            for X in (scale * noise).to(sample.device):
+    for scale in inputs.scales if thorough else inputs.scales[:1]:
+        for length in inputs.lengths:
+            drawn = inputs.draw(samples, length, scale=scale, generator=generator)
+            for X in drawn.to(sample.device):
                 score = _score(forward, X, U, V, shaken)
                 if score > SIGNIFICANT:
                     return _witness(forward, X, U, V, shaken)
                 if best is None or score > best[0]:
                     best = (score, X)
-    if best is None or best[0] <= 0 or not thorough:
+    if best is None or best[0] <= 0 or not thorough or not inputs.continuous:
         return None
     X = _ascend(forward, best[1], U, V)
     if _score(forward, X, U, V, shaken) > SIGNIFICANT:
@@ -96,7 +90,7 @@ def _shaken(weights: Weights, unit: float, generator: torch.Generator) -> tuple[
 def _noise(
     forward: Forward, X: Tensor, shaken: list[tuple[Weights, Weights]], size: float
 ) -> float:
-    moves = [float((forward(X, w) - forward(X, moved)).norm()) for w, moved in shaken]
+    moves = [float((forward(w, X) - forward(moved, X)).norm()) for w, moved in shaken]
     return max([*moves, torch.finfo(torch.float64).eps * size])
 
 
@@ -107,7 +101,7 @@ def _score(
     V: Weights,
     shaken: list[tuple[Weights, Weights]],
 ) -> float:
-    out_U, out_V = forward(X, U), forward(X, V)
+    out_U, out_V = forward(U, X), forward(V, X)
     difference = float((out_U - out_V).norm())
     if not difference < float("inf"):
         return 0.0
@@ -121,7 +115,7 @@ def _ascend(forward: Forward, X: Tensor, U: Weights, V: Weights) -> Tensor:
     optimiser = torch.optim.Adam([X], lr=0.05 * float(X.detach().abs().mean().clamp_min(1e-3)))
     best, at = -float("inf"), X.detach().clone()
     for _ in range(ASCENT_STEPS):
-        out_U, out_V = forward(X, U), forward(X, V)
+        out_U, out_V = forward(U, X), forward(V, X)
         gain = (out_U - out_V).square().sum() / (out_U.square().sum() + 1e-300)
         value = float(gain.detach())
         if value > best:
@@ -142,7 +136,7 @@ def _witness(
     shaken: list[tuple[Weights, Weights]],
 ) -> Witness:
     """Runs both networks once more and writes down what they give."""
-    out_U, out_V = forward(X, U).detach(), forward(X, V).detach()
+    out_U, out_V = forward(U, X).detach(), forward(V, X).detach()
     size = float(out_U.norm())
     difference = float((out_U - out_V).norm()) / max(size, 1e-300)
     noise = _noise(forward, X, shaken, size) / max(size, 1e-300)

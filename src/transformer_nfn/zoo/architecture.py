@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_nfn import architectures
+from transformer_nfn.architectures.small_transformer import sinusoids
 from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH, KnownTask
-from transformer_nfn.spaces import Axis, WeightSpace, attention_block, stack
+from transformer_nfn.spaces import WeightSpace, attention_block
 from transformer_nfn.zoo.errors import ZooError
 
 
@@ -69,21 +71,14 @@ class Architecture:
         return attention_block(self.d_model, self.heads, self.d_head, self.d_head, self.d_ff)
 
     @cached_property
+    def architecture(self) -> architectures.Architecture:
+        """The whole network as one space, with its forward and the key names of its files."""
+        return architectures.small_transformer(**asdict(self))
+
+    @property
     def space(self) -> WeightSpace:
         """The whole network: tensors ``embedding.W``, ``blocks.0.W_Q``, …, ``classifier.b_2``."""
-        blocks = stack(self.block_space, self.blocks)
-        first, last = "stream0", f"stream{self.blocks}"
-        axes = [*blocks.axes.values(), Axis.perm("hidden", self.d_model)]
-        axes.append(Axis.free("class", self.classes))
-        tensors: dict[str, str] = {}
-        if self.patch:
-            axes.insert(0, Axis.free("patch", self.patch))
-            tensors |= {"embedding.W": f"patch {first}", "embedding.b": first}
-        for name, spec in blocks.tensors.items():
-            tensors[f"blocks.{name}"] = " ".join(spec.words())
-        tensors |= {"classifier.W_1": f"{last} hidden", "classifier.b_1": "hidden"}
-        tensors |= {"classifier.W_2": "hidden class", "classifier.b_2": "class"}
-        return WeightSpace.build("small_transformer", axes, tensors)
+        return self.architecture.space
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The tensors of `layout` as views of flat rows ``[networks, num_weights]``."""
@@ -128,11 +123,11 @@ class Architecture:
 
     def positions(self, device: torch.device | str = "cpu") -> Tensor:
         """The fixed sinusoidal positions ``[tokens, d_model]``."""
-        where = torch.arange(self.tokens, dtype=torch.float64)[:, None]
-        pair = torch.arange(0, self.d_model, 2, dtype=torch.float64)
-        angle = where * torch.exp(pair * (-math.log(10000.0) / self.d_model))
-        both = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
-        return both.to(device=device, dtype=torch.float32)
+        return sinusoids(self.tokens, self.d_model).to(device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The sizes alone; what was derived from them is derived again where it is needed."""
+        return asdict(self)
 
     @staticmethod
     def of(task: KnownTask) -> Architecture:

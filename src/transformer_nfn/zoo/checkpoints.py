@@ -17,6 +17,7 @@ from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.network import SPACE_KEY, read_network
 from transformer_nfn.files.source import TensorInfo
 from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.spaces.prefix import under_prefix
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.module import from_state_dict
@@ -113,8 +114,7 @@ def _block(
         raise CheckpointError(
             f"'{text}' has no block '{part}': expected blocks.0 to blocks.{arch.blocks - 1}"
         )
-    names = {name.removeprefix(f"{part}."): name for name in named if name.startswith(f"{part}.")}
-    return arch.block_space, {short: named[name] for short, name in names.items()}
+    return arch.block_space, under_prefix(named, f"{part}.")
 
 
 def recognise(checkpoint: Checkpoint) -> Architecture | None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.errors import SpaceError
 from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ZooError
 
@@ -119,59 +119,15 @@ class SmallTransformer(nn.Module):
 
 def to_state_dict(arch: Architecture, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """One network of `Architecture.space` (no leading axis) under the authors' key names."""
-    out: dict[str, Tensor] = {}
-    if arch.patch:
-        side = round(arch.patch**0.5)
-        out["embedding.pos_embedding"] = arch.positions()
-        out["embedding.conv1.weight"] = named["embedding.W"].T.reshape(-1, 1, side, side)
-        out["embedding.conv1.bias"] = named["embedding.b"]
-    for i in range(arch.blocks):
-        w = under_prefix(named, f"blocks.{i}.")
-        for letter, name in (("Q", "queries"), ("K", "keys"), ("V", "values")):
-            out[f"encoder.{i}.attention.{name}.weight"] = w[f"W_{letter}"].mT.flatten(0, 1)
-        out[f"encoder.{i}.attention.out_projection.weight"] = w["W_O"].flatten(0, 1).T
-        for letter, name in (("A", "fc1"), ("B", "fc2")):
-            out[f"encoder.{i}.{name}.weight"] = w[f"W_{letter}"].T
-            out[f"encoder.{i}.{name}.bias"] = w[f"b_{letter}"]
-    for n in (1, 2):
-        out[f"classifier.fc{n}.weight"] = named[f"classifier.W_{n}"].T
-        out[f"classifier.fc{n}.bias"] = named[f"classifier.b_{n}"]
-    return {name: w.contiguous() for name, w in out.items()}
+    return arch.architecture.naming.write(arch.space, named)
 
 
 def from_state_dict(arch: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `to_state_dict`; keys it does not know are left alone."""
-    H, d = arch.heads, arch.d_head
-
-    def take(key: str, *shape: int) -> Tensor:
-        if key not in state:
-            raise ZooError(f"state dict lacks '{key}'")
-        found = state[key].detach()
-        if tuple(found.shape) != shape:
-            raise ZooError(f"'{key}': expected shape {list(shape)}, found {list(found.shape)}")
-        return found
-
-    D, A = arch.d_model, arch.d_ff
-    out: dict[str, Tensor] = {}
-    if arch.patch:
-        side = round(arch.patch**0.5)
-        out["embedding.W"] = take("embedding.conv1.weight", D, 1, side, side).flatten(1).T
-        out["embedding.b"] = take("embedding.conv1.bias", D)
-    for i in range(arch.blocks):
-        at = f"encoder.{i}"
-        for letter, name in (("Q", "queries"), ("K", "keys"), ("V", "values")):
-            w = take(f"{at}.attention.{name}.weight", D, D)
-            out[f"blocks.{i}.W_{letter}"] = w.unflatten(0, (H, d)).mT
-        w = take(f"{at}.attention.out_projection.weight", D, D)
-        out[f"blocks.{i}.W_O"] = w.T.unflatten(0, (H, d))
-        out[f"blocks.{i}.W_A"] = take(f"{at}.fc1.weight", A, D).T
-        out[f"blocks.{i}.W_B"] = take(f"{at}.fc2.weight", D, A).T
-        out[f"blocks.{i}.b_A"] = take(f"{at}.fc1.bias", A)
-        out[f"blocks.{i}.b_B"] = take(f"{at}.fc2.bias", D)
-    for n, wide in ((1, D), (2, arch.classes)):
-        out[f"classifier.W_{n}"] = take(f"classifier.fc{n}.weight", wide, D).T
-        out[f"classifier.b_{n}"] = take(f"classifier.fc{n}.bias", wide)
-    return {name: out[name].contiguous() for name in arch.space.tensors}
+    try:
+        return arch.architecture.naming.read(arch.space, state)
+    except SpaceError as error:
+        raise ZooError(str(error)) from error
 
 
 def load_network(arch: Architecture, named: Mapping[str, Tensor]) -> SmallTransformer:

@@ -1,0 +1,160 @@
+"""Which architecture does a space belong to? The one it names; nothing is guessed from tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+
+from torch import Tensor
+
+from transformer_nfn import functional
+from transformer_nfn.architectures.architecture import Architecture, Forward, Stage
+from transformer_nfn.architectures.freedoms import Rescaling
+from transformer_nfn.architectures.inputs import Vectors
+from transformer_nfn.architectures.small_transformer import NAME as SMALL_TRANSFORMER
+from transformer_nfn.architectures.small_transformer import from_space as small_transformer_of
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.spaces import Shift, WeightSpace
+from transformer_nfn.spaces.prefix import under_prefix
+
+Build = Callable[[WeightSpace], Architecture]
+
+BLOCKS: Mapping[str, Callable[..., Tensor]] = {
+    "multi_head": functional.multi_head,
+    "attention_block": functional.block,
+    "biased_block": functional.block,
+    "grouped_query_block": functional.grouped_query_block,
+    "rope_block": functional.rope_block,
+    "swiglu_block": functional.swiglu_block,
+}
+"""Forwards of input and weights that read the axis ``input``."""
+
+
+def _block(space: WeightSpace) -> Architecture:
+    assert space.architecture is not None
+    forward = _bound(BLOCKS[space.architecture], space.options)
+    inputs = Vectors(width=space.axes["input"].size)
+    return Architecture(space, forward, inputs, stages=(Stage(space.architecture),))
+
+
+def _stack(space: WeightSpace) -> Architecture:
+    block, depth = space.options["block"], space.options["depth"]
+    if block not in BLOCKS:
+        raise SpaceError(f"space '{space.name}' is a stack of {block!r}, which has no forward")
+    forward = _bound(BLOCKS[block], space.options["block_options"])
+    stages = tuple(Stage(block, f"{i}.") for i in range(depth))
+
+    whole = partial(_chain, forward=forward, stages=stages)
+    return Architecture(space, whole, Vectors(width=space.axes["stream0"].size), stages=stages)
+
+
+def _chain(
+    weights: Mapping[str, Tensor], X: Tensor, *, forward: Forward, stages: tuple[Stage, ...]
+) -> Tensor:
+    for stage in stages:
+        X = forward(stage_weights(stage, weights), X)
+    return X
+
+
+def _residual_stack(space: WeightSpace) -> Architecture:
+    freedoms: list[Rescaling | Shift] = [
+        Rescaling("gain", "stream", ("g", "b"), ("W_C",)),
+        Shift("b", "W_C", "b_C"),
+    ]
+    for i in range(space.options["blocks"]):
+        freedoms += _gains(i, ("g_1", "b_1"), ("g_2", "b_2"), ("W_A",))
+        freedoms.append(Shift(f"{i}.b_2", f"{i}.W_A", f"{i}.b_A"))
+    return Architecture(
+        space,
+        _bound(functional.residual_stack, space.options),
+        Vectors(width=space.axes["token"].size),
+        freedoms=tuple(freedoms),
+    )
+
+
+def _decoder_stack(space: WeightSpace) -> Architecture:
+    freedoms = [Rescaling("gain", "stream", ("g",), ("W_C",))]
+    for i in range(space.options["blocks"]):
+        freedoms += _gains(i, ("g_1",), ("g_2",), ("W_G", "W_U"))
+    return Architecture(
+        space,
+        _bound(functional.decoder_stack, space.options),
+        Vectors(width=space.axes["token"].size),
+        freedoms=tuple(freedoms),
+    )
+
+
+def _gains(
+    i: int, first: tuple[str, ...], second: tuple[str, ...], readers: tuple[str, ...]
+) -> list[Rescaling]:
+    """The gains of a block's two norms, against attention and against the MLP."""
+    attention = ("W_Q", "W_K", "W_V")
+    return [
+        Rescaling(
+            f"{i}.gain_{k}",
+            "stream",
+            tuple(f"{i}.{name}" for name in plain),
+            tuple(f"{i}.{name}" for name in dual),
+        )
+        for k, plain, dual in ((1, first, attention), (2, second, readers))
+    ]
+
+
+KNOWN: dict[str, Build] = {
+    **{name: _block for name in BLOCKS},
+    "stack": _stack,
+    "residual_stack": _residual_stack,
+    "decoder_stack": _decoder_stack,
+    SMALL_TRANSFORMER: small_transformer_of,
+}
+"""Builders by the name that stands in a space (`WeightSpace.architecture`), and in its JSON. Add
+your own, so that networks read from files find their forward."""
+
+
+def find_architecture(space: WeightSpace) -> Architecture | None:
+    """The architecture that a space names; None if it names none that is known."""
+    if space.architecture is None or space.architecture not in KNOWN:
+        return None
+    return _built(space, KNOWN[space.architecture])
+
+
+def architecture_of(space: WeightSpace) -> Architecture:
+    """The architecture that a space names; raises `SpaceError` if it names none that is known."""
+    found = find_architecture(space)
+    if found is None:
+        raise SpaceError(
+            f"space '{space.name}' has no reference forward "
+            f"(architecture {space.architecture!r}; known: {', '.join(KNOWN)})"
+        )
+    return found
+
+
+def stage_weights(stage: Stage, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one stage, under its own names."""
+    return under_prefix(weights, stage.prefix)
+
+
+@lru_cache(maxsize=64)
+def _built(space: WeightSpace, build: Build) -> Architecture:
+    try:
+        return build(space)
+    except KeyError as error:
+        raise SpaceError(
+            f"space '{space.name}' names the architecture '{space.architecture}', which needs an "
+            f"axis or option {error} that it does not have"
+        ) from error
+
+
+def _bound(function: Callable[..., Tensor], options: Mapping[str, object]) -> Forward:
+    # No closure, so that architectures can be pickled.
+    return partial(_call, function=function, options=dict(options))
+
+
+def _call(
+    weights: Mapping[str, Tensor],
+    X: Tensor,
+    *,
+    function: Callable[..., Tensor],
+    options: Mapping[str, object],
+) -> Tensor:
+    return function(X, weights, **options)

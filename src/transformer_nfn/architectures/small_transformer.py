@@ -1,0 +1,181 @@
+"""The zoo's whole network as one space: embedding, fixed positions, blocks, classifier.
+
+``x = X W + b + positions``; in each block ``x = MultiHead(LN(x))`` and ``x = MLP(LN(x))``; then
+``LN``, the mean over tokens, two linear maps with a ReLU between. LayerNorms have no affine part,
+and there are no residuals, so each width axis between two blocks is permuted on its own: only the
+first one is fixed, by the positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.architectures.architecture import Architecture
+from transformer_nfn.architectures.freedoms import Rescaling
+from transformer_nfn.architectures.inputs import LENGTHS, Vectors
+from transformer_nfn.architectures.naming import Naming
+from transformer_nfn.functional import layer_norm, mlp, multi_head
+from transformer_nfn.spaces import Axis, WeightSpace, attention_block, stack
+from transformer_nfn.spaces.prefix import under_prefix
+
+NAME = "small_transformer"
+EPS = 1e-5
+"""Of the LayerNorms, PyTorch's default."""
+
+
+def small_transformer(
+    tokens: int,
+    classes: int,
+    patch: int,
+    d_model: int = 32,
+    heads: int = 2,
+    d_ff: int = 64,
+    blocks: int = 2,
+    *,
+    positions: Tensor | None = None,
+) -> Architecture:
+    """The network of the Small Transformer Zoo.
+
+    Args:
+        tokens: positions there are at most (images always fill them).
+        classes: logits.
+        patch: pixels in a patch, or 0 where the input is word vectors of width ``d_model``.
+        d_model: D.
+        heads: of width ``d_model // heads``.
+        d_ff: neurons of each block.
+        blocks: how many.
+        positions: ``[tokens, d_model]``, where they are not the usual sinusoids (a zoo of
+            imported files keeps theirs, `Zoo.positions`).
+    """
+    sizes = dict(
+        tokens=tokens,
+        classes=classes,
+        patch=patch,
+        d_model=d_model,
+        heads=heads,
+        d_ff=d_ff,
+        blocks=blocks,
+    )
+    return from_space(_space(sizes), positions)
+
+
+def _space(sizes: Mapping[str, int]) -> WeightSpace:
+    """Tensors ``embedding.W``, ``blocks.0.W_Q``, …, ``classifier.b_2``."""
+    D, n = sizes["d_model"], sizes["blocks"]
+    d_head = D // sizes["heads"]
+    block = attention_block(D, sizes["heads"], d_head, d_head, sizes["d_ff"])
+    inner = stack(block, n, between="permuted")
+    first, last = "stream0", f"stream{n}"
+    axes = {**inner.axes, last: Axis.perm(last, D)}
+    tensors: dict[str, str] = {}
+    if sizes["patch"]:
+        axes = {"patch": Axis.free("patch", sizes["patch"]), **axes}
+        tensors |= {"embedding.W": f"patch {first}", "embedding.b": first}
+    for name, spec in inner.tensors.items():
+        tensors[f"blocks.{name}"] = " ".join(spec.words())
+    axes |= {"hidden": Axis.perm("hidden", D), "class": Axis.free("class", sizes["classes"])}
+    tensors |= {"classifier.W_1": f"{last} hidden", "classifier.b_1": "hidden"}
+    tensors |= {"classifier.W_2": "hidden class", "classifier.b_2": "class"}
+    return WeightSpace.build(NAME, axes.values(), tensors, architecture=NAME, options=sizes)
+
+
+def from_space(space: WeightSpace, positions: Tensor | None = None) -> Architecture:
+    """The architecture of a space that `small_transformer` made; its options say all sizes."""
+    sizes: dict[str, int] = dict(space.options)
+    images, T = sizes["patch"] > 0, sizes["tokens"]
+    where = sinusoids(T, sizes["d_model"]) if positions is None else positions
+
+    lengths = (T,) if images else tuple(n for n in LENGTHS if n <= T)
+    width = sizes["patch"] or sizes["d_model"]
+    return Architecture(
+        space,
+        partial(_forward, positions=where, blocks=sizes["blocks"], images=images),
+        Vectors(width=width, lengths=lengths),
+        _naming(sizes, where),
+        freedoms=_scales(sizes["blocks"]),
+    )
+
+
+def sinusoids(tokens: int, d_model: int) -> Tensor:
+    """The fixed positions ``[tokens, d_model]``, rounded to float32 as the networks have them."""
+    where = torch.arange(tokens, dtype=torch.float64)[:, None]
+    pair = torch.arange(0, d_model, 2, dtype=torch.float64)
+    angle = where * torch.exp(pair * (-math.log(10000.0) / d_model))
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).to(torch.float32)
+
+
+def _forward(
+    weights: Mapping[str, Tensor], X: Tensor, *, positions: Tensor, blocks: int, images: bool
+) -> Tensor:
+    """Logits ``[*lead, classes]`` of ``X [T, patch]``, or of word vectors ``[T, d_model]``."""
+    x = X
+    if images:
+        x = X @ weights["embedding.W"] + weights["embedding.b"].unsqueeze(-2)
+    x = x + positions[: X.shape[-2]].to(x)
+    for i in range(blocks):
+        own = under_prefix(weights, f"blocks.{i}.")
+        x = multi_head(layer_norm(x, EPS), own)
+        x = mlp(layer_norm(x, EPS), own)
+    x = layer_norm(x, EPS).mean(-2, keepdim=True)
+    hidden = torch.relu(x @ weights["classifier.W_1"] + weights["classifier.b_1"].unsqueeze(-2))
+    out = hidden @ weights["classifier.W_2"] + weights["classifier.b_2"].unsqueeze(-2)
+    return out.squeeze(-2)
+
+
+def _scales(blocks: int) -> tuple[Rescaling, ...]:
+    """What a ReLU does not notice: a positive scale of each neuron, undone behind it."""
+    at = [(f"{i}.", f"blocks.{i}.") for i in range(blocks)]
+    out = [
+        Rescaling(
+            f"{axis}scale",
+            f"{axis}neuron",
+            (f"{name}W_A", f"{name}b_A"),
+            (f"{name}W_B",),
+            positive=True,
+        )
+        for axis, name in at
+    ]
+    pair = (("classifier.W_1", "classifier.b_1"), ("classifier.W_2",))
+    return (*out, Rescaling("scale", "hidden", *pair, positive=True))
+
+
+def _naming(sizes: Mapping[str, int], positions: Tensor) -> Naming:
+    """The key names of the authors' files; `nn.Linear` stores ``[out, in]``."""
+    n, D = sizes["blocks"], sizes["d_model"]
+    lines: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    constants: dict[str, Tensor] = {}
+    if sizes["patch"]:
+        side = round(sizes["patch"] ** 0.5)
+        constants["embedding.pos_embedding"] = positions
+        lines["embedding.conv1.weight"] = "embedding.W: stream0 patch"
+        lines["embedding.conv1.bias"] = "embedding.b: stream0"
+        shapes["embedding.conv1.weight"] = (D, 1, side, side)
+    for i in range(n):
+        at, here = f"encoder.{i}", f"blocks.{i}"
+        for letter, name, axis in (
+            ("Q", "queries", "qk"),
+            ("K", "keys", "qk"),
+            ("V", "values", "vo"),
+        ):
+            line = f"{here}.W_{letter}: ({i}.head {i}.{axis}) stream{i}"
+            lines[f"{at}.attention.{name}.weight"] = line
+        lines |= {
+            f"{at}.attention.out_projection.weight": f"{here}.W_O: {i}.feature ({i}.head {i}.vo)",
+            f"{at}.fc1.weight": f"{here}.W_A: {i}.neuron {i}.feature",
+            f"{at}.fc1.bias": f"{here}.b_A: {i}.neuron",
+            f"{at}.fc2.weight": f"{here}.W_B: stream{i + 1} {i}.neuron",
+            f"{at}.fc2.bias": f"{here}.b_B: stream{i + 1}",
+        }
+    lines |= {
+        "classifier.fc1.weight": f"classifier.W_1: hidden stream{n}",
+        "classifier.fc1.bias": "classifier.b_1: hidden",
+        "classifier.fc2.weight": "classifier.W_2: class hidden",
+        "classifier.fc2.bias": "classifier.b_2: class",
+    }
+    return Naming(lines, shapes, constants)
