@@ -55,7 +55,12 @@ def demo_command(
     out: Annotated[Path, typer.Option("--out", help="Folder for zoos, runs and report.")] = Path(
         "demo"
     ),
-    quick: Annotated[bool, typer.Option("--quick", help="A small one, in a minute.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="All steps in a minute, on so few networks that τ says little."
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Chooses the runs of the zoos.")] = SEED,
 ) -> None:
     """From nothing to a trusted predictor: zoos, Transformer-NFN, baselines, τ table, report.
@@ -105,6 +110,7 @@ def demo_command(
         f"\nTry: tnfn predict {root / 'each' / 'runs' / 'invariant_boosting'} "
         f"{root / 'each' / 'zoo'}#0",
         highlight=False,
+        soft_wrap=True,
     )
 
 
