@@ -5,10 +5,10 @@ import pickle
 
 import pytest
 import torch
-from transformer_nfn.checkpoints import load_network, save_network
 
 from cases import draw, gen, perturbed, worst
 from transformer_nfn import architectures, symmetry
+from transformer_nfn.files.network import read_network, save_network
 from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.testing import assert_same_function
 from transformer_nfn.zoo import Architecture, SmallTransformer
@@ -133,7 +133,7 @@ def test_networks_of_the_papers_size_in_float32():
 def test_a_file_knows_its_architecture(tmp_path):
     U = network(WORDS)
     save_network(tmp_path / "net.safetensors", WORDS.space, U)
-    space, back = load_network(tmp_path / "net.safetensors")
+    space, back = read_network(tmp_path / "net.safetensors")
     assert space == WORDS.space
     V = WORDS.architecture.disguise(U, gen(1))
     assert symmetry.compare(space, back, V).same_function is True

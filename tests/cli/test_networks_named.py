@@ -130,11 +130,12 @@ def test_a_disguised_network_is_known_as_a_whole_and_predicted_alike(
     assert abs(first["accuracy"] - second["accuracy"]) < 1e-3
 
 
-def test_unlike_whole_networks_are_told_what_can_be_compared() -> None:
-    code, _, err = tnfn("compare", "mnist-sample#3", "mnist-sample#4")
-    assert code == 2
-    assert err.startswith("error: no group element takes 'mnist-sample#3' to 'mnist-sample#4'")
-    assert err.endswith("compare their blocks with --part blocks.0\n")
+def test_unlike_whole_networks_are_told_apart_by_a_witness() -> None:
+    code, out, err = tnfn("compare", "mnist-sample#3", "mnist-sample#4", "--json")
+    assert code == 1, err
+    found = json.loads(out)
+    assert found["same_function"] is False
+    assert found["witness"]["difference"] > 100 * found["witness"]["noise"]
 
 
 def test_a_part_of_any_file_lies_in_the_space_that_is_named(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def compare_command(
             raise
         raise SpaceError(
             f"no group element takes '{first}' to '{second}', and {left.name} has no reference "
-            "forward to find a witness with; compare their blocks with --part blocks.0"
+            "forward to find a witness with"
         ) from error
     typer.echo(json.dumps(_as_json(result)) if as_json else str(result))
     raise typer.Exit({True: 0, False: 1, None: 3}[result.same_function])
