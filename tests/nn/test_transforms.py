@@ -15,6 +15,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(Equivariant(BLOCK, 1, 2), Activation(BLOCK), Invariant(BLOCK, 2, 3))
 
 
+@pytest.mark.nightly
 def test_compiled_layers_give_the_same() -> None:
     torch.manual_seed(0)
     model = network()
