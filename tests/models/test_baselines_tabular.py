@@ -25,8 +25,8 @@ from transformer_nfn.models import (
     RandomForestPredictor,
     TabularPredictor,
     XGBoostPredictor,
+    forest,
 )
-from transformer_nfn.models import _forest as forest
 
 SPACE = spaces.attention_block(6, 2, 3, 2, 5)
 CASES: dict[str, Any] = {

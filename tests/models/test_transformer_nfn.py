@@ -10,7 +10,7 @@ from phi_mapping import copy_into_paper
 from transformer_nfn import spaces
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models import Network, TransformerNFN
-from transformer_nfn.nn import _pooled
+from transformer_nfn.nn import pooled
 
 SMALL = spaces.attention_block(4, 2, 2, 2, 6)
 
@@ -69,8 +69,8 @@ def test_the_model_is_the_literal_transcription(
     expected = paper(given)  # type: ignore[arg-type]
     torch.testing.assert_close(model(given), expected, rtol=1e-10, atol=1e-10)
     # Without gradients, with and without what is written in C.
-    for least in (_pooled.WORTHWHILE, 0):
-        monkeypatch.setattr(_pooled, "WORTHWHILE", least)
+    for least in (pooled.WORTHWHILE, 0):
+        monkeypatch.setattr(pooled, "WORTHWHILE", least)
         with torch.no_grad():
             torch.testing.assert_close(model(given), expected.detach(), rtol=1e-10, atol=1e-10)
 

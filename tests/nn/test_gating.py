@@ -6,7 +6,7 @@ import torch
 from layer_cases import BLOCK
 
 from transformer_nfn.nn import Activation, Equivariant, Invariant
-from transformer_nfn.nn._levels import invariant_sources
+from transformer_nfn.nn.levels import invariant_sources
 
 
 def test_stacked_layers_collapse_on_queries_unless_gated() -> None:

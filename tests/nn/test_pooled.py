@@ -10,9 +10,9 @@ from torch import Tensor
 
 from transformer_nfn import native_code, spaces
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough, _pooled
+from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough, pooled
 
-needs_compiler = pytest.mark.skipif(_pooled.library()[0] is None, reason=_pooled.library()[1])
+needs_compiler = pytest.mark.skipif(pooled.library()[0] is None, reason=pooled.library()[1])
 SHAPES = [
     # groups, rows, features, batch, j, k
     (1, 1, 1, 1, 1, 1),
@@ -42,14 +42,14 @@ def defined(weight: Tensor, x: Tensor, a: Tensor, c: Tensor | None) -> Tensor:
 def always_in_c(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sums of any size are done in C; counts them."""
     calls: list[int] = []
-    before = _pooled._in_c
+    before = pooled._in_c
 
     def counted(*arguments: object) -> Tensor | None:
         calls.append(1)
         return before(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_pooled, "WORTHWHILE", 0)
-    monkeypatch.setattr(_pooled, "_in_c", counted)
+    monkeypatch.setattr(pooled, "WORTHWHILE", 0)
+    monkeypatch.setattr(pooled, "_in_c", counted)
     return calls
 
 
@@ -66,7 +66,7 @@ def test_sums_in_c_are_what_is_defined(
 ) -> None:
     given = operands(shape, both, dtype)
     with torch.no_grad():
-        found = _pooled.pooled(torch.relu, *given)  # type: ignore[arg-type]
+        found = pooled.pooled(torch.relu, *given)  # type: ignore[arg-type]
     assert always_in_c
     assert found.dtype == dtype
     expected = defined(*given)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def test_operands_may_lie_anyhow_in_memory(always_in_c: list[int]) -> None:
     assert a is not None
     assert c is not None
     with torch.no_grad():
-        found = _pooled.pooled(
+        found = pooled.pooled(
             torch.relu,
             weight.mT.contiguous().mT[:, 5:],
             x.transpose(1, 2).contiguous().transpose(1, 2),
@@ -100,20 +100,20 @@ def test_what_is_not_a_number_is_seen_in_the_sum(always_in_c: list[int]) -> None
         assert x is not None
         x[0, 0, 1, 0, place] = torch.nan
         with torch.no_grad():
-            found = _pooled.pooled(torch.relu, weight, x, a, c)  # type: ignore[arg-type]
+            found = pooled.pooled(torch.relu, weight, x, a, c)  # type: ignore[arg-type]
         assert always_in_c
         assert found[:, :, 1].isnan().all()
         assert found[:, :, 0].isfinite().all()
 
 
 def test_sums_in_portions_and_other_activations() -> None:
-    given = operands((2, 3, 4, 2 * _pooled.PORTION + 3, 2, 3), True, torch.float64)
+    given = operands((2, 3, 4, 2 * pooled.PORTION + 3, 2, 3), True, torch.float64)
     expected = defined(*given)  # type: ignore[arg-type]
     with torch.no_grad():
-        torch.testing.assert_close(_pooled.pooled(torch.relu, *given), expected)  # type: ignore[arg-type]
-        leaky = _pooled.pooled(lambda y: 0.5 * (y + y.abs()), *given)  # type: ignore[arg-type]
+        torch.testing.assert_close(pooled.pooled(torch.relu, *given), expected)  # type: ignore[arg-type]
+        leaky = pooled.pooled(lambda y: 0.5 * (y + y.abs()), *given)  # type: ignore[arg-type]
     torch.testing.assert_close(leaky, expected)
-    torch.testing.assert_close(_pooled.pooled(torch.relu, *given), expected)  # type: ignore[arg-type]
+    torch.testing.assert_close(pooled.pooled(torch.relu, *given), expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pool", ["mean", "sum"])
@@ -149,17 +149,17 @@ def test_without_gradients_reading_through_changes_nothing(
 
 
 def test_without_a_compiler_the_sums_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pooled, "WORTHWHILE", 0)
+    monkeypatch.setattr(pooled, "WORTHWHILE", 0)
     monkeypatch.setattr(native_code, "find_compiler", lambda: None)
-    _pooled.library.cache_clear()
+    pooled.library.cache_clear()
     try:
-        assert _pooled.library() == (None, "no C compiler was found")
+        assert pooled.library() == (None, "no C compiler was found")
         given = operands((2, 10, 3, 4, 3, 9), True, torch.float64)
         with torch.no_grad():
-            found = _pooled.pooled(torch.relu, *given)  # type: ignore[arg-type]
+            found = pooled.pooled(torch.relu, *given)  # type: ignore[arg-type]
         torch.testing.assert_close(found, defined(*given))  # type: ignore[arg-type]
     finally:
-        _pooled.library.cache_clear()
+        pooled.library.cache_clear()
 
 
 def test_a_compiler_that_fails_leaves_nothing_behind(
@@ -170,12 +170,12 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
     monkeypatch.setenv("TNFN_CACHE", str(tmp_path / "cache"))
-    _pooled.library.cache_clear()
+    pooled.library.cache_clear()
     try:
-        lib, problem = _pooled.library()
+        lib, problem = pooled.library()
         assert lib is None
         assert "no licence" in problem
         assert not list((tmp_path / "cache").rglob("*.so"))
     finally:
         monkeypatch.undo()
-        _pooled.library.cache_clear()
+        pooled.library.cache_clear()

@@ -1,14 +1,14 @@
 """Transformer-NFN, what it reads, and what it is compared with."""
 
-from transformer_nfn.models._boosting import LightGBMPredictor, XGBoostPredictor
-from transformer_nfn.models._forest import RandomForestPredictor
-from transformer_nfn.models._invariant_features import invariant_features
-from transformer_nfn.models._invariant_predictors import InvariantBoosting, InvariantMLP
-from transformer_nfn.models._mlp import MLP
-from transformer_nfn.models._network import Network, network_of, tensors_of
-from transformer_nfn.models._predictor import PredictorError, TabularPredictor
-from transformer_nfn.models._statnn import StatNN
-from transformer_nfn.models._transformer_nfn import BlockEncoder, TransformerNFN
+from transformer_nfn.models.boosting import LightGBMPredictor, XGBoostPredictor
+from transformer_nfn.models.forest import RandomForestPredictor
+from transformer_nfn.models.invariant_features import invariant_features
+from transformer_nfn.models.invariant_predictors import InvariantBoosting, InvariantMLP
+from transformer_nfn.models.mlp import MLP
+from transformer_nfn.models.network import Network, network_of, tensors_of
+from transformer_nfn.models.predictor import PredictorError, TabularPredictor
+from transformer_nfn.models.statnn import StatNN
+from transformer_nfn.models.transformer_nfn import BlockEncoder, TransformerNFN
 
 __all__ = [
     "MLP",

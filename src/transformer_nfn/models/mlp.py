@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models._network import blocks_of, flat
-from transformer_nfn.models._paper_sizes import paper_block, paper_sizes
-from transformer_nfn.models._plain import PlainModel, block_tensors, relu_mlp
+from transformer_nfn.models.network import blocks_of, flat
+from transformer_nfn.models.paper_sizes import paper_block, paper_sizes
+from transformer_nfn.models.plain import PlainModel, block_tensors, relu_mlp
 from transformer_nfn.spaces import WeightSpace
 
 

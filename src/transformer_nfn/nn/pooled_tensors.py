@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.nn._activation import Activation
-from transformer_nfn.nn._equivariant import Equivariant
-from transformer_nfn.nn._pooled import pooled
+from transformer_nfn.nn.activation import Activation
+from transformer_nfn.nn.equivariant import Equivariant
+from transformer_nfn.nn.pooled import pooled
 
 
 @dataclass(frozen=True)

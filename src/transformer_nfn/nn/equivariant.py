@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from transformer_nfn.nn._assemble import add_pieces, plan_pieces
-from transformer_nfn.nn._dictionaries import Dictionaries, Writers, check_rank
-from transformer_nfn.nn._entry import check_channels, check_groups, check_options, enter
-from transformer_nfn.nn._gather import plan_gathers, run_gathers
-from transformer_nfn.nn._init import POOLS, SCHEMES, Pool, Scheme, reset_maps
-from transformer_nfn.nn._level_map import Block, LevelMap
-from transformer_nfn.nn._levels import (
+from transformer_nfn.nn.assemble import add_pieces, plan_pieces
+from transformer_nfn.nn.dictionaries import Dictionaries, Writers, check_rank
+from transformer_nfn.nn.entry import check_channels, check_groups, check_options, enter
+from transformer_nfn.nn.gather import plan_gathers, run_gathers
+from transformer_nfn.nn.init import POOLS, SCHEMES, Pool, Scheme, reset_maps
+from transformer_nfn.nn.level_map import Block, LevelMap
+from transformer_nfn.nn.levels import (
     Target,
     gate_targets,
     invariant_sources,
     plan_levels,
     tensor_targets,
 )
-from transformer_nfn.nn._table import levels_table
+from transformer_nfn.nn.table import levels_table
 from transformer_nfn.spaces import Weights, WeightSpace
 
 

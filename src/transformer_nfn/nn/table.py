@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transformer_nfn.nn._level_map import LevelMap
+from transformer_nfn.nn.level_map import LevelMap
 
 
 def levels_table(maps: Sequence[LevelMap]) -> str:

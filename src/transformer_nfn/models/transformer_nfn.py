@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.known_tasks import BLOCKS
-from transformer_nfn.models._network import blocks_of, flat
-from transformer_nfn.models._paper_sizes import paper_block, paper_sizes
-from transformer_nfn.models._pretrained import Pretrained
+from transformer_nfn.models.network import blocks_of, flat
+from transformer_nfn.models.paper_sizes import paper_block, paper_sizes
+from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough
 from transformer_nfn.spaces import Weights, WeightSpace
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
-from transformer_nfn.nn._dictionaries import Dictionaries, check_rank
-from transformer_nfn.nn._entry import check_channels, check_groups, check_options, enter
-from transformer_nfn.nn._gather import plan_gathers, run_gathers
-from transformer_nfn.nn._init import POOLS, SCHEMES, Pool, Scheme, reset_maps
-from transformer_nfn.nn._level_map import Block, LevelMap
-from transformer_nfn.nn._levels import Target, invariant_sources, plan_levels
-from transformer_nfn.nn._table import levels_table
+from transformer_nfn.nn.dictionaries import Dictionaries, check_rank
+from transformer_nfn.nn.entry import check_channels, check_groups, check_options, enter
+from transformer_nfn.nn.gather import plan_gathers, run_gathers
+from transformer_nfn.nn.init import POOLS, SCHEMES, Pool, Scheme, reset_maps
+from transformer_nfn.nn.level_map import Block, LevelMap
+from transformer_nfn.nn.levels import Target, invariant_sources, plan_levels
+from transformer_nfn.nn.table import levels_table
 from transformer_nfn.spaces import WeightSpace
 
 

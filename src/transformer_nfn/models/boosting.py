@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.models._predictor import PredictorError, TabularPredictor, optional
+from transformer_nfn.models.predictor import PredictorError, TabularPredictor, optional
 
 MANY = 2000
 Held = tuple[np.ndarray, np.ndarray] | None

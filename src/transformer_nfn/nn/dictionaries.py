@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.nn._init import reset_dictionary
-from transformer_nfn.nn._levels import RANK, Target
-from transformer_nfn.nn._sources import Source
+from transformer_nfn.nn.init import reset_dictionary
+from transformer_nfn.nn.levels import RANK, Target
+from transformer_nfn.nn.sources import Source
 from transformer_nfn.spaces import WeightSpace
 
 

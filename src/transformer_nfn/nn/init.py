@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from transformer_nfn.nn._level_map import LevelMap
+from transformer_nfn.nn.level_map import LevelMap
 
 Scheme = Literal["unit", "xavier"]
 Pool = Literal["mean", "sum"]

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models._boosting import Held, LightGBMPredictor
-from transformer_nfn.models._invariant_features import invariant_features
-from transformer_nfn.models._predictor import PredictorError, TabularPredictor
+from transformer_nfn.models.boosting import Held, LightGBMPredictor
+from transformer_nfn.models.invariant_features import invariant_features
+from transformer_nfn.models.predictor import PredictorError, TabularPredictor
 from transformer_nfn.spaces import WeightSpace, attention_block
 
 # Below this a feature counts by itself, above by its logarithm.

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from transformer_nfn.nn._levels import Level, Target, Term
+from transformer_nfn.nn.levels import Level, Target, Term
 
 
 @dataclass(frozen=True)

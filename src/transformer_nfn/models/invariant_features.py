@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models._plain import same_batch
-from transformer_nfn.models._statistics import statistics
+from transformer_nfn.models.plain import same_batch
+from transformer_nfn.models.statistics import statistics
 from transformer_nfn.spaces import Product, WeightSpace, fold
 from transformer_nfn.spaces.invariants import tensor_value
 

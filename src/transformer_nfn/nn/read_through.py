@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.nn._activation import Activation
-from transformer_nfn.nn._entry import enter
-from transformer_nfn.nn._equivariant import Equivariant
-from transformer_nfn.nn._gather import run_gathers
-from transformer_nfn.nn._invariant import Invariant
-from transformer_nfn.nn._pooled_tensors import PooledTensors
+from transformer_nfn.nn.activation import Activation
+from transformer_nfn.nn.entry import enter
+from transformer_nfn.nn.equivariant import Equivariant
+from transformer_nfn.nn.gather import run_gathers
+from transformer_nfn.nn.invariant import Invariant
+from transformer_nfn.nn.pooled_tensors import PooledTensors
 from transformer_nfn.spaces import Product
 
 

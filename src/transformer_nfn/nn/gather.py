@@ -10,8 +10,8 @@ from string import ascii_letters
 import torch
 from torch import Tensor
 
-from transformer_nfn.nn._levels import RANK, Level, Term
-from transformer_nfn.nn._sources import Factor, Source
+from transformer_nfn.nn.levels import RANK, Level, Term
+from transformer_nfn.nn.sources import Factor, Source
 
 FEW = 4
 """So many channels are transposed one by one, each as a matrix."""

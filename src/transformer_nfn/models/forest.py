@@ -9,8 +9,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from transformer_nfn.models._boosting import Held, LightGBMPredictor, read_lightgbm, train_lightgbm
-from transformer_nfn.models._predictor import PredictorError, TabularPredictor, optional
+from transformer_nfn.models.boosting import Held, LightGBMPredictor, read_lightgbm, train_lightgbm
+from transformer_nfn.models.predictor import PredictorError, TabularPredictor, optional
 
 IMPLEMENTATIONS = ("lightgbm", "sklearn")
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models._network import blocks_of, flat
-from transformer_nfn.models._paper_sizes import paper_block, paper_sizes
-from transformer_nfn.models._plain import (
+from transformer_nfn.models.network import blocks_of, flat
+from transformer_nfn.models.paper_sizes import paper_block, paper_sizes
+from transformer_nfn.models.plain import (
     PlainModel,
     block_tensors,
     relu_mlp,
     same_batch,
 )
-from transformer_nfn.models._statistics import COUNT, pieces, statistics
+from transformer_nfn.models.statistics import COUNT, pieces, statistics
 from transformer_nfn.spaces import WeightSpace
 
 # W_1, W_2, b_1, b_2: what a classifier of two layers has.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.nn._level_map import LevelMap
-from transformer_nfn.nn._levels import Target
+from transformer_nfn.nn.level_map import LevelMap
+from transformer_nfn.nn.levels import Target
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from itertools import combinations, product
 from math import prod
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.nn._sources import (
+from transformer_nfn.nn.sources import (
     Family,
     Source,
     contraction_sources,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models._pretrained import Pretrained
+from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.spaces import WeightSpace
 
 
