@@ -54,6 +54,7 @@ KNOWN_TASKS: Mapping[str, KnownTask] = {
     )
 }
 TASKS = tuple(KNOWN_TASKS)
+"""Names of the tasks a zoo can be built on."""
 PAPER_TASKS = ("mnist", "ag_news")
 """Those the paper made its two zoos on."""
 

@@ -105,7 +105,11 @@ class TransformerNFN(Pretrained):
         classifier: numbers in the classifier of a network; None leaves it out.
         encoder: whether the blocks are read at all (False for the ablation).
         features: width of each component's vector and of the MLPs.
-        rank, gated, quadratic, pool, init: of the layers, see `transformer_nfn.nn.Equivariant`.
+        rank: of the layers; this and what follows as in `transformer_nfn.nn.Equivariant`.
+        gated: whether the layers gate tensors with a linear axis.
+        quadratic: whether the layers also read contractions along permuted axes.
+        pool: ``mean`` or ``sum``.
+        init: ``unit`` or ``xavier``.
     """
 
     def __init__(

@@ -41,7 +41,8 @@ def coverage(
     calibrated on: if their errors are smaller for it, this falls below ``level``.
 
     Args:
-        validation, test: residuals of the two parts.
+        validation: residuals of the validation part.
+        test: residuals of the test part.
         level: of the intervals.
         seed: chooses the halves.
     """

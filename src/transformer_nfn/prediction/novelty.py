@@ -25,7 +25,8 @@ class Seen:
 
     Attributes:
         rows: their features, standardised, ``[n, F]``.
-        mean, std: of the features before that, ``[F]``.
+        mean: of the features before that, ``[F]``.
+        std: of the features before that, ``[F]``.
         limit: the distance to the nearest other one that 1 % of them exceed, and a quarter more.
     """
 

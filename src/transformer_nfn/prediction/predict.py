@@ -25,7 +25,8 @@ class Prediction:
     Attributes:
         name: of the checkpoint.
         accuracy: predicted, the mean over the run's seeds.
-        low, high: conformal interval at the run's level.
+        low: lower end of the conformal interval at the run's level.
+        high: its upper end.
         spread: standard deviation over the seeds.
         novelty: distance to what the predictor has seen; above 1 is outside.
         warning: a sentence where the number is not to be trusted, else None.

@@ -66,6 +66,7 @@ TABULAR: Mapping[str, str] = {
     "invariant_mlp": "InvariantMLP",
 }
 PREDICTORS = (*NEURAL, *TABULAR)
+"""Names of all predictors."""
 PAPER_MODELS = ("xgboost", "lightgbm", "random_forest", "mlp", "statnn", "transformer_nfn")
 
 

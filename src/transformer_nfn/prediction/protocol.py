@@ -16,7 +16,8 @@ class Protocol:
     Attributes:
         epochs: how many.
         batch: networks a step; a last incomplete batch is used too.
-        lr: the highest learning rate; final_lr: the last.
+        lr: the highest learning rate.
+        final_lr: the last one.
         warmup: epochs of linear warm-up, shortened to a fifth of the training if that is less.
     """
 

@@ -302,3 +302,4 @@ READY: Mapping[str, str] = {
     "swiglu_block": "gated MLP",
     "decoder_stack": "RMS norms, grouped queries, rotary positions, gated MLP, one stream",
 }
+"""Names of the ready-made spaces, with what each describes."""
