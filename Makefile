@@ -39,7 +39,7 @@ nightly: $(VENV)/installed browser  ## the slow checks too
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'nightly or not nightly'
 
 docs: $(VENV)/installed  ## the documentation, warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:           ## what make wrote
 	rm -rf $(VENV) site demo

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from transformer_nfn.known_tasks import KNOWN_TASKS
-from transformer_nfn.zoo import Architecture, Zoo
+from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.training.grid import grid
 
@@ -34,7 +34,7 @@ SHARD_RUNS = 256
 
 def write_zoo(path: Path, runs: int) -> None:
     """A zoo of random networks, in the form a build on a GPU writes."""
-    arch = Architecture.of(KNOWN_TASKS["mnist"])
+    arch = NetworkSizes.of(KNOWN_TASKS["mnist"])
     weights = torch.randn(SHARD_RUNS * 4, arch.num_weights)
     configs = grid()[:runs]
     groups = [configs[i : i + SHARD_RUNS] for i in range(0, runs, SHARD_RUNS)]

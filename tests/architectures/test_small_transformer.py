@@ -11,12 +11,12 @@ from transformer_nfn import architectures, symmetry
 from transformer_nfn.files.network import read_network, save_network
 from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.testing import assert_same_function
-from transformer_nfn.zoo import Architecture, SmallTransformer
+from transformer_nfn.zoo import NetworkSizes, SmallTransformer
 from transformer_nfn.zoo.module import to_state_dict
 
-IMAGES = Architecture(tokens=9, classes=3, patch=4, d_model=8, heads=2, d_ff=10, blocks=2)
-WORDS = Architecture(tokens=12, classes=4, patch=0, d_model=8, heads=2, d_ff=10, blocks=3)
-MNIST = Architecture(49, 10, 16)
+IMAGES = NetworkSizes(tokens=9, classes=3, patch=4, d_model=8, heads=2, d_ff=10, blocks=2)
+WORDS = NetworkSizes(tokens=12, classes=4, patch=0, d_model=8, heads=2, d_ff=10, blocks=3)
+MNIST = NetworkSizes(49, 10, 16)
 both = pytest.mark.parametrize("sizes", [IMAGES, WORDS], ids=["images", "words"])
 
 
@@ -68,7 +68,7 @@ def test_positions_keep_the_first_stream_where_it_is():
     axes = {**right.space.axes, "stream0": Axis.perm("stream0", 8)}.values()
     tensors = {name: " ".join(spec.words()) for name, spec in right.space.tensors.items()}
     wrong = WeightSpace.build("every stream permuted", axes, tensors)
-    claim = architectures.Architecture(wrong, right.forward, right.inputs)
+    claim = architectures.NetworkSizes(wrong, right.forward, right.inputs)
     with pytest.raises(AssertionError, match="'every stream permuted' changes its function"):
         claim.check_invariance()
 
@@ -76,7 +76,7 @@ def test_positions_keep_the_first_stream_where_it_is():
 def test_a_negative_scale_of_a_relu_neuron_is_caught():
     right = IMAGES.architecture
     scales = [architectures.Rescaling(s.name, s.of, s.plain, s.dual) for s in right.freedoms]
-    claim = architectures.Architecture(
+    claim = architectures.NetworkSizes(
         right.space, right.forward, right.inputs, freedoms=tuple(scales)
     )
     with pytest.raises(AssertionError, match="enlarged' changes its function"):

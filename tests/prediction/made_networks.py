@@ -8,12 +8,12 @@ import torch
 from transformer_nfn.models import network_of
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.records import CONFIGURATION
-from transformer_nfn.zoo import Architecture
+from transformer_nfn.zoo import NetworkSizes
 
-ARCH = Architecture(tokens=4, classes=3, patch=4, d_model=8, heads=2, d_ff=6, blocks=2)
+ARCH = NetworkSizes(tokens=4, classes=3, patch=4, d_model=8, heads=2, d_ff=6, blocks=2)
 
 
-def made(n: int, seed: int = 0, arch: Architecture = ARCH) -> Dataset:
+def made(n: int, seed: int = 0, arch: NetworkSizes = ARCH) -> Dataset:
     """``n`` networks; the larger the scale of the classifier, the better they are."""
     source = torch.Generator().manual_seed(seed)
     scale = 0.2 + torch.rand(n, generator=source)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_nfn.zoo import Architecture, ImportFileError, StoreError, Zoo
+from transformer_nfn.zoo import ImportFileError, NetworkSizes, StoreError, Zoo
 from transformer_nfn.zoo.authors import import_authors
 from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.store.files import Checksums
@@ -312,5 +312,5 @@ def test_sources_that_are_none_are_refused(tmp_path: Path, small_zoo: Zoo) -> No
 
 
 def test_their_positions_are_ours_but_for_rounding() -> None:
-    ours = Architecture(49, 10, 16).positions()
+    ours = NetworkSizes(49, 10, 16).positions()
     assert (ours - their_positions()).abs().max() < 1e-5

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transformer_nfn.zoo import Architecture, SmallTransformer, forward
+from transformer_nfn.zoo import NetworkSizes, SmallTransformer, forward
 from transformer_nfn.zoo.module import from_state_dict, load_network, to_state_dict
 from transformer_nfn.zoo.training.dropout import dropout
 from transformer_nfn.zoo.training.randomness import dropout_threshold, keys
 from transformer_nfn.zoo.training.tasks import Task
 
 
-def random_networks(arch: Architecture, n: int) -> torch.Tensor:
+def random_networks(arch: NetworkSizes, n: int) -> torch.Tensor:
     return torch.randn(n, arch.num_weights, generator=torch.Generator().manual_seed(0)) * 0.3
 
 
 def test_the_paper_counts_these_parameters() -> None:
-    mnist, news = Architecture(49, 10, 16), Architecture(512, 4, 0)
+    mnist, news = NetworkSizes(49, 10, 16), NetworkSizes(512, 4, 0)
     assert (mnist.num_weights, news.num_weights) == (18_506, 17_764)
     for arch, count in ((mnist, 18_506), (news, 17_764)):
         assert sum(p.numel() for p in SmallTransformer(arch).parameters()) == count
@@ -56,7 +56,7 @@ def test_named_tensors_round_trip_bit_for_bit(any_task: Task) -> None:
 
 def test_block_weights_are_the_papers_convention() -> None:
     """X W_Q with heads as the module splits them, so that block spaces mean what they say."""
-    arch = Architecture(49, 10, 16)
+    arch = NetworkSizes(49, 10, 16)
     module = SmallTransformer(arch)
     named = from_state_dict(arch, module.state_dict())
     x = torch.randn(5, 32)
@@ -66,7 +66,7 @@ def test_block_weights_are_the_papers_convention() -> None:
 
 
 def test_positions_are_the_sinusoids_of_vaswani() -> None:
-    p = Architecture(49, 10, 16).positions()
+    p = NetworkSizes(49, 10, 16).positions()
     assert p[0].tolist() == [0.0, 1.0] * 16
     assert p[7, 4].item() == pytest.approx(torch.sin(torch.tensor(7 / 10000 ** (4 / 32))).item())
     assert p[7, 5].item() == pytest.approx(torch.cos(torch.tensor(7 / 10000 ** (4 / 32))).item())

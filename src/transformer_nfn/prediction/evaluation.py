@@ -12,7 +12,7 @@ from transformer_nfn.prediction.dataset import load_rows, select_rows
 from transformer_nfn.prediction.metrics import scores
 from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.records import RunError, RunRecord
-from transformer_nfn.zoo import Architecture, Zoo
+from transformer_nfn.zoo import NetworkSizes, Zoo
 
 
 def evaluate(
@@ -30,7 +30,7 @@ def evaluate(
     """
     record = RunRecord.read(run)
     zoo = Zoo.open(zoo_path)
-    if zoo.arch != Architecture.from_json(record.zoo["architecture"]):
+    if zoo.arch != NetworkSizes.from_json(record.zoo["architecture"]):
         raise RunError(
             f"'{zoo_path}' holds networks of another architecture than '{run}' was trained on"
         )

@@ -14,7 +14,7 @@ from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.records import RunError, RunRecord
-from transformer_nfn.zoo import Architecture
+from transformer_nfn.zoo import NetworkSizes
 from transformer_nfn.zoo.checkpoints import open_checkpoint, read_small_transformer
 
 
@@ -51,7 +51,7 @@ def predict(run: Path, checkpoints: list[str]) -> list[Prediction]:
     record = RunRecord.read(run)
     if record.status != "done" or not record.seeds:
         raise RunError(f"'{run}' holds no predictor: {record.status}")
-    arch = Architecture.from_json(record.zoo["architecture"])
+    arch = NetworkSizes.from_json(record.zoo["architecture"])
     named = [read_checkpoint(text, arch) for text in checkpoints]
     data = as_dataset(arch, named)
     predictors = [Predictor.load(record.model, run / f"seed-{row['seed']}") for row in record.seeds]
@@ -83,14 +83,14 @@ def _warning(novelty: float) -> str | None:
     )
 
 
-def as_dataset(arch: Architecture, named: list[dict[str, Tensor]]) -> Dataset:
+def as_dataset(arch: NetworkSizes, named: list[dict[str, Tensor]]) -> Dataset:
     """Checkpoints as a data set; their accuracy is unknown."""
     stacked = {name: torch.stack([n[name] for n in named]).float() for name in arch.space.tensors}
     accuracy, columns = torch.zeros(len(named)), {"row": np.arange(len(named))}
     return Dataset(arch.block_space, network_of(stacked), accuracy, columns)
 
 
-def read_checkpoint(text: str, arch: Architecture) -> dict[str, Tensor]:
+def read_checkpoint(text: str, arch: NetworkSizes) -> dict[str, Tensor]:
     """One network under the names of ``arch.space``, checked against the architecture."""
     with open_checkpoint(text) as checkpoint:
         named = read_small_transformer(checkpoint, arch)

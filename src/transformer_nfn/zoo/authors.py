@@ -25,9 +25,9 @@ from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.known_tasks import KNOWN_TASKS, PAPER_TASKS
 from transformer_nfn.seed_kinds import UNKNOWN
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ImportFileError, StoreError
 from transformer_nfn.zoo.module import from_state_dict, to_state_dict
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store import Folder, Zoo, check_fresh, write_shard
 
 _FILE = re.compile(r"(?P<run>.+)_(?P<epoch>best1?|\d+)_(?P<accuracy>\d+)\.pt")
@@ -95,7 +95,7 @@ def import_authors(source: Path, out: Path) -> tuple[Zoo, Imported]:
 
 def _write(
     out: Path,
-    arch: Architecture,
+    arch: NetworkSizes,
     name: str,
     files: list[_File],
     table: dict[str, dict[str, str]],
@@ -140,7 +140,7 @@ def _seeds(files: list[_File], table: dict[str, dict[str, str]]) -> str:
     return "one" if all(recorded) else UNKNOWN
 
 
-def _positions(arch: Architecture, state: Checkpoint, path: Path) -> Tensor | None:
+def _positions(arch: NetworkSizes, state: Checkpoint, path: Path) -> Tensor | None:
     """The table of positions in a file; it must be the sinusoidal one but for rounding."""
     found = state.get("embedding.pos_embedding")
     if found is None or not arch.patch:
@@ -154,7 +154,7 @@ def _positions(arch: Architecture, state: Checkpoint, path: Path) -> Tensor | No
 
 
 def _network(
-    arch: Architecture, path: Path, report: Imported, positions: Tensor | None
+    arch: NetworkSizes, path: Path, report: Imported, positions: Tensor | None
 ) -> Tensor:
     state = _open(path)
     try:
@@ -182,14 +182,14 @@ def _open(path: Path) -> Checkpoint:
         raise ImportFileError(str(error)) from error
 
 
-def _architecture(state: Checkpoint) -> Architecture:
+def _architecture(state: Checkpoint) -> NetworkSizes:
     """What the first file says of the network; the number of classes is read from it."""
     bias, conv = "classifier.fc2.bias", "embedding.conv1.weight"
     classes = state.info(bias).shape[0] if bias in state else 10
     if conv not in state:
-        return Architecture(KNOWN_TASKS["ag_news"].tokens, classes, patch=0)
+        return NetworkSizes(KNOWN_TASKS["ag_news"].tokens, classes, patch=0)
     patch = math.prod(state.info(conv).shape[1:])
-    return Architecture(KNOWN_TASKS["mnist"].tokens, classes, patch=patch)
+    return NetworkSizes(KNOWN_TASKS["mnist"].tokens, classes, patch=patch)
 
 
 def _row(file: _File, config: dict[str, str]) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from transformer_nfn.files.network import SPACE_KEY, read_network
 from transformer_nfn.files.source import TensorInfo
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.module import from_state_dict
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store import Zoo
 
 # Names by which a file is known to hold the zoo's network: ours, and the authors'.
@@ -108,7 +108,7 @@ def find_network(
 
 
 def _block(
-    arch: Architecture, named: Mapping[str, Tensor], part: str, text: str | Path
+    arch: NetworkSizes, named: Mapping[str, Tensor], part: str, text: str | Path
 ) -> tuple[WeightSpace, Weights]:
     if part not in [f"blocks.{i}" for i in range(arch.blocks)]:
         raise CheckpointError(
@@ -117,7 +117,7 @@ def _block(
     return arch.block_space, under_prefix(named, f"{part}.")
 
 
-def recognise(checkpoint: Checkpoint) -> Architecture | None:
+def recognise(checkpoint: Checkpoint) -> NetworkSizes | None:
     """The zoo's network that a checkpoint holds, by its names and shapes; None if it is none."""
     try:
         if _OURS in checkpoint:
@@ -141,7 +141,7 @@ def recognise(checkpoint: Checkpoint) -> Architecture | None:
         return None
     if heads == 0 or d_model % heads:
         return None
-    return Architecture(
+    return NetworkSizes(
         tokens=49 if patch else 512,  # of no weight's shape
         classes=classes,
         patch=patch,
@@ -152,7 +152,7 @@ def recognise(checkpoint: Checkpoint) -> Architecture | None:
     )
 
 
-def read_small_transformer(checkpoint: Checkpoint, arch: Architecture) -> dict[str, Tensor]:
+def read_small_transformer(checkpoint: Checkpoint, arch: NetworkSizes) -> dict[str, Tensor]:
     """One network under the names of ``arch.space``, each ``[*axes]``; other tensors are left.
 
     Args:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.sizes import NetworkSizes
 
 
 class Attention(nn.Module):
@@ -36,7 +36,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """LayerNorm, attention, dropout, LayerNorm, MLP, dropout."""
 
-    def __init__(self, arch: Architecture, p: float) -> None:
+    def __init__(self, arch: NetworkSizes, p: float) -> None:
         super().__init__()
         self.attention = Attention(arch.d_model, arch.heads)
         self.fc1 = nn.Linear(arch.d_model, arch.d_ff)
@@ -56,7 +56,7 @@ class PatchEmbedding(nn.Module):
 
     pos_embedding: Tensor
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: NetworkSizes) -> None:
         super().__init__()
         side = round(arch.patch**0.5)
         self.conv1 = nn.Conv2d(1, arch.d_model, side, stride=side)
@@ -73,7 +73,7 @@ class WordPositions(nn.Module):
 
     pos_embedding: Tensor
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: NetworkSizes) -> None:
         super().__init__()
         self.register_buffer("pos_embedding", arch.positions(), persistent=False)
 
@@ -85,7 +85,7 @@ class WordPositions(nn.Module):
 class Classifier(nn.Module):
     """Two linear maps with a ReLU between."""
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: NetworkSizes) -> None:
         super().__init__()
         self.fc1 = nn.Linear(arch.d_model, arch.d_model)
         self.fc2 = nn.Linear(arch.d_model, arch.classes)
@@ -99,7 +99,7 @@ class Classifier(nn.Module):
 class SmallTransformer(nn.Module):
     """The network of the zoo; takes images ``[batch, 1, h, w]`` or word vectors."""
 
-    def __init__(self, arch: Architecture, dropout: float = 0.0) -> None:
+    def __init__(self, arch: NetworkSizes, dropout: float = 0.0) -> None:
         super().__init__()
         self.arch = arch
         self.embedding = PatchEmbedding(arch) if arch.patch else WordPositions(arch)
@@ -117,12 +117,12 @@ class SmallTransformer(nn.Module):
         return out
 
 
-def to_state_dict(arch: Architecture, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One network of `Architecture.space` (no leading axis) under the authors' key names."""
+def to_state_dict(arch: NetworkSizes, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One network of `NetworkSizes.space` (no leading axis) under the authors' key names."""
     return arch.architecture.naming.write(arch.space, named)
 
 
-def from_state_dict(arch: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_state_dict(arch: NetworkSizes, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `to_state_dict`; keys it does not know are left alone."""
     try:
         return arch.architecture.naming.read(arch.space, state)
@@ -130,8 +130,8 @@ def from_state_dict(arch: Architecture, state: Mapping[str, Tensor]) -> dict[str
         raise ZooError(str(error)) from error
 
 
-def load_network(arch: Architecture, named: Mapping[str, Tensor]) -> SmallTransformer:
-    """One network of `Architecture.space` as a runnable module in evaluation mode."""
+def load_network(arch: NetworkSizes, named: Mapping[str, Tensor]) -> SmallTransformer:
+    """One network of `NetworkSizes.space` as a runnable module in evaluation mode."""
     network = SmallTransformer(arch)
     # Casting covers zoos stored in half precision; positions come from the architecture.
     state = {k: v.to(torch.float32) for k, v in to_state_dict(arch, named).items()}

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_nfn.spaces.prefix import under_prefix
-from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.sizes import NetworkSizes
 
 Drop = Callable[[Tensor, int], Tensor]
 
 
 def forward(
-    arch: Architecture,
+    arch: NetworkSizes,
     weights: Mapping[str, Tensor],
     inputs: Tensor,
     positions: Tensor,
@@ -30,7 +30,7 @@ def forward(
     LayerNorm (paper, appendix on the zoo).
 
     Args:
-        weights: the views of `Architecture.views`, leading axis ``networks``.
+        weights: the views of `NetworkSizes.views`, leading axis ``networks``.
         inputs: patches ``[networks, batch, tokens, patch]`` or word vectors (last axis
             ``d_model``); a leading axis of 1 gives every network the same batch.
         positions: ``[≥ tokens, d_model]``.
@@ -78,6 +78,6 @@ def _token_masks(
     return mask, (real / lengths[:, None]).to(like.dtype)[:, None, :, None]
 
 
-def sites(arch: Architecture) -> int:
+def sites(arch: NetworkSizes) -> int:
     """How many times dropout acts in one forward."""
     return 1 + 2 * arch.blocks

@@ -33,7 +33,7 @@ def bright_images(side: int, patch: int, padding: int, n: int = 400) -> ImageTas
 
 def long_texts(n: int = 400, longest: int = 150) -> TextTask:
     """Random words; most texts are short and a few need a second and a third tile."""
-    from transformer_nfn.zoo.architecture import Architecture
+    from transformer_nfn.zoo.sizes import NetworkSizes
 
     draw = torch.Generator().manual_seed(3)
     counts = (torch.rand(n, generator=draw) ** 6 * longest).long().clamp(min=1)
@@ -46,7 +46,7 @@ def long_texts(n: int = 400, longest: int = 150) -> TextTask:
     words = WordVectors(tuple(map(str, range(49))), vectors[1:], "test")
     splits = ("train", "held", "test")
     return TextTask(
-        "ag_news", Architecture(tokens=512, classes=4, patch=0),
+        "ag_news", NetworkSizes(tokens=512, classes=4, patch=0),
         tokens=dict.fromkeys(splits, tokens), counts=dict.fromkeys(splits, counts),
         labels=dict.fromkeys(splits, labels), words=words, vectors=vectors, epochs=1,
         provenance={},

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from transformer_nfn.zoo import ZooError, load_task
-from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.backends.kernels.arguments import layout
 from transformer_nfn.zoo.training.paths import describe_path
 
@@ -50,7 +50,7 @@ def test_epochs_equal_those_of_the_plain_path() -> None:
 
 @pytest.mark.parametrize("patch", [16, 0])
 def test_the_kernels_find_each_tensor_where_it_begins_in_a_flat_row(patch: int) -> None:
-    arch = Architecture(tokens=49, classes=10, patch=patch, blocks=3)
+    arch = NetworkSizes(tokens=49, classes=10, patch=patch, blocks=3)
     views = arch.views(torch.arange(arch.num_weights)[None])
     first = {name: int(view.flatten()[0]) for name, view in views.items()}
     offsets = layout(arch)
@@ -67,7 +67,7 @@ def test_the_fused_path_says_why_it_cannot_be_taken() -> None:
     arch = load_task("digits", None).arch
     with pytest.raises(ZooError, match="path fused was asked for, but the fused kernels are for"):
         describe_path("fused", "cpu", arch, "bf16")
-    texts = Architecture(tokens=512, classes=4, patch=0)
+    texts = NetworkSizes(tokens=512, classes=4, patch=0)
     assert describe_path("auto", "cuda", texts, "bf16")[0] == "fused"
     assert "texts in bf16, not tf32" in describe_path("auto", "cuda", texts, "tf32")[1]
     path, sentence = describe_path("auto", "cuda", arch, "float32")

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from transformer_nfn.zoo import Config, Recipe, ZooError, sample, train
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.module import SmallTransformer, from_state_dict, to_state_dict
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.backends.native.compile import library
 from transformer_nfn.zoo.training.backends.native.stepper import NativeStepper
 from transformer_nfn.zoo.training.optimise import coefficients, learning_rate, rules
@@ -72,7 +72,7 @@ def torch_optimizer(network: torch.nn.Module, c: Config) -> torch.optim.Optimize
     return torch.optim.SGD(p, lr, 0.9 if c.optimizer == "sgdm" else 0.0, weight_decay=wd)
 
 
-def modules(arch: Architecture, flat: torch.Tensor) -> list[SmallTransformer]:
+def modules(arch: NetworkSizes, flat: torch.Tensor) -> list[SmallTransformer]:
     out = []
     for i in range(len(flat)):
         module = SmallTransformer(arch)
@@ -82,7 +82,7 @@ def modules(arch: Architecture, flat: torch.Tensor) -> list[SmallTransformer]:
     return out
 
 
-def as_row(arch: Architecture, module: SmallTransformer) -> torch.Tensor:
+def as_row(arch: NetworkSizes, module: SmallTransformer) -> torch.Tensor:
     named = from_state_dict(arch, module.state_dict())
     return arch.from_named({k: w[None] for k, w in named.items()})[0]
 

@@ -13,8 +13,8 @@ from typing import Any
 from transformer_nfn import __version__
 from transformer_nfn.files.whole import is_left_over, sweep
 from transformer_nfn.seed_kinds import SEED_KINDS, UNKNOWN
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import StoreError
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.index import Index
 from transformer_nfn.zoo.store.shards import read_header
@@ -33,9 +33,9 @@ class Folder:
     about: dict[str, Any]
 
     @property
-    def arch(self) -> Architecture:
+    def arch(self) -> NetworkSizes:
         """The network every row is."""
-        return Architecture.from_json(self.about["architecture"])
+        return NetworkSizes.from_json(self.about["architecture"])
 
     @property
     def shards(self) -> list[str]:
@@ -86,7 +86,7 @@ class Folder:
         return Folder(path, about)
 
     @staticmethod
-    def create(path: Path, arch: Architecture, about: dict[str, Any]) -> Folder:
+    def create(path: Path, arch: NetworkSizes, about: dict[str, Any]) -> Folder:
         """Writes ``zoo.json`` into a folder that `check_fresh` found fit."""
         whole = {
             "format": FORMAT,

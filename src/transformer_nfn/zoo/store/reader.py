@@ -15,8 +15,8 @@ import torch
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.safetensors_file import TensorPlace, parse_header
 from transformer_nfn.files.source import TensorInfo
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import StoreError
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store.shards import raw_header
 
 # Tensors with fewer bytes a row (biases) are fetched whole: a page holds several rows anyway.
@@ -44,7 +44,7 @@ class ShardReader:
         header_crc32: what the index says the header hashes to; None does not check.
     """
 
-    def __init__(self, path: Path, arch: Architecture, header_crc32: int | None = None) -> None:
+    def __init__(self, path: Path, arch: NetworkSizes, header_crc32: int | None = None) -> None:
         raw, length = raw_header(path)
         if header_crc32 is not None and zlib.crc32(raw) != header_crc32:
             raise StoreError(f"{path}: damaged, its header does not match its checksum")
@@ -66,7 +66,7 @@ class ShardReader:
             if part.row_bytes < SMALL:
                 _advise(self._file, part.offset, part.row_bytes * self._rows, "WILLNEED")
 
-    def _lay_out(self, places: dict[str, TensorPlace], arch: Architecture) -> list[_Part]:
+    def _lay_out(self, places: dict[str, TensorPlace], arch: NetworkSizes) -> list[_Part]:
         parts: list[_Part] = []
         at = 0
         dtype = str(self.kind)

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformer_nfn.files import safetensors_file
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.whole import write_bytes
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import StoreError
+from transformer_nfn.zoo.sizes import NetworkSizes
 
 
 def row_checksum(parts: Sequence[bytes | memoryview]) -> int:
@@ -30,7 +30,7 @@ def row_checksum(parts: Sequence[bytes | memoryview]) -> int:
 
 def write_shard(
     path: Path,
-    arch: Architecture,
+    arch: NetworkSizes,
     weights: Tensor,
     rows: Sequence[Mapping[str, Any]],
     made: Mapping[str, Any],

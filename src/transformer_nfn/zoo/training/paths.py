@@ -6,8 +6,8 @@ import importlib.util
 
 from torch import Tensor
 
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.backends.native.stepper import NativeStepper, why_not
 from transformer_nfn.zoo.training.epochs import Runner, StepRunner
 from transformer_nfn.zoo.training.steps import Stepper, TorchStepper
@@ -17,7 +17,7 @@ PATHS = ("auto", "native", "torch", "compiled", "fused")
 
 
 def describe_path(
-    path: str, device: str, arch: Architecture | None = None, precision: str = "float32"
+    path: str, device: str, arch: NetworkSizes | None = None, precision: str = "float32"
 ) -> tuple[str, str]:
     """The path that will be taken, and a sentence for the user.
 
@@ -50,7 +50,7 @@ def describe_path(
     return path, f"{words} on {device}{because}"
 
 
-def why_not_fused(arch: Architecture | None, device: str, precision: str) -> str:
+def why_not_fused(arch: NetworkSizes | None, device: str, precision: str) -> str:
     """Why the fused kernels cannot be taken here; nothing if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.network import forward
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.dropout import dropout
 from transformer_nfn.zoo.training.optimise import update
 from transformer_nfn.zoo.training.tasks import Batch
@@ -41,7 +41,7 @@ class Stepper(Protocol):
 
 
 def losses(
-    arch: Architecture,
+    arch: NetworkSizes,
     dtype: torch.dtype,
     w: Tensor,
     inputs: Tensor,
@@ -87,7 +87,7 @@ class TorchStepper:
 
     def __init__(
         self,
-        arch: Architecture,
+        arch: NetworkSizes,
         weights: Tensor,
         threshold: Tensor,
         *,

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.network import sites
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training import randomness
 from transformer_nfn.zoo.training.epochs import Epoch, Runner
 from transformer_nfn.zoo.training.grid import Config
@@ -105,7 +105,7 @@ class _Snapshot:
         )
 
 
-def initial_weights(arch: Architecture, config: Config) -> Tensor:
+def initial_weights(arch: NetworkSizes, config: Config) -> Tensor:
     """Truncated-normal matrices with the configured std, zero biases: ``[num_weights]``.
 
     Where all runs share a seed, these are the same numbers for every std, times the std.

@@ -18,8 +18,8 @@ from torch import Tensor
 from transformer_nfn.errors import missing_extra
 from transformer_nfn.files.downloads import RemoteFile, fetch
 from transformer_nfn.known_tasks import KNOWN_TASKS
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import DataError
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.randomness import keys, permutation, words
 from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task, hold_out
 
@@ -60,7 +60,7 @@ class ImageTask(Task):
     """
 
     name: str
-    arch: Architecture
+    arch: NetworkSizes
     images: dict[Split, Tensor]
     labels: dict[Split, Tensor]
     pattern: Tensor
@@ -134,7 +134,7 @@ def image_task(
     inside = torch.arange(side)[:, None] * wide + torch.arange(side)
     return ImageTask(
         name,
-        Architecture(tokens=math.prod(top.shape), classes=IMAGE_CLASSES, patch=side * side),
+        NetworkSizes(tokens=math.prod(top.shape), classes=IMAGE_CLASSES, patch=side * side),
         images={
             "train": pad(images[keep]),
             "held": pad(images[out]),

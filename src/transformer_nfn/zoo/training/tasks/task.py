@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import DataError
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.randomness import keys, permutation
 
 Split = Literal["train", "held", "test"]
@@ -42,7 +42,7 @@ class Task(ABC):
     """
 
     name: str
-    arch: Architecture
+    arch: NetworkSizes
     sizes: dict[Split, int]
     epochs: int
     batch_size: int

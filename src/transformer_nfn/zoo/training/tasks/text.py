@@ -17,8 +17,8 @@ from torch import Tensor
 
 from transformer_nfn.files.downloads import RemoteFile, fetch
 from transformer_nfn.known_tasks import KNOWN_TASKS, WIDTH
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import DataError
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task, hold_out
 from transformer_nfn.zoo.training.tasks.vectors import load_vectors, train_vectors
 from transformer_nfn.zoo.word_vectors import WordVectors
@@ -43,7 +43,7 @@ class TextTask(Task):
     """
 
     name: str
-    arch: Architecture
+    arch: NetworkSizes
     tokens: dict[Split, Tensor]
     counts: dict[Split, Tensor]
     labels: dict[Split, Tensor]
@@ -115,7 +115,7 @@ def ag_news(
     zero = torch.zeros(1, words.vectors.shape[1])
     return TextTask(
         AG_NEWS.name,
-        Architecture.of(AG_NEWS),
+        NetworkSizes.of(AG_NEWS),
         tokens={"train": train[0][keep], "held": train[0][out], "test": test[0]},
         counts={"train": train[1][keep], "held": train[1][out], "test": test[1]},
         labels={"train": train_y[keep], "held": train_y[out], "test": test_y},

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from transformer_nfn.zoo.architecture import Architecture
+from transformer_nfn.zoo.sizes import NetworkSizes
 
 
 class Clock(NamedTuple):
@@ -180,7 +180,7 @@ class ClassifierLayout(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where each tensor of `Architecture.layout` begins in a flat row of ``size`` numbers."""
+    """Where each tensor of `NetworkSizes.layout` begins in a flat row of ``size`` numbers."""
 
     size: int
     embedding: EmbeddingLayout | None
@@ -188,7 +188,7 @@ class Layout(NamedTuple):
     classifier: ClassifierLayout
 
 
-def layout(arch: Architecture) -> Layout:
+def layout(arch: NetworkSizes) -> Layout:
     """The offsets of an architecture; no embedding where words have no weights."""
     at, begin = {}, 0
     for name, shape in arch.layout.items():

@@ -182,7 +182,7 @@ static void fill_rows(int rows, int n, const float *row, float *out) {
     for (int i = 0; i < rows; i++) memcpy(out + i * n, row, n * sizeof(float));
 }
 
-/* Where the tensors of one network lie in its flat row; as Architecture.layout. */
+/* Where the tensors of one network lie in its flat row; as NetworkSizes.layout. */
 typedef struct { long We, be, qkv[BLOCKS], o[BLOCKS], A[BLOCKS], bA[BLOCKS], B[BLOCKS], bB[BLOCKS],
     W1, b1, W2, b2, size; } Layout;
 

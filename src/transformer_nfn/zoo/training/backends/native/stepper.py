@@ -7,13 +7,13 @@ import ctypes
 import torch
 from torch import Tensor
 
-from transformer_nfn.zoo.architecture import Architecture
 from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.backends.native.compile import library
 from transformer_nfn.zoo.training.tasks import Batch
 
 
-def why_not(arch: Architecture | None, device: str, precision: str = "float32") -> str:
+def why_not(arch: NetworkSizes | None, device: str, precision: str = "float32") -> str:
     """Why the native step cannot be taken here; nothing if it can."""
     if "cuda" in device:
         return "the native step is for the CPU"
@@ -32,7 +32,7 @@ class NativeStepper:
 
     whole = False
 
-    def __init__(self, arch: Architecture, weights: Tensor, threshold: Tensor) -> None:
+    def __init__(self, arch: NetworkSizes, weights: Tensor, threshold: Tensor) -> None:
         problem = why_not(arch, str(weights.device))
         lib = library()[0]
         if problem or lib is None:

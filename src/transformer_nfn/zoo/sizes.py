@@ -19,7 +19,7 @@ from transformer_nfn.zoo.errors import ZooError
 
 
 @dataclass(frozen=True)
-class Architecture:
+class NetworkSizes:
     """The paper's small transformer: patches or word vectors, blocks, mean, two linear maps.
 
     Attributes:
@@ -130,18 +130,18 @@ class Architecture:
         return asdict(self)
 
     @staticmethod
-    def of(task: KnownTask) -> Architecture:
+    def of(task: KnownTask) -> NetworkSizes:
         """The paper's network for a task."""
-        return Architecture(task.tokens, task.classes, task.patch)
+        return NetworkSizes(task.tokens, task.classes, task.patch)
 
     def to_json(self) -> dict[str, Any]:
         """The architecture as plain JSON values."""
         return asdict(self)
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Architecture:
+    def from_json(data: Mapping[str, Any]) -> NetworkSizes:
         """Reads what `to_json` wrote."""
         try:
-            return Architecture(**data)
+            return NetworkSizes(**data)
         except TypeError as error:
             raise ZooError(f"an architecture in JSON is malformed: {error}") from error
