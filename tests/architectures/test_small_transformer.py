@@ -68,7 +68,7 @@ def test_positions_keep_the_first_stream_where_it_is():
     axes = {**right.space.axes, "stream0": Axis.perm("stream0", 8)}.values()
     tensors = {name: " ".join(spec.words()) for name, spec in right.space.tensors.items()}
     wrong = WeightSpace.build("every stream permuted", axes, tensors)
-    claim = architectures.NetworkSizes(wrong, right.forward, right.inputs)
+    claim = architectures.Architecture(wrong, right.forward, right.inputs)
     with pytest.raises(AssertionError, match="'every stream permuted' changes its function"):
         claim.check_invariance()
 
@@ -76,7 +76,7 @@ def test_positions_keep_the_first_stream_where_it_is():
 def test_a_negative_scale_of_a_relu_neuron_is_caught():
     right = IMAGES.architecture
     scales = [architectures.Rescaling(s.name, s.of, s.plain, s.dual) for s in right.freedoms]
-    claim = architectures.NetworkSizes(
+    claim = architectures.Architecture(
         right.space, right.forward, right.inputs, freedoms=tuple(scales)
     )
     with pytest.raises(AssertionError, match="enlarged' changes its function"):
