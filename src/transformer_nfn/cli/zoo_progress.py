@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class BuildBar:
-    """Draws a bar while entered; a `zoo.progress.Progress`."""
+    """Draws a bar while entered; a `zoo.training.progress.Progress`."""
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(

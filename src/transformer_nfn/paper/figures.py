@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_nfn.errors import missing_extra
 from transformer_nfn.files.whole import whole_file
-from transformer_nfn.known_tasks import task_title
 from transformer_nfn.paper.gather import Run, ZooStudy, gather, model_order
 from transformer_nfn.paper.learning_curve import CurvePoint, curve_lines
 from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name
 from transformer_nfn.paper.table_text import lay_out
 from transformer_nfn.prediction.records import RUN_FILE, RunError, RunRecord
-from transformer_nfn.seed_kinds import seeds_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,25 +72,11 @@ def accuracy_histogram(zoo: Path, stem: Path, bins: int = 20) -> list[Path]:
     Returns:
         The files written, a PNG and an SVG.
     """
-    from transformer_nfn.zoo.plot import accuracy_counts
+    from transformer_nfn.zoo.plot import paint_accuracies
     from transformer_nfn.zoo.store import Zoo
 
     opened = Zoo.open(zoo)
-    counts, edges = accuracy_counts(opened, bins)
-
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        axes.bar(100 * edges[:-1], counts, width=100 / bins, align="edge", color=_MODELS[7],
-                 edgecolor="white", linewidth=0.8)  # fmt: skip
-        axes.set_yscale("log")
-        axes.set_ylim(bottom=0.7)
-        axes.grid(visible=False, axis="x")
-        axes.set(xlim=(0, 100), xlabel="test accuracy (%)", ylabel="networks (log scale)")
-        name = task_title(opened.about["task"]["name"])
-        seeds = seeds_text(opened.seeds)
-        axes.set_title(f"{name}: {len(opened):,} checkpoints, {seeds}", loc="left")
-
-    return _save(stem, (5.2, 3.3), paint)
+    return _save(stem, (5.2, 3.3), lambda f: paint_accuracies(f, opened, bins, _MODELS[7]))
 
 
 def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,11 +14,28 @@ from transformer_nfn.seed_kinds import seeds_text
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.store import Zoo
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 def accuracy_counts(zoo: Zoo, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
     """Counts and edges of the test accuracies of every checkpoint, from 0 to 1."""
     accuracy = zoo.table["test_accuracy"].astype(float)
     return np.histogram(accuracy[~np.isnan(accuracy)], bins=bins, range=(0.0, 1.0))
+
+
+def paint_accuracies(figure: Figure, zoo: Zoo, bins: int = 20, color: str | None = None) -> None:
+    """The histogram on a figure, counts in log scale."""
+    counts, edges = accuracy_counts(zoo, bins)
+    axes = figure.subplots()
+    axes.bar(100 * edges[:-1], counts, width=100 / bins, align="edge", color=color,
+             edgecolor="white", linewidth=0.8)  # fmt: skip
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=0.7)
+    axes.grid(visible=False, axis="x")
+    axes.set(xlim=(0, 100), xlabel="test accuracy (%)", ylabel="networks (log scale)")
+    name = task_title(zoo.about["task"]["name"])
+    axes.set_title(f"{name}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}", loc="left")
 
 
 def plot_accuracies(zoo: Zoo, out: Path, bins: int = 20) -> Path:
@@ -26,17 +44,8 @@ def plot_accuracies(zoo: Zoo, out: Path, bins: int = 20) -> Path:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise missing_extra(ZooError, "matplotlib", "plot", "a plot") from error
-    counts, edges = accuracy_counts(zoo, bins)
     figure = Figure(figsize=(5, 3.2), layout="constrained")
-    axes = figure.subplots()
-    axes.bar(100 * edges[:-1], counts, width=100 / bins, align="edge", edgecolor="white")
-    axes.set_yscale("log")
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("test accuracy (%)")
-    axes.set_ylabel("networks")
-    name = task_title(zoo.about["task"]["name"])
-    title = f"{name}: {len(zoo):,} checkpoints, {seeds_text(zoo.seeds)}"
-    axes.set_title(title)
+    paint_accuracies(figure, zoo, bins)
     try:
         with whole_file(out) as beside:
             figure.savefig(beside, dpi=160)

@@ -1,4 +1,4 @@
-"""One update of all weights of all networks, each by its own rule: `zoo.optimise.update`."""
+"""One update of all weights of all networks, each by its own rule: `optimise.update`."""
 
 from __future__ import annotations
 
