@@ -1,0 +1,283 @@
+"""Which tensor of this file is which line of a family? Prefix, blocks, sizes, nothing left over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, NoReturn
+
+from transformer_nfn.architectures.families.description import KEPT
+from transformer_nfn.architectures.families.expressions import MissingFieldError, evaluate
+from transformer_nfn.architectures.families.family import COUNTER, Family, Line
+from transformer_nfn.architectures.families.sizes import Sizes, from_config, from_shapes
+from transformer_nfn.architectures.layout import Slot, file_shape
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.files.errors import CheckpointError
+from transformer_nfn.files.source import WEIGHT_DTYPES, TensorInfo
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file.
+
+    Attributes:
+        key: its name in the file.
+        slots: what it holds of the network.
+        plain: its shape as the layouts say.
+        shape: its shape in the file.
+    """
+
+    key: str
+    slots: tuple[Slot, ...]
+    plain: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A family found in a file.
+
+    Attributes:
+        family: which.
+        config: fields, with what the family's presets add.
+        sizes: of every axis.
+        tied: output matrix and token embedding are one tensor.
+        entries: by name in the file, in the order of the network.
+        holders: for each canonical name the tensors of the file that hold it.
+        kept: canonical names of tensors on which nothing acts, and their names in the file.
+        ignored: names in the file of what is no weight.
+    """
+
+    family: Family
+    config: Mapping[str, Any]
+    sizes: Sizes
+    tied: bool
+    entries: Mapping[str, Entry]
+    holders: Mapping[str, tuple[str, ...]]
+    kept: Mapping[str, str]
+    ignored: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]] = field(repr=False)
+
+
+def bind(
+    family: Family, infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where: str
+) -> Binding:
+    """Finds every tensor of a family in a file; raises `CheckpointError` for what does not fit.
+
+    Args:
+        family: what the file should hold.
+        infos: its tensors.
+        config: what ``config.json`` says; may be empty.
+        where: what errors call the file.
+    """
+    config = with_presets(family, config)
+    keys = standard_names(family, infos)
+    prefix = find_prefix(family, keys, where)
+    blocks = _count_blocks(family, keys, prefix)
+    sizes = from_config(family, config, where)
+    for counter, n in blocks.items():
+        expected = sizes.get(counter, n)
+        if expected != n:
+            _refuse(where, f"{config_says(family, counter, expected)}, the file holds {n} blocks")
+        sizes[counter] = n
+    tied = _tied(family, config, sizes, where)
+    chosen = dict(_present(family, config, keys, prefix, blocks, tied, where))
+    known = {keys[line.key]: line for line in chosen.values()}
+    _check_dtypes(known, infos, where)
+    solved = from_shapes(family, config, known, infos, sizes, where)
+    entries = {
+        key: _entry(line, key, infos[key], solved, where)
+        for key, line in known.items()
+        if line.slots
+    }
+    left = [key for key in keys if keys[key] not in known]
+    ignored = [key for key in left if _is_ignored(family, key, prefix)]
+    extra = [keys[key] for key in left if key not in ignored]
+    if extra and not family.open:
+        _refuse(
+            where,
+            f"holds '{extra[0]}' {list(infos[extra[0]].shape)}, which {family.title} does not "
+            "have; an --architecture file can say what it is",
+        )
+    kept_keys = [*(key for key, line in known.items() if not line.slots), *extra]
+    holders: dict[str, tuple[str, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for key, entry in entries.items():
+        for slot in entry.slots:
+            holders[slot.tensor] = (*holders.get(slot.tensor, ()), key)
+            shapes[slot.tensor] = tuple(solved.axes[axis].size for axis in slot.axes)
+    kept = {f"{KEPT}{key}": key for key in kept_keys if infos[key].weight_dtype is not None}
+    shapes |= {name: infos[key].shape for name, key in kept.items()}
+    ignored += [key for key in extra if infos[key].weight_dtype is None]
+    return Binding(
+        family, config, solved, tied, entries, holders, kept,
+        tuple(keys.get(key, key) for key in ignored), shapes,
+    )  # fmt: skip
+
+
+def with_presets(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with the fields that the name of its architecture implies."""
+    name = config.get("architecture")
+    out: dict[str, Any] = {}
+    for pattern, fields in family.presets.items():
+        if isinstance(name, str) and fnmatchcase(name, pattern):
+            out |= fields
+    return {**out, **config}
+
+
+def standard_names(family: Family, infos: Mapping[str, TensorInfo]) -> dict[str, str]:
+    """The file's names by what they are called without aliases."""
+    out = {}
+    for key in infos:
+        standard = key
+        for alias, name in family.aliases.items():
+            if key == alias or key.endswith(f".{alias}"):
+                standard = key.removesuffix(alias) + name
+        out[standard if standard not in infos else key] = key
+    return out
+
+
+def find_prefix(family: Family, keys: Mapping[str, str], where: str) -> str:
+    """What stands before the family's names in this file."""
+    inner = [line for line in family.lines if not line.outside and not line.optional]
+    if family.prefixes != ("*",):
+        first = [COUNTER.sub("0", line.key) for line in inner]
+        hits = {p: sum(p + name in keys for name in first) for p in family.prefixes}
+        return max(family.prefixes, key=lambda p: hits[p])
+    ends = [COUNTER.sub("0", line.key) for line in inner if line.counter]
+    found = sorted(
+        {key.removesuffix(ends[0]) for key in keys if key == ends[0] or key.endswith(f".{ends[0]}")}
+    )
+    if len(found) > 1:
+        _refuse(
+            where,
+            f"holds several networks of {family.title}, under '{found[0]}' and '{found[1]}': an "
+            f'--architecture file with prefixes = ["{found[0]}"] picks one',
+        )
+    return found[0] if found else ""
+
+
+def _count_blocks(family: Family, keys: Mapping[str, str], prefix: str) -> dict[str, int]:
+    """How many blocks of each stack the file holds, by the highest number."""
+    counts = {counter: 0 for counter in family.counters.values()}
+    patterns = {
+        counter: re.compile(
+            "|".join(
+                re.escape(prefix + COUNTER.sub("\0", line.key)).replace("\0", r"(\d{1,9})")
+                for line in family.lines
+                if line.counter == counter
+            )
+        )
+        for counter in counts
+    }
+    for key in keys:
+        for counter, pattern in patterns.items():
+            found = pattern.fullmatch(key)
+            if found:
+                number = int(next(n for n in found.groups() if n is not None))
+                counts[counter] = max(counts[counter], number + 1)
+    # A gap is told as the tensor that is missing; a wild number must not make a million names.
+    return {counter: min(n, len(keys)) for counter, n in counts.items()}
+
+
+def _tied(family: Family, config: Mapping[str, Any], sizes: Mapping[str, int], where: str) -> bool:
+    if "tied" not in family.facts:
+        return False
+    try:
+        return bool(evaluate(family.facts["tied"], {**config, **sizes}))
+    except (MissingFieldError, SpaceError) as error:
+        raise CheckpointError(f"'{where}': whether its head is tied is not said: {error}") from None
+
+
+def head_lines(family: Family, config: Mapping[str, Any]) -> tuple[Line, ...]:
+    """The lines for the class of the model that the config names."""
+    classes = config.get("architectures")
+    names = [c for c in classes if isinstance(c, str)] if isinstance(classes, list) else []
+    return tuple(
+        line
+        for pattern, lines in family.heads.items()
+        if any(fnmatchcase(name, pattern) for name in names)
+        for line in lines
+    )
+
+
+def _present(
+    family: Family,
+    config: Mapping[str, Any],
+    keys: Mapping[str, str],
+    prefix: str,
+    blocks: Mapping[str, int],
+    tied: bool,
+    where: str,
+) -> Iterator[tuple[str, Line]]:
+    """The lines whose tensors are there, blocks in order; refuses where one must be and is not."""
+    lines = [
+        replace(line, key=line.key if line.outside else prefix + line.key)
+        for line in (*family.lines, *head_lines(family, config))
+    ]
+    expanded: list[Line] = [line for line in lines if line.counter is None]
+    for counter, n in blocks.items():
+        own = [line for line in lines if line.counter == counter]
+        # Where one block has it, all must.
+        own = [
+            line
+            for line in own
+            if not line.optional or any(line.at(i).key in keys for i in range(n))
+        ]
+        expanded += [
+            replace(at, optional=False)
+            for i in range(max(n, 1))
+            for at in (line.at(i) for line in own)
+        ]
+    for line in expanded:
+        if line.key not in keys:
+            if line.optional:
+                continue
+            holds = ", ".join(f"'{slot.tensor}'" for slot in line.slots) or "weights"
+            _refuse(where, f"lacks '{line.key}', which holds {holds} of {family.title}")
+        yield line.key, replace(line, slots=line.tied if tied and line.tied else line.slots)
+
+
+def _check_dtypes(known: Mapping[str, Line], infos: Mapping[str, TensorInfo], where: str) -> None:
+    for key in known:
+        if infos[key].weight_dtype is None:
+            _refuse(
+                where,
+                f"'{key}' holds {infos[key].dtype}, expected weights in {', '.join(WEIGHT_DTYPES)}",
+            )
+
+
+def _entry(line: Line, key: str, info: TensorInfo, sizes: Sizes, where: str) -> Entry:
+    try:
+        plain = file_shape(sizes, line.slots)
+    except SpaceError as error:
+        raise CheckpointError(f"'{where}': '{key}': {error}") from error
+    shape = line.shape
+    expected = plain if shape is None else tuple(sizes.number(word) for word in shape)
+    if info.shape != expected:
+        layout = " ".join(shape) if shape else line.slots[0].layout.text
+        said = ", ".join(
+            f"{axis} = {sizes.axes[axis].size}"
+            for axis in dict.fromkeys(a for slot in line.slots for a in slot.axes)
+        )
+        _refuse(
+            where,
+            f"'{key}' expected shape {list(expected)} ({layout}; {said}), found {list(info.shape)}",
+        )
+    return Entry(key, line.slots, plain, expected)
+
+
+def _is_ignored(family: Family, key: str, prefix: str) -> bool:
+    inner = key.removeprefix(prefix)
+    return any(fnmatchcase(inner, p) or fnmatchcase(key, p) for p in family.ignored)
+
+
+def config_says(family: Family, size: str, value: int) -> str:
+    """What the config makes of a size, in words."""
+    return f"config.json says {size} = {value} ({family.sizes.get(size, size)})"
+
+
+def _refuse(where: str, why: str) -> NoReturn:
+    raise CheckpointError(f"'{where}': {why}")

@@ -1,0 +1,185 @@
+"""What transformer is in this file? Its description, from the sizes, the config and the names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from transformer_nfn.architectures.families.binding import Binding, head_lines
+from transformer_nfn.architectures.families.description import (
+    Activation,
+    Attention,
+    Block,
+    Mlp,
+    Stack,
+    Transformer,
+)
+from transformer_nfn.architectures.families.expressions import MissingFieldError, evaluate
+from transformer_nfn.architectures.families.rotary import read_rotary
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.files.errors import CheckpointError
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "gated-gelu": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "gated-relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "gated-silu": "silu",
+}
+"""What configs call activations, and what they are."""
+
+DEFAULTS: dict[str, Any] = {
+    "order": "pre",
+    "norm": "layer",
+    "inputs": "tokens",
+    "causal": False,
+    "embedding_scale": 1.0,
+    "head_scale": 1.0,
+    "position_offset": 0,
+    "max_distance": 0,
+}
+
+
+class _Facts:
+    """The facts of one file, each asked for by name."""
+
+    def __init__(self, binding: Binding, where: str) -> None:
+        sizes = {name: axis.size for name, axis in binding.sizes.axes.items()}
+        self.fields: dict[str, Any] = {**binding.config, **sizes}
+        self._facts, self._where = binding.family.facts, where
+
+    def get(self, name: str, **more: Any) -> Any:
+        if name not in self._facts:
+            return DEFAULTS.get(name)
+        try:
+            return evaluate(self._facts[name], {**self.fields, **more})
+        except MissingFieldError as error:
+            raise CheckpointError(
+                f"'{self._where}': config.json lacks '{error}', which says '{name}'"
+            ) from None
+        except SpaceError as error:
+            raise CheckpointError(f"'{self._where}': config.json: '{name}': {error}") from None
+
+    def number(self, name: str, **more: Any) -> float:
+        value = self.get(name, **more)
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if not good or not math.isfinite(value):
+            self.refuse(name, "a number", value)
+        return float(value)
+
+    def number_or_none(self, name: str, **more: Any) -> float | None:
+        return None if self.get(name, **more) is None else self.number(name, **more)
+
+    def one_of(self, name: str, words: Mapping[str, Any], **more: Any) -> Any:
+        value = self.get(name, **more)
+        if not isinstance(value, str) or value not in words:
+            self.refuse(name, f"one of {', '.join(words)}", value)
+        return words[value]
+
+    def refuse(self, name: str, expected: str, found: Any) -> None:
+        said = self._facts.get(name, name)
+        raise CheckpointError(
+            f"'{self._where}': config.json: {name} ({said}) expected {expected}, found {found!r}"
+        )
+
+
+def describe(binding: Binding, where: str) -> Transformer:
+    """The description of a network in a file; raises `CheckpointError` for what is not known."""
+    facts = _Facts(binding, where)
+    names = binding.shapes
+    stacks = tuple(_stack(prefix, binding, facts, where) for prefix in binding.family.counters)
+    inputs = facts.one_of("inputs", {word: word for word in ("tokens", "patches", "vectors")})
+    sizes = binding.sizes.axes
+    tied, headless = _output(binding)
+    return Transformer(
+        family=binding.family.name,
+        width=sizes["D"].size,
+        norm=facts.one_of("norm", {word: word for word in ("layer", "rms")}),
+        eps=facts.number("eps"),
+        stacks=stacks,
+        inputs=inputs,
+        vocab=sizes["vocab"].size if "token" in names else None,
+        tied=tied,
+        headless=headless,
+        embedding_scale=facts.number("embedding_scale"),
+        head_scale=facts.number("head_scale"),
+        final_softcap=facts.number_or_none("final_softcap"),
+        position_offset=int(facts.number("position_offset")),
+        pooler=facts.get("pooler") if "extra.pooler.W" in names else None,
+        mlm=facts.one_of("mlm", ACTIVATIONS) if "extra.mlm.W" in names else None,
+        channels=sizes["channel"].size if "patch" in names else 0,
+        side=sizes["side"].size if "patch" in names else 0,
+        tensors=dict(names),
+    )
+
+
+def _output(binding: Binding) -> tuple[bool, bool]:
+    """Whether the output matrix is the token embedding, and whether there is none at all."""
+    names, config = binding.shapes, binding.config
+    if "head" in names or any(line.slots for line in head_lines(binding.family, config)):
+        return False, False
+    classes = config.get("architectures")
+    only_base = isinstance(classes, list) and all(
+        isinstance(c, str) and c.endswith("Model") and not c.endswith("HeadModel") for c in classes
+    )
+    # A model with a transform before its output has one only if the transform is there.
+    transforms = any(s.tensor == "extra.mlm.W" for line in binding.family.lines for s in line.slots)
+    held_twice = len(binding.holders.get("token", ())) > 1
+    possible = any(line.tied for line in binding.family.lines)
+    output = "extra.mlm.W" in names if transforms else not (only_base and classes)
+    tied = binding.tied and possible and (output or held_twice)
+    return tied, not tied
+
+
+def _stack(prefix: str, binding: Binding, facts: _Facts, where: str) -> Stack:
+    n = binding.sizes.axes[binding.family.counters[prefix]].size
+    blocks = tuple(_block(prefix, i, binding, facts, where) for i in range(n))
+    return Stack(prefix, blocks, f"{prefix}norm.g" in binding.shapes)
+
+
+def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> Block:
+    names, sizes = binding.shapes, binding.sizes.axes
+    at = f"{prefix}{i}."
+    d_k = sizes["d_k"].size
+    more: dict[str, Any] = {"layer": i, "stack": prefix}
+    rotary, base, scaling = 0, 10_000.0, None
+    if facts.get("rotary"):
+        rotary, base, scaling = read_rotary(binding.config, d_k, where)
+    window = facts.number_or_none("window", **more)
+    table = f"{prefix}0.bias_table" in names
+    attention = Attention(
+        heads=sizes["head"].size,
+        groups=sizes["group"].size,
+        d_k=d_k,
+        d_v=sizes["d_v"].size,
+        scale=facts.number("scale", **more),
+        causal=bool(facts.get("causal", **more)),
+        rotary=rotary,
+        rotary_base=base,
+        rotary_scaling=scaling,
+        qk_norm=f"{at}q_norm.g" in names,
+        softcap=facts.number_or_none("softcap"),
+        window=None if window is None else int(window),
+        position_bias=table,
+        buckets=sizes["bucket"].size if table else 0,
+        max_distance=int(facts.number("max_distance")) if table else 0,
+    )
+    if attention.heads % attention.groups:
+        raise CheckpointError(
+            f"'{where}': expected heads in groups of the same size, found {attention.heads} heads "
+            f"in {attention.groups} groups"
+        )
+    mlp = Mlp(sizes["neuron"].size, facts.one_of("activation", ACTIVATIONS), f"{at}W_G" in names)
+    cross = None
+    if f"{at}cross.W_Q" in names:
+        cross = Attention(attention.heads, attention.groups, d_k, attention.d_v, attention.scale)
+    order = facts.one_of("order", {o: o for o in ("pre", "post", "parallel", "sandwich")}, **more)
+    return Block(attention, mlp, order, cross)
