@@ -265,7 +265,7 @@ class Reduced:
 
 
 class ReducedBlock:
-    """One block of the reduced form; every call reads from the file.
+    """One block of the reduced form, its weights in memory in the file's own dtype.
 
     Attributes:
         name: of the block.
@@ -453,9 +453,15 @@ class ReducedBlock:
         name = f"{self.name}.{tensor}"
         if name not in self.whole.names:
             raise SpaceError(f"'{self.whole.model.where}' holds no tensor '{name}'")
-        raw = self.whole.model[name]
+        raw = self._raw[name]
         value = raw.to(self.whole.dtype)
         return value.clone() if value is raw else value
+
+    @cached_property
+    def _raw(self) -> dict[str, Tensor]:
+        """The block as the file has it: tensors that share one of the file are read once."""
+        prefix = f"{self.name}."
+        return self.whole.model.read([n for n in self.whole.names if n.startswith(prefix)])
 
     def _maybe(self, tensor: str) -> Tensor | None:
         return self._read(tensor) if self.has(tensor) else None
