@@ -216,4 +216,4 @@ def _score(A: Reduced, B: Reduced, name: str, found: StreamMap) -> float | None:
         sizes = [s - float(m.square().sum()) / count for s, m in zip(sizes, sums, strict=True)]
     if min(sizes) <= 0:
         return None
-    return inner / (sizes[0] * sizes[1]) ** 0.5
+    return float(inner / (sizes[0] * sizes[1]) ** 0.5)

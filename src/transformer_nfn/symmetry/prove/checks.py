@@ -1,0 +1,101 @@
+"""How far is a tensor from where it should be, against what rounding explains?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How many expected rounding errors a tensor may be away.
+
+    Attributes:
+        same: up to this it is where it should be.
+        different: from this on it is not, whatever else may be.
+    """
+
+    same: float
+    different: float
+
+    @staticmethod
+    def of(*dtypes: torch.dtype) -> Tolerance:
+        """For two files.
+
+        In half precision two rounding errors are allowed: a disguise of condition 10 leaves one,
+        a matrix changed by 1 % stands at three and more. In single and double precision there is
+        room for what arithmetic adds to storing, and between 1e-6 and any change that was meant.
+        """
+        return Tolerance(2.0, 2.4) if any(d in HALF for d in dtypes) else Tolerance(16.0, 64.0)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One tensor of the reduced form under the element.
+
+    Attributes:
+        name: canonical name.
+        residual: ``‖moved − found‖ / ‖found‖``.
+        expected: what rounding explains of it, in the mean square.
+        ratio: residual over expected, of the tensor as a whole.
+        worst: the largest such ratio of one head, neuron or row, times what fewer numbers may
+            deviate from their mean.
+    """
+
+    name: str
+    residual: float
+    expected: float
+    ratio: float
+    worst: float
+
+    def within(self, tolerance: Tolerance) -> bool:
+        """Whether rounding explains the tensor and each of its parts."""
+        return max(self.ratio, self.worst) <= tolerance.same
+
+    def beyond(self, tolerance: Tolerance) -> bool:
+        """Whether rounding does not."""
+        return max(self.ratio, self.worst) > tolerance.different
+
+
+def check(
+    name: str, away: Tensor, error: Tensor, size: Tensor, entries: int, *, sites: bool = True
+) -> Check:
+    """Judges a tensor by squares summed over each of its sites (heads, neurons, rows).
+
+    Args:
+        name: of the tensor.
+        away: squares of the residual, ``[sites]``.
+        error: expected squares of the rounding error, ``[sites]``.
+        size: squares of the tensor, ``[sites]``.
+        entries: numbers that one site sums over; few of them scatter more.
+        sites: whether the sites are judged one by one, too.
+    """
+    away, error, size = (x.double().reshape(-1) for x in (away, error, size))
+    total = [float(x.sum()) for x in (away, error, size)]
+    worst = 0.0
+    if sites and entries >= 16:
+        # What is exactly zero on both sides has no error to expect; a part of the whole does.
+        floor = 1e-4 * error.mean()
+        worst = float((away / (error + floor).clamp_min(1e-300)).max().sqrt())
+        worst /= 1 + 4 / entries**0.5
+    norm = max(total[2], 1e-300) ** 0.5
+    return Check(
+        name,
+        total[0] ** 0.5 / norm,
+        total[1] ** 0.5 / norm,
+        (total[0] / max(total[1], 1e-300)) ** 0.5 if total[0] > 0 else 0.0,
+        worst if total[0] > 0 else 0.0,
+    )
+
+
+def merged(checks: list[Check]) -> Check:
+    """Portions of one tensor as one check; all but ``worst`` in the mean square."""
+    n = len(checks)
+    residual = (sum(c.residual**2 for c in checks) / n) ** 0.5
+    expected = (sum(c.expected**2 for c in checks) / n) ** 0.5
+    ratio = residual / expected if expected > 0 else max(c.ratio for c in checks)
+    return Check(checks[0].name, residual, expected, ratio, max(c.worst for c in checks))
