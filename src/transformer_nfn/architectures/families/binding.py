@@ -18,6 +18,10 @@ from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.source import WEIGHT_DTYPES, TensorInfo
 
 
+NEEDED = ("W_Q", "W_K", "W_V", "W_O", "W_A", "W_B")
+"""What every block has, whichever line holds it."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One tensor of a file.
@@ -44,6 +48,7 @@ class Binding:
         config: fields, with what the family's presets add.
         sizes: of every axis.
         tied: output matrix and token embedding are one tensor.
+        has_head: the file holds an output matrix, tied or not.
         entries: by name in the file, in the order of the network.
         holders: for each canonical name the tensors of the file that hold it.
         kept: canonical names of tensors on which nothing acts, and their names in the file.
@@ -54,6 +59,7 @@ class Binding:
     config: Mapping[str, Any]
     sizes: Sizes
     tied: bool
+    has_head: bool
     entries: Mapping[str, Entry]
     holders: Mapping[str, tuple[str, ...]]
     kept: Mapping[str, str]
@@ -77,12 +83,14 @@ def bind(
     prefix = find_prefix(family, keys, where)
     blocks = _count_blocks(family, keys, prefix)
     sizes = from_config(family, config, where)
+    _check_refused(family, {**config, **sizes}, where)
     for counter, n in blocks.items():
         expected = sizes.get(counter, n)
-        if expected != n:
+        if expected != n and (n or counter not in family.optional):
             _refuse(where, f"{config_says(family, counter, expected)}, the file holds {n} blocks")
         sizes[counter] = n
-    tied = _tied(family, config, sizes, where)
+    has_head = any(line.tied and line.key in keys for line in family.lines)
+    tied = _tied(family, config, has_head, where)
     chosen = dict(_present(family, config, keys, prefix, blocks, tied, where))
     known = {keys[line.key]: line for line in chosen.values()}
     _check_dtypes(known, infos, where)
@@ -112,7 +120,7 @@ def bind(
     shapes |= {name: infos[key].shape for name, key in kept.items()}
     ignored += [key for key in extra if infos[key].weight_dtype is None]
     return Binding(
-        family, config, solved, tied, entries, holders, kept,
+        family, config, solved, tied, has_head, entries, holders, kept,
         tuple(keys.get(key, key) for key in ignored), shapes,
     )  # fmt: skip
 
@@ -124,7 +132,7 @@ def with_presets(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     for pattern, fields in family.presets.items():
         if isinstance(name, str) and fnmatchcase(name, pattern):
             out |= fields
-    return {**out, **config}
+    return {**family.config, **out, **config}
 
 
 def standard_names(family: Family, infos: Mapping[str, TensorInfo]) -> dict[str, str]:
@@ -182,11 +190,21 @@ def _count_blocks(family: Family, keys: Mapping[str, str], prefix: str) -> dict[
     return {counter: min(n, len(keys)) for counter, n in counts.items()}
 
 
-def _tied(family: Family, config: Mapping[str, Any], sizes: Mapping[str, int], where: str) -> bool:
+def _check_refused(family: Family, fields: Mapping[str, Any], where: str) -> None:
+    for text, words in family.refused.items():
+        try:
+            holds = evaluate(text, fields)
+        except (MissingFieldError, SpaceError):
+            continue
+        if holds:
+            _refuse(where, f"config.json: {text}: {family.title} with {words} is not supported")
+
+
+def _tied(family: Family, config: Mapping[str, Any], has_head: bool, where: str) -> bool:
     if "tied" not in family.facts:
         return False
     try:
-        return bool(evaluate(family.facts["tied"], {**config, **sizes}))
+        return bool(evaluate(family.facts["tied"], {**config, "has_head": has_head}))
     except (MissingFieldError, SpaceError) as error:
         raise CheckpointError(f"'{where}': whether its head is tied is not said: {error}") from None
 
@@ -228,16 +246,24 @@ def _present(
         ]
         expanded += [
             replace(at, optional=False)
-            for i in range(max(n, 1))
+            for i in range(max(n, 0 if counter in family.optional else 1))
             for at in (line.at(i) for line in own)
         ]
+    held = {slot.tensor for line in expanded if line.key in keys for slot in line.slots}
     for line in expanded:
-        if line.key not in keys:
-            if line.optional:
-                continue
+        if line.key in keys:
+            yield line.key, replace(line, slots=line.tied if tied and line.tied else line.slots)
+            continue
+        elsewhere = bool(line.slots) and all(slot.tensor in held for slot in line.slots)
+        gone = line.stack in family.optional and not blocks[str(line.stack)]
+        if not (line.optional or elsewhere or gone):
             holds = ", ".join(f"'{slot.tensor}'" for slot in line.slots) or "weights"
             _refuse(where, f"lacks '{line.key}', which holds {holds} of {family.title}")
-        yield line.key, replace(line, slots=line.tied if tied and line.tied else line.slots)
+    for at, counter in family.counters.items():
+        for i in range(blocks[counter]):
+            for name in (f"{at}{i}.{tensor}" for tensor in NEEDED):
+                if name not in held:
+                    _refuse(where, f"lacks the tensor that holds '{name}' of {family.title}")
 
 
 def _check_dtypes(known: Mapping[str, Line], infos: Mapping[str, TensorInfo], where: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from transformer_nfn.architectures.families.binding import Binding, head_lines
@@ -36,6 +37,9 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 """What configs call activations, and what they are."""
 
+WITH_OUTPUT = ("*ForCausalLM", "*LMHeadModel", "*ForMaskedLM", "*ForConditionalGeneration")
+"""Classes of models whose output are logits of tokens."""
+
 DEFAULTS: dict[str, Any] = {
     "order": "pre",
     "norm": "layer",
@@ -53,7 +57,8 @@ class _Facts:
 
     def __init__(self, binding: Binding, where: str) -> None:
         sizes = {name: axis.size for name, axis in binding.sizes.axes.items()}
-        self.fields: dict[str, Any] = {**binding.config, **sizes}
+        gated = any(name.endswith(".W_G") for name in binding.shapes)
+        self.fields: dict[str, Any] = {**binding.config, **sizes, "has_gate": gated}
         self._facts, self._where = binding.family.facts, where
 
     def get(self, name: str, **more: Any) -> Any:
@@ -63,7 +68,8 @@ class _Facts:
             return evaluate(self._facts[name], {**self.fields, **more})
         except MissingFieldError as error:
             raise CheckpointError(
-                f"'{self._where}': config.json lacks '{error}', which says '{name}'"
+                f"'{self._where}' does not say '{error}', on which '{name}' depends: expected it "
+                "in config.json or an --architecture file"
             ) from None
         except SpaceError as error:
             raise CheckpointError(f"'{self._where}': config.json: '{name}': {error}") from None
@@ -95,10 +101,14 @@ def describe(binding: Binding, where: str) -> Transformer:
     """The description of a network in a file; raises `CheckpointError` for what is not known."""
     facts = _Facts(binding, where)
     names = binding.shapes
-    stacks = tuple(_stack(prefix, binding, facts, where) for prefix in binding.family.counters)
+    stacks = tuple(
+        _stack(prefix, binding, facts, where)
+        for prefix in binding.family.counters
+        if f"{prefix}0.W_Q" in names
+    )
     inputs = facts.one_of("inputs", {word: word for word in ("tokens", "patches", "vectors")})
     sizes = binding.sizes.axes
-    tied, headless = _output(binding)
+    tied, headless = _output(binding, where)
     return Transformer(
         family=binding.family.name,
         width=sizes["D"].size,
@@ -121,21 +131,24 @@ def describe(binding: Binding, where: str) -> Transformer:
     )
 
 
-def _output(binding: Binding) -> tuple[bool, bool]:
+def _output(binding: Binding, where: str) -> tuple[bool, bool]:
     """Whether the output matrix is the token embedding, and whether there is none at all."""
-    names, config = binding.shapes, binding.config
-    if "head" in names or any(line.slots for line in head_lines(binding.family, config)):
+    names, family, config = binding.shapes, binding.family, binding.config
+    if "head" in names or head_lines(family, config):
         return False, False
-    classes = config.get("architectures")
-    only_base = isinstance(classes, list) and all(
-        isinstance(c, str) and c.endswith("Model") and not c.endswith("HeadModel") for c in classes
-    )
+    matrix = [line.key for line in family.lines if line.tied]
+    named = config.get("architectures")
+    classes = [c for c in named if isinstance(c, str)] if isinstance(named, list) else []
+    speaks = any(fnmatchcase(c, pattern) for c in classes for pattern in WITH_OUTPUT)
     # A model with a transform before its output has one only if the transform is there.
-    transforms = any(s.tensor == "extra.mlm.W" for line in binding.family.lines for s in line.slots)
-    held_twice = len(binding.holders.get("token", ())) > 1
-    possible = any(line.tied for line in binding.family.lines)
-    output = "extra.mlm.W" in names if transforms else not (only_base and classes)
-    tied = binding.tied and possible and (output or held_twice)
+    transforms = any(s.tensor == "extra.mlm.W" for line in family.lines for s in line.slots)
+    output = "extra.mlm.W" in names if transforms else speaks or not classes
+    if speaks and matrix and not binding.tied:
+        raise CheckpointError(
+            f"'{where}': lacks '{matrix[0]}', which holds 'head' of {family.title} where it is "
+            "not tied to the token embedding"
+        )
+    tied = binding.tied and bool(matrix) and (output or binding.has_head)
     return tied, not tied
 
 
@@ -151,8 +164,9 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
     d_k = sizes["d_k"].size
     more: dict[str, Any] = {"layer": i, "stack": prefix}
     rotary, base, scaling = 0, 10_000.0, None
-    if facts.get("rotary"):
-        rotary, base, scaling = read_rotary(binding.config, d_k, where)
+    if facts.get("rotary") is not None:
+        part = facts.number("rotary")
+        rotary, base, scaling = read_rotary(binding.config, d_k, where, part=part)
     window = facts.number_or_none("window", **more)
     table = f"{prefix}0.bias_table" in names
     attention = Attention(
@@ -177,7 +191,13 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
             f"'{where}': expected heads in groups of the same size, found {attention.heads} heads "
             f"in {attention.groups} groups"
         )
-    mlp = Mlp(sizes["neuron"].size, facts.one_of("activation", ACTIVATIONS), f"{at}W_G" in names)
+    gated = f"{at}W_G" in names
+    if facts.get("gated") not in (None, gated):
+        raise CheckpointError(
+            f"'{where}': config.json expected MLPs {'with' if not gated else 'without'} a gate, "
+            f"found {'no ' if not gated else ''}'{at}W_G' in the file"
+        )
+    mlp = Mlp(sizes["neuron"].size, facts.one_of("activation", ACTIVATIONS), gated)
     cross = None
     if f"{at}cross.W_Q" in names:
         cross = Attention(attention.heads, attention.groups, d_k, attention.d_v, attention.scale)

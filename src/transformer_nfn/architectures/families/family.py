@@ -9,12 +9,16 @@ A data file is TOML. Its tables:
   matrix, or the token embedding where the two are tied.
 - ``[[stacks]]``: ``at``, what stands before the names of one block in a file, with the name of
   the size that counts the blocks in braces; ``prefix``, what stands before the block's number in
-  canonical names; ``[stacks.names]``, the lines of a block.
+  canonical names; ``[stacks.names]``, the lines of a block; ``[stacks.ends]``, lines of the stack
+  as a whole; ``optional``, the stack may be missing.
 - ``[outside]``: lines to which the ``prefixes`` do not apply; ``[heads."*ForQuestionAnswering"]``:
   lines for models of such a class only.
 - ``[shapes]``: of tensors of a file whose shape is not what the layout says, but as many numbers.
 - ``[sizes]``, ``[facts]``: see `transformer_nfn.architectures.families.expressions`.
-- ``[presets."vit_huge*"]``: fields of the config that the name of an architecture implies.
+- ``[config]``: fields of the config where ``config.json`` does not have them;
+  ``[presets."vit_huge*"]``: fields that the name of an architecture implies.
+- ``[refused]``: what is said of a model for which an expression is true, as
+  ``"qk_layernorm" = "a norm of queries and keys"``.
 - ``[aliases]``: endings of names that stand for others.
 """
 
@@ -24,6 +28,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +41,12 @@ COUNTER = re.compile(r"\{(\w+)\}")
 TABLES = (
     "title", "extends", "model_types", "architectures", "prefixes", "ignored", "open",
     "gain_offset", "reads", "aliases", "sizes", "facts", "names", "outside", "heads", "shapes",
-    "presets", "stacks",
+    "presets", "stacks", "config", "refused",
 )  # fmt: skip
-MERGED = ("aliases", "sizes", "facts", "names", "outside", "heads", "shapes", "presets")
+MERGED = (
+    "aliases", "sizes", "facts", "names", "outside", "heads", "shapes", "presets", "config",
+    "refused",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,7 @@ class Line:
         tied: what it holds where output matrix and token embedding are tied.
         optional: it may be missing.
         outside: no prefix stands before it.
+        stack: the counter of the stack that it ends; it may be missing with the whole stack.
         shape: in the file, where that is not what the layout says: numbers and names of sizes.
     """
 
@@ -59,6 +68,7 @@ class Line:
     tied: tuple[Slot, ...] = ()
     optional: bool = False
     outside: bool = False
+    stack: str | None = None
     shape: tuple[str, ...] | None = None
 
     @property
@@ -92,6 +102,9 @@ class Family:
         open: tensors that no line knows are kept as they are.
         gain_offset: what a file leaves out of the gain of a norm.
         counters: the size that counts the blocks of each stack, by the stack's prefix.
+        optional: the counters of stacks that may be missing.
+        config: fields that hold where ``config.json`` does not have them.
+        refused: what is said of a model for which an expression is true.
     """
 
     name: str
@@ -110,6 +123,9 @@ class Family:
     heads: Mapping[str, tuple[Line, ...]]
     presets: Mapping[str, Mapping[str, Any]]
     counters: Mapping[str, str]
+    optional: frozenset[str]
+    config: Mapping[str, Any]
+    refused: Mapping[str, str]
 
 
 def read_tables(path: Path) -> dict[str, Any]:
@@ -127,8 +143,19 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     out = {**base, **over}
     for table in MERGED:
         if table in base and table in over:
-            out[table] = {**base[table], **over[table]}
+            out[table] = _lines_merged(base[table], over[table])
+    if "stacks" in base and "stacks" in over:
+        out["stacks"] = [
+            {**below, **above, "names": _lines_merged(below["names"], above.get("names", {}))}
+            for below, above in zip_longest(base["stacks"], over["stacks"], fillvalue={"names": {}})
+        ]
     return out
+
+
+def _lines_merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lines of one table on top of another's; a question mark is no part of a name."""
+    changed = {key.removesuffix("?") for key in over}
+    return {key: v for key, v in base.items() if key.removesuffix("?") not in changed} | dict(over)
 
 
 def build_family(name: str, tables: Mapping[str, Any], where: str) -> Family:
@@ -153,7 +180,11 @@ def _build(name: str, tables: Mapping[str, Any]) -> Family:
     ]
     shapes = {key: tuple(text.split()) for key, text in tables.get("shapes", {}).items()}
     lines = [replace(line, shape=shapes.get(line.key)) for line in lines]
-    for text in (*tables.get("sizes", {}).values(), *tables.get("facts", {}).values()):
+    for text in (
+        *tables.get("sizes", {}).values(),
+        *tables.get("facts", {}).values(),
+        *tables.get("refused", {}),
+    ):
         parse(text)
     return Family(
         name=name,
@@ -175,6 +206,9 @@ def _build(name: str, tables: Mapping[str, Any]) -> Family:
         },
         presets=dict(tables.get("presets", {})),
         counters={stack.get("prefix", ""): COUNTER.findall(stack["at"])[0] for stack in stacks},
+        optional=frozenset(COUNTER.findall(s["at"])[0] for s in stacks if s.get("optional", False)),
+        config=dict(tables.get("config", {})),
+        refused=dict(tables.get("refused", {})),
     )
 
 
@@ -185,6 +219,8 @@ def _block_lines(stack: Mapping[str, Any]) -> Iterator[Line]:
         raise SpaceError(f"'at = \"{at}\"' must name one size that counts the blocks in braces")
     for key, text in stack["names"].items():
         yield _line(f"{at}{key}", text, before=f"{prefix}{{{counters[0]}}}.")
+    for key, text in stack.get("ends", {}).items():
+        yield replace(_line(key, text), stack=counters[0])
 
 
 def _line(key: str, text: str, *, before: str = "", outside: bool = False) -> Line:

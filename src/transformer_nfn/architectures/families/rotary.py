@@ -12,7 +12,7 @@ KINDS = ("default", "linear", "llama3")
 
 
 def read_rotary(
-    config: Mapping[str, Any], d_k: int, where: str, base: float = 10_000.0
+    config: Mapping[str, Any], d_k: int, where: str, *, part: float = 1.0, base: float = 10_000.0
 ) -> tuple[int, float, RotaryScaling | None]:
     """How many coordinates are turned, the base of the frequencies, and how they were stretched.
 
@@ -23,6 +23,7 @@ def read_rotary(
         config: the fields.
         d_k: size of a key.
         where: what errors call the file.
+        part: of the coordinates that are turned, where the config names none.
         base: where the config names none.
     """
     field = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
@@ -41,7 +42,7 @@ def read_rotary(
         )
     fields = {**config, **table}
     base = _number(fields, ("rope_theta", "rotary_emb_base"), base, where)
-    part = _number(fields, ("partial_rotary_factor", "rotary_pct"), 1.0, where)
+    part = _number(fields, ("partial_rotary_factor", "rotary_pct"), part, where)
     rotary = int(d_k * part)
     if not 0 < rotary <= d_k or rotary % 2:
         raise CheckpointError(
