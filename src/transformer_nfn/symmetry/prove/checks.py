@@ -91,11 +91,3 @@ def check(
         worst if total[0] > 0 else 0.0,
     )
 
-
-def merged(checks: list[Check]) -> Check:
-    """Portions of one tensor as one check; all but ``worst`` in the mean square."""
-    n = len(checks)
-    residual = (sum(c.residual**2 for c in checks) / n) ** 0.5
-    expected = (sum(c.expected**2 for c in checks) / n) ** 0.5
-    ratio = residual / expected if expected > 0 else max(c.ratio for c in checks)
-    return Check(checks[0].name, residual, expected, ratio, max(c.worst for c in checks))

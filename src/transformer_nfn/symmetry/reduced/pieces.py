@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 ROUNDING_RMS = 0.2
-"""Root mean square of a rounding error over the spacing of numbers at 1, times the number: errors
-are uniform within half a spacing (1/√12 = 0.29), and numbers lie between 1 and 2 spacings' powers."""
+"""Root mean square of a rounding error relative to the weight, in units of a dtype's epsilon: it
+is uniform within half a spacing, 1/√12 = 0.29 of one, and a weight is 1 to 2 times what its
+spacing belongs to."""
 STEPS = 64.0
 """Weights kept in float64 have been computed in float64, with an error at each step."""
 

@@ -87,7 +87,7 @@ class Reduced:
 
     def output(self) -> Table | None:
         """The final stream as an output of its own, where there is no output matrix."""
-        if self.has_head or self.about.mlm is not None:
+        if not self.about.headless:
             return None
         gain, beta = self.final_norm()
         ones = torch.eye(self.about.width, dtype=self.dtype)

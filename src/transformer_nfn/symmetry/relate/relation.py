@@ -108,7 +108,7 @@ def incomparable(A: Model, B: Model) -> str | None:
     if a.width != b.width:
         return f"the streams have different widths, {a.width} and {b.width}"
     if a.norm != b.norm:
-        return f"one has LayerNorm, the other RMS norm ('{A.where}': {a.norm}, '{B.where}': {b.norm})"
+        return "one has LayerNorm, the other RMS norm"
     kinds = [stream_kind(Reduced(m)) for m in (A, B)]
     if kinds[0] != kinds[1]:
         return f"their norms stand in different places ({a.family} and {b.family})"
@@ -220,7 +220,7 @@ def _judge(
     distances = [p.distance for parts in blocks.values() for p in parts.values()]
     # A cosine of 1 − ε is a distance of √2ε; tables have a row more than a mean hides.
     distances += [max(2 - 2 * s, 0.0) ** 0.5 for s in fit.scores.values()]
-    if A.about.names() != B.about.names():
+    if any(len(t) != fit.rows.get(t.name, len(t)) for m in (A, B) for t in m.tables()):
         distances.append(float("inf"))
     allowed = max(SAME_DISTANCE[m.model.dtype] for m in (A, B))
     if any(c > 4 * allowed for c in constants):

@@ -85,7 +85,8 @@ def compare_neurons(a: NeuronSketch, b: NeuronSketch, most: int) -> dict[str, Pa
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / length.clamp_min(1e-30)
 
 
 def _assigned(cosines: Tensor) -> tuple[Tensor, Tensor]:

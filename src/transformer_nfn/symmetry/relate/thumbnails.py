@@ -41,7 +41,7 @@ def thumbnail(sketch: BlockSketch) -> Thumbnail:
 def _square(x: Tensor) -> Tensor:
     """Every fourth probe of both sides, so that each distance of rotary positions is there."""
     step = PROBES // KEPT
-    return x.unflatten(1, (PROBES, PROBES))[:, ::step, ::step].flatten(1)
+    return x.reshape(len(x), PROBES, PROBES)[:, ::step, ::step].flatten(1)
 
 
 def block_matrix(A: Sequence[Thumbnail], B: Sequence[Thumbnail]) -> Tensor:
