@@ -72,11 +72,11 @@ class Proof:
         words = {True: "yes", False: "no", None: "undecidable"}
         out = [f"same function: {words[self.same]}: {self.reason}"]
         if self.checks and self.tolerance is not None:
-            worst = max(self.checks, key=lambda c: max(c.ratio, c.worst))
+            worst = max(self.checks, key=lambda c: c.excess)
             out.append(
                 f"{len(self.checks)} tensors checked; the worst, {worst.name}, is off by "
                 f"{worst.residual:.2g}, rounding explains {worst.expected:.2g} "
-                f"(ratio {max(worst.ratio, worst.worst):.2g}, allowed {self.tolerance.same:g})"
+                f"({worst.excess:.2g} rounding errors, allowed {self.tolerance.same:g})"
             )
         if self.witness is not None:
             shown = self.witness.inputs
@@ -227,10 +227,10 @@ def find_element(A: Model, B: Model) -> Proof:
     named = tuple(c.name for c in checks if c.beyond(tolerance))
     element = ModelElement(stream, shifts, blocks)
     if all(c.within(tolerance) for c in checks):
-        worst = max(checks, key=lambda c: max(c.ratio, c.worst))
+        worst = max(checks, key=lambda c: c.excess)
         reason = (
             f"an element of the symmetry group takes one to the other on all {len(checks)} "
-            f"tensors, {worst.name} being farthest with {max(worst.ratio, worst.worst):.2g} "
+            f"tensors, {worst.name} being farthest with {worst.excess:.2g} "
             f"expected rounding errors ({tolerance.same:g} allowed)"
         )
         return Proof(True, reason, element, tuple(checks), tolerance)
