@@ -79,8 +79,8 @@ def _heads(
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
-    """``[h, …, rows, d] → [g, share · rows, d]``."""
-    return x.unflatten(0, (groups, -1)).flatten(1, 2)
+    """``[h, rows, d] → [g, share · rows, d]``."""
+    return x.reshape(groups, -1, x.shape[-1])
 
 
 def _with_bias(weight: Tensor, bias: Piece | None, order: Tensor) -> Tensor:

@@ -221,8 +221,8 @@ def find_element(A: Model, B: Model) -> Proof:
     shifts = table_shifts(a, b, stream)
     blocks: dict[str, BlockElement] = {}
     checks: list[Check] = list(check_ends(a, b, stream, shifts))
-    for name, element, found in _blocks(a, b, stream):
-        blocks[name] = element
+    for name, part, found in _blocks(a, b, stream):
+        blocks[name] = part
         checks += found
     named = tuple(c.name for c in checks if c.beyond(tolerance))
     element = ModelElement(stream, shifts, blocks)

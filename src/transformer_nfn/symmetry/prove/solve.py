@@ -28,7 +28,8 @@ def solve_matrix(
     right = w_1 * (P_A.mT @ P_B) + w_2 * (D_A.mT @ D_B)
     scale = a.unsqueeze(-1) + b.unsqueeze(-2)
     floor = 1e-14 * scale.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
-    return U @ ((U.mT @ right @ V) / scale.clamp_min(floor)) @ V.mT
+    G: Tensor = U @ ((U.mT @ right @ V) / scale.clamp_min(floor)) @ V.mT
+    return G
 
 
 def solve_turns(

@@ -93,12 +93,12 @@ def _draw(
     a: Transformer, b: Transformer, length: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
     if a.inputs == "vectors":
-        shape = (1, length, a.width)
-        return torch.randn(shape, generator=generator, dtype=torch.float64), None
+        vectors = torch.randn(1, length, a.width, generator=generator, dtype=torch.float64)
+        return vectors, None
     if a.inputs == "patches":
         rows = a.names()["position"][0] - sum(a.has(n) for n in ("cls", "dist"))
-        pixels = a.side * round(rows**0.5)
-        shape = (1, a.channels, pixels, pixels)
+        side = a.side * round(rows**0.5)
+        shape = (1, a.channels, side, side)
         return torch.randn(shape, generator=generator, dtype=torch.float64), None
     vocab = min(a.vocab or 1, b.vocab or 1)
     ids = torch.randint(0, vocab, (1, length), generator=generator)

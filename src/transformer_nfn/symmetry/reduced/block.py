@@ -112,9 +112,13 @@ class ReducedBlock:
         b_V = self._value_bias(prefix)
         if b_V is not None:
             W_O = self._read(f"{prefix}W_O")
-            spread = b_V.value.repeat_interleave(len(W_O) // len(b_V.value), dim=0)
+            share = len(W_O) // len(b_V.value)
+            spread = b_V.value.repeat_interleave(share, dim=0)
             through = torch.einsum("hk,hkd->d", spread, W_O)
-            moved = torch.einsum("hk,hkd->", spread.square(), W_O.square()) * 3
+            # Error of the value bias (itself a sum that may cancel), and of what it goes through.
+            rows = W_O.unflatten(0, (-1, share)).sum(1).square().sum(-1)
+            own = (spread.square() * W_O.square().sum(-1)).sum()
+            moved = (b_V.error * rows).sum() / self._unit + own
             total = through if total is None else total + through
             size = moved if size is None else size + moved
         if self.about.order == "parallel" and (b_B := self._maybe("b_B")) is not None:

@@ -86,8 +86,15 @@ def sketch_block(block: ReducedBlock, probes: Probes) -> BlockSketch:
 
 def _read(probes: Tensor, weight: Piece, bias: Piece | None) -> Tensor:
     """``z W + b`` for every head: ``[h, n, d]``."""
-    out = probes @ weight.value
+    W = weight.value
+    # One product for all heads: a batch of narrow ones takes several times as long.
+    out = probes @ W if W.ndim == 2 else _by_head(probes @ W.movedim(0, 1).flatten(1), len(W))
     return out if bias is None else out + bias.value.unsqueeze(-2)
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """``[n, h · d] → [h, n, d]``."""
+    return x.reshape(len(x), heads, -1).movedim(1, 0)
 
 
 def query_key_probes(
@@ -127,8 +134,9 @@ def _heads(
     parts = [turned(c, about, o) for c, o in zip(chunks, offsets, strict=True)]
     QK = torch.cat(parts, 1) @ k.mT
     del q, k, parts
-    v = probes.into @ block.reader(f"{prefix}W_V")[0].value
-    o = block.writer(f"{prefix}W_O").value @ probes.out.mT
+    v = _read(probes.into, block.reader(f"{prefix}W_V")[0], None)
+    W_O = block.writer(f"{prefix}W_O").value
+    o = (W_O.flatten(0, 1) @ probes.out.mT).reshape(len(W_O), -1, len(probes.out))
     VO = v.repeat_interleave(share, dim=0) @ o
     return HeadSketch(QK.flatten(1), VO.flatten(1))
 

@@ -12,7 +12,12 @@ from torch import Tensor
 from transformer_nfn.symmetry.reduced import Reduced
 from transformer_nfn.symmetry.relate.equal_bytes import equal_bytes
 from transformer_nfn.symmetry.relate.probes import BlockSketch, Probes, draw_probes, sketch_block
-from transformer_nfn.symmetry.relate.scores import Part, block_score, compare_blocks
+from transformer_nfn.symmetry.relate.scores import (
+    Part,
+    block_score,
+    compare_blocks,
+    unit_directions,
+)
 from transformer_nfn.symmetry.relate.stream import StreamFit, fit_stream, stream_kind
 from transformer_nfn.symmetry.relate.thumbnails import Thumbnail, block_matrix, thumbnail
 from transformer_nfn.symmetry.relate.verdict import (
@@ -157,7 +162,7 @@ def _relate(first: Model, second: Model) -> Relation:
             if sketch is not None:
                 kept.append(thumbnail(sketch[1]))
         if in_line and a is not None and b is not None:
-            blocks[a[0]] = compare_blocks(a[1], b[1])
+            blocks[a[0]] = compare_blocks(unit_directions(a[1]), unit_directions(b[1]))
             constants.append(_apart(a[1].constants, b[1].constants))
     matrix = block_matrix(*small)
     judgement = _judge(A, B, fit, blocks, constants, matrix)

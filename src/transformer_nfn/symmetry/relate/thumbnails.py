@@ -16,14 +16,19 @@ from transformer_nfn.symmetry.relate.probes import (
     HeadSketch,
     NeuronSketch,
 )
-from transformer_nfn.symmetry.relate.scores import block_score, compare_blocks
+from transformer_nfn.symmetry.relate.scores import (
+    Directions,
+    block_score,
+    compare_blocks,
+    unit_directions,
+)
 
 KEPT = 64
 """Probes of each side that a thumbnail keeps."""
-NEURONS = 256
+NEURONS = 128
 """Neurons of a block that are looked for in each block of the other model."""
 
-Thumbnail = BlockSketch
+Thumbnail = Directions
 
 
 def thumbnail(sketch: BlockSketch) -> Thumbnail:
@@ -33,9 +38,9 @@ def thumbnail(sketch: BlockSketch) -> Thumbnail:
         for prefix, head in sketch.heads.items()
     }
     n = sketch.neurons
-    up = None if n.up is None else n.up[:, :KEPT].contiguous()
-    neurons = NeuronSketch(n.read[:, :KEPT].contiguous(), up, n.write[:, :KEPT].contiguous())
-    return BlockSketch(heads, neurons, sketch.constants)
+    up = None if n.up is None else n.up[:, :KEPT]
+    neurons = NeuronSketch(n.read[:, :KEPT], up, n.write[:, :KEPT])
+    return unit_directions(BlockSketch(heads, neurons, sketch.constants))
 
 
 def _square(x: Tensor) -> Tensor:
