@@ -79,8 +79,8 @@ TINY: dict[str, Tiny] = {
     "qwen3": Tiny("Qwen3ForCausalLM", "Qwen3Config", {**_LLAMA, "head_dim": 12}),
     "gemma2": Tiny("Gemma2ForCausalLM", "Gemma2Config", {
         **_LLAMA, "head_dim": 10, "query_pre_attn_scalar": 20, "sliding_window": 4,
-        "tie_word_embeddings": True, "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": True, "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 30.0,
     }),
     "phi3": Tiny("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "sliding_window": 4}),
     "phi": Tiny("PhiForCausalLM", "PhiConfig", {
@@ -104,6 +104,9 @@ def build(name: str, *, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn
     kind = getattr(transformers, tiny.model)
     with no_casts():
         model: nn.Module = kind(config).to(torch.float64)
+        for part in model.modules():
+            if hasattr(part, "scalar_embed_scale"):  # Gemma keeps a float32 copy of a number
+                part.embed_scale = torch.tensor(part.scalar_embed_scale, dtype=torch.float64)
     randomise(model, seed)
     if name.startswith("t5-v1.1"):  # the library ties what its checkpoints do not
         head = model.get_submodule("lm_head")

@@ -110,6 +110,8 @@ class Disguise:
                 _unit_gain(own, reading)
         for short, name in site.names.items():
             own[short] = self._turn(name, own[short])
+        if "memory.g" in own:
+            own["memory.g"] = self._turn("encoder.norm.g", own["memory.g"])
         if site.stack.prefix in self._orders:
             own |= heads.permute_heads(own, *self._orders[site.stack.prefix])
             self.acted["heads permuted, all blocks alike"] += 1
