@@ -6,8 +6,9 @@ far from uniform.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+import functools
+import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+
+from transformer_nfn.architectures.families import Transformer, open_model
+from transformer_nfn.functional.transformer import transformer
 
 VOCAB, LENGTH = 61, 9
 
@@ -177,3 +181,40 @@ def save(model: nn.Module, folder: Path) -> Path:
     """Writes the model as the library does."""
     model.save_pretrained(folder)  # type: ignore[operator]
     return folder
+
+
+@dataclass(frozen=True)
+class Network:
+    """A tiny model under canonical names: its description, float64 tensors, inputs, outputs."""
+
+    name: str
+    about: Transformer
+    weights: dict[str, Tensor]
+
+    def outputs(self, weights: dict[str, Tensor], about: Transformer | None = None) -> Tensor:
+        """Logits of other weights on this model's inputs."""
+        inputs = inputs_of(self.name)
+        first = next(iter(inputs.values()))
+        decoder = inputs.get("decoder_input_ids")
+        return transformer(about or self.about, weights, first, decoder=decoder)
+
+    def change(self, weights: dict[str, Tensor], about: Transformer | None = None) -> float:
+        """How far outputs move, in units of the largest one."""
+        before = _outputs_before(self.name)
+        after = self.outputs({**self.weights, **weights}, about)
+        return float((after - before).abs().max() / before.abs().max())
+
+
+@functools.cache
+def _outputs_before(name: str) -> Tensor:
+    net = network(name)
+    return net.outputs(net.weights)
+
+
+@functools.cache
+def network(name: str) -> Network:
+    """A tiny model, read by the library under test from what `transformers` wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(build(name), Path(folder))
+        with open_model(folder) as model:
+            return Network(name, model.about, model.read(model.names, torch.float64))

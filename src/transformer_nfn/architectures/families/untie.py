@@ -79,9 +79,7 @@ def layout_of(model: Model, *, untied: bool) -> Layout:
     added: dict[str, Added] = {}
     sizes = Sizes({**binding.sizes.axes, "class": binding.sizes.axes["vocab"]})
     infos = {key: model.checkpoint.info(key) for key in model.checkpoint}
-    prefix = find_prefix(
-        binding.family, standard_names(binding.family, infos), model.where
-    )
+    prefix = find_prefix(binding.family, standard_names(binding.family, infos), model.where)
     for line in binding.family.lines:
         holds = [slot.tensor for slot in line.slots]
         if not line.tied and (holds != ["head_bias"] or "head_bias" not in holders):

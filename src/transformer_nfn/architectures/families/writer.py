@@ -16,7 +16,14 @@ from transformer_nfn.architectures.families.untie import Added, Layout, layout_o
 from transformer_nfn.architectures.layout import put
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.errors import WriteError
-from transformer_nfn.files.hub_folder import CONFIG, INDEX, WEIGHTS, find_weights, inside, read_shard_index
+from transformer_nfn.files.hub_folder import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    find_weights,
+    inside,
+    read_shard_index,
+)
 from transformer_nfn.files.safetensors_file import DTYPES, parse_header, raw_header, read_at
 from transformer_nfn.files.whole import whole_file
 
@@ -27,9 +34,7 @@ LARGEST_SMALL = 64 << 20
 Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 
-def write_model(
-    model: Model, tensors: Tensors, out: str | Path, *, untied: bool = False
-) -> Path:
+def write_model(model: Model, tensors: Tensors, out: str | Path, *, untied: bool = False) -> Path:
     """Writes a model of the same family and sizes, laid out as ``model`` is in its file.
 
     Same keys, fused parts, dtypes and shards; config and other small files are copied. Every
@@ -61,7 +66,9 @@ def write_model(
         for path, held in weights.items():
             beside = stack.enter_context(whole_file(target / names[path]))
             make: type[_Sink] = _SafetensorsSink if _is_safetensors(path) else _StateDictSink
-            sink = make(path, beside, model, {k: layout.added[k] for k in held if k in layout.added})
+            sink = make(
+                path, beside, model, {k: layout.added[k] for k in held if k in layout.added}
+            )
             stack.callback(sink.close)
             shards.append(sink)
             sinks |= dict.fromkeys(held, sink)
@@ -141,9 +148,7 @@ def _is_safetensors(path: Path) -> bool:
     return path.suffix not in (".pt", ".pth", ".bin")
 
 
-def _file_tensors(
-    model: Model, layout: Layout, tensors: Tensors
-) -> Iterator[tuple[str, Tensor]]:
+def _file_tensors(model: Model, layout: Layout, tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the file, each as soon as all that it holds has come."""
     binding = layout.binding
     waiting: dict[str, dict[str, Tensor]] = {}
