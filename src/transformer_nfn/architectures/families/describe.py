@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from transformer_nfn.architectures.families.binding import Binding, head_lines
+from transformer_nfn.architectures.families.binding import Binding
 from transformer_nfn.architectures.families.description import (
     Activation,
     Attention,
@@ -17,6 +17,7 @@ from transformer_nfn.architectures.families.description import (
     Transformer,
 )
 from transformer_nfn.architectures.families.expressions import MissingFieldError, evaluate
+from transformer_nfn.architectures.families.keys import head_lines
 from transformer_nfn.architectures.families.rotary import read_rotary
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.errors import CheckpointError
@@ -149,6 +150,12 @@ def _output(binding: Binding, where: str) -> tuple[bool, bool]:
             "not tied to the token embedding"
         )
     tied = binding.tied and bool(matrix) and (output or binding.has_head)
+    vocab = binding.sizes.axes["vocab"].size if tied else 0
+    if tied and names.get("head_bias", (vocab,)) != (vocab,):
+        raise CheckpointError(
+            f"'{where}': '{binding.holders['head_bias'][0]}' expected shape [{vocab}], one number "
+            f"for each token, found {list(names['head_bias'])}"
+        )
     return tied, not tied
 
 

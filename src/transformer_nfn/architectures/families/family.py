@@ -145,9 +145,10 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if table in base and table in over:
             out[table] = _lines_merged(base[table], over[table])
     if "stacks" in base and "stacks" in over:
+        nothing: dict[str, Any] = {}
         out["stacks"] = [
-            {**below, **above, "names": _lines_merged(below["names"], above.get("names", {}))}
-            for below, above in zip_longest(base["stacks"], over["stacks"], fillvalue={"names": {}})
+            {**low, **top, "names": _lines_merged(low.get("names", {}), top.get("names", {}))}
+            for low, top in zip_longest(base["stacks"], over["stacks"], fillvalue=nothing)
         ]
     return out
 

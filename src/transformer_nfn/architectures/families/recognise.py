@@ -9,7 +9,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.architectures.families.binding import find_prefix, standard_names
 from transformer_nfn.architectures.families.family import (
     COUNTER,
     Family,
@@ -17,6 +16,7 @@ from transformer_nfn.architectures.families.family import (
     merged,
     read_tables,
 )
+from transformer_nfn.architectures.families.keys import find_prefix, standard_names
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.source import TensorInfo
