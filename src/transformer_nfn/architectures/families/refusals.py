@@ -67,14 +67,14 @@ def check_contents(keys: Iterable[str], config: Mapping[str, Any], where: str) -
     quantised = config.get("quantization_config")
     if isinstance(quantised, Mapping):
         method = quantised.get("quant_method", "an unnamed method")
-        _refuse(f"{where}': 'quantization_config", f"weights quantised by {method}")
+        _refuse(f"{where}': 'quantization_config", f"weights quantised by {str(method)[:60]}")
     for key in keys:
         for pattern, what in BY_NAME:
             if pattern.search(key):
                 _refuse(f"{where}': '{key}", what)
     for field in EXPERTS:
         experts = config.get(field)
-        if isinstance(experts, int) and experts > 1:
+        if type(experts) is int and 1 < experts < 1 << 30:
             _refuse(f"{where}': '{field} = {experts}", "a mixture of experts")
 
 
