@@ -19,6 +19,7 @@ from transformer_nfn.architectures.families.family import (
 )
 from transformer_nfn.architectures.families.keys import find_prefix, standard_names
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.source import TensorInfo
 
@@ -72,6 +73,16 @@ def recognise(infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where:
         if named:
             return _by_names(named, infos, where)
     return _by_names(list(families().values()), infos, where)
+
+
+def is_known(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint's config or names are those of a family."""
+    infos = {name: checkpoint.info(name) for name in checkpoint}
+    try:
+        recognise(infos, checkpoint.config, checkpoint.where)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _by_names(among: list[Family], infos: Mapping[str, TensorInfo], where: str) -> Family:

@@ -8,12 +8,8 @@ from typing import Any
 
 import torch
 
-from transformer_nfn.architectures.families.binding import (
-    Binding,
-    Entry,
-    find_prefix,
-    standard_names,
-)
+from transformer_nfn.architectures.families.binding import Binding, Entry
+from transformer_nfn.architectures.families.keys import find_prefix, standard_names
 from transformer_nfn.architectures.families.model import Model
 from transformer_nfn.architectures.families.sizes import Sizes
 from transformer_nfn.architectures.layout import file_shape

@@ -30,8 +30,8 @@ TINY = 1e-3
 def noise(shape: tuple[int, ...], like: Tensor, how: Drawing, share: float = SHARE) -> Tensor:
     """Random numbers of ``share`` times the size of ``like``."""
     size = float(torch.linalg.vector_norm(like, dtype=torch.float64)) / max(like.numel(), 1) ** 0.5
-    drawn = torch.randn(shape, generator=how.generator, dtype=torch.float64)
-    return drawn * (size * share)
+    drawn: Tensor = torch.randn(shape, generator=how.generator, dtype=torch.float64)
+    return drawn * float(size * share)
 
 
 def new_gains(old: Tensor, how: Drawing) -> Tensor:
