@@ -6,8 +6,9 @@ far from uniform.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+import functools
+import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+
+from transformer_nfn.architectures.families import Transformer, open_model
+from transformer_nfn.functional.transformer import transformer
 
 VOCAB, LENGTH = 61, 9
 
@@ -79,8 +83,8 @@ TINY: dict[str, Tiny] = {
     "qwen3": Tiny("Qwen3ForCausalLM", "Qwen3Config", {**_LLAMA, "head_dim": 12}),
     "gemma2": Tiny("Gemma2ForCausalLM", "Gemma2Config", {
         **_LLAMA, "head_dim": 10, "query_pre_attn_scalar": 20, "sliding_window": 4,
-        "tie_word_embeddings": True, "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": True, "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 30.0,
     }),
     "phi3": Tiny("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "sliding_window": 4}),
     "phi": Tiny("PhiForCausalLM", "PhiConfig", {
@@ -104,6 +108,9 @@ def build(name: str, *, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn
     kind = getattr(transformers, tiny.model)
     with no_casts():
         model: nn.Module = kind(config).to(torch.float64)
+        for part in model.modules():
+            if hasattr(part, "scalar_embed_scale"):  # Gemma keeps a float32 copy of a number
+                part.embed_scale = torch.tensor(part.scalar_embed_scale, dtype=torch.float64)
     randomise(model, seed)
     if name.startswith("t5-v1.1"):  # the library ties what its checkpoints do not
         head = model.get_submodule("lm_head")
@@ -174,3 +181,40 @@ def save(model: nn.Module, folder: Path) -> Path:
     """Writes the model as the library does."""
     model.save_pretrained(folder)  # type: ignore[operator]
     return folder
+
+
+@dataclass(frozen=True)
+class Network:
+    """A tiny model under canonical names: its description, float64 tensors, inputs, outputs."""
+
+    name: str
+    about: Transformer
+    weights: dict[str, Tensor]
+
+    def outputs(self, weights: dict[str, Tensor], about: Transformer | None = None) -> Tensor:
+        """Logits of other weights on this model's inputs."""
+        inputs = inputs_of(self.name)
+        first = next(iter(inputs.values()))
+        decoder = inputs.get("decoder_input_ids")
+        return transformer(about or self.about, weights, first, decoder=decoder)
+
+    def change(self, weights: dict[str, Tensor], about: Transformer | None = None) -> float:
+        """How far outputs move, in units of the largest one."""
+        before = _outputs_before(self.name)
+        after = self.outputs({**self.weights, **weights}, about)
+        return float((after - before).abs().max() / before.abs().max())
+
+
+@functools.cache
+def _outputs_before(name: str) -> Tensor:
+    net = network(name)
+    return net.outputs(net.weights)
+
+
+@functools.cache
+def network(name: str) -> Network:
+    """A tiny model, read by the library under test from what `transformers` wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(build(name), Path(folder))
+        with open_model(folder) as model:
+            return Network(name, model.about, model.read(model.names, torch.float64))

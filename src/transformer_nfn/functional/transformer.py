@@ -216,9 +216,12 @@ def run_block(
 
 
 def logits(about: Transformer, weights: Weights, x: Tensor) -> Tensor:
-    """What the head says of the final stream ``x``; ``x`` itself where there is no head."""
+    """What the head says of the final stream ``x``; ``x`` itself where there is no head.
+
+    Where a head reads the pooler only, this is what the pooler says.
+    """
     if not about.tied and not about.has("head"):
-        return x
+        return x if about.headless or about.pooler is None else pooled(about, weights, x)
     if about.inputs == "patches":
         x = x[:, 0]
     if about.mlm is not None:

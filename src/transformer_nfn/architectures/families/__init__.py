@@ -10,7 +10,7 @@ from transformer_nfn.architectures.families.description import (
 )
 from transformer_nfn.architectures.families.family import Family
 from transformer_nfn.architectures.families.model import Model, open_model
-from transformer_nfn.architectures.families.recognise import families, read_family
+from transformer_nfn.architectures.families.recognise import families, is_known, read_family
 from transformer_nfn.architectures.families.writer import write_model
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Stack",
     "Transformer",
     "families",
+    "is_known",
     "open_model",
     "read_family",
     "write_model",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -10,13 +9,19 @@ from typing import Any, NoReturn
 
 from transformer_nfn.architectures.families.description import KEPT
 from transformer_nfn.architectures.families.expressions import MissingFieldError, evaluate
-from transformer_nfn.architectures.families.family import COUNTER, Family, Line
+from transformer_nfn.architectures.families.family import Family, Line
+from transformer_nfn.architectures.families.keys import (
+    count_blocks,
+    find_prefix,
+    head_lines,
+    is_ignored,
+    standard_names,
+)
 from transformer_nfn.architectures.families.sizes import Sizes, from_config, from_shapes
 from transformer_nfn.architectures.layout import Slot, file_shape
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.source import WEIGHT_DTYPES, TensorInfo
-
 
 NEEDED = ("W_Q", "W_K", "W_V", "W_O", "W_A", "W_B")
 """What every block has, whichever line holds it."""
@@ -81,7 +86,7 @@ def bind(
     config = with_presets(family, config)
     keys = standard_names(family, infos)
     prefix = find_prefix(family, keys, where)
-    blocks = _count_blocks(family, keys, prefix)
+    blocks = count_blocks(family, keys, prefix)
     sizes = from_config(family, config, where)
     _check_refused(family, {**config, **sizes}, where)
     for counter, n in blocks.items():
@@ -101,7 +106,7 @@ def bind(
         if line.slots
     }
     left = [key for key in keys if keys[key] not in known]
-    ignored = [key for key in left if _is_ignored(family, key, prefix)]
+    ignored = [key for key in left if is_ignored(family, key, prefix)]
     extra = [keys[key] for key in left if key not in ignored]
     if extra and not family.open:
         _refuse(
@@ -132,62 +137,9 @@ def with_presets(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     for pattern, fields in family.presets.items():
         if isinstance(name, str) and fnmatchcase(name, pattern):
             out |= fields
-    return {**family.config, **out, **config}
-
-
-def standard_names(family: Family, infos: Mapping[str, TensorInfo]) -> dict[str, str]:
-    """The file's names by what they are called without aliases."""
-    out = {}
-    for key in infos:
-        standard = key
-        for alias, name in family.aliases.items():
-            if key == alias or key.endswith(f".{alias}"):
-                standard = key.removesuffix(alias) + name
-        out[standard if standard not in infos else key] = key
-    return out
-
-
-def find_prefix(family: Family, keys: Mapping[str, str], where: str) -> str:
-    """What stands before the family's names in this file."""
-    inner = [line for line in family.lines if not line.outside and not line.optional]
-    if family.prefixes != ("*",):
-        first = [COUNTER.sub("0", line.key) for line in inner]
-        hits = {p: sum(p + name in keys for name in first) for p in family.prefixes}
-        return max(family.prefixes, key=lambda p: hits[p])
-    ends = [COUNTER.sub("0", line.key) for line in inner if line.counter]
-    found = sorted(
-        {key.removesuffix(ends[0]) for key in keys if key == ends[0] or key.endswith(f".{ends[0]}")}
-    )
-    if len(found) > 1:
-        _refuse(
-            where,
-            f"holds several networks of {family.title}, under '{found[0]}' and '{found[1]}': an "
-            f'--architecture file with prefixes = ["{found[0]}"] picks one',
-        )
-    return found[0] if found else ""
-
-
-def _count_blocks(family: Family, keys: Mapping[str, str], prefix: str) -> dict[str, int]:
-    """How many blocks of each stack the file holds, by the highest number."""
-    counts = {counter: 0 for counter in family.counters.values()}
-    patterns = {
-        counter: re.compile(
-            "|".join(
-                re.escape(prefix + COUNTER.sub("\0", line.key)).replace("\0", r"(\d{1,9})")
-                for line in family.lines
-                if line.counter == counter
-            )
-        )
-        for counter in counts
-    }
-    for key in keys:
-        for counter, pattern in patterns.items():
-            found = pattern.fullmatch(key)
-            if found:
-                number = int(next(n for n in found.groups() if n is not None))
-                counts[counter] = max(counts[counter], number + 1)
-    # A gap is told as the tensor that is missing; a wild number must not make a million names.
-    return {counter: min(n, len(keys)) for counter, n in counts.items()}
+    fields = {**family.config, **out, **config}
+    # A size is never a field of the same name.
+    return {field: value for field, value in fields.items() if field not in family.sizes}
 
 
 def _check_refused(family: Family, fields: Mapping[str, Any], where: str) -> None:
@@ -209,18 +161,6 @@ def _tied(family: Family, config: Mapping[str, Any], has_head: bool, where: str)
         raise CheckpointError(f"'{where}': whether its head is tied is not said: {error}") from None
 
 
-def head_lines(family: Family, config: Mapping[str, Any]) -> tuple[Line, ...]:
-    """The lines for the class of the model that the config names."""
-    classes = config.get("architectures")
-    names = [c for c in classes if isinstance(c, str)] if isinstance(classes, list) else []
-    return tuple(
-        line
-        for pattern, lines in family.heads.items()
-        if any(fnmatchcase(name, pattern) for name in names)
-        for line in lines
-    )
-
-
 def _present(
     family: Family,
     config: Mapping[str, Any],
@@ -235,6 +175,7 @@ def _present(
         replace(line, key=line.key if line.outside else prefix + line.key)
         for line in (*family.lines, *head_lines(family, config))
     ]
+    _check_complete(family, lines, keys, blocks, where)
     expanded: list[Line] = [line for line in lines if line.counter is None]
     for counter, n in blocks.items():
         own = [line for line in lines if line.counter == counter]
@@ -257,13 +198,34 @@ def _present(
         elsewhere = bool(line.slots) and all(slot.tensor in held for slot in line.slots)
         gone = line.stack in family.optional and not blocks[str(line.stack)]
         if not (line.optional or elsewhere or gone):
-            holds = ", ".join(f"'{slot.tensor}'" for slot in line.slots) or "weights"
-            _refuse(where, f"lacks '{line.key}', which holds {holds} of {family.title}")
+            _refuse(where, f"lacks '{line.key}', which holds {_holds(line)} of {family.title}")
     for at, counter in family.counters.items():
         for i in range(blocks[counter]):
             for name in (f"{at}{i}.{tensor}" for tensor in NEEDED):
                 if name not in held:
                     _refuse(where, f"lacks the tensor that holds '{name}' of {family.title}")
+
+
+def _check_complete(
+    family: Family,
+    lines: list[Line],
+    keys: Mapping[str, str],
+    blocks: Mapping[str, int],
+    where: str,
+) -> None:
+    """Refuses the first block that lacks a tensor, before a line is made for each of them."""
+    for line in lines:
+        if line.counter is not None and not line.optional:
+            for i in range(blocks[line.counter]):
+                key = line.at(i).key
+                if key not in keys:
+                    _refuse(
+                        where, f"lacks '{key}', which holds {_holds(line.at(i))} of {family.title}"
+                    )
+
+
+def _holds(line: Line) -> str:
+    return ", ".join(f"'{slot.tensor}'" for slot in line.slots) or "weights"
 
 
 def _check_dtypes(known: Mapping[str, Line], infos: Mapping[str, TensorInfo], where: str) -> None:
@@ -293,11 +255,6 @@ def _entry(line: Line, key: str, info: TensorInfo, sizes: Sizes, where: str) -> 
             f"'{key}' expected shape {list(expected)} ({layout}; {said}), found {list(info.shape)}",
         )
     return Entry(key, line.slots, plain, expected)
-
-
-def _is_ignored(family: Family, key: str, prefix: str) -> bool:
-    inner = key.removeprefix(prefix)
-    return any(fnmatchcase(inner, p) or fnmatchcase(key, p) for p in family.ignored)
 
 
 def config_says(family: Family, size: str, value: int) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from transformer_nfn.architectures.families.binding import Binding, head_lines
+from transformer_nfn.architectures.families.binding import Binding
 from transformer_nfn.architectures.families.description import (
     Activation,
     Attention,
@@ -16,7 +15,8 @@ from transformer_nfn.architectures.families.description import (
     Stack,
     Transformer,
 )
-from transformer_nfn.architectures.families.expressions import MissingFieldError, evaluate
+from transformer_nfn.architectures.families.expressions import MissingFieldError, evaluate, shown
+from transformer_nfn.architectures.families.keys import head_lines
 from transformer_nfn.architectures.families.rotary import read_rotary
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.errors import CheckpointError
@@ -74,15 +74,14 @@ class _Facts:
         except SpaceError as error:
             raise CheckpointError(f"'{self._where}': config.json: '{name}': {error}") from None
 
-    def number(self, name: str, **more: Any) -> float:
+    def number(self, name: str, low: float = 0.0, **more: Any) -> float:
         value = self.get(name, **more)
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not math.isfinite(value):
-            self.refuse(name, "a number", value)
+        if type(value) not in (int, float) or not low <= value < 1e30:
+            self.refuse(name, f"a number of at least {low:g}", value)
         return float(value)
 
-    def number_or_none(self, name: str, **more: Any) -> float | None:
-        return None if self.get(name, **more) is None else self.number(name, **more)
+    def number_or_none(self, name: str, low: float = 0.0, **more: Any) -> float | None:
+        return None if self.get(name, **more) is None else self.number(name, low, **more)
 
     def one_of(self, name: str, words: Mapping[str, Any], **more: Any) -> Any:
         value = self.get(name, **more)
@@ -93,7 +92,8 @@ class _Facts:
     def refuse(self, name: str, expected: str, found: Any) -> None:
         said = self._facts.get(name, name)
         raise CheckpointError(
-            f"'{self._where}': config.json: {name} ({said}) expected {expected}, found {found!r}"
+            f"'{self._where}': config.json: {name} ({said}) expected {expected}, found "
+            f"{shown(found)}"
         )
 
 
@@ -119,9 +119,9 @@ def describe(binding: Binding, where: str) -> Transformer:
         vocab=sizes["vocab"].size if "token" in names else None,
         tied=tied,
         headless=headless,
-        embedding_scale=facts.number("embedding_scale"),
-        head_scale=facts.number("head_scale"),
-        final_softcap=facts.number_or_none("final_softcap"),
+        embedding_scale=facts.number("embedding_scale", 1e-30),
+        head_scale=facts.number("head_scale", 1e-30),
+        final_softcap=facts.number_or_none("final_softcap", 1e-30),
         position_offset=int(facts.number("position_offset")),
         pooler=facts.get("pooler") if "extra.pooler.W" in names else None,
         mlm=facts.one_of("mlm", ACTIVATIONS) if "extra.mlm.W" in names else None,
@@ -149,6 +149,12 @@ def _output(binding: Binding, where: str) -> tuple[bool, bool]:
             "not tied to the token embedding"
         )
     tied = binding.tied and bool(matrix) and (output or binding.has_head)
+    vocab = binding.sizes.axes["vocab"].size if tied else 0
+    if tied and names.get("head_bias", (vocab,)) != (vocab,):
+        raise CheckpointError(
+            f"'{where}': '{binding.holders['head_bias'][0]}' expected shape [{vocab}], one number "
+            f"for each token, found {list(names['head_bias'])}"
+        )
     return tied, not tied
 
 
@@ -167,20 +173,20 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
     if facts.get("rotary") is not None:
         part = facts.number("rotary")
         rotary, base, scaling = read_rotary(binding.config, d_k, where, part=part)
-    window = facts.number_or_none("window", **more)
+    window = facts.number_or_none("window", 1, **more)
     table = f"{prefix}0.bias_table" in names
     attention = Attention(
         heads=sizes["head"].size,
         groups=sizes["group"].size,
         d_k=d_k,
         d_v=sizes["d_v"].size,
-        scale=facts.number("scale", **more),
+        scale=facts.number("scale", 1e-30, **more),
         causal=bool(facts.get("causal", **more)),
         rotary=rotary,
         rotary_base=base,
         rotary_scaling=scaling,
         qk_norm=f"{at}q_norm.g" in names,
-        softcap=facts.number_or_none("softcap"),
+        softcap=facts.number_or_none("softcap", 1e-30),
         window=None if window is None else int(window),
         position_bias=table,
         buckets=sizes["bucket"].size if table else 0,

@@ -54,8 +54,17 @@ def evaluate(text: str, fields: Mapping[str, Any]) -> Any:
     """
     try:
         return _value(parse(text), fields)
-    except (TypeError, ArithmeticError, IndexError, KeyError, RecursionError) as error:
-        raise SpaceError(f"'{text}' has no value: {error}") from error
+    except (TypeError, ArithmeticError, LookupError, RecursionError) as error:
+        raise SpaceError(f"'{text}' has no value ({error})") from error
+
+
+def shown(value: Any) -> str:
+    """A value of a config for an error: on one line, and not a page of it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print numbers of thousands of digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def _value(node: ast.expr, fields: Mapping[str, Any]) -> Any:
@@ -118,5 +127,5 @@ def _number(value: Any) -> int | float:
     if value is None:
         raise MissingFieldError("null")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is not a number")
+        raise TypeError(f"{shown(value)} is not a number")
     return value

@@ -131,11 +131,35 @@ class Family:
 def read_tables(path: Path) -> dict[str, Any]:
     """A data file as it stands."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpaceError(f"'{path}' cannot be read: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpaceError(f"'{path}' is no data file of an architecture: {error}") from error
+    for name, value in tables.items():
+        if not _is_kind(name, value):
+            raise SpaceError(f"'{path}' is no data file of an architecture: '{name}' is malformed")
+    return tables
+
+
+def _is_kind(name: str, value: Any) -> bool:
+    """Whether a table holds what a table of that name holds."""
+    if name in ("config", "presets", "heads"):
+        inner = value.values() if isinstance(value, dict) else [None]
+        return (name == "config" and isinstance(value, dict)) or all(
+            isinstance(v, dict) and (name == "presets" or _is_kind("names", v)) for v in inner
+        )
+    if name in MERGED:
+        return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+    if name in ("model_types", "architectures", "prefixes", "ignored"):
+        return isinstance(value, list) and all(isinstance(v, str) for v in value)
+    if name == "stacks":
+        return isinstance(value, list) and all(
+            isinstance(stack, dict)
+            and all(_is_kind("names", stack.get(part, {})) for part in ("names", "ends"))
+            for stack in value
+        )
+    return True
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,9 +169,10 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if table in base and table in over:
             out[table] = _lines_merged(base[table], over[table])
     if "stacks" in base and "stacks" in over:
+        nothing: dict[str, Any] = {}
         out["stacks"] = [
-            {**below, **above, "names": _lines_merged(below["names"], above.get("names", {}))}
-            for below, above in zip_longest(base["stacks"], over["stacks"], fillvalue={"names": {}})
+            {**low, **top, "names": _lines_merged(low.get("names", {}), top.get("names", {}))}
+            for low, top in zip_longest(base["stacks"], over["stacks"], fillvalue=nothing)
         ]
     return out
 

@@ -14,6 +14,7 @@ from transformer_nfn.architectures.families.binding import Binding, bind
 from transformer_nfn.architectures.families.describe import describe
 from transformer_nfn.architectures.families.description import Transformer
 from transformer_nfn.architectures.families.recognise import read_family, recognise
+from transformer_nfn.architectures.families.refusals import check_contents, check_path
 from transformer_nfn.architectures.layout import take
 from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError, MissingTensorError
@@ -137,9 +138,11 @@ def open_model(path: str | Path, architecture: str | Path | None = None) -> Mode
         architecture: a data file of one's own for it; without one the family is found by
             ``config.json``, or by the names of the tensors.
     """
+    check_path(Path(path))
     checkpoint = Checkpoint.open(path)
     try:
         infos = {name: checkpoint.info(name) for name in checkpoint}
+        check_contents(infos, checkpoint.config, checkpoint.where)
         if architecture is not None:
             family = read_family(architecture)
         else:

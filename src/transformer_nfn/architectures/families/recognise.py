@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.architectures.families.binding import find_prefix, standard_names
+from transformer_nfn.architectures.families.expressions import shown
 from transformer_nfn.architectures.families.family import (
     COUNTER,
     Family,
@@ -17,7 +17,9 @@ from transformer_nfn.architectures.families.family import (
     merged,
     read_tables,
 )
+from transformer_nfn.architectures.families.keys import find_prefix, standard_names
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.source import TensorInfo
 
@@ -59,7 +61,7 @@ def recognise(infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where:
             known = sorted({t for f in families().values() for t in f.model_types})
             raise CheckpointError(
                 f"'{where}': config.json: model_type expected one of {', '.join(known)}, found "
-                f"'{model_type}'"
+                f"{shown(model_type)}"
             )
         return named[0] if len(named) == 1 else _by_names(named, infos, where)
     if isinstance(architecture, str):
@@ -71,6 +73,16 @@ def recognise(infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where:
         if named:
             return _by_names(named, infos, where)
     return _by_names(list(families().values()), infos, where)
+
+
+def is_known(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint's config or names are those of a family."""
+    infos = {name: checkpoint.info(name) for name in checkpoint}
+    try:
+        recognise(infos, checkpoint.config, checkpoint.where)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _by_names(among: list[Family], infos: Mapping[str, TensorInfo], where: str) -> Family:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_nfn.architectures.families.description import RotaryScaling
+from transformer_nfn.architectures.families.expressions import shown
 from transformer_nfn.files.errors import CheckpointError
 
 KINDS = ("default", "linear", "llama3")
@@ -32,13 +33,13 @@ def read_rotary(
         table = {}
     if not isinstance(table, Mapping):
         raise CheckpointError(
-            f"'{where}': config.json: '{field}' expected a table, found {table!r}"
+            f"'{where}': config.json: '{field}' expected a table, found {shown(table)}"
         )
     kind = table.get("rope_type", table.get("type", "default"))
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise CheckpointError(
             f"'{where}': config.json: '{field}' expected a rotary scheme among "
-            f"{', '.join(KINDS)}, found {kind!r}"
+            f"{', '.join(KINDS)}, found {shown(kind)}"
         )
     fields = {**config, **table}
     base = _number(fields, ("rope_theta", "rotary_emb_base"), base, where)
@@ -74,7 +75,8 @@ def _number(
         if value is not None:
             if type(value) not in (int, float) or not 0 < value < 1e30:
                 raise CheckpointError(
-                    f"'{where}': config.json: '{name}' expected a number above 0, found {value!r}"
+                    f"'{where}': config.json: '{name}' expected a number above 0, found "
+                    f"{shown(value)}"
                 )
             return float(value)
     if default is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from transformer_nfn.architectures.families.expressions import MissingFieldError, evaluate
+from transformer_nfn.architectures.families.expressions import MissingFieldError, evaluate, shown
 from transformer_nfn.architectures.families.family import Family, Line
 from transformer_nfn.architectures.layout import PLUS
 from transformer_nfn.errors import SpaceError
@@ -93,7 +93,7 @@ def _evaluate(family: Family, config: Mapping[str, Any], sizes: dict[str, int], 
                 if type(value) is not int or not 0 < value < LARGEST:
                     raise CheckpointError(
                         f"'{where}': config.json: size {name} ({text}) expected a whole number "
-                        f"above 0, found {value!r}"
+                        f"above 0, found {shown(value)}"
                     )
                 sizes[name] = value
 

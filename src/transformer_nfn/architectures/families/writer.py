@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -11,11 +12,19 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.architectures.families.model import Model
+from transformer_nfn.architectures.families.untie import Added, Layout, layout_of
 from transformer_nfn.architectures.layout import put
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.errors import WriteError
-from transformer_nfn.files.hub_folder import INDEX, WEIGHTS, find_weights, inside, read_shard_index
-from transformer_nfn.files.safetensors_file import parse_header, raw_header, read_at
+from transformer_nfn.files.hub_folder import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    find_weights,
+    inside,
+    read_shard_index,
+)
+from transformer_nfn.files.safetensors_file import DTYPES, parse_header, raw_header, read_at
 from transformer_nfn.files.whole import whole_file
 
 # What a folder of a hub holds beside weights: config, tokenizer, its notes.
@@ -25,7 +34,7 @@ LARGEST_SMALL = 64 << 20
 Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 
-def write_model(model: Model, tensors: Tensors, out: str | Path) -> Path:
+def write_model(model: Model, tensors: Tensors, out: str | Path, *, untied: bool = False) -> Path:
     """Writes a model of the same family and sizes, laid out as ``model`` is in its file.
 
     Same keys, fused parts, dtypes and shards; config and other small files are copied. Every
@@ -37,12 +46,17 @@ def write_model(model: Model, tensors: Tensors, out: str | Path) -> Path:
         tensors: every tensor by canonical name, a mapping or pairs in any order; those named
             ``kept.…`` may be left out and stay as they are.
         out: a folder if the source is one, else a file.
+        untied: a tied model gets an output matrix of its own, ``head`` among the tensors, and its
+            config says so.
 
     Returns:
         ``out``.
     """
     out = Path(out)
+    layout = layout_of(model, untied=untied)
     home, weights = _files(model)
+    for key, new in layout.added.items():
+        next(held for held in weights.values() if new.beside in held).append(key)
     target = out if home is not None else out.parent
     names = {path: path.name if home is not None else out.name for path in weights}
     _check_place(model, out, home, set(names.values()))
@@ -52,18 +66,20 @@ def write_model(model: Model, tensors: Tensors, out: str | Path) -> Path:
         for path, held in weights.items():
             beside = stack.enter_context(whole_file(target / names[path]))
             make: type[_Sink] = _SafetensorsSink if _is_safetensors(path) else _StateDictSink
-            sink = make(path, beside, model)
+            sink = make(
+                path, beside, model, {k: layout.added[k] for k in held if k in layout.added}
+            )
             stack.callback(sink.close)
             shards.append(sink)
             sinks |= dict.fromkeys(held, sink)
-        for key, value in _file_tensors(model, tensors):
+        for key, value in _file_tensors(model, layout, tensors):
             sinks[key].write(key, value)
         for sink in shards:
             sink.finish()
         if home is not None:
             for small in _small_files(home):
                 beside = stack.enter_context(whole_file(target / small.name))
-                beside.write_bytes(small.read_bytes())
+                beside.write_bytes(_small_file(small, layout, names, weights))
     return out
 
 
@@ -110,20 +126,38 @@ def _small_files(home: Path) -> list[Path]:
     return found
 
 
+def _small_file(
+    path: Path, layout: Layout, names: Mapping[Path, str], weights: Mapping[Path, list[str]]
+) -> bytes:
+    """A small file as it stands, or with what an added tensor changes in it."""
+    data = path.read_bytes()
+    if path.name == CONFIG and layout.config:
+        return json.dumps({**json.loads(data), **layout.config}, indent=2).encode() + b"\n"
+    if path.name.endswith(INDEX) and layout.added:
+        index = json.loads(data)
+        for shard, held in weights.items():
+            index["weight_map"] |= {key: names[shard] for key in held if key in layout.added}
+        metadata = index.get("metadata")
+        if isinstance(metadata, dict) and isinstance(metadata.get("total_size"), int):
+            metadata["total_size"] += sum(new.size for new in layout.added.values())
+        return json.dumps(index, indent=2).encode() + b"\n"
+    return data
+
+
 def _is_safetensors(path: Path) -> bool:
     return path.suffix not in (".pt", ".pth", ".bin")
 
 
-def _file_tensors(model: Model, tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
+def _file_tensors(model: Model, layout: Layout, tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the file, each as soon as all that it holds has come."""
-    binding = model.binding
+    binding = layout.binding
     waiting: dict[str, dict[str, Tensor]] = {}
     done: set[str] = set()
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     for name, value in pairs:
         if name in done:
             raise SpaceError(f"'{name}' was given twice to write")
-        expected = model.names.get(name)
+        expected = layout.names.get(name)
         if expected is None or tuple(value.shape) != expected:
             found = f"{list(value.shape)}"
             raise SpaceError(
@@ -142,9 +176,9 @@ def _file_tensors(model: Model, tensors: Tensors) -> Iterator[tuple[str, Tensor]
             if len(parts) == len(entry.slots):
                 given = {n: _stored(model, key, n, w) for n, w in waiting.pop(key).items()}
                 yield key, put(binding.sizes, given, entry.slots).reshape(entry.shape)
-    missing = [name for name in model.names if name not in done and name not in binding.kept]
+    missing = [name for name in layout.names if name not in done and name not in binding.kept]
     if missing:
-        raise SpaceError(f"'{missing[0]}' {list(model.names[missing[0]])} was not given to write")
+        raise SpaceError(f"'{missing[0]}' {list(layout.names[missing[0]])} was not given to write")
     for name, key in binding.kept.items():
         if name not in done:
             yield key, model.checkpoint[key]
@@ -163,8 +197,10 @@ def _stored(model: Model, key: str, name: str, value: Tensor) -> Tensor:
 class _Sink:
     """A file of weights being written."""
 
-    def __init__(self, source: Path, beside: Path, model: Model) -> None:
-        self._model, self._beside = model, beside
+    def __init__(
+        self, source: Path, beside: Path, model: Model, added: Mapping[str, Added]
+    ) -> None:
+        self._model, self._beside, self._added = model, beside, added
 
     def write(self, key: str, value: Tensor) -> None:
         """One tensor of the file, of its shape, in any dtype."""
@@ -178,7 +214,8 @@ class _Sink:
         """Lets go of the source."""
 
     def _as_stored(self, key: str, value: Tensor) -> Tensor:
-        dtype = self._model.checkpoint.info(key).weight_dtype
+        new = self._added.get(key)
+        dtype = self._model.checkpoint.info(key).weight_dtype if new is None else new.dtype
         stored = value.detach().cpu().to(dtype).contiguous()
         if stored.numel() and not all(bool(torch.isfinite(x)) for x in torch.aminmax(stored)):
             raise WriteError(
@@ -189,15 +226,19 @@ class _Sink:
 
 
 class _SafetensorsSink(_Sink):
-    """The header of the source, and each tensor where the header says."""
+    """The header of the source, with what is added at its end; each tensor where it says."""
 
-    def __init__(self, source: Path, beside: Path, model: Model) -> None:
-        super().__init__(source, beside, model)
+    def __init__(
+        self, source: Path, beside: Path, model: Model, added: Mapping[str, Added]
+    ) -> None:
+        super().__init__(source, beside, model, added)
         self._where = str(source)
         self._from = os.open(source, os.O_RDONLY)
         raw, length = raw_header(self._from, self._where)
-        self._places, _ = parse_header(raw, length, self._where)
-        self._left = set(self._places)
+        self._source, _ = parse_header(raw, length, self._where)
+        self._left = set(self._source)
+        raw, length = _longer_header(raw, length, added)
+        self._places, _ = parse_header(raw, length, str(beside))
         self._to = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         self._put(0, len(raw).to_bytes(8, "little") + raw)
         os.truncate(self._to, length)
@@ -209,9 +250,9 @@ class _SafetensorsSink(_Sink):
 
     def finish(self) -> None:
         for key in self._left:  # what is no weight goes over byte by byte
-            place = self._places[key]
+            place = self._source[key]
             data = read_at(self._from, place.start, place.stop - place.start, self._where)
-            self._put(place.start, data.numpy().data)
+            self._put(self._places[key].start, data.numpy().data)
 
     def close(self) -> None:
         os.close(self._from)
@@ -224,11 +265,29 @@ class _SafetensorsSink(_Sink):
             view, at = view[n:], at + n
 
 
+def _longer_header(raw: bytes, length: int, added: Mapping[str, Added]) -> tuple[bytes, int]:
+    """A header with tensors at the end, and the length of the file that it describes."""
+    if not added:
+        return raw, length
+    header, end = json.loads(raw), length - 8 - len(raw)
+    codes = {word: code for code, (word, _) in DTYPES.items()}
+    for key, new in added.items():
+        code = codes[str(new.dtype).removeprefix("torch.")]
+        place = [end, end + new.size]
+        header[key] = {"dtype": code, "shape": list(new.shape), "data_offsets": place}
+        end += new.size
+    longer = json.dumps(header, separators=(",", ":")).encode()
+    longer += b" " * (-len(longer) % 8)  # the format wants tensors to begin at a multiple of 8
+    return longer, 8 + len(longer) + end
+
+
 class _StateDictSink(_Sink):
     """A state dict, which only torch writes, and only as a whole."""
 
-    def __init__(self, source: Path, beside: Path, model: Model) -> None:
-        super().__init__(source, beside, model)
+    def __init__(
+        self, source: Path, beside: Path, model: Model, added: Mapping[str, Added]
+    ) -> None:
+        super().__init__(source, beside, model, added)
         self._state = torch.load(source, map_location="cpu", weights_only=True, mmap=None)
 
     def write(self, key: str, value: Tensor) -> None:

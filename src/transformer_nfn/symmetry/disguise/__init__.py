@@ -2,6 +2,6 @@
 
 from transformer_nfn.symmetry.disguise.rows import BLOCK_ROWS
 from transformer_nfn.symmetry.disguise.stream import Turn, draw_turn, stream_action
-from transformer_nfn.symmetry.disguise.whole import Disguise, untied
+from transformer_nfn.symmetry.disguise.whole import Disguise, disguise, untied
 
-__all__ = ["BLOCK_ROWS", "Disguise", "Turn", "draw_turn", "stream_action", "untied"]
+__all__ = ["BLOCK_ROWS", "Disguise", "Turn", "disguise", "draw_turn", "stream_action", "untied"]

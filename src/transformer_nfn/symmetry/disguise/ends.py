@@ -35,17 +35,11 @@ def last_reading(about: Transformer) -> norms.Reading | None:
     """The last norm and what reads it; None where its output is the network's."""
     if about.headless:
         return None
-    extras = tuple(
-        name
-        for name in about.tensors
-        if name.startswith(EXTRA) and name.endswith(".W")
-    )
+    extras = tuple(name for name in about.tensors if name.startswith(EXTRA) and name.endswith(".W"))
     return norms.Reading("norm", extras if about.mlm is not None else ("head", *extras))
 
 
-def end_rows(
-    about: Transformer, weights: Mapping[str, Tensor], how: Drawing
-) -> Iterator[EndRow]:
+def end_rows(about: Transformer, weights: Mapping[str, Tensor], how: Drawing) -> Iterator[EndRow]:
     """Every row that holds at the ends, drawn.
 
     Args:
@@ -78,9 +72,7 @@ def _reading_rows(
     if not tied:
         gain = new_gains(own[f"{reading.norm}.g"], how)
         own[f"{reading.norm}.g"] = gain.to(own[f"{reading.norm}.g"])
-        yield EndRow(
-            "norm gains into readers", lambda w, _: norms.replace_gain(w, reading, gain)
-        )
+        yield EndRow("norm gains into readers", lambda w, _: norms.replace_gain(w, reading, gain))
     if reading.biased(own):
         shift = noise((len(own[f"{reading.norm}.g"]),), own[f"{reading.norm}.g"], how, 0.1)
         yield EndRow(
@@ -109,9 +101,7 @@ def _permuted_transform(weights: Mapping[str, Tensor], how: Drawing) -> EndRow:
     return EndRow("neurons permuted", act)
 
 
-def _centred_embeddings(
-    about: Transformer, weights: Mapping[str, Tensor], how: Drawing
-) -> EndRow:
+def _centred_embeddings(about: Transformer, weights: Mapping[str, Tensor], how: Drawing) -> EndRow:
     names = [n for n in EMBEDDINGS if n in weights and not (n == "token" and about.tied)]
     shifts = {n: noise(tuple(weights[n].shape[:-1]), weights[n], how) for n in names}
 

@@ -39,7 +39,7 @@ def permute_heads(
     weights: Mapping[str, Tensor], queries: Tensor, groups: Tensor, part: str = ""
 ) -> Weights:
     """Heads in a new order; the columns of a position bias go with them."""
-    out = {}
+    out: Weights = {}
     for name, order in (("Q", queries), ("K", groups), ("V", groups), ("O", queries)):
         names = [f"{part}W_{name}"] + [f"{part}b_{name}"] * (name != "O")
         out |= {n: weights[n][order] for n in names if n in weights}

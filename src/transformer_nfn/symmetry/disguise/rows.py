@@ -29,8 +29,9 @@ TINY = 1e-3
 
 def noise(shape: tuple[int, ...], like: Tensor, how: Drawing, share: float = SHARE) -> Tensor:
     """Random numbers of ``share`` times the size of ``like``."""
-    size = torch.linalg.vector_norm(like, dtype=torch.float64) / max(like.numel(), 1) ** 0.5
-    return torch.randn(shape, generator=how.generator, dtype=torch.float64) * (size * share)
+    size = float(torch.linalg.vector_norm(like, dtype=torch.float64)) / max(like.numel(), 1) ** 0.5
+    drawn: Tensor = torch.randn(shape, generator=how.generator, dtype=torch.float64)
+    return drawn * float(size * share)
 
 
 def new_gains(old: Tensor, how: Drawing) -> Tensor:
@@ -233,9 +234,7 @@ def branch_constant(site: Site, weights: Mapping[str, Tensor], how: Drawing) -> 
     """Parallel residual: a constant between the two output biases."""
     if site.block.order != "parallel" or "b_O" not in weights or "b_B" not in weights:
         return {}
-    return norms.move_between_branches(
-        weights, noise((site.about.width,), weights["W_O"], how)
-    )
+    return norms.move_between_branches(weights, noise((site.about.width,), weights["W_O"], how))
 
 
 def signs_after(site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Weights:

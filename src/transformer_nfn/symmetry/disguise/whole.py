@@ -8,13 +8,16 @@ so that a large network costs the memory of one block and of its embeddings.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from transformer_nfn.architectures.families import Model, write_model
 from transformer_nfn.architectures.families.description import Transformer
+from transformer_nfn.errors import GroupError
 from transformer_nfn.functional.transformer import Weights as Source
 from transformer_nfn.functional.transformer import fetch
 from transformer_nfn.spaces.actions import Drawing
@@ -110,6 +113,8 @@ class Disguise:
                 _unit_gain(own, reading)
         for short, name in site.names.items():
             own[short] = self._turn(name, own[short])
+        if "memory.g" in own:
+            own["memory.g"] = self._turn("encoder.norm.g", own["memory.g"])
         if site.stack.prefix in self._orders:
             own |= heads.permute_heads(own, *self._orders[site.stack.prefix])
             self.acted["heads permuted, all blocks alike"] += 1
@@ -173,6 +178,43 @@ class Disguise:
         if self._turn.needs_unit_gains and "norm.g" in prepared:
             prepared["norm.g"] = torch.ones_like(prepared["norm.g"])
         return end_rows(self.about, prepared, self._how)
+
+
+def disguise(
+    model: Model,
+    out: str | Path,
+    generator: torch.Generator | None = None,
+    *,
+    condition: float = 10.0,
+    keep_tie: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Disguise:
+    """Writes a model with other weights and the same function, laid out as its source is.
+
+    Args:
+        model: the source, open.
+        out: a folder if the source is one, else a file.
+        generator: where the randomness comes from.
+        condition: of every matrix that re-bases a head, and the spread of scales.
+        keep_tie: leave out what would part the output matrix from the token embedding; else a
+            tied model is written untied, and its config says so.
+        progress: told the number of weights after each tensor.
+
+    Returns:
+        What acted.
+    """
+    if not condition >= 1:
+        raise GroupError(f"condition must be at least 1, found {condition}")
+    drawn = Disguise(model.about, model, generator, condition=condition, keep_tie=keep_tie)
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for name, w in drawn:
+            yield name, w
+            if progress is not None:
+                progress(w.numel())
+
+    write_model(model, tensors(), out, untied=not keep_tie)
+    return drawn
 
 
 _LONG = ("token", "head", "head_bias")
