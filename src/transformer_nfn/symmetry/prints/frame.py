@@ -94,4 +94,5 @@ def _as_after_norm(vectors: Tensor, model: Reduced) -> Tensor:
     if model.centred:
         vectors = vectors - vectors.mean(-1, keepdim=True)
     length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(1e-300)
-    return (vectors * model.about.width**0.5 / length).to(model.dtype)
+    scaled: Tensor = vectors * model.about.width**0.5 / length
+    return scaled.to(model.dtype)

@@ -24,7 +24,7 @@ Array: TypeAlias = "NDArray[np.floating]"
 _MAGIC = b"TNFP"
 _FIRST = struct.Struct("<4sH")
 _HEADER = struct.Struct("<24sIIQ8sI")
-_SHAPES = (
+_SHAPES: tuple[tuple[str, tuple[int, ...], np.dtype[np.floating]], ...] = (
     ("sketch", (STEPS, len(PARTS), NUMBERS), np.dtype("<f2")),
     ("embedding", (EMBEDDING,), np.dtype("<f2")),
     ("sizes", (STEPS, len(PARTS), SIZES), np.dtype("<f4")),
