@@ -26,12 +26,8 @@ SpaceOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-NetworkArgument = Annotated[
-    str,
-    typer.Argument(
-        help="A network: a .safetensors or .pt file, a folder, or a row of a zoo (ZOO#12)."
-    ),
-]
+NETWORK = "A network: a .safetensors or .pt file, a folder, or a row of a zoo (ZOO#12)."
+NetworkArgument = Annotated[str, typer.Argument(help=NETWORK)]
 PartOption = Annotated[
     str | None,
     typer.Option("--part", help="Only the tensors below this name, such as blocks.0."),
