@@ -238,11 +238,10 @@ def _table(entries: Sequence[Named]) -> Any:
 def _joined(old: Database, new: dict[str, Named]) -> Iterator[Any]:
     """The old rows but those that are replaced, then the new ones."""
     pa, _ = arrow()
-    names = pa.array(list(new), pa.string())
     for batch in old.batches():
         table = pa.Table.from_batches([batch])
-        replaced = pa.compute.is_in(table.column("name"), value_set=names)
-        yield table.filter(pa.compute.invert(replaced))
+        kept = [name not in new for name in table.column("name").to_pylist()]
+        yield table if all(kept) else table.filter(pa.array(kept))
     yield from _tables(new.values())
 
 

@@ -13,13 +13,18 @@ from transformer_nfn.symmetry.prints.stored import STEPS, Array, Print
 
 ROUNDING = 1e-3
 """Distance up to which rounding is an explanation: bfloat16 leaves 2e-4."""
-NEAR = 0.30
-"""A step of depth that scores at least this is called alike."""
+NEAR = 0.6
+"""A step of depth that scores at least this is called alike: fine-tuned copies of small models
+score 0.93 and more, models that were given another's embeddings and output matrix up to 0.45."""
+HINT = 0.15
+"""A score above this is no stranger's: those of small models, trained on the same data or not,
+reach 0.10, models retrained as long as they were trained keep 0.25."""
 SAME_EMBEDDINGS = 0.9
 """Embeddings that agree so well were taken over."""
 MEANING = (
-    "distance 0: a disguise; up to 0.1: a fine-tuned or shrunk copy; about 1: a stranger. "
-    "Measured on small models: it suggests whom to look at, `tnfn compare` decides."
+    "distance 0: a disguise; to 0.1: fine-tuned; 0.5 to 0.8: retrained, or only embeddings taken "
+    "over; 0.9 and more: strangers. Measured on small models, so it suggests whom to look at; "
+    "`tnfn compare` decides."
 )
 
 
@@ -61,6 +66,8 @@ class Likeness:
             return "all blocks"
         if near:
             return f"blocks at {_ranges(near)} of the depth"
+        if self.score >= HINT:
+            return "something: embeddings, or distant kin"
         if self.embedding is not None and self.embedding >= SAME_EMBEDDINGS:
             return "embeddings only"
         return "nothing"
