@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from memory_model import MemoryModel, disguised
-from tiny_families import TINY
 
+from tiny_families import TINY
 from transformer_nfn.symmetry import relate
 from transformer_nfn.symmetry.relate import as_json, draw_relation
 
