@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from memory_model import disguised
-from test_relate import noisy
+from memory_model import disguised, noisy
 
 from tiny_families import TINY
 from transformer_nfn.symmetry import relate
