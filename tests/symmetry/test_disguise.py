@@ -24,6 +24,8 @@ from transformer_nfn.symmetry.disguise import Disguise, disguise, heads, whole
 
 transformers = pytest.importorskip("transformers")
 
+ROUNDINGS = 1.5
+"""A disguise rounds every weight anew; that may cost this many times what the first time did."""
 TIED = ("gpt2", "opt", "bert", "roberta", "distilbert", "llama-tied", "gemma2", "t5")
 
 
@@ -80,8 +82,7 @@ def test_in_bfloat16_it_costs_what_rounding_does(name: str, tmp_path: Path) -> N
         disguise(source, tmp_path / "b", seeded(), condition=10.0)
     expected = run_library(model.float(), inputs)
     found = run_library(load(model, tmp_path / "b"), inputs)
-    rounding = apart(exact, expected)
-    assert apart(expected, found) < max(3e-3, rounding)
+    assert apart(expected, found) < max(3e-3, ROUNDINGS * apart(exact, expected))
 
 
 def _outputs(model: nn.Module, name: str, folder: Path) -> Tensor:
@@ -252,4 +253,5 @@ def test_models_of_full_size(kind: str, config: str, dtype: torch.dtype, tmp_pat
         disguise(source, tmp_path / "b", seeded(), condition=10.0)
     expected = run_library(model.float(), inputs)
     difference = apart(expected, run_library(load(model, tmp_path / "b"), inputs))
-    assert difference < (1e-5 if dtype == torch.float32 else max(3e-3, apart(exact, expected)))
+    rounding = max(3e-3, ROUNDINGS * apart(exact, expected))
+    assert difference < (1e-5 if dtype == torch.float32 else rounding)
