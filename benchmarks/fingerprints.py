@@ -6,6 +6,12 @@ looked for, with the file in the system's cache and after dropping it from there
 fingerprint of a GPT-2 of 124 million random weights is taken from its file.
 
     python benchmarks/fingerprints.py --folder /tmp/fingerprints --prints 100000
+
+What a distance means is measured on small models that were really trained, which
+`benchmarks/relations.py` keeps as FAMILY/RELATION: the base of each family against a disguise of
+every other model.
+
+    python benchmarks/fingerprints.py --models DIR
 """
 
 from __future__ import annotations
@@ -16,13 +22,24 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from transformer_nfn.symmetry.prints import Database, Named, Print, search, write_database
+from transformer_nfn.symmetry.prints import (
+    Database,
+    Likeness,
+    Named,
+    Print,
+    likeness,
+    search,
+    take_print,
+    write_database,
+)
 from transformer_nfn.symmetry.prints.blocks import NUMBERS, PARTS, SIZES
 from transformer_nfn.symmetry.prints.stored import EMBEDDING, STEPS
 
@@ -136,6 +153,38 @@ def write_gpt2(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def calibrate(root: Path) -> None:
+    """Distances from every base, by what the other model is to it."""
+    import torch
+
+    from transformer_nfn.architectures.families import open_model
+    from transformer_nfn.symmetry.disguise import disguise
+
+    prints: dict[tuple[str, str], tuple[Print, Print]] = {}
+    for folder in sorted(p.parent for p in root.glob("*/*/config.json")):
+        with tempfile.TemporaryDirectory() as beside, open_model(folder) as model:
+            disguise(model, Path(beside) / "d", torch.Generator().manual_seed(len(prints)))
+            with open_model(Path(beside) / "d") as hidden:
+                prints[folder.parent.name, folder.name] = take_print(model), take_print(hidden)
+    found: dict[str, list[Likeness]] = {}
+    for (family, relation), (own, _) in prints.items():
+        if relation != "base":
+            continue
+        for (other, what), (_, hidden) in prints.items():
+            kind = what if other == family else "stranger"
+            if what == "base" and other == family:
+                kind = "disguise-alone"
+            elif other.split("-")[0] != family.split("-")[0]:
+                continue  # another architecture: no stranger that could be mistaken
+            found.setdefault(kind, []).append(likeness(own, hidden))
+    print(f"{'against a base':28} pairs   lowest  median highest   alike")
+    distances = {kind: [p.distance for p in pairs] for kind, pairs in found.items()}
+    for kind in sorted(found, key=lambda kind: float(np.median(distances[kind]))):
+        d, pairs = distances[kind], found[kind]
+        words = ", ".join(f"{n} {w}" for w, n in Counter(p.words() for p in pairs).most_common())
+        print(f"{kind:28} {len(d):5}   {min(d):6.3f}  {np.median(d):6.3f} {max(d):7.3f}   {words}")
+
+
 TAKE = """
 import sys, time
 from pathlib import Path
@@ -159,7 +208,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("/tmp/fingerprints"))
     parser.add_argument("--prints", type=int, default=100_000)
+    parser.add_argument("--models", type=Path, help="trained models to measure distances of")
     options = parser.parse_args()
+    if options.models is not None:
+        calibrate(options.models)
+        return
     path = options.folder / "prints.parquet"
     start = time.perf_counter()
     count = write_database(path, population(options.prints))

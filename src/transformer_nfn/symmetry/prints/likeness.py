@@ -14,17 +14,17 @@ from transformer_nfn.symmetry.prints.stored import STEPS, Array, Print
 ROUNDING = 1e-3
 """Distance up to which rounding is an explanation: bfloat16 leaves 2e-4."""
 NEAR = 0.6
-"""A step of depth that scores at least this is called alike: fine-tuned copies of small models
-score 0.93 and more, models that were given another's embeddings and output matrix up to 0.45."""
-HINT = 0.15
-"""A score above this is no stranger's: those of small models, trained on the same data or not,
-reach 0.10, models retrained as long as they were trained keep 0.25."""
+"""A step of depth that scores at least this is called alike: fine-tuned, pruned and averaged
+models score 0.9 and more, those retrained as long as they were trained about 0.4."""
+HINT = 0.3
+"""A score above this is no stranger's. Small models retrained as long as they were trained keep
+0.32 to 0.45; strangers that learnt the same text reach 0.27, most of it in the first block."""
 SAME_EMBEDDINGS = 0.9
 """Embeddings that agree so well were taken over."""
 MEANING = (
-    "distance 0: a disguise; to 0.1: fine-tuned; 0.5 to 0.8: retrained, or only embeddings taken "
-    "over; 0.9 and more: strangers. Measured on small models, so it suggests whom to look at; "
-    "`tnfn compare` decides."
+    "distance 0: a disguise or a rounded copy; to 0.1: fine-tuned, pruned, averaged; to 0.7: "
+    "retrained, or a part replaced; above: strangers, or only embeddings in common. Measured on "
+    "small models, so it suggests whom to look at; `tnfn compare` decides."
 )
 
 
@@ -61,13 +61,13 @@ class Likeness:
             return "not comparable: other vocabulary or inputs"
         near = [step for step, score in enumerate(self.depth) if score >= NEAR]
         if self.score >= 1 - ROUNDING:
-            return "everything, as in a disguise"
+            return "everything: a disguise or a rounded copy"
         if len(near) == STEPS:
             return "all blocks"
         if near:
             return f"blocks at {_ranges(near)} of the depth"
         if self.score >= HINT:
-            return "something: embeddings, or distant kin"
+            return "something: distant kin"
         if self.embedding is not None and self.embedding >= SAME_EMBEDDINGS:
             return "embeddings only"
         return "nothing"
