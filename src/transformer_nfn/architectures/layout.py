@@ -9,17 +9,33 @@ tensor of the file holds several of the space, a plus says along what they stand
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.spaces import WeightSpace
 
 PLUS = "+"
+
+
+class Sized(Protocol):
+    """An axis, of which a layout needs no more than the size."""
+
+    @property
+    def size(self) -> int:
+        """How many indices it has."""
+
+
+class Axes(Protocol):
+    """Axes by name: a `WeightSpace`, or the sizes of a checkpoint."""
+
+    @property
+    def axes(self) -> Mapping[str, Sized]:
+        """Every axis."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +71,7 @@ class Layout:
         """All axes in the order of the file."""
         return tuple(axis for dim in self.dims for axis in dim)
 
-    def misfit(self, space: WeightSpace, axes: Sequence[str]) -> str | None:
+    def misfit(self, space: Axes, axes: Sequence[str]) -> str | None:
         """Why a tensor with these axes cannot lie so; None if it can."""
         own = [axis for axis in self.atoms if axis != PLUS]
         for axis in own:
@@ -82,7 +98,7 @@ class Slot:
     axes: tuple[str, ...]
 
 
-def file_shape(space: WeightSpace, parts: Sequence[Slot]) -> tuple[int, ...]:
+def file_shape(space: Axes, parts: Sequence[Slot]) -> tuple[int, ...]:
     """The shape of the tensor of the file that holds ``parts``."""
     shapes = [
         tuple(prod(_size(space, a, len(parts)) for a in dim) for dim in part.layout.dims)
@@ -107,16 +123,16 @@ def file_shape(space: WeightSpace, parts: Sequence[Slot]) -> tuple[int, ...]:
     return (*first[:along], sum(shape[along] for shape in shapes), *first[along + 1 :])
 
 
-def _turns(space: WeightSpace, part: Slot) -> list[int]:
+def _turns(space: Axes, part: Slot) -> list[int]:
     """Sizes of all axes in the order of the file, 0 where parts take turns."""
     return [0 if a == PLUS else space.axes[a].size for a in part.layout.atoms]
 
 
-def _size(space: WeightSpace, axis: str, parts: int) -> int:
+def _size(space: Axes, axis: str, parts: int) -> int:
     return parts if axis == PLUS else space.axes[axis].size
 
 
-def take(space: WeightSpace, x: Tensor, parts: Sequence[Slot]) -> dict[str, Tensor]:
+def take(space: Axes, x: Tensor, parts: Sequence[Slot]) -> dict[str, Tensor]:
     """The tensors of the space out of one tensor of a file, ``[*file_shape]``."""
     along = parts[0].layout.joined
     pieces: Sequence[Tensor] = [x] * len(parts)
@@ -136,7 +152,7 @@ def take(space: WeightSpace, x: Tensor, parts: Sequence[Slot]) -> dict[str, Tens
     return out
 
 
-def put(space: WeightSpace, weights: dict[str, Tensor], parts: Sequence[Slot]) -> Tensor:
+def put(space: Axes, weights: dict[str, Tensor], parts: Sequence[Slot]) -> Tensor:
     """The inverse of `take`, bit for bit."""
     pieces = []
     for part in parts:

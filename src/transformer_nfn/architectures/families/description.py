@@ -1,0 +1,271 @@
+"""What is a transformer, told without its weights? Stacks of blocks, and the facts about them.
+
+Whatever a file calls its tensors, they are read under the names of this page. ``D`` is the width
+of the stream, ``h`` the query heads, ``g`` the groups of keys and values (query head ``i`` belongs
+to group ``i // (h / g)``); vectors are rows, ``y = x W + b``. Names of a block begin with
+``{stack}{i}.``, where ``stack`` is empty, or ``encoder.`` or ``decoder.``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Order = Literal["pre", "post", "parallel", "sandwich"]
+Norm = Literal["layer", "rms"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
+StreamGroup = Literal[
+    "orthogonal", "orthogonal fixing ones", "signed permutation", "permutation", "none"
+]
+
+BLOCK_AXES = {
+    **{f"norm_{n}.{p}": ("D",) for n in ("1", "2", "x") for p in "gb"},
+    **{f"after_{n}.g": ("D",) for n in (1, 2)},
+    "W_Q": ("head", "D", "d_k"),
+    "b_Q": ("head", "d_k"),
+    "W_K": ("group", "D", "d_k"),
+    "b_K": ("group", "d_k"),
+    "W_V": ("group", "D", "d_v"),
+    "b_V": ("group", "d_v"),
+    "W_O": ("head", "d_v", "D"),
+    "b_O": ("D",),
+    "q_norm.g": ("d_k",),
+    "k_norm.g": ("d_k",),
+    "bias_table": ("bucket", "head"),
+    "cross.W_Q": ("head", "D", "d_k"),
+    "cross.W_K": ("group", "D", "d_k"),
+    "cross.W_V": ("group", "D", "d_v"),
+    "cross.W_O": ("head", "d_v", "D"),
+    "W_A": ("D", "neuron"),
+    "b_A": ("neuron",),
+    "W_G": ("D", "neuron"),
+    "W_B": ("neuron", "D"),
+    "b_B": ("D",),
+}
+"""The axes of a block's tensors, by their names without the block's prefix."""
+
+END_AXES = {
+    "token": ("vocab", "D"),
+    "position": ("position", "D"),
+    "type": ("type", "D"),
+    "patch": ("pixel", "D"),
+    "patch_bias": ("D",),
+    "cls": ("D",),
+    "dist": ("D",),
+    "embed_norm.g": ("D",),
+    "embed_norm.b": ("D",),
+    "norm.g": ("D",),
+    "norm.b": ("D",),
+    "head": ("D", "class"),
+    "head_bias": ("class",),
+}
+"""The axes of the tensors before the first block and after the last one."""
+
+EXTRA, KEPT = "extra.", "kept."
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """How rotary frequencies were stretched for longer texts.
+
+    Attributes:
+        kind: ``linear`` divides every frequency by ``factor``; ``llama3`` the low ones only.
+        factor: how far.
+        low: waves longer than ``original / low`` tokens are stretched in full.
+        high: waves shorter than ``original / high`` tokens stay.
+        original: the length before.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low: float = 1.0
+    high: float = 4.0
+    original: float = 8192.0
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How one attention reads its tensors.
+
+    Attributes:
+        heads: of queries.
+        groups: of keys and values; as many as heads without grouped queries.
+        d_k: size of a query and a key.
+        d_v: size of a value.
+        scale: of the scores, ``softmax(scale · q kᵀ)``.
+        causal: a token sees itself and those before it.
+        rotary: how many leading coordinates of queries and keys are turned; coordinate ``i`` is
+            paired with ``i + rotary / 2``.
+        rotary_base: of the frequencies.
+        rotary_scaling: how these were stretched.
+        qk_norm: queries and keys are divided by their root mean square, times a gain.
+        softcap: scores are ``softcap · tanh(score / softcap)``.
+        window: a token sees this many, itself included.
+        position_bias: a table of buckets of distances is added to the scores; block 0 of a
+            stack holds it for all its blocks.
+        buckets: of that table.
+        max_distance: from which on all distances share a bucket.
+    """
+
+    heads: int
+    groups: int
+    d_k: int
+    d_v: int
+    scale: float
+    causal: bool = False
+    rotary: int = 0
+    rotary_base: float = 10_000.0
+    rotary_scaling: RotaryScaling | None = None
+    qk_norm: bool = False
+    softcap: float | None = None
+    window: int | None = None
+    position_bias: bool = False
+    buckets: int = 0
+    max_distance: int = 0
+
+    def frequencies(self) -> Tensor:
+        """Angle per position of each rotated pair, ``[rotary / 2]`` in float64."""
+        powers = torch.arange(0, self.rotary, 2, dtype=torch.float64) / max(self.rotary, 1)
+        plain = self.rotary_base**-powers
+        scaling = self.rotary_scaling
+        if scaling is None:
+            return plain
+        if scaling.kind == "linear":
+            return plain / scaling.factor
+        waves = scaling.original * plain / (2 * math.pi)  # turns within the original length
+        kept = ((waves - scaling.low) / (scaling.high - scaling.low)).clamp(0.0, 1.0)
+        return plain * (kept + (1 - kept) / scaling.factor)
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """``φ(x W_A + b_A) W_B + b_B``, or gated ``(φ(x W_G) ∘ x W_A) W_B``."""
+
+    neurons: int
+    activation: Activation
+    gated: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a stack.
+
+    Attributes:
+        attention: of the block to its own stack.
+        mlp: of the block.
+        order: ``pre``: ``x + f(norm(x))``; ``post``: ``norm(x + f(x))``; ``parallel``: attention
+            and MLP read the same ``x``, through a norm each or through one; ``sandwich``:
+            ``x + norm(f(norm(x)))``.
+        cross: attention to the encoder, between the two.
+    """
+
+    attention: Attention
+    mlp: Mlp
+    order: Order
+    cross: Attention | None = None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Blocks one after another; ``prefix`` is empty, ``encoder.`` or ``decoder.``."""
+
+    prefix: str
+    blocks: tuple[Block, ...]
+    final_norm: bool
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A transformer without its weights.
+
+    Attributes:
+        family: the data file that describes it, ``gpt2``.
+        width: of the stream, ``D``.
+        norm: LayerNorm or RMS norm.
+        eps: of every norm.
+        stacks: one, or encoder and decoder.
+        inputs: what it reads: token ids, image patches, or vectors of width ``D``.
+        vocab: tokens; None where it reads none.
+        tied: the output matrix is the token embedding (a head of another size may be there too).
+        headless: the final stream itself is the output, so whatever moves it moves the output.
+        embedding_scale: the token embedding is multiplied by it.
+        head_scale: the final stream is multiplied by it before the output matrix.
+        final_softcap: logits are ``c · tanh(logits / c)``.
+        position_offset: the row of ``position`` that the first token takes.
+        pooler: activation of ``extra.pooler``, None without one.
+        mlm: activation of ``extra.mlm``, which a norm (``extra.mlm_norm``) and the output matrix
+            follow; None without one.
+        channels: of an image.
+        side: of a patch, in pixels.
+        tensors: shape of each tensor by canonical name, in the order of the file.
+    """
+
+    family: str
+    width: int
+    norm: Norm
+    eps: float
+    stacks: tuple[Stack, ...]
+    inputs: Literal["tokens", "patches", "vectors"] = "tokens"
+    vocab: int | None = None
+    tied: bool = False
+    headless: bool = False
+    embedding_scale: float = 1.0
+    head_scale: float = 1.0
+    final_softcap: float | None = None
+    position_offset: int = 0
+    pooler: str | None = None
+    mlm: Activation | None = None
+    channels: int = 0
+    side: int = 0
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
+
+    def names(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each tensor by canonical name, in the order of the file."""
+        return dict(self.tensors)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that canonical name."""
+        return name in self.tensors
+
+    def stack(self, prefix: str = "") -> Stack:
+        """The stack of that prefix."""
+        return next(stack for stack in self.stacks if stack.prefix == prefix)
+
+    @property
+    def orders(self) -> frozenset[Order]:
+        """How the norms of the blocks stand."""
+        return frozenset(block.order for stack in self.stacks for block in stack.blocks)
+
+    @property
+    def stream_group(self) -> StreamGroup:
+        """What may act on the whole stream once all gains that can be are folded into readers.
+
+        A headless model keeps its function only if what acts is undone on its output.
+        """
+        if self.inputs == "vectors":
+            return "none"
+        free = not self.tied and self.orders <= {"pre", "parallel"} and self.mlm is None
+        if self.norm == "rms":
+            return "orthogonal" if free else "signed permutation"
+        return "orthogonal fixing ones" if free else "permutation"
+
+
+def axes_of(name: str) -> tuple[str, ...]:
+    """The axes of a canonical tensor; raises `KeyError` for a name that is none.
+
+    ``extra.pooler.W`` reads the final stream into an axis of its own, named ``pooler``.
+    """
+    if name.startswith(EXTRA):
+        own, _, part = name.removeprefix(EXTRA).rpartition(".")
+        return ("D", own) if part == "W" else (own.removesuffix("_norm"),)
+    parts = name.split(".")
+    if parts[0] in ("encoder", "decoder"):
+        parts = parts[1:]
+    if parts[0].isdigit() or parts[0].startswith("{"):
+        return BLOCK_AXES[".".join(parts[1:])]
+    return END_AXES[".".join(parts)]

@@ -1,0 +1,131 @@
+"""What does a line such as ``first(head_dim, D // head)`` make of a config? A tiny safe language.
+
+Names are fields of ``config.json`` (``rope_parameters.rope_theta`` reaches into a table) or sizes
+already found; ``first(a, b)`` is the first of them that is there and not null; numbers, quoted
+text, ``true``, ``false``, ``null``, arithmetic, comparisons, ``a if b else c`` and ``list[i]`` mean
+what they mean in Python. Nothing else is understood, and nothing in a file is ever run.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformer_nfn.errors import SpaceError
+
+WORDS = {"true": True, "false": False, "null": None}
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+class MissingFieldError(Exception):
+    """A field that a config does not have, by its name."""
+
+
+def parse(text: str) -> ast.expr:
+    """Checks an expression of a data file; raises `SpaceError` for what is none."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise SpaceError(f"'{text}' is no expression of a data file") from None
+    return tree
+
+
+def evaluate(text: str, fields: Mapping[str, Any]) -> Any:
+    """The value of an expression; raises `MissingFieldError` where a field is not there.
+
+    Raises `SpaceError` where fields are there and of the wrong kind.
+    """
+    try:
+        return _value(parse(text), fields)
+    except (TypeError, ArithmeticError, LookupError, RecursionError) as error:
+        raise SpaceError(f"'{text}' has no value ({error})") from error
+
+
+def shown(value: Any) -> str:
+    """A value of a config for an error: on one line, and not a page of it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print numbers of thousands of digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _value(node: ast.expr, fields: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() as value):
+            return value
+        case ast.Name(id=name):
+            return WORDS[name] if name in WORDS else _field(fields, name)
+        case ast.Attribute(value=table, attr=name):
+            inner = _value(table, fields)
+            if not isinstance(inner, Mapping):
+                raise MissingFieldError(ast.unparse(node))
+            return _field(inner, name)
+        case ast.Subscript(value=items, slice=index):
+            found, at = _value(items, fields), _value(index, fields)
+            if found is None:
+                raise MissingFieldError(ast.unparse(items))
+            return found[at]
+        case ast.Call(func=ast.Name(id="first"), args=args, keywords=[]) if args:
+            return _first(args, fields)
+        case ast.Call(func=ast.Name(id="root"), args=[arg], keywords=[]):
+            return _number(_value(arg, fields)) ** 0.5
+        case ast.BinOp(left=a, op=op, right=b) if type(op) in BINARY:
+            left, right = (_number(_value(side, fields)) for side in (a, b))
+            return BINARY[type(op)](left, right)
+        case ast.UnaryOp(op=ast.USub(), operand=a):
+            return -_number(_value(a, fields))
+        case ast.UnaryOp(op=ast.Not(), operand=a):
+            return not _value(a, fields)
+        case ast.BoolOp(op=op, values=values):
+            each = (bool(_value(v, fields)) for v in values)
+            return all(each) if isinstance(op, ast.And) else any(each)
+        case ast.Compare(left=a, ops=[compare], comparators=[b]) if type(compare) in COMPARE:
+            return COMPARE[type(compare)](_value(a, fields), _value(b, fields))
+        case ast.IfExp(test=test, body=a, orelse=b):
+            return _value(a if _value(test, fields) else b, fields)
+    raise SpaceError(f"'{ast.unparse(node)}' is no expression of a data file")
+
+
+def _first(args: list[ast.expr], fields: Mapping[str, Any]) -> Any:
+    missing: MissingFieldError | None = None
+    for arg in args:
+        try:
+            value = _value(arg, fields)
+        except MissingFieldError as error:
+            missing = missing or error
+            continue
+        if value is not None or arg is args[-1]:
+            return value
+    raise missing or MissingFieldError(ast.unparse(args[0]))
+
+
+def _field(fields: Mapping[str, Any], name: str) -> Any:
+    if name not in fields:
+        raise MissingFieldError(name)
+    return fields[name]
+
+
+def _number(value: Any) -> int | float:
+    if value is None:
+        raise MissingFieldError("null")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{shown(value)} is not a number")
+    return value

@@ -1,0 +1,154 @@
+"""How is a checkpoint of a known family read? Lazily, under canonical names and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.architectures.families.binding import Binding, bind
+from transformer_nfn.architectures.families.describe import describe
+from transformer_nfn.architectures.families.description import Transformer
+from transformer_nfn.architectures.families.recognise import read_family, recognise
+from transformer_nfn.architectures.families.refusals import check_contents, check_path
+from transformer_nfn.architectures.layout import take
+from transformer_nfn.files.checkpoint import Checkpoint
+from transformer_nfn.files.errors import CheckpointError, MissingTensorError
+
+
+class Model:
+    """A checkpoint of a known family: tensors by canonical name, read when asked for.
+
+    Attributes:
+        about: the transformer, without its weights.
+        names: shape of each tensor by canonical name, in the order of the network.
+        checkpoint: the file.
+        binding: which tensor of the file holds what.
+        where: what errors call the file.
+        config: what ``config.json`` says.
+        path: the file or folder.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, binding: Binding, path: Path) -> None:
+        self.checkpoint, self.binding, self.path = checkpoint, binding, path
+        self.where, self.config = checkpoint.where, checkpoint.config
+        self.about: Transformer = describe(binding, self.where)
+        self.names: Mapping[str, tuple[int, ...]] = self.about.names()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of most of the weights; single tensors may have others."""
+        counts: dict[torch.dtype, int] = {}
+        for key, entry in self.binding.entries.items():
+            dtype = self.checkpoint.info(key).weight_dtype
+            assert dtype is not None
+            counts[dtype] = counts.get(dtype, 0) + torch.Size(entry.shape).numel()
+        return max(counts, key=lambda dtype: counts[dtype])
+
+    def __getitem__(self, name: str) -> Tensor:
+        """One tensor, contiguous, in the file's dtype.
+
+        Gains that a file stores less one come in float64, which holds them exactly.
+        """
+        return self.read([name])[name]
+
+    def read(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """Some tensors, each tensor of the file read once."""
+        wanted = list(names)
+        out: dict[str, Tensor] = {}
+        for name in wanted:
+            if name in self.binding.kept:
+                out[name] = self._finite(self.binding.kept[name])
+            elif name not in out:
+                found = self._held(name)
+                out |= {other: w for other, w in found.items() if other in wanted}
+        return {name: out[name] if dtype is None else out[name].to(dtype) for name in wanted}
+
+    def block(
+        self, i: int, stack: str = "", dtype: torch.dtype = torch.float64
+    ) -> dict[str, Tensor]:
+        """The tensors of one block, by their names without its prefix."""
+        prefix = f"{stack}{i}."
+        names = [name for name in self.names if name.startswith(prefix)]
+        read = self.read(names, dtype)
+        return {name.removeprefix(prefix): w for name, w in read.items()}
+
+    def ends(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+        """The tensors of no block."""
+        prefixes = tuple(
+            f"{stack.prefix}{i}." for stack in self.about.stacks for i in range(len(stack.blocks))
+        )
+        return self.read([name for name in self.names if not name.startswith(prefixes)], dtype)
+
+    def _held(self, name: str) -> dict[str, Tensor]:
+        """What the tensor of the file that holds ``name`` holds."""
+        if name not in self.binding.holders:
+            raise MissingTensorError(f"'{self.where}' holds no tensor '{name}'")
+        first, *others = self.binding.holders[name]
+        raw = self._finite(first)
+        for other in others:
+            if not torch.equal(raw, self._finite(other)):
+                raise CheckpointError(
+                    f"'{self.where}': '{first}' and '{other}' expected the same numbers, both "
+                    f"hold '{name}', found different ones"
+                )
+        entry = self.binding.entries[first]
+        found = take(self.binding.sizes, raw.reshape(entry.plain), entry.slots)
+        offset = self.binding.family.gain_offset
+        if offset:
+            found = {n: w.double() + offset if n.endswith(".g") else w for n, w in found.items()}
+        return found
+
+    def _finite(self, key: str) -> Tensor:
+        found = self.checkpoint[key]
+        if found.numel() and not all(bool(torch.isfinite(x)) for x in torch.aminmax(found)):
+            raise CheckpointError(
+                f"'{self.where}': '{key}' expected numbers, found NaN or infinity"
+            )
+        return found
+
+    def close(self) -> None:
+        """Closes the files; tensors that were read stay."""
+        self.checkpoint.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Model('{self.where}', {self.about.family}, {len(self.names)} tensors)"
+
+
+def open_model(path: str | Path, architecture: str | Path | None = None) -> Model:
+    """Opens a checkpoint of a known family; reads its config and headers, no weights.
+
+    Args:
+        path: a file or folder, as `Checkpoint.open` takes it.
+        architecture: a data file of one's own for it; without one the family is found by
+            ``config.json``, or by the names of the tensors.
+    """
+    check_path(Path(path))
+    checkpoint = Checkpoint.open(path)
+    try:
+        infos = {name: checkpoint.info(name) for name in checkpoint}
+        check_contents(infos, checkpoint.config, checkpoint.where)
+        if architecture is not None:
+            family = read_family(architecture)
+        else:
+            family = recognise(infos, checkpoint.config, checkpoint.where)
+        binding = bind(family, infos, checkpoint.config, checkpoint.where)
+        return Model(checkpoint, binding, Path(path))
+    except BaseException:
+        checkpoint.close()
+        raise
