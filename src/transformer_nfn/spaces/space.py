@@ -18,6 +18,7 @@ from transformer_nfn.spaces.axis import Axis
 from transformer_nfn.spaces.check import check_weights
 from transformer_nfn.spaces.derivation import Derivation, Product, derive
 from transformer_nfn.spaces.group import Group
+from transformer_nfn.spaces.moves import Moves, moves_of
 from transformer_nfn.spaces.shifts import check_shifts
 from transformer_nfn.spaces.tensors import Shift, TensorSpec, Weights
 
@@ -117,32 +118,30 @@ class WeightSpace:
 
     def innermost_first(self, axes: Sequence[str]) -> list[int]:
         """The positions in ``axes``, those of axes that belong to others before their owners."""
-        key = tuple(axes)
-        order = self._orders.get(key)
-        if order is None:
-            order = sorted(range(len(key)), key=lambda d: -len(self.ancestors(key[d])))
-            self._orders[key] = order
-        return order
+        return sorted(range(len(axes)), key=lambda d: -len(self.ancestors(axes[d])))
 
     def place(self, axes: Sequence[str], dim: int, *, lead: int, batched: bool) -> Place:
         """Where the axis ``axes[dim]`` and its sites stand in a tensor ``[*lead, *axes, …]``."""
-        key = (tuple(axes), dim, lead, batched)
-        place = self._places.get(key)
-        if place is None:
-            owners = (lead + key[0].index(a) for a in self.ancestors(axes[dim]))
-            place = Place(lead + dim, (*((0,) if batched else ()), *owners))
-            self._places[key] = place
-        return place
+        owners = (lead + list(axes).index(a) for a in self.ancestors(axes[dim]))
+        return Place(lead + dim, (*((0,) if batched else ()), *owners))
 
-    # Elements ask for these at every tensor they move, of a small network more often than it
-    # takes to move it.
+    def moves(self, axes: tuple[str, ...], lead: int, batched: bool) -> Moves:
+        """What an element does to a tensor ``[*lead, *axes, …]``, in order.
+
+        Args:
+            axes: of the tensor.
+            lead: how many axes stand before them.
+            batched: whether there is an element for each item of the first of those.
+        """
+        key = axes, lead, batched
+        moves = self._moves.get(key)
+        if moves is None:
+            moves = self._moves[key] = moves_of(self, axes, lead, batched)
+        return moves
 
     @cached_property
-    def _orders(self) -> dict[tuple[str, ...], list[int]]:
-        return {}
-
-    @cached_property
-    def _places(self) -> dict[tuple[tuple[str, ...], int, int, bool], Place]:
+    def _moves(self) -> dict[tuple[tuple[str, ...], int, bool], Moves]:
+        # Asked for at every tensor; working them out takes longer than moving a small network.
         return {}
 
     def is_permuted(self, axis: str) -> bool:
@@ -173,12 +172,15 @@ class WeightSpace:
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         """The sizes of the tensor's axes, without batch and channels."""
-        return tuple(self.axes[a].size for a in self.tensors[tensor].axes)
+        return self.shapes[tensor]
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of every tensor, without batch and channels."""
-        return {name: self.shape(name) for name in self.tensors}
+        return {
+            name: tuple(self.axes[a].size for a in spec.axes)
+            for name, spec in self.tensors.items()
+        }
 
     @property
     def num_weights(self) -> int:
