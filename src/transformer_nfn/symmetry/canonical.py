@@ -13,7 +13,7 @@ from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.spaces.actions import Permutation
 from transformer_nfn.symmetry.factored import sources
 from transformer_nfn.symmetry.rebasing import carriers, factor, unfactor
-from transformer_nfn.symmetry.sources import single
+from transformer_nfn.symmetry.sources import in_float64, single
 
 
 def canonical_form(target: Architecture | WeightSpace, U: Mapping[str, Tensor]) -> Weights:
@@ -47,7 +47,7 @@ def canonical_form(target: Architecture | WeightSpace, U: Mapping[str, Tensor]) 
     lead = first.shape[: first.ndim - len(space.tensors[name].axes)]
     flat = {n: w.reshape(-1, *space.shape(n)) for n, w in U.items()}
     forms = [
-        _canonical(space, single(space, {n: w[i] for n, w in flat.items()}))
+        _canonical(space, in_float64(single(space, {n: w[i] for n, w in flat.items()})))
         for i in range(lead.numel())
     ]
     return {

@@ -14,14 +14,14 @@ from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.symmetry.align import align_permutations, recover
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
-from transformer_nfn.symmetry.factored import Factored, resolution, sources
+from transformer_nfn.symmetry.factored import Factored, sources
 from transformer_nfn.symmetry.fingerprint import fingerprint
 from transformer_nfn.symmetry.normal_forms import same_normal_form
 from transformer_nfn.symmetry.sources import (
     ROUNDING,
     Source,
-    difference,
-    ratio,
+    folded,
+    in_float64,
     rounding_unit,
     single,
 )
@@ -119,25 +119,23 @@ def compare(
         check_block(space)
     unit = _check_pair(space, U, V)
     u, v = single(space, U), single(space, V)
-    folded_u, folded_v = fold(space, u), fold(space, v)
-    from_u, from_v = sources(space, folded_u, unit), sources(space, folded_v, unit)
-    alignment = align_permutations(space, from_u, from_v)
-    perms, aligned, certain = alignment.perms, alignment.sources, alignment.certain
-    del from_u, alignment
-    residuals, worst = {}, 0.0
-    for a, b in zip(aligned, from_v, strict=True):
-        away = a.apart(b)
-        residuals[a.name] = difference(a, b, away)
-        worst = max(worst, ratio(a, b, away))
-    hidden = max(resolution(aligned), resolution(from_v))
-    blurred = hidden > MAX_RESOLUTION or _heads_blur(space, aligned, from_v)
-    del aligned, from_v
+    from_v = sources(space, folded(space, v), unit)
+    alignment = align_permutations(space, sources(space, folded(space, u), unit), from_v)
+    perms, certain = alignment.perms, alignment.certain
+    pairs = list(zip(alignment.sources, from_v, strict=True))
+    gaps = {a.name: a.gap(b) for a, b in pairs}
+    residuals = {name: gap.relative for name, gap in gaps.items()}
+    worst = max((gap.ratio for gap in gaps.values()), default=0.0)
+    hidden = max((source.hidden() for pair in pairs for source in pair), default=0.0)
+    blurred = hidden > MAX_RESOLUTION or _heads_blur(space, pairs)
+    del alignment, from_v, pairs  # before the weights take twice their room
 
+    u, v = in_float64(u), in_float64(v)
     element: Element | EnlargedElement | None = None
     if group == "enlarged":
         element = recover_enlarged(space, u, v, unit)
     elif worst <= 1:
-        element = recover(space, u, v, folded_u, folded_v, perms, unit)
+        element = recover(space, u, v, fold(space, u), fold(space, v), perms, unit)
     orbit, error = _judge(element, u, v, unit)
     certain = certain and all(len(space.rebased(t)) < 2 for t in space.tensors)
     if orbit is False and worst <= 1 and not certain:
@@ -251,33 +249,25 @@ def _judge(
     return (False, None) if error > 32 * allowed else (None, None)
 
 
-def _heads_blur(space: WeightSpace, U: list[Source], V: list[Source]) -> bool:
+def _heads_blur(space: WeightSpace, pairs: list[tuple[Source, Source]]) -> bool:
     """Whether two heads that one network tells apart are nearer than the other's rounding."""
-    for linear in (a for a in space.axes.values() if a.action.rebases):
-        sites = space.ancestors(linear.name)
-        for here, there in ((U, V), (V, U)):
-            pairs = [
-                (a, b)
-                for a, b in zip(here, there, strict=True)
-                if isinstance(a, Factored)
-                and isinstance(b, Factored)
-                and len(sites) == 1
-                and a.sites == sites
-            ]
-            if pairs and _blur(pairs):
-                return True
+    products = [(a, b) for a, b in pairs if isinstance(a, Factored) and isinstance(b, Factored)]
+    for sites in {a.sites for a, _ in products if len(a.sites) == 1}:
+        there = [(a, b) for a, b in products if a.sites == sites]
+        if _blur(there) or _blur([(b, a) for a, b in there]):
+            return True
     return False
 
 
 def _blur(pairs: list[tuple[Factored, Factored]]) -> bool:
-    n = len(pairs[0][0].error)
+    n = len(pairs[0][0].rounding)
     if n > 64:  # neurons, not heads: nothing there inflates the rounding
         return False
     norms = [a.norms for a, _ in pairs]
     for i in range(n):
         for j in range(i):
-            own = [float(ROUNDING * (a.error[i] + a.error[j])) for a, _ in pairs]
-            other = [float(ROUNDING * (b.error[i] + b.error[j])) for _, b in pairs]
+            own = [float(ROUNDING * (a.rounding[i] + a.rounding[j])) for a, _ in pairs]
+            other = [float(ROUNDING * (b.rounding[i] + b.rounding[j])) for _, b in pairs]
             if any(abs(float(norm[i] - norm[j])) > o for norm, o in zip(norms, other, strict=True)):
                 continue  # their norms alone tell them apart
             apart = [a.between(i, j) for a, _ in pairs]

@@ -117,4 +117,7 @@ def _moved(space: WeightSpace, U: Weights, axis: str, found: Solution) -> Weight
         {**base.inverses, axis: found.inverse},
         base.shifts,
     )
-    return g.act(U)
+    return {
+        name: g.move_constant(w, name) if axis in space.tensors[name].axes else w
+        for name, w in U.items()
+    }
