@@ -270,8 +270,13 @@ class WeightSpace:
         """Reads what `to_json` wrote; says what is wrong with anything else."""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise SpaceError(f"a weight space must be JSON: {error}") from error
+        return WeightSpace.from_object(data)
+
+    @staticmethod
+    def from_object(data: object) -> WeightSpace:
+        """The space that parsed JSON describes; see `from_json`."""
         if not isinstance(data, dict) or "axes" not in data or "tensors" not in data:
             raise SpaceError("a weight space in JSON needs the keys 'axes' and 'tensors'")
         if data.get("format", FORMAT) != FORMAT:
