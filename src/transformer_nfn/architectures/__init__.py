@@ -7,6 +7,7 @@ from transformer_nfn.architectures.known import (
     KNOWN,
     architecture_of,
     find_architecture,
+    runnable,
     stage_weights,
 )
 from transformer_nfn.architectures.naming import Naming
@@ -24,6 +25,7 @@ __all__ = [
     "Vectors",
     "architecture_of",
     "find_architecture",
+    "runnable",
     "small_transformer",
     "stage_weights",
     "with_freedoms",

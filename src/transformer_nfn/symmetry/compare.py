@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from transformer_nfn.architectures import Architecture, find_architecture
+from transformer_nfn.architectures import Architecture, Forward, Inputs, runnable
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.symmetry.align import align_permutations, recover
@@ -87,14 +87,16 @@ def compare(
     V: Mapping[str, Tensor],
     *,
     group: GroupName = "paper",
+    forward: Forward | None = None,
+    inputs: Inputs | None = None,
     seed: int = 0,
 ) -> Comparison:
     """Decides whether two networks compute the same function (Theorem 3.2).
 
-    Works for every space; with an architecture, given or named by the space, networks are also
-    run, so that a difference is proved by an input. Functions that are equal without being in
-    one orbit are recognised for `spaces.multi_head`, `spaces.attention_block` and stacks of it,
-    and where an element of the architecture's enlarged group joins them.
+    Works for every space; with an architecture, given or named by the space, or with a forward,
+    networks are also run, so that a difference is proved by an input. Functions that are equal
+    without being in one orbit are recognised for `spaces.multi_head`, `spaces.attention_block` and
+    stacks of it, and where an element of the architecture's enlarged group joins them.
 
     "Same" is up to the rounding of the weights' dtype: the two networks are taken for rounded
     copies of exact ones. Where that rounding hides differences larger than 5 %, or the gap
@@ -107,11 +109,14 @@ def compare(
         group: ``paper`` for the group that the axes of the space describe; ``enlarged`` for the
             larger one of the paper's block, with LayerNorm and ReLU scalings, or that of the
             architecture (`Architecture.enlarged`).
+        forward: what the networks compute, ``forward(weights, X)`` with weights ``[*axes]``, in
+            place of the architecture's; the group of the space must leave it unchanged.
+        inputs: what to run it on, `Vectors` or `Ids`; those of the architecture by default.
         seed: of the search for a witness.
     """
     if group not in ("paper", "enlarged"):
         raise GroupError(f"group must be 'paper' or 'enlarged', found {group!r}")
-    architecture = target if isinstance(target, Architecture) else find_architecture(target)
+    architecture = runnable(target, forward, inputs)
     space = target.space if isinstance(target, Architecture) else target
     if group == "enlarged" and architecture is not None and architecture.enlarged is not None:
         return _compare_enlarged(architecture, U, V, seed)
