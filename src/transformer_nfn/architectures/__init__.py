@@ -11,7 +11,7 @@ from transformer_nfn.architectures.known import (
     stage_weights,
 )
 from transformer_nfn.architectures.naming import Naming
-from transformer_nfn.architectures.small_transformer import small_transformer
+from transformer_nfn.architectures.zoo_network import small_transformer
 
 __all__ = [
     "KNOWN",

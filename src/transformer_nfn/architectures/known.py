@@ -12,8 +12,8 @@ from transformer_nfn import functional
 from transformer_nfn.architectures.architecture import Architecture, Forward, Stage
 from transformer_nfn.architectures.freedoms import Rescaling
 from transformer_nfn.architectures.inputs import Inputs, Vectors
-from transformer_nfn.architectures.small_transformer import NAME as SMALL_TRANSFORMER
-from transformer_nfn.architectures.small_transformer import from_space as small_transformer_of
+from transformer_nfn.architectures.zoo_network import NAME as SMALL_TRANSFORMER
+from transformer_nfn.architectures.zoo_network import from_space as small_transformer_of
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Shift, WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix

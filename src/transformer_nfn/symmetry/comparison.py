@@ -15,7 +15,7 @@ from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.symmetry.align import align_permutations, recover
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
 from transformer_nfn.symmetry.factored import Factored, sources
-from transformer_nfn.symmetry.fingerprint import fingerprint
+from transformer_nfn.symmetry.fingerprints import fingerprint
 from transformer_nfn.symmetry.normal_forms import same_normal_form
 from transformer_nfn.symmetry.sources import (
     ROUNDING,
