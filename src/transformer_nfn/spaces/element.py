@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -217,6 +218,11 @@ class Element:
         return {
             name: float(torch.linalg.cond(m.double()).max()) for name, m in self.linears.items()
         }
+
+    def inflation(self) -> float:
+        """How many times the rounding error of a tensor may grow under the action, at most."""
+        conditions = self.condition()
+        return max(prod(conditions[a] for a in self.space.rebased(t)) for t in self.space.tensors)
 
     def __repr__(self) -> str:
         many = "one element" if self.batch is None else f"{self.batch} elements"

@@ -39,5 +39,5 @@ def moves_of(space: WeightSpace, axes: Sequence[str], lead: int, batched: bool) 
 
     return Moves(
         tuple(move(dim) for dim, axis in enumerate(axes) if space.is_rebased(axis)),
-        tuple(move(dim) for dim in space.innermost_first(axes) if space.is_permuted(axes[dim])),
+        tuple(move(dim) for dim in space.permuted_dims(axes)),
     )

@@ -20,9 +20,8 @@ from transformer_nfn.spaces.derivation import Derivation, Product, derive
 from transformer_nfn.spaces.group import Group
 from transformer_nfn.spaces.moves import Moves, moves_of
 from transformer_nfn.spaces.shifts import check_shifts
+from transformer_nfn.spaces.space_json import as_object, build_arguments
 from transformer_nfn.spaces.tensors import Shift, TensorSpec, Weights
-
-FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +155,42 @@ class WeightSpace:
         """Whether nothing acts on an axis."""
         return not (self.is_permuted(axis) or self.is_rebased(axis))
 
+    def permuted_dims(self, axes: Sequence[str]) -> list[int]:
+        """Where perm axes stand in ``axes``, inner ones before the axes they belong to.
+
+        In this order each moves on its own, while the axis it belongs to stands still.
+        """
+        return [d for d in self.innermost_first(axes) if self.is_permuted(axes[d])]
+
+    def free_axes(self, tensor: str) -> tuple[str, ...]:
+        """The axes of a tensor on which nothing acts: ``('input',)`` for W_Q."""
+        return tuple(a for a in self.tensors[tensor].axes if self.is_free(a))
+
     def rebased(self, tensor: str) -> tuple[str, ...]:
         """The axes of a tensor on which matrices act: ``('qk',)`` for W_Q."""
         return tuple(a for a in self.tensors[tensor].axes if self.is_rebased(a))
+
+    @cached_property
+    def rebased_axes(self) -> tuple[str, ...]:
+        """Every axis on which matrices act."""
+        return tuple(a for a in self.axes if self.is_rebased(a))
+
+    @cached_property
+    def twice_rebased(self) -> tuple[str, ...]:
+        """The tensors on which matrices act along more than one axis."""
+        return tuple(t for t in self.tensors if len(self.rebased(t)) > 1)
+
+    def is_dual(self, tensor: str, axis: str) -> bool:
+        """Whether a tensor carries an axis dual; never where plain and dual are the same."""
+        return axis in self.tensors[tensor].dual and not self.axes[axis].action.self_dual
+
+    def carriers(self, axis: str, *, dual: bool) -> list[str]:
+        """The tensors that carry an axis plain (or dual), but for those a shift may change."""
+        return [
+            name
+            for name, spec in self.tensors.items()
+            if axis in spec.axes and name not in self.shifted and self.is_dual(name, axis) == dual
+        ]
 
     @cached_property
     def shifted(self) -> frozenset[str]:
@@ -249,21 +281,7 @@ class WeightSpace:
 
     def to_json(self, *, indent: int | None = None) -> str:
         """The whole space as JSON; `WeightSpace.from_json` reads it back."""
-        out: dict[str, Any] = {
-            "format": FORMAT,
-            "name": self.name,
-            "axes": [axis.to_json() for axis in self.axes.values()],
-            "tensors": {name: " ".join(spec.words()) for name, spec in self.tensors.items()},
-        }
-        if self.shifts:
-            out["shifts"] = [
-                {k: v for k, v in vars(shift).items() if v is not None} for shift in self.shifts
-            ]
-        if self.architecture is not None:
-            out["architecture"] = self.architecture
-        if self.options:
-            out["options"] = dict(self.options)
-        return json.dumps(out, indent=indent, ensure_ascii=False)
+        return json.dumps(as_object(self), indent=indent, ensure_ascii=False)
 
     @staticmethod
     def from_json(text: str) -> WeightSpace:
@@ -277,23 +295,8 @@ class WeightSpace:
     @staticmethod
     def from_object(data: object) -> WeightSpace:
         """The space that parsed JSON describes; see `from_json`."""
-        if not isinstance(data, dict) or "axes" not in data or "tensors" not in data:
-            raise SpaceError("a weight space in JSON needs the keys 'axes' and 'tensors'")
-        if data.get("format", FORMAT) != FORMAT:
-            raise SpaceError(
-                f"weight space format {data['format']!r} is not known here (expected {FORMAT})"
-            )
         try:
-            axes = [Axis(**axis) for axis in data["axes"]]
-            shifts = [Shift(**shift) for shift in data.get("shifts", [])]
-            return WeightSpace.build(
-                data.get("name", "space"),
-                axes,
-                data["tensors"],
-                shifts=shifts,
-                architecture=data.get("architecture"),
-                options=data.get("options"),
-            )
+            return WeightSpace.build(**build_arguments(data))
         except (TypeError, AttributeError) as error:
             raise SpaceError(f"a weight space in JSON is malformed: {error}") from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Literal
 
 from torch import Tensor
@@ -142,7 +141,7 @@ def compare(
     elif worst <= 1:
         element = recover(space, u, v, fold(space, u), fold(space, v), perms, unit)
     orbit, error = _judge(element, u, v, unit)
-    certain = certain and all(len(space.rebased(t)) < 2 for t in space.tensors)
+    certain = certain and not space.twice_rebased
     if orbit is False and worst <= 1 and not certain:
         orbit = None  # an element may exist and not have been found
 
@@ -241,14 +240,12 @@ def _judge(
         return False, None
     moved = element.act(u)
     paper = element.paper if isinstance(element, EnlargedElement) else element
-    conditions, space = paper.condition(), paper.space
-    loss = max(prod(conditions[a] for a in space.rebased(t)) for t in space.tensors)
     errors = []
     for name, w in v.items():
         size = max(float(w.norm()), float(moved[name].norm()))
         errors.append(float((moved[name] - w).norm()) / size if size > 0 else 0.0)
     error = max(errors)
-    allowed = ROUNDING * 64 * unit * loss
+    allowed = ROUNDING * 64 * unit * paper.inflation()
     if error <= min(allowed, 0.5):
         return True, error
     return (False, None) if error > 32 * allowed else (None, None)

@@ -67,8 +67,9 @@ def fingerprint(
 def _tensor_numbers(space: WeightSpace, name: str, value: Tensor) -> Tensor:
     """``[batch, *axes] → [batch, NUMBERS]``, blind to the order of perm axes."""
     axes = space.tensors[name].axes
-    free = [1 + d for d, a in enumerate(axes) if not space.is_permuted(a)]
-    kept = [a for a in axes if space.is_permuted(a)]
+    moved = space.permuted_dims(axes)
+    free = [1 + d for d in range(len(axes)) if d not in moved]
+    kept = [axes[d] for d in sorted(moved)]
     value = sketch(value.double(), free, DIRECTIONS, f"{name} free") / DIRECTIONS**0.5
     return _sorted_numbers(space, name, value, kept)
 
@@ -82,8 +83,9 @@ def _product_numbers(space: WeightSpace, weights: Weights, product: Product) -> 
         ("plain", "dual"), (product.plain, product.dual), factors(space, wide, product), strict=True
     ):
         own = [a for a in space.spec(name).axes if a not in (*sites, product.over)]
-        free = [1 + len(sites) + d for d, a in enumerate(own) if not space.is_permuted(a)]
-        kept += [a for a in own if space.is_permuted(a)]
+        moved = space.permuted_dims(own)
+        free = [1 + len(sites) + d for d in range(len(own)) if d not in moved]
+        kept += [own[d] for d in sorted(moved)]
         # [batch, *sites, *perm axes, pieces, k, directions]
         sides.append(sketch(factor, free, DIRECTIONS, f"{product.name} {side}"))
     letters = iter("abcdefghijklmnopqrstuvwxyz")

@@ -194,15 +194,8 @@ class Entries(Source):
 
 
 def unknown(space: WeightSpace, axes: Sequence[str], known: set[str]) -> list[int]:
-    """Where perm axes of unknown order stand, inner axes first.
-
-    Each moves on its own only while the axis it belongs to stands still.
-    """
-    return [
-        d
-        for d in space.innermost_first(axes)
-        if space.is_permuted(axes[d]) and axes[d] not in known
-    ]
+    """Where perm axes of unknown order stand, inner axes first."""
+    return [d for d in space.permuted_dims(axes) if axes[d] not in known]
 
 
 def sorted_away(value: Tensor, front: int, blind: int) -> Tensor:
