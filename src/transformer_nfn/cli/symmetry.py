@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from rich.table import Table
 from transformer_nfn import spaces, symmetry
 from transformer_nfn.cli.disguises import disguises_command
 from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.files.json_object import read_object
 from transformer_nfn.files.network import save_network
 from transformer_nfn.spaces import Weights, WeightSpace
 
@@ -57,7 +59,7 @@ def parse_space(text: str) -> WeightSpace:
             raise SpaceError(
                 f"'{text}' is neither a file nor a ready space ({', '.join(spaces.READY)})"
             )
-        return WeightSpace.from_json(path.read_text())
+        return WeightSpace.from_object(read_object(path, SpaceError))
     try:
         numbers = [int(n) for n in sizes.split(",")] if sizes else []
     except ValueError:
@@ -163,7 +165,8 @@ def compare_command(
 ) -> None:
     """Are two networks the same function? With proof: a group element, or a witness input.
 
-    Exit code 0 if they are, 1 if they are not, 3 if that is undecidable at this precision.
+    Exit code 0 if they are, 1 if they are not, 3 if that is undecidable (at this precision, or
+    because no forward is known for the space); 2 if the question cannot be put.
 
     [bold]Examples[/bold]
 
@@ -181,16 +184,9 @@ def compare_command(
         )
     if group not in ("paper", "enlarged"):
         raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
-    try:
-        result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
-    except SpaceError as error:
-        if left.architecture is not None or group != "paper":
-            raise
-        raise SpaceError(
-            f"no group element takes '{first}' to '{second}', and {left.name} has no reference "
-            "forward to find a witness with"
-        ) from error
-    typer.echo(json.dumps(_as_json(result)) if as_json else str(result))
+    result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
+    with contextlib.suppress(BrokenPipeError):  # the exit code still tells
+        typer.echo(json.dumps(_as_json(result)) if as_json else str(result))
     raise typer.Exit({True: 0, False: 1, None: 3}[result.same_function])
 
 
