@@ -79,7 +79,8 @@ def parse_space(text: str) -> WeightSpace:
     return built
 
 
-def _network(text: str, space: str | None, part: str | None) -> tuple[WeightSpace, Weights]:
+def named_network(text: str, space: str | None, part: str | None) -> tuple[WeightSpace, Weights]:
+    """The network of this library's that a user named; see `zoo.checkpoints.find_network`."""
     from transformer_nfn.zoo.checkpoints import find_network
 
     return find_network(text, None if space is None else parse_space(space), part)
@@ -132,27 +133,6 @@ def sample_command(
     typer.echo(f"wrote {out}: one network of {space.name}, {space.num_weights:,} weights")
 
 
-def disguise_command(
-    file: NetworkArgument,
-    out: Annotated[Path, typer.Option("--out", help="The file to write.")],
-    space: SpaceOption = None,
-    part: PartOption = None,
-    seed: Annotated[int, typer.Option(help="Of the random group element.")] = 0,
-    max_condition: Annotated[float, typer.Option(help="Worst condition number allowed.")] = 100.0,
-) -> None:
-    """Write the same function with other weights: act with a random group element.
-
-    [bold]Example[/bold]
-
-      tnfn disguise net.safetensors --out other.safetensors --seed 7
-    """
-    found, weights = _network(file, space, part)
-    generator = torch.Generator().manual_seed(seed)
-    element = found.group.random(generator, max_condition=max_condition)
-    save_network(out, found, element.act(weights))
-    typer.echo(f"wrote {out}: the function of {file} with other weights")
-
-
 def compare_command(
     first: NetworkArgument,
     second: NetworkArgument,
@@ -176,8 +156,8 @@ def compare_command(
 
       tnfn compare zoo#0 network.pt --part blocks.1
     """
-    left, U = _network(first, space, part)
-    right, V = _network(second, space, part)
+    left, U = named_network(first, space, part)
+    right, V = named_network(second, space, part)
     if left != right:
         raise SpaceError(
             f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
@@ -226,7 +206,7 @@ def fingerprint_command(
 
       tnfn fingerprint mnist-sample#0 mnist-sample#1   # by name, see `tnfn assets`
     """
-    loaded = [_network(file, space, part) for file in files]
+    loaded = [named_network(file, space, part) for file in files]
     if any(found != loaded[0][0] for found, _ in loaded):
         raise SpaceError("the files lie in different weight spaces; fingerprints do not compare")
     prints = torch.cat([symmetry.fingerprint(found, w, size=size) for found, w in loaded])
@@ -254,7 +234,7 @@ def canonical_command(
 
       tnfn canonical net.safetensors --out canonical.safetensors
     """
-    found, weights = _network(file, space, part)
+    found, weights = named_network(file, space, part)
     save_network(out, found, symmetry.canonical_form(found, weights))
     typer.echo(f"wrote {out}: the canonical form of {file}")
 
@@ -264,7 +244,6 @@ def register(app: typer.Typer) -> None:
     for name, command in (
         ("space", space_command),
         ("sample", sample_command),
-        ("disguise", disguise_command),
         ("compare", compare_command),
         ("fingerprint", fingerprint_command),
         ("canonical", canonical_command),

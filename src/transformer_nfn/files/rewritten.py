@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +16,15 @@ from torch import Tensor
 from transformer_nfn.files.checkpoint import Checkpoint, is_state_dict
 from transformer_nfn.files.errors import WriteError
 from transformer_nfn.files.foreign import StateDict
-from transformer_nfn.files.hub_folder import INDEX, WEIGHTS, find_weights, inside, read_shard_index
-from transformer_nfn.files.safetensors_file import parse_header, raw_header, read_at
+from transformer_nfn.files.hub_folder import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    find_weights,
+    inside,
+    read_shard_index,
+)
+from transformer_nfn.files.safetensors_file import DTYPES, parse_header, raw_header, read_at
 from transformer_nfn.files.source import TensorInfo
 from transformer_nfn.files.whole import whole_file
 
@@ -25,8 +35,34 @@ LARGEST_SMALL = 64 << 20
 Write = Callable[[str, Tensor], None]
 
 
+@dataclass(frozen=True)
+class Additions:
+    """What a checkpoint gets that its source does not have.
+
+    Attributes:
+        tensors: by name.
+        beside: the tensor of the source whose file they go to the end of.
+        config: fields of ``config.json`` that change.
+    """
+
+    tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
+    beside: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def size(self) -> int:
+        """Of the tensors, in bytes."""
+        return sum(_bytes(info) for info in self.tensors.values())
+
+
+def _bytes(info: TensorInfo) -> int:
+    assert info.weight_dtype is not None
+    return torch.Size(info.shape).numel() * info.weight_dtype.itemsize
+
+
 @contextmanager
-def rewritten(checkpoint: Checkpoint, path: Path, out: Path) -> Iterator[Write]:
+def rewritten(
+    checkpoint: Checkpoint, path: Path, out: Path, additions: Additions | None = None
+) -> Iterator[Write]:
     """Gives a function that takes the tensors of a checkpoint anew, by name and in any order.
 
     Same names, shapes, dtypes, order and shards; what is not given stays as it is; config and
@@ -38,7 +74,9 @@ def rewritten(checkpoint: Checkpoint, path: Path, out: Path) -> Iterator[Write]:
         checkpoint: the source, open.
         path: where it was opened from.
         out: a folder if the source is one, else a file.
+        additions: what it gets that the source does not have.
     """
+    additions = Additions() if additions is None else additions
     home, weights = _files(checkpoint, path)
     target = out if home is not None else out.parent
     names = {file: file.name if home is not None else out.name for file in weights}
@@ -48,21 +86,44 @@ def rewritten(checkpoint: Checkpoint, path: Path, out: Path) -> Iterator[Write]:
         shards: list[_Sink] = []
         for file, held in weights.items():
             beside = stack.enter_context(whole_file(target / names[file]))
-            shard = _StateDictSink(file) if is_state_dict(file) else _SafetensorsSink(file)
+            added = additions.tensors if additions.beside in held else {}
+            make: type[_Sink] = _StateDictSink if is_state_dict(file) else _SafetensorsSink
+            shard = make(file, added)
             stack.callback(shard.close)
             shard.begin(beside)
             shards.append(shard)
-            sinks |= dict.fromkeys(held, shard)
+            sinks |= dict.fromkeys([*held, *added], shard)
 
         def write(name: str, value: Tensor) -> None:
-            sinks[name].write(name, _as_stored(name, value, checkpoint.info(name)))
+            info = additions.tensors.get(name) or checkpoint.info(name)
+            sinks[name].write(name, _as_stored(name, value, info))
 
         yield write
         for each in shards:
             each.finish()
         for small in [] if home is None else _small_files(home):
             beside = stack.enter_context(whole_file(target / small.name))
-            beside.write_bytes(small.read_bytes())
+            beside.write_bytes(_with_additions(small, additions))
+
+
+def _with_additions(path: Path, additions: Additions) -> bytes:
+    """A small file as it stands, or a config or index that says what was added."""
+    data = path.read_bytes()
+    if path.name == CONFIG and additions.config:
+        return _as_json({**json.loads(data), **additions.config})
+    if path.name.endswith(INDEX) and additions.tensors:
+        index = json.loads(data)
+        shard = index["weight_map"][additions.beside]
+        index["weight_map"] |= dict.fromkeys(additions.tensors, shard)
+        metadata = index.get("metadata")
+        if isinstance(metadata, dict) and isinstance(metadata.get("total_size"), int):
+            metadata["total_size"] += additions.size()
+        return _as_json(index)
+    return data
+
+
+def _as_json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, indent=2).encode() + b"\n"
 
 
 def _files(checkpoint: Checkpoint, path: Path) -> tuple[Path | None, dict[Path, list[str]]]:
@@ -121,7 +182,10 @@ def _as_stored(name: str, value: Tensor, info: TensorInfo) -> Tensor:
 
 
 class _Sink:
-    """A file of weights being written after a source."""
+    """A file of weights being written after a source, with tensors added at its end."""
+
+    def __init__(self, source: Path, added: Mapping[str, TensorInfo]) -> None:
+        self._source, self._added = source, added
 
     def begin(self, beside: Path) -> None:
         """Opens the file."""
@@ -142,16 +206,19 @@ class _Sink:
 class _SafetensorsSink(_Sink):
     """The header of the source, and each tensor where the header says."""
 
-    def __init__(self, source: Path) -> None:
-        self._where, self._source = str(source), source
+    def __init__(self, source: Path, added: Mapping[str, TensorInfo]) -> None:
+        super().__init__(source, added)
+        self._where = str(source)
         self._handles: list[int] = []
 
     def begin(self, beside: Path) -> None:
         self._from = self._open(self._source, os.O_RDONLY)
         self._to = self._open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         raw, length = raw_header(self._from, self._where)
-        self._places, _ = parse_header(raw, length, self._where)
-        self._left = set(self._places)
+        self._before, _ = parse_header(raw, length, self._where)
+        self._left = set(self._before)
+        raw, length = _longer_header(raw, length, self._added)
+        self._places, _ = parse_header(raw, length, str(beside))
         os.truncate(self._to, length)
         self._put(0, len(raw).to_bytes(8, "little") + raw)
 
@@ -161,9 +228,9 @@ class _SafetensorsSink(_Sink):
 
     def finish(self) -> None:
         for name in self._left:
-            place = self._places[name]
+            place = self._before[name]
             data = read_at(self._from, place.start, place.stop - place.start, self._where)
-            self._put(place.start, data.numpy().data)
+            self._put(self._places[name].start, data.numpy().data)
 
     def close(self) -> None:
         while self._handles:
@@ -180,11 +247,26 @@ class _SafetensorsSink(_Sink):
             view, at = view[n:], at + n
 
 
+def _longer_header(
+    raw: bytes, length: int, added: Mapping[str, TensorInfo]
+) -> tuple[bytes, int]:
+    """A header with tensors at the end, and the length of the file that it describes."""
+    if not added:
+        return raw, length
+    header, end = json.loads(raw), length - 8 - len(raw)
+    codes = {word: code for code, (word, _) in DTYPES.items()}
+    for name, info in added.items():
+        stop = end + _bytes(info)
+        place = {"shape": list(info.shape), "data_offsets": [end, stop]}
+        header[name] = {"dtype": codes[info.dtype], **place}
+        end = stop
+    longer = json.dumps(header, separators=(",", ":")).encode()
+    longer += b" " * (-len(longer) % 8)  # tensors begin at a multiple of eight bytes
+    return longer, 8 + len(longer) + end
+
+
 class _StateDictSink(_Sink):
     """A state dict, which torch writes as a whole."""
-
-    def __init__(self, source: Path) -> None:
-        self._source = source
 
     def begin(self, beside: Path) -> None:
         self._beside, self._state = beside, StateDict(self._source)
@@ -194,11 +276,10 @@ class _StateDictSink(_Sink):
         self._new[name] = value
 
     def finish(self) -> None:
-        old = self._state
-        torch.save(
-            {name: self._new[name] if name in self._new else old.read(name) for name in old.infos},
-            self._beside,
-        )
+        old, new = self._state, self._new
+        names = [*old.infos, *self._added]
+        whole = {name: new[name] if name in new else old.read(name) for name in names}
+        torch.save(whole, self._beside)
 
     def close(self) -> None:
         self._new = {}

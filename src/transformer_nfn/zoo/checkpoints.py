@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from transformer_nfn.architectures.families import Model, UnknownFamilyError, open_model
 from transformer_nfn.files.assets import resolve
 from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
@@ -42,6 +43,26 @@ def open_checkpoint(text: str | Path) -> Checkpoint:
     elif (path / "zoo.json").is_file():
         raise CheckpointError(f"'{text}' is a zoo of many networks: name one, as in {text}#0")
     return Checkpoint.open(path, where=text)
+
+
+def open_transformer(text: str | Path, architecture: str | Path | None = None) -> Model | None:
+    """The transformer of a known family that a user named; None for a network of this library's.
+
+    Args:
+        text: a file or folder, as `Checkpoint.open` takes it.
+        architecture: see `transformer_nfn.architectures.families.open_model`.
+    """
+    path = Path(text)
+    if architecture is None:
+        if not path.exists() or (path / "zoo.json").is_file():
+            return None
+        with Checkpoint.open(path, where=str(text)) as checkpoint:
+            if SPACE_KEY in checkpoint.metadata or recognise(checkpoint) is not None:
+                return None
+    try:
+        return open_model(path, architecture)
+    except UnknownFamilyError:
+        return None  # of which the other readers may know more
 
 
 def _open_row(text: str, zoo: str, row: str) -> Checkpoint:

@@ -1,0 +1,118 @@
+"""The command that writes the same function with other weights, for networks of any kind."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from transformer_nfn.architectures.families import Model
+from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.symmetry import NetworkArgument, PartOption, SpaceOption, named_network
+from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.files.network import save_network
+from transformer_nfn.symmetry.disguise import disguise
+
+CONDITION = 10.0
+"""Of the matrices that act on a checkpoint, unless asked for otherwise."""
+
+
+def disguise_command(
+    file: NetworkArgument,
+    out: Annotated[Path, typer.Option("--out", help="The file or folder to write.")],
+    space: SpaceOption = None,
+    part: PartOption = None,
+    architecture: ArchitectureOption = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    condition: Annotated[
+        float | None,
+        typer.Option(help="Condition number of every matrix; 10 for checkpoints."),
+    ] = None,
+    max_condition: Annotated[
+        float, typer.Option(help="Without --condition: the worst allowed in the paper's spaces.")
+    ] = 100.0,
+    keep_tie: Annotated[
+        bool,
+        typer.Option(
+            "--keep-tie",
+            help="Leave out what would part the output matrix from the token embedding; else a "
+            "tied checkpoint is written untied.",
+        ),
+    ] = False,
+) -> None:
+    """Write the same function with other weights: act with a random group element.
+
+    A checkpoint of a known family (see `tnfn architectures`) is written with every symmetry that
+    it has, in the layout and dtype of its file, so that its own library loads it.
+
+    [bold]Examples[/bold]
+
+      tnfn disguise net.safetensors --out other.safetensors --seed 7
+
+      tnfn disguise gpt2/ --out disguised/ --condition 10
+    """
+    from transformer_nfn.zoo.checkpoints import open_transformer
+
+    model = open_transformer(file, architecture) if space is None and part is None else None
+    generator = torch.Generator().manual_seed(seed)
+    if model is not None:
+        with model:
+            _checkpoint(
+                model, file, out, generator, CONDITION if condition is None else condition, keep_tie
+            )
+        return
+    if architecture is not None or keep_tie:
+        raise TransformerNFNError(
+            f"--architecture and --keep-tie are for checkpoints of transformers, and '{file}' is "
+            "read as a network of a weight space"
+        )
+    found, weights = named_network(file, space, part)
+    element = found.group.random(generator, max_condition=max_condition, condition=condition)
+    save_network(out, found, element.act(weights))
+    typer.echo(f"wrote {out}: the function of {file} with other weights")
+
+
+def _checkpoint(
+    model: Model,
+    file: str,
+    out: Path,
+    generator: torch.Generator,
+    condition: float,
+    keep_tie: bool,
+) -> None:
+    width = model.dtype.itemsize
+    total = sum(math.prod(shape) for shape in model.names.values()) * width
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("disguising"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("disguise", total=total)
+        done = disguise(
+            model, out, generator, condition=condition, keep_tie=keep_tie,
+            progress=lambda weights: bar.advance(task, weights * width),
+        )  # fmt: skip
+    table = Table("symmetry", "times")
+    for name, times in done.acted.items():
+        if times:
+            table.add_row(name, str(times))
+    Console().print(table)
+    if model.about.tied and not done.about.tied:
+        typer.echo("the output matrix was the token embedding and is its own now (--keep-tie)")
+    typer.echo(f"wrote {out}: the function of {file} with other weights")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the root."""
+    app.command("disguise")(disguise_command)

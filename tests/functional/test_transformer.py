@@ -1,0 +1,103 @@
+"""The reference forward of real transformers computes what the `transformers` library does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tiny_families import TINY, build, inputs_of, network, run_library, save
+from transformer_nfn.architectures.families import open_model
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import transformer as forward
+from transformer_nfn.functional.sublayers import relative_buckets
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_it_computes_what_the_library_computes(name: str, tmp_path: Path) -> None:
+    model, inputs = build(name), inputs_of(name)
+    expected = run_library(model, inputs)
+    with open_model(save(model, tmp_path)) as read:
+        found = forward.transformer(
+            read.about, read, next(iter(inputs.values())), decoder=inputs.get("decoder_input_ids")
+        )
+    assert found.dtype == torch.float64
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-12
+
+
+def test_the_pooler_computes_what_the_library_computes(tmp_path: Path) -> None:
+    model, inputs = build("bert-base"), inputs_of("bert-base")
+    with torch.no_grad():
+        expected = model(**inputs).pooler_output
+    with open_model(save(model, tmp_path)) as read:
+        x = forward.hidden_states(read.about, read, inputs["input_ids"])
+        found = forward.pooled(read.about, read, x)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "vit"])
+def test_a_lazy_model_is_read_block_by_block(name: str, tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+    with open_model(save(build(name), tmp_path)) as model:
+
+        def read(names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+            asked.append(list(names))
+            return model.read(asked[-1], dtype)
+
+        watched = SimpleNamespace(names=model.names, read=read)
+        inputs = inputs_of(name)
+        first, decoder = next(iter(inputs.values())), inputs.get("decoder_input_ids")
+        found = forward.transformer(model.about, watched, first, decoder=decoder)
+    torch.testing.assert_close(found, network(name).outputs(network(name).weights))
+    matrices = [
+        {name.split(".W_")[0].removesuffix(".cross") for name in names if ".W_" in name}
+        for names in asked
+    ]
+    assert max(len(blocks) for blocks in matrices) == 1
+
+
+def test_half_precision_files_are_computed_in_the_dtype_asked_for(tmp_path: Path) -> None:
+    save(build("llama", dtype=torch.bfloat16), tmp_path)
+    ids = inputs_of("llama")["input_ids"]
+    with open_model(tmp_path) as read:
+        wide = forward.transformer(read.about, read, ids, dtype=torch.float64)
+        narrow = forward.transformer(read.about, read, ids)
+    assert wide.dtype == torch.float64
+    assert narrow.dtype == torch.bfloat16
+
+
+def test_a_window_hides_what_is_far() -> None:
+    net = network("mistral")
+    block = net.about.stacks[0].blocks[0]
+    wide = replace(block, attention=replace(block.attention, window=None))
+    stack = replace(net.about.stacks[0], blocks=(wide,) * 3)
+    assert net.change({}, replace(net.about, stacks=(stack,))) > 1e-2
+
+
+def test_inputs_longer_than_the_positions_are_refused() -> None:
+    net = network("gpt2")
+    with pytest.raises(SpaceError, match="'position': expected at least 25 rows"):
+        forward.transformer(net.about, net.weights, torch.zeros(1, 25, dtype=torch.long))
+
+
+def test_a_decoder_needs_its_own_tokens() -> None:
+    net = network("t5")
+    with pytest.raises(SpaceError, match="has a decoder"):
+        forward.transformer(net.about, net.weights, torch.zeros(1, 5, dtype=torch.long))
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_far_positions_share_a_bucket(both_ways: bool) -> None:
+    buckets = relative_buckets(40, 40, buckets=8, farthest=16, both_ways=both_ways)
+    assert int(buckets.min()) == 0
+    assert int(buckets.max()) == 7
+    assert torch.equal(buckets[30, :14], buckets[31, 1:15])  # distances count, not places
+    assert len(buckets[39, :20].unique()) == 1

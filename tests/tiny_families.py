@@ -1,0 +1,229 @@
+"""Tiny random models of the `transformers` library, one or more of each family, on disk.
+
+Weights are drawn so that nothing is trivial: gains differ from one, biases from zero, scores are
+far from uniform.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transformer_nfn.architectures.families import Transformer, open_model
+from transformer_nfn.functional.transformer import transformer
+
+VOCAB, LENGTH = 61, 9
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """How a tiny model is made."""
+
+    model: str
+    config: str
+    options: dict[str, Any] = field(default_factory=dict)
+    inputs: str = "tokens"
+
+
+_GPT2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "vocab_size": VOCAB}
+_BERT = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
+    "vocab_size": VOCAB, "max_position_embeddings": 24,
+}  # fmt: skip
+_LLAMA = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 40, "vocab_size": VOCAB, "max_position_embeddings": 64,
+    "tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_VIT = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
+    "image_size": 12, "patch_size": 4, "num_channels": 3, "num_labels": 7,
+}  # fmt: skip
+_NEOX = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
+    "vocab_size": VOCAB, "max_position_embeddings": 64,
+}  # fmt: skip
+_T5 = {
+    "d_model": 32, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 6, "d_ff": 40,
+    "vocab_size": VOCAB, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6,
+}  # fmt: skip
+
+TINY: dict[str, Tiny] = {
+    "gpt2": Tiny("GPT2LMHeadModel", "GPT2Config", _GPT2),
+    "gpt2-untied": Tiny("GPT2LMHeadModel", "GPT2Config", {**_GPT2, "tie_word_embeddings": False}),
+    "gpt2-base": Tiny("GPT2Model", "GPT2Config", _GPT2),
+    "opt": Tiny("OPTForCausalLM", "OPTConfig", {
+        "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 48,
+        "vocab_size": VOCAB, "max_position_embeddings": 24, "word_embed_proj_dim": 32,
+    }),
+    "bert": Tiny("BertForMaskedLM", "BertConfig", _BERT),
+    "bert-base": Tiny("BertModel", "BertConfig", _BERT),
+    "roberta": Tiny("RobertaForMaskedLM", "RobertaConfig", {**_BERT, "pad_token_id": 1}),
+    "distilbert": Tiny("DistilBertForMaskedLM", "DistilBertConfig", {
+        "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "vocab_size": VOCAB,
+        "max_position_embeddings": 24,
+    }),
+    "vit": Tiny("ViTForImageClassification", "ViTConfig", _VIT, "pixels"),
+    "deit": Tiny("DeiTForImageClassification", "DeiTConfig", _VIT, "pixels"),
+    "llama": Tiny("LlamaForCausalLM", "LlamaConfig", _LLAMA),
+    "llama-tied": Tiny("LlamaForCausalLM", "LlamaConfig", {**_LLAMA, "tie_word_embeddings": True}),
+    "mistral": Tiny("MistralForCausalLM", "MistralConfig", {
+        **_LLAMA, "head_dim": 10, "sliding_window": 4,
+    }),
+    "qwen2": Tiny("Qwen2ForCausalLM", "Qwen2Config", _LLAMA),
+    "qwen3": Tiny("Qwen3ForCausalLM", "Qwen3Config", {**_LLAMA, "head_dim": 12}),
+    "gemma2": Tiny("Gemma2ForCausalLM", "Gemma2Config", {
+        **_LLAMA, "head_dim": 10, "query_pre_attn_scalar": 20, "sliding_window": 4,
+        "tie_word_embeddings": True, "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 30.0,
+    }),
+    "phi3": Tiny("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "sliding_window": 4}),
+    "phi": Tiny("PhiForCausalLM", "PhiConfig", {
+        **_NEOX, "num_key_value_heads": 4, "partial_rotary_factor": 0.5,
+    }),
+    "neox": Tiny("GPTNeoXForCausalLM", "GPTNeoXConfig", {**_NEOX, "rotary_pct": 0.5}),
+    "t5": Tiny("T5ForConditionalGeneration", "T5Config", _T5, "pairs"),
+    "t5-v1.1": Tiny("T5ForConditionalGeneration", "T5Config", {
+        **_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+    }, "pairs"),
+}  # fmt: skip
+
+
+def build(
+    name: str, *, dtype: torch.dtype = torch.float64, seed: int = 0, size: float = 1.5
+) -> nn.Module:
+    """A tiny model of the library with random weights, nothing in it cast to float32.
+
+    Args:
+        name: see `TINY`.
+        dtype: of the weights.
+        seed: of the weights.
+        size: of matrices, in units of 1/√inputs; biases and gains vary by a fifth of it.
+    """
+    transformers = pytest.importorskip("transformers")
+    tiny = TINY[name]
+    config = getattr(transformers, tiny.config)(**tiny.options)
+    config._attn_implementation = "eager"
+    pytest.importorskip("safetensors.torch")  # its table of dtypes must not see the patch
+    kind = getattr(transformers, tiny.model)
+    with no_casts():
+        model: nn.Module = kind(config).to(torch.float64)
+        for part in model.modules():
+            if hasattr(part, "scalar_embed_scale"):  # Gemma keeps a float32 copy of a number
+                part.embed_scale = torch.tensor(part.scalar_embed_scale, dtype=torch.float64)
+    randomise(model, seed, size)
+    if name.startswith("t5-v1.1"):  # the library ties what its checkpoints do not
+        head = model.get_submodule("lm_head")
+        head.weight = nn.Parameter(_noise(head.weight.shape, torch.Generator().manual_seed(9)))
+    return model.to(dtype).eval()
+
+
+def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def randomise(model: nn.Module, seed: int, size: float) -> None:
+    """Random matrices, embeddings of size one, gains about one, biases about zero."""
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = _noise(p.shape, generator)
+            if p.ndim == 1:
+                gain = name.endswith("weight")
+                p.copy_(size / 5 * noise + float(gain and "Gemma" not in type(model).__name__))
+            elif id(p) in embeddings or p.ndim == 3:
+                p.copy_(noise)
+            else:
+                p.copy_(size * noise / p[0].numel() ** 0.5)
+
+
+@contextmanager
+def no_casts() -> Iterator[None]:
+    """Makes the library compute in float64 where it says float32: norms, softmax, rotary."""
+    patch = pytest.MonkeyPatch()
+    with patch.context():
+        patch.setattr(torch, "float32", torch.float64)
+        patch.setattr(torch, "float", torch.float64)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        try:
+            yield
+        finally:
+            patch.undo()
+
+
+def inputs_of(name: str, seed: int = 1) -> dict[str, Tensor]:
+    """Inputs for the library's forward."""
+    generator = torch.Generator().manual_seed(seed)
+    kind = TINY[name].inputs
+    if kind == "pixels":
+        return {"pixel_values": _noise((2, 3, 12, 12), generator)}
+    ids = torch.randint(3, VOCAB, (2, LENGTH), generator=generator)
+    if kind == "tokens":
+        return {"input_ids": ids}
+    return {"input_ids": ids, "decoder_input_ids": ids.flip(1)[:, :-2]}
+
+
+def run_library(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    """Logits, or final hidden states."""
+    wide = next(model.parameters()).dtype == torch.float64
+    with torch.no_grad():
+        if wide:
+            with no_casts():
+                out = model(**inputs)
+        else:
+            out = model(**{k: v.float() if v.is_floating_point() else v for k, v in inputs.items()})
+    found: Tensor = out.logits if hasattr(out, "logits") else out.last_hidden_state
+    return found.double()
+
+
+def save(model: nn.Module, folder: Path) -> Path:
+    """Writes the model as the library does."""
+    model.save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+@dataclass(frozen=True)
+class Network:
+    """A tiny model under canonical names: its description, float64 tensors, inputs, outputs."""
+
+    name: str
+    about: Transformer
+    weights: dict[str, Tensor]
+
+    def outputs(self, weights: dict[str, Tensor], about: Transformer | None = None) -> Tensor:
+        """Logits of other weights on this model's inputs."""
+        inputs = inputs_of(self.name)
+        first = next(iter(inputs.values()))
+        decoder = inputs.get("decoder_input_ids")
+        return transformer(about or self.about, weights, first, decoder=decoder)
+
+    def change(self, weights: dict[str, Tensor], about: Transformer | None = None) -> float:
+        """How far outputs move, in units of the largest one."""
+        before = _outputs_before(self.name)
+        after = self.outputs({**self.weights, **weights}, about)
+        return float((after - before).abs().max() / before.abs().max())
+
+
+@functools.cache
+def _outputs_before(name: str) -> Tensor:
+    net = network(name)
+    return net.outputs(net.weights)
+
+
+@functools.cache
+def network(name: str) -> Network:
+    """A tiny model, read by the library under test from what `transformers` wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(build(name), Path(folder))
+        with open_model(folder) as model:
+            return Network(name, model.about, model.read(model.names, torch.float64))
