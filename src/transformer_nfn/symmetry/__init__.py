@@ -6,6 +6,7 @@ from transformer_nfn.symmetry.comparison import Comparison, compare
 from transformer_nfn.symmetry.enlarged import EnlargedElement, random_enlarged
 from transformer_nfn.symmetry.fingerprints import fingerprint
 from transformer_nfn.symmetry.layer_norm import random_commuting
+from transformer_nfn.symmetry.relate import Relation, relate
 from transformer_nfn.symmetry.witness import Witness
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Element",
     "EnlargedElement",
     "Group",
+    "Relation",
     "Witness",
     "canonical_form",
     "compare",
@@ -22,4 +24,5 @@ __all__ = [
     "products",
     "random_commuting",
     "random_enlarged",
+    "relate",
 ]

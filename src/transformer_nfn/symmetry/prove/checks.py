@@ -1,0 +1,121 @@
+"""How far is a tensor from where it should be, against what rounding explains?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How many expected rounding errors a tensor may be away.
+
+    Attributes:
+        same: up to this it is where it should be.
+        different: from this on it is not, whatever else may be.
+    """
+
+    same: float
+    different: float
+
+    @staticmethod
+    def of(*dtypes: torch.dtype) -> Tolerance:
+        """For two files.
+
+        In half precision two rounding errors are allowed: a disguise of condition 10 leaves one,
+        a matrix changed by 1 % stands at three and more. In single and double precision there is
+        room for what arithmetic adds to storing, and between 1e-6 and any change that was meant.
+        """
+        return Tolerance(2.0, 2.2) if any(d in HALF for d in dtypes) else Tolerance(16.0, 64.0)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One tensor of the reduced form under the element.
+
+    Attributes:
+        name: canonical name.
+        residual: ``‖moved − found‖ / ‖found‖``.
+        expected: what rounding explains of it, in the mean square.
+        ratio: residual over expected, of the tensor as a whole.
+        worst: the largest such ratio of one head, neuron or row, divided by what few numbers may
+            deviate from their mean.
+        felt: the same as ``ratio`` and ``worst``, of what the network can notice: a change of an
+            output matrix that nothing reaches is no change of the function.
+        vector: it is a sum of few rounding errors, such as a bias with others folded in, which
+            scatters more than a matrix does: it may be away twice as far.
+    """
+
+    name: str
+    residual: float
+    expected: float
+    ratio: float
+    worst: float
+    felt: float
+    vector: bool = False
+
+    @property
+    def excess(self) -> float:
+        """Rounding errors away, as `Tolerance` counts them."""
+        return self.ratio / 2 if self.vector else max(self.ratio, self.worst)
+
+    def within(self, tolerance: Tolerance) -> bool:
+        """Whether rounding explains the tensor and each of its parts."""
+        return self.excess <= tolerance.same
+
+    def beyond(self, tolerance: Tolerance) -> bool:
+        """Whether rounding does not."""
+        return (self.felt / 2 if self.vector else self.felt) > tolerance.different
+
+
+def check(
+    name: str,
+    away: Tensor,
+    error: Tensor,
+    size: Tensor,
+    entries: int,
+    *,
+    sites: bool = True,
+    felt: Tensor | None = None,
+) -> Check:
+    """Judges a tensor by squares summed over each of its sites (heads, neurons, rows).
+
+    Args:
+        name: of the tensor.
+        away: squares of the residual, ``[sites]``.
+        error: expected squares of the rounding error, ``[sites]``.
+        size: squares of the tensor, ``[sites]``.
+        entries: numbers that one site sums over; few of them scatter more.
+        sites: whether the sites are judged one by one, too; a vector's are not.
+        felt: squares of how many rounding errors the change is away where it is used, ``[sites]``;
+            as many as the tensor itself if not given.
+    """
+    away, error, size = (x.double().reshape(-1) for x in (away, error, size))
+    ratio, worst = _ratios(away, error, entries if sites else 0)
+    noticed = max(ratio, worst)
+    if felt is not None:
+        # Seen through an ill-conditioned partner a change stands out half as far.
+        noticed = max(
+            _ratios(torch.minimum(away, 4 * felt.reshape(-1) * error), error, entries * sites)
+        )
+    norm = max(float(size.sum()), 1e-300) ** 0.5
+    residual, expected = (float(x.sum()) ** 0.5 / norm for x in (away, error))
+    return Check(name, residual, expected, ratio, worst, noticed, vector=not sites)
+
+
+def _ratios(away: Tensor, error: Tensor, entries: int) -> tuple[float, float]:
+    """Rounding errors of the whole, and of the worst site; no sites without entries."""
+    total = float(away.sum())
+    if total == 0:
+        return 0.0, 0.0
+    worst = 0.0
+    if entries >= 16:
+        # What is exactly zero on both sides has no error to expect; a part of the whole does.
+        floor = 1e-4 * error.mean()
+        worst = float((away / (error + floor).clamp_min(1e-300)).max() ** 0.5)
+        worst /= 1 + 4 / entries**0.5
+    return (total / max(float(error.sum()), 1e-300)) ** 0.5, worst

@@ -1,0 +1,124 @@
+"""Do embeddings, positions and outputs of two models agree under a map of the stream?
+
+Tokens, positions and types are added to each other, so a vector may move between them: all but
+one take the shift that fits them best, and the last one has to make up for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.spaces.actions.matching import match_rows
+from transformer_nfn.symmetry.prove.checks import Check, check
+from transformer_nfn.symmetry.reduced import Piece, Reduced, Table
+from transformer_nfn.symmetry.relate.stream import StreamMap, common_pieces
+
+ADDED = ("token", "type", "position")
+
+
+def table_shifts(A: Reduced, B: Reduced, stream: StreamMap) -> dict[str, Tensor]:
+    """What is added to each table on the way from A to B; the shifts add up to nothing."""
+    names = [n for n in ADDED if n in A.names and n in B.names]
+    if len(names) < 2:
+        return {}
+    shifts: dict[str, Tensor] = {}
+    for name in names[:-1]:
+        (a,), (b,) = A.tables((name,)), B.tables((name,))
+        shifts[name] = _mean(b) - stream(_mean(a))
+    shifts[names[-1]] = -torch.stack(list(shifts.values())).sum(0)
+    return shifts
+
+
+def _mean(table: Table) -> Tensor:
+    total: Tensor | None = None
+    for start, stop in common_pieces(table, table):
+        part = table.rows(start, stop).value.sum(0)
+        total = part if total is None else total + part
+    assert total is not None
+    return total / len(table)
+
+
+def check_ends(
+    A: Reduced, B: Reduced, stream: StreamMap, shifts: Mapping[str, Tensor]
+) -> Iterator[Check]:
+    """Every table and vector outside the blocks."""
+    for name in A.table_names():
+        (a,), (b,) = A.tables((name,)), B.tables((name,))
+        yield from check_table(a, b, stream, shifts.get(name))
+    outputs = A.output(), B.output()
+    if outputs[0] is not None and outputs[1] is not None:
+        yield from check_table(outputs[0], outputs[1], stream, None)
+    theirs = B.vectors()
+    for name, piece in A.vectors().items():
+        moved = piece.value if stream.index is None else piece.value[stream.index]
+        other = theirs[name]
+        away, size = (moved - other.value).square().sum(), other.value.square().sum()
+        yield check(name, away, piece.error + other.error, size, 1, sites=False)
+    yield from _masked_head(A, B, stream)
+    yield from _kept(A, B)
+
+
+def check_table(
+    a: Table, b: Table, stream: StreamMap, shift: Tensor | None, order: Tensor | None = None
+) -> Iterator[Check]:
+    """Row by row; ``order`` instead of a map of the stream where other axes are permuted."""
+    found: dict[str, list[Tensor]] = {"away": [], "error": [], "size": []}
+    biases: dict[str, list[Tensor]] = {"away": [], "error": [], "size": []}
+    entries = 0
+    for start, stop in common_pieces(a, b):
+        x, y = a.rows(start, stop), b.rows(start, stop)
+        moved = stream(x.value) if order is None else x.value[:, order]
+        if shift is not None:
+            moved = moved + shift
+        entries = moved.shape[1]
+        away = (moved - y.value).square().sum(1)
+        _note(found, away, x.error + y.error, y.value.square().sum(1))
+        p, q = a.biases(start, stop), b.biases(start, stop)
+        if p is not None or q is not None:
+            zero = Piece(torch.zeros_like(away), torch.zeros_like(away))
+            p, q = p or zero, q or zero
+            size = torch.maximum(p.value.square(), q.value.square())
+            _note(biases, (p.value - q.value).square(), p.error + q.error, size)
+    joined = {k: torch.cat(v) for k, v in found.items()}
+    yield check(a.name, joined["away"], joined["error"], joined["size"], entries)
+    if biases["away"]:
+        joined = {k: torch.cat(v) for k, v in biases.items()}
+        name = "head_bias" if a.name == "head" else f"{a.name}.b"
+        yield check(name, joined["away"], joined["error"], joined["size"], 1, sites=False)
+
+
+def _note(found: dict[str, list[Tensor]], away: Tensor, error: Tensor, size: Tensor) -> None:
+    found["away"].append(away)
+    found["error"].append(error)
+    found["size"].append(size)
+
+
+def _masked_head(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
+    """BERT's head: hidden units in any order, read by the output matrix."""
+    a, b = A.masked_head(), B.masked_head()
+    if a is None or b is None:
+        return
+    (W, c, table), (V, d, other) = a, b
+    moved = stream.columns(W.value)
+    order = match_rows(
+        torch.cat([V.value, d.value.unsqueeze(0)]).mT, torch.cat([moved, c.value.unsqueeze(0)]).mT
+    ).index
+    away = (moved[:, order] - V.value).square().sum(0)
+    error = W.error[order] + V.error
+    yield check("extra.mlm.W", away, error, V.value.square().sum(0), len(moved))
+    away, size = (c.value[order] - d.value).square(), d.value.square()
+    yield check("extra.mlm.b", away, c.error[order] + d.error, size, 1, sites=False)
+    yield from check_table(table, other, stream, None, order)
+
+
+def _kept(A: Reduced, B: Reduced) -> Iterator[Check]:
+    """Tensors that nothing acts on."""
+    for name in A.names:
+        if not name.startswith("kept."):
+            continue
+        x, y = (m.model[name].to(m.dtype) for m in (A, B))
+        error = A.unit * x.square().sum() + B.unit * y.square().sum()
+        yield check(name, (x - y).square().sum(), error, y.square().sum(), 1, sites=False)

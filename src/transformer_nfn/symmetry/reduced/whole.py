@@ -1,0 +1,168 @@
+"""How is a whole transformer brought to its reduced form? Its ends here, its blocks one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.symmetry.reduced.block import ReducedBlock
+from transformer_nfn.symmetry.reduced.pieces import Piece, Table, folded, rounding_rms
+
+if TYPE_CHECKING:
+    from transformer_nfn.architectures.families import Model
+
+
+class Reduced:
+    """The reduced form of an open model, block by block.
+
+    Attributes:
+        model: what it is read from.
+        about: its description.
+        dtype: of everything it gives.
+        centred: the all-ones direction of the stream is seen by nobody.
+        unit: expected square of the relative rounding error of a weight of the file.
+        blocks: names of the blocks, ``encoder.0`` for a model with two stacks, in order.
+    """
+
+    def __init__(self, model: Model, dtype: torch.dtype = torch.float64) -> None:
+        self.model, self.about, self.dtype = model, model.about, dtype
+        self.names: Mapping[str, tuple[int, ...]] = model.names
+        self.unit = rounding_rms(model.dtype) ** 2
+        stacks = self.about.stacks
+        self.post = any(b.order == "post" for s in stacks for b in s.blocks)
+        # Where the stream leaves the network without a norm, its mean is part of the answer.
+        normed = self.post or all(s.final_norm for s in stacks)
+        self.centred = self.about.norm == "layer" and normed
+        self._at = {
+            f"{stack.prefix}{i}": block
+            for stack in stacks
+            for i, block in enumerate(stack.blocks)
+        }
+        self.blocks = tuple(self._at)
+
+    def block(self, name: str) -> ReducedBlock:
+        """One block by its name."""
+        return ReducedBlock(self, name, self._at[name])
+
+    def read(self, name: str) -> Tensor | None:
+        """A canonical tensor of the file in the working dtype; None where there is none."""
+        return self.model[name].to(self.dtype) if name in self.names else None
+
+    def final_norm(self, stack: str | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """Gain and bias of the norm after a stack (the last one if not named), or of its last
+        block where that ends in a norm."""
+        prefix = self.about.stacks[-1].prefix if stack is None else stack
+        found = self.read(f"{prefix}norm.g"), self.read(f"{prefix}norm.b")
+        if found[0] is None and self.post:
+            last = f"{self.blocks[-1]}.norm_2"
+            return self.read(f"{last}.g"), self.read(f"{last}.b")
+        return found
+
+    @cached_property
+    def _token(self) -> Tensor:
+        return self.model["token"]
+
+    def tables(self, names: tuple[str, ...] | None = None) -> Iterator[Table]:
+        """Every matrix between a free axis and the stream: embeddings, positions, outputs.
+
+        Args:
+            names: which of ``token``, ``position``, ``type``, ``patch``, ``head``, ``extra.…``;
+                all of them if not given.
+        """
+        for name in self.table_names():
+            if names is None or name in names:
+                yield self._table(name)
+
+    def table_names(self) -> tuple[str, ...]:
+        """The tables this model has."""
+        inputs = [n for n in ("token", "position", "type", "patch") if n in self.names]
+        outputs = ["head"] if self.has_head and self.about.mlm is None else []
+        extras = [n for n in self.names if n.startswith("extra.") and n.endswith(".W")]
+        return (*inputs, *outputs, *(n.removesuffix(".W") for n in extras if n != "extra.mlm.W"))
+
+    def output(self) -> Table | None:
+        """The final stream as an output of its own, where there is no output matrix."""
+        if not self.about.headless:
+            return None
+        gain, beta = self.final_norm()
+        ones = torch.eye(self.about.width, dtype=self.dtype)
+        centred = self.centred and gain is not None
+        return Table(
+            "output", ones, dtype=self.dtype, unit=self.unit, gain=gain, beta=beta, centred=centred
+        )
+
+    @property
+    def has_head(self) -> bool:
+        """Whether there is an output matrix, tied or not."""
+        return self.about.tied or "head" in self.names
+
+    def _table(self, name: str) -> Table:
+        make = partial(Table, name, dtype=self.dtype, unit=self.unit, centred=self.centred)
+        if name == "token":
+            return make(self._token, scale=self.about.embedding_scale)
+        if name == "position":
+            return make(self._positions())
+        if name in ("type", "patch"):
+            return make(self.model[name])
+        gain, beta = self.final_norm()
+        if name == "head":
+            raw = self._token if "head" not in self.names else self.model["head"].mT
+            bias = self.model["head_bias"] if "head_bias" in self.names else None
+            return make(raw, scale=self.about.head_scale, bias=bias, gain=gain, beta=beta)
+        own = f"{name}.b"
+        bias = self.model[own] if own in self.names else None
+        return make(self.model[f"{name}.W"].mT, bias=bias, gain=gain, beta=beta)
+
+    def _positions(self) -> Tensor:
+        """Position embeddings, with what is always added to the same positions folded in."""
+        table = self.model["position"]
+        if self.about.inputs != "patches":
+            return table
+        table = table.to(self.dtype).clone()
+        first = [n for n in ("cls", "dist") if n in self.names]
+        for row, name in enumerate(first):
+            table[row] += self.model[name].to(self.dtype)
+        if "patch_bias" in self.names:
+            table[len(first) :] += self.model["patch_bias"].to(self.dtype)
+        return table
+
+    def vectors(self) -> dict[str, Piece]:
+        """Vectors of the stream that stay: the gain of a norm on the embeddings."""
+        value = self.read("embed_norm.g")
+        if value is None:
+            return {}
+        return {"embed_norm.g": Piece(value, self.unit * value.square().sum())}
+
+    def masked_head(self) -> tuple[Piece, Piece, Table] | None:
+        """BERT's head: `norm(φ(x W + b))` read by the output matrix, an MLP with a norm inside.
+
+        Returns:
+            W ``[D, m]``, b ``[m]``, and the output matrix as a table over the m hidden units.
+        """
+        if self.about.mlm is None or "extra.mlm.W" not in self.names:
+            return None
+        W, b = (self.read(f"extra.mlm.{part}") for part in "Wb")
+        if W is None or b is None:
+            raise SpaceError(f"'{self.model.where}': the masked-language head lacks W or b")
+        gain, beta = self.final_norm()
+        centring = self.about.norm == "layer"
+        weight, bias = folded(W, b, gain, beta, unit=self.unit, centred=centring)
+        assert bias is not None
+        raw = self._token if "head" not in self.names else self.model["head"].mT
+        table = Table(
+            "head",
+            raw,
+            dtype=self.dtype,
+            unit=self.unit,
+            scale=self.about.head_scale,
+            gain=self.read("extra.mlm_norm.g"),
+            beta=self.read("extra.mlm_norm.b"),
+            bias=self.model["head_bias"] if "head_bias" in self.names else None,
+            centred=centring,
+        )
+        return weight, bias, table

@@ -1,0 +1,239 @@
+"""Are two checkpoints one model in disguise, relatives, or strangers?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.symmetry.prove import Proof, prove_pair
+from transformer_nfn.symmetry.reduced import Reduced
+from transformer_nfn.symmetry.relate.equal_bytes import equal_bytes
+from transformer_nfn.symmetry.relate.probes import BlockSketch, Probes, draw_probes, sketch_block
+from transformer_nfn.symmetry.relate.scores import (
+    Part,
+    block_score,
+    compare_blocks,
+    unit_directions,
+)
+from transformer_nfn.symmetry.relate.stream import StreamFit, fit_stream, stream_kind
+from transformer_nfn.symmetry.relate.thumbnails import Thumbnail, block_matrix, thumbnail
+from transformer_nfn.symmetry.relate.verdict import (
+    SAME_DISTANCE,
+    Judgement,
+    Verdict,
+    judge,
+    judge_matrix,
+)
+from transformer_nfn.symmetry.relate.words import describe
+
+if TYPE_CHECKING:
+    from transformer_nfn.architectures.families import Model
+
+@dataclass(frozen=True)
+class Relation:
+    """What `relate` found.
+
+    Attributes:
+        verdict: ``same``, ``derived``, ``partly``, ``embeddings only``, ``unrelated``, ``unclear``.
+        same_function: True or False where that is known (by equal bytes, by shapes, by proof, or
+            with a verdict that says so), None where it is not.
+        score: mean over the blocks, 0 for strangers, 1 for a disguise; None without blocks to
+            compare.
+        blocks: parts of each block by its name; empty where the depths differ.
+        tables: how embeddings, positions and output matrix agree.
+        matrix: blocks of A (rows) against blocks of B.
+        rows: names of the blocks of A. columns: of B.
+        related: blocks of A that the verdict rests on.
+        not_compared: what was left out, a sentence each.
+        reason: one sentence.
+        proof: what `--prove` added.
+    """
+
+    verdict: Verdict
+    same_function: bool | None
+    score: float | None
+    blocks: Mapping[str, Mapping[str, Part]]
+    tables: Mapping[str, float]
+    matrix: Tensor | None
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    related: tuple[str, ...]
+    not_compared: tuple[str, ...]
+    reason: str
+    proof: Proof | None = None
+
+    def __str__(self) -> str:
+        return describe(self)
+
+
+def relate(A: Model, B: Model, *, prove: bool = False) -> Relation:
+    """How two checkpoints are related, whatever disguise either of them wears.
+
+    Scores say how alike the blocks are in a basis that embeddings fix; see
+    `transformer_nfn.symmetry.relate.verdict` for what follows from them, with the numbers behind
+    every threshold. No direction is named: a score is the same both ways.
+
+    Args:
+        A: one model, from `open_model`.
+        B: the other.
+        prove: also decide whether the two are the same function, by an element of the symmetry
+            group verified on every tensor, or by token ids on which they differ.
+    """
+    if equal_bytes(A, B):
+        return _identical(A)
+    away = incomparable(A, B)
+    found = _apart_by_shape(A, B, away) if away else _relate(A, B)
+    if not prove:
+        return found
+    proof = prove_pair(A, B, found)
+    verdict, reason = found.verdict, found.reason
+    if proof.same is True:
+        verdict, reason = "same", proof.reason
+    elif verdict == "same":
+        verdict, reason = ("derived" if proof.same is False else "unclear"), proof.reason
+    return replace(found, verdict=verdict, reason=reason, same_function=proof.same, proof=proof)
+
+
+def incomparable(A: Model, B: Model) -> str | None:
+    """Why no basis of one stream can stand for one of the other; None where one can."""
+    a, b = A.about, B.about
+    if a.width != b.width:
+        return f"the streams have different widths, {a.width} and {b.width}"
+    if a.norm != b.norm:
+        return "one has LayerNorm, the other RMS norm"
+    kinds = [stream_kind(Reduced(m)) for m in (A, B)]
+    if kinds[0] != kinds[1]:
+        return f"their norms stand in different places ({a.family} and {b.family})"
+    tables = set(Reduced(A).table_names()) & set(Reduced(B).table_names())
+    if kinds[0] != "identity" and not tables & {"token", "position", "patch", "head"}:
+        return f"they share no embeddings or outputs ({a.family} and {b.family})"
+    return None
+
+
+def _identical(A: Model) -> Relation:
+    names = Reduced(A).blocks
+    return Relation(
+        "same", True, 1.0, {}, {}, None, names, names, names, (), "both hold the same bytes"
+    )
+
+
+def _apart_by_shape(A: Model, B: Model, away: str) -> Relation:
+    """Models no symmetry joins; ancestry (by cutting or widening) is not claimed or denied."""
+    return Relation(
+        "unclear",
+        False,
+        None,
+        {},
+        {},
+        None,
+        Reduced(A).blocks,
+        Reduced(B).blocks,
+        (),
+        ("all blocks",),
+        f"{away}: no disguise changes that, so they are not one model in disguise; whether one "
+        "was made from the other by changing its shape is not looked at",
+    )
+
+
+def _relate(first: Model, second: Model) -> Relation:
+    A, B = (Reduced(m, torch.float32) for m in (first, second))
+    fit = fit_stream(A, B)
+    into = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
+    probes = (into, Probes(fit.map(into.into), fit.map(into.out)))
+    in_line = A.blocks == B.blocks
+    blocks: dict[str, dict[str, Part]] = {}
+    constants: list[float] = []
+    small: tuple[list[Thumbnail], list[Thumbnail]] = ([], [])
+    for a, b in _sketches(A, B, probes, in_line):
+        for kept, sketch in zip(small, (a, b), strict=True):
+            if sketch is not None:
+                kept.append(thumbnail(sketch[1]))
+        if in_line and a is not None and b is not None:
+            blocks[a[0]] = compare_blocks(unit_directions(a[1]), unit_directions(b[1]))
+            constants.append(_apart(a[1], b[1]))
+    matrix = block_matrix(*small)
+    judgement = _judge(A, B, fit, blocks, constants, matrix)
+    scores = [block_score(parts) for parts in blocks.values()]
+    different = judgement.verdict != "unclear"
+    return Relation(
+        judgement.verdict,
+        True if judgement.verdict == "same" else False if different else None,
+        sum(scores) / len(scores) if scores else None,
+        blocks,
+        fit.scores,
+        matrix,
+        A.blocks,
+        B.blocks,
+        judgement.blocks,
+        tuple(_left_out(A, B, fit, in_line)),
+        judgement.reason,
+    )
+
+
+def _sketches(
+    A: Reduced, B: Reduced, probes: tuple[Probes, Probes], in_line: bool
+) -> Iterator[tuple[tuple[str, BlockSketch] | None, tuple[str, BlockSketch] | None]]:
+    """Blocks of both side by side, or one after the other where the depths differ."""
+    if in_line:
+        for name in A.blocks:
+            a = name, sketch_block(A.block(name), probes[0])
+            yield a, (name, sketch_block(B.block(name), probes[1]))
+        return
+    for name in A.blocks:
+        yield (name, sketch_block(A.block(name), probes[0])), None
+    for name in B.blocks:
+        yield None, (name, sketch_block(B.block(name), probes[1]))
+
+
+def _apart(a: BlockSketch, b: BlockSketch) -> float:
+    """Distance of the constants that two blocks add to the stream, against all that they write."""
+    x, y = a.constants, b.constants
+    if x.shape != y.shape:
+        return float("inf")
+    size = max(float(z.norm()) for z in (x, y, a.neurons.write, b.neurons.write))
+    return float((x - y).norm()) / size if size > 0 else 0.0
+
+
+def _judge(
+    A: Reduced,
+    B: Reduced,
+    fit: StreamFit,
+    blocks: Mapping[str, Mapping[str, Part]],
+    constants: list[float],
+    matrix: Tensor,
+) -> Judgement:
+    embeddings = max((fit.scores[n] for n in ("token", "patch") if n in fit.scores), default=None)
+    if A.blocks != B.blocks:
+        best = {
+            name: (B.blocks[int(row.argmax())], float(row.max()))
+            for name, row in zip(A.blocks, matrix, strict=True)
+        }
+        return judge_matrix(best, embeddings)
+    scores = {name: block_score(parts) for name, parts in blocks.items()}
+    distances = [p.distance for parts in blocks.values() for p in parts.values()]
+    distances += [*constants, *fit.distances.values()]
+    if any(len(t) != fit.rows.get(t.name, len(t)) for m in (A, B) for t in m.tables()):
+        distances.append(float("inf"))
+    allowed = max(SAME_DISTANCE[m.model.dtype] for m in (A, B))
+    return judge(scores, distances, embeddings, allowed)
+
+
+def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator[str]:
+    for name, count in fit.rows.items():
+        sizes = [len(t) for m in (A, B) for t in m.tables((name,))]
+        if sizes[0] != sizes[1]:
+            yield f"{name}: only the first {count} rows, one has {sizes[0]}, the other {sizes[1]}"
+    missing = set(A.table_names()) ^ set(B.table_names())
+    if missing:
+        yield f"only one of the two has {', '.join(sorted(missing))}"
+    if not in_line:
+        yield f"blocks one by one: A has {len(A.blocks)}, B {len(B.blocks)}; the matrix only"
+    if A.about.mlm is not None:
+        yield "the masked-language head, which --prove checks"
+    gated = {b.mlp.gated for m in (A, B) for s in m.about.stacks for b in s.blocks}
+    if len(gated) > 1:
+        yield "MLPs: those of one model are gated, those of the other are not"

@@ -1,0 +1,226 @@
+"""Which map takes one model's stream to another's? Read off embeddings, positions and outputs.
+
+Where only orthogonal matrices act, the map is the polar factor of the cross products of all
+tables with a free axis (orthogonal Procrustes); where only permutations act, an assignment on the
+correlations of their columns. Tokens are compared row by row as far as both have rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.symmetry.reduced import Reduced, Table
+
+ROWS = 4096
+"""Rows of a table that are in memory at a time."""
+HELD_OUT = 8
+"""Every eighth row is not fitted but scored: a map of D² numbers fits anything a little."""
+LARGE = 2048
+"""From this width on the polar factor of a fit in float32 is taken in float32."""
+Kind = Literal["identity", "orthogonal", "permutation", "signed permutation"]
+
+
+@dataclass(frozen=True)
+class StreamMap:
+    """A map of the stream, `x ↦ x R`.
+
+    Attributes:
+        kind: what it was looked for among.
+        matrix: R ``[D, D]`` where it is orthogonal.
+        index: coordinate j of the image is coordinate ``index[j]``, where it is a permutation.
+        signs: times ``signs[j]``.
+        determined: the tables left no direction open.
+    """
+
+    kind: Kind
+    matrix: Tensor | None = None
+    index: Tensor | None = None
+    signs: Tensor | None = None
+    determined: bool = True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x [..., D]`` in the first model's coordinates, in the second's."""
+        if self.matrix is not None:
+            return x @ self.matrix.to(x.dtype)
+        if self.index is not None:
+            x = x[..., self.index]
+        return x if self.signs is None else x * self.signs.to(x.dtype)
+
+    def columns(self, x: Tensor) -> Tensor:
+        """The same for a matrix that reads the stream, ``[..., D, n]``."""
+        if self.matrix is not None:
+            return self.matrix.to(x.dtype).mT @ x
+        return self(x.mT).mT
+
+
+def stream_kind(A: Reduced) -> Kind:
+    """What may act on the stream of a reduced form."""
+    if A.about.inputs == "vectors":
+        return "identity"
+    if A.about.orders <= {"pre", "parallel"}:
+        return "orthogonal"
+    return "permutation" if A.about.norm == "layer" else "signed permutation"
+
+
+@dataclass(frozen=True)
+class StreamFit:
+    """The best map, and how well each table agrees under it.
+
+    Attributes:
+        map: of the first stream to the second.
+        scores: cosine of each table's rows that were not fitted; 0 for strangers.
+        distances: relative distance of the same rows.
+        rows: rows of each table that both models have.
+    """
+
+    map: StreamMap
+    scores: Mapping[str, float]
+    distances: Mapping[str, float]
+    rows: Mapping[str, int]
+
+
+def fit_stream(A: Reduced, B: Reduced, *, hold_out: bool = True) -> StreamFit:
+    """Fits the map from A's stream to B's.
+
+    Args:
+        A: one model.
+        B: the other, of the same width.
+        hold_out: score on rows that were not fitted; otherwise everything is fitted and nothing
+            scored, for the best map there is.
+    """
+    names = [n for n in A.table_names() if n in B.table_names()]
+    both_tied = all(m.about.tied and "head" not in m.names for m in (A, B))
+    if both_tied and "head" in names:
+        names.remove("head")  # the tokens once more
+    D = A.about.width
+    total = torch.zeros(D, D, dtype=torch.float64)
+    rows = {}
+    for name in names:
+        cross, count = _cross(A, B, name, hold_out)
+        rows[name] = count
+        if cross is not None:
+            total += cross
+    found = solve_stream(total, stream_kind(A), A.dtype, centred=A.centred and not A.post)
+    if not hold_out:
+        return StreamFit(found, {}, {}, rows)
+    scored = {name: s for name in names if (s := _score(A, B, name, found)) is not None}
+    scores, distances = ({name: s[i] for name, s in scored.items()} for i in (0, 1))
+    return StreamFit(found, scores, distances, rows)
+
+
+def solve_stream(
+    cross: Tensor, kind: Kind, dtype: torch.dtype, *, centred: bool = False
+) -> StreamMap:
+    """The map of a kind that fits `Σ AᵀB` best.
+
+    Args:
+        cross: ``[D, D]``.
+        kind: what acts on the stream.
+        dtype: of the computation; large matrices in float32 take half the time.
+        centred: one direction is projected out of everything, and open by nature.
+    """
+    if kind == "identity":
+        return StreamMap("identity")
+    if kind == "orthogonal":
+        working = cross.to(dtype) if len(cross) >= LARGE else cross
+        U, S, Vh = torch.linalg.svd(working)
+        least = S[-2] if centred else S[-1]
+        determined = bool(least > 1e-7 * S[0])
+        return StreamMap("orthogonal", matrix=(U @ Vh), determined=determined)
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    scaled = cross / cross.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    scaled = scaled / cross.norm(dim=0, keepdim=True).clamp_min(1e-300)
+    if kind == "signed permutation":
+        _, index = linear_sum_assignment(-scaled.abs().mT.numpy())
+        at = torch.as_tensor(index)
+        signs = torch.where(cross[at, torch.arange(len(at))] < 0, -1.0, 1.0).double()
+        return StreamMap(kind, index=at, signs=signs)
+    best: tuple[float, Tensor, float] | None = None
+    for sign in (1.0, -1.0):
+        _, index = linear_sum_assignment(-sign * scaled.mT.numpy())
+        at = torch.as_tensor(index)
+        gain = float(sign * scaled[at, torch.arange(len(at))].sum())
+        if best is None or gain > best[0]:
+            best = (gain, at, sign)
+    assert best is not None
+    signs = torch.full((len(cross),), best[2], dtype=torch.float64)
+    return StreamMap(kind, index=best[1], signs=signs)
+
+
+def shifted(model: Reduced, name: str) -> bool:
+    """Whether a vector may move between this table and another that is added to it."""
+    added = [n for n in ("token", "position", "type") if n in model.names]
+    return name in added and len(added) > 1
+
+
+def common_pieces(a: Table, b: Table) -> Iterator[tuple[int, int]]:
+    """Portions of the rows that both tables have."""
+    count = min(len(a), len(b))
+    for start in range(0, count, ROWS):
+        yield start, min(start + ROWS, count)
+
+
+def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Tensor:
+    value = table.rows(start, stop).value
+    if not hold_out:
+        return value
+    mask = torch.arange(start, stop) % HELD_OUT == 0
+    return value[mask if held else ~mask]
+
+
+def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> tuple[Tensor | None, int]:
+    """`AᵀB` of one table, weighted so that each row counts alike; and its number of rows."""
+    (a,), (b,) = A.tables((name,)), B.tables((name,))
+    D = A.about.width
+    cross = torch.zeros(D, D, dtype=torch.float64)
+    means = [torch.zeros(D, dtype=torch.float64) for _ in "ab"]
+    sizes, count = [0.0, 0.0], 0
+    for start, stop in common_pieces(a, b):
+        x, y = (_rows(t, start, stop, hold_out, False) for t in (a, b))
+        cross += (x.mT @ y).double()
+        for i, z in enumerate((x, y)):
+            means[i] += z.sum(0).double()
+            sizes[i] += float(z.double().square().sum())
+        count += len(x)
+    common = min(len(a), len(b))
+    if count == 0 or min(sizes) == 0:
+        return None, common
+    if shifted(A, name):
+        cross -= torch.outer(means[0], means[1]) / count
+        sizes = [s - float(m.square().sum()) / count for s, m in zip(sizes, means, strict=True)]
+        if min(sizes) <= 0:
+            return None, common
+    return cross * (count / (sizes[0] * sizes[1]) ** 0.5), common
+
+
+def _score(
+    A: Reduced, B: Reduced, name: str, found: StreamMap
+) -> tuple[float, float] | None:
+    """Cosine and relative distance of the rows of a table that were not fitted."""
+    (a,), (b,) = A.tables((name,)), B.tables((name,))
+    # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.
+    sums = torch.zeros(3, A.about.width, dtype=torch.float64)
+    squares = torch.zeros(3, dtype=torch.float64)
+    count = 0
+    for start, stop in common_pieces(a, b):
+        x, y = (_rows(t, start, stop, True, True) for t in (a, b))
+        x, y = found(x).double(), y.double()
+        for i, z in enumerate((x, y, x - y)):
+            sums[i] += z.sum(0)
+            squares[i] += z.square().sum()
+        count += len(x)
+    if count < 4:
+        return None
+    if shifted(A, name):
+        squares = squares - sums.square().sum(1) / count
+    size_x, size_y, apart = (max(float(q), 0.0) for q in squares)
+    if min(size_x, size_y) == 0:
+        return None
+    cosine = (size_x + size_y - apart) / (2 * (size_x * size_y) ** 0.5)
+    return cosine, (apart / max(size_x, size_y)) ** 0.5
