@@ -20,7 +20,7 @@ from transformer_nfn.cli.symmetry import (
     named_network,
 )
 from transformer_nfn.errors import SpaceError, TransformerNFNError
-from transformer_nfn.symmetry.relate import as_json, draw_relation
+from transformer_nfn.symmetry.relations import as_json, draw_relation
 
 EXIT = {True: 0, False: 1, None: 3}
 """Exit code by whether the two are the same function: yes, no, undecidable."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.symmetry.relate.probes import BlockSketch
+from transformer_nfn.symmetry.relations.probes import BlockSketch
 
 NEURONS = 1024
 """Neurons of a block that are looked for in the other, evenly spread; all where there are fewer.
