@@ -11,7 +11,7 @@ ROUNDING_RMS = 0.2
 """Root mean square of a rounding error relative to the weight, in units of a dtype's epsilon: it
 is uniform within half a spacing, 1/√12 = 0.29 of one, and a weight is 1 to 2 times what its
 spacing belongs to."""
-STEPS = 64.0
+STEPS = 1024.0
 """Weights kept in float64 have been computed in float64, with an error at each step."""
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from transformer_nfn.symmetry.prove import Proof, prove_pair
 from transformer_nfn.symmetry.reduced import Reduced
 from transformer_nfn.symmetry.relate.equal_bytes import equal_bytes
 from transformer_nfn.symmetry.relate.probes import BlockSketch, Probes, draw_probes, sketch_block
@@ -27,16 +28,10 @@ from transformer_nfn.symmetry.relate.verdict import (
     judge,
     judge_matrix,
 )
+from transformer_nfn.symmetry.relate.words import describe
 
 if TYPE_CHECKING:
     from transformer_nfn.architectures.families import Model
-    from transformer_nfn.symmetry.prove import Proof
-
-NO_DIRECTION = (
-    "Scores are symmetric: which of the two came first, or whether both came from a third, "
-    "is not something they can tell."
-)
-
 
 @dataclass(frozen=True)
 class Relation:
@@ -72,8 +67,6 @@ class Relation:
     proof: Proof | None = None
 
     def __str__(self) -> str:
-        from transformer_nfn.symmetry.relate.words import describe
-
         return describe(self)
 
 
@@ -96,8 +89,6 @@ def relate(A: Model, B: Model, *, prove: bool = False) -> Relation:
     found = _apart_by_shape(A, B, away) if away else _relate(A, B)
     if not prove:
         return found
-    from transformer_nfn.symmetry.prove import prove_pair
-
     proof = prove_pair(A, B, found)
     verdict, reason = found.verdict, found.reason
     if proof.same is True:

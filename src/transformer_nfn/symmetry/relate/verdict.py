@@ -33,6 +33,11 @@ SAME_DISTANCE = {
 """Relative distance of a matched part up to which rounding is an explanation. In bfloat16 a
 disguise of condition 10 leaves 0.6 %; a matrix changed by 1 % stands at 1.1 %."""
 
+NO_DIRECTION = (
+    "Scores are symmetric: which of the two came first, or whether both came from a third, "
+    "is not something they can tell."
+)
+
 
 @dataclass(frozen=True)
 class Judgement:
