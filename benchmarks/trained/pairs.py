@@ -22,7 +22,9 @@ from trained.families import (
 from trained.measures import BASELINES
 from transformer_nfn.architectures.families import open_model
 from transformer_nfn.symmetry.disguise import disguise
+from transformer_nfn.symmetry.reduced import Reduced
 from transformer_nfn.symmetry.relate import block_score, relate
+from transformer_nfn.symmetry.relate.stream import fit_stream
 
 CONDITION = 10.0
 DISGUISE, SIBLINGS, STRANGER = "disguise alone", "two fine-tunes", "stranger"
@@ -51,7 +53,7 @@ class Result:
         kind: of both models.
         score: of `relate`. verdict: likewise. related: the blocks its verdict rests on.
         blocks: the score of each block.
-        token: how the token embeddings agree.
+        token: how the token embeddings agree in the basis that is best for them.
         replaced: the block that was replaced, if one was.
         baselines: simpler measures by name.
     """
@@ -110,6 +112,7 @@ def compare(root: Path, task: Task) -> Result:
     """A pair's scores."""
     with open_model(task.first) as A, open_model(disguised(root, task.second)) as B:
         found = relate(A, B)
+        stream = fit_stream(Reduced(A), Reduced(B), only=("token",))
         baselines = {name: measure(A, B) for name, measure in BASELINES.items()}
     assert found.score is not None
     return Result(
@@ -121,7 +124,7 @@ def compare(root: Path, task: Task) -> Result:
         found.verdict,
         found.related,
         tuple(block_score(parts) for parts in found.blocks.values()),
-        found.tables.get("token", float("nan")),
+        stream.scores["token"],
         task.replaced,
         baselines,
     )
