@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from memory_model import MemoryModel
-from tiny_families import build, save
 
+from tiny_families import build, save
 from transformer_nfn.architectures.families import open_model
 
 

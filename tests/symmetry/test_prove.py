@@ -4,10 +4,9 @@ import math
 
 import pytest
 import torch
-from memory_model import disguised
-from test_relate import noisy
-from tiny_families import TINY
+from memory_model import disguised, noisy
 
+from tiny_families import TINY
 from transformer_nfn.symmetry import relate
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16

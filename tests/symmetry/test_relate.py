@@ -4,24 +4,13 @@ import json
 
 import pytest
 import torch
-from memory_model import MemoryModel, disguised
-from tiny_families import TINY
+from memory_model import MemoryModel, disguised, noisy
 
+from tiny_families import TINY
 from transformer_nfn.symmetry import relate
 from transformer_nfn.symmetry.relate import as_json, draw_relation
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
-
-
-def noisy(model, share, only=None, seed=0):
-    """Every weight (or those of some tensors) moved by a share of its size."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, w in model.tensors.items():
-        if only is None or name in only:
-            noise = torch.randn(w.shape, generator=generator, dtype=torch.float64)
-            tensors[name] = (w.double() * (1 + share * noise)).to(w.dtype)
-    return model.changed(**tensors)
 
 
 def with_block(model, other, block):

@@ -155,7 +155,7 @@ def _relate(first: Model, second: Model) -> Relation:
                 kept.append(thumbnail(sketch[1]))
         if in_line and a is not None and b is not None:
             blocks[a[0]] = compare_blocks(unit_directions(a[1]), unit_directions(b[1]))
-            constants.append(_apart(a[1].constants, b[1].constants))
+            constants.append(_apart(a[1], b[1]))
     matrix = block_matrix(*small)
     judgement = _judge(A, B, fit, blocks, constants, matrix)
     scores = [block_score(parts) for parts in blocks.values()]
@@ -190,12 +190,13 @@ def _sketches(
         yield None, (name, sketch_block(B.block(name), probes[1]))
 
 
-def _apart(a: Tensor, b: Tensor) -> float:
-    """Relative distance of the constants that two blocks add to the stream."""
-    if a.shape != b.shape:
+def _apart(a: BlockSketch, b: BlockSketch) -> float:
+    """Distance of the constants that two blocks add to the stream, against all that they write."""
+    x, y = a.constants, b.constants
+    if x.shape != y.shape:
         return float("inf")
-    size = max(float(a.norm()), float(b.norm()))
-    return float((a - b).norm()) / size if size > 0 else 0.0
+    size = max(float(z.norm()) for z in (x, y, a.neurons.write, b.neurons.write))
+    return float((x - y).norm()) / size if size > 0 else 0.0
 
 
 def _judge(
@@ -215,13 +216,10 @@ def _judge(
         return judge_matrix(best, _embeddings(A, B) if strange else None)
     scores = {name: block_score(parts) for name, parts in blocks.items()}
     distances = [p.distance for parts in blocks.values() for p in parts.values()]
-    # A cosine of 1 − ε is a distance of √2ε; tables have a row more than a mean hides.
-    distances += [max(2 - 2 * s, 0.0) ** 0.5 for s in fit.scores.values()]
+    distances += [*constants, *fit.distances.values()]
     if any(len(t) != fit.rows.get(t.name, len(t)) for m in (A, B) for t in m.tables()):
         distances.append(float("inf"))
     allowed = max(SAME_DISTANCE[m.model.dtype] for m in (A, B))
-    if any(c > 4 * allowed for c in constants):
-        distances.append(max(constants))
     strange = all(score <= STRANGE for score in scores.values())
     return judge(scores, distances, _embeddings(A, B) if strange else None, allowed)
 
@@ -243,6 +241,8 @@ def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator
         yield f"only one of the two has {', '.join(sorted(missing))}"
     if not in_line:
         yield f"blocks one by one: A has {len(A.blocks)}, B {len(B.blocks)}; the matrix only"
+    if A.about.mlm is not None:
+        yield "the masked-language head, which --prove checks"
     gated = {b.mlp.gated for m in (A, B) for s in m.about.stacks for b in s.blocks}
     if len(gated) > 1:
         yield "MLPs: those of one model are gated, those of the other are not"
