@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from trained.families import REPLACED, all_families, train_families
+from trained.families import PATCHED, REPLACED, all_families, train_families
 from trained.measures import BASELINES, auroc
 from trained.pairs import RELATED, RELATIONS, STRANGER, Result, compare, tasks
 from trained.text import read_tokens
@@ -32,7 +32,7 @@ from transformer_nfn.files.cache import cache_folder
 
 STEPS = 1000
 EMBEDDINGS = "embeddings only"
-BANDS = ((*RELATED,), (REPLACED,), (EMBEDDINGS,), (STRANGER,))
+BANDS = ((*RELATED,), (REPLACED, PATCHED), (EMBEDDINGS,), (STRANGER,))
 COLOURS = ("#1b7837", "#5aae61", "#c2a5cf", "#762a83")
 
 
@@ -92,7 +92,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
             "strangers": auroc(above, scores(results, [STRANGER], measure)),
             EMBEDDINGS: auroc(above, scores(results, [EMBEDDINGS], measure)),
         }
-    patched = [r for r in results if r.relation == REPLACED]
+    patched = [r for r in results if r.replaced is not None]
     low = [r.blocks[r.replaced] for r in patched if r.replaced is not None]
     kept = [s for r in patched for i, s in enumerate(r.blocks) if i != r.replaced]
     return {
@@ -110,20 +110,20 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 def table(found: dict[str, Any]) -> str:
     """The summary as text."""
     names = list(BASELINES)
-    head = f"{'against A, disguised':24} {'pairs':>5}   {'min':>5} {'median':>6} {'max':>5}  "
+    head = f"{'against A, disguised':26} {'pairs':>5}   {'min':>5} {'median':>6} {'max':>5}  "
     lines = [head + "  ".join(f"{n:>{len(n)}}" for n in names) + "  verdicts"]
     for relation, row in found["relations"].items():
         low, middle, high = row["score"]
         cells = "  ".join(f"{row['baselines'][n]:{len(n)}.3f}" for n in names)
         verdicts = ", ".join(f"{n} {v}" for v, n in row["verdicts"].items())
         lines.append(
-            f"{relation:24} {row['pairs']:5}   {low:5.3f} {middle:6.3f} {high:5.3f}  "
+            f"{relation:26} {row['pairs']:5}   {low:5.3f} {middle:6.3f} {high:5.3f}  "
             f"{cells}  {verdicts}"
         )
     for against in ("strangers", EMBEDDINGS):
         cells = "  ".join(f"{found['auroc'][n][against]:{len(n)}.4f}" for n in names)
         own = f"{found['auroc']['relate'][against]:.4f}"
-        lines.append(f"{'AUROC against ' + against:31} {own:>13}        {cells}")
+        lines.append(f"{'AUROC against ' + against:33} {own:>13}        {cells}")
     patched = found["replaced"]
     if patched["cases"]:
         lines.append(

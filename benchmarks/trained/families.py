@@ -25,6 +25,8 @@ MADE = ("mean of two fine-tunes", "half pruned", "int8", "int4")
 DERIVED = (*TRAINED[1:4], *MADE)
 """Relations in which every block has the base's weights behind it."""
 REPLACED = "one block replaced"
+PATCHED = "block replaced, fine-tuned"
+"""One block from a stranger, and then the whole model fine-tuned on the same data."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,10 @@ def train_families(
     told: Callable[[str, int, int, float], None],
 ) -> None:
     """Trains whatever is not there yet, models of one kind and length together."""
-    for kind in ("gpt2", "llama"):
+    kinds: tuple[Kind, ...] = ("gpt2", "llama")
+    for kind in kinds:
         own = [f for f in families if f.kind == kind]
-        for relations in (TRAINED[:1], TRAINED[1:3], TRAINED[3:]):
+        for relations in (TRAINED[:1], (*TRAINED[1:3], PATCHED), TRAINED[3:]):
             missing = [
                 (f, r) for r in relations for f in own if not complete(folder_of(root, f, r))
             ]
@@ -74,7 +77,7 @@ def train_families(
             what = f"{len(missing)} × {kind}: {'; '.join(relations)}"
             done, losses = train(
                 kind,
-                [_start(root, f, r) for f, r in missing],
+                [_start(root, f, r, len(own)) for f, r in missing],
                 [_course(f, r, steps) for f, r in missing],
                 texts,
                 lambda step, of, loss, what=what: told(what, step, of, loss),
@@ -89,10 +92,18 @@ def _seed(family: Member) -> int:
     return 1000 * (family.kind == "llama") + family.number
 
 
-def _start(root: Path, family: Member, relation: str) -> Weights:
+def patched_block(family: Member) -> int:
+    """Which block of a family's model was replaced before it was fine-tuned."""
+    return family.number % DEPTH
+
+
+def _start(root: Path, family: Member, relation: str, count: int) -> Weights:
     if relation == "base":
         return fresh(family.kind, _seed(family))
     base = read(folder_of(root, family, "base"))
+    if relation == PATCHED:
+        donor = read(folder_of(root, Member(family.kind, (family.number + 1) % count), "base"))
+        return _mixed(family.kind, base, donor, patched_block(family))
     if relation != "embeddings only":
         return base
     own = fresh(family.kind, 500 + _seed(family))
@@ -104,6 +115,7 @@ def _course(family: Member, relation: str, steps: int) -> Course:
     return {
         "base": Course("python", order, steps, FAST),
         "fine-tuned, same data": Course("python", 100 + order, steps // 4, SLOW),
+        PATCHED: Course("python", 100 + order, steps // 4, SLOW),
         "fine-tuned, other data": Course("english", 200 + order, steps // 4, SLOW),
         "retrained, other data": Course("english", 300 + order, steps, FAST),
         "embeddings only": Course("python", 400 + order, steps, FAST),
@@ -157,10 +169,14 @@ def replacements(root: Path, family: Member, others: list[Member]) -> Iterator[t
     donors["fresh"] = fresh(family.kind, 700 + _seed(family))
     for donor, weights in donors.items():
         for i in range(DEPTH):
-            prefix = BLOCK[family.kind].format(i)
             name = f"{REPLACED}/{donor}-{i}"
             folder = folder_of(root, family, name)
             if not complete(folder):
-                mixed = {n: weights[n] if n.startswith(prefix) else w for n, w in base.items()}
-                write(mixed, family.kind, folder)
+                write(_mixed(family.kind, base, weights, i), family.kind, folder)
             yield name, i
+
+
+def _mixed(kind: Kind, base: Weights, donor: Weights, block: int) -> Weights:
+    """A model with one block of another, as it lies in the file."""
+    prefix = BLOCK[kind].format(block)
+    return {n: donor[n] if n.startswith(prefix) else w for n, w in base.items()}

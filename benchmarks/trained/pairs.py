@@ -11,12 +11,14 @@ import torch
 
 from trained.families import (
     DERIVED,
+    PATCHED,
     REPLACED,
     TRAINED,
     Member,
     complete,
     folder_of,
     make_relatives,
+    patched_block,
     replacements,
 )
 from trained.measures import BASELINES
@@ -28,7 +30,7 @@ from transformer_nfn.symmetry.relate.stream import fit_stream
 
 CONDITION = 10.0
 DISGUISE, SIBLINGS, STRANGER = "disguise alone", "two fine-tunes", "stranger"
-RELATIONS = (DISGUISE, *DERIVED, SIBLINGS, REPLACED, "embeddings only", STRANGER)
+RELATIONS = (DISGUISE, *DERIVED, SIBLINGS, REPLACED, PATCHED, "embeddings only", STRANGER)
 RELATED = (*DERIVED, SIBLINGS)
 """What counts as derived; a disguise alone would only flatter the numbers."""
 
@@ -89,6 +91,8 @@ def tasks(root: Path, families: list[Member]) -> Iterator[Task]:
             yield Task(relation, family.kind, base, folder_of(root, family, name))
         tuned, sibling = (folder_of(root, family, r) for r in TRAINED[1:3])
         yield Task(SIBLINGS, family.kind, tuned, sibling)
+        patched = folder_of(root, family, PATCHED)
+        yield Task(PATCHED, family.kind, base, patched, patched_block(family))
         for name, i in replacements(root, family, others):
             yield Task(REPLACED, family.kind, base, folder_of(root, family, name), i)
         for other in others:
