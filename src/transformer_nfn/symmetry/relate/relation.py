@@ -141,7 +141,7 @@ def _apart_by_shape(A: Model, B: Model, away: str) -> Relation:
 
 
 def _relate(first: Model, second: Model) -> Relation:
-    A, B = (Reduced(m, torch.float32) for m in (first, second))
+    A, B = (Reduced(m, torch.float32, errors=False) for m in (first, second))
     fit = fit_stream(A, B)
     into = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
     probes = (into, Probes(fit.map(into.into), fit.map(into.out)))

@@ -22,6 +22,8 @@ HELD_OUT = 8
 """Every eighth row is not fitted but scored: a map of D² numbers fits anything a little."""
 LARGE = 2048
 """From this width on the polar factor of a fit in float32 is taken in float32."""
+OPEN = 1e-9
+"""Directions smaller than this, against the largest, are not determined."""
 Kind = Literal["identity", "orthogonal", "permutation", "signed permutation"]
 
 
@@ -108,7 +110,7 @@ def fit_stream(
         rows[name] = count
         if cross is not None:
             total += cross
-    found = solve_stream(total, stream_kind(A), A.dtype, centred=A.centred and not A.post)
+    found = solve_stream(total, stream_kind(A), A.dtype, centred=A.centred)
     if not hold_out:
         return StreamFit(found, {}, {}, rows)
     scored = {name: s for name in names if (s := _score(A, B, name, found)) is not None}
@@ -122,19 +124,18 @@ def solve_stream(
     """The map of a kind that fits `Σ AᵀB` best.
 
     Args:
-        cross: ``[D, D]``.
+        cross: ``[D, D]`` in float64.
         kind: what acts on the stream.
-        dtype: of the computation; large matrices in float32 take half the time.
-        centred: one direction is projected out of everything, and open by nature.
+        dtype: of what it is for; float32 takes half the time where it is large.
+        centred: the all-ones direction is projected out of everything, and open by nature.
     """
     if kind == "identity":
         return StreamMap("identity")
     if kind == "orthogonal":
-        working = cross.to(dtype) if len(cross) >= LARGE else cross
-        U, S, Vh = torch.linalg.svd(working)
-        least = S[-2] if centred else S[-1]
-        determined = bool(least > 1e-7 * S[0])
-        return StreamMap("orthogonal", matrix=(U @ Vh), determined=determined)
+        if centred:
+            cross = cross + cross.norm() / len(cross) ** 1.5  # that direction stays as it is
+        U, S, Vh = torch.linalg.svd(cross.to(dtype) if len(cross) >= LARGE else cross)
+        return StreamMap("orthogonal", matrix=U @ Vh, determined=bool(S[-1] > OPEN * S[0]))
     from scipy.optimize import linear_sum_assignment  # slow to import
 
     scaled = cross / cross.norm(dim=1, keepdim=True).clamp_min(1e-300)
