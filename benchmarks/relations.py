@@ -27,7 +27,6 @@ import torch
 from trained.families import PATCHED, REPLACED, all_families, train_families
 from trained.measures import BASELINES, auroc
 from trained.pairs import RELATED, RELATIONS, STRANGER, Result, compare, tasks
-from trained.text import read_tokens
 from transformer_nfn.files.cache import cache_folder
 
 STEPS = 1000
@@ -45,14 +44,12 @@ def run(root: Path, count: int, steps: int) -> tuple[list[Result], float]:
     """Trains what is missing, compares all pairs; results, and the seconds of training."""
     families = all_families(count)
     start = time.perf_counter()
-    say("reading the texts")
-    texts = read_tokens()
 
     def told(what: str, step: int, of: int, loss: float) -> None:
         if step % 250 == 0 or step == of:
             say(f"{time.perf_counter() - start:6.0f} s  {what}: step {step} of {of}, {loss:.2f}")
 
-    train_families(families, texts, root, steps, told)
+    train_families(families, root, steps, told)
     training = time.perf_counter() - start
     todo = list(tasks(root, families))
     results = []
@@ -81,6 +78,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
             "pairs": len(own),
             "score": [min(values), statistics.median(values), max(values)],
             "block": [min(min(r.blocks) for r in own), max(max(r.blocks) for r in own)],
+            "best of the matrix": max(r.best for r in own),
             "embeddings": [min(r.token for r in own), max(r.token for r in own)],
             "verdicts": dict(Counter(r.verdict for r in own)),
             "baselines": {b: statistics.median(r.baselines[b] for r in own) for b in BASELINES},

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trained.networks import BLOCK, DEPTH, EMBEDDINGS, Kind, Weights, fresh, read, write
+from trained.text import read_tokens
 from trained.training import Course, train
 
 FAST, SLOW = 2e-3, 5e-4
@@ -59,12 +60,12 @@ def complete(folder: Path) -> bool:
 
 def train_families(
     families: list[Member],
-    texts: dict[str, Tensor],
     root: Path,
     steps: int,
     told: Callable[[str, int, int, float], None],
 ) -> None:
     """Trains whatever is not there yet, models of one kind and length together."""
+    texts: dict[str, Tensor] = {}
     kinds: tuple[Kind, ...] = ("gpt2", "llama")
     for kind in kinds:
         own = [f for f in families if f.kind == kind]
@@ -74,7 +75,9 @@ def train_families(
             ]
             if not missing:
                 continue
-            what = f"{len(missing)} × {kind}: {'; '.join(relations)}"
+            texts = texts or read_tokens()
+            relatives = dict.fromkeys(relation for _, relation in missing)
+            what = f"{len(missing)} × {kind}: {'; '.join(relatives)}"
             done, losses = train(
                 kind,
                 [_start(root, f, r, len(own)) for f, r in missing],

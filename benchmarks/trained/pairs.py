@@ -55,6 +55,7 @@ class Result:
         kind: of both models.
         score: of `relate`. verdict: likewise. related: the blocks its verdict rests on.
         blocks: the score of each block.
+        best: the highest entry of the matrix of all blocks against all.
         token: how the token embeddings agree in the basis that is best for them.
         replaced: the block that was replaced, if one was.
         baselines: simpler measures by name.
@@ -68,6 +69,7 @@ class Result:
     verdict: str
     related: tuple[str, ...]
     blocks: tuple[float, ...]
+    best: float
     token: float
     replaced: int | None
     baselines: dict[str, float]
@@ -119,6 +121,7 @@ def compare(root: Path, task: Task) -> Result:
         stream = fit_stream(Reduced(A), Reduced(B), only=("token",))
         baselines = {name: measure(A, B) for name, measure in BASELINES.items()}
     assert found.score is not None
+    assert found.matrix is not None
     return Result(
         task.relation,
         task.kind,
@@ -128,6 +131,7 @@ def compare(root: Path, task: Task) -> Result:
         found.verdict,
         found.related,
         tuple(block_score(parts) for parts in found.blocks.values()),
+        float(found.matrix.max()),
         stream.scores["token"],
         task.replaced,
         baselines,
