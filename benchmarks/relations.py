@@ -32,7 +32,7 @@ from transformer_nfn.files.cache import cache_folder
 STEPS = 1000
 EMBEDDINGS = "embeddings only"
 BANDS = ((*RELATED,), (REPLACED, PATCHED), (EMBEDDINGS,), (STRANGER,))
-COLOURS = ("#1b7837", "#5aae61", "#c2a5cf", "#762a83")
+COLOURS = ("#1b7837", "#d08a1d", "#9970ab", "#762a83")
 
 
 def say(text: str) -> None:
@@ -134,26 +134,29 @@ def table(found: dict[str, Any]) -> str:
 
 
 def draw(results: Sequence[Result], out: Path) -> None:
-    """Every pair's score as a point, by relation, beside the thresholds of the verdicts."""
+    """Every block of every pair as a point, by relation, and the thresholds of the verdicts."""
     from matplotlib.figure import Figure
 
     from transformer_nfn.symmetry.relate import verdict
 
     shown = [r for r in RELATIONS if any(x.relation == r for x in results)]
-    figure = Figure(figsize=(8, 0.42 * len(shown) + 1.2), layout="constrained")
+    figure = Figure(figsize=(8, 0.36 * len(shown) + 1.2), layout="constrained")
     axes = figure.subplots()
     generator = torch.Generator().manual_seed(0)
     for row, relation in enumerate(shown):
-        values = scores(results, [relation], "relate")
-        jitter = (torch.rand(len(values), generator=generator) - 0.5) * 0.5
+        values = [s for r in results if r.relation == relation for s in r.blocks]
+        jitter = (torch.rand(len(values), generator=generator) - 0.5) * 0.6
         colour = next((c for b, c in zip(BANDS, COLOURS, strict=True) if relation in b), "black")
         axes.scatter(values, row + jitter, s=9, color=colour, alpha=0.6, linewidths=0)
-    for value, word in ((verdict.STRANGE, "strange"), (verdict.RELATED, "related")):
+    for value, word, side in (
+        (verdict.STRANGE, "strange ", "right"),
+        (verdict.RELATED, " related", "left"),
+    ):
         axes.axvline(value, color="grey", linewidth=0.8, linestyle="--")
-        axes.text(value, -0.75, f" {word}", color="grey", fontsize=8, va="center")
+        axes.text(value, -0.8, word, color="grey", fontsize=8, va="center", ha=side)
     axes.set_yticks(range(len(shown)), shown)
     axes.set(xlim=(-0.02, 1.02), ylim=(len(shown) - 0.5, -1.1))
-    axes.set_xlabel("score of relate, mean over blocks; thresholds hold for each block")
+    axes.set_xlabel("score of each block (strangers 0, disguise 1)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(out, dpi=160)
 
