@@ -23,6 +23,7 @@ from transformer_nfn.symmetry.relations.stream import StreamFit, fit_stream, str
 from transformer_nfn.symmetry.relations.thumbnails import Thumbnail, block_matrix, thumbnail
 from transformer_nfn.symmetry.relations.verdict import (
     SAME_DISTANCE,
+    STRANGE,
     Judgement,
     Verdict,
     judge,
@@ -206,20 +207,28 @@ def _judge(
     constants: list[float],
     matrix: Tensor,
 ) -> Judgement:
-    embeddings = max((fit.scores[n] for n in ("token", "patch") if n in fit.scores), default=None)
     if A.blocks != B.blocks:
         best = {
             name: (B.blocks[int(row.argmax())], float(row.max()))
             for name, row in zip(A.blocks, matrix, strict=True)
         }
-        return judge_matrix(best, embeddings)
+        strange = all(score <= STRANGE for _, score in best.values())
+        return judge_matrix(best, _embeddings(A, B) if strange else None)
     scores = {name: block_score(parts) for name, parts in blocks.items()}
     distances = [p.distance for parts in blocks.values() for p in parts.values()]
     distances += [*constants, *fit.distances.values()]
     if any(len(t) != fit.rows.get(t.name, len(t)) for m in (A, B) for t in m.tables()):
         distances.append(float("inf"))
     allowed = max(SAME_DISTANCE[m.model.dtype] for m in (A, B))
-    return judge(scores, distances, embeddings, allowed)
+    strange = all(score <= STRANGE for score in scores.values())
+    return judge(scores, distances, _embeddings(A, B) if strange else None, allowed)
+
+
+def _embeddings(A: Reduced, B: Reduced) -> float | None:
+    """How the embeddings agree in the basis that is best for them, whatever the outputs say."""
+    names = [n for n in ("token", "patch") if n in A.names and n in B.names]
+    found = [fit_stream(A, B, only=(name,)).scores.values() for name in names]
+    return max((score for scores in found for score in scores), default=None)
 
 
 def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator[str]:
