@@ -16,6 +16,7 @@ from transformer_nfn.cli import (
     compare,
     demo,
     disguise,
+    fingerprint,
     reproduce,
     symmetry,
     train,
@@ -38,6 +39,7 @@ demo.register(app)
 symmetry.register(app)
 disguise.register(app)
 compare.register(app)
+fingerprint.register(app)
 architectures.register(app)
 app.add_typer(zoo_app, name="zoo")
 train.register(app)

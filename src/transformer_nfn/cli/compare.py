@@ -12,9 +12,10 @@ import typer
 from transformer_nfn import symmetry
 from transformer_nfn.architectures.families import Model
 from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.compare_folder import compare_folder
 from transformer_nfn.cli.symmetry import (
+    NETWORK,
     JsonOption,
-    NetworkArgument,
     PartOption,
     SpaceOption,
     named_network,
@@ -27,8 +28,8 @@ EXIT = {True: 0, False: 1, None: 3}
 
 
 def compare_command(
-    first: NetworkArgument,
-    second: NetworkArgument,
+    first: Annotated[str | None, typer.Argument(help=NETWORK)] = None,
+    second: Annotated[str | None, typer.Argument(help=NETWORK)] = None,
     space: SpaceOption = None,
     part: PartOption = None,
     architecture: ArchitectureOption = None,
@@ -46,6 +47,15 @@ def compare_command(
     figure: Annotated[
         Path | None,
         typer.Option("--figure", help="Checkpoints: draw blocks of A against blocks of B here."),
+    ] = None,
+    matrix: Annotated[
+        Path | None,
+        typer.Option("--matrix", help="Instead of A and B: all pairs of checkpoints below here."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="With --matrix: 'local' or 'ray'.")] = "local",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="With --matrix: keep finished pairs here, and go on from them."),
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -69,7 +79,24 @@ def compare_command(
       tnfn compare net.safetensors other.safetensors
 
       tnfn compare zoo#0 network.pt --part blocks.1
+
+      tnfn compare --matrix models/ --out pairs.json --figure pairs.png
     """
+    if matrix is not None:
+        if first is not None or space is not None or part is not None or prove:
+            raise TransformerNFNError(
+                "--matrix compares all checkpoints of a folder: without A and B, --space, --part "
+                "and --prove"
+            )
+        compare_folder(
+            matrix, out=out, engine=engine, figure=figure, architecture=architecture,
+            json_output=json_output,
+        )  # fmt: skip
+        return
+    if first is None or second is None:
+        raise TransformerNFNError("name two networks to compare, or a folder with --matrix")
+    if out is not None or engine != "local":
+        raise TransformerNFNError("--out and --engine are for --matrix")
     from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
 
     with ExitStack() as stack:

@@ -27,12 +27,8 @@ SpaceOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-NetworkArgument = Annotated[
-    str,
-    typer.Argument(
-        help="A network: a .safetensors or .pt file, a folder, or a row of a zoo (ZOO#12)."
-    ),
-]
+NETWORK = "A network: a .safetensors or .pt file, a folder, or a row of a zoo (ZOO#12)."
+NetworkArgument = Annotated[str, typer.Argument(help=NETWORK)]
 PartOption = Annotated[
     str | None,
     typer.Option("--part", help="Only the tensors below this name, such as blocks.0."),
@@ -132,39 +128,6 @@ def sample_command(
     typer.echo(f"wrote {out}: one network of {space.name}, {space.num_weights:,} weights")
 
 
-def fingerprint_command(
-    files: Annotated[
-        list[str], typer.Argument(help="Networks: files, folders, or rows of a zoo (ZOO#12).")
-    ],
-    space: SpaceOption = None,
-    part: PartOption = None,
-    size: Annotated[int, typer.Option(help="How many numbers.")] = 64,
-    as_json: JsonOption = False,
-) -> None:
-    """A short vector that every disguise of a network shares; several files also by distance.
-
-    [bold]Example[/bold]
-
-      tnfn fingerprint net.safetensors other.safetensors
-
-      tnfn fingerprint mnist-sample#0 mnist-sample#1   # by name, see `tnfn assets`
-    """
-    loaded = [named_network(file, space, part) for file in files]
-    if any(found != loaded[0][0] for found, _ in loaded):
-        raise SpaceError("the files lie in different weight spaces; fingerprints do not compare")
-    prints = torch.cat([symmetry.fingerprint(found, w, size=size) for found, w in loaded])
-    apart = torch.cdist(prints, prints) / prints.norm(dim=1).mean().clamp_min(1e-300)
-    if as_json:
-        rows = {f: p.tolist() for f, p in zip(files, prints, strict=True)}
-        typer.echo(json.dumps({"fingerprints": rows, "relative_distances": apart.tolist()}))
-        return
-    table = Table("file", "fingerprint", "distance to the first")
-    for file, row, away in zip(files, prints, apart[0].tolist(), strict=True):
-        start = " ".join(f"{x:+.3f}" for x in row[:3].tolist()) + " …"
-        table.add_row(file, start, f"{away:.1e}")
-    Console().print(table)
-
-
 def canonical_command(
     file: NetworkArgument,
     out: Annotated[Path, typer.Option("--out", help="The file to write.")],
@@ -187,7 +150,6 @@ def register(app: typer.Typer) -> None:
     for name, command in (
         ("space", space_command),
         ("sample", sample_command),
-        ("fingerprint", fingerprint_command),
         ("canonical", canonical_command),
         ("disguises", disguises_command),
     ):

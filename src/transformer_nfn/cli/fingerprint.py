@@ -1,0 +1,257 @@
+"""The command that takes fingerprints of networks of any kind, keeps them and searches them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from transformer_nfn import symmetry
+from transformer_nfn.architectures.families import Model
+from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.symmetry import JsonOption, PartOption, SpaceOption, named_network
+from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.symmetry.prints import (
+    FORMAT,
+    Database,
+    Named,
+    Print,
+    Relative,
+    add_to_database,
+    likeness,
+    search,
+    take_print,
+    write_database,
+)
+from transformer_nfn.symmetry.prints.likeness import MEANING
+
+STORED = ".parquet"
+SHOWN = 100
+"""Prints up to which all distances are given, and not those to the first alone."""
+
+
+def fingerprint_command(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="Checkpoints or networks: files, folders, rows of a zoo (ZOO#12); a .parquet "
+            "file stands for the fingerprints in it."
+        ),
+    ],
+    space: SpaceOption = None,
+    part: PartOption = None,
+    architecture: ArchitectureOption = None,
+    size: Annotated[
+        int | None, typer.Option(help="Networks of a weight space: how many numbers, 64.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Checkpoints: write a new file of fingerprints.")
+    ] = None,
+    add: Annotated[
+        Path | None,
+        typer.Option("--add", help="Checkpoints: add to this database, or begin it."),
+    ] = None,
+    database: Annotated[
+        Path | None,
+        typer.Option("--search", help="Checkpoints: look for relatives in this database."),
+    ] = None,
+    most: Annotated[int, typer.Option("--top", min=1, help="Relatives shown of each.")] = 10,
+    json_output: JsonOption = False,
+) -> None:
+    """A short print that every disguise of a network shares: keep it, compare it, look it up.
+
+    For checkpoints of a known family (see `tnfn architectures`) it has 3.6 KiB, is near in models
+    made from one another and far in strangers, and can be searched for among 100,000 others. A
+    search suggests; `tnfn compare` decides.
+
+    [bold]Examples[/bold]
+
+      tnfn fingerprint gpt2/ suspect/
+
+      tnfn fingerprint gpt2/ bert/ opt/ --add known.parquet
+
+      tnfn fingerprint suspect/ --search known.parquet --top 5
+
+      tnfn fingerprint mnist-sample#0 mnist-sample#1   # by name, see `tnfn assets`
+    """
+    if out is not None and add is not None:
+        raise TransformerNFNError("--out begins a new file and --add adds to one: give one of them")
+    if out is not None and out.exists():
+        raise TransformerNFNError(f"'{out}' is there already: --add adds to it")
+    found = None if space is not None or part is not None else _take(files, architecture)
+    if found is None:
+        for option, value in (
+            ("--architecture", architecture), ("--out", out), ("--add", add),
+            ("--search", database),
+        ):  # fmt: skip
+            if value is not None:
+                raise TransformerNFNError(
+                    f"{option} is for checkpoints of transformers, and '{files[0]}' is read as a "
+                    "network of a weight space"
+                )
+        _networks(files, space, part, 64 if size is None else size, json_output)
+        return
+    if size is not None:
+        raise TransformerNFNError(
+            f"--size is for networks of a weight space, and '{files[0]}' is a checkpoint, whose "
+            "fingerprint has one size"
+        )
+    relatives = seconds = None
+    if database is not None:
+        start = time.perf_counter()
+        with Database(database) as opened:
+            relatives = search(opened, [entry.print for entry in found], most)
+            seconds = time.perf_counter() - start, len(opened)
+    # Written last, so that nobody is found to be its own relative.
+    notes = []
+    if out is not None:
+        notes.append(f"wrote {out}: {write_database(out, found):,} fingerprints")
+    if add is not None:
+        added, total = add_to_database(add, found)
+        notes.append(f"added {added:,} fingerprints to {add}, which now has {total:,}")
+    if json_output:
+        typer.echo(json.dumps(_as_json(found, relatives)))
+        return
+    if relatives is None:
+        _show(found)
+    else:
+        _show_relatives(found, relatives)
+        assert seconds is not None
+        notes.append(f"searched {seconds[1]:,} fingerprints in {seconds[0]:.2f} s")
+    for note in notes:
+        typer.echo(note)
+
+
+def _take(files: Sequence[str], architecture: Path | None) -> list[Named] | None:
+    """Prints of checkpoints; None where these are networks of a weight space."""
+    from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
+
+    found: list[Named] = []
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("blocks"),
+        console=console, disable=not console.is_terminal, transient=True,
+    ) as bar:  # fmt: skip
+        for file in files:
+            if file.endswith(STORED):
+                with Database(file) as stored:
+                    found += stored
+                continue
+            model = open_transformer(file, architecture)
+            if model is None:
+                if found:
+                    open_checkpoint(file).close()  # which says what is wrong, if something is
+                    raise SpaceError(
+                        f"'{files[0]}' is a checkpoint of a transformer and '{file}' a network of "
+                        "a weight space: their fingerprints do not compare"
+                    )
+                return None
+            with model:
+                found.append(Named(_name(file), _with_bar(model, bar, file)))
+    return found
+
+
+def _with_bar(model: Model, bar: Progress, file: str) -> Print:
+    blocks = sum(len(stack.blocks) for stack in model.about.stacks)
+    task = bar.add_task(_name(file), total=blocks)
+    taken = take_print(model, progress=lambda _: bar.advance(task))
+    bar.remove_task(task)
+    return taken
+
+
+def _name(file: str) -> str:
+    return file.rstrip("/") or file
+
+
+def _show(found: Sequence[Named]) -> None:
+    table = Table("model", "family", "width", "blocks", "weights", "print", "distance to the first")
+    for entry in found:
+        p = entry.print
+        away = likeness(found[0].print, p)
+        told = f"{away.distance:.4f}" if away.comparable else "other inputs"
+        table.add_row(
+            entry.name, p.family, str(p.width), str(p.depth), f"{p.weights:,}", p.checksum, told
+        )
+    Console().print(table)
+    if len(found) > 1:
+        typer.echo(MEANING)
+
+
+def _show_relatives(found: Sequence[Named], relatives: Sequence[Sequence[Relative]]) -> None:
+    for entry, near in zip(found, relatives, strict=True):
+        table = Table("relative", "family", "width", "blocks", "distance", "alike")
+        for r in near:
+            p = r.print
+            table.add_row(
+                r.name, p.family, str(p.width), str(p.depth), f"{r.likeness.distance:.3f}",
+                r.likeness.words(),
+            )  # fmt: skip
+        table.title = f"nearest to {entry.name}"
+        Console().print(table)
+    typer.echo(MEANING)
+
+
+def _as_json(
+    found: Sequence[Named], relatives: Sequence[Sequence[Relative]] | None
+) -> dict[str, Any]:
+    shown = found if len(found) <= SHOWN else found[:1]
+    answer: dict[str, Any] = {
+        "format": FORMAT,
+        "fingerprints": [_facts(entry) for entry in found],
+        "distances": [[likeness(a.print, b.print).distance for b in found] for a in shown],
+    }
+    if relatives is not None:
+        answer["relatives"] = {
+            entry.name: [
+                {**_facts(Named(r.name, r.print), whole=False), **r.likeness.as_json()}
+                for r in near
+            ]
+            for entry, near in zip(found, relatives, strict=True)
+        }
+        answer["meaning"] = MEANING
+    return answer
+
+
+def _facts(entry: Named, *, whole: bool = True) -> dict[str, Any]:
+    p = entry.print
+    facts = {
+        "name": entry.name, "family": p.family, "width": p.width, "blocks": p.depth,
+        "weights": p.weights, "frame": p.frame, "rows": p.rows, "checksum": p.checksum,
+    }  # fmt: skip
+    if whole:
+        facts["base64"] = base64.b64encode(p.to_bytes()).decode()
+    return facts
+
+
+def _networks(
+    files: Sequence[str], space: str | None, part: str | None, size: int, json_output: bool
+) -> None:
+    """Fingerprints of networks of a weight space, by distance to the first."""
+    loaded = [named_network(file, space, part) for file in files]
+    if any(found != loaded[0][0] for found, _ in loaded):
+        raise SpaceError("the files lie in different weight spaces; fingerprints do not compare")
+    prints = torch.cat([symmetry.fingerprint(found, w, size=size) for found, w in loaded])
+    apart = torch.cdist(prints, prints) / prints.norm(dim=1).mean().clamp_min(1e-300)
+    if json_output:
+        rows = {f: p.tolist() for f, p in zip(files, prints, strict=True)}
+        typer.echo(json.dumps({"fingerprints": rows, "relative_distances": apart.tolist()}))
+        return
+    table = Table("file", "fingerprint", "distance to the first")
+    for file, row, away in zip(files, prints, apart[0].tolist(), strict=True):
+        start = " ".join(f"{x:+.3f}" for x in row[:3].tolist()) + " …"
+        table.add_row(file, start, f"{away:.1e}")
+    Console().print(table)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the root."""
+    app.command("fingerprint")(fingerprint_command)

@@ -1,0 +1,28 @@
+"""Which model is this, among a hundred thousand? Fingerprints of checkpoints, and their search."""
+
+from transformer_nfn.symmetry.prints.database import (
+    Database,
+    Named,
+    add_to_database,
+    write_database,
+)
+from transformer_nfn.symmetry.prints.likeness import Likeness, likeness
+from transformer_nfn.symmetry.prints.search import Relative, search
+from transformer_nfn.symmetry.prints.stored import FORMAT, Print, PrintError, from_bytes
+from transformer_nfn.symmetry.prints.take import take_print
+
+__all__ = [
+    "FORMAT",
+    "Database",
+    "Likeness",
+    "Named",
+    "Print",
+    "PrintError",
+    "Relative",
+    "add_to_database",
+    "from_bytes",
+    "likeness",
+    "search",
+    "take_print",
+    "write_database",
+]

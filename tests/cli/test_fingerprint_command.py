@@ -1,0 +1,207 @@
+"""`tnfn fingerprint` and `tnfn compare --matrix` as a user runs them, on small checkpoints."""
+
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from tiny_families import build, save
+from transformer_nfn.cli import main
+from transformer_nfn.symmetry.all_pairs import PairsError, groups, relate_folder, run
+from transformer_nfn.symmetry.all_pairs.results import Pair
+
+
+def tnfn(*words):
+    """Runs the command in this process; exit code, output, errors."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["tnfn", *map(str, words)]):
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+    return SimpleNamespace(code=code, out=out.getvalue(), err=err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two GPT-2s, a disguise of the first, a Llama, and a folder that is no checkpoint."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, family, seed in (("a", "gpt2", 0), ("stranger", "gpt2", 1), ("llama", "llama", 0)):
+        save(build(name=family, dtype=torch.float32, seed=seed), folder / name)
+    assert tnfn("disguise", folder / "a", "--out", folder / "disguised", "--keep-tie").code == 0
+    (folder / "broken").mkdir()
+    (folder / "broken" / "config.json").write_text('{"model_type": "gpt2"}')
+    return folder
+
+
+def test_prints_are_kept_and_found_again(models, tmp_path):
+    database = tmp_path / "known.parquet"
+    added = tnfn("fingerprint", models / "a", models / "stranger", "--add", database)
+    assert added.code == 0, added.err
+    assert "which now has 2" in added.out
+    more = tnfn("fingerprint", models / "llama", "--add", database)
+    assert "which now has 3" in more.out
+    found = tnfn("fingerprint", models / "disguised", "--search", database)
+    assert "everything" in found.out
+    assert "`tnfn compare` decides" in found.out
+    asked = str(models / "disguised")
+    answer = json.loads(tnfn("fingerprint", asked, "--search", database, "--json").out)
+    nearest = answer["relatives"][asked]
+    assert nearest[0]["name"] == str(models / "a")
+    assert nearest[0]["distance"] < 1e-6 < 0.7 < nearest[1]["distance"]
+    assert answer["fingerprints"][0]["family"] == "gpt2"
+
+
+def test_files_of_prints_stand_for_their_models(models, tmp_path):
+    stored, joined = tmp_path / "one.parquet", tmp_path / "all.parquet"
+    assert tnfn("fingerprint", models / "a", "--out", stored).code == 0
+    again = tnfn("fingerprint", models / "a", "--out", stored)
+    assert again.code == 2
+    assert "--add adds to it" in again.err
+    assert tnfn("fingerprint", stored, "--add", joined).code == 0
+    answer = json.loads(tnfn("fingerprint", stored, models / "disguised", "--json").out)
+    assert answer["distances"][0][1] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--search", "none.parquet"], "no such database"),
+        (["--out", "x.parquet", "--add", "y.parquet"], "give one of them"),
+        (["--size", "8"], "--size is for networks of a weight space"),
+        (["missing"], "missing"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(models, words, message):
+    done = tnfn("fingerprint", models / "a", *words)
+    assert done.code == 2
+    assert message in done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+def test_a_damaged_database_is_named(models, tmp_path):
+    database = tmp_path / "known.parquet"
+    database.write_bytes(b"PAR1 and then nothing")
+    for option in ("--search", "--add"):
+        done = tnfn("fingerprint", models / "a", option, database)
+        assert done.code == 2
+        assert f"'{database}': damaged" in done.err
+    assert database.read_bytes() == b"PAR1 and then nothing"
+
+
+def test_all_pairs_of_a_folder(models, tmp_path):
+    out, figure = tmp_path / "pairs.json", tmp_path / "pairs.png"
+    done = tnfn("compare", "--matrix", models, "--out", out, "--figure", figure)
+    assert done.code == 0, done.err
+    assert "related: a, disguised" in done.out
+    assert "not read: broken" in done.out
+    assert "gpt2, 32 wide, 3 blocks against llama, 32 wide, 3 blocks" in done.out
+    assert figure.stat().st_size > 5000
+    kept = json.loads(out.read_text())
+    verdicts = {(p["a"], p["b"]): p["verdict"] for p in kept["pairs"]}
+    assert verdicts == {
+        ("a", "disguised"): "same",
+        ("a", "llama"): "not comparable",
+        ("a", "stranger"): "unrelated",
+        ("disguised", "llama"): "not comparable",
+        ("disguised", "stranger"): "unrelated",
+        ("llama", "stranger"): "not comparable",
+    }
+    with patch.object(run, "relate_pair", side_effect=AssertionError("compared again")):
+        again = tnfn("compare", "--matrix", models, "--out", out, "--json")
+    assert json.loads(again.out) == kept
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(models, tmp_path):
+    out, before = tmp_path / "pairs.json", run.relate_pair
+    calls = []
+
+    def stops(a, b, architecture=None):
+        calls.append((a.name, b.name))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return before(a, b, architecture)
+
+    with patch.object(run, "relate_pair", stops), pytest.raises(KeyboardInterrupt):
+        relate_folder(models, out=out)
+    assert len(json.loads(out.read_text())["pairs"]) == 2
+    with patch.object(run, "relate_pair", stops):
+        result = relate_folder(models, out=out)
+    assert len(calls) == 3 + 4
+    assert len(result.pairs) == 6
+
+
+def test_ray_gives_the_same_and_a_lost_pair_fails_alone(models, tmp_path, monkeypatch):
+    class LostError(Exception):
+        pass
+
+    def remote(work):
+        def start(a, b, architecture):
+            lost = (a.name, b.name) == ("a", "llama")
+            return LostError("worker died") if lost else work(a, b, architecture)
+
+        task = SimpleNamespace(remote=lambda *words: SimpleNamespace(value=start(*words)))
+        return SimpleNamespace(options=lambda **_: task)
+
+    def get(reference):
+        if isinstance(reference.value, LostError):
+            raise reference.value
+        return reference.value
+
+    class Reference(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    ray = SimpleNamespace(
+        is_initialized=lambda: True, remote=remote, get=get,
+        wait=lambda refs, num_returns: (refs[:1], refs[1:]),
+        exceptions=SimpleNamespace(RayError=LostError),
+    )  # fmt: skip
+    monkeypatch.setattr(f"{__name__}.SimpleNamespace", Reference)
+    monkeypatch.setitem(__import__("sys").modules, "ray", ray)
+    out = tmp_path / "pairs.json"
+    on_ray = relate_folder(models, engine="ray", out=out)
+    local = relate_folder(models)
+    apart = [(x, y) for x, y in zip(on_ray.pairs, local.pairs, strict=True) if x != y]
+    assert [x.verdict for x, _ in apart] == ["failed"]
+    assert "was lost on the cluster" in apart[0][0].reason
+    assert relate_folder(models, out=out).pairs == local.pairs
+
+
+@pytest.mark.usefixtures("no_ray_cluster")
+def test_a_missing_cluster_is_one_sentence(models):
+    done = tnfn("compare", "--matrix", models, "--engine", "ray")
+    assert done.code == 2
+    assert "no Ray cluster" in done.err
+
+
+def test_folders_and_files_that_will_not_do(models, tmp_path):
+    (tmp_path / "other.json").write_text("{")
+    (tmp_path / "later.json").write_text('{"kind": "transformer-nfn pairs", "format": 5}')
+    for words, message in (
+        (["--matrix", tmp_path / "none"], "no such folder"),
+        (["--matrix", tmp_path], "expected at least two checkpoints that can be read, found 0"),
+        (["--matrix", models, "--out", tmp_path / "other.json"], "damaged, or no file of pairs"),
+        (["--matrix", models, "--out", tmp_path / "later.json"], "pairs of format 5, expected 1"),
+        (["--matrix", models, "--engine", "abacus"], "must be 'local' or 'ray'"),
+        ([models / "a", models / "llama", "--matrix", models], "without A and B"),
+        ([models / "a"], "name two networks"),
+        ([models / "a", models / "a", "--engine", "ray"], "are for --matrix"),
+    ):
+        done = tnfn("compare", *words)
+        assert done.code == 2, words
+        assert message in done.err
+    with pytest.raises(PairsError):
+        relate_folder(tmp_path)
+
+
+def test_relatives_of_relatives_are_one_group():
+    def pair(a, b, verdict):
+        return Pair(a, b, ("", ""), verdict, None, None, "")
+
+    pairs = [pair("a", "d", "derived"), pair("b", "c", "unrelated"), pair("d", "c", "partly")]
+    assert groups("abcd", pairs) == [["a", "c", "d"], ["b"]]

@@ -1,0 +1,287 @@
+"""Fingerprints of checkpoints: shared by disguises, near in relatives, kept and found again."""
+
+import json
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from memory_model import MemoryModel, disguised
+
+from tiny_families import TINY
+from transformer_nfn.files.errors import WriteError
+from transformer_nfn.symmetry.prints import (
+    Database,
+    Named,
+    PrintError,
+    add_to_database,
+    from_bytes,
+    likeness,
+    search,
+    take_print,
+    write_database,
+)
+from transformer_nfn.symmetry.prints.database import GROUP
+from transformer_nfn.symmetry.prints.frame import rows_used
+
+FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
+ARRAYS = ("sketch", "embedding", "sizes")
+
+
+def movement(a, b):
+    """How far a print moved, relative to its length."""
+    x, y = (np.concatenate([getattr(p, n).ravel().astype(float) for n in ARRAYS]) for p in (a, b))
+    return np.linalg.norm(x - y) / np.linalg.norm(x)
+
+
+def noisy(model, share, seed=0):
+    """Every weight moved by a share of its size."""
+    generator = torch.Generator().manual_seed(seed)
+    moved = {
+        n: w * (1 + share * torch.randn(w.shape, generator=generator)).to(w.dtype)
+        for n, w in model.tensors.items()
+    }
+    return model.changed(**moved)
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_no_symmetry_of_a_family_moves_a_print(tiny, family):
+    for dtype, allowed in ((FLOAT32, 1e-4), (BFLOAT16, 2e-2)):
+        model = tiny(family, dtype)
+        before, after = take_print(model), take_print(disguised(model, 3, condition=10.0))
+        assert movement(before, after) <= allowed
+        assert likeness(before, after).words() == "everything, as in a disguise"
+
+
+def test_a_tie_that_is_kept_makes_no_difference(tiny):
+    model = tiny("gpt2")
+    assert movement(take_print(model), take_print(disguised(model, keep_tie=True))) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "llama", "gemma2", "t5", "vit"])
+def test_relatives_are_near_and_strangers_far(tiny, family):
+    model = tiny(family)
+    first = take_print(model)
+    near = likeness(first, take_print(disguised(noisy(model, 0.1), 1)))
+    far = likeness(first, take_print(tiny(family, seed=1)))
+    assert near.distance < 0.15 < 0.7 < far.distance
+    assert near.words() == "all blocks"
+    assert far.words() == "nothing"
+
+
+def test_a_print_says_which_part_of_the_depth_is_alike(tiny):
+    model, other = tiny("gpt2"), tiny("gpt2", seed=1)
+    taken = {n: w for n, w in other.tensors.items() if n.startswith("2.")}
+    answer = likeness(take_print(model), take_print(disguised(model.changed(**taken))))
+    assert answer.words() == "blocks at 0-62 % of the depth"  # the last third is strange
+    ends = {n: w for n, w in model.tensors.items() if n in ("token", "position")}
+    answer = likeness(take_print(model), take_print(disguised(other.changed(**ends))))
+    assert answer.words() == "embeddings only"
+
+
+def trained(steps, seed, start=None, data=0):
+    """A small GPT-2 trained for real on texts of a random Markov chain."""
+    transformers = pytest.importorskip("transformers")
+    draw = torch.Generator().manual_seed(data)
+    chain = torch.softmax(2.5 * torch.randn(48, 48, generator=draw), -1)
+    text = [0]
+    for _ in range(2000):
+        text.append(int(torch.multinomial(chain[text[-1]], 1, generator=draw)))
+    text = torch.tensor(text)
+    torch.manual_seed(seed)
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=4, n_positions=16, vocab_size=48, tie_word_embeddings=False,
+        bos_token_id=0, eos_token_id=0, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config)
+    if start is not None:
+        model.load_state_dict(start.state_dict())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3 if start is None else 1e-3)
+    for _ in range(steps):
+        at = torch.randint(len(text) - 16, (16, 1)) + torch.arange(16)
+        logits = model(text[at]).logits[:, :-1].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, text[at][:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def test_fine_tuned_copies_of_trained_models_are_nearer_than_strangers(tmp_path):
+    from transformer_nfn.architectures.families import open_model
+
+    def printed(model, name):
+        model.save_pretrained(tmp_path / name)
+        with open_model(tmp_path / name) as opened:
+            return take_print(disguised(MemoryModel.of(opened), 5))
+
+    first, second = trained(40, 1), trained(40, 2)
+    base, stranger = printed(first, "first"), printed(second, "second")
+    tuned = [printed(trained(10, 3, first, data), f"tuned {data}") for data in (0, 1)]
+    assert max(likeness(base, p).distance for p in tuned) < 0.4
+    assert min(likeness(p, stranger).distance for p in (base, *tuned)) > 0.7
+
+
+def test_a_few_new_tokens_keep_a_frame():
+    assert [rows_used(n) for n in (1, 17, 48, 50257, 50304, 32000, 32064)] == [
+        1, 16, 48, 49152, 49152, 24576, 24576
+    ]  # fmt: skip
+
+
+def test_models_of_other_inputs_do_not_compare(tiny):
+    answer = likeness(take_print(tiny("gpt2")), take_print(tiny("vit")))
+    assert not answer.comparable
+    assert "not comparable" in answer.words()
+    assert answer.as_json()["embedding"] is None
+
+
+def test_a_print_is_small_and_comes_back_from_its_bytes(tiny):
+    first = take_print(tiny("qwen3"))
+    data = first.to_bytes()
+    assert len(data) <= 4096
+    again = from_bytes(data, "x")
+    assert again.to_bytes() == data
+    assert (again.family, again.width, again.depth) == ("qwen3", 32, 3)
+    assert again.checksum == first.checksum == data[:-5:-1].hex()
+
+
+def test_bytes_that_are_no_print_are_refused_by_name(tiny):
+    data = take_print(tiny("gpt2")).to_bytes()
+    flipped = data[:900] + bytes([data[900] ^ 1]) + data[901:]
+    later = data[:4] + struct.pack("<H", 9) + data[6:]
+    for bad, words in (
+        (b"", "not a fingerprint"),
+        (b"PK" + data[2:], "not a fingerprint"),
+        (data[:-1], f"expected {len(data)} bytes, found {len(data) - 1}"),
+        (flipped, "do not match their checksum"),
+        (later, "of format 9, expected 1"),
+    ):
+        with pytest.raises(PrintError, match=words) as caught:
+            from_bytes(bad, "'db', fingerprint 'x'")
+        assert str(caught.value).startswith("'db', fingerprint 'x': ")
+
+
+@pytest.fixture(scope="module")
+def many():
+    """Prints of random numbers, every third made from the one before."""
+    draw = np.random.default_rng(0)
+    out = []
+    for i in range(400):
+        sketch = draw.standard_normal((8, 3, 64))
+        if i % 3 == 2:
+            sketch = 0.7 * out[-1].print.sketch + 0.7 * sketch
+        p = from_bytes(_EMPTY, "empty")
+        out.append(Named(f"m{i}", replace(p, sketch=sketch.astype(np.float16), width=i)))
+    return out
+
+
+def _empty():
+    from transformer_nfn.symmetry.prints import Print
+
+    zeros = np.zeros((8, 3, 64), np.float16), np.zeros(64, np.float16), np.zeros((8, 3, 4), "f4")
+    return Print("gpt2", 1, 1, 1, "token", 16, *zeros).to_bytes()
+
+
+_EMPTY = _empty()
+
+
+def test_a_search_finds_what_comparing_with_all_finds(many, tmp_path):
+    path = tmp_path / "prints.parquet"
+    assert write_database(path, many) == 400
+    asked = [many[i].print for i in (1, 2, 101)]
+    with Database(path) as database:
+        assert len(database) == 400
+        found = search(database, asked, most=3)
+    for p, relatives in zip(asked, found, strict=True):
+        truth = sorted(many, key=lambda entry: likeness(p, entry.print).distance)[:2]
+        assert [r.name for r in relatives[:2]] == [entry.name for entry in truth]
+        assert relatives[0].likeness.distance < 1e-3
+        assert relatives[1].likeness.distance < 0.4
+        assert relatives[2].likeness.distance > 0.8
+
+
+def test_adding_begins_extends_and_replaces(many, tmp_path):
+    path = tmp_path / "new" / "prints.parquet"
+    assert add_to_database(path, many[:3]) == (3, 3)
+    assert add_to_database(path, many[3 : GROUP + 20]) == (GROUP + 17, GROUP + 20)
+    moved = Named("m1", many[9].print)
+    assert add_to_database(path, [moved]) == (1, GROUP + 20)
+    with Database(path) as database:
+        kept = {entry.name: entry.print for entry in database}
+    assert kept["m1"].to_bytes() == many[9].print.to_bytes()
+    assert kept["m2"].to_bytes() == many[2].print.to_bytes()
+    assert kept.keys() == {f"m{i}" for i in range(GROUP + 20)}
+    assert [p.name for p in path.parent.iterdir()] == ["prints.parquet"]
+
+
+def test_a_failed_write_leaves_the_old_database(many, tmp_path):
+    path = tmp_path / "prints.parquet"
+    write_database(path, many[:5])
+    before = path.read_bytes()
+
+    def broken():
+        yield from many[5:300]
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_database(path, broken())
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["prints.parquet"]
+    with pytest.raises(WriteError, match="cannot be written"):
+        write_database(path / "below", many[:1])
+
+
+def complaint(path, asked):
+    """What reading all of a database and searching it complains of; nothing if it does not."""
+    try:
+        with Database(path) as database:
+            search(database, [asked])
+            list(database)
+    except PrintError as error:
+        return str(error)
+    return ""
+
+
+def test_damage_is_told_in_one_sentence(many, tmp_path):
+    path = tmp_path / "prints.parquet"
+    write_database(path, many[:200])
+    whole, asked = path.read_bytes(), many[0].print
+    draw = np.random.default_rng(0)
+    places = [*draw.integers(4, len(whole) - 4, 60).tolist(), len(whole) - 5]
+    damaged = [whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :] for at in places]
+    damaged += [whole[: len(whole) // 2], b"", b"PAR1" + whole[-8:]]
+    told = []
+    for data in damaged:
+        path.write_bytes(data)
+        told.append(complaint(path, asked))
+    # What no checksum covers (names of columns, lengths of pages) is a small part of the file.
+    assert sum(map(bool, told)) >= len(damaged) - 3
+    assert all(str(path) in text and "\n" not in text for text in told if text)
+    with pytest.raises(PrintError, match="no such database"):
+        Database(tmp_path / "none.parquet")
+
+
+def test_other_files_and_formats_are_refused(many, tmp_path):
+    path = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(PrintError, match="not a database of fingerprints"):
+        Database(path)
+    write_database(path, many[:2])
+    table = pq.read_table(path)
+    later = {**table.schema.metadata, b"format": b"7"}
+    pq.write_table(table.replace_schema_metadata(later), path)
+    with pytest.raises(PrintError, match="of format 7, expected 1"):
+        Database(path)
+    with pytest.raises(PrintError, match="of format 7, expected 1"):
+        add_to_database(path, many[:1])
+
+
+def test_an_empty_database_has_no_relatives(many, tmp_path):
+    path = tmp_path / "prints.parquet"
+    write_database(path, [])
+    with Database(path) as database:
+        assert search(database, [many[0].print]) == [[]]
+        assert json.dumps(list(database)) == "[]"
