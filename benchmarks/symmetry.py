@@ -117,8 +117,8 @@ def large(kind: str, what: str) -> dict[str, float | bool | None]:
     if what != "fingerprint":
         g = space.group.random(generator)
         if what == "perturbed":
-            noise = {n: torch.randn(w.shape, generator=generator) for n, w in U.items()}
-            V = {n: w * (1 + 1e-3 * noise[n]) for n, w in U.items()}
+            noise = (torch.randn(w.shape, generator=generator) for w in U.values())
+            V = {n: w * (1 + 1e-3 * next(noise)) for n, w in U.items()}
         elif what == "unrelated":
             V = space.randn(1, generator=generator)
         V = g.act(V)

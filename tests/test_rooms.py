@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,6 +103,17 @@ def test_the_store_of_a_zoo_knows_nothing_of_its_training() -> None:
         for target in targets
         if target.startswith(training)
     }
+
+
+def test_no_name_is_both_a_module_and_something_else() -> None:
+    """``symmetry.compare`` is a function, whatever was imported before."""
+    both = set()
+    for name, path in MODULES.items():
+        if path.name != "__init__.py" or name == PACKAGE:
+            continue
+        public = getattr(importlib.import_module(name), "__all__", ())
+        both |= {f"{name}.{inner}" for inner in public if f"{name}.{inner}" in MODULES}
+    assert not both
 
 
 def test_the_package_brings_its_layers() -> None:

@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures import Architecture, architecture_of
+from transformer_nfn.architectures import (
+    Architecture,
+    Forward,
+    Ids,
+    Inputs,
+    Vectors,
+    architecture_of,
+    runnable,
+)
 from transformer_nfn.spaces import Element, Weights, WeightSpace
 
 TOLERANCE = {
@@ -104,20 +112,29 @@ def assert_same_function(
     V: Mapping[str, Tensor],
     *,
     X: Tensor | None = None,
+    forward: Forward | None = None,
+    inputs: Inputs | None = None,
     tolerance: float | None = None,
     seed: int = 0,
 ) -> None:
     """Fails unless the reference forward gives the same for ``U`` and ``V``.
 
     Args:
-        target: an architecture, or a space that names one.
+        target: an architecture, or a space (one that names an architecture, or with a forward).
         U: ``[batch, channels, *axes]``.
         V: the same networks in disguise.
         X: inputs to try; random ones of several lengths if not given.
+        forward: what the networks compute, ``forward(weights, X)``, in place of the reference.
+        inputs: how random inputs are drawn, `Vectors` or `Ids`; as the architecture says.
         tolerance: relative error allowed; by dtype if not given.
         seed: of the random inputs.
     """
-    architecture = target if isinstance(target, Architecture) else architecture_of(target)
+    if forward is not None and X is not None and inputs is None:
+        inputs = _of_the_kind_of(X)
+    architecture = runnable(target, forward, inputs)
+    if architecture is None:
+        assert isinstance(target, WeightSpace)
+        architecture = architecture_of(target)  # says what is missing
     for weights in (U, V):
         architecture.space.check(weights)
     first = next(iter(U.values()))
@@ -131,6 +148,12 @@ def assert_same_function(
                 f"not the same function: on {length} tokens the outputs differ by "
                 f"{error:.3g} relative (allowed {limit:g})"
             )
+
+
+def _of_the_kind_of(X: Tensor) -> Inputs:
+    if X.is_floating_point():
+        return Vectors(width=X.shape[-1])
+    return Ids(vocabulary=int(X.max()) + 1)
 
 
 def _trials(architecture: Architecture, like: Tensor, seed: int) -> list[Tensor]:

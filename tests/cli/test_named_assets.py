@@ -221,7 +221,7 @@ def test_an_index_cannot_lead_out_of_its_folder(checkout, where):
 @pytest.mark.parametrize("text", ["[]", "{", '{"format": 9}', '{"format": 1, "assets": {"a": 3}}'])
 def test_a_malformed_index_is_named(checkout, text):
     (checkout / "index.json").write_text(text)
-    with pytest.raises(AssetError, match=r"index\.json' (is not an index|has format 9)"):
+    with pytest.raises(AssetError, match=r"index\.json' (is not (JSON|an object|an index)|has f)"):
         known_assets()
 
 

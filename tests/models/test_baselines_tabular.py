@@ -116,7 +116,7 @@ def test_damaged_and_missing_files_are_one_sentence(name: str, tmp_path: Path) -
     model.write_bytes(whole)
     text = about.read_text()
     about.write_text(text[:40])
-    with pytest.raises(TransformerNFNError, match="is not readable"):
+    with pytest.raises(TransformerNFNError, match="is not JSON"):
         kind.load(tmp_path)
     about.write_text(json.dumps(json.loads(text) | {"format": 7}))
     with pytest.raises(TransformerNFNError, match="has format 7, expected 1"):

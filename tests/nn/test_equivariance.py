@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from transformer_nfn import spaces
 from transformer_nfn.nn import Activation, Equivariant, Invariant
-from transformer_nfn.spaces import WeightSpace
+from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.testing import assert_equivariant, assert_invariant
 
 
@@ -131,3 +131,19 @@ def test_a_pointwise_function_on_queries_would_break_equivariance() -> None:
 
     with pytest.raises(AssertionError, match="not equivariant"):
         assert_equivariant(wrong, BLOCK, BLOCK.randn(2, 1, dtype=torch.float64))
+
+
+def test_a_free_axis_that_stands_twice_is_read_and_written_in_both_places() -> None:
+    space = WeightSpace.build(
+        "twice", [Axis.free("x", 3), Axis.perm("p", 4)], {"W": "p x x", "b": "p"}
+    )
+    torch.manual_seed(0)
+    layer = Equivariant(space, 1, 1).double()
+    U = space.randn(1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with torch.no_grad():
+        out = layer(U)["W"]
+    assert (out[..., 0] - out[..., 1]).abs().min() > 0
+    assert (out[..., 0, :] - out[..., 1, :]).abs().min() > 0
+    # Every linear map of the nine numbers at an index of p: on their own, and on their sum.
+    weights = sum(p.numel() for p in layer.parameters())
+    assert weights >= 2 * 9 * 9

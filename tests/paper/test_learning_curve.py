@@ -1,6 +1,7 @@
 """τ over 64, 128, … and all networks: its cells, the command on a real zoo, what is refused."""
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -156,3 +157,25 @@ def test_missing_matplotlib_is_told_before_the_training(zoo, tmp_path, monkeypat
 def test_help_shows_an_example():
     shown = CliRunner().invoke(app, ["reproduce", "--help"], env={"COLUMNS": "120"}).stdout
     assert "tnfn reproduce learning-curve" in shown
+
+
+def test_sizes_of_ones_own_replace_the_columns(zoo):
+    cells = zoo_cells("learning-curve", zoo, ["mlp"], sizes=[100, 64])
+    assert [(cell.column, cell.max_train) for cell in cells] == [("64", 64), ("100", 100)]
+
+
+@pytest.mark.parametrize(
+    ("what", "sizes", "sentence"),
+    [
+        ("learning-curve", "63", "at least 64 and less than the 112 networks .* found 63$"),
+        ("learning-curve", "112", "at least 64 and less than the 112 networks .* found 112$"),
+        ("learning-curve", "64,many", "whole numbers separated by commas, found '64,many'$"),
+        ("table1", "64", "--sizes is for learning-curve, table1 has none$"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(zoo, tmp_path, what, sizes, sentence):
+    out = tmp_path / "results"
+    words = ["reproduce", what, str(zoo), "--out", str(out), "--sizes", sizes]
+    done = CliRunner().invoke(app, words)
+    assert re.search(sentence, str(done.exception))
+    assert not out.exists()

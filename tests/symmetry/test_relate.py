@@ -8,7 +8,7 @@ from memory_model import MemoryModel, disguised, noisy
 
 from tiny_families import TINY
 from transformer_nfn.symmetry import relate
-from transformer_nfn.symmetry.relate import as_json, draw_relation
+from transformer_nfn.symmetry.relations import as_json, draw_relation
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 

@@ -7,10 +7,11 @@ from transformer_nfn.architectures.known import (
     KNOWN,
     architecture_of,
     find_architecture,
+    runnable,
     stage_weights,
 )
 from transformer_nfn.architectures.naming import Naming
-from transformer_nfn.architectures.small_transformer import small_transformer
+from transformer_nfn.architectures.zoo_network import small_transformer
 
 __all__ = [
     "KNOWN",
@@ -24,6 +25,7 @@ __all__ = [
     "Vectors",
     "architecture_of",
     "find_architecture",
+    "runnable",
     "small_transformer",
     "stage_weights",
     "with_freedoms",

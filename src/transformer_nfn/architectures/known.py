@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from torch import Tensor
@@ -10,9 +11,9 @@ from torch import Tensor
 from transformer_nfn import functional
 from transformer_nfn.architectures.architecture import Architecture, Forward, Stage
 from transformer_nfn.architectures.freedoms import Rescaling
-from transformer_nfn.architectures.inputs import Vectors
-from transformer_nfn.architectures.small_transformer import NAME as SMALL_TRANSFORMER
-from transformer_nfn.architectures.small_transformer import from_space as small_transformer_of
+from transformer_nfn.architectures.inputs import Inputs, Vectors
+from transformer_nfn.architectures.zoo_network import NAME as SMALL_TRANSFORMER
+from transformer_nfn.architectures.zoo_network import from_space as small_transformer_of
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Shift, WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
@@ -127,6 +128,40 @@ def architecture_of(space: WeightSpace) -> Architecture:
             f"(architecture {space.architecture!r}; known: {', '.join(KNOWN)})"
         )
     return found
+
+
+def runnable(
+    target: Architecture | WeightSpace,
+    forward: Forward | None = None,
+    inputs: Inputs | None = None,
+) -> Architecture | None:
+    """What can be run: an architecture, the one a space names, or a space with a given forward.
+
+    Args:
+        target: the architecture, or the space.
+        forward: run in place of the reference, of whose freedoms nothing is taken for granted.
+        inputs: what to run it on; those of the architecture by default.
+
+    Returns:
+        None if nothing is known that could be run.
+    """
+    if forward is not None and inputs is not None:
+        return Architecture(_space(target), forward, inputs)
+    found = target if isinstance(target, Architecture) else find_architecture(target)
+    if forward is None and inputs is None:
+        return found
+    if found is None:
+        raise SpaceError(
+            f"space '{_space(target).name}' names no architecture, so a forward and its inputs "
+            "must be given together: forward=…, inputs=Vectors(width=…) or Ids(vocabulary=…)"
+        )
+    if forward is not None:
+        return Architecture(found.space, forward, found.inputs)
+    return replace(found, inputs=inputs or found.inputs)
+
+
+def _space(target: Architecture | WeightSpace) -> WeightSpace:
+    return target.space if isinstance(target, Architecture) else target
 
 
 def stage_weights(stage: Stage, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,9 @@ from transformer_nfn.cli import (
 from transformer_nfn.cli.report import report_command
 from transformer_nfn.cli.zoo import zoo_app
 from transformer_nfn.errors import TransformerNFNError
+
+INTERNAL_FAULT = 70
+"""EX_SOFTWARE of sysexits.h."""
 
 app = typer.Typer(
     name="tnfn",
@@ -60,12 +64,19 @@ def root(
 
 
 def explain_errors(run: Callable[[], Any]) -> None:
-    """Runs a command; what a user got wrong is one sentence and exit code 2."""
+    """Runs a command; what a user got wrong is one sentence and exit code 2.
+
+    Our own faults show their traceback and exit with 70: Python's 1 would be taken for an answer
+    of `tnfn compare`.
+    """
     try:
         run()
     except TransformerNFNError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(INTERNAL_FAULT)
 
 
 def main() -> None:

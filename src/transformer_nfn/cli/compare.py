@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from transformer_nfn.cli.symmetry import (
     named_network,
 )
 from transformer_nfn.errors import SpaceError, TransformerNFNError
-from transformer_nfn.symmetry.relate import as_json, draw_relation
+from transformer_nfn.symmetry.relations import as_json, draw_relation
 
 EXIT = {True: 0, False: 1, None: 3}
 """Exit code by whether the two are the same function: yes, no, undecidable."""
@@ -66,8 +66,9 @@ def compare_command(
     answer is unclear. Which came first is not something weights say. Networks of a weight space
     are compared with proof: a group element, or a witness input.
 
-    Exit code 0 if they are the same function, 1 if they are not, 3 if that is undecidable. Shapes
-    that no disguise can change (other widths, other norms) are a no.
+    Exit code 0 if they are the same function, 1 if they are not, 3 if that is undecidable (also
+    where no forward is known for a space), 2 if the question cannot be put. Shapes that no
+    disguise can change (other widths, other norms) are a no.
 
     [bold]Examples[/bold]
 
@@ -130,7 +131,8 @@ def _compare_checkpoints(
     relation = symmetry.relate(A, B, prove=prove)
     if figure is not None and relation.matrix is not None:
         draw_relation(relation, figure, (A.where, B.where))
-    typer.echo(json.dumps(as_json(relation)) if json_output else str(relation))
+    with suppress(BrokenPipeError):  # the exit code still tells
+        typer.echo(json.dumps(as_json(relation)) if json_output else str(relation))
     if figure is not None and relation.matrix is None:
         typer.echo(f"no figure: there are no blocks to draw ({relation.reason})", err=True)
     raise typer.Exit(EXIT[relation.same_function])
@@ -147,16 +149,9 @@ def _compare_networks(
         )
     if group not in ("paper", "enlarged"):
         raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
-    try:
-        result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
-    except SpaceError as error:
-        if left.architecture is not None or group != "paper":
-            raise
-        raise SpaceError(
-            f"no group element takes '{first}' to '{second}', and {left.name} has no reference "
-            "forward to find a witness with"
-        ) from error
-    typer.echo(json.dumps(_as_json(result)) if json_output else str(result))
+    result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
+    with suppress(BrokenPipeError):  # the exit code still tells
+        typer.echo(json.dumps(_as_json(result)) if json_output else str(result))
     raise typer.Exit(EXIT[result.same_function])
 
 

@@ -29,6 +29,10 @@ def reproduce_command(
         typer.Option(help="Only these, separated by commas (tables 1, 2 and 6, learning-curve)."),
     ] = None,
     percent: Annotated[int, typer.Option(help="Which checkpoint of each run.")] = 75,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="learning-curve: these numbers of networks, separated by commas."),
+    ] = None,
     device: DeviceOption = "auto",
     engine: Annotated[str, typer.Option(help="local, or ray: a cell a task.")] = "local",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster; none starts one.")] = None,
@@ -52,6 +56,8 @@ def reproduce_command(
 
       tnfn reproduce learning-curve zoo --out results --models transformer_nfn,invariant_mlp
 
+      tnfn reproduce learning-curve zoo --out results --sizes 100,717
+
       tnfn reproduce figures zoo --out results
     """
     if what not in WHAT:
@@ -67,7 +73,8 @@ def reproduce_command(
     chosen = models.split(",") if models else None
     for name in chosen or ():
         check_name(name)
-    cells = zoo_cells(what, zoo, chosen, percent)
+    counts = _whole_numbers(sizes, what)
+    cells = zoo_cells(what, zoo, chosen, percent, counts)
     if what == "learning-curve":
         check_matplotlib()
     console = Console(stderr=True, quiet=as_json)
@@ -94,6 +101,7 @@ def reproduce_command(
             protocol=Protocol(epochs=epochs),
             models=chosen,
             percent=percent,
+            sizes=counts,
             device=pick_device(device),
             progress=progress,
             engine=engine,
@@ -108,6 +116,19 @@ def reproduce_command(
     typer.echo(f"wrote {out}/{what}.md and {out}/{what}.parquet")
     for path in drawn:
         typer.echo(f"wrote {path}")
+
+
+def _whole_numbers(sizes: str | None, what: str) -> list[int] | None:
+    if sizes is None:
+        return None
+    if what != "learning-curve":
+        raise TransformerNFNError(f"--sizes is for learning-curve, {what} has none")
+    try:
+        return [int(size) for size in sizes.split(",")]
+    except ValueError:
+        raise TransformerNFNError(
+            f"--sizes must be whole numbers separated by commas, found '{sizes}'"
+        ) from None
 
 
 def _figures(zoo: Path, out: Path) -> None:

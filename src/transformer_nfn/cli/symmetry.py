@@ -14,6 +14,7 @@ from rich.table import Table
 from transformer_nfn import spaces, symmetry
 from transformer_nfn.cli.disguises import disguises_command
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.files.json_object import read_object
 from transformer_nfn.files.network import save_network
 from transformer_nfn.spaces import Weights, WeightSpace
 
@@ -53,7 +54,7 @@ def parse_space(text: str) -> WeightSpace:
             raise SpaceError(
                 f"'{text}' is neither a file nor a ready space ({', '.join(spaces.READY)})"
             )
-        return WeightSpace.from_json(path.read_text())
+        return WeightSpace.from_object(read_object(path, SpaceError))
     try:
         numbers = [int(n) for n in sizes.split(",")] if sizes else []
     except ValueError:

@@ -14,7 +14,6 @@ whenever a name is used.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from urllib.parse import quote
 from transformer_nfn.files.cache import cache_folder
 from transformer_nfn.files.downloads import download, get_text
 from transformer_nfn.files.errors import AssetError, DownloadError
+from transformer_nfn.files.json_object import read_object
 from transformer_nfn.files.whole import write_text
 
 FORMAT = 1
@@ -109,12 +109,12 @@ def whereabouts(asset: Asset) -> str:
 
 def read_index(path: Path) -> dict[str, Asset]:
     """Reads ``index.json``; refuses what is malformed or would lead out of its folder."""
+    data = read_object(path, AssetError)
+    if data.get("format") != FORMAT:
+        raise AssetError(f"'{path}' has format {data.get('format')!r}, expected {FORMAT}")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise AssetError(f"'{path}' has format {data['format']!r}, expected {FORMAT}")
         return {name: _entry(path, name, entry) for name, entry in data["assets"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, AssetError):
             raise
         raise AssetError(

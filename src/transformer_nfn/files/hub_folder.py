@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from transformer_nfn.files.errors import CheckpointError
+from transformer_nfn.files.json_object import read_object
 
 CONFIG = "config.json"
 INDEX = ".index.json"
@@ -30,12 +30,12 @@ def find_weights(folder: Path) -> Path:
 def read_config(folder: Path) -> dict[str, Any]:
     """What ``config.json`` says; nothing if there is none."""
     path = folder / CONFIG
-    return _read_object(path) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}
 
 
 def read_shard_index(index: Path) -> dict[str, Path]:
     """The file that holds each tensor; refuses paths that lead out of the index's folder."""
-    weight_map = _read_object(index).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"'{index}' is not an index of shards: it has no 'weight_map'")
     found: dict[str, Path] = {}
@@ -66,15 +66,3 @@ def inside(folder: Path, name: str, said_by: Path) -> Path:
     if not any(real.is_relative_to(allowed) for allowed in homes):
         raise CheckpointError(f"'{said_by}': '{name}' is a link that leads out of its folder")
     return path
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"'{path}' cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"'{path}' is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"'{path}' is not an object in JSON")
-    return data

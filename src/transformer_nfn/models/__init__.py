@@ -2,8 +2,8 @@
 
 from transformer_nfn.models.boosting import LightGBMPredictor, XGBoostPredictor
 from transformer_nfn.models.forest import RandomForestPredictor
-from transformer_nfn.models.invariant_features import invariant_features
 from transformer_nfn.models.invariant_predictors import InvariantBoosting, InvariantMLP
+from transformer_nfn.models.invariants import invariant_features
 from transformer_nfn.models.mlp import MLP
 from transformer_nfn.models.network import Network, network_of, tensors_of
 from transformer_nfn.models.predictor import PredictorError, TabularPredictor

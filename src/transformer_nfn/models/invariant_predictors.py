@@ -17,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.boosting import Held, LightGBMPredictor
-from transformer_nfn.models.invariant_features import invariant_features
+from transformer_nfn.models.invariants import invariant_features
 from transformer_nfn.models.predictor import PredictorError, TabularPredictor
 from transformer_nfn.spaces import WeightSpace, attention_block
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError, missing_extra
+from transformer_nfn.files.json_object import read_object
 from transformer_nfn.files.whole import write_bytes
 
 FORMAT = 1
@@ -195,15 +196,11 @@ def optional(module: str) -> Any:
 
 
 def _about(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise PredictorError(f"'{path.parent}' holds no {path.name}") from error
-    except (OSError, ValueError) as error:
-        raise PredictorError(f"'{path}' is not readable: {error}") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = data.get("format") if isinstance(data, dict) else None
-        raise PredictorError(f"'{path}' has format {found!r}, expected {FORMAT}")
+    if not path.exists():
+        raise PredictorError(f"'{path.parent}' holds no {path.name}")
+    data = read_object(path, PredictorError)
+    if data.get("format") != FORMAT:
+        raise PredictorError(f"'{path}' has format {data.get('format')!r}, expected {FORMAT}")
     if missing := {"predictor", "settings", "width", "sha256"} - set(data):
         raise PredictorError(f"'{path}' lacks {', '.join(sorted(missing))}")
     return data

@@ -16,6 +16,7 @@ from torch import nn
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.files.checkpoint import Checkpoint
+from transformer_nfn.files.json_object import read_object
 from transformer_nfn.files.safetensors_file import write_tensors
 from transformer_nfn.files.whole import write_text
 from transformer_nfn.spaces import WeightSpace
@@ -70,11 +71,7 @@ class Pretrained(nn.Module):
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 raise TransformerNFNError(f"'{folder}' holds no {name}, so no model can be read")
-        try:
-            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise TransformerNFNError(f"'{folder / CONFIG}' is not JSON: {error}") from error
-        model = cls.from_config(config)
+        model = cls.from_config(read_object(folder / CONFIG))
         with Checkpoint.open(folder / WEIGHTS) as stored:
             _fill(model, stored)
         return model.to(torch.device(map_location)).eval()

@@ -70,7 +70,7 @@ class Writers(nn.Module):
         self.skips = nn.ParameterDict()
         self.words: dict[str, str] = {}
         for spec in space.tensors.values():
-            free = [a for a in spec.axes if space.is_free(a)]
+            free = space.free_axes(spec.name)
             if not free:
                 continue
             letters = dict(zip((*dict.fromkeys(spec.axes), RANK), ascii_letters[2:], strict=False))
@@ -85,10 +85,7 @@ class Writers(nn.Module):
             if spec.name not in space.shifted:
                 skip = nn.Parameter(torch.empty(out_channels, in_channels))
                 self.skips[_key(spec.name)] = skip
-        self.free = {
-            s.name: tuple(a for a in s.axes if space.is_free(a))
-            for s in space.tensors.values()
-        }
+        self.free = {name: space.free_axes(name) for name in space.tensors}
 
     def reset_parameters(self, share: float) -> None:
         """Draws dictionaries and skips anew; ``share`` is the variance left to the skip."""

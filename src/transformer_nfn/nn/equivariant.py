@@ -124,7 +124,7 @@ class Equivariant(nn.Module):
             if self.writers is not None:
                 y = self.writers(target, y, given[target.name])
             if self.gated and target.family is not None:
-                y = y * self._gate(target.name, results)
+                y = y * self._gate(target.name, target.family[0], results)
             out[target.name] = y
         return out
 
@@ -138,14 +138,14 @@ class Equivariant(nn.Module):
         if target.private is not None:
             # Piece and place in the piece (frequency and pair) become one axis again.
             place = 2 + target.labels.index(target.private)
-            axis = self.space.axes[self.space.rebased(target.name)[0]]
-            y = axis.action.join(y, place)
+            assert target.family is not None
+            y = self.space.axes[target.family[0]].action.join(y, place)
         return y
 
-    def _gate(self, name: str, results: Sequence[Sequence[Tensor]]) -> Tensor:
+    def _gate(self, name: str, carried: str, results: Sequence[Sequence[Tensor]]) -> Tensor:
         gate = add_pieces(self.pieces[f"gate {name}"], results)
         spec = self.space.tensors[name]
-        owners = self.space.ancestors(self.space.rebased(name)[0])
+        owners = self.space.ancestors(carried)
         gate = gate.permute(0, 1, *(2 + owners.index(a) for a in spec.axes if a in owners))
         for place, axis in enumerate(spec.axes):
             if axis not in owners:

@@ -84,14 +84,14 @@ class Source:
 def family_of(space: WeightSpace, spec: TensorSpec) -> Family | None:
     """The linear axis that a tensor carries and its duality; None if it carries none."""
     linear = space.rebased(spec.name)
-    if len(linear) > 1:
+    if spec.name in space.twice_rebased:
         raise SpaceError(
             f"layers need tensors with at most one linear axis, '{spec.name}' carries "
             f"{' and '.join(repr(a) for a in linear)}"
         )
     if not linear:
         return None
-    return linear[0], linear[0] in spec.dual and not space.axes[linear[0]].action.self_dual
+    return linear[0], space.is_dual(spec.name, linear[0])
 
 
 def tensor_source(space: WeightSpace, spec: TensorSpec) -> Source:
@@ -102,7 +102,7 @@ def tensor_source(space: WeightSpace, spec: TensorSpec) -> Source:
     if family is not None and space.axes[family[0]].pieces.turns > 1:
         turn = f"{family[0]}.turn"
     factor = Factor(spec.name, labels, split, turn)
-    free = [a for a in labels if a in space.axes and space.is_free(a)]
+    free = _free_labels(space, labels)
     carried: tuple[str, ...] = ()
     private = None
     if family is not None:
@@ -135,6 +135,7 @@ def product_source(space: WeightSpace, product: Product) -> Source:
         space.tensors[product.plain],
         space.tensors[product.dual],
         together,
+        over=product.over,
         shared=frozenset(shared),
         summed=space.axes[product.over].pieces.width,
     )
@@ -202,6 +203,7 @@ def _pair(
     second: TensorSpec,
     together: set[str],
     *,
+    over: str | None = None,
     shared: frozenset[str],
     summed: int,
     contracted: str | None = None,
@@ -211,14 +213,12 @@ def _pair(
     y_labels, y_sizes, y_split = _labelled(space, second, taken, together)
     sizes |= y_sizes
     turn = None
-    over = next((a for a in together if space.is_rebased(a)), None)
     if over is not None and space.axes[over].pieces.turns > 1:
         turn = f"{over}.turn"
         sizes[turn] = 2
     factors = (Factor(first.name, x_labels, x_split), Factor(second.name, y_labels, y_split, turn))
     labels = tuple(dict.fromkeys((*x_labels, *y_labels)))
-    bases = {label: label.rstrip("'") for label in labels}
-    free = [a for a in labels if bases[a] in space.axes and space.is_free(bases[a])]
+    free = _free_labels(space, labels)
     dense = frozenset(free)
     if over is not None and x_split is not None:
         free.append(f"{over}.frequency")
@@ -268,6 +268,11 @@ def _labelled(
         labels.append(label)
         sizes[label] = size
     return tuple(labels), sizes, split
+
+
+def _free_labels(space: WeightSpace, labels: tuple[str, ...]) -> list[str]:
+    bases = {label: label.rstrip("'") for label in labels}
+    return [a for a in labels if bases[a] in space.axes and space.is_free(bases[a])]
 
 
 def _perm_labels(space: WeightSpace, labels: tuple[str, ...]) -> dict[str, tuple[str, ...]]:

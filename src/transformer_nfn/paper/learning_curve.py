@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformer_nfn.paper.table_text import ALL_NETWORKS, TableView
@@ -19,17 +20,26 @@ class CurvePoint:
     error: float | None
 
 
-def curve_sizes(train: int) -> dict[str, int | None]:
+def curve_sizes(train: int, only: Sequence[int] | None = None) -> dict[str, int | None]:
     """The columns: 64, 128, 256, … networks, and all (None).
 
     Args:
         train: how many networks there are to train on.
+        only: these numbers of networks instead, each at least 64 and fewer than ``train``.
     """
     if train < SMALLEST:
         raise RunError(
             f"a learning curve needs at least {SMALLEST} networks to train on, "
             f"the training part of the zoo has {train}"
         )
+    for size in only or ():
+        if not SMALLEST <= size < train:
+            raise RunError(
+                f"the sizes of a learning curve are at least {SMALLEST} and less than the "
+                f"{train} networks of the training part, found {size}"
+            )
+    if only:
+        return {str(size): size for size in sorted(set(only))}
     sizes: dict[str, int | None] = {}
     size = SMALLEST
     while size < train:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +33,26 @@ Progress = Callable[[Cell, dict[str, Any]], None]
 
 
 def zoo_cells(
-    name: str, zoo_path: Path, models: Iterable[str] | None = None, percent: int | None = PERCENT
+    name: str,
+    zoo_path: Path,
+    models: Iterable[str] | None = None,
+    percent: int | None = PERCENT,
+    sizes: Sequence[int] | None = None,
 ) -> list[Cell]:
     """The cells of a table for a zoo; see `table_cells`."""
     from transformer_nfn.zoo import Zoo
 
     zoo = Zoo.open(zoo_path)
     train = count_training(zoo, percent=percent) if name == LEARNING_CURVE.name else 0
-    return table_cells(name, str(zoo.about["task"]["name"]), models, train)
+    return table_cells(name, str(zoo.about["task"]["name"]), models, train, sizes)
 
 
 def table_cells(
-    name: str, task: str, models: Iterable[str] | None = None, train: int = 0
+    name: str,
+    task: str,
+    models: Iterable[str] | None = None,
+    train: int = 0,
+    sizes: Sequence[int] | None = None,
 ) -> list[Cell]:
     """The cells of a table for a zoo of this task.
 
@@ -54,6 +62,7 @@ def table_cells(
         models: which predictors (tables 1, 2 and 6, learning curve); the paper's six and our two
             by default.
         train: how many networks of the zoo there are to train on (learning curve).
+        sizes: numbers of networks instead of 64, 128, … and all (learning curve).
     """
     chosen = tuple(models) if models is not None else (*PAPER_MODELS, *EXTRA_MODELS)
     text = task in KNOWN_TASKS and not KNOWN_TASKS[task].patch
@@ -88,7 +97,7 @@ def table_cells(
     if name == LEARNING_CURVE.name:
         return [
             Cell(name, model, column, model, max_train=size)
-            for column, size in curve_sizes(train).items()
+            for column, size in curve_sizes(train, sizes).items()
             for model in chosen
         ]
     raise RunError(f"there is no '{name}'; there are {', '.join(TABLES)}")
@@ -103,6 +112,7 @@ def reproduce(
     protocol: Protocol | None = None,
     models: Iterable[str] | None = None,
     percent: int | None = PERCENT,
+    sizes: Sequence[int] | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
     engine: str = "local",
@@ -120,13 +130,14 @@ def reproduce(
         protocol: of neural predictors; the paper's by default.
         models: see `table_cells`.
         percent: which checkpoint of each run.
+        sizes: see `table_cells`.
         device: for neural predictors.
         progress: called with the cell and what happens in it.
         engine: ``local``, or ``ray`` for a cell a task on a cluster.
         address: of the Ray cluster; None starts one here.
     """
     protocol = protocol or Protocol()
-    cells = zoo_cells(name, zoo_path, models, percent)
+    cells = zoo_cells(name, zoo_path, models, percent, sizes)
     how: dict[str, Any] = dict(seeds=seeds, protocol=protocol, percent=percent, device=device)
     if engine == "ray":
         records = fill_cells_on_ray(

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.errors import TransformerNFNError, missing_extra
+from transformer_nfn.files.json_object import read_object
 from transformer_nfn.files.whole import whole_file, write_text
 
 FORMAT = 1
@@ -74,13 +75,11 @@ class RunRecord:
         path = Path(folder) / RUN_FILE
         if not path.is_file():
             raise RunError(f"'{folder}' is not a run folder: there is no {RUN_FILE} in it")
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            found = data["format"]
-        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise RunError(f"'{path}' is not readable: {error}") from error
-        if found != FORMAT:
-            raise RunError(f"'{path}' has format {found!r}, expected {FORMAT}: another version")
+        data = read_object(path, RunError)
+        if data.get("format") != FORMAT:
+            raise RunError(
+                f"'{path}' has format {data.get('format')!r}, expected {FORMAT}: another version"
+            )
         try:
             return RunRecord(**data)
         except TypeError as error:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from transformer_nfn.files.json_object import parse_object
 from transformer_nfn.files.safetensors_file import read_tensors, write_tensors
 from transformer_nfn.files.whole import write_text
 from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts, map_network
@@ -252,7 +253,7 @@ class SeedTrainer:
     def load(self, path: Path, identity: str) -> None:
         """Takes up what `save` wrote; refuses the state of another training."""
         tensors, metadata = read_tensors(path)
-        about = json.loads(metadata.get("about", "{}"))
+        about = parse_object(metadata.get("about", "{}"), str(path), RunError)
         if "identity" not in about:
             raise RunError(
                 f"'{path}' was begun by an older version, which did not tell trainings apart "

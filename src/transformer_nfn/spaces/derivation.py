@@ -69,6 +69,14 @@ class Derivation:
     joined: Mapping[str, Joined]
     left_out: tuple[tuple[str, str], ...]
 
+    def made_of(self, *names: str) -> set[str]:
+        """The tensors of the space from which tensors, or joined ones, are made."""
+        out = set()
+        for name in names:
+            join = self.joined.get(name)
+            out |= {name} if join is None else self.made_of(join.plain, join.dual)
+        return out
+
 
 def derive(space: WeightSpace) -> Derivation:
     """Every invariant product of ``space``.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.spaces.invariants import contract
+from transformer_nfn.spaces.moves import Moves
 from transformer_nfn.spaces.tensors import TensorSpec, Weights
 
 if TYPE_CHECKING:
@@ -73,10 +75,8 @@ class Element:
         self._check_fits(weights[first], lead)
         dtype = weights[first].dtype
         moved = self._shifted(weights, lead)
-        out = {
-            name: self._move(moved[name], spec, lead).to(dtype)
-            for name, spec in space.tensors.items()
-        }
+        out = {name: self._move(moved[name], spec, lead) for name, spec in space.tensors.items()}
+        out = {name: w if w.dtype == dtype else w.to(dtype) for name, w in out.items()}
         if self.batch is None or weights[first].shape[0] == self.batch:
             return out
         # One network becomes many, also in tensors that nothing acts on.
@@ -114,28 +114,19 @@ class Element:
 
     def _move(self, x: Tensor, spec: TensorSpec, lead: int) -> Tensor:
         """Matrices first, then permutations: ``Q_i ← Q_τ(i) M_τ(i)ᵀ``."""
-        batched = self.batch is not None
-        for dim, name in enumerate(spec.axes):
-            if name in self.linears:
-                dual = name in spec.dual
-                matrix = (self.inverses if dual else self.linears)[name]
+        moves = self.space.moves(spec.axes, lead, self.batch is not None)
+        for axis, action, place in moves.rebasing:
+            dual = axis in spec.dual
+            matrix = (self.inverses if dual else self.linears)[axis]
+            if x.dtype != matrix.dtype:
                 wide = torch.promote_types(x.dtype, matrix.dtype)
-                place = self.space.place(spec.axes, dim, lead=lead, batched=batched)
-                action = self.space.axes[name].action
-                x = action.act(x.to(wide), matrix.to(wide), place, dual=dual)
-        return self._permute(x, spec.axes, lead)
+                x, matrix = x.to(wide), matrix.to(wide)
+            x = action.act(x, matrix, place, dual=dual)
+        return self._permute(x, moves)
 
-    def _permute(self, x: Tensor, axes: Sequence[str], lead: int) -> Tensor:
-        """``x [*lead, *axes, *rest]`` with every perm axis gathered.
-
-        Inner axes move before the axes they belong to, so that each still stands at the index its
-        own permutation was given for: ``(gx)[i, a] = x[τ(i), π_τ(i)(a)]``.
-        """
-        for dim in self.space.innermost_first(axes):
-            name = axes[dim]
-            if name in self.perms:
-                place = self.space.place(axes, dim, lead=lead, batched=self.batch is not None)
-                x = self.space.axes[name].action.act(x, self.perms[name], place)
+    def _permute(self, x: Tensor, moves: Moves) -> Tensor:
+        for axis, action, place in moves.permuting:
+            x = action.act(x, self.perms[axis], place)
         return x
 
     def __matmul__(self, other: Element) -> Element:
@@ -189,7 +180,8 @@ class Element:
 
     def move_sites(self, x: Tensor, name: str) -> Tensor:
         """Moves what is given for each index of the ancestors of ``name`` along with them."""
-        return self._permute(x, self.space.ancestors(name), int(self.batch is not None))
+        batched = self.batch is not None
+        return self._permute(x, self.space.moves(self.space.ancestors(name), int(batched), batched))
 
     def move_constant(self, x: Tensor, tensor: str) -> Tensor:
         """Moves what is added to a tensor, ``[*batch, *axes]``, as the tensor itself moves."""
@@ -226,6 +218,11 @@ class Element:
         return {
             name: float(torch.linalg.cond(m.double()).max()) for name, m in self.linears.items()
         }
+
+    def inflation(self) -> float:
+        """How many times the rounding error of a tensor may grow under the action, at most."""
+        conditions = self.condition()
+        return max(prod(conditions[a] for a in self.space.rebased(t)) for t in self.space.tensors)
 
     def __repr__(self) -> str:
         many = "one element" if self.batch is None else f"{self.batch} elements"

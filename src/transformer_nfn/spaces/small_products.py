@@ -28,12 +28,14 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _worthwhile(x: Tensor, y: Tensor) -> bool:
-    if torch.backends.mkl.is_available() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or x.ndim < 3 or x.shape[0] < MANY:
+        return False
+    if torch.backends.mkl.is_available():
         return False
     plain = type(x) is Tensor and type(y) is Tensor and x.device.type == y.device.type == "cpu"
     if not plain or x.dtype not in (torch.float32, torch.float64) or x.dtype != y.dtype:
         return False
-    if x.ndim < 3 or y.ndim != x.ndim or x.shape[0] != y.shape[0] or x.shape[0] < MANY:
+    if y.ndim != x.ndim or x.shape[0] != y.shape[0]:
         return False
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         return False

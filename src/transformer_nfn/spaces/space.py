@@ -18,10 +18,10 @@ from transformer_nfn.spaces.axis import Axis
 from transformer_nfn.spaces.check import check_weights
 from transformer_nfn.spaces.derivation import Derivation, Product, derive
 from transformer_nfn.spaces.group import Group
+from transformer_nfn.spaces.moves import Moves, moves_of
 from transformer_nfn.spaces.shifts import check_shifts
+from transformer_nfn.spaces.space_json import as_object, build_arguments
 from transformer_nfn.spaces.tensors import Shift, TensorSpec, Weights
-
-FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,32 +117,30 @@ class WeightSpace:
 
     def innermost_first(self, axes: Sequence[str]) -> list[int]:
         """The positions in ``axes``, those of axes that belong to others before their owners."""
-        key = tuple(axes)
-        order = self._orders.get(key)
-        if order is None:
-            order = sorted(range(len(key)), key=lambda d: -len(self.ancestors(key[d])))
-            self._orders[key] = order
-        return order
+        return sorted(range(len(axes)), key=lambda d: -len(self.ancestors(axes[d])))
 
     def place(self, axes: Sequence[str], dim: int, *, lead: int, batched: bool) -> Place:
         """Where the axis ``axes[dim]`` and its sites stand in a tensor ``[*lead, *axes, …]``."""
-        key = (tuple(axes), dim, lead, batched)
-        place = self._places.get(key)
-        if place is None:
-            owners = (lead + key[0].index(a) for a in self.ancestors(axes[dim]))
-            place = Place(lead + dim, (*((0,) if batched else ()), *owners))
-            self._places[key] = place
-        return place
+        owners = (lead + list(axes).index(a) for a in self.ancestors(axes[dim]))
+        return Place(lead + dim, (*((0,) if batched else ()), *owners))
 
-    # Elements ask for these at every tensor they move, of a small network more often than it
-    # takes to move it.
+    def moves(self, axes: tuple[str, ...], lead: int, batched: bool) -> Moves:
+        """What an element does to a tensor ``[*lead, *axes, …]``, in order.
+
+        Args:
+            axes: of the tensor.
+            lead: how many axes stand before them.
+            batched: whether there is an element for each item of the first of those.
+        """
+        key = axes, lead, batched
+        moves = self._moves.get(key)
+        if moves is None:
+            moves = self._moves[key] = moves_of(self, axes, lead, batched)
+        return moves
 
     @cached_property
-    def _orders(self) -> dict[tuple[str, ...], list[int]]:
-        return {}
-
-    @cached_property
-    def _places(self) -> dict[tuple[tuple[str, ...], int, int, bool], Place]:
+    def _moves(self) -> dict[tuple[tuple[str, ...], int, bool], Moves]:
+        # Asked for at every tensor; working them out takes longer than moving a small network.
         return {}
 
     def is_permuted(self, axis: str) -> bool:
@@ -157,9 +155,42 @@ class WeightSpace:
         """Whether nothing acts on an axis."""
         return not (self.is_permuted(axis) or self.is_rebased(axis))
 
+    def permuted_dims(self, axes: Sequence[str]) -> list[int]:
+        """Where perm axes stand in ``axes``, inner ones before the axes they belong to.
+
+        In this order each moves on its own, while the axis it belongs to stands still.
+        """
+        return [d for d in self.innermost_first(axes) if self.is_permuted(axes[d])]
+
+    def free_axes(self, tensor: str) -> tuple[str, ...]:
+        """The axes of a tensor on which nothing acts: ``('input',)`` for W_Q."""
+        return tuple(a for a in self.tensors[tensor].axes if self.is_free(a))
+
     def rebased(self, tensor: str) -> tuple[str, ...]:
         """The axes of a tensor on which matrices act: ``('qk',)`` for W_Q."""
         return tuple(a for a in self.tensors[tensor].axes if self.is_rebased(a))
+
+    @cached_property
+    def rebased_axes(self) -> tuple[str, ...]:
+        """Every axis on which matrices act."""
+        return tuple(a for a in self.axes if self.is_rebased(a))
+
+    @cached_property
+    def twice_rebased(self) -> tuple[str, ...]:
+        """The tensors on which matrices act along more than one axis."""
+        return tuple(t for t in self.tensors if len(self.rebased(t)) > 1)
+
+    def is_dual(self, tensor: str, axis: str) -> bool:
+        """Whether a tensor carries an axis dual; never where plain and dual are the same."""
+        return axis in self.tensors[tensor].dual and not self.axes[axis].action.self_dual
+
+    def carriers(self, axis: str, *, dual: bool) -> list[str]:
+        """The tensors that carry an axis plain (or dual), but for those a shift may change."""
+        return [
+            name
+            for name, spec in self.tensors.items()
+            if axis in spec.axes and name not in self.shifted and self.is_dual(name, axis) == dual
+        ]
 
     @cached_property
     def shifted(self) -> frozenset[str]:
@@ -173,12 +204,15 @@ class WeightSpace:
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         """The sizes of the tensor's axes, without batch and channels."""
-        return tuple(self.axes[a].size for a in self.tensors[tensor].axes)
+        return self.shapes[tensor]
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of every tensor, without batch and channels."""
-        return {name: self.shape(name) for name in self.tensors}
+        return {
+            name: tuple(self.axes[a].size for a in spec.axes)
+            for name, spec in self.tensors.items()
+        }
 
     @property
     def num_weights(self) -> int:
@@ -247,46 +281,22 @@ class WeightSpace:
 
     def to_json(self, *, indent: int | None = None) -> str:
         """The whole space as JSON; `WeightSpace.from_json` reads it back."""
-        out: dict[str, Any] = {
-            "format": FORMAT,
-            "name": self.name,
-            "axes": [axis.to_json() for axis in self.axes.values()],
-            "tensors": {name: " ".join(spec.words()) for name, spec in self.tensors.items()},
-        }
-        if self.shifts:
-            out["shifts"] = [
-                {k: v for k, v in vars(shift).items() if v is not None} for shift in self.shifts
-            ]
-        if self.architecture is not None:
-            out["architecture"] = self.architecture
-        if self.options:
-            out["options"] = dict(self.options)
-        return json.dumps(out, indent=indent, ensure_ascii=False)
+        return json.dumps(as_object(self), indent=indent, ensure_ascii=False)
 
     @staticmethod
     def from_json(text: str) -> WeightSpace:
         """Reads what `to_json` wrote; says what is wrong with anything else."""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise SpaceError(f"a weight space must be JSON: {error}") from error
-        if not isinstance(data, dict) or "axes" not in data or "tensors" not in data:
-            raise SpaceError("a weight space in JSON needs the keys 'axes' and 'tensors'")
-        if data.get("format", FORMAT) != FORMAT:
-            raise SpaceError(
-                f"weight space format {data['format']!r} is not known here (expected {FORMAT})"
-            )
+        return WeightSpace.from_object(data)
+
+    @staticmethod
+    def from_object(data: object) -> WeightSpace:
+        """The space that parsed JSON describes; see `from_json`."""
         try:
-            axes = [Axis(**axis) for axis in data["axes"]]
-            shifts = [Shift(**shift) for shift in data.get("shifts", [])]
-            return WeightSpace.build(
-                data.get("name", "space"),
-                axes,
-                data["tensors"],
-                shifts=shifts,
-                architecture=data.get("architecture"),
-                options=data.get("options"),
-            )
+            return WeightSpace.build(**build_arguments(data))
         except (TypeError, AttributeError) as error:
             raise SpaceError(f"a weight space in JSON is malformed: {error}") from error
 

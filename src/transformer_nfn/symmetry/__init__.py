@@ -2,11 +2,11 @@
 
 from transformer_nfn.spaces import Element, Group, fold, product, products
 from transformer_nfn.symmetry.canonical import canonical_form
-from transformer_nfn.symmetry.compare import Comparison, compare
+from transformer_nfn.symmetry.comparison import Comparison, compare
 from transformer_nfn.symmetry.enlarged import EnlargedElement, random_enlarged
-from transformer_nfn.symmetry.fingerprint import fingerprint
+from transformer_nfn.symmetry.fingerprints import fingerprint
 from transformer_nfn.symmetry.layer_norm import random_commuting
-from transformer_nfn.symmetry.relate import Relation, relate
+from transformer_nfn.symmetry.relations import Relation, relate
 from transformer_nfn.symmetry.witness import Witness
 
 __all__ = [

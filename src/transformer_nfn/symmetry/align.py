@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transformer_nfn.spaces import Element, Weights, WeightSpace
 from transformer_nfn.symmetry.rebasing import solve_axes
-from transformer_nfn.symmetry.sources import Source, ratio
+from transformer_nfn.symmetry.sources import Source
 
 ROUNDS = 4
 HOPELESS = 0.3
@@ -57,7 +57,7 @@ def align_permutations(space: WeightSpace, U: list[Source], V: list[Source]) -> 
                 return Alignment(perms, U, certain=False)
         if settled and best is None:
             return Alignment(perms, U, certain=True)
-        score = max((ratio(u, v, u.apart(v)) for u, v in zip(U, V, strict=True)), default=0.0)
+        score = max((u.gap(v).ratio for u, v in zip(U, V, strict=True)), default=0.0)
         if best is None or score < best[0]:
             best = (score, dict(perms), U)
         if score <= 1.0 or settled:
@@ -67,7 +67,7 @@ def align_permutations(space: WeightSpace, U: list[Source], V: list[Source]) -> 
 
 
 def _device(given: list[Source]) -> torch.device | None:
-    return given[0].error.device if given else None
+    return given[0].device if given else None
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,13 @@ def recover(
     """
     base = space.group.identity(device=next(iter(U.values())).device)
     shuffle = Element(space, {**base.perms, **perms}, base.linears, base.inverses, base.shifts)
-    solved = solve_axes(space, shuffle.act(folded_U), folded_V, unit)
+    # Tensors that no matrix acts on are not asked, and may stay where they are.
+    moved = {
+        name: w if name in space.entry_tensors else shuffle.move_constant(w, name)
+        for name, w in folded_U.items()
+    }
+    solved = solve_axes(space, moved, folded_V, unit)
+    del moved
     if solved is None:
         return None
     undo = shuffle.inverse()

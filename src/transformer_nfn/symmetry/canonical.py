@@ -12,8 +12,8 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.spaces.actions import Permutation
 from transformer_nfn.symmetry.factored import sources
-from transformer_nfn.symmetry.rebasing import carriers, factor, unfactor
-from transformer_nfn.symmetry.sources import single
+from transformer_nfn.symmetry.rebasing import factor, unfactor
+from transformer_nfn.symmetry.sources import in_float64, single
 
 
 def canonical_form(target: Architecture | WeightSpace, U: Mapping[str, Tensor]) -> Weights:
@@ -37,17 +37,16 @@ def canonical_form(target: Architecture | WeightSpace, U: Mapping[str, Tensor]) 
     """
     space = target.space if isinstance(target, Architecture) else target
     space.check(U, lead=None)
-    for tensor in space.tensors:
-        if len(space.rebased(tensor)) > 1:
-            raise SpaceError(
-                f"a canonical form needs tensors with at most one axis on which matrices act, "
-                f"'{tensor}' carries {' and '.join(map(repr, space.rebased(tensor)))}"
-            )
+    for tensor in space.twice_rebased:
+        raise SpaceError(
+            f"a canonical form needs tensors with at most one axis on which matrices act, "
+            f"'{tensor}' carries {' and '.join(map(repr, space.rebased(tensor)))}"
+        )
     name, first = next((n, U[n]) for n in space.tensors)
     lead = first.shape[: first.ndim - len(space.tensors[name].axes)]
     flat = {n: w.reshape(-1, *space.shape(n)) for n, w in U.items()}
     forms = [
-        _canonical(space, single(space, {n: w[i] for n, w in flat.items()}))
+        _canonical(space, in_float64(single(space, {n: w[i] for n, w in flat.items()})))
         for i in range(lead.numel())
     ]
     return {
@@ -61,11 +60,12 @@ def canonical_form(target: Architecture | WeightSpace, U: Mapping[str, Tensor]) 
 def _canonical(space: WeightSpace, weights: Weights) -> Weights:
     folded = fold(space, weights)
     ordered = _in_order(space, folded)
-    for axis in (a for a in space.axes.values() if a.action.rebases):
-        tensors = [carriers(space, axis.name, dual=dual) for dual in (False, True)]
-        plain, dual = (factor(space, ordered, axis.name, names) for names in tensors)
-        for names, rows in zip(tensors, axis.action.balance(plain, dual), strict=True):
-            ordered = unfactor(space, ordered, axis.name, names, rows)
+    for axis in space.rebased_axes:
+        tensors = [space.carriers(axis, dual=dual) for dual in (False, True)]
+        plain, dual = (factor(space, ordered, axis, names) for names in tensors)
+        balanced = space.axes[axis].action.balance(plain, dual)
+        for names, rows in zip(tensors, balanced, strict=True):
+            ordered = unfactor(space, ordered, axis, names, rows)
     return ordered
 
 

@@ -18,10 +18,13 @@ from transformer_nfn.spaces import Product, Weights, WeightSpace
 from transformer_nfn.spaces.invariants import factors, tensor_value
 from transformer_nfn.symmetry.sketch import multiply_sketches, sketch
 from transformer_nfn.symmetry.sources import (
-    ROUNDING,
     Entries,
+    Gap,
     Source,
+    gap_of,
     gathered,
+    hidden_share,
+    in_float64,
     sorted_away,
     unknown,
 )
@@ -49,19 +52,24 @@ class Factored(Source):
     right: Tensor
 
     @property
-    def error(self) -> Tensor:
-        """For each site."""
-        return self.rounding
+    def device(self) -> torch.device:
+        """That of the factors."""
+        return self.left.device
 
     @cached_property
     def norms(self) -> Tensor:
         """Norm of the product at each site."""
         return self._norm(self.left, self.right)
 
-    def apart(self, other: Self) -> Tensor:
-        """Norm of the difference of the products at each site."""
+    def gap(self, other: Self) -> Gap:
+        """By the norm of the difference at each site."""
         left = torch.cat([self.left, other.left], -1)
-        return self._norm(left, torch.cat([self.right, -other.right], -1))
+        away = self._norm(left, torch.cat([self.right, -other.right], -1))
+        return gap_of(away, (self.norms, other.norms), (self.rounding, other.rounding))
+
+    def hidden(self) -> float:
+        """In the product of any head."""
+        return hidden_share(self.norms, self.rounding)
 
     def between(self, i: int, j: int) -> float:
         """Norm of the difference of two sites of this product (with one axis of sites)."""
@@ -136,7 +144,7 @@ def sources(space: WeightSpace, weights: Weights, unit: float) -> list[Source]:
 
     Args:
         space: the space of the weights.
-        weights: one network, ``[*axes]`` in float64.
+        weights: one network, ``[*axes]``; what is multiplied becomes float64.
         unit: relative error to expect in one weight, see `rounding_unit`.
     """
     touched = {shift.into for shift in space.shifts}
@@ -151,15 +159,16 @@ def sources(space: WeightSpace, weights: Weights, unit: float) -> list[Source]:
 
 def _folded_size(space: WeightSpace, weights: Weights, name: str) -> Tensor:
     """Norms of what was folded into a bias: its rounding error came along."""
-    total = weights[name].new_zeros(())
+    total = torch.zeros((), dtype=torch.float64, device=weights[name].device)
     for shift in space.shifts:
         if shift.into == name and shift.through is not None:
-            total = total + weights[shift.through].norm()
+            total = total + weights[shift.through].double().norm()
     return total
 
 
 def _factored(space: WeightSpace, weights: Weights, product: Product, unit: float) -> Factored:
     sites = space.ancestors(product.over)
+    weights = in_float64(weights, space.derivation.made_of(product.plain, product.dual))
     left, right = factors(space, weights, product)
     own = [
         tuple(a for a in space.spec(name).axes if a not in (*sites, product.over))
@@ -183,16 +192,3 @@ def _column_sums(space: WeightSpace, weights: Weights, name: str, over: str) -> 
         return value.square()
     norms: Tensor = torch.linalg.vector_norm(value.flatten(len(order)), dim=-1)
     return norms.square()
-
-
-def resolution(given: list[Source]) -> float:
-    """The largest relative difference that rounding could hide in any product of any head."""
-    worst = 0.0
-    for source in given:
-        if isinstance(source, Entries) and source.folded is None:
-            continue
-        norms = source.norms
-        alive = norms > ROUNDING * source.error
-        if bool(alive.any()):
-            worst = max(worst, float((ROUNDING * source.error / norms)[alive].max()))
-    return worst

@@ -12,18 +12,6 @@ from transformer_nfn.spaces import Element, Weights, WeightSpace
 from transformer_nfn.spaces.actions import Solution
 
 
-def carriers(space: WeightSpace, axis: str, *, dual: bool) -> list[str]:
-    """The tensors that carry an axis plain (or dual); all of them plain where that is the same."""
-    same = space.axes[axis].action.self_dual
-    return [
-        name
-        for name, spec in space.tensors.items()
-        if axis in spec.axes
-        and name not in space.shifted
-        and (axis in spec.dual and not same) == dual
-    ]
-
-
 def factor(space: WeightSpace, weights: Weights, axis: str, tensors: Sequence[str]) -> Tensor:
     """The rows of some tensors along an axis, side by side.
 
@@ -79,7 +67,7 @@ def solve_axes(
         None if no element does it even nearly (the ranks differ), or none can be told.
     """
     solved: dict[str, Solution] = {}
-    waiting = {a: _all_carriers(space, a) for a in space.axes if space.is_rebased(a)}
+    waiting = {a: _all_carriers(space, a) for a in space.rebased_axes}
     while waiting:
         ready = {
             a: [t for t in tensors if not (set(space.rebased(t)) - {a}) & waiting.keys()]
@@ -92,20 +80,20 @@ def solve_axes(
         axis = min(able, key=lambda a: (len(waiting[a]) - len(ready[a]), -len(ready[a])))
         plain, dual = (
             [factor(space, w, axis, [t for t in tensors if t in ready[axis]]) for w in (U, V)]
-            for tensors in (carriers(space, axis, dual=d) for d in (False, True))
+            for tensors in (space.carriers(axis, dual=d) for d in (False, True))
         )
         found = space.axes[axis].action.solve((plain[0], plain[1]), (dual[0], dual[1]), unit)
         if found is None:
             return None
         solved[axis] = found
         tensors = waiting.pop(axis)
-        if any(len(space.rebased(t)) > 1 for t in tensors):
+        if any(t in space.twice_rebased for t in tensors):
             U = _moved(space, U, axis, found)
     return solved
 
 
 def _all_carriers(space: WeightSpace, axis: str) -> list[str]:
-    return [t for dual in (False, True) for t in carriers(space, axis, dual=dual)]
+    return [t for dual in (False, True) for t in space.carriers(axis, dual=dual)]
 
 
 def _moved(space: WeightSpace, U: Weights, axis: str, found: Solution) -> Weights:
@@ -117,4 +105,7 @@ def _moved(space: WeightSpace, U: Weights, axis: str, found: Solution) -> Weight
         {**base.inverses, axis: found.inverse},
         base.shifts,
     )
-    return g.act(U)
+    return {
+        name: g.move_constant(w, name) if axis in space.tensors[name].axes else w
+        for name, w in U.items()
+    }

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.spaces import Weights, WeightSpace, fold
 from transformer_nfn.symmetry.sketch import sketch
 
 ROUNDING = 16.0
 """Differences up to this many expected rounding errors count as none."""
 WIDE = 64
 """So many numbers describe an index at most; more are sketched."""
+PORTION = 2**18
+"""So many entries are in float64 at a time."""
 
 
 def rounding_unit(dtype: torch.dtype) -> float:
@@ -26,6 +29,19 @@ def rounding_unit(dtype: torch.dtype) -> float:
     with its own error; narrower ones were rounded once, at the end.
     """
     return torch.finfo(dtype).eps / 2 * (16 if dtype == torch.float64 else 1)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far two aligned sources are apart.
+
+    Attributes:
+        relative: ``‖u − v‖ / max(‖u‖, ‖v‖)``.
+        ratio: the same in allowed rounding errors, at the worst site; up to 1 is no difference.
+    """
+
+    relative: float
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -42,17 +58,16 @@ class Source(ABC):
 
     @property
     @abstractmethod
-    def error(self) -> Tensor:
-        """Expected rounding error for each *site*: a head of a product, an entry of a tensor."""
-
-    @property
-    @abstractmethod
-    def norms(self) -> Tensor:
-        """Frobenius norm of each site."""
+    def device(self) -> torch.device:
+        """Where its numbers are."""
 
     @abstractmethod
-    def apart(self, other: Self) -> Tensor:
-        """Frobenius norm of the difference of two aligned sources, for each site."""
+    def gap(self, other: Self) -> Gap:
+        """How far it is from another network's, both in the same order."""
+
+    @abstractmethod
+    def hidden(self) -> float:
+        """The largest relative difference at one site that rounding could hide."""
 
     @abstractmethod
     def reorder(self, space: WeightSpace, axis: str, index: Tensor) -> Self:
@@ -69,12 +84,28 @@ class Source(ABC):
         """
 
 
+def gap_of(
+    away: Tensor, norms: tuple[Tensor, Tensor], errors: tuple[Tensor, Tensor]
+) -> Gap:
+    """The gap from one number for each site: differences, norms, expected rounding errors."""
+    size = max(float(norm.norm()) for norm in norms)
+    allowed = (ROUNDING * (errors[0] + errors[1])).clamp_min(1e-300)
+    ratio = float((away / allowed).max()) if away.numel() else 0.0
+    return Gap(float(away.norm()) / size if size > 0 else 0.0, ratio)
+
+
+def hidden_share(norms: Tensor, errors: Tensor) -> float:
+    """The largest share of a site's norm that rounding could hide, where it leaves anything."""
+    alive = norms > ROUNDING * errors
+    return float((ROUNDING * errors / norms)[alive].max()) if bool(alive.any()) else 0.0
+
+
 @dataclass(frozen=True)
 class Entries(Source):
     """A tensor that no matrix acts on.
 
     Attributes:
-        value: ``[*axes]`` in float64.
+        value: ``[*axes]`` in the dtype of the weights; float64 a portion at a time.
         unit: relative error to expect in one entry.
         folded: size of what was folded into the tensor, whose rounding error came along: such a
             tensor has one error as a whole. None where entries are only moved, so that each has
@@ -86,26 +117,43 @@ class Entries(Source):
     folded: Tensor | None = None
 
     @property
-    def error(self) -> Tensor:
-        """Of each entry, or of the whole."""
+    def device(self) -> torch.device:
+        """That of the tensor."""
+        return self.value.device
+
+    def gap(self, other: Self) -> Gap:
+        """Entry by entry, or as a whole."""
         if self.folded is not None:
-            whole: Tensor = self.unit * (self.value.norm() + self.folded)
-            return whole
-        typical = float(self.value.norm()) / max(self.value.numel(), 1) ** 0.5
-        return self.value.abs().add_(0.1 * typical).mul_(self.unit)
+            away = (self.value.double() - other.value.double()).norm()
+            return gap_of(away, (self._norm, other._norm), (self._error, other._error))
+        size = max(float(self._norm), float(other._norm))
+        # An entry near zero has the error of a tenth of a typical one.
+        floor = 0.1 * float(self._norm + other._norm) / max(self.value.numel(), 1) ** 0.5
+        squares, ratio = 0.0, 0.0
+        for x, y in zip(_portions(self.value), _portions(other.value), strict=True):
+            away = (x - y).abs_()
+            squares += float(away.square().sum())
+            allowed = x.abs().add_(y.abs()).add_(floor).mul_(ROUNDING * self.unit)
+            ratio = max(ratio, float(away.div_(allowed.clamp_min_(1e-300)).max()))
+        return Gap(squares**0.5 / size if size > 0 else 0.0, ratio)
+
+    def hidden(self) -> float:
+        """Nothing where entries are only moved."""
+        return 0.0 if self.folded is None else hidden_share(self._norm, self._error)
+
+    @cached_property
+    def _norm(self) -> Tensor:
+        squares = [x.square().sum() for x in _portions(self.value)]
+        return torch.stack(squares).sum().sqrt() if squares else torch.zeros(()).double()
 
     @property
-    def norms(self) -> Tensor:
-        """Of each entry, or of the whole."""
-        return self.value if self.folded is None else self.value.norm()
-
-    def apart(self, other: Self) -> Tensor:
-        """Differences of entries, or one norm."""
-        away = self.value - other.value
-        return away.abs_() if self.folded is None else away.norm()
+    def _error(self) -> Tensor:
+        """Of the whole."""
+        assert self.folded is not None
+        return self.unit * (self._norm + self.folded)
 
     def reorder(self, space: WeightSpace, axis: str, index: Tensor) -> Self:
-        """The entries gathered, with their errors."""
+        """The entries gathered."""
         if axis not in self.axes:
             return self
         return replace(self, value=gathered(space, self.value, self.axes, axis, index))
@@ -139,29 +187,35 @@ class Entries(Source):
             return None
         plain = [e for e in range(value.ndim) if e not in (*front, *blind)]
         value = value.permute(*front, *blind, *plain).unsqueeze(-1)
-        value = value.flatten(len(front) + len(blind))
+        value = value.flatten(len(front) + len(blind)).to(torch.float64, copy=True)
         if value.shape[-1] > WIDE:
             value = sketch(value, [value.ndim - 1], WIDE, self.name)
         return sorted_away(value, len(front), len(blind))
 
 
 def unknown(space: WeightSpace, axes: Sequence[str], known: set[str]) -> list[int]:
-    """Where perm axes of unknown order stand, inner axes first.
-
-    Each moves on its own only while the axis it belongs to stands still.
-    """
-    return [
-        d
-        for d in space.innermost_first(axes)
-        if space.is_permuted(axes[d]) and axes[d] not in known
-    ]
+    """Where perm axes of unknown order stand, inner axes first."""
+    return [d for d in space.permuted_dims(axes) if axes[d] not in known]
 
 
 def sorted_away(value: Tensor, front: int, blind: int) -> Tensor:
-    """``[*front, *blind, *rest] → [*front, features]``, blind to the order of ``blind`` axes."""
+    """``[*front, *blind, *rest] → [*front, features]``, blind to the order of ``blind`` axes.
+
+    Sorts in place.
+    """
     for d in range(front, front + blind):
-        value = value.sort(dim=d).values
+        value = sorted_along(value, d)
     return value.flatten(front)
+
+
+def sorted_along(value: Tensor, dim: int) -> Tensor:
+    """``value`` sorted along one axis, in place where that is faster."""
+    if value.device.type != "cpu":
+        return value.sort(dim=dim).values
+    # NumPy sorts twice as fast on the CPU, and keeps no indices.
+    value = value.contiguous()
+    value.numpy().sort(axis=dim)
+    return value
 
 
 def gathered(
@@ -176,24 +230,22 @@ def gathered(
 
 
 def single(space: WeightSpace, weights: Mapping[str, Tensor]) -> Weights:
-    """One network's tensors ``[*axes]`` in float64, from ``[1, 1, *axes]`` or ``[*axes]``."""
-    out = {}
-    for name, spec in space.tensors.items():
-        w = weights[name].detach()
-        out[name] = w.reshape(w.shape[w.ndim - len(spec.axes) :]).double()
-    return out
+    """One network's tensors ``[*axes]``, from ``[1, 1, *axes]`` or ``[*axes]``; nothing copied."""
+    return {name: weights[name].detach().reshape(shape) for name, shape in space.shapes.items()}
 
 
-def ratio(u: Source, v: Source, away: Tensor) -> float:
-    """How many allowed rounding errors two aligned sources are apart; up to 1 is no difference.
-
-    ``away`` is ``u.apart(v)``.
-    """
-    allowed = u.error.add(v.error).mul_(ROUNDING).clamp_min_(1e-300)
-    return float(torch.div(away, allowed, out=allowed).max()) if allowed.numel() else 0.0
+def in_float64(weights: Weights, only: Collection[str] | None = None) -> Weights:
+    """The weights in float64; with ``only``, no more of them than those tensors."""
+    return {n: w.double() if only is None or n in only else w for n, w in weights.items()}
 
 
-def difference(u: Source, v: Source, away: Tensor) -> float:
-    """The relative difference of two aligned sources, ``‖u − v‖ / max(‖u‖, ‖v‖)``."""
-    size = max(float(u.norms.norm()), float(v.norms.norm()))
-    return float(away.norm()) / size if size > 0 else 0.0
+def folded(space: WeightSpace, weights: Weights) -> Weights:
+    """Weights without shifts (`fold`); those that take part in one come back in float64."""
+    names = {n for s in space.shifts for n in (s.tensor, s.through, s.into) if n is not None}
+    return fold(space, in_float64(weights, names))
+
+
+def _portions(x: Tensor) -> Iterator[Tensor]:
+    """The entries in float64, a few at a time: ``[PORTION]`` and what is left."""
+    for part in x.reshape(-1).split(PORTION) if x.numel() else ():
+        yield part.double()

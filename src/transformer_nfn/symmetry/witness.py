@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -59,54 +60,67 @@ def find_witness(
     sample = next(iter(U.values()))
     forward, inputs = architecture.forward, architecture.inputs
     generator = torch.Generator().manual_seed(seed)
-    shaken = [_shaken(w, unit, generator) for w in (U, V)]
-    best: tuple[float, Tensor] | None = None
+    best: _Trial | None = None
     for scale in inputs.scales if thorough else inputs.scales[:1]:
         for length in inputs.lengths:
             drawn = inputs.draw(samples, length, scale=scale, generator=generator)
-            for X in drawn.to(sample.device):
-                score = _score(forward, X, U, V, shaken)
-                if score > SIGNIFICANT:
-                    return _witness(forward, X, U, V, shaken)
-                if best is None or score > best[0]:
-                    best = (score, X)
-    if best is None or best[0] <= 0 or not thorough or not inputs.continuous:
+            for trial in _trials(forward, drawn.to(sample.device), U, V, unit, seed):
+                if trial.score > SIGNIFICANT:
+                    return trial.witness()
+                if best is None or trial.score > best.score:
+                    best = trial
+    if best is None or best.score <= 0 or not thorough or not inputs.continuous:
         return None
-    X = _ascend(forward, best[1], U, V)
-    if _score(forward, X, U, V, shaken) > SIGNIFICANT:
-        return _witness(forward, X, U, V, shaken)
-    return None
+    X = _ascend(forward, best.X, U, V)
+    (trial,) = _trials(forward, X.unsqueeze(0), U, V, unit, seed)
+    return trial.witness() if trial.score > SIGNIFICANT else None
 
 
-def _shaken(weights: Weights, unit: float, generator: torch.Generator) -> tuple[Weights, Weights]:
-    """The weights, and the weights moved at random within their rounding error."""
+@dataclass(frozen=True)
+class _Trial:
+    """Both networks run on one input; ``noise`` is what rounding of the weights does there."""
+
+    X: Tensor
+    out_U: Tensor
+    out_V: Tensor
+    noise: float
+
+    @cached_property
+    def difference(self) -> float:
+        return float((self.out_U - self.out_V).norm())
+
+    @property
+    def score(self) -> float:
+        finite = self.difference < float("inf")
+        return self.difference / max(self.noise, 1e-300) if finite else 0.0
+
+    def witness(self) -> Witness:
+        size = max(float(self.out_U.norm()), 1e-300)
+        return Witness(self.X, self.out_U, self.out_V, self.difference / size, self.noise / size)
+
+
+def _trials(
+    forward: Forward, inputs: Tensor, U: Weights, V: Weights, unit: float, seed: int
+) -> list[_Trial]:
+    """One trial for each input; the moved weights of one network are there at a time."""
+    outputs = [[forward(w, X).detach() for X in inputs] for w in (U, V)]
+    eps = torch.finfo(torch.float64).eps
+    noises = [eps * float(u.norm() + v.norm()) for u, v in zip(*outputs, strict=True)]
+    for i, (w, out) in enumerate(zip((U, V), outputs, strict=True)):
+        moved = _shaken(w, unit, torch.Generator().manual_seed(2 * seed + i))
+        moves = [float((forward(moved, X) - o).norm()) for X, o in zip(inputs, out, strict=True)]
+        noises = [max(pair) for pair in zip(moves, noises, strict=True)]
+        del moved
+    return [_Trial(*row) for row in zip(inputs, *outputs, noises, strict=True)]
+
+
+def _shaken(weights: Weights, unit: float, generator: torch.Generator) -> Weights:
+    """The weights moved at random within their rounding error."""
     moved = {}
     for name, w in weights.items():
         noise = torch.rand(w.shape, generator=generator, dtype=torch.float64).to(w.device)
         moved[name] = noise.mul_(2 * unit).add_(1 - unit).mul_(w)
-    return weights, moved
-
-
-def _noise(
-    forward: Forward, X: Tensor, shaken: list[tuple[Weights, Weights]], size: float
-) -> float:
-    moves = [float((forward(w, X) - forward(moved, X)).norm()) for w, moved in shaken]
-    return max([*moves, torch.finfo(torch.float64).eps * size])
-
-
-def _score(
-    forward: Forward,
-    X: Tensor,
-    U: Weights,
-    V: Weights,
-    shaken: list[tuple[Weights, Weights]],
-) -> float:
-    out_U, out_V = forward(U, X), forward(V, X)
-    difference = float((out_U - out_V).norm())
-    if not difference < float("inf"):
-        return 0.0
-    noise = _noise(forward, X, shaken, float(out_U.norm() + out_V.norm()))
-    return difference / max(noise, 1e-300)
+    return moved
 
 
 def _ascend(forward: Forward, X: Tensor, U: Weights, V: Weights) -> Tensor:
@@ -126,18 +140,3 @@ def _ascend(forward: Forward, X: Tensor, U: Weights, V: Weights) -> Tensor:
             break
         optimiser.step()
     return at
-
-
-def _witness(
-    forward: Forward,
-    X: Tensor,
-    U: Weights,
-    V: Weights,
-    shaken: list[tuple[Weights, Weights]],
-) -> Witness:
-    """Runs both networks once more and writes down what they give."""
-    out_U, out_V = forward(U, X).detach(), forward(V, X).detach()
-    size = float(out_U.norm())
-    difference = float((out_U - out_V).norm()) / max(size, 1e-300)
-    noise = _noise(forward, X, shaken, size) / max(size, 1e-300)
-    return Witness(X.detach(), out_U, out_V, difference, noise)

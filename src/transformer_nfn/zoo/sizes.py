@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn import architectures
-from transformer_nfn.architectures.small_transformer import sinusoids
+from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH, KnownTask
 from transformer_nfn.spaces import WeightSpace, attention_block
 from transformer_nfn.zoo.errors import ZooError

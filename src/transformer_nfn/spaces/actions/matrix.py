@@ -96,16 +96,16 @@ class MatrixAction(Action):
     def act(self, x: Tensor, part: Tensor, place: Place, *, dual: bool = False) -> Tensor:
         """Plain ``x G``, dual ``G⁻¹ x``, the inverse being given for a dual axis."""
         x = spread(x, part, place)
-        dim, last = place.dim, x.ndim - 1
-        part = line_up(part, place.sites, x.ndim)  # [*ndim axes, n, n]
-        if dual and dim == last - 1 and last not in place.sites:
-            return matmul(part.squeeze((-4, -3)), x)
+        dim, last, sites = place.dim, x.ndim - 1, place.sites
+        if dual and dim == last - 1 and last not in sites:
+            return matmul(line_up(part, sites, last - 1), x)
         # A row vector times the matrix; a dual axis takes the inverse from the left: its transpose.
         right = part.mT if dual else part
-        if dim == last and last >= 1 and last - 1 not in place.sites:
-            return matmul(x, right.squeeze((-4, -3)))
+        if dim == last and last >= 1 and last - 1 not in sites:
+            return matmul(x, line_up(right, sites, last - 1))
         moved = x.movedim(dim, -1).unsqueeze(-2)
-        return (moved @ right.squeeze(dim)).squeeze(-2).movedim(-1, dim)
+        rest = tuple(site - (site > dim) for site in sites)
+        return (moved @ line_up(right, rest, last)).squeeze(-2).movedim(-1, dim)
 
     def reads_through(self, size: int) -> bool:
         """Only where the axis stays whole and plain and dual tensors are different things."""

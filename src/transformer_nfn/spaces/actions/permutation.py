@@ -69,10 +69,9 @@ class Permutation(Action):
         n = x.shape[dim]
         if place.sites == (0,) and all(size == 1 for size in x.shape[1:dim]):
             # Whole rows move: one index_select over the flattened batch copies them contiguously.
-            start = torch.arange(x.shape[0], device=x.device).unsqueeze(1) * n
+            start = torch.arange(0, x.shape[0] * n, n, device=x.device).unsqueeze(1)
             rows = x.reshape(x.shape[0] * n, -1)
-            flat = (start + part.expand(x.shape[0], n)).reshape(-1)
-            return rows.index_select(0, flat).reshape(x.shape)
+            return rows.index_select(0, (start + part).view(-1)).view(x.shape)
         index = line_up(part, (*place.sites, dim), x.ndim)
         return torch.gather(x, dim, index.expand(x.shape))
 

@@ -19,8 +19,10 @@ def spread(x: Tensor, part: Tensor, place: Place) -> Tensor:
 def line_up(part: Tensor, dims: tuple[int, ...], ndim: int) -> Tensor:
     """``part`` with its first axes at ``dims`` of a tensor of ``ndim`` axes, size 1 elsewhere.
 
-    ``[*first, *rest] → [*ndim axes, *rest]``.
+    ``[*first, *rest] → [*ndim axes, *rest]``; as it is where broadcasting does the same.
     """
+    if dims == tuple(range(ndim - len(dims), ndim)):
+        return part
     shape = [1] * ndim
     for i, dim in enumerate(dims):
         shape[dim] = part.shape[i]

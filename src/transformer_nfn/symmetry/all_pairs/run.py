@@ -22,7 +22,7 @@ from transformer_nfn.symmetry.all_pairs.results import (
     read_pairs,
     write_pairs,
 )
-from transformer_nfn.symmetry.relate import relate
+from transformer_nfn.symmetry.relations import relate
 
 Engine = Literal["local", "ray"]
 WRITE_EVERY = 5.0

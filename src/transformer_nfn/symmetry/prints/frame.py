@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.symmetry.reduced import Reduced
-from transformer_nfn.symmetry.relate.stream import ROWS, shifted
+from transformer_nfn.symmetry.relations.stream import ROWS, shifted
 from transformer_nfn.symmetry.sketch import directions
 
 PROBES = 256

@@ -13,7 +13,7 @@ from transformer_nfn.symmetry.prove import solve
 from transformer_nfn.symmetry.prove.checks import check
 from transformer_nfn.symmetry.prove.match import BlockMatch
 from transformer_nfn.symmetry.reduced import Piece
-from transformer_nfn.symmetry.relate.probes import HeadSketch
+from transformer_nfn.symmetry.relations.probes import HeadSketch
 
 INVERTIBLE = 1e4
 """Condition up to which a re-basing is inverted."""

@@ -12,8 +12,8 @@ from transformer_nfn.symmetry.prove.checks import Check
 from transformer_nfn.symmetry.prove.match import BlockMatch
 from transformer_nfn.symmetry.prove.neurons import match_neurons
 from transformer_nfn.symmetry.reduced import ReducedBlock
-from transformer_nfn.symmetry.relate.probes import BlockSketch
-from transformer_nfn.symmetry.relate.stream import StreamMap
+from transformer_nfn.symmetry.relations.probes import BlockSketch
+from transformer_nfn.symmetry.relations.stream import StreamMap
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformer_nfn.spaces.actions.matching import match_rows
 from transformer_nfn.symmetry.prove.checks import Check, check
 from transformer_nfn.symmetry.reduced import Piece, Reduced, Table
-from transformer_nfn.symmetry.relate.stream import StreamMap, common_pieces
+from transformer_nfn.symmetry.relations.stream import StreamMap, common_pieces
 
 ADDED = ("token", "type", "position")
 

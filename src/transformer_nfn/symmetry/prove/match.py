@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_nfn.symmetry.prove.checks import Check, check
 from transformer_nfn.symmetry.reduced import Piece, ReducedBlock
-from transformer_nfn.symmetry.relate.stream import StreamMap
+from transformer_nfn.symmetry.relations.stream import StreamMap
 
 
 @dataclass

@@ -10,7 +10,7 @@ from transformer_nfn.symmetry.prove import solve
 from transformer_nfn.symmetry.prove.checks import check
 from transformer_nfn.symmetry.prove.match import BlockMatch
 from transformer_nfn.symmetry.reduced import Piece
-from transformer_nfn.symmetry.relate.probes import BlockSketch
+from transformer_nfn.symmetry.relations.probes import BlockSketch
 
 
 def match_neurons(

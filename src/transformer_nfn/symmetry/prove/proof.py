@@ -14,14 +14,14 @@ from transformer_nfn.symmetry.prove.checks import Check, Tolerance
 from transformer_nfn.symmetry.prove.ends import check_ends, table_shifts
 from transformer_nfn.symmetry.prove.witness import TokenWitness, find_witness
 from transformer_nfn.symmetry.reduced import Reduced
-from transformer_nfn.symmetry.relate.probes import Probes, draw_probes, sketch_block
-from transformer_nfn.symmetry.relate.scores import block_score
-from transformer_nfn.symmetry.relate.stream import StreamMap, fit_stream
-from transformer_nfn.symmetry.relate.verdict import RELATED
+from transformer_nfn.symmetry.relations.probes import Probes, draw_probes, sketch_block
+from transformer_nfn.symmetry.relations.scores import block_score
+from transformer_nfn.symmetry.relations.stream import StreamMap, fit_stream
+from transformer_nfn.symmetry.relations.verdict import RELATED
 
 if TYPE_CHECKING:
     from transformer_nfn.architectures.families import Model
-    from transformer_nfn.symmetry.relate.relation import Relation
+    from transformer_nfn.symmetry.relations.relation import Relation
 
 PROBES = 64
 """Probes that heads and neurons are matched by; they are then checked in full."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
+from transformer_nfn.files.json_object import read_object
 from transformer_nfn.files.whole import write_bytes
 from transformer_nfn.zoo.errors import StoreError
 
@@ -30,7 +30,7 @@ class Checksums:
     def _read(self) -> dict[str, list[str]]:
         if not self.path.exists():
             return {}
-        found: dict[str, list[str]] = read_json(self.path)
+        found: dict[str, list[str]] = read_object(self.path, StoreError)
         return found
 
     def replace(self, name: str, data: bytes) -> None:
@@ -59,13 +59,3 @@ class Checksums:
                 f"{path}: damaged, expected sha256 {known[-1][:12]}…, found {sha256(data)[:12]}…"
             )
         return data
-
-
-def read_json(path: Path) -> Any:
-    """The JSON of a file of the store."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path}: damaged, not JSON ({error})") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn import __version__
+from transformer_nfn.files.json_object import parse_object
 from transformer_nfn.files.whole import is_left_over, sweep
 from transformer_nfn.seed_kinds import SEED_KINDS, UNKNOWN
 from transformer_nfn.zoo.errors import StoreError
@@ -70,12 +71,7 @@ class Folder:
         path = Path(path)
         if not (path / "zoo.json").is_file():
             raise StoreError(f"'{path}' is not a zoo: it has no zoo.json")
-        try:
-            about = json.loads(Checksums(path).read("zoo.json"))
-        except ValueError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise StoreError(f"{path / 'zoo.json'}: damaged, not JSON ({error})") from error
+        about = parse_object(Checksums(path).read("zoo.json"), str(path / "zoo.json"), StoreError)
         if about.get("kind") != KIND:
             raise StoreError(f"{path / 'zoo.json'}: kind {about.get('kind')!r} is not a zoo")
         if about.get("format", 0) > FORMAT:

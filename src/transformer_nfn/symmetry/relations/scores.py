@@ -3,7 +3,9 @@
 Whatever is matched on is alike by selection: among thousands of strangers' neurons the nearest
 one always looks near. So heads are matched on QK and scored on VO, and the reverse; neurons are
 matched on what they read and scored on what they write, and the reverse. A score is the mean
-cosine of matched pairs, 0 for strangers, 1 for a disguise.
+cosine of matched pairs, 0 for strangers, 1 for a disguise. Who found no partner counts as unlike:
+of two models that learnt the same text, a third of the neurons are each other's nearest, and those
+few do resemble each other in the first block.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.symmetry.relate.probes import BlockSketch
+from transformer_nfn.symmetry.relations.probes import BlockSketch
 
 NEURONS = 1024
 """Neurons of a block that are looked for in the other, evenly spread; all where there are fewer.
@@ -26,7 +28,7 @@ class Part:
     """How alike one part of two blocks is.
 
     Attributes:
-        score: mean cosine of pairs matched on the other half, at least 0.
+        score: mean cosine of pairs matched on the other half, at least 0; 0 for what has no pair.
         distance: root mean square relative distance of those pairs; infinite where too few
             neurons found a partner to speak of all of them.
     """
@@ -156,7 +158,8 @@ def _product_part(
     asked: int,
     centred: list[tuple[Tensor, Tensor]] | None = None,
 ) -> Part:
-    """Mean product of cosines of matched neurons; their distance, up to signs that cancel."""
+    """Product of cosines of matched neurons, mean over all that were asked for; their distance,
+    up to signs that cancel."""
     i, j = matched
     if len(i) == 0:
         return Part(0.0, float("inf"))
@@ -172,4 +175,4 @@ def _product_part(
     assert cosines is not None
     told = len(i) >= 0.99 * asked
     distance = float(away.mean().sqrt()) if told else float("inf")
-    return Part(max(float(cosines.mean()), 0.0), distance)
+    return Part(max(float(cosines.sum()) / asked, 0.0), distance)

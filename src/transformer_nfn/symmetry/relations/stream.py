@@ -7,7 +7,7 @@ correlations of their columns. Tokens are compared row by row as far as both hav
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,16 +86,19 @@ class StreamFit:
     rows: Mapping[str, int]
 
 
-def fit_stream(A: Reduced, B: Reduced, *, hold_out: bool = True) -> StreamFit:
+def fit_stream(
+    A: Reduced, B: Reduced, *, hold_out: bool = True, only: Sequence[str] | None = None
+) -> StreamFit:
     """Fits the map from A's stream to B's.
 
     Args:
         A: one model.
         B: the other, of the same width.
+        only: the tables to fit; all if not given.
         hold_out: score on rows that were not fitted; otherwise everything is fitted and nothing
             scored, for the best map there is.
     """
-    names = [n for n in A.table_names() if n in B.table_names()]
+    names = [n for n in A.table_names() if n in B.table_names() and (only is None or n in only)]
     both_tied = all(m.about.tied and "head" not in m.names for m in (A, B))
     if both_tied and "head" in names:
         names.remove("head")  # the tokens once more

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError, missing_extra
 from transformer_nfn.files.whole import whole_file
-from transformer_nfn.symmetry.relate.relation import Relation
+from transformer_nfn.symmetry.relations.relation import Relation
 
 
 def draw_relation(relation: Relation, out: str | Path, names: tuple[str, str] = ("A", "B")) -> Path:

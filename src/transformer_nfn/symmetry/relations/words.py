@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from transformer_nfn.symmetry.relate.scores import block_score
-from transformer_nfn.symmetry.relate.verdict import NO_DIRECTION
+from transformer_nfn.symmetry.relations.scores import block_score
+from transformer_nfn.symmetry.relations.verdict import NO_DIRECTION
 
 if TYPE_CHECKING:
-    from transformer_nfn.symmetry.relate.relation import Relation
+    from transformer_nfn.symmetry.relations.relation import Relation
 
 
 def describe(relation: Relation) -> str:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from transformer_nfn.architectures import Architecture
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.spaces import Product, WeightSpace, fold
+from transformer_nfn.spaces import Product, Weights, WeightSpace
 from transformer_nfn.spaces.invariants import factors
 from transformer_nfn.symmetry.sketch import directions, multiply_sketches, sketch
+from transformer_nfn.symmetry.sources import folded, in_float64, sorted_along
 
 DIRECTIONS = 8
 NUMBERS = 32
@@ -51,9 +52,9 @@ def fingerprint(
     if len(lead) > 1 and lead[1:].numel() != 1:
         raise SpaceError(f"a fingerprint is of networks with one channel, found {lead[1]}")
     # One tensor after the other becomes float64, when its turn comes.
-    weights = {n: U[n].detach().reshape(-1, *space.shape(n)) for n in space.tensors}
-    shifted = {n for s in space.shifts for n in (s.tensor, s.through, s.into) if n is not None}
-    weights = fold(space, {n: w.double() if n in shifted else w for n, w in weights.items()})
+    weights = folded(
+        space, {n: U[n].detach().reshape(-1, *space.shape(n)) for n in space.tensors}
+    )
     parts = [_tensor_numbers(space, n, weights[n]) for n in space.entry_tensors]
     parts += [_product_numbers(space, weights, p) for p in space.products]
     if not parts:
@@ -66,26 +67,25 @@ def fingerprint(
 def _tensor_numbers(space: WeightSpace, name: str, value: Tensor) -> Tensor:
     """``[batch, *axes] → [batch, NUMBERS]``, blind to the order of perm axes."""
     axes = space.tensors[name].axes
-    free = [1 + d for d, a in enumerate(axes) if not space.is_permuted(a)]
-    kept = [a for a in axes if space.is_permuted(a)]
+    moved = space.permuted_dims(axes)
+    free = [1 + d for d in range(len(axes)) if d not in moved]
+    kept = [axes[d] for d in sorted(moved)]
     value = sketch(value.double(), free, DIRECTIONS, f"{name} free") / DIRECTIONS**0.5
     return _sorted_numbers(space, name, value, kept)
 
 
-def _product_numbers(
-    space: WeightSpace, weights: Mapping[str, Tensor], product: Product
-) -> Tensor:
+def _product_numbers(space: WeightSpace, weights: Weights, product: Product) -> Tensor:
     """The same of a product, its free axes projected in each factor by itself."""
     sites = space.ancestors(product.over)
-    used = _used(space, product.plain) | _used(space, product.dual)
-    wide = {n: w.double() if n in used else w for n, w in weights.items()}
+    wide = in_float64(weights, space.derivation.made_of(product.plain, product.dual))
     sides, kept = [], list(sites)
     for side, name, factor in zip(
         ("plain", "dual"), (product.plain, product.dual), factors(space, wide, product), strict=True
     ):
         own = [a for a in space.spec(name).axes if a not in (*sites, product.over)]
-        free = [1 + len(sites) + d for d, a in enumerate(own) if not space.is_permuted(a)]
-        kept += [a for a in own if space.is_permuted(a)]
+        moved = space.permuted_dims(own)
+        free = [1 + len(sites) + d for d in range(len(own)) if d not in moved]
+        kept += [own[d] for d in sorted(moved)]
         # [batch, *sites, *perm axes, pieces, k, directions]
         sides.append(sketch(factor, free, DIRECTIONS, f"{product.name} {side}"))
     letters = iter("abcdefghijklmnopqrstuvwxyz")
@@ -98,30 +98,13 @@ def _product_numbers(
     return _sorted_numbers(space, product.name, value.flatten(-2), kept)
 
 
-def _used(space: WeightSpace, name: str) -> set[str]:
-    """The tensors of the space that a factor of a product is made of."""
-    if name in space.tensors:
-        return {name}
-    join = space.derivation.joined[name]
-    return _used(space, join.plain) | _used(space, join.dual)
-
-
 def _sorted_numbers(
     space: WeightSpace, name: str, value: Tensor, axes: Sequence[str]
 ) -> Tensor:
     """``[batch, *axes, features] → [batch, NUMBERS]``, every axis being permuted."""
     # Inner axes are sorted first: each moves on its own only while its parent stands still.
     for d in space.innermost_first(axes):
-        value = _sorted(value, 1 + d)
+        value = sorted_along(value, 1 + d)
     dims = range(1, value.ndim)
     numbers: Tensor = sketch(value, dims, NUMBERS, f"{name} sorted") / NUMBERS**0.5
     return numbers
-
-
-def _sorted(value: Tensor, dim: int) -> Tensor:
-    if value.device.type != "cpu":
-        return value.sort(dim=dim).values
-    # NumPy sorts twice as fast on the CPU, and in place.
-    value = value.contiguous()
-    value.numpy().sort(axis=dim)
-    return value

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Literal
 
 from torch import Tensor
 
-from transformer_nfn.architectures import Architecture, find_architecture
+from transformer_nfn.architectures import Architecture, Forward, Inputs, runnable
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.symmetry.align import align_permutations, recover
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
-from transformer_nfn.symmetry.factored import Factored, resolution, sources
-from transformer_nfn.symmetry.fingerprint import fingerprint
+from transformer_nfn.symmetry.factored import Factored, sources
+from transformer_nfn.symmetry.fingerprints import fingerprint
 from transformer_nfn.symmetry.normal_forms import same_normal_form
 from transformer_nfn.symmetry.sources import (
     ROUNDING,
     Source,
-    difference,
-    ratio,
+    folded,
+    in_float64,
     rounding_unit,
     single,
 )
@@ -87,14 +86,16 @@ def compare(
     V: Mapping[str, Tensor],
     *,
     group: GroupName = "paper",
+    forward: Forward | None = None,
+    inputs: Inputs | None = None,
     seed: int = 0,
 ) -> Comparison:
     """Decides whether two networks compute the same function (Theorem 3.2).
 
-    Works for every space; with an architecture, given or named by the space, networks are also
-    run, so that a difference is proved by an input. Functions that are equal without being in
-    one orbit are recognised for `spaces.multi_head`, `spaces.attention_block` and stacks of it,
-    and where an element of the architecture's enlarged group joins them.
+    Works for every space; with an architecture, given or named by the space, or with a forward,
+    networks are also run, so that a difference is proved by an input. Functions that are equal
+    without being in one orbit are recognised for `spaces.multi_head`, `spaces.attention_block` and
+    stacks of it, and where an element of the architecture's enlarged group joins them.
 
     "Same" is up to the rounding of the weights' dtype: the two networks are taken for rounded
     copies of exact ones. Where that rounding hides differences larger than 5 %, or the gap
@@ -107,11 +108,14 @@ def compare(
         group: ``paper`` for the group that the axes of the space describe; ``enlarged`` for the
             larger one of the paper's block, with LayerNorm and ReLU scalings, or that of the
             architecture (`Architecture.enlarged`).
+        forward: what the networks compute, ``forward(weights, X)`` with weights ``[*axes]``, in
+            place of the architecture's; the group of the space must leave it unchanged.
+        inputs: what to run it on, `Vectors` or `Ids`; those of the architecture by default.
         seed: of the search for a witness.
     """
     if group not in ("paper", "enlarged"):
         raise GroupError(f"group must be 'paper' or 'enlarged', found {group!r}")
-    architecture = target if isinstance(target, Architecture) else find_architecture(target)
+    architecture = runnable(target, forward, inputs)
     space = target.space if isinstance(target, Architecture) else target
     if group == "enlarged" and architecture is not None and architecture.enlarged is not None:
         return _compare_enlarged(architecture, U, V, seed)
@@ -119,27 +123,25 @@ def compare(
         check_block(space)
     unit = _check_pair(space, U, V)
     u, v = single(space, U), single(space, V)
-    folded_u, folded_v = fold(space, u), fold(space, v)
-    from_u, from_v = sources(space, folded_u, unit), sources(space, folded_v, unit)
-    alignment = align_permutations(space, from_u, from_v)
-    perms, aligned, certain = alignment.perms, alignment.sources, alignment.certain
-    del from_u, alignment
-    residuals, worst = {}, 0.0
-    for a, b in zip(aligned, from_v, strict=True):
-        away = a.apart(b)
-        residuals[a.name] = difference(a, b, away)
-        worst = max(worst, ratio(a, b, away))
-    hidden = max(resolution(aligned), resolution(from_v))
-    blurred = hidden > MAX_RESOLUTION or _heads_blur(space, aligned, from_v)
-    del aligned, from_v
+    from_v = sources(space, folded(space, v), unit)
+    alignment = align_permutations(space, sources(space, folded(space, u), unit), from_v)
+    perms, certain = alignment.perms, alignment.certain
+    pairs = list(zip(alignment.sources, from_v, strict=True))
+    gaps = {a.name: a.gap(b) for a, b in pairs}
+    residuals = {name: gap.relative for name, gap in gaps.items()}
+    worst = max((gap.ratio for gap in gaps.values()), default=0.0)
+    hidden = max((source.hidden() for pair in pairs for source in pair), default=0.0)
+    blurred = hidden > MAX_RESOLUTION or _heads_blur(space, pairs)
+    del alignment, from_v, pairs  # before the weights take twice their room
 
+    u, v = in_float64(u), in_float64(v)
     element: Element | EnlargedElement | None = None
     if group == "enlarged":
         element = recover_enlarged(space, u, v, unit)
     elif worst <= 1:
-        element = recover(space, u, v, folded_u, folded_v, perms, unit)
+        element = recover(space, u, v, fold(space, u), fold(space, v), perms, unit)
     orbit, error = _judge(element, u, v, unit)
-    certain = certain and all(len(space.rebased(t)) < 2 for t in space.tensors)
+    certain = certain and not space.twice_rebased
     if orbit is False and worst <= 1 and not certain:
         orbit = None  # an element may exist and not have been found
 
@@ -238,46 +240,36 @@ def _judge(
         return False, None
     moved = element.act(u)
     paper = element.paper if isinstance(element, EnlargedElement) else element
-    conditions, space = paper.condition(), paper.space
-    loss = max(prod(conditions[a] for a in space.rebased(t)) for t in space.tensors)
     errors = []
     for name, w in v.items():
         size = max(float(w.norm()), float(moved[name].norm()))
         errors.append(float((moved[name] - w).norm()) / size if size > 0 else 0.0)
     error = max(errors)
-    allowed = ROUNDING * 64 * unit * loss
+    allowed = ROUNDING * 64 * unit * paper.inflation()
     if error <= min(allowed, 0.5):
         return True, error
     return (False, None) if error > 32 * allowed else (None, None)
 
 
-def _heads_blur(space: WeightSpace, U: list[Source], V: list[Source]) -> bool:
+def _heads_blur(space: WeightSpace, pairs: list[tuple[Source, Source]]) -> bool:
     """Whether two heads that one network tells apart are nearer than the other's rounding."""
-    for linear in (a for a in space.axes.values() if a.action.rebases):
-        sites = space.ancestors(linear.name)
-        for here, there in ((U, V), (V, U)):
-            pairs = [
-                (a, b)
-                for a, b in zip(here, there, strict=True)
-                if isinstance(a, Factored)
-                and isinstance(b, Factored)
-                and len(sites) == 1
-                and a.sites == sites
-            ]
-            if pairs and _blur(pairs):
-                return True
+    products = [(a, b) for a, b in pairs if isinstance(a, Factored) and isinstance(b, Factored)]
+    for sites in {a.sites for a, _ in products if len(a.sites) == 1}:
+        there = [(a, b) for a, b in products if a.sites == sites]
+        if _blur(there) or _blur([(b, a) for a, b in there]):
+            return True
     return False
 
 
 def _blur(pairs: list[tuple[Factored, Factored]]) -> bool:
-    n = len(pairs[0][0].error)
+    n = len(pairs[0][0].rounding)
     if n > 64:  # neurons, not heads: nothing there inflates the rounding
         return False
     norms = [a.norms for a, _ in pairs]
     for i in range(n):
         for j in range(i):
-            own = [float(ROUNDING * (a.error[i] + a.error[j])) for a, _ in pairs]
-            other = [float(ROUNDING * (b.error[i] + b.error[j])) for _, b in pairs]
+            own = [float(ROUNDING * (a.rounding[i] + a.rounding[j])) for a, _ in pairs]
+            other = [float(ROUNDING * (b.rounding[i] + b.rounding[j])) for _, b in pairs]
             if any(abs(float(norm[i] - norm[j])) > o for norm, o in zip(norms, other, strict=True)):
                 continue  # their norms alone tell them apart
             apart = [a.between(i, j) for a, _ in pairs]

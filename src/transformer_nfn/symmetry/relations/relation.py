@@ -11,24 +11,25 @@ from torch import Tensor
 
 from transformer_nfn.symmetry.prove import Proof, prove_pair
 from transformer_nfn.symmetry.reduced import Reduced
-from transformer_nfn.symmetry.relate.equal_bytes import equal_bytes
-from transformer_nfn.symmetry.relate.probes import BlockSketch, Probes, draw_probes, sketch_block
-from transformer_nfn.symmetry.relate.scores import (
+from transformer_nfn.symmetry.relations.equal_bytes import equal_bytes
+from transformer_nfn.symmetry.relations.probes import BlockSketch, Probes, draw_probes, sketch_block
+from transformer_nfn.symmetry.relations.scores import (
     Part,
     block_score,
     compare_blocks,
     unit_directions,
 )
-from transformer_nfn.symmetry.relate.stream import StreamFit, fit_stream, stream_kind
-from transformer_nfn.symmetry.relate.thumbnails import Thumbnail, block_matrix, thumbnail
-from transformer_nfn.symmetry.relate.verdict import (
+from transformer_nfn.symmetry.relations.stream import StreamFit, fit_stream, stream_kind
+from transformer_nfn.symmetry.relations.thumbnails import Thumbnail, block_matrix, thumbnail
+from transformer_nfn.symmetry.relations.verdict import (
     SAME_DISTANCE,
+    STRANGE,
     Judgement,
     Verdict,
     judge,
     judge_matrix,
 )
-from transformer_nfn.symmetry.relate.words import describe
+from transformer_nfn.symmetry.relations.words import describe
 
 if TYPE_CHECKING:
     from transformer_nfn.architectures.families import Model
@@ -74,7 +75,7 @@ def relate(A: Model, B: Model, *, prove: bool = False) -> Relation:
     """How two checkpoints are related, whatever disguise either of them wears.
 
     Scores say how alike the blocks are in a basis that embeddings fix; see
-    `transformer_nfn.symmetry.relate.verdict` for what follows from them, with the numbers behind
+    `transformer_nfn.symmetry.relations.verdict` for what follows from them, with the numbers behind
     every threshold. No direction is named: a score is the same both ways.
 
     Args:
@@ -206,20 +207,28 @@ def _judge(
     constants: list[float],
     matrix: Tensor,
 ) -> Judgement:
-    embeddings = max((fit.scores[n] for n in ("token", "patch") if n in fit.scores), default=None)
     if A.blocks != B.blocks:
         best = {
             name: (B.blocks[int(row.argmax())], float(row.max()))
             for name, row in zip(A.blocks, matrix, strict=True)
         }
-        return judge_matrix(best, embeddings)
+        strange = all(score <= STRANGE for _, score in best.values())
+        return judge_matrix(best, _embeddings(A, B) if strange else None)
     scores = {name: block_score(parts) for name, parts in blocks.items()}
     distances = [p.distance for parts in blocks.values() for p in parts.values()]
     distances += [*constants, *fit.distances.values()]
     if any(len(t) != fit.rows.get(t.name, len(t)) for m in (A, B) for t in m.tables()):
         distances.append(float("inf"))
     allowed = max(SAME_DISTANCE[m.model.dtype] for m in (A, B))
-    return judge(scores, distances, embeddings, allowed)
+    strange = all(score <= STRANGE for score in scores.values())
+    return judge(scores, distances, _embeddings(A, B) if strange else None, allowed)
+
+
+def _embeddings(A: Reduced, B: Reduced) -> float | None:
+    """How the embeddings agree in the basis that is best for them, whatever the outputs say."""
+    names = [n for n in ("token", "patch") if n in A.names and n in B.names]
+    found = [fit_stream(A, B, only=(name,)).scores.values() for name in names]
+    return max((score for scores in found for score in scores), default=None)
 
 
 def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator[str]:

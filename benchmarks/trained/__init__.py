@@ -1,0 +1,1 @@
+"""Small language models that are really trained, for benchmarks that need relatives."""

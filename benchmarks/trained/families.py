@@ -1,0 +1,185 @@
+"""Which relatives does each model get? Trained, averaged, pruned, rounded, patched together.
+
+A family is a base with its own seed. All bases of a kind read the same text; two neighbours (0
+and 1, 2 and 3, …) read it in the same order too, so that they differ in nothing but their seed.
+Folders are written once: a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trained.networks import BLOCK, DEPTH, EMBEDDINGS, Kind, Weights, fresh, read, write
+from trained.text import read_tokens
+from trained.training import Course, train
+
+FAST, SLOW = 2e-3, 5e-4
+TRAINED = ("base", "fine-tuned, same data", "fine-tuned, other data", "retrained, other data",
+           "embeddings only")  # fmt: skip
+MADE = ("mean of two fine-tunes", "half pruned", "int8", "int4")
+DERIVED = (*TRAINED[1:4], *MADE)
+"""Relations in which every block has the base's weights behind it."""
+REPLACED = "one block replaced"
+PATCHED = "block replaced, fine-tuned"
+"""One block from a stranger, and then the whole model fine-tuned on the same data."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One family: its kind, its number among those of the kind."""
+
+    kind: Kind
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.number}"
+
+
+def all_families(count: int) -> list[Member]:
+    """Five GPT-2s to three Llamas."""
+    llamas = max(count * 3 // 8, 2)
+    kinds: list[tuple[Kind, int]] = [("gpt2", max(count - llamas, 2)), ("llama", llamas)]
+    return [Member(kind, i) for kind, n in kinds for i in range(n)]
+
+
+def folder_of(root: Path, family: Member, relation: str) -> Path:
+    """Where a model of a family lies."""
+    return root / str(family) / relation.replace(",", "").replace(" ", "-")
+
+
+def complete(folder: Path) -> bool:
+    """Whether a model was written to its end."""
+    return (folder / "config.json").exists()
+
+
+def train_families(
+    families: list[Member],
+    root: Path,
+    steps: int,
+    told: Callable[[str, int, int, float], None],
+) -> None:
+    """Trains whatever is not there yet, models of one kind and length together."""
+    texts: dict[str, Tensor] = {}
+    kinds: tuple[Kind, ...] = ("gpt2", "llama")
+    for kind in kinds:
+        own = [f for f in families if f.kind == kind]
+        for relations in (TRAINED[:1], (*TRAINED[1:3], PATCHED), TRAINED[3:]):
+            missing = [
+                (f, r) for r in relations for f in own if not complete(folder_of(root, f, r))
+            ]
+            if not missing:
+                continue
+            texts = texts or read_tokens()
+            relatives = dict.fromkeys(relation for _, relation in missing)
+            what = f"{len(missing)} × {kind}: {'; '.join(relatives)}"
+            done, losses = train(
+                kind,
+                [_start(root, f, r, len(own)) for f, r in missing],
+                [_course(f, r, steps) for f, r in missing],
+                texts,
+                lambda step, of, loss, what=what: told(what, step, of, loss),
+            )
+            for (f, r), weights, loss in zip(missing, done, losses, strict=True):
+                folder = folder_of(root, f, r)
+                write(weights, kind, folder)
+                (folder / "loss.json").write_text(json.dumps(loss))
+
+
+def _seed(family: Member) -> int:
+    return 1000 * (family.kind == "llama") + family.number
+
+
+def patched_block(family: Member) -> int:
+    """Which block of a family's model was replaced before it was fine-tuned."""
+    return family.number % DEPTH
+
+
+def _start(root: Path, family: Member, relation: str, count: int) -> Weights:
+    if relation == "base":
+        return fresh(family.kind, _seed(family))
+    base = read(folder_of(root, family, "base"))
+    if relation == PATCHED:
+        donor = read(folder_of(root, Member(family.kind, (family.number + 1) % count), "base"))
+        return _mixed(family.kind, base, donor, patched_block(family))
+    if relation != "embeddings only":
+        return base
+    own = fresh(family.kind, 500 + _seed(family))
+    return own | {name: base[name] for name in EMBEDDINGS[family.kind]}
+
+
+def _course(family: Member, relation: str, steps: int) -> Course:
+    order = family.number // 2
+    return {
+        "base": Course("python", order, steps, FAST),
+        "fine-tuned, same data": Course("python", 100 + order, steps // 4, SLOW),
+        PATCHED: Course("python", 100 + order, steps // 4, SLOW),
+        "fine-tuned, other data": Course("english", 200 + order, steps // 4, SLOW),
+        "retrained, other data": Course("english", 300 + order, steps, FAST),
+        "embeddings only": Course("python", 400 + order, steps, FAST),
+    }[relation]
+
+
+def make_relatives(root: Path, family: Member) -> None:
+    """What needs no training: averaged, pruned and rounded models."""
+    if all(complete(folder_of(root, family, relation)) for relation in MADE):
+        return
+    base, same, other = (read(folder_of(root, family, r)) for r in TRAINED[:3])
+    made = {
+        "mean of two fine-tunes": {n: (w + other[n]) / 2 for n, w in same.items()},
+        "half pruned": {n: _pruned(w) if _in_block(family, n) else w for n, w in base.items()},
+        "int8": {n: rounded(w, 8, _inputs(family, n)) for n, w in base.items()},
+        "int4": {n: rounded(w, 4, _inputs(family, n)) for n, w in base.items()},
+    }
+    for relation, weights in made.items():
+        write(weights, family.kind, folder_of(root, family, relation))
+
+
+def _in_block(family: Member, name: str) -> bool:
+    return name.startswith(BLOCK[family.kind].split("{")[0])
+
+
+def _pruned(w: Tensor) -> Tensor:
+    """A matrix without the smaller half of its entries."""
+    return w if w.ndim < 2 else w * (w.abs() > w.abs().median())
+
+
+def _inputs(family: Member, name: str) -> int:
+    """The axis of a matrix's inputs: GPT-2's blocks store ``[in, out]``, all else ``[out, in]``."""
+    return 0 if family.kind == "gpt2" and _in_block(family, name) else 1
+
+
+def rounded(w: Tensor, bits: int, inputs: int) -> Tensor:
+    """A matrix on a grid of its own for every output, as weight-only quantisation stores it."""
+    if w.ndim < 2:
+        return w
+    step = w.abs().amax(inputs, keepdim=True) / (2 ** (bits - 1) - 1)
+    return torch.round(w / step) * step
+
+
+def replacements(root: Path, family: Member, others: list[Member]) -> Iterator[tuple[str, int]]:
+    """One block at a time from each stranger, and a fresh one: the relation's name and the block.
+
+    Each is written when it is asked for.
+    """
+    base = read(folder_of(root, family, "base"))
+    donors = {str(f): read(folder_of(root, f, "base")) for f in others}
+    donors["fresh"] = fresh(family.kind, 700 + _seed(family))
+    for donor, weights in donors.items():
+        for i in range(DEPTH):
+            name = f"{REPLACED}/{donor}-{i}"
+            folder = folder_of(root, family, name)
+            if not complete(folder):
+                write(_mixed(family.kind, base, weights, i), family.kind, folder)
+            yield name, i
+
+
+def _mixed(kind: Kind, base: Weights, donor: Weights, block: int) -> Weights:
+    """A model with one block of another, as it lies in the file."""
+    prefix = BLOCK[kind].format(block)
+    return {n: donor[n] if n.startswith(prefix) else w for n, w in base.items()}
