@@ -9,7 +9,16 @@ from typing import Any
 import typer
 
 from transformer_nfn import __version__
-from transformer_nfn.cli import architectures, assets, demo, disguise, reproduce, symmetry, train
+from transformer_nfn.cli import (
+    architectures,
+    assets,
+    demo,
+    disguise,
+    inspect,
+    reproduce,
+    symmetry,
+    train,
+)
 from transformer_nfn.cli.report import report_command
 from transformer_nfn.cli.zoo import zoo_app
 from transformer_nfn.errors import TransformerNFNError
@@ -24,6 +33,7 @@ app = typer.Typer(
 demo.register(app)
 symmetry.register(app)
 disguise.register(app)
+inspect.register(app)
 architectures.register(app)
 app.add_typer(zoo_app, name="zoo")
 train.register(app)

@@ -5,6 +5,7 @@ from transformer_nfn.symmetry.canonical import canonical_form
 from transformer_nfn.symmetry.compare import Comparison, compare
 from transformer_nfn.symmetry.enlarged import EnlargedElement, random_enlarged
 from transformer_nfn.symmetry.fingerprint import fingerprint
+from transformer_nfn.symmetry.inspection import Inspection, inspect
 from transformer_nfn.symmetry.layer_norm import random_commuting
 from transformer_nfn.symmetry.relate import Relation, relate
 from transformer_nfn.symmetry.witness import Witness
@@ -14,12 +15,14 @@ __all__ = [
     "Element",
     "EnlargedElement",
     "Group",
+    "Inspection",
     "Relation",
     "Witness",
     "canonical_form",
     "compare",
     "fingerprint",
     "fold",
+    "inspect",
     "product",
     "products",
     "random_commuting",
