@@ -30,7 +30,7 @@ from transformer_nfn.functional.transformer import transformer
 from transformer_nfn.symmetry.alignment import align, align_networks
 from transformer_nfn.zoo import Zoo, load_task
 
-POINTS = 11
+POINTS = 7
 BLOCK, BATCH, STEPS = 64, 16, 1500
 
 
@@ -50,12 +50,15 @@ def barrier(curve: np.ndarray) -> np.ndarray:
     return (curve - ((1 - t) * curve[0] + t * curve[-1])).max(0)
 
 
-def zoo_pairs(data: Path, pairs: int, accuracy: float, images: int) -> dict[str, Any]:
+def zoo_pairs(said: argparse.Namespace) -> dict[str, Any]:
     """Pairs of networks of `mnist-sample`, drawn at random among the better ones."""
     zoo = Zoo.open(resolve("mnist-sample", "zoo"))
-    task = load_task("mnist", data)
-    picked = torch.arange(0, task.sizes["test"], task.sizes["test"] // images)[None]
+    task = load_task("mnist", said.data)
+    picked = torch.arange(0, task.sizes["test"], task.sizes["test"] // said.images)[None]
     test = task.batch("test", picked)
+    unlabelled = None
+    if said.inputs:
+        unlabelled = task.batch("train", torch.arange(said.inputs)[None]).inputs[0]
     forward = from_space(zoo.space, zoo.positions()).forward
 
     def measure(weights: Mapping[str, Tensor]) -> tuple[float, float]:
@@ -63,13 +66,17 @@ def zoo_pairs(data: Path, pairs: int, accuracy: float, images: int) -> dict[str,
         loss = torch.nn.functional.cross_entropy(out, test.labels[0])
         return float(loss), float((out.argmax(-1) != test.labels[0]).float().mean())
 
-    rows, rng = zoo.select(min_accuracy=accuracy), np.random.default_rng(0)
+    rows, rng = zoo.select(min_accuracy=said.accuracy), np.random.default_rng(0)
     found = []
-    for number in range(pairs):
+    for number in range(said.pairs):
         i, j = (int(r) for r in rng.choice(rows, 2, replace=False))
+        if number < said.start:
+            continue
         A, B = ({n: w[None] for n, w in zoo.weights([r]).items()} for r in (i, j))
         start = time.perf_counter()
-        moved = align_networks(zoo.space, A, B)
+        moved = align_networks(
+            zoo.space, A, B, inputs=unlabelled, positions=zoo.positions(), steps=said.steps
+        )
         took = time.perf_counter() - start
         before, after = line(A, B, measure), line(moved.weights, B, measure)
         found.append(
@@ -84,8 +91,10 @@ def zoo_pairs(data: Path, pairs: int, accuracy: float, images: int) -> dict[str,
                 "barrier_error": [float(barrier(c)[1]) for c in (before, after)],
             }
         )
-        print(number, {k: v for k, v in found[-1].items() if k not in ("loss", "error")}, flush=True)
-    return {"pairs": found, "accuracy": accuracy, "images": images}
+        told = {k: v for k, v in found[-1].items() if k not in ("loss", "error")}
+        print(number, told, flush=True)
+        said.out.write_text(json.dumps({"pairs": found}))
+    return {"pairs": found}
 
 
 def source_text() -> tuple[Tensor, Tensor]:
@@ -173,7 +182,9 @@ def draw(zoo: dict[str, Any], gpt2: dict[str, Any], figure: Path) -> None:
     top = float(pairs.max()) * 1.05
     left.plot([0, top], [0, top], color="0.6", lw=0.8)
     lower = int((pairs[:, 1] < pairs[:, 0]).sum())
-    left.set(xlabel="error barrier before", ylabel="error barrier after", xlim=(0, top), ylim=(0, top))
+    left.set(
+        xlabel="error barrier before", ylabel="error barrier after", xlim=(0, top), ylim=(0, top)
+    )
     left.set_title(f"two zoo networks: lower for {lower} of {len(pairs)}", loc="left", fontsize=9)
     t = np.linspace(0, 1, POINTS)
     for k, colour in enumerate(("0.6", "C0")):
@@ -198,8 +209,11 @@ def main() -> None:
     zoo = commands.add_parser("zoo")
     zoo.add_argument("--data", type=Path, help="MNIST's files; fetched if not given")
     zoo.add_argument("--pairs", type=int, default=50)
+    zoo.add_argument("--start", type=int, default=0, help="the first of the pairs to measure")
+    zoo.add_argument("--inputs", type=int, default=128, help="training images, no labels; 0: none")
+    zoo.add_argument("--steps", type=int, default=50, help="downhill, with inputs")
     zoo.add_argument("--accuracy", type=float, default=0.85)
-    zoo.add_argument("--images", type=int, default=1000)
+    zoo.add_argument("--images", type=int, default=400)
     zoo.add_argument("--out", type=Path, required=True)
     gpt2 = commands.add_parser("gpt2")
     gpt2.add_argument("--work", type=Path, required=True)
@@ -213,7 +227,7 @@ def main() -> None:
         draw(*(json.loads(p.read_text()) for p in said.results), said.figure)
         return
     if said.command == "zoo":
-        found = zoo_pairs(said.data, said.pairs, said.accuracy, said.images)
+        found = zoo_pairs(said)
         for name in ("barrier_loss", "barrier_error"):
             both = np.array([p[name] for p in found["pairs"]])
             lower = int((both[:, 1] < both[:, 0]).sum())

@@ -10,6 +10,7 @@ import typer
 
 from transformer_nfn import __version__
 from transformer_nfn.cli import (
+    align,
     architectures,
     assets,
     demo,
@@ -34,6 +35,7 @@ demo.register(app)
 symmetry.register(app)
 disguise.register(app)
 inspect.register(app)
+align.register(app)
 architectures.register(app)
 app.add_typer(zoo_app, name="zoo")
 train.register(app)

@@ -100,7 +100,9 @@ def _print(console: Console, found: Inspection) -> None:
     group = Table("symmetry", "places", "continuous parameters", "log10 of permutations and signs")
     for row in found.acting:
         finite = f"{row.finite:,.1f}" if row.finite else "–"
-        group.add_row(row.name, str(row.times), f"{row.continuous:,}" if row.continuous else "–", finite)
+        group.add_row(
+            row.name, str(row.times), f"{row.continuous:,}" if row.continuous else "–", finite
+        )
     group.add_section()
     group.add_row("the group", "", f"{found.continuous:,}", f"{found.finite:,.1f}")
     console.print(group)

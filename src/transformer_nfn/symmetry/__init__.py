@@ -1,6 +1,7 @@
 """When are two networks one function? Comparison, canonical forms, fingerprints, witnesses."""
 
 from transformer_nfn.spaces import Element, Group, fold, product, products
+from transformer_nfn.symmetry.alignment import Aligned, align
 from transformer_nfn.symmetry.canonical import canonical_form
 from transformer_nfn.symmetry.compare import Comparison, compare
 from transformer_nfn.symmetry.enlarged import EnlargedElement, random_enlarged
@@ -11,6 +12,7 @@ from transformer_nfn.symmetry.relate import Relation, relate
 from transformer_nfn.symmetry.witness import Witness
 
 __all__ = [
+    "Aligned",
     "Comparison",
     "Element",
     "EnlargedElement",
@@ -18,6 +20,7 @@ __all__ = [
     "Inspection",
     "Relation",
     "Witness",
+    "align",
     "canonical_form",
     "compare",
     "fingerprint",

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-STEPS = 12
+STEPS = 4
 FLOOR = 1e-9
-LENGTHS = (1.0, 0.5, 0.2, 0.05)
+LENGTHS = (1.0, 0.3)
 
 
 @dataclass(frozen=True)

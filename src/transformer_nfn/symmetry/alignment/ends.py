@@ -37,12 +37,14 @@ class Ends:
         names: canonical names by those of the ends.
         a: A's tensors, ``head`` among them where it is tied.
         b: B's, of the rows that A has (A's own where B has none).
+        size: squares of both in the frame of comparison, complete after `cross`.
     """
 
     about: Transformer
     names: Mapping[str, str]
     a: Weights
     b: Weights
+    size: float = 0.0
 
     @property
     def tied(self) -> bool:
@@ -102,11 +104,13 @@ class Ends:
                     continue
                 name = "head" if k == "head" else self.names.get(k, k)
                 total.add(name, w, b[k])
+                self.size += float(w.square().sum() + b[k].square().sum())
                 if k in movable:
                     sums = means.setdefault(k, [torch.zeros(()), torch.zeros(()), torch.zeros(())])
                     means[k] = [sums[0] + w.sum(0), sums[1] + b[k].sum(0), sums[2] + len(w)]
         for x, y, count in means.values():  # a vector that may move tells nothing
             total.vectors -= torch.outer(x, y) / float(count)
+            self.size -= float(x.square().sum() + y.square().sum()) / float(count)
         return total
 
     def _movable(self) -> tuple[str, ...]:

@@ -39,8 +39,7 @@ def head_cosines(
     queries = [_with_bias(w, f"{part}W_Q", f"{part}b_Q") for w in (a, b)]
     if about.qk_norm:
         queries = [
-            q * (w["q_norm.g"] * w["k_norm.g"]).to(q)
-            for q, w in zip(queries, (a, b), strict=True)
+            q * (w["q_norm.g"] * w["k_norm.g"]).to(q) for q, w in zip(queries, (a, b), strict=True)
         ]
     keys = [_with_bias(w, f"{part}W_K", f"{part}b_K", zero=True) for w in (a, b)]
     total = _product_cosines(queries, keys)
@@ -171,9 +170,7 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
     return x.reshape(groups, -1, x.shape[-1])
 
 
-def _with_bias(
-    w: Mapping[str, Tensor], weight: str, bias: str, *, zero: bool = False
-) -> Tensor:
+def _with_bias(w: Mapping[str, Tensor], weight: str, bias: str, *, zero: bool = False) -> Tensor:
     """A matrix with its bias as one row more."""
     if bias not in w or zero:
         return w[weight]

@@ -13,17 +13,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from transformer_nfn.architectures.architecture import Architecture
 from transformer_nfn.architectures.families.description import Attention, Mlp
-from transformer_nfn.architectures.small_transformer import NAME, from_space
+from transformer_nfn.architectures.small_transformer import NAME, from_space, sinusoids
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
 from transformer_nfn.symmetry.alignment.heads import move_attention
-from transformer_nfn.symmetry.alignment.neurons import move_neurons
+from transformer_nfn.symmetry.alignment.inputs import (
+    Downhill,
+    correlations,
+    move_units,
+    responses,
+    turn_of,
+)
+from transformer_nfn.symmetry.alignment.neurons import assign, move_neurons
 from transformer_nfn.symmetry.alignment.stream import turn_fixing_ones
 
-ROUNDS = 60
+ROUNDS = 20
 SETTLED = 1e-5
+STEPS = 150
+CLASSIFIER = {"W_A": "classifier.W_1", "b_A": "classifier.b_1", "W_B": "classifier.W_2"}
+"""The classifier is an MLP too."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,15 @@ class NetworkAlignment:
     difference: float
     rounds: int
 
+    def as_json(self) -> dict[str, float]:
+        """Everything but tensors."""
+        return {
+            "distance_before": self.before,
+            "distance_after": self.after,
+            "difference_of_outputs": self.difference,
+            "rounds": self.rounds,
+        }
+
 
 def align_networks(
     space: WeightSpace,
@@ -52,6 +72,9 @@ def align_networks(
     B: Mapping[str, Tensor],
     *,
     rounds: int = ROUNDS,
+    inputs: Tensor | None = None,
+    positions: Tensor | None = None,
+    steps: int = STEPS,
 ) -> NetworkAlignment:
     """Moves ``A`` as close to ``B`` as its symmetries allow.
 
@@ -59,7 +82,11 @@ def align_networks(
         space: of both, that of a `small_transformer`.
         A: ``[1, 1, *axes]``.
         B: likewise.
-        rounds: at most.
+        rounds: at most, where only weights are looked at.
+        inputs: ``[n, tokens, patch]`` without labels; with them networks are aligned on what they
+            do, see `inputs`.
+        positions: of the architecture, where they are not the usual ones.
+        steps: downhill, with inputs.
     """
     if space.name != NAME:
         raise SpaceError(
@@ -67,8 +94,11 @@ def align_networks(
             f"family, or the zoo's network ('{NAME}')"
         )
     a, b = ({n: w[0, 0].double() for n, w in side.items()} for side in (A, B))
-    walk = _Walk(space, a, b)
-    moved, used = walk.run(rounds)
+    walk = _Walk(space, a, b, positions)
+    if inputs is None:
+        moved, used = walk.run(rounds)
+    else:
+        moved, used = walk.on_inputs(inputs, from_space(space, positions), steps), steps
     out = {n: w[None, None].to(A[n].dtype) for n, w in moved.items()}
     return NetworkAlignment(
         out,
@@ -96,7 +126,10 @@ def _difference(space: WeightSpace, a: Mapping[str, Tensor], b: Mapping[str, Ten
 class _Walk:
     """One network on its way to another, in float64, centred where LayerNorm centres."""
 
-    def __init__(self, space: WeightSpace, a: Weights, b: Weights) -> None:
+    def __init__(
+        self, space: WeightSpace, a: Weights, b: Weights, positions: Tensor | None = None
+    ) -> None:
+        self._positions = positions
         sizes = dict(space.options)
         self._blocks: int = sizes["blocks"]
         heads, d = sizes["heads"], sizes["d_model"] // sizes["heads"]
@@ -143,6 +176,37 @@ class _Walk:
             last = away
         return self._uncentred(best), used
 
+    def on_inputs(self, X: Tensor, architecture: Architecture, steps: int) -> Weights:
+        """Units by what they say on inputs, then downhill."""
+        sizes, n = dict(architecture.space.options), self._blocks
+        positions = (
+            sinusoids(sizes["tokens"], sizes["d_model"])
+            if self._positions is None
+            else self._positions
+        )
+        a, b = (responses(w, X.double(), positions.double(), n) for w in (self._now, self._target))
+        for i in range(n):
+            at = f"blocks.{i}."
+            T = turn_of(a[f"{i}.feature"], b[f"{i}.feature"])
+            self._apply(f"{i}.feature", T)
+            heads = [
+                (z - z.mean(1, keepdim=True)).flatten(1)
+                for z in (a[f"{i}.head"] @ T, b[f"{i}.head"])
+            ]
+            order = assign(correlations(heads[0].mT, heads[1].mT))
+            own, other = under_prefix(self._now, at), under_prefix(self._target, at)
+            own = move_attention(own, other, self._attention, order=order)
+            pair = a[f"{i}.neuron"], b[f"{i}.neuron"]
+            own = move_units(own, *pair, assign(correlations(*pair)))
+            self._now |= {f"{at}{name}": w for name, w in own.items()}
+            self._apply(f"{i + 1}", turn_of(a[f"{i + 1}"], b[f"{i + 1}"]))
+        pair = a["hidden"], b["hidden"]
+        own = {k: self._now[name] for k, name in CLASSIFIER.items()}
+        own = move_units(own, *pair, assign(correlations(*pair)))
+        self._now |= {name: own[k] for k, name in CLASSIFIER.items()}
+        walk = Downhill(self._now, self._axes, n)
+        return self._uncentred(walk.follow(self._target, X, architecture.forward, steps))
+
     def _away(self) -> float:
         return sum(float((self._now[n] - w).square().sum()) for n, w in self._target.items())
 
@@ -158,21 +222,22 @@ class _Walk:
                 self._now |= {f"{at}{n}": w for n, w in moved.items()}
                 axis = f"{i}.feature" if about is self._attention else f"{i + 1}"
                 self._turn(axis, readers=not first)
-        names = {"W_A": "classifier.W_1", "b_A": "classifier.b_1", "W_B": "classifier.W_2"}
-        own, other = ({k: w[n] for k, n in names.items()} for w in (self._now, self._target))
+        own, other = ({k: w[n] for k, n in CLASSIFIER.items()} for w in (self._now, self._target))
         moved = move_neurons(own, other, Mlp(len(own["b_A"]), "relu"))
-        self._now |= {n: moved[k] for k, n in names.items()}
+        self._now |= {n: moved[k] for k, n in CLASSIFIER.items()}
 
     def _turn(self, axis: str, *, readers: bool) -> None:
         """Solves for one width axis: ``W → W T`` of what writes it, ``Tᵀ W`` of what reads it."""
         write, read = self._axes[axis]
         D = self._now[write[0]].shape[-1]
         cross = torch.zeros(D, D, dtype=torch.float64)
-        for n in write:
-            cross += self._now[n].reshape(-1, D).mT @ self._target[n].reshape(-1, D)
-        for n in read if readers else ():
-            x, y = (w[n].movedim(-2, -1).reshape(-1, D) for w in (self._now, self._target))
-            cross += x.mT @ y
-        T = turn_fixing_ones(cross)
+        for names, dim in ((write, -1), (read if readers else (), -2)):
+            for n in names:
+                x, y = (w[n].movedim(dim, -1).reshape(-1, D) for w in (self._now, self._target))
+                cross += x.mT @ y / max(float(x.norm() * y.norm()), 1e-300)
+        self._apply(axis, turn_fixing_ones(cross))
+
+    def _apply(self, axis: str, T: Tensor) -> None:
+        write, read = self._axes[axis]
         self._now |= {n: self._now[n] @ T for n in write}
         self._now |= {n: T.mT @ self._now[n] for n in read}

@@ -95,7 +95,8 @@ def after(first: Turn, second: Turn) -> Turn:
         return Turn(matrix=first.matrix @ second.matrix)
     if first.order is None or second.order is None:
         return second if first.order is None and first.matrix is None else first
-    assert first.signs is not None and second.signs is not None
+    assert first.signs is not None
+    assert second.signs is not None
     order = first.order[second.order]
     return Turn(order=order, signs=first.signs[second.order] * second.signs)
 

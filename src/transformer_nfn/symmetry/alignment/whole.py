@@ -35,6 +35,8 @@ from transformer_nfn.symmetry.prove import solve
 ROUNDS = 8
 SETTLED = 1e-3
 """A round that gains less than this share of the distance is the last."""
+EXACT = 1e-12
+"""Squares this small, relative to B's, are rounding errors."""
 Weights = dict[str, Tensor]
 
 
@@ -103,7 +105,8 @@ class Alignment:
             return still, 1
         (cross, best), turn = min(tried, key=lambda x: x[0][1])
         used, chosen = 1, turn
-        while used < rounds:
+        total = sum(self.sizes.values())
+        while used < rounds and best > EXACT * total:
             turn = after(turn, solve_turn(cross, self.action))
             cross, value = self._round(turn)
             used += 1
@@ -128,7 +131,8 @@ class Alignment:
 
     def _ends_away(self, turn: Turn) -> float:
         moved = self._end_cross.turned(turn)
-        return -2 * float(moved.vectors.diagonal().sum() + moved.gains.diagonal().sum())
+        inner = float(moved.vectors.diagonal().sum() + moved.gains.diagonal().sum())
+        return max(self._ends.size - 2 * inner, 0.0)
 
     def _blocks(self, turn: Turn) -> Iterator[tuple[Site, Weights, Weights, Weights]]:
         """Each block of A in B's frame and moved, B's in that frame, and B's as it is."""
@@ -271,4 +275,3 @@ def check_alike(a: Transformer, b: Transformer) -> None:
             continue
         if other != shape:
             raise told(f"'{name}' is not the same tensor in both", shape, other)
-

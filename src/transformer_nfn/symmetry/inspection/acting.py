@@ -48,9 +48,7 @@ def acting(about: Transformer) -> tuple[Acting, ...]:
     found: dict[str, Acting] = {}
     for name, continuous, finite in _rows(about):
         old = found.get(name, Acting(name, 0, 0, 0.0))
-        found[name] = Acting(
-            name, old.times + 1, old.continuous + continuous, old.finite + finite
-        )
+        found[name] = Acting(name, old.times + 1, old.continuous + continuous, old.finite + finite)
     return tuple(found.values())
 
 

@@ -110,8 +110,9 @@ def _block(block: ReducedBlock) -> BlockReport:
         Q, K = pieces["W_Q"].value, pieces["W_K"].value
         if about.qk_norm:
             Q = Q * (pieces["q_norm.g"].value * pieces["k_norm.g"].value)
-        V, O = block.reader(f"{prefix}W_V")[0].value, block.writer(f"{prefix}W_O").value.mT
-        found = attention_report(Q, K, V, O)
+        V = block.reader(f"{prefix}W_V")[0].value
+        out = block.writer(f"{prefix}W_O").value.mT
+        found = attention_report(Q, K, V, out)
         spectra |= {f"{prefix}{name}": values for name, values in found[0].items()}
         heads[prefix] = found[1]
     W_A, b_A = block.reader("W_A")
@@ -173,9 +174,7 @@ def _own_block(name: str, own: Mapping[str, Tensor]) -> BlockReport:
     neurons = None
     plain = all(n in own and own[n].ndim == 3 for n in ("W_Q", "W_K", "W_V", "W_O"))
     if plain:
-        spectra, heads[""] = attention_report(
-            own["W_Q"], own["W_K"], own["W_V"], own["W_O"].mT
-        )
+        spectra, heads[""] = attention_report(own["W_Q"], own["W_K"], own["W_V"], own["W_O"].mT)
     if "W_A" in own and "W_B" in own:
         read = own["W_A"].mT
         if "b_A" in own:
