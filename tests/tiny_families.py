@@ -98,8 +98,17 @@ TINY: dict[str, Tiny] = {
 }  # fmt: skip
 
 
-def build(name: str, *, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
-    """A tiny model of the library with random weights, nothing in it cast to float32."""
+def build(
+    name: str, *, dtype: torch.dtype = torch.float64, seed: int = 0, size: float = 1.5
+) -> nn.Module:
+    """A tiny model of the library with random weights, nothing in it cast to float32.
+
+    Args:
+        name: see `TINY`.
+        dtype: of the weights.
+        seed: of the weights.
+        size: of matrices, in units of 1/√inputs; biases and gains vary by a fifth of it.
+    """
     transformers = pytest.importorskip("transformers")
     tiny = TINY[name]
     config = getattr(transformers, tiny.config)(**tiny.options)
@@ -111,7 +120,7 @@ def build(name: str, *, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn
         for part in model.modules():
             if hasattr(part, "scalar_embed_scale"):  # Gemma keeps a float32 copy of a number
                 part.embed_scale = torch.tensor(part.scalar_embed_scale, dtype=torch.float64)
-    randomise(model, seed)
+    randomise(model, seed, size)
     if name.startswith("t5-v1.1"):  # the library ties what its checkpoints do not
         head = model.get_submodule("lm_head")
         head.weight = nn.Parameter(_noise(head.weight.shape, torch.Generator().manual_seed(9)))
@@ -122,8 +131,8 @@ def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def randomise(model: nn.Module, seed: int) -> None:
-    """Weights of size 1.5/√inputs, embeddings of size 1, gains about one, biases about 0.3."""
+def randomise(model: nn.Module, seed: int, size: float) -> None:
+    """Random matrices, embeddings of size one, gains about one, biases about zero."""
     generator = torch.Generator().manual_seed(seed)
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     with torch.no_grad():
@@ -131,11 +140,11 @@ def randomise(model: nn.Module, seed: int) -> None:
             noise = _noise(p.shape, generator)
             if p.ndim == 1:
                 gain = name.endswith("weight")
-                p.copy_(0.3 * noise + float(gain and "Gemma" not in type(model).__name__))
+                p.copy_(size / 5 * noise + float(gain and "Gemma" not in type(model).__name__))
             elif id(p) in embeddings or p.ndim == 3:
                 p.copy_(noise)
             else:
-                p.copy_(1.5 * noise / p[0].numel() ** 0.5)
+                p.copy_(size * noise / p[0].numel() ** 0.5)
 
 
 @contextmanager

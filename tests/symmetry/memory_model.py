@@ -48,3 +48,16 @@ def disguised(
         if name.startswith("kept."):
             tensors[name] = model[name]
     return MemoryModel(disguise.about, tensors)
+
+
+def noisy(
+    model: MemoryModel, share: float, only: set[str] | None = None, seed: int = 0
+) -> MemoryModel:
+    """Every weight (or those of some tensors) moved by a share of its size."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, w in model.tensors.items():
+        if only is None or name in only:
+            noise = torch.randn(w.shape, generator=generator, dtype=torch.float64)
+            tensors[name] = (w.double() * (1 + share * noise)).to(w.dtype)
+    return model.changed(**tensors)

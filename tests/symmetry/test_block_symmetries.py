@@ -127,6 +127,27 @@ def scaled(sign: float, *, gate: bool = False) -> Act:
     return scale
 
 
+def gains_of_post_norms(site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Weights:
+    """As if nothing but the readers saw the norm."""
+    out: Weights = {}
+    for reading in norms.readings(site.block, weights):
+        gain = weights[f"{reading.norm}.g"] * heads.random_scales(site.about.width, how)
+        out |= norms.replace_gain(weights, reading, gain)
+    return out
+
+
+def readers_shifted(site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Weights:
+    """As if every norm took the mean away."""
+    out: Weights = {}
+    for reading in norms.readings(site.block, weights):
+        shifts = {}
+        for name in reading.present(weights):
+            *sites_before, _, n = weights[name].shape
+            shifts[name] = 0.1 * torch.randn((*sites_before, n), generator=how.generator).double()
+        out |= norms.shift_readers(weights, reading, shifts)
+    return out
+
+
 def signs_without_gain(site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Weights:
     moved = BLOCK_ROWS["signs against gains after sublayers"](site, weights, how)
     return {k: w for k, w in moved.items() if not k.endswith(".g")}
@@ -192,6 +213,7 @@ ROWS: Rows = {
         (*PRE_BIASED, *GROUPED, *T5), row("norm gains into readers"),
         half(row("norm gains into readers"), "W_V", "W_A"),
     ),
+    "gains of post-norms": (POST, None, gains_of_post_norms),
     "norm biases": (
         (*PRE_BIASED, *POST), row("norm biases into readers' biases"),
         half(row("norm biases into readers' biases"), "b_V", "b_A"),
@@ -203,6 +225,7 @@ ROWS: Rows = {
     "readers and centring": (
         (*PRE_BIASED, *POST), row("readers + γ⁻¹vᵀ"), half(row("readers + γ⁻¹vᵀ"), "b_V", "b_A"),
     ),
+    "readers under RMS norm": ((*GROUPED, *T5), None, readers_shifted),
     "constant between branches": (
         PARTIAL, row("constant between parallel branches"), constant_added,
     ),

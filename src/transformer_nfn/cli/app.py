@@ -13,6 +13,7 @@ from transformer_nfn.cli import (
     align,
     architectures,
     assets,
+    compare,
     demo,
     disguise,
     inspect,
@@ -34,6 +35,7 @@ app = typer.Typer(
 demo.register(app)
 symmetry.register(app)
 disguise.register(app)
+compare.register(app)
 inspect.register(app)
 align.register(app)
 architectures.register(app)

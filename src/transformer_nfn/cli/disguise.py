@@ -63,7 +63,9 @@ def disguise_command(
     generator = torch.Generator().manual_seed(seed)
     if model is not None:
         with model:
-            _checkpoint(model, file, out, generator, condition or CONDITION, keep_tie)
+            _checkpoint(
+                model, file, out, generator, CONDITION if condition is None else condition, keep_tie
+            )
         return
     if architecture is not None or keep_tie:
         raise TransformerNFNError(

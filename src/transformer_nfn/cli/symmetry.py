@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from transformer_nfn import spaces, symmetry
 from transformer_nfn.cli.disguises import disguises_command
-from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.network import save_network
 from transformer_nfn.spaces import Weights, WeightSpace
 
@@ -131,68 +131,6 @@ def sample_command(
     typer.echo(f"wrote {out}: one network of {space.name}, {space.num_weights:,} weights")
 
 
-def compare_command(
-    first: NetworkArgument,
-    second: NetworkArgument,
-    space: SpaceOption = None,
-    part: PartOption = None,
-    group: Annotated[
-        str, typer.Option(help="'paper', or 'enlarged' with LayerNorm and ReLU scalings.")
-    ] = "paper",
-    as_json: JsonOption = False,
-) -> None:
-    """Are two networks the same function? With proof: a group element, or a witness input.
-
-    Exit code 0 if they are, 1 if they are not, 3 if that is undecidable at this precision.
-
-    [bold]Examples[/bold]
-
-      tnfn compare net.safetensors other.safetensors
-
-      tnfn compare a.safetensors b.safetensors --space attention_block:32,2,16,16,64 --json
-
-      tnfn compare zoo#0 network.pt --part blocks.1
-    """
-    left, U = named_network(first, space, part)
-    right, V = named_network(second, space, part)
-    if left != right:
-        raise SpaceError(
-            f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
-        )
-    if group not in ("paper", "enlarged"):
-        raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
-    try:
-        result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
-    except SpaceError as error:
-        if left.architecture is not None or group != "paper":
-            raise
-        raise SpaceError(
-            f"no group element takes '{first}' to '{second}', and {left.name} has no reference "
-            "forward to find a witness with"
-        ) from error
-    typer.echo(json.dumps(_as_json(result)) if as_json else str(result))
-    raise typer.Exit({True: 0, False: 1, None: 3}[result.same_function])
-
-
-def _as_json(result: symmetry.Comparison) -> dict[str, Any]:
-    witness = result.witness
-    return {
-        "same_function": result.same_function,
-        "same_orbit": result.same_orbit,
-        "group": result.group,
-        "reason": result.reason,
-        "resolution": result.resolution,
-        "element_error": result.element_error,
-        "residuals": dict(result.residuals),
-        "witness": witness
-        and {
-            "difference": witness.difference,
-            "noise": witness.noise,
-            "input": witness.X.tolist(),
-        },
-    }
-
-
 def fingerprint_command(
     files: Annotated[
         list[str], typer.Argument(help="Networks: files, folders, or rows of a zoo (ZOO#12).")
@@ -248,7 +186,6 @@ def register(app: typer.Typer) -> None:
     for name, command in (
         ("space", space_command),
         ("sample", sample_command),
-        ("compare", compare_command),
         ("fingerprint", fingerprint_command),
         ("canonical", canonical_command),
         ("disguises", disguises_command),

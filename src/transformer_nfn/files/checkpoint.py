@@ -126,9 +126,12 @@ def _open_source(path: Path, where: str | None = None) -> TensorSource:
 
 
 def _open_file(path: Path, where: str | None = None) -> TensorSource:
-    if path.suffix in STATE_DICTS or (path.suffix != ".safetensors" and _is_torch(path)):
-        return StateDict(path, where)
-    return SafetensorsFile(path, where)
+    return StateDict(path, where) if is_state_dict(path) else SafetensorsFile(path, where)
+
+
+def is_state_dict(path: Path) -> bool:
+    """Whether a file is opened as what ``torch.save`` wrote, not as safetensors."""
+    return path.suffix in STATE_DICTS or (path.suffix != ".safetensors" and _is_torch(path))
 
 
 def _is_torch(path: Path) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from transformer_nfn.architectures.families import Model, is_known, open_model
+from transformer_nfn.architectures.families import Model, UnknownFamilyError, open_model
 from transformer_nfn.files.assets import resolve
 from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
@@ -59,9 +59,10 @@ def open_transformer(text: str | Path, architecture: str | Path | None = None) -
         with Checkpoint.open(path, where=str(text)) as checkpoint:
             if SPACE_KEY in checkpoint.metadata or recognise(checkpoint) is not None:
                 return None
-            if not checkpoint.config and not is_known(checkpoint):
-                return None
-    return open_model(path, architecture)
+    try:
+        return open_model(path, architecture)
+    except UnknownFamilyError:
+        return None  # of which the other readers may know more
 
 
 def _open_row(text: str, zoo: str, row: str) -> Checkpoint:

@@ -338,3 +338,30 @@ def test_wrappers_and_old_names_are_seen_through(tmp_path: Path) -> None:
         after = _tensors(model)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_data_file_of_the_documentation(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "families.md").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(text.split("```toml\n")[2].split("```")[0])
+    D, kv, f = 16, 8, 20
+    shapes = {"emb.weight": (17, D), "norm.weight": (D,), "blocks.0.mask": (3,)}
+    for i in range(2):
+        shapes |= {
+            f"blocks.{i}.norm1.weight": (D,),
+            f"blocks.{i}.qkv.weight": (D + 2 * kv, D),
+            f"blocks.{i}.out.weight": (D, D),
+            f"blocks.{i}.norm2.weight": (D,),
+            f"blocks.{i}.up.weight": (2 * f, D),
+            f"blocks.{i}.down.weight": (D, f),
+        }
+    state = {f"model.{name}": torch.randn(shape) for name, shape in shapes.items()}
+    save_file(state | {"head.weight": torch.randn(17, D)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"width": 16, "heads": 4, "kv_heads": 2}')
+    with open_model(tmp_path, tmp_path / "mine.toml") as model:
+        about = model.about
+        assert (about.family, about.stream_group, about.vocab) == ("mine", "orthogonal", 17)
+        assert about.stacks[0].blocks[1].attention.rotary == 4
+        assert torch.equal(
+            model["1.W_V"], state["model.blocks.1.qkv.weight"][-kv:].view(2, 4, D).mT
+        )
+        assert torch.equal(model["0.W_A"], state["model.blocks.0.up.weight"][f:].T)

@@ -16,13 +16,15 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import save
 from torch import Tensor
 
-from transformer_nfn.architectures.families import open_model, read_family
+from transformer_nfn.architectures.families import UnknownFamilyError, open_model, read_family
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.files.errors import CheckpointError
 
 Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 MLP = "model.layers.0.mlp.down_proj.weight"
 NORM = "model.norm.weight"
+# What the shapes in a file do not say.
+UNSAID = ("num_attention_heads", "num_key_value_heads", "sliding_window")
 
 
 def _set(**fields: Any) -> Change:
@@ -239,6 +241,18 @@ def test_mutated_checkpoints_are_read_or_refused(each: int, tmp_path: Path) -> N
     assert all(len(text.splitlines()) == 1 for text in sentences)
 
 
+@pytest.mark.parametrize(
+    "case", ["t5", "t5 encoder", "qwen3", "gemma2", "phi3", "gpt_neox", "deit"]
+)
+def test_families_are_known_by_their_tensors(case: str, tmp_path: Path) -> None:
+    save(case, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    said = {field: config[field] for field in UNSAID if field in config}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with open_model(tmp_path) as model:
+        assert model.about.family == case.split()[0]
+
+
 def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
     save("gpt2", tmp_path)
     (tmp_path / "config.json").unlink()
@@ -246,6 +260,10 @@ def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
         CheckpointError, match=r"does not say the size of 'd_k' of GPT-2 .*--architecture file"
     ):
         open_model(tmp_path)
+    file = tmp_path / "other.safetensors"
+    save_file({"W_Q": torch.ones(2, 2)}, file)
+    with pytest.raises(UnknownFamilyError, match="its tensors are those of no known family"):
+        open_model(file)
     own = tmp_path / "own.toml"
     own.write_text('extends = "gpt2"\n[config]\nn_head = 4\n')
     with open_model(tmp_path, own) as model:

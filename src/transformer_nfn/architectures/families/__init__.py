@@ -10,7 +10,11 @@ from transformer_nfn.architectures.families.description import (
 )
 from transformer_nfn.architectures.families.family import Family
 from transformer_nfn.architectures.families.model import Model, open_model
-from transformer_nfn.architectures.families.recognise import families, is_known, read_family
+from transformer_nfn.architectures.families.recognise import (
+    UnknownFamilyError,
+    families,
+    read_family,
+)
 from transformer_nfn.architectures.families.writer import write_model
 
 __all__ = [
@@ -22,8 +26,8 @@ __all__ = [
     "RotaryScaling",
     "Stack",
     "Transformer",
+    "UnknownFamilyError",
     "families",
-    "is_known",
     "open_model",
     "read_family",
     "write_model",

@@ -48,17 +48,17 @@ def find_prefix(family: Family, keys: Mapping[str, str], where: str) -> str:
     return found[0] if found else ""
 
 
+def pattern_of(templates: list[str]) -> re.Pattern[str]:
+    """What matches any of some names, with a number where they count blocks."""
+    escaped = (re.escape(COUNTER.sub("\0", template)) for template in templates)
+    return re.compile("|".join(name.replace("\0", r"(\d{1,9})") for name in escaped))
+
+
 def count_blocks(family: Family, keys: Mapping[str, str], prefix: str) -> dict[str, int]:
     """How many blocks of each stack the file holds, by the highest number."""
     counts = {counter: 0 for counter in family.counters.values()}
     patterns = {
-        counter: re.compile(
-            "|".join(
-                re.escape(prefix + COUNTER.sub("\0", line.key)).replace("\0", r"(\d{1,9})")
-                for line in family.lines
-                if line.counter == counter
-            )
-        )
+        counter: pattern_of([prefix + line.key for line in family.lines if line.counter == counter])
         for counter in counts
     }
     for key in keys:

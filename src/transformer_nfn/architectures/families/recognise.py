@@ -17,11 +17,19 @@ from transformer_nfn.architectures.families.family import (
     merged,
     read_tables,
 )
-from transformer_nfn.architectures.families.keys import find_prefix, standard_names
+from transformer_nfn.architectures.families.keys import (
+    find_prefix,
+    is_ignored,
+    pattern_of,
+    standard_names,
+)
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.source import TensorInfo
+
+
+class UnknownFamilyError(CheckpointError):
+    """A checkpoint that names no family and whose tensors are those of none."""
 
 
 @cache
@@ -75,25 +83,16 @@ def recognise(infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where:
     return _by_names(list(families().values()), infos, where)
 
 
-def is_known(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint's config or names are those of a family."""
-    infos = {name: checkpoint.info(name) for name in checkpoint}
-    try:
-        recognise(infos, checkpoint.config, checkpoint.where)
-    except CheckpointError:
-        return False
-    return True
-
-
 def _by_names(among: list[Family], infos: Mapping[str, TensorInfo], where: str) -> Family:
     fitting = [family for family in among if _fits(family, infos, where)]
-    if len(fitting) > 1:
-        # What keeps unknown tensors fits too easily.
-        fitting = [family for family in fitting if not family.open] or fitting
+    # Of two that find what they need, the one that knows all the rest is meant.
+    fitting = [family for family in fitting if _knows_all(family, infos, where)] or fitting
+    # What keeps unknown tensors fits too easily.
+    fitting = [family for family in fitting if not family.open] or fitting
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
-        raise CheckpointError(
+        raise UnknownFamilyError(
             f"'{where}' has no config.json with a model_type, and its tensors are those of no "
             "known family (tnfn architectures): an --architecture file can say what they are"
         )
@@ -113,6 +112,18 @@ def _fits(family: Family, infos: Mapping[str, TensorInfo], where: str) -> bool:
     needed = [
         COUNTER.sub("0", line.key if line.outside else prefix + line.key)
         for line in family.lines
-        if not line.optional
+        if not line.optional and not {line.counter, line.stack} & family.optional
     ]
     return all(key in keys for key in needed)
+
+
+def _knows_all(family: Family, infos: Mapping[str, TensorInfo], where: str) -> bool:
+    """Whether every tensor of a file is one that the family may have."""
+    keys = standard_names(family, infos)
+    try:
+        prefix = find_prefix(family, keys, where)
+    except CheckpointError:
+        return False
+    lines = [*family.lines, *(line for head in family.heads.values() for line in head)]
+    known = pattern_of([line.key if line.outside else prefix + line.key for line in lines])
+    return all(known.fullmatch(key) or is_ignored(family, key, prefix) for key in keys)

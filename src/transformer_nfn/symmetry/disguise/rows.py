@@ -21,7 +21,7 @@ from transformer_nfn.symmetry.disguise.sites import Site
 Weights = dict[str, Tensor]
 Row = Callable[[Site, Mapping[str, Tensor], Drawing], Weights]
 
-SHARE = 0.5
+SHARE = 0.25
 """Root mean square of what is added to a tensor, in units of its own."""
 TINY = 1e-3
 """Gains smaller than this, in units of the largest, are not divided by."""

@@ -136,7 +136,7 @@ class Disguise:
             full["head"] = full["token"].mT  # also where it stays tied: its norm's bias moves
         small = {short: w.to(self._dtype) for short, w in full.items() if short not in _LONG}
         prepared = small | {k: full[k] for k in _LONG if k in full}
-        rows = list(self._end_rows(prepared))
+        rows = list(self._end_rows(prepared, names))
         for row in rows:
             self.acted[row.name] += 1
         long = {k: torch.empty_like(full[k]) for k in _LONG if k in full}
@@ -172,11 +172,14 @@ class Disguise:
             own["encoder.norm.g"] = self._memory[1].to(own["encoder.norm.g"])
         return own
 
-    def _end_rows(self, full: Mapping[str, Tensor]) -> Iterator[EndRow]:
-        """The rows at the ends, drawn for gains as they are after folding."""
+    def _end_rows(self, full: Mapping[str, Tensor], names: Mapping[str, str]) -> Iterator[EndRow]:
+        """The rows at the ends, drawn for norms as they are once folded and turned."""
         prepared = dict(full)
         if self._turn.needs_unit_gains and "norm.g" in prepared:
             prepared["norm.g"] = torch.ones_like(prepared["norm.g"])
+        for short in prepared:
+            if prepared[short].ndim == 1 and short not in _LONG:
+                prepared[short] = self._turn(names[short], prepared[short])
         return end_rows(self.about, prepared, self._how)
 
 

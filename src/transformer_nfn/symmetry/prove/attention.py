@@ -125,15 +125,23 @@ def _queries_and_keys(
         _check_bases(match, f"{prefix}W_Q·W_K", stacks, grouped, alone, G, about.rotary)
     share = about.heads // about.groups
     spread = G.repeat_interleave(share, dim=0)
-    _check_pair(match, f"{prefix}W_Q", (moved["Q"], B["W_Q"].value), errors["Q"], spread)
-    _check_pair(match, f"{prefix}W_K", (B["W_K"].value, moved["K"]), errors["K"][::-1], G.mT)
-    for name, (p, matrix) in {"b_Q": ("Q", spread), "b_K": ("K", G.mT)}.items():
+    grams = {p: tuple(x.mT @ x for x in stacks[p]) for p in "QK"}
+    keys = (grams["K"][0].repeat_interleave(share, 0), grams["K"][1].repeat_interleave(share, 0))
+    asked = (grams["Q"][1], grams["Q"][0])
+    _check_pair(match, f"{prefix}W_Q", (moved["Q"], B["W_Q"].value), errors["Q"], spread, keys)
+    pair_K = (B["W_K"].value, moved["K"])
+    _check_pair(match, f"{prefix}W_K", pair_K, errors["K"][::-1], G.mT, asked)
+    for name, (p, matrix, partners) in {
+        "b_Q": ("Q", spread, keys),
+        "b_K": ("K", G.mT, asked),
+    }.items():
         if name not in A:
             continue
         mine = Piece(A[name].value[own_order[p]], A[name].error[own_order[p]])
         pair = (mine, B[name]) if p == "Q" else (B[name], mine)
         values = (pair[0].value.unsqueeze(-2), pair[1].value.unsqueeze(-2))
-        _check_pair(match, f"{prefix}{name}", values, (pair[0].error, pair[1].error), matrix)
+        own_errors = (pair[0].error, pair[1].error)
+        _check_pair(match, f"{prefix}{name}", values, own_errors, matrix, partners)
     if about.qk_norm:
         for name in ("q_norm.g", "k_norm.g"):
             away = (A[name].value[gains] - B[name].value).square()
@@ -185,25 +193,37 @@ def _check_pair(
     values: tuple[Tensor, Tensor],
     errors: tuple[Tensor, Tensor],
     G: Tensor,
+    partners: tuple[Tensor, Tensor],
 ) -> None:
-    """Checks ``x G = y`` head by head: x, y ``[h, rows, d]``, errors ``[h, d]``, G ``[h, d, d]``.
+    """Checks ``x G = y`` head by head.
 
     A disguise of bad condition has its own rounding error spread over all directions, which
     weighs least in its own basis; so the equation is read as ``x = y G⁻¹`` where that says more.
+
+    Args:
+        match: what is being compared.
+        name: of the tensor.
+        values: x, y ``[h, rows, d]``.
+        errors: of both ``[h, d]``.
+        G: ``[h, d, d]``.
+        partners: Gram matrices ``[h, d, d]`` of what x and y are multiplied with.
     """
-    sides = [(values, errors, G)]
-    condition = torch.linalg.cond(G)
-    if bool((condition < INVERTIBLE).all()):
-        sides.append((values[::-1], errors[::-1], torch.linalg.inv(G)))
+    sides = [(values, errors, G, partners[1])]
+    if bool((torch.linalg.cond(G) < INVERTIBLE).all()):
+        sides.append((values[::-1], errors[::-1], torch.linalg.inv(G), partners[0]))
     tried = []
-    for (x, y), (e, f), matrix in sides:
+    for (x, y), (e, f), matrix, partner in sides:
         error = (e.unsqueeze(-2) @ matrix.square()).squeeze(-2) + f
         size = y.square().sum((-2, -1))
         told = float(error.sum() / size.sum().clamp_min(1e-300))
-        tried.append((told, x, y, matrix, error.sum(-1), size))
-    _, x, y, matrix, error, size = min(tried, key=lambda side: side[0])
-    away = (x @ matrix - y).square().sum((-2, -1))
-    match.add(name, away, error, size, y.shape[-2] * y.shape[-1])
+        tried.append((told, x, y, matrix, e, f, partner, error.sum(-1), size))
+    _, x, y, matrix, e, f, partner, error, size = min(tried, key=lambda side: side[0])
+    residual = x @ matrix - y
+    away = residual.square().sum((-2, -1))
+    noise = matrix.mT @ (e.unsqueeze(-1) * matrix) + torch.diag_embed(f)
+    seen = ((residual.mT @ residual) * partner).sum((-2, -1))
+    felt = seen / (noise * partner).sum((-2, -1)).clamp_min(1e-300)
+    match.add(name, away, error, size, y.shape[-2] * y.shape[-1], felt)
 
 
 def _values_and_outputs(
@@ -232,14 +252,19 @@ def _values_and_outputs(
     ]
     both = {"Q": plain, "K": dual}
     _check_bases(match, f"{prefix}W_V·W_O", both, grouped, alone, H, 0)
-    _check_pair(match, f"{prefix}W_V", plain, (V_A.error[groups], V_B.error), H)
-    spread = H.repeat_interleave(len(queries) // count, dim=0).mT
+    grams = [tuple(x.mT @ x for x in pair) for pair in (plain, dual)]
+    _check_pair(
+        match, f"{prefix}W_V", plain, (V_A.error[groups], V_B.error), H, (grams[1][0], grams[1][1])
+    )
+    share = len(queries) // count
+    spread = H.repeat_interleave(share, dim=0).mT
     _check_pair(
         match,
         f"{prefix}W_O",
         (O_B.value.mT, outputs.mT),
         (O_B.error, O_A.error[queries]),
         spread,
+        (grams[0][1].repeat_interleave(share, 0), grams[0][0].repeat_interleave(share, 0)),
     )
     return H
 
@@ -302,6 +327,8 @@ def _base_error(x: Tensor, error: Tensor, turned: int) -> Tensor:
     if turned < d:
         rest = x[..., turned:]
         values = torch.linalg.eigvalsh(rest.mT @ rest)
-        floor = 1e-12 * values.amax(-1, keepdim=True).clamp_min(1e-300)
+        floor = (1e-12 * values.amax(-1, keepdim=True)).clamp_min(1e-150)
         total += (1 / values.clamp_min(floor)).sum(-1) * error[..., turned:].sum(-1)
-    return total
+    # A tensor of zeros says nothing of its basis.
+    silent = x.square().sum((-2, -1)) == 0
+    return torch.where(silent, 1e100, total)

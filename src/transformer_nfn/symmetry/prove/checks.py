@@ -44,6 +44,8 @@ class Check:
         ratio: residual over expected, of the tensor as a whole.
         worst: the largest such ratio of one head, neuron or row, divided by what few numbers may
             deviate from their mean.
+        felt: the same as ``ratio`` and ``worst``, of what the network can notice: a change of an
+            output matrix that nothing reaches is no change of the function.
         vector: it is a sum of few rounding errors, such as a bias with others folded in, which
             scatters more than a matrix does: it may be away twice as far.
     """
@@ -53,6 +55,7 @@ class Check:
     expected: float
     ratio: float
     worst: float
+    felt: float
     vector: bool = False
 
     @property
@@ -66,11 +69,18 @@ class Check:
 
     def beyond(self, tolerance: Tolerance) -> bool:
         """Whether rounding does not."""
-        return self.excess > tolerance.different
+        return (self.felt / 2 if self.vector else self.felt) > tolerance.different
 
 
 def check(
-    name: str, away: Tensor, error: Tensor, size: Tensor, entries: int, *, sites: bool = True
+    name: str,
+    away: Tensor,
+    error: Tensor,
+    size: Tensor,
+    entries: int,
+    *,
+    sites: bool = True,
+    felt: Tensor | None = None,
 ) -> Check:
     """Judges a tensor by squares summed over each of its sites (heads, neurons, rows).
 
@@ -81,22 +91,31 @@ def check(
         size: squares of the tensor, ``[sites]``.
         entries: numbers that one site sums over; few of them scatter more.
         sites: whether the sites are judged one by one, too; a vector's are not.
+        felt: squares of how many rounding errors the change is away where it is used, ``[sites]``;
+            as many as the tensor itself if not given.
     """
     away, error, size = (x.double().reshape(-1) for x in (away, error, size))
-    total = [float(x.sum()) for x in (away, error, size)]
+    ratio, worst = _ratios(away, error, entries if sites else 0)
+    noticed = max(ratio, worst)
+    if felt is not None:
+        # Seen through an ill-conditioned partner a change stands out half as far.
+        noticed = max(
+            _ratios(torch.minimum(away, 4 * felt.reshape(-1) * error), error, entries * sites)
+        )
+    norm = max(float(size.sum()), 1e-300) ** 0.5
+    residual, expected = (float(x.sum()) ** 0.5 / norm for x in (away, error))
+    return Check(name, residual, expected, ratio, worst, noticed, vector=not sites)
+
+
+def _ratios(away: Tensor, error: Tensor, entries: int) -> tuple[float, float]:
+    """Rounding errors of the whole, and of the worst site; no sites without entries."""
+    total = float(away.sum())
+    if total == 0:
+        return 0.0, 0.0
     worst = 0.0
-    if sites and entries >= 16:
+    if entries >= 16:
         # What is exactly zero on both sides has no error to expect; a part of the whole does.
         floor = 1e-4 * error.mean()
-        worst = float((away / (error + floor).clamp_min(1e-300)).max().sqrt())
+        worst = float((away / (error + floor).clamp_min(1e-300)).max() ** 0.5)
         worst /= 1 + 4 / entries**0.5
-    norm = max(total[2], 1e-300) ** 0.5
-    return Check(
-        name,
-        total[0] ** 0.5 / norm,
-        total[1] ** 0.5 / norm,
-        (total[0] / max(total[1], 1e-300)) ** 0.5 if total[0] > 0 else 0.0,
-        worst if total[0] > 0 else 0.0,
-        vector=not sites,
-    )
-
+    return (total / max(float(error.sum()), 1e-300)) ** 0.5, worst

@@ -21,9 +21,17 @@ class BlockMatch:
     stream: StreamMap
     checks: list[Check] = field(default_factory=list)
 
-    def add(self, name: str, away: Tensor, error: Tensor, size: Tensor, entries: int) -> None:
+    def add(
+        self,
+        name: str,
+        away: Tensor,
+        error: Tensor,
+        size: Tensor,
+        entries: int,
+        felt: Tensor | None = None,
+    ) -> None:
         """One more tensor; see `check`."""
-        self.checks.append(check(f"{self.a.name}.{name}", away, error, size, entries))
+        self.checks.append(check(f"{self.a.name}.{name}", away, error, size, entries, felt=felt))
 
     def vector(self, name: str, a: Piece | None, b: Piece | None, *, gain: bool = False) -> None:
         """A vector of the stream. Gains are permuted with it, but take no sign."""

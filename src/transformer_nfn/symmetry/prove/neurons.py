@@ -35,10 +35,14 @@ def match_neurons(
         _check_scales(match, (mine, V_A), (out, V_B), (W_A.error[order], W_B.error[order]), s)
     size = V_A.value.square().sum(0)
     error = s.square() * W_A.error[order] + V_A.error
-    match.add("W_A", (mine * s - V_A.value).square().sum(0), error, size, width)
+    # What a neuron reads matters if it writes, and what it writes if it reads.
+    used = torch.where(V_B.value.square().sum(1) > V_B.error, torch.inf, 0.0)
+    match.add("W_A", (mine * s - V_A.value).square().sum(0), error, size, width, used)
     away = (out - s.unsqueeze(-1) * V_B.value).square().sum(1)
     error = W_B.error[order] + s.square() * V_B.error
-    match.add("W_B", away, error, out.square().sum(1), width)
+    read = size if c_A is None else size + c_A.value.square()
+    used = torch.where(read > V_A.error, torch.inf, 0.0)
+    match.add("W_B", away, error, out.square().sum(1), width, used)
     _neuron_bias(match, "b_A", b_A, c_A, order, s)
     if about.gated:
         (W_G, b_G), (V_G, c_G) = (block.reader("W_G") for block in (match.a, match.b))

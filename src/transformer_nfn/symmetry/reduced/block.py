@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.symmetry.reduced.pieces import Piece, folded
+from transformer_nfn.symmetry.reduced.pieces import Piece, folded, summed_squares
 
 if TYPE_CHECKING:
     from transformer_nfn.architectures.families.description import Attention, Block
@@ -52,7 +52,7 @@ class ReducedBlock:
     def writer(self, tensor: str) -> Piece:
         """A matrix that writes to the stream: ``W_O [h, d, D]``, ``W_B [f, D]``."""
         raw = self._read(tensor)
-        error = self._unit * raw.square().sum(-1)
+        error = summed_squares(raw, -1, self._unit)
         if self.whole.centred:
             raw -= raw.mean(-1, keepdim=True)
         signs = self._after_signs(tensor)
@@ -118,7 +118,7 @@ class ReducedBlock:
             # Error of the value bias (itself a sum that may cancel), and of what it goes through.
             rows = W_O.unflatten(0, (-1, share)).sum(1).square().sum(-1)
             own = (spread.square() * W_O.square().sum(-1)).sum()
-            moved = (b_V.error * rows).sum() / self._unit + own
+            moved = (b_V.error * rows).sum() / (self._unit or 1.0) + own
             total = through if total is None else total + through
             size = moved if size is None else size + moved
         if self.about.order == "parallel" and (b_B := self._maybe("b_B")) is not None:

@@ -11,7 +11,7 @@ ROUNDING_RMS = 0.2
 """Root mean square of a rounding error relative to the weight, in units of a dtype's epsilon: it
 is uniform within half a spacing, 1/√12 = 0.29 of one, and a weight is 1 to 2 times what its
 spacing belongs to."""
-STEPS = 64.0
+STEPS = 1024.0
 """Weights kept in float64 have been computed in float64, with an error at each step."""
 
 
@@ -76,7 +76,7 @@ class Table:
         if self._gain is not None:
             value *= self._gain
             unit = 2 * unit
-        error = value.square().sum(-1) * unit
+        error = summed_squares(value, -1, unit)
         if self._centred:
             value -= value.mean(-1, keepdim=True)
         return Piece(value, error)
@@ -98,6 +98,13 @@ class Table:
         return Piece(value, error)
 
 
+def summed_squares(x: Tensor, dim: int, unit: float) -> Tensor:
+    """``unit · Σ x²`` over an axis; nothing is read where the unit is 0."""
+    if unit == 0:
+        return x.new_zeros([n for d, n in enumerate(x.shape) if d != dim % x.ndim])
+    return x.square().sum(dim) * unit
+
+
 def folded(
     W: Tensor,
     b: Tensor | None,
@@ -114,7 +121,7 @@ def folded(
         b: ``[..., n]``.
         gain: of the norm, None where there is none.
         beta: its bias.
-        unit: expected square of the relative rounding error of a weight.
+        unit: expected square of the relative rounding error of a weight; 0 if nobody asks.
         centred: the norm takes the mean away (LayerNorm).
     """
     bias, bias_error = b, None
@@ -122,13 +129,15 @@ def folded(
         bias_error = unit * b.square()
     if beta is not None:
         through = torch.einsum("d,...dk->...k", beta, W)
-        moved = 2 * unit * torch.einsum("d,...dk->...k", beta.square(), W.square())
+        moved = torch.zeros_like(through)
+        if unit:
+            moved = 2 * unit * torch.einsum("d,...dk->...k", beta.square(), W.square())
         bias = through if bias is None else bias + through
         bias_error = moved if bias_error is None else bias_error + moved
     if gain is not None:
         W *= gain.unsqueeze(-1)
         unit = 2 * unit
-    error = unit * W.square().sum(-2)
+    error = summed_squares(W, -2, unit)
     if centred and gain is not None:
         W -= W.mean(-2, keepdim=True)
     weight = Piece(W, error)

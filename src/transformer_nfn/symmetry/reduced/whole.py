@@ -25,14 +25,17 @@ class Reduced:
         about: its description.
         dtype: of everything it gives.
         centred: the all-ones direction of the stream is seen by nobody.
-        unit: expected square of the relative rounding error of a weight of the file.
+        unit: expected square of the relative rounding error of a weight of the file; 0 where
+            errors were not asked for, which saves a pass over all weights.
         blocks: names of the blocks, ``encoder.0`` for a model with two stacks, in order.
     """
 
-    def __init__(self, model: Model, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, model: Model, dtype: torch.dtype = torch.float64, *, errors: bool = True
+    ) -> None:
         self.model, self.about, self.dtype = model, model.about, dtype
         self.names: Mapping[str, tuple[int, ...]] = model.names
-        self.unit = rounding_rms(model.dtype) ** 2
+        self.unit = rounding_rms(model.dtype) ** 2 if errors else 0.0
         stacks = self.about.stacks
         self.post = any(b.order == "post" for s in stacks for b in s.blocks)
         # Where the stream leaves the network without a norm, its mean is part of the answer.

@@ -1,9 +1,9 @@
 """How are two real checkpoints related? Scores that survive every disguise, and what they say."""
 
 from transformer_nfn.symmetry.relate.figure import draw_relation
-from transformer_nfn.symmetry.relate.relation import NO_DIRECTION, Relation, relate
+from transformer_nfn.symmetry.relate.relation import Relation, relate
 from transformer_nfn.symmetry.relate.scores import Part, block_score
-from transformer_nfn.symmetry.relate.verdict import Verdict
+from transformer_nfn.symmetry.relate.verdict import NO_DIRECTION, Verdict
 from transformer_nfn.symmetry.relate.words import as_json, describe
 
 __all__ = [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from transformer_nfn.symmetry.prove import Proof, prove_pair
 from transformer_nfn.symmetry.reduced import Reduced
 from transformer_nfn.symmetry.relate.equal_bytes import equal_bytes
 from transformer_nfn.symmetry.relate.probes import BlockSketch, Probes, draw_probes, sketch_block
@@ -27,16 +28,10 @@ from transformer_nfn.symmetry.relate.verdict import (
     judge,
     judge_matrix,
 )
+from transformer_nfn.symmetry.relate.words import describe
 
 if TYPE_CHECKING:
     from transformer_nfn.architectures.families import Model
-    from transformer_nfn.symmetry.prove import Proof
-
-NO_DIRECTION = (
-    "Scores are symmetric: which of the two came first, or whether both came from a third, "
-    "is not something they can tell."
-)
-
 
 @dataclass(frozen=True)
 class Relation:
@@ -72,8 +67,6 @@ class Relation:
     proof: Proof | None = None
 
     def __str__(self) -> str:
-        from transformer_nfn.symmetry.relate.words import describe
-
         return describe(self)
 
 
@@ -96,8 +89,6 @@ def relate(A: Model, B: Model, *, prove: bool = False) -> Relation:
     found = _apart_by_shape(A, B, away) if away else _relate(A, B)
     if not prove:
         return found
-    from transformer_nfn.symmetry.prove import prove_pair
-
     proof = prove_pair(A, B, found)
     verdict, reason = found.verdict, found.reason
     if proof.same is True:
@@ -149,7 +140,7 @@ def _apart_by_shape(A: Model, B: Model, away: str) -> Relation:
 
 
 def _relate(first: Model, second: Model) -> Relation:
-    A, B = (Reduced(m, torch.float32) for m in (first, second))
+    A, B = (Reduced(m, torch.float32, errors=False) for m in (first, second))
     fit = fit_stream(A, B)
     into = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
     probes = (into, Probes(fit.map(into.into), fit.map(into.out)))
@@ -163,7 +154,7 @@ def _relate(first: Model, second: Model) -> Relation:
                 kept.append(thumbnail(sketch[1]))
         if in_line and a is not None and b is not None:
             blocks[a[0]] = compare_blocks(unit_directions(a[1]), unit_directions(b[1]))
-            constants.append(_apart(a[1].constants, b[1].constants))
+            constants.append(_apart(a[1], b[1]))
     matrix = block_matrix(*small)
     judgement = _judge(A, B, fit, blocks, constants, matrix)
     scores = [block_score(parts) for parts in blocks.values()]
@@ -198,12 +189,13 @@ def _sketches(
         yield None, (name, sketch_block(B.block(name), probes[1]))
 
 
-def _apart(a: Tensor, b: Tensor) -> float:
-    """Relative distance of the constants that two blocks add to the stream."""
-    if a.shape != b.shape:
+def _apart(a: BlockSketch, b: BlockSketch) -> float:
+    """Distance of the constants that two blocks add to the stream, against all that they write."""
+    x, y = a.constants, b.constants
+    if x.shape != y.shape:
         return float("inf")
-    size = max(float(a.norm()), float(b.norm()))
-    return float((a - b).norm()) / size if size > 0 else 0.0
+    size = max(float(z.norm()) for z in (x, y, a.neurons.write, b.neurons.write))
+    return float((x - y).norm()) / size if size > 0 else 0.0
 
 
 def _judge(
@@ -223,13 +215,10 @@ def _judge(
         return judge_matrix(best, embeddings)
     scores = {name: block_score(parts) for name, parts in blocks.items()}
     distances = [p.distance for parts in blocks.values() for p in parts.values()]
-    # A cosine of 1 − ε is a distance of √2ε; tables have a row more than a mean hides.
-    distances += [max(2 - 2 * s, 0.0) ** 0.5 for s in fit.scores.values()]
+    distances += [*constants, *fit.distances.values()]
     if any(len(t) != fit.rows.get(t.name, len(t)) for m in (A, B) for t in m.tables()):
         distances.append(float("inf"))
     allowed = max(SAME_DISTANCE[m.model.dtype] for m in (A, B))
-    if any(c > 4 * allowed for c in constants):
-        distances.append(max(constants))
     return judge(scores, distances, embeddings, allowed)
 
 
@@ -243,6 +232,8 @@ def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator
         yield f"only one of the two has {', '.join(sorted(missing))}"
     if not in_line:
         yield f"blocks one by one: A has {len(A.blocks)}, B {len(B.blocks)}; the matrix only"
+    if A.about.mlm is not None:
+        yield "the masked-language head, which --prove checks"
     gated = {b.mlp.gated for m in (A, B) for s in m.about.stacks for b in s.blocks}
     if len(gated) > 1:
         yield "MLPs: those of one model are gated, those of the other are not"

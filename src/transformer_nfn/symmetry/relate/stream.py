@@ -22,6 +22,8 @@ HELD_OUT = 8
 """Every eighth row is not fitted but scored: a map of D² numbers fits anything a little."""
 LARGE = 2048
 """From this width on the polar factor of a fit in float32 is taken in float32."""
+OPEN = 1e-9
+"""Directions smaller than this, against the largest, are not determined."""
 Kind = Literal["identity", "orthogonal", "permutation", "signed permutation"]
 
 
@@ -74,11 +76,13 @@ class StreamFit:
     Attributes:
         map: of the first stream to the second.
         scores: cosine of each table's rows that were not fitted; 0 for strangers.
+        distances: relative distance of the same rows.
         rows: rows of each table that both models have.
     """
 
     map: StreamMap
     scores: Mapping[str, float]
+    distances: Mapping[str, float]
     rows: Mapping[str, int]
 
 
@@ -103,11 +107,12 @@ def fit_stream(A: Reduced, B: Reduced, *, hold_out: bool = True) -> StreamFit:
         rows[name] = count
         if cross is not None:
             total += cross
-    found = solve_stream(total, stream_kind(A), A.dtype, centred=A.centred and not A.post)
+    found = solve_stream(total, stream_kind(A), A.dtype, centred=A.centred)
     if not hold_out:
-        return StreamFit(found, {}, rows)
-    scores = {name: s for name in names if (s := _score(A, B, name, found)) is not None}
-    return StreamFit(found, scores, rows)
+        return StreamFit(found, {}, {}, rows)
+    scored = {name: s for name in names if (s := _score(A, B, name, found)) is not None}
+    scores, distances = ({name: s[i] for name, s in scored.items()} for i in (0, 1))
+    return StreamFit(found, scores, distances, rows)
 
 
 def solve_stream(
@@ -116,19 +121,18 @@ def solve_stream(
     """The map of a kind that fits `Σ AᵀB` best.
 
     Args:
-        cross: ``[D, D]``.
+        cross: ``[D, D]`` in float64.
         kind: what acts on the stream.
-        dtype: of the computation; large matrices in float32 take half the time.
-        centred: one direction is projected out of everything, and open by nature.
+        dtype: of what it is for; float32 takes half the time where it is large.
+        centred: the all-ones direction is projected out of everything, and open by nature.
     """
     if kind == "identity":
         return StreamMap("identity")
     if kind == "orthogonal":
-        working = cross.to(dtype) if len(cross) >= LARGE else cross
-        U, S, Vh = torch.linalg.svd(working)
-        least = S[-2] if centred else S[-1]
-        determined = bool(least > 1e-7 * S[0])
-        return StreamMap("orthogonal", matrix=(U @ Vh), determined=determined)
+        if centred:
+            cross = cross + cross.norm() / len(cross) ** 1.5  # that direction stays as it is
+        U, S, Vh = torch.linalg.svd(cross.to(dtype) if len(cross) >= LARGE else cross)
+        return StreamMap("orthogonal", matrix=U @ Vh, determined=bool(S[-1] > OPEN * S[0]))
     from scipy.optimize import linear_sum_assignment  # slow to import
 
     scaled = cross / cross.norm(dim=1, keepdim=True).clamp_min(1e-300)
@@ -196,24 +200,28 @@ def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> tuple[Tensor | 
     return cross * (count / (sizes[0] * sizes[1]) ** 0.5), common
 
 
-def _score(A: Reduced, B: Reduced, name: str, found: StreamMap) -> float | None:
-    """Cosine of the rows of a table that were not fitted."""
+def _score(
+    A: Reduced, B: Reduced, name: str, found: StreamMap
+) -> tuple[float, float] | None:
+    """Cosine and relative distance of the rows of a table that were not fitted."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
-    inner, sizes, count = 0.0, [0.0, 0.0], 0
-    sums: list[Tensor] = [torch.zeros(A.about.width, dtype=torch.float64) for _ in "ab"]
+    # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.
+    sums = torch.zeros(3, A.about.width, dtype=torch.float64)
+    squares = torch.zeros(3, dtype=torch.float64)
+    count = 0
     for start, stop in common_pieces(a, b):
         x, y = (_rows(t, start, stop, True, True) for t in (a, b))
-        x = found(x)
-        inner += float((x * y).sum())
-        for i, z in enumerate((x, y)):
-            sizes[i] += float(z.square().sum())
-            sums[i] += z.sum(0).double()
+        x, y = found(x).double(), y.double()
+        for i, z in enumerate((x, y, x - y)):
+            sums[i] += z.sum(0)
+            squares[i] += z.square().sum()
         count += len(x)
-    if count < 4 or min(sizes) == 0:
+    if count < 4:
         return None
     if shifted(A, name):
-        inner -= float(sums[0] @ sums[1]) / count
-        sizes = [s - float(m.square().sum()) / count for s, m in zip(sizes, sums, strict=True)]
-    if min(sizes) <= 0:
+        squares = squares - sums.square().sum(1) / count
+    size_x, size_y, apart = (max(float(q), 0.0) for q in squares)
+    if min(size_x, size_y) == 0:
         return None
-    return float(inner / (sizes[0] * sizes[1]) ** 0.5)
+    cosine = (size_x + size_y - apart) / (2 * (size_x * size_y) ** 0.5)
+    return cosine, (apart / max(size_x, size_y)) ** 0.5

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from transformer_nfn.symmetry.relate.scores import block_score
+from transformer_nfn.symmetry.relate.verdict import NO_DIRECTION
 
 if TYPE_CHECKING:
     from transformer_nfn.symmetry.relate.relation import Relation
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
 def describe(relation: Relation) -> str:
     """A table by block and part, the verdict in a sentence, and what was not compared."""
-    from transformer_nfn.symmetry.relate.relation import NO_DIRECTION
-
     lines = []
     parts = list(dict.fromkeys(p for row in relation.blocks.values() for p in row))
     if parts:

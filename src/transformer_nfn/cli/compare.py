@@ -1,0 +1,157 @@
+"""The command that compares two networks of any kind: the same, related, or strangers?"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from transformer_nfn import symmetry
+from transformer_nfn.architectures.families import Model
+from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.symmetry import (
+    JsonOption,
+    NetworkArgument,
+    PartOption,
+    SpaceOption,
+    named_network,
+)
+from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.symmetry.relate import as_json, draw_relation
+
+EXIT = {True: 0, False: 1, None: 3}
+"""Exit code by whether the two are the same function: yes, no, undecidable."""
+
+
+def compare_command(
+    first: NetworkArgument,
+    second: NetworkArgument,
+    space: SpaceOption = None,
+    part: PartOption = None,
+    architecture: ArchitectureOption = None,
+    group: Annotated[
+        str, typer.Option(help="'paper', or 'enlarged' with LayerNorm and ReLU scalings.")
+    ] = "paper",
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove",
+            help="Checkpoints: an element verified on every tensor, or token ids that tell them "
+            "apart. Networks of a weight space are always proved.",
+        ),
+    ] = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option("--figure", help="Checkpoints: draw blocks of A against blocks of B here."),
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Are two networks the same function, or related? Whatever disguise either of them wears.
+
+    Checkpoints of a known family (see `tnfn architectures`) are the same, derived, partly the
+    same (which blocks), share embeddings only, or are unrelated; where scores cannot tell, the
+    answer is unclear. Which came first is not something weights say. Networks of a weight space
+    are compared with proof: a group element, or a witness input.
+
+    Exit code 0 if they are the same function, 1 if they are not, 3 if that is undecidable. Shapes
+    that no disguise can change (other widths, other norms) are a no.
+
+    [bold]Examples[/bold]
+
+      tnfn compare gpt2/ suspect/ --figure blocks.png
+
+      tnfn compare gpt2/ suspect/ --prove --json
+
+      tnfn compare net.safetensors other.safetensors
+
+      tnfn compare zoo#0 network.pt --part blocks.1
+    """
+    from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
+
+    with ExitStack() as stack:
+        models: list[Model | None] = [None, None]
+        if space is None and part is None:
+            for i, name in enumerate((first, second)):
+                models[i] = open_transformer(name, architecture)
+                if (model := models[i]) is not None:
+                    stack.enter_context(model)
+        A, B = models
+        if A is not None and B is not None:
+            _compare_checkpoints(A, B, prove=prove, figure=figure, json_output=json_output)
+        if A is not None or B is not None:
+            known, other = (first, second) if A is not None else (second, first)
+            open_checkpoint(other).close()  # which says what is wrong, if something is
+            raise SpaceError(
+                f"'{known}' is a checkpoint of a transformer and '{other}' a network of a weight "
+                "space: they do not compare"
+            )
+    for option, value in (("--architecture", architecture), ("--figure", figure)):
+        if value is not None:
+            raise TransformerNFNError(
+                f"{option} is for checkpoints of transformers, and '{first}' is read as a network "
+                "of a weight space"
+            )
+    _compare_networks(first, second, space, part, group, json_output)
+
+
+def _compare_checkpoints(
+    A: Model, B: Model, *, prove: bool, figure: Path | None, json_output: bool
+) -> None:
+    relation = symmetry.relate(A, B, prove=prove)
+    if figure is not None and relation.matrix is not None:
+        draw_relation(relation, figure, (A.where, B.where))
+    typer.echo(json.dumps(as_json(relation)) if json_output else str(relation))
+    if figure is not None and relation.matrix is None:
+        typer.echo(f"no figure: there are no blocks to draw ({relation.reason})", err=True)
+    raise typer.Exit(EXIT[relation.same_function])
+
+
+def _compare_networks(
+    first: str, second: str, space: str | None, part: str | None, group: str, json_output: bool
+) -> None:
+    left, U = named_network(first, space, part)
+    right, V = named_network(second, space, part)
+    if left != right:
+        raise SpaceError(
+            f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
+        )
+    if group not in ("paper", "enlarged"):
+        raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
+    try:
+        result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
+    except SpaceError as error:
+        if left.architecture is not None or group != "paper":
+            raise
+        raise SpaceError(
+            f"no group element takes '{first}' to '{second}', and {left.name} has no reference "
+            "forward to find a witness with"
+        ) from error
+    typer.echo(json.dumps(_as_json(result)) if json_output else str(result))
+    raise typer.Exit(EXIT[result.same_function])
+
+
+def _as_json(result: symmetry.Comparison) -> dict[str, Any]:
+    witness = result.witness
+    return {
+        "same_function": result.same_function,
+        "same_orbit": result.same_orbit,
+        "group": result.group,
+        "reason": result.reason,
+        "resolution": result.resolution,
+        "element_error": result.element_error,
+        "residuals": dict(result.residuals),
+        "witness": witness
+        and {
+            "difference": witness.difference,
+            "noise": witness.noise,
+            "input": witness.X.tolist(),
+        },
+    }
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the root."""
+    app.command("compare")(compare_command)

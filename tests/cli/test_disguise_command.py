@@ -1,0 +1,95 @@
+"""`tnfn disguise` on checkpoints of real transformers, and on networks of this library."""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tiny_families import build, inputs_of, run_library, save
+from transformer_nfn.cli import main
+
+transformers = pytest.importorskip("transformers")
+
+
+def tnfn(*words: object) -> tuple[int, str, str]:
+    """Runs the command in this process: exit code, what it said, what it complained of."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["tnfn", *map(str, words)]):
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(build("gpt2", dtype=torch.float32), tmp_path_factory.mktemp("gpt2"))
+
+
+def test_a_checkpoint_is_written_so_that_its_library_loads_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "disguised"
+    code, said, error = tnfn("disguise", folder, "--out", out, "--seed", 3, "--condition", 5)
+    assert (code, error) == (0, "")
+    for words in ("heads permuted", "stream: orthogonal fixing ones", "is its own now"):
+        assert words in said
+    kind = transformers.GPT2LMHeadModel
+    before, after = (kind.from_pretrained(x).eval() for x in (folder, out))
+    expected, found = (run_library(model, inputs_of("gpt2")) for model in (before, after))
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_ties_are_kept_if_asked_for(folder: Path, tmp_path: Path) -> None:
+    code, said, _ = tnfn("disguise", folder, "--out", tmp_path / "b", "--keep-tie")
+    assert code == 0
+    assert "stream: permutation and sign" in said
+    assert "is its own now" not in said
+    first, second = (load_file(x / "model.safetensors") for x in (folder, tmp_path / "b"))
+    assert first.keys() == second.keys()
+    assert not any(torch.equal(w, second[key]) for key, w in first.items() if w.ndim > 1)
+
+
+def test_the_seed_decides(folder: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert tnfn("disguise", folder, "--out", tmp_path / name, "--seed", seed)[0] == 0
+    a, b, c = ((tmp_path / x / "model.safetensors").read_bytes() for x in "abc")
+    assert a == b != c
+
+
+def test_networks_of_this_library_take_a_condition_too(tmp_path: Path) -> None:
+    net, out = tmp_path / "net.safetensors", tmp_path / "out.safetensors"
+    assert tnfn("sample", "attention_block:8,2,3,4,10", "--out", net)[0] == 0
+    assert tnfn("disguise", net, "--out", out, "--condition", 7)[0] == 0
+    assert tnfn("compare", net, out)[0] == 0
+
+
+def test_what_cannot_be_disguised_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    net, out = tmp_path / "net.safetensors", tmp_path / "out"
+    assert tnfn("sample", "attention_block:8,2,3,4,10", "--out", net)[0] == 0
+    strange = tmp_path / "strange"
+    strange.mkdir()
+    (strange / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (strange / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    for words, part in (
+        ((net, "--out", out, "--keep-tie"), "--keep-tie"),
+        ((strange, "--out", out), "model_type"),
+        ((folder, "--out", folder), "choose another place"),
+        ((folder, "--out", out, "--condition", "0.5"), "condition must be at least 1"),
+        ((tmp_path / "nothing", "--out", out), "nothing"),
+    ):
+        code, _, error = tnfn("disguise", *words)
+        assert code == 2
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+        assert part in error
+        assert not out.exists()
