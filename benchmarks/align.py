@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformer_nfn.architectures.small_transformer import from_space
 
 from transformer_nfn.architectures.families import open_model
+from transformer_nfn.architectures.zoo_network import from_space
 from transformer_nfn.files.assets import resolve
 from transformer_nfn.functional.transformer import transformer
 from transformer_nfn.symmetry.alignment import align, align_networks

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transformer_nfn.architectures.architecture import Architecture
 from transformer_nfn.architectures.families.description import Attention, Mlp
-from transformer_nfn.architectures.small_transformer import NAME, from_space, sinusoids
+from transformer_nfn.architectures.zoo_network import NAME, from_space, sinusoids
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
