@@ -1,6 +1,6 @@
 """What is in a checkpoint? Its blocks, its symmetries, its spectra, what is dead or there twice."""
 
-from transformer_nfn.symmetry.inspection.acting import Acting, acting
+from transformer_nfn.symmetry.inspection.actors import Acting, acting
 from transformer_nfn.symmetry.inspection.figure import draw_spectra
 from transformer_nfn.symmetry.inspection.repeats import DEAD, DUPLICATE, Repeats
 from transformer_nfn.symmetry.inspection.whole import (

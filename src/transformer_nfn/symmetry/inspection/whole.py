@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_nfn.spaces import WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
 from transformer_nfn.symmetry.inspection import words
-from transformer_nfn.symmetry.inspection.acting import Acting, acting, acting_on_space
+from transformer_nfn.symmetry.inspection.actors import Acting, acting, acting_on_space
 from transformer_nfn.symmetry.inspection.repeats import Repeats, head_repeats, neuron_repeats
 from transformer_nfn.symmetry.inspection.spectra import matrix_spectrum, product_spectrum
 from transformer_nfn.symmetry.inspection.tensors import TensorLine, family_tensors, space_tensors

@@ -6,8 +6,8 @@ from transformer_nfn.symmetry.prints.database import (
     add_to_database,
     write_database,
 )
-from transformer_nfn.symmetry.prints.likeness import Likeness, likeness
-from transformer_nfn.symmetry.prints.search import Relative, search
+from transformer_nfn.symmetry.prints.distances import Likeness, likeness
+from transformer_nfn.symmetry.prints.nearest import Relative, search
 from transformer_nfn.symmetry.prints.stored import FORMAT, Print, PrintError, from_bytes
 from transformer_nfn.symmetry.prints.take import take_print
 
