@@ -88,14 +88,14 @@ def relate_files(first: Path, second: Path, prove: bool) -> dict[str, Any]:
 def relate_block(first: Path, second: Path) -> dict[str, Any]:
     """Seconds and peak memory of one block alone, and of fitting the stream, which comes once."""
     from transformer_nfn.architectures.families import open_model
-    from transformer_nfn.symmetry.reduced import Reduced
-    from transformer_nfn.symmetry.relations.probes import Probes, draw_probes, sketch_block
-    from transformer_nfn.symmetry.relations.scores import (
+    from transformer_nfn.symmetry.likeness.probes import Probes, draw_probes, sketch_block
+    from transformer_nfn.symmetry.likeness.scores import (
         block_score,
         compare_blocks,
         unit_directions,
     )
-    from transformer_nfn.symmetry.relations.stream import fit_stream
+    from transformer_nfn.symmetry.likeness.stream import fit_stream
+    from transformer_nfn.symmetry.reduced import Reduced
 
     with open_model(first) as model_A, open_model(second) as model_B:
         A, B = (Reduced(m, torch.float32, errors=False) for m in (model_A, model_B))

@@ -137,7 +137,7 @@ def draw(results: Sequence[Result], out: Path) -> None:
     """Every block of every pair as a point, by relation, and the thresholds of the verdicts."""
     from matplotlib.figure import Figure
 
-    from transformer_nfn.symmetry.relations import verdict
+    from transformer_nfn.symmetry.likeness import verdict
 
     shown = [r for r in RELATIONS if any(x.relation == r for x in results)]
     figure = Figure(figsize=(8, 0.36 * len(shown) + 1.2), layout="constrained")

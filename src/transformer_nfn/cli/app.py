@@ -11,12 +11,14 @@ import typer
 
 from transformer_nfn import __version__
 from transformer_nfn.cli import (
+    align,
     architectures,
     assets,
     compare,
     demo,
     disguise,
     fingerprint,
+    inspect,
     reproduce,
     symmetry,
     train,
@@ -40,6 +42,8 @@ symmetry.register(app)
 disguise.register(app)
 compare.register(app)
 fingerprint.register(app)
+inspect.register(app)
+align.register(app)
 architectures.register(app)
 app.add_typer(zoo_app, name="zoo")
 train.register(app)

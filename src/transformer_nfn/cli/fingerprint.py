@@ -32,7 +32,7 @@ from transformer_nfn.symmetry.prints import (
     take_print,
     write_database,
 )
-from transformer_nfn.symmetry.prints.alike import MEANING
+from transformer_nfn.symmetry.prints.distances import MEANING
 
 STORED = ".parquet"
 SHOWN = 100

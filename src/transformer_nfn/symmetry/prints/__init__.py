@@ -1,12 +1,12 @@
 """Which model is this, among a hundred thousand? Fingerprints of checkpoints, and their search."""
 
-from transformer_nfn.symmetry.prints.alike import Likeness, likeness
 from transformer_nfn.symmetry.prints.database import (
     Database,
     Named,
     add_to_database,
     write_database,
 )
+from transformer_nfn.symmetry.prints.distances import Likeness, likeness
 from transformer_nfn.symmetry.prints.nearest import Relative, search
 from transformer_nfn.symmetry.prints.stored import FORMAT, Print, PrintError, from_bytes
 from transformer_nfn.symmetry.prints.take import take_print

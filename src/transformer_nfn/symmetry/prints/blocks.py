@@ -18,8 +18,8 @@ from torch import Tensor
 
 from transformer_nfn.architectures.families.description import Attention
 from transformer_nfn.functional.sublayers import activation
+from transformer_nfn.symmetry.likeness.probes import OFFSETS, turned
 from transformer_nfn.symmetry.reduced import Piece, ReducedBlock
-from transformer_nfn.symmetry.relations.probes import OFFSETS, turned
 
 PARTS = ("QK", "VO", "MLP")
 NUMBERS = 64

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.symmetry.likeness.stream import ROWS, shifted
 from transformer_nfn.symmetry.reduced import Reduced
-from transformer_nfn.symmetry.relations.stream import ROWS, shifted
 from transformer_nfn.symmetry.sketch import directions
 
 PROBES = 256

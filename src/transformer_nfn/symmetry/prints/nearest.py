@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transformer_nfn.symmetry.prints.alike import Likeness, likeness
 from transformer_nfn.symmetry.prints.database import COARSE, SCALE, Database, coarse_copy
+from transformer_nfn.symmetry.prints.distances import Likeness, likeness
 from transformer_nfn.symmetry.prints.stored import Print
 
 SHORTLIST = 64

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.architectures.families.description import Attention
+from transformer_nfn.symmetry.likeness.probes import HeadSketch
 from transformer_nfn.symmetry.prove import solve
 from transformer_nfn.symmetry.prove.checks import check
 from transformer_nfn.symmetry.prove.match import BlockMatch
 from transformer_nfn.symmetry.reduced import Piece
-from transformer_nfn.symmetry.relations.probes import HeadSketch
 
 INVERTIBLE = 1e4
 """Condition up to which a re-basing is inverted."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from transformer_nfn.symmetry.likeness.probes import BlockSketch
+from transformer_nfn.symmetry.likeness.stream import StreamMap
 from transformer_nfn.symmetry.prove.attention import AttentionElement, match_attention
 from transformer_nfn.symmetry.prove.checks import Check
 from transformer_nfn.symmetry.prove.match import BlockMatch
 from transformer_nfn.symmetry.prove.neurons import match_neurons
 from transformer_nfn.symmetry.reduced import ReducedBlock
-from transformer_nfn.symmetry.relations.probes import BlockSketch
-from transformer_nfn.symmetry.relations.stream import StreamMap
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.spaces.actions.matching import match_rows
+from transformer_nfn.symmetry.likeness.stream import StreamMap, common_pieces
 from transformer_nfn.symmetry.prove.checks import Check, check
 from transformer_nfn.symmetry.reduced import Piece, Reduced, Table
-from transformer_nfn.symmetry.relations.stream import StreamMap, common_pieces
 
 ADDED = ("token", "type", "position")
 

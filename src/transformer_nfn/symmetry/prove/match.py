@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from transformer_nfn.symmetry.likeness.stream import StreamMap
 from transformer_nfn.symmetry.prove.checks import Check, check
 from transformer_nfn.symmetry.reduced import Piece, ReducedBlock
-from transformer_nfn.symmetry.relations.stream import StreamMap
 
 
 @dataclass

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.spaces.actions.matching import match_rows
+from transformer_nfn.symmetry.likeness.probes import BlockSketch
 from transformer_nfn.symmetry.prove import solve
 from transformer_nfn.symmetry.prove.checks import check
 from transformer_nfn.symmetry.prove.match import BlockMatch
 from transformer_nfn.symmetry.reduced import Piece
-from transformer_nfn.symmetry.relations.probes import BlockSketch
 
 
 def match_neurons(

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from transformer_nfn.symmetry.likeness.probes import Probes, draw_probes, sketch_block
+from transformer_nfn.symmetry.likeness.scores import block_score
+from transformer_nfn.symmetry.likeness.stream import StreamMap, fit_stream
+from transformer_nfn.symmetry.likeness.verdict import RELATED
 from transformer_nfn.symmetry.prove.blocks import BlockElement, match_block
 from transformer_nfn.symmetry.prove.checks import Check, Tolerance
 from transformer_nfn.symmetry.prove.ends import check_ends, table_shifts
 from transformer_nfn.symmetry.prove.witness import TokenWitness, find_witness
 from transformer_nfn.symmetry.reduced import Reduced
-from transformer_nfn.symmetry.relations.probes import Probes, draw_probes, sketch_block
-from transformer_nfn.symmetry.relations.scores import block_score
-from transformer_nfn.symmetry.relations.stream import StreamMap, fit_stream
-from transformer_nfn.symmetry.relations.verdict import RELATED
 
 if TYPE_CHECKING:
     from transformer_nfn.architectures.families import Model

@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from transformer_nfn.symmetry.prove import Proof, prove_pair
-from transformer_nfn.symmetry.reduced import Reduced
-from transformer_nfn.symmetry.relations.equal_bytes import equal_bytes
-from transformer_nfn.symmetry.relations.probes import BlockSketch, Probes, draw_probes, sketch_block
-from transformer_nfn.symmetry.relations.scores import (
+from transformer_nfn.symmetry.likeness.probes import BlockSketch, Probes, draw_probes, sketch_block
+from transformer_nfn.symmetry.likeness.scores import (
     Part,
     block_score,
     compare_blocks,
     unit_directions,
 )
-from transformer_nfn.symmetry.relations.stream import StreamFit, fit_stream, stream_kind
-from transformer_nfn.symmetry.relations.thumbnails import Thumbnail, block_matrix, thumbnail
-from transformer_nfn.symmetry.relations.verdict import (
+from transformer_nfn.symmetry.likeness.stream import StreamFit, fit_stream, stream_kind
+from transformer_nfn.symmetry.likeness.thumbnails import Thumbnail, block_matrix, thumbnail
+from transformer_nfn.symmetry.likeness.verdict import (
     SAME_DISTANCE,
     STRANGE,
     Judgement,
@@ -29,6 +26,9 @@ from transformer_nfn.symmetry.relations.verdict import (
     judge,
     judge_matrix,
 )
+from transformer_nfn.symmetry.prove import Proof, prove_pair
+from transformer_nfn.symmetry.reduced import Reduced
+from transformer_nfn.symmetry.relations.equal_bytes import equal_bytes
 from transformer_nfn.symmetry.relations.words import describe
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def relate(A: Model, B: Model, *, prove: bool = False) -> Relation:
     """How two checkpoints are related, whatever disguise either of them wears.
 
     Scores say how alike the blocks are in a basis that embeddings fix; see
-    `transformer_nfn.symmetry.relations.verdict` for what follows from them, with the numbers behind
+    `transformer_nfn.symmetry.likeness.verdict` for what follows from them, with the numbers behind
     every threshold. No direction is named: a score is the same both ways.
 
     Args:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from transformer_nfn.symmetry.relations.scores import block_score
-from transformer_nfn.symmetry.relations.verdict import NO_DIRECTION
+from transformer_nfn.symmetry.likeness.scores import block_score
+from transformer_nfn.symmetry.likeness.verdict import NO_DIRECTION
 
 if TYPE_CHECKING:
     from transformer_nfn.symmetry.relations.relation import Relation

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transformer_nfn.symmetry.relations.probes import (
+from transformer_nfn.symmetry.likeness.probes import (
     PROBES,
     BlockSketch,
     HeadSketch,
     NeuronSketch,
 )
-from transformer_nfn.symmetry.relations.scores import (
+from transformer_nfn.symmetry.likeness.scores import (
     Directions,
     block_score,
     compare_blocks,

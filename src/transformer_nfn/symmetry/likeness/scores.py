@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.symmetry.relations.probes import BlockSketch
+from transformer_nfn.symmetry.likeness.probes import BlockSketch
 
 NEURONS = 1024
 """Neurons of a block that are looked for in the other, evenly spread; all where there are fewer.

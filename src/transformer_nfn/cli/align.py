@@ -1,0 +1,129 @@
+"""The command that moves one network as close to another as its symmetries allow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from transformer_nfn.architectures.families import Model
+from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.symmetry import JsonOption, NetworkArgument, named_network
+from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.files.errors import WriteError
+from transformer_nfn.files.network import save_network
+from transformer_nfn.symmetry.alignment import Aligned, NetworkAlignment, align, align_networks
+
+
+def align_command(
+    first: NetworkArgument,
+    second: NetworkArgument,
+    out: Annotated[Path, typer.Option("--out", help="A new folder (or file, if A is one).")],
+    architecture: ArchitectureOption = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="At most so many rounds over all blocks.", min=1)
+    ] = None,
+    untie: Annotated[
+        bool,
+        typer.Option(
+            "--untie",
+            help="Write a tied checkpoint untied: then orthogonal matrices act on its stream, not "
+            "only permutations.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Move A along its orbit as close to B as it gets, for merging and interpolation.
+
+    What is written computes what A computes, which is checked by running both; only its weights
+    are others. Weights alone are looked at: no data, no activations.
+
+    [bold]Examples[/bold]
+
+      tnfn align mine/ theirs/ --out aligned/
+
+      tnfn align mnist-sample#0 mnist-sample#1 --out aligned.safetensors
+    """
+    from transformer_nfn.zoo.checkpoints import open_transformer
+
+    A = open_transformer(first, architecture)
+    if A is None:
+        _network(first, second, out, rounds, untie, as_json)
+        return
+    with A:
+        B = open_transformer(second, architecture)
+        if B is None:
+            raise SpaceError(
+                f"'{first}' is a checkpoint of {A.about.family} and '{second}' is a network of "
+                "this library's: no symmetry joins them"
+            )
+        with B:
+            found = _checkpoint(A, B, out, rounds, untie)
+    if as_json:
+        typer.echo(json.dumps(found.as_json() | {"out": str(out)}))
+        return
+    table = Table("part", "distance to B before", "after")
+    for name, (before, after) in found.parts.items():
+        table.add_row(name, f"{before:.4g}", f"{after:.4g}")
+    table.add_section()
+    table.add_row("all weights", f"{found.before:.4g}", f"{found.after:.4g}")
+    console = Console()
+    console.print(table)
+    console.print(f"distance ‖A − B‖ / ‖B‖; stream: {found.action}; {found.rounds} rounds")
+    _told(out, first, found.difference or 0.0, f", rounding explains {found.noise:.1e}")
+
+
+def _told(out: Path, first: str, difference: float, more: str) -> None:
+    typer.echo(
+        f"wrote {out}: the function of {first} (outputs on random inputs differ by "
+        f"{difference:.1e}{more})"
+    )
+
+
+def _checkpoint(A: Model, B: Model, out: Path, rounds: int | None, untie: bool) -> Aligned:
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("aligning, block {task.fields[block]}"))
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True
+    ) as bar:
+        task = bar.add_task("align", total=None, block="")
+        limit: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
+        return align(
+            A, B, out, untie=untie, progress=lambda name: bar.update(task, block=name), **limit
+        )
+
+
+def _network(
+    first: str, second: str, out: Path, rounds: int | None, untie: bool, as_json: bool
+) -> None:
+    if untie:
+        raise TransformerNFNError(f"--untie is for tied checkpoints, and '{first}' is none")
+    (left, A), (right, B) = (named_network(name, None, None) for name in (first, second))
+    if left.shapes != right.shapes or left.name != right.name:
+        raise SpaceError(
+            f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
+        )
+    file = out if out.suffix else out / "model.safetensors"
+    if file.exists():
+        raise WriteError(f"'{file}' is already there: name a new place")
+    limit: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
+    found: NetworkAlignment = align_networks(left, A, B, **limit)
+    save_network(file, left, found.weights)
+    if as_json:
+        typer.echo(json.dumps(found.as_json() | {"out": str(file)}))
+        return
+    typer.echo(
+        f"distance ‖A − B‖ / ‖B‖: {found.before:.4g} before, {found.after:.4g} after "
+        f"{found.rounds} rounds"
+    )
+    _told(file, first, found.difference, "")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the root."""
+    app.command("align")(align_command)

@@ -1,0 +1,180 @@
+r"""Which basis of a head brings it nearest to another? Matrices, complex scales and real scales.
+
+A re-basing acts on two tensors at once, `P → P G` and `D → D G⁻ᵀ`, so it is no plain Procrustes
+problem. `fit_matrices` minimises
+
+\[ \|P_A G - P_B\|^2 + \|D_A G^{-\top} - D_B\|^2 \]
+
+over all invertible G: both heads are balanced (`PᵀP = DᵀD`, which fixes a basis up to a turn), the
+turn is Procrustes', and Gauss–Newton steps `G → G exp(X)` go on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+STEPS = 4
+FLOOR = 1e-9
+LENGTHS = (1.0, 0.3)
+
+
+@dataclass(frozen=True)
+class Products:
+    """All that the fit of a basis sees of two heads, ``[g, d, d]`` each.
+
+    Attributes:
+        a: ``P_Aᵀ P_A``.
+        b: ``D_Aᵀ D_A``.
+        r: ``P_Aᵀ P_B``.
+        s: ``D_Aᵀ D_B``.
+        a_B: ``P_Bᵀ P_B``.
+        b_B: ``D_Bᵀ D_B``.
+    """
+
+    a: Tensor
+    b: Tensor
+    r: Tensor
+    s: Tensor
+    a_B: Tensor
+    b_B: Tensor
+
+    @staticmethod
+    def of(plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor]) -> Products:
+        """From P_A, P_B and D_A, D_B, each ``[g, rows, d]``."""
+        (P_A, P_B), (D_A, D_B) = ([x.double() for x in pair] for pair in (plain, dual))
+        pairs = ((P_A, P_A), (D_A, D_A), (P_A, P_B), (D_A, D_B), (P_B, P_B), (D_B, D_B))
+        return Products(*(x.mT @ y for x, y in pairs))
+
+    def away(self, G: Tensor) -> Tensor:
+        """What is minimised, up to a constant, ``[g]``."""
+        H = torch.linalg.inv(G)
+        plain = ((self.a @ G - 2 * self.r) * G).sum((-2, -1))
+        dual = ((H @ self.b - 2 * self.s.mT) * H).sum((-2, -1))
+        return torch.nan_to_num(plain + dual, nan=torch.inf)
+
+
+def fit_matrices(
+    plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], *, dual_known: bool = True
+) -> Tensor:
+    """G ``[g, d, d]`` of every group; see the page.
+
+    Args:
+        plain: P_A, P_B ``[g, rows, d]``.
+        dual: D_A, D_B ``[g, rows, d]``.
+        dual_known: False where the rows of D_A and D_B are not yet in one basis: then only P
+            tells the turn.
+    """
+    p = Products.of(plain, dual)
+    balanced_A, balanced_B = _balance(p.a, p.b), _balance(p.a_B, p.b_B)
+    back = torch.linalg.inv(balanced_B)
+    cross = balanced_A.mT @ p.r @ balanced_B
+    if not dual_known:
+        return balanced_A @ _polar(cross) @ back
+    cross = cross + torch.linalg.inv(balanced_A) @ p.s @ back.mT
+    starts = [balanced_A @ _polar(cross) @ back, _polar(p.r + p.s)]
+    values = torch.stack([p.away(G) for G in starts])
+    G = torch.where((values[0] <= values[1])[:, None, None], *starts)
+    return _descend(p, G)
+
+
+def _descend(p: Products, G: Tensor) -> Tensor:
+    value = p.away(G)
+    for _ in range(STEPS):
+        H = torch.linalg.inv(G)
+        A, B = G.mT @ p.a @ G, H @ p.b @ H.mT
+        slope = A - G.mT @ p.r - B + (H @ p.s).mT
+        X = -_sylvester(A, B, slope)
+        size = torch.linalg.matrix_norm(X)[:, None, None]
+        X = X * (2.0 / size.clamp_min(2.0))  # no step that turns everything round at once
+        before = value
+        for length in LENGTHS:
+            tried = G @ torch.linalg.matrix_exp(length * X)
+            reached = p.away(tried)
+            better = reached < value
+            G = torch.where(better[:, None, None], tried, G)
+            value = torch.where(better, reached, value)
+        if bool((before - value <= 1e-9 * before.abs()).all()):
+            break
+    return G
+
+
+def _sylvester(A: Tensor, B: Tensor, right: Tensor) -> Tensor:
+    """X with ``A X + X B = right`` for symmetric A, B that are not negative."""
+    a, U = torch.linalg.eigh(A)
+    b, V = torch.linalg.eigh(B)
+    below = a.unsqueeze(-1) + b.unsqueeze(-2)
+    floor = FLOOR * below.amax((-2, -1), keepdim=True).clamp_min(1e-300)
+    X: Tensor = U @ ((U.mT @ right @ V) / below.clamp_min(floor)) @ V.mT
+    return X
+
+
+def _balance(a: Tensor, b: Tensor) -> Tensor:
+    """The symmetric G with ``Gᵀ a G = G⁻¹ b G⁻ᵀ``: ``(G Gᵀ) a (G Gᵀ) = b``."""
+    root, back = _powers(a)
+    middle, _ = _powers(root @ b @ root)
+    G, _ = _powers(back @ middle @ back)
+    return G
+
+
+def _powers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Square root of a symmetric matrix, and the inverse of that."""
+    values, U = torch.linalg.eigh((x + x.mT) / 2)
+    floor = 1e-8 * values[..., -1:].clamp_min(1e-150)
+    root = torch.maximum(values, floor).sqrt()
+    return (U * root.unsqueeze(-2)) @ U.mT, (U / root.unsqueeze(-2)) @ U.mT
+
+
+def _polar(x: Tensor) -> Tensor:
+    U, _, Vh = torch.linalg.svd(x)
+    out: Tensor = U @ Vh
+    return out
+
+
+def fit_turns(plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor]) -> Tensor:
+    """The same where G is one complex scale per pair (i, i + d/2): complex ``[g, d/2]``."""
+    (P_A, P_B), (D_A, D_B) = ([_complex(x) for x in pair] for pair in (plain, dual))
+    a, b = (x.abs().square().sum(-2) for x in (P_A, D_A))
+    r, s = (P_A.conj() * P_B).sum(-2), (D_A.conj() * D_B).sum(-2)
+    # G⁻ᵀ turns as G does and scales the other way, so one phase serves both.
+    size = _best_size(a, b, lambda z: (r * z + s / z).abs())
+    phase = r * size + s / size
+    return size * phase / phase.abs().clamp_min(1e-300)
+
+
+def fit_scales(
+    plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], *, positive: bool
+) -> Tensor:
+    """s ``[n]`` that minimises ``‖s p_A − p_B‖² + ‖d_A / s − d_B‖²`` for each row.
+
+    Args:
+        plain: p_A, p_B ``[n, entries]``.
+        dual: d_A, d_B ``[n, entries]``.
+        positive: negative scales do not act (ReLU).
+    """
+    (p_A, p_B), (d_A, d_B) = ([x.double() for x in pair] for pair in (plain, dual))
+    a, b = p_A.square().sum(-1), d_A.square().sum(-1)
+    r, s = (p_A * p_B).sum(-1), (d_A * d_B).sum(-1)
+    if positive:
+        return _best_size(a, b, lambda z: r * z + s / z)
+    size = _best_size(a, b, lambda z: (r * z + s / z).abs())
+    return torch.where(r * size + s / size < 0, -size, size)
+
+
+def _best_size(a: Tensor, b: Tensor, gain: Callable[[Tensor], Tensor]) -> Tensor:
+    """z > 0 that minimises ``a z² + b / z² − 2 gain(z)``, by two searches over powers."""
+    best = ((b + 1e-300) / (a + 1e-300)).pow(0.25).clamp(1e-6, 1e6)
+    for reach in (3.0, 0.15, 0.01, 0.0005):
+        steps = torch.linspace(-reach, reach, 61, dtype=a.dtype).exp()
+        tried = best.unsqueeze(0) * steps.reshape(-1, *[1] * best.ndim)
+        values = a * tried.square() + b / tried.square() - 2 * gain(tried)
+        best = tried.gather(0, values.argmin(0, keepdim=True))[0]
+    return best
+
+
+def _complex(x: Tensor) -> Tensor:
+    first, second = x.double().chunk(2, -1)
+    return torch.complex(first.contiguous(), second.contiguous())
