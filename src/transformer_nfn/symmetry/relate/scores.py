@@ -122,7 +122,7 @@ def compare_neurons(a: Directions, b: Directions, most: int) -> dict[str, Part]:
 def _centred(QK: Tensor) -> Tensor:
     """Scores ``[h, n · n]`` less their mean over the queries: a query bias makes nobody alike.
 
-    In the first block strangers learn the same one, since all look at the same few positions.
+    In the first block strangers that learnt the same text have much the same one.
     """
     n = math.isqrt(QK.shape[1])
     by_query = QK.reshape(len(QK), n, n)
