@@ -104,10 +104,7 @@ def _queries_and_keys(
             _grouped(_with_bias(moved[p], A.get(f"b_{p}"), own_order[p]), count),
             _grouped(_with_bias(B[f"W_{p}"].value, B.get(f"b_{p}"), same[: len(moved[p])]), count),
         )
-    errors = {
-        p: (A[f"W_{p}"].error[own_order[p]], B[f"W_{p}"].error)
-        for p in "QK"
-    }
+    errors = {p: (A[f"W_{p}"].error[own_order[p]], B[f"W_{p}"].error) for p in "QK"}
     weights = tuple(
         1 / _grouped(e.unsqueeze(-2), about.groups).sum((-2, -1)).clamp_min(1e-300)
         for e in (errors["Q"][1], errors["K"][0])

@@ -216,9 +216,7 @@ def shapes_apart(A: Model, B: Model) -> str | None:
             ):
                 return f"blocks {s.prefix}{i} are built differently"
     first, second = Reduced(A), Reduced(B)
-    tables = [
-        {t.name: len(t) for t in m.tables()} for m in (first, second)
-    ]
+    tables = [{t.name: len(t) for t in m.tables()} for m in (first, second)]
     if tables[0] != tables[1]:
         return f"embeddings and outputs have other rows, {tables[0]} and {tables[1]}"
     kept = [{n: s for n, s in m.names.items() if n.startswith("kept.")} for m in (A, B)]
