@@ -10,6 +10,7 @@ few do resemble each other in the first block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -42,14 +43,14 @@ class Directions:
     """A block's sketch as unit vectors, which is all that cosines need.
 
     Attributes:
-        heads: QK and VO ``[h, …]`` of each attention.
+        heads: QK (without what all queries have in common), VO, and QK as it is, ``[h, …]`` each.
         read: ``[f, n]``, centred over the probes, so that a common bias makes nobody alike.
         plain: the same as they are.
         written: ``[f, n]`` each: what neurons write, and the other factor of gated ones, whose
             signs only cancel together.
     """
 
-    heads: Mapping[str, tuple[Tensor, Tensor]]
+    heads: Mapping[str, tuple[Tensor, Tensor, Tensor]]
     read: Tensor
     plain: Tensor
     written: tuple[Tensor, ...]
@@ -59,7 +60,10 @@ def unit_directions(sketch: BlockSketch) -> Directions:
     """The directions of a sketch."""
     n = sketch.neurons
     return Directions(
-        {prefix: (_unit(h.QK), _unit(h.VO)) for prefix, h in sketch.heads.items()},
+        {
+            prefix: (_unit(_centred(h.QK)), _unit(h.VO), _unit(h.QK))
+            for prefix, h in sketch.heads.items()
+        },
         _unit(n.read - n.read.mean(1, keepdim=True)),
         _unit(n.read),
         (_unit(n.write),) if n.up is None else (_unit(n.write), _unit(n.up)),
@@ -90,11 +94,14 @@ def block_score(parts: Mapping[str, Part]) -> float:
     return sum(p.score for p in parts.values()) / max(len(parts), 1)
 
 
-def compare_heads(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Part, Part]:
-    """VO of heads matched on QK, and QK of heads matched on VO."""
-    QK, VO = zip(a, b, strict=True)
+def compare_heads(
+    a: tuple[Tensor, Tensor, Tensor], b: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Part, Part]:
+    """VO of heads matched on QK, and QK of heads matched on VO; distances of QK as it is."""
+    QK, VO, plain = zip(a, b, strict=True)
     by_QK, by_VO = (_assigned(x @ y.mT) for x, y in (QK, VO))
-    return _part(*VO, *by_QK), _part(*QK, *by_VO)
+    on_QK = Part(_part(*QK, *by_VO).score, _part(*plain, *by_VO).distance)
+    return _part(*VO, *by_QK), on_QK
 
 
 def compare_neurons(a: Directions, b: Directions, most: int) -> dict[str, Part]:
@@ -110,6 +117,16 @@ def compare_neurons(a: Directions, b: Directions, most: int) -> dict[str, Part]:
         "read": _product_part([(a.plain, b.plain)], by_write, len(sample), centred=read),
         "write": _product_part(written, by_read, len(sample)),
     }
+
+
+def _centred(QK: Tensor) -> Tensor:
+    """Scores ``[h, n · n]`` less their mean over the queries: a query bias makes nobody alike.
+
+    In the first block strangers that learnt the same text have much the same one.
+    """
+    n = math.isqrt(QK.shape[1])
+    by_query = QK.reshape(len(QK), n, n)
+    return (by_query - by_query.mean(1, keepdim=True)).flatten(1)
 
 
 def _unit(x: Tensor) -> Tensor:
