@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_nfn.architectures import Architecture, find_architecture
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
-from transformer_nfn.symmetry.align import align_permutations, recover
+from transformer_nfn.symmetry.element_search import align_permutations, recover
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
 from transformer_nfn.symmetry.factored import Factored, resolution, sources
 from transformer_nfn.symmetry.fingerprint import fingerprint
