@@ -11,11 +11,11 @@ from torch import Tensor
 from transformer_nfn.architectures import Architecture, Forward, Inputs, runnable
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
+from transformer_nfn.symmetry.element_search import align_permutations, recover
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
 from transformer_nfn.symmetry.factored import Factored, sources
 from transformer_nfn.symmetry.fingerprints import fingerprint
 from transformer_nfn.symmetry.normal_forms import same_normal_form
-from transformer_nfn.symmetry.recovery import align_permutations, recover
 from transformer_nfn.symmetry.sources import (
     ROUNDING,
     Source,

@@ -158,6 +158,11 @@ def fit_scales(
     (p_A, p_B), (d_A, d_B) = ([x.double() for x in pair] for pair in (plain, dual))
     a, b = p_A.square().sum(-1), d_A.square().sum(-1)
     r, s = (p_A * p_B).sum(-1), (d_A * d_B).sum(-1)
+    return scales_from(a, b, r, s, positive=positive)
+
+
+def scales_from(a: Tensor, b: Tensor, r: Tensor, s: Tensor, *, positive: bool) -> Tensor:
+    """The same from sums ``[n]``: ``‖p_A‖²``, ``‖d_A‖²``, ``p_A · p_B``, ``d_A · d_B``."""
     if positive:
         return _best_size(a, b, lambda z: r * z + s / z)
     size = _best_size(a, b, lambda z: (r * z + s / z).abs())

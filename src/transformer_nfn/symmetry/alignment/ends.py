@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.architectures.families.description import Transformer
-from transformer_nfn.symmetry.alignment.frames import centre_readers, fold, unfold
+from transformer_nfn.symmetry.alignment.frames import (
+    best_gain,
+    centre_readers,
+    fold,
+    gain_sums,
+    unfold,
+)
 from transformer_nfn.symmetry.alignment.neurons import assign
 from transformer_nfn.symmetry.alignment.stream import Cross, turn_all
 from transformer_nfn.symmetry.disguise import norms
@@ -123,10 +129,11 @@ class Ends:
     def moved(self, turn: Turn, memory: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         """A's ends, turned and as near to B's as they get, by canonical name."""
         vectors, order = self._vectors(turn), self._hidden_order(turn)
+        gain = self._last_gain(turn)
         dtypes = {k: w.dtype for k, w in self.a.items()}
         long = {k: torch.empty_like(w) for k, w in self.a.items() if k in LONG}
         for number, rows in enumerate(self.cuts()):
-            own = self._cut_moved(turn, rows, vectors, order)
+            own = self._cut_moved(turn, rows, vectors, order, gain)
             if memory is not None:
                 own["encoder.norm.g"] = memory
             for k in list(own):
@@ -140,7 +147,12 @@ class Ends:
         yield from ((self.names.get(k, k), w.to(dtypes[k])) for k, w in long.items())
 
     def _cut_moved(
-        self, turn: Turn, rows: slice, vectors: Mapping[str, Tensor], order: Tensor | None
+        self,
+        turn: Turn,
+        rows: slice,
+        vectors: Mapping[str, Tensor],
+        order: Tensor | None,
+        gain: Tensor | None,
     ) -> Weights:
         own, target = self.folded(self.cut(self.a, rows)), self.cut(self.b, rows)
         own = turn_all(turn, {**self.names, "head": "head"}, own)
@@ -148,7 +160,7 @@ class Ends:
             for name in ("extra.mlm.b", "extra.mlm_norm.g", "extra.mlm_norm.b"):
                 own[name] = own[name][order]
             own["extra.mlm.W"], own["head"] = own["extra.mlm.W"][:, order], own["head"][order]
-        self._norms(own, target)
+        self._norms(own, target, gain)
         self._centre(own, target)
         if "patches" in vectors:
             own |= move_patches(own, vectors["patches"])
@@ -156,11 +168,27 @@ class Ends:
             own |= move_to_positions(own, vectors)
         return own
 
-    def _norms(self, own: Weights, target: Weights) -> None:
+    def _last_gain(self, turn: Turn) -> Tensor | None:
+        """The gain of the last norm that is nearest to B, over the whole vocabulary."""
+        last = self.last()
+        if last is None or self.tied:
+            return None
+        total, layer = torch.zeros(2, self.about.width, dtype=torch.float64), self.about.norm
+        for number, rows in enumerate(self.cuts()):
+            own = turn_all(
+                turn, {**self.names, "head": "head"}, self.folded(self.cut(self.a, rows))
+            )
+            target = self.cut(self.b, rows)
+            readers = [n for n in last.present(own) if n == "head" or number == 0]
+            part = norms.Reading(last.norm, tuple(readers))
+            total += gain_sums(own, target, part, layer == "layer")
+        return best_gain(self.b["norm.g"], total)
+
+    def _norms(self, own: Weights, target: Weights, gain: Tensor | None) -> None:
         layer = self.about.norm == "layer"
         last = self.last()
         if last is not None and not self.tied:
-            unfold(own, target, last)
+            unfold(own, target, last, centred=layer, gain=gain)
             if layer:
                 centre_readers(own, target, last)
         elif last_reading(self.about) is not None and "norm.b" in own:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.architectures.families.description import Block
+from transformer_nfn.symmetry.alignment.bases import scales_from
 from transformer_nfn.symmetry.disguise import heads, norms
 from transformer_nfn.symmetry.disguise.rows import TINY, centres
 from transformer_nfn.symmetry.disguise.sites import Site
@@ -78,7 +79,9 @@ def out_of_frame(site: Site, own: Weights, target: Mapping[str, Tensor]) -> None
         if f"{norm}.g" in own:
             own |= norms.sign_against_gain(own, norm, _signs(target[f"{norm}.g"]))
     for reading in foldable(site.block, own):
-        unfold(own, target, reading)
+        shared = reading.norm == "memory"  # all blocks of a decoder read that one
+        given = target["memory.g"] if shared else None
+        unfold(own, target, reading, centred=site.about.norm == "layer", gain=given)
         if site.about.norm == "layer":
             centre_readers(own, target, reading)
     _post_norms(site, own, target)
@@ -93,12 +96,53 @@ def out_of_frame(site: Site, own: Weights, target: Mapping[str, Tensor]) -> None
     _centre_writers(site, own, target)
 
 
-def unfold(own: Weights, target: Mapping[str, Tensor], reading: norms.Reading) -> None:
-    """A norm with unit gains gets those of B, and its bias where readers take that up."""
-    own |= norms.replace_gain(own, reading, safe(target[f"{reading.norm}.g"]))
+def unfold(
+    own: Weights,
+    target: Mapping[str, Tensor],
+    reading: norms.Reading,
+    *,
+    centred: bool,
+    gain: Tensor | None = None,
+) -> None:
+    """A norm with unit gains gets B's, and B's bias where readers take that up.
+
+    Where a gain of B's is so small that readers would grow to make up for it, a larger one is
+    nearer to B as a whole, and is taken.
+    """
+    if gain is None:
+        gain = best_gain(target[f"{reading.norm}.g"], gain_sums(own, target, reading, centred))
+    own |= norms.replace_gain(own, reading, safe(gain))
     if reading.biased(own):
         name = f"{reading.norm}.b"
         own |= norms.shift_bias(own, reading, target[name] - own[name])
+
+
+def gain_sums(
+    own: Mapping[str, Tensor], target: Mapping[str, Tensor], reading: norms.Reading, centred: bool
+) -> Tensor:
+    """What the readers say about a gain: squares of A's rows, and their products with B's."""
+    gain = target[f"{reading.norm}.g"]
+    total = torch.zeros(2, len(gain), dtype=torch.float64)
+    for name in reading.present(own):
+        x, y = own[name].double(), target[name].double()
+        if centred:
+            seen = y * gain.unsqueeze(-1)
+            y = y - seen.mean(-2, keepdim=True) / safe(gain).unsqueeze(-1)
+        both = [(x * z).movedim(-2, 0).flatten(1).sum(1) for z in (x, y)]
+        total += torch.stack(both)
+    return total
+
+
+def best_gain(gain: Tensor, sums: Tensor) -> Tensor:
+    """The gain that brings norm and readers nearest to B's."""
+    gain = gain.double()
+    other = scales_from(torch.ones_like(gain), sums[0], gain, sums[1], positive=False)
+
+    def away(z: Tensor) -> Tensor:
+        return z.square() - 2 * z * gain + sums[0] / z.square() - 2 * sums[1] / z
+
+    same = safe(gain)
+    return torch.where(away(same) <= away(other) + 1e-9 * sums[0], same, other)
 
 
 def safe(gain: Tensor) -> Tensor:

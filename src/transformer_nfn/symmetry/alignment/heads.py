@@ -145,7 +145,8 @@ def _normed_queries(a: Mapping[str, Tensor], b: Mapping[str, Tensor], about: Att
     cut = slice(0, turned)
     if turned:
         Q, K = ((pairs(out, n, cut), pairs(b, n, cut)) for n in ("W_Q", "W_K"))
-        _, order = solve.solve_quarter_turns(Q, K)
+        none_even = torch.zeros(half, dtype=torch.bool)
+        _, order = solve.solve_quarter_turns(Q, K, none_even)
         out |= heads.quarter_turns(out, order[:half] != torch.arange(half))
     inner = sum(
         (pairs(out, n, slice(None)) * pairs(b, n, slice(None))).sum(-2) for n in ("W_Q", "W_K")

@@ -77,7 +77,7 @@ class Downhill:
     ) -> None:
         self._start, self._axes, self._blocks = weights, axes, blocks
         D = weights["classifier.W_1"].shape[0]
-        self._plane = hyperplane(D, dtype=torch.float32)
+        self._plane = hyperplane(D)
         zero = torch.zeros
         self.turns = {a: zero(D - 1, D - 1) for a in axes if a != "0"}
         shape = weights["blocks.0.W_Q"].shape

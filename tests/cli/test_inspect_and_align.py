@@ -1,0 +1,111 @@
+"""`tnfn inspect` and `tnfn align` as a user runs them; what is wrong is one sentence, exit 2."""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import tiny_checkpoints
+import torch
+from safetensors.torch import load_file, save_file
+
+from transformer_nfn.cli import main
+
+
+def tnfn(*words: object) -> tuple[int, str, str]:
+    """Runs the command in this process, as the console script would."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["tnfn", *map(str, words)]):
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoints")
+    tiny_checkpoints.save("gpt2", path / "gpt2")
+    tiny_checkpoints.save("llama", path / "llama")
+    return path
+
+
+def test_inspect_tells_a_table_json_and_a_picture(folder: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "spectra.png"
+    code, out, err = tnfn("inspect", folder / "gpt2", "--figure", picture)
+    assert code == 0, err
+    assert "the output matrix is the token embedding" in out
+    assert picture.stat().st_size > 1000
+    code, out, _ = tnfn("inspect", folder / "llama", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["family"] == "llama"
+    assert told["group"]["continuous_parameters"] > 0
+    assert len(told["blocks"]) == 2
+    assert len(told["blocks"][0]["spectra"]["QK"]["values"]) == 4
+
+
+def test_inspect_takes_rows_of_a_zoo() -> None:
+    code, out, err = tnfn("inspect", "mnist-sample#0", "--json")
+    assert code == 0, err
+    assert [block["name"] for block in json.loads(out)["blocks"]] == ["blocks.0", "blocks.1"]
+
+
+def test_align_writes_what_computes_the_same(folder: Path, tmp_path: Path) -> None:
+    code, _, err = tnfn("disguise", folder / "gpt2", "--out", tmp_path / "a", "--keep-tie")
+    assert code == 0, err
+    code, out, err = tnfn(
+        "align", tmp_path / "a", folder / "gpt2", "--out", tmp_path / "out", "--json"
+    )
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["distance_after"] < 1e-3 < told["distance_before"]
+    code, _, _ = tnfn("compare", tmp_path / "out", folder / "gpt2")
+    assert code == 0
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_align_takes_rows_of_a_zoo(tmp_path: Path) -> None:
+    out = tmp_path / "aligned.safetensors"
+    code, said, err = tnfn(
+        "align", "mnist-sample#0", "mnist-sample#1", "--out", out, "--rounds", "3"
+    )
+    assert code == 0, err
+    assert "distance" in said
+    assert load_file(out)["blocks.0.W_Q"].dtype == torch.float16
+    assert tnfn("inspect", out)[0] == 0
+
+
+def test_what_cannot_be_aligned_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    tiny_checkpoints.save("gpt2", broken)
+    weights = load_file(broken / "model.safetensors")
+    key = next(k for k in weights if k.endswith("h.1.mlp.c_fc.weight"))
+    weights[key][0, 0] = torch.nan
+    save_file(weights, broken / "model.safetensors")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine.txt").write_text("mine")
+    gpt2 = folder / "gpt2"
+    for words, said in (
+        (("align", gpt2, folder / "llama", "--out", tmp_path / "out"), "cannot be aligned"),
+        (("align", gpt2, broken, "--out", tmp_path / "out"), "NaN"),
+        (("align", gpt2, tmp_path / "none", "--out", tmp_path / "out"), "none"),
+        (("align", gpt2, "mnist-sample#0", "--out", tmp_path / "out"), "no symmetry joins"),
+        (("align", gpt2, gpt2, "--out", full), "already there"),
+        (("inspect", broken), "NaN"),
+        (("inspect", tmp_path / "none"), "none"),
+        (("inspect", gpt2, "--figure", tmp_path / "x.nothing"), "could not be drawn"),
+    ):
+        code, _, err = tnfn(*words)
+        assert code == 2, err
+        assert err.startswith("error: ")
+        assert said in err
+        assert len(err.strip().splitlines()) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["broken", "full"]
