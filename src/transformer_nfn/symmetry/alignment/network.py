@@ -137,7 +137,9 @@ class _Walk:
         self._mlp = Mlp(sizes["d_ff"], "relu")
         n = self._blocks
         # Every width axis: what writes it, and what reads it.
-        self._axes = {"0": (("embedding.W", "embedding.b"), self._readers(0))}
+        self._axes: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+            "0": (("embedding.W", "embedding.b"), self._readers(0))
+        }
         for i in range(n):
             self._axes[f"{i}.feature"] = ((f"blocks.{i}.W_O",), (f"blocks.{i}.W_A",))
             read = ("classifier.W_1",) if i == n - 1 else self._readers(i + 1)
@@ -213,15 +215,14 @@ class _Walk:
     def _round(self, *, first: bool) -> None:
         for i in range(self._blocks):
             at = f"blocks.{i}."
-            for move, about in (
-                (move_attention, self._attention),
-                (move_neurons, self._mlp),
-            ):
-                own, other = under_prefix(self._now, at), under_prefix(self._target, at)
-                moved = move(own, other, about, outputs_known=not first)  # type: ignore[operator]
-                self._now |= {f"{at}{n}": w for n, w in moved.items()}
-                axis = f"{i}.feature" if about is self._attention else f"{i + 1}"
-                self._turn(axis, readers=not first)
+            known = not first
+            own, other = under_prefix(self._now, at), under_prefix(self._target, at)
+            own = move_attention(own, other, self._attention, outputs_known=known)
+            self._now |= {f"{at}{n}": w for n, w in own.items()}
+            self._turn(f"{i}.feature", readers=known)
+            own = move_neurons(under_prefix(self._now, at), other, self._mlp, outputs_known=known)
+            self._now |= {f"{at}{n}": w for n, w in own.items()}
+            self._turn(f"{i + 1}", readers=known)
         own, other = ({k: w[n] for k, n in CLASSIFIER.items()} for w in (self._now, self._target))
         moved = move_neurons(own, other, Mlp(len(own["b_A"]), "relu"))
         self._now |= {n: moved[k] for k, n in CLASSIFIER.items()}
