@@ -73,11 +73,12 @@ def fit_matrices(
     back = torch.linalg.inv(balanced_B)
     cross = balanced_A.mT @ p.r @ balanced_B
     if not dual_known:
-        return balanced_A @ _polar(cross) @ back
+        only_plain: Tensor = balanced_A @ _polar(cross) @ back
+        return only_plain
     cross = cross + torch.linalg.inv(balanced_A) @ p.s @ back.mT
     starts = [balanced_A @ _polar(cross) @ back, _polar(p.r + p.s)]
     values = torch.stack([p.away(G) for G in starts])
-    G = torch.where((values[0] <= values[1])[:, None, None], *starts)
+    G = torch.where((values[0] <= values[1])[:, None, None], starts[0], starts[1])
     return _descend(p, G)
 
 

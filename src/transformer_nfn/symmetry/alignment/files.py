@@ -147,8 +147,10 @@ def _inputs(about: Transformer) -> tuple[Tensor, Tensor | None]:
     if about.inputs == "patches":
         rows = about.tensors["position"][0] - sum(about.has(n) for n in ("cls", "dist"))
         side = about.side * round(rows**0.5)
-        shape = (1, about.channels, side, side)
-        return torch.randn(shape, generator=generator, dtype=torch.float64), None
+        pixels = torch.randn(
+            (1, about.channels, side, side), generator=generator, dtype=torch.float64
+        )
+        return pixels, None
     length = LENGTH
     if about.has("position"):
         length = min(length, about.tensors["position"][0] - about.position_offset)

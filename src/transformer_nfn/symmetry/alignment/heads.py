@@ -179,4 +179,5 @@ def _with_bias(w: Mapping[str, Tensor], weight: str, bias: str, *, zero: bool = 
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    unit: Tensor = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    return unit

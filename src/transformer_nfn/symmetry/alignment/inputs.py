@@ -56,7 +56,8 @@ def correlations(a: Tensor, b: Tensor) -> Tensor:
     """Of units of b with units of a, ``[n, n]``."""
     x, y = (z - z.mean(0) for z in (a, b))
     x, y = (z / z.norm(dim=0).clamp_min(1e-9) for z in (x, y))
-    return y.mT @ x
+    found: Tensor = y.mT @ x
+    return found
 
 
 def move_units(own: Weights, a: Tensor, b: Tensor, order: Tensor) -> Weights:
@@ -124,7 +125,9 @@ class Downhill:
         first, second = ({n: x.float() for n, x in w.items()} for w in (self._start, B))
         X = X.float()
         with torch.no_grad():
-            aims = sum(torch.softmax(forward(w, X), -1) for w in (first, second)) / 2
+            aims = (
+                torch.softmax(forward(first, X), -1) + torch.softmax(forward(second, X), -1)
+            ) / 2
         optimiser = torch.optim.Adam(self.parameters(), RATE)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=steps)
         draw = torch.Generator().manual_seed(0)

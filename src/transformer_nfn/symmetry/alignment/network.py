@@ -215,14 +215,14 @@ class _Walk:
     def _round(self, *, first: bool) -> None:
         for i in range(self._blocks):
             at = f"blocks.{i}."
-            for axis in (f"{i}.feature", f"{i + 1}"):
-                own, other = under_prefix(self._now, at), under_prefix(self._target, at)
-                if axis == f"{i}.feature":
-                    moved = move_attention(own, other, self._attention, outputs_known=not first)
-                else:
-                    moved = move_neurons(own, other, self._mlp, outputs_known=not first)
-                self._now |= {f"{at}{n}": w for n, w in moved.items()}
-                self._turn(axis, readers=not first)
+            known = not first
+            own, other = under_prefix(self._now, at), under_prefix(self._target, at)
+            own = move_attention(own, other, self._attention, outputs_known=known)
+            self._now |= {f"{at}{n}": w for n, w in own.items()}
+            self._turn(f"{i}.feature", readers=known)
+            own = move_neurons(under_prefix(self._now, at), other, self._mlp, outputs_known=known)
+            self._now |= {f"{at}{n}": w for n, w in own.items()}
+            self._turn(f"{i + 1}", readers=known)
         own, other = ({k: w[n] for k, n in CLASSIFIER.items()} for w in (self._now, self._target))
         moved = move_neurons(own, other, Mlp(len(own["b_A"]), "relu"))
         self._now |= {n: moved[k] for k, n in CLASSIFIER.items()}
