@@ -98,6 +98,31 @@ def test_what_a_dead_head_writes_is_not_called_different(tiny):
     assert proof.named == ()
 
 
+def test_what_doubled_neurons_share_is_not_called_different(tiny):
+    A = tiny("gpt2")
+    W_A, b_A, W_B = A["1.W_A"], A["1.b_A"], A["1.W_B"]
+    W_A[:, 7], b_A[7] = W_A[:, 3], b_A[3]
+    A = A.changed(**{"1.W_A": W_A, "1.b_A": b_A})
+    moved = 0.05 * W_B[3]
+    W_B[3] -= moved
+    W_B[7] += moved
+    assert relate(A, A.changed(**{"1.W_B": W_B}), prove=True).same_function is not False
+
+
+def test_pairs_with_equal_gains_turn_by_any_angle(tiny):
+    A = tiny("qwen3")
+    ones = {f"1.{p}_norm.g": torch.full((12,), 1.5) for p in "qk"}
+    A = A.changed(**ones)
+    angle = torch.tensor(0.1)
+    turned = {}
+    for name in ("1.W_Q", "1.W_K"):  # pair 2 of all heads by a tenth of a radian
+        W = A[name]
+        x, y = W[..., 2].clone(), W[..., 8].clone()
+        W[..., 2], W[..., 8] = x * angle.cos() - y * angle.sin(), x * angle.sin() + y * angle.cos()
+        turned[name] = W
+    assert relate(A, disguised(A.changed(**turned), 1), prove=True).same_function is True
+
+
 def test_one_sign_of_a_stream_coordinate_is_another_function(tiny):
     A = tiny("gpt2")
     token = A["token"]

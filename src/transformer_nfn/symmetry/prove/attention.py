@@ -10,15 +10,11 @@ from torch import Tensor
 
 from transformer_nfn.architectures.families.description import Attention
 from transformer_nfn.symmetry.prove import solve
-from transformer_nfn.symmetry.prove.checks import check
+from transformer_nfn.symmetry.prove.bases import check_bases, check_pair
+from transformer_nfn.symmetry.prove.checks import check, has_double
 from transformer_nfn.symmetry.prove.match import BlockMatch
 from transformer_nfn.symmetry.reduced import Piece
 from transformer_nfn.symmetry.relate.probes import HeadSketch
-
-INVERTIBLE = 1e4
-"""Condition up to which a re-basing is inverted."""
-FEW = 64
-"""Fewer numbers than these scatter as a vector does."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ def match_attention(
         away = (moved - found).square().sum(0)
         match.add("bias_table", away, error.sum(0), found.square().sum(0), len(found))
     G = _queries_and_keys(match, prefix, about, queries, groups)
-    H = _values_and_outputs(match, prefix, queries, groups)
+    H = _values_and_outputs(match, prefix, queries, groups, has_double(sketches[1].QK))
     return AttentionElement(queries, groups, G, H)
 
 
@@ -108,29 +104,27 @@ def _queries_and_keys(
             _grouped(_with_bias(moved[p], A.get(f"b_{p}"), own_order[p]), count),
             _grouped(_with_bias(B[f"W_{p}"].value, B.get(f"b_{p}"), same[: len(moved[p])]), count),
         )
-    errors = {
-        p: (A[f"W_{p}"].error[own_order[p]], B[f"W_{p}"].error)
-        for p in "QK"
-    }
+    errors = {p: (A[f"W_{p}"].error[own_order[p]], B[f"W_{p}"].error) for p in "QK"}
     weights = tuple(
         1 / _grouped(e.unsqueeze(-2), about.groups).sum((-2, -1)).clamp_min(1e-300)
         for e in (errors["Q"][1], errors["K"][0])
     )
-    G, gains = _solve_queries(about, stacks, (weights[0], weights[1]))
+    even = _even_pairs((A, B), about) if about.qk_norm else None
+    G, gains = _solve_queries(about, stacks, (weights[0], weights[1]), even)
     if not about.qk_norm:
         zero = torch.zeros_like(weights[0])
         single = ((weights[0], zero), (zero, weights[1]))
         alone = [_solve_queries(about, stacks, w)[0] for w in single]
         grouped = [[_grouped(e.unsqueeze(-2), about.groups) for e in errors[p]] for p in "QK"]
-        _check_bases(match, f"{prefix}W_Q·W_K", stacks, grouped, alone, G, about.rotary)
+        check_bases(match, f"{prefix}W_Q·W_K", stacks, grouped, alone, G, about.rotary)
     share = about.heads // about.groups
     spread = G.repeat_interleave(share, dim=0)
     grams = {p: tuple(x.mT @ x for x in stacks[p]) for p in "QK"}
     keys = (grams["K"][0].repeat_interleave(share, 0), grams["K"][1].repeat_interleave(share, 0))
     asked = (grams["Q"][1], grams["Q"][0])
-    _check_pair(match, f"{prefix}W_Q", (moved["Q"], B["W_Q"].value), errors["Q"], spread, keys)
+    check_pair(match, f"{prefix}W_Q", (moved["Q"], B["W_Q"].value), errors["Q"], spread, keys)
     pair_K = (B["W_K"].value, moved["K"])
-    _check_pair(match, f"{prefix}W_K", pair_K, errors["K"][::-1], G.mT, asked)
+    check_pair(match, f"{prefix}W_K", pair_K, errors["K"][::-1], G.mT, asked)
     for name, (p, matrix, partners) in {
         "b_Q": ("Q", spread, keys),
         "b_K": ("K", G.mT, asked),
@@ -141,7 +135,7 @@ def _queries_and_keys(
         pair = (mine, B[name]) if p == "Q" else (B[name], mine)
         values = (pair[0].value.unsqueeze(-2), pair[1].value.unsqueeze(-2))
         own_errors = (pair[0].error, pair[1].error)
-        _check_pair(match, f"{prefix}{name}", values, own_errors, matrix, partners)
+        check_pair(match, f"{prefix}{name}", values, own_errors, matrix, partners)
     if about.qk_norm:
         for name in ("q_norm.g", "k_norm.g"):
             away = (A[name].value[gains] - B[name].value).square()
@@ -158,12 +152,29 @@ def _queries_and_keys(
     return G
 
 
+def _even_pairs(models: tuple[Mapping[str, Piece], ...], about: Attention) -> Tensor:
+    """Rotary pairs whose two gains are equal in both models: these may turn by any angle."""
+    half = about.rotary // 2
+    out = torch.ones(half, dtype=torch.bool)
+    for pieces in models:
+        for name in ("q_norm.g", "k_norm.g"):
+            gain, error = pieces[name].value, pieces[name].error
+            first, second = gain[:half], gain[half : 2 * half]
+            noise = error[:half] + error[half : 2 * half]
+            out &= (first - second).square() <= 4 * noise
+    return out
+
+
 def _solve_queries(
     about: Attention,
     stacks: Mapping[str, tuple[Tensor, Tensor]],
     weights: tuple[Tensor, Tensor],
+    even: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """G, and the order of the gains of a norm on queries and keys."""
+    """G, and the order of the gains of a norm on queries and keys.
+
+    ``even [rotary / 2]`` are the pairs whose two gains are equal.
+    """
     d, turned = about.d_k, about.rotary
     same = torch.arange(d)
     G = torch.zeros(about.groups, d, d, dtype=torch.float64)
@@ -172,9 +183,9 @@ def _solve_queries(
         for cut in (slice(0, turned), slice(turned, d))
     )
     if about.qk_norm:
-        if turned:
+        if turned and even is not None:
             G[:, :turned, :turned], same[:turned] = solve.solve_quarter_turns(
-                rotated["Q"], rotated["K"]
+                rotated["Q"], rotated["K"], even[: turned // 2]
             )
         inner = sum((x * y).sum(-2) for x, y in rest.values())
         signs = torch.where(torch.as_tensor(inner) < 0, -1.0, 1.0).double()
@@ -187,48 +198,10 @@ def _solve_queries(
     return G, same
 
 
-def _check_pair(
-    match: BlockMatch,
-    name: str,
-    values: tuple[Tensor, Tensor],
-    errors: tuple[Tensor, Tensor],
-    G: Tensor,
-    partners: tuple[Tensor, Tensor],
-) -> None:
-    """Checks ``x G = y`` head by head.
-
-    A disguise of bad condition has its own rounding error spread over all directions, which
-    weighs least in its own basis; so the equation is read as ``x = y G⁻¹`` where that says more.
-
-    Args:
-        match: what is being compared.
-        name: of the tensor.
-        values: x, y ``[h, rows, d]``.
-        errors: of both ``[h, d]``.
-        G: ``[h, d, d]``.
-        partners: Gram matrices ``[h, d, d]`` of what x and y are multiplied with.
-    """
-    sides = [(values, errors, G, partners[1])]
-    if bool((torch.linalg.cond(G) < INVERTIBLE).all()):
-        sides.append((values[::-1], errors[::-1], torch.linalg.inv(G), partners[0]))
-    tried = []
-    for (x, y), (e, f), matrix, partner in sides:
-        error = (e.unsqueeze(-2) @ matrix.square()).squeeze(-2) + f
-        size = y.square().sum((-2, -1))
-        told = float(error.sum() / size.sum().clamp_min(1e-300))
-        tried.append((told, x, y, matrix, e, f, partner, error.sum(-1), size))
-    _, x, y, matrix, e, f, partner, error, size = min(tried, key=lambda side: side[0])
-    residual = x @ matrix - y
-    away = residual.square().sum((-2, -1))
-    noise = matrix.mT @ (e.unsqueeze(-1) * matrix) + torch.diag_embed(f)
-    seen = ((residual.mT @ residual) * partner).sum((-2, -1))
-    felt = seen / (noise * partner).sum((-2, -1)).clamp_min(1e-300)
-    match.add(name, away, error, size, y.shape[-2] * y.shape[-1], felt)
-
-
 def _values_and_outputs(
-    match: BlockMatch, prefix: str, queries: Tensor, groups: Tensor
+    match: BlockMatch, prefix: str, queries: Tensor, groups: Tensor, double: Tensor
 ) -> Tensor:
+    """H, and both tensors checked; ``double [h]`` are heads that look where another looks, too."""
     V_A, V_B = (block.reader(f"{prefix}W_V")[0] for block in (match.a, match.b))
     O_A, O_B = (block.writer(f"{prefix}W_O") for block in (match.a, match.b))
     count = len(V_B.value)
@@ -244,6 +217,10 @@ def _values_and_outputs(
     )
     plain, dual = (values, V_B.value), (stacked(outputs), stacked(O_B.value))
     H = solve.solve_matrix(plain, dual, weights)
+    grams = [tuple(x.mT @ x for x in pair) for pair in (plain, dual)]
+    share = len(queries) // count
+    partners, errors = (grams[1][0], grams[1][1]), (V_A.error[groups], V_B.error)
+    shared = double.unflatten(0, (count, share)).any(1)
     zero = torch.zeros_like(weights[0])
     alone = [solve.solve_matrix(plain, dual, w) for w in ((weights[0], zero), (zero, weights[1]))]
     grouped = [
@@ -251,84 +228,16 @@ def _values_and_outputs(
         [_grouped(e.unsqueeze(-2), count) for e in (O_A.error[queries], O_B.error)],
     ]
     both = {"Q": plain, "K": dual}
-    _check_bases(match, f"{prefix}W_V·W_O", both, grouped, alone, H, 0)
-    grams = [tuple(x.mT @ x for x in pair) for pair in (plain, dual)]
-    _check_pair(
-        match, f"{prefix}W_V", plain, (V_A.error[groups], V_B.error), H, (grams[1][0], grams[1][1])
-    )
-    share = len(queries) // count
+    check_bases(match, f"{prefix}W_V·W_O", both, grouped, alone, H, 0, shared)
+    check_pair(match, f"{prefix}W_V", plain, errors, H, partners, shared)
     spread = H.repeat_interleave(share, dim=0).mT
-    _check_pair(
+    check_pair(
         match,
         f"{prefix}W_O",
         (O_B.value.mT, outputs.mT),
         (O_B.error, O_A.error[queries]),
         spread,
         (grams[0][1].repeat_interleave(share, 0), grams[0][0].repeat_interleave(share, 0)),
+        double,
     )
     return H
-
-
-def _check_bases(
-    match: BlockMatch,
-    name: str,
-    stacks: Mapping[str, tuple[Tensor, Tensor]],
-    errors: list[list[Tensor]],
-    alone: list[Tensor],
-    G: Tensor,
-    turned: int,
-) -> None:
-    """Checks that the basis one tensor asks for is the one the other asks for.
-
-    A change within what a re-basing can do, such as a factor of 1.01 on all of ``W_Q``, fits
-    either tensor perfectly; it shows only here, and with little noise, since each basis is a mean
-    over all rows of a tensor. Which of the two was changed has no answer.
-
-    Args:
-        match: what is being compared.
-        name: of the two tensors.
-        stacks: both sides of the plain (``Q``) and the dual tensor (``K``), ``[g, rows, d]``.
-        errors: of those, ``[g, share, d]``, summed over rows.
-        alone: G from the plain tensor alone, and from the dual one alone.
-        G: from both.
-        turned: leading coordinates that have a complex scale per pair instead of a matrix.
-    """
-    (P_A, _), (_, D_B) = stacks["Q"], stacks["K"]
-    plain, dual = ([e.sum(-2) for e in pair] for pair in errors)
-    # What is left of Q_B − Q_A G and of K_A − K_B Gᵀ by rounding, per row and column.
-    left = [
-        ((plain[0].unsqueeze(-2) @ G.square()).squeeze(-2) + plain[1]) / P_A.shape[-2],
-        ((dual[1].unsqueeze(-2) @ G.mT.square()).squeeze(-2) + dual[0]) / D_B.shape[-2],
-    ]
-    error = sum(_base_error(x, e, turned) for x, e in zip((P_A, D_B), left, strict=True))
-    away = (alone[0] - alone[1]).square().sum((-2, -1))
-    size = G.square().sum((-2, -1))
-    d = G.shape[-1]
-    numbers = turned + (d - turned) ** 2  # that are free in one group's basis
-    found = check(
-        f"{match.a.name}.{name}",
-        away,
-        torch.as_tensor(error),
-        size,
-        numbers,
-        sites=len(G) * numbers >= FEW,
-    )
-    match.checks.append(found)
-
-
-def _base_error(x: Tensor, error: Tensor, turned: int) -> Tensor:
-    """Expected square of the error of a least-squares basis, ``[g]``."""
-    d = x.shape[-1]
-    total = torch.zeros(len(x), dtype=torch.float64)
-    if turned:
-        size = x[..., :turned].square().sum(-2).unflatten(-1, (2, -1)).sum(-2)
-        noise = error[..., :turned].unflatten(-1, (2, -1)).sum(-2)
-        total += (2 * noise / size.clamp_min(1e-300)).sum(-1)
-    if turned < d:
-        rest = x[..., turned:]
-        values = torch.linalg.eigvalsh(rest.mT @ rest)
-        floor = (1e-12 * values.amax(-1, keepdim=True)).clamp_min(1e-150)
-        total += (1 / values.clamp_min(floor)).sum(-1) * error[..., turned:].sum(-1)
-    # A tensor of zeros says nothing of its basis.
-    silent = x.square().sum((-2, -1)) == 0
-    return torch.where(silent, 1e100, total)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
+DOUBLE = 0.999
+"""Cosine from which on two neurons or heads are taken for one."""
 
 
 @dataclass(frozen=True)
@@ -119,3 +121,20 @@ def _ratios(away: Tensor, error: Tensor, entries: int) -> tuple[float, float]:
         worst = float((away / (error + floor).clamp_min(1e-300)).max() ** 0.5)
         worst /= 1 + 4 / entries**0.5
     return (total / max(float(error.sum()), 1e-300)) ** 0.5, worst
+
+
+def has_double(rows: Tensor) -> Tensor:
+    """Which rows ``[n, features]`` have another that points the same way, ``[n]``.
+
+    What two neurons write that read the same, or two heads that look the same way, may be shared
+    between them at will: only the sum is seen.
+    """
+    length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    unit = rows / length.clamp_min(1e-30)
+    found = []
+    for start in range(0, len(unit), 1024):
+        cosines = unit[start : start + 1024] @ unit.mT
+        own = torch.arange(len(cosines))
+        cosines[own, start + own] = -1
+        found.append(cosines.amax(1) > DOUBLE)
+    return torch.cat(found)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from transformer_nfn.spaces.actions.matching import match_rows
 from transformer_nfn.symmetry.prove import solve
-from transformer_nfn.symmetry.prove.checks import check
+from transformer_nfn.symmetry.prove.checks import check, has_double
 from transformer_nfn.symmetry.prove.match import BlockMatch
 from transformer_nfn.symmetry.reduced import Piece
 from transformer_nfn.symmetry.relate.probes import BlockSketch
@@ -36,12 +36,13 @@ def match_neurons(
     size = V_A.value.square().sum(0)
     error = s.square() * W_A.error[order] + V_A.error
     # What a neuron reads matters if it writes, and what it writes if it reads.
-    used = torch.where(V_B.value.square().sum(1) > V_B.error, torch.inf, 0.0)
+    alone = ~has_double(sketches[1].neurons.read)
+    used = torch.where(alone & (V_B.value.square().sum(1) > V_B.error), torch.inf, 0.0)
     match.add("W_A", (mine * s - V_A.value).square().sum(0), error, size, width, used)
     away = (out - s.unsqueeze(-1) * V_B.value).square().sum(1)
     error = W_B.error[order] + s.square() * V_B.error
     read = size if c_A is None else size + c_A.value.square()
-    used = torch.where(read > V_A.error, torch.inf, 0.0)
+    used = torch.where(alone & (read > V_A.error), torch.inf, 0.0)
     match.add("W_B", away, error, out.square().sum(1), width, used)
     _neuron_bias(match, "b_A", b_A, c_A, order, s)
     if about.gated:

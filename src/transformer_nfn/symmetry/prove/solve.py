@@ -44,9 +44,14 @@ def solve_turns(
 
 
 def solve_quarter_turns(
-    plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor]
+    plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], even: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same where a norm leaves signs of pairs, and quarter turns of whole layers.
+
+    Args:
+        plain: P_A, P_B ``[g, rows, d]``.
+        dual: D_A, D_B ``[g, rows, d]``.
+        even: pairs ``[d / 2]`` with equal gains, which each group may turn by any angle.
 
     Returns:
         G ``[g, d, d]``, and which coordinate of the gains each new one is, ``[d]``.
@@ -54,10 +59,11 @@ def solve_quarter_turns(
     (P_A, P_B), (D_A, D_B) = ([_complex(x) for x in pair] for pair in (plain, dual))
     inner = sum((x.conj() * y).sum(-2) for x, y in ((P_A, P_B), (D_A, D_B)))
     assert isinstance(inner, Tensor)
-    turned = inner.imag.abs().sum(0) > inner.real.abs().sum(0)
+    turned = (inner.imag.abs().sum(0) > inner.real.abs().sum(0)) & ~even
     real, imaginary = (torch.where(x < 0, -1.0, 1.0).to(x) for x in (inner.real, inner.imag))
     zero = torch.zeros_like(real)
     scale = torch.complex(torch.where(turned, zero, real), torch.where(turned, imaginary, zero))
+    scale = torch.where(even, inner / inner.abs().clamp_min(1e-300), scale)
     half = len(turned)
     order = torch.arange(2 * half)
     chosen = turned.nonzero().squeeze(-1)

@@ -80,9 +80,7 @@ class ReducedBlock:
                 out[name] = _scaled(out[name], about.scale)
         return out
 
-    def _normed(
-        self, prefix: str, about: Attention, pieces: dict[str, Piece]
-    ) -> dict[str, Piece]:
+    def _normed(self, prefix: str, about: Attention, pieces: dict[str, Piece]) -> dict[str, Piece]:
         """Queries and keys under a norm of their own: gains positive, and even between the two."""
         gains = [self._read(f"{prefix}{part}_norm.g") for part in "qk"]
         for part, gain in zip("QK", gains, strict=True):

@@ -42,9 +42,7 @@ class Reduced:
         normed = self.post or all(s.final_norm for s in stacks)
         self.centred = self.about.norm == "layer" and normed
         self._at = {
-            f"{stack.prefix}{i}": block
-            for stack in stacks
-            for i, block in enumerate(stack.blocks)
+            f"{stack.prefix}{i}": block for stack in stacks for i, block in enumerate(stack.blocks)
         }
         self.blocks = tuple(self._at)
 

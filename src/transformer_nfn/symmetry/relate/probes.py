@@ -74,9 +74,7 @@ class BlockSketch:
 
 def sketch_block(block: ReducedBlock, probes: Probes) -> BlockSketch:
     """What a block does to the probes (in the model's own coordinates)."""
-    heads = {
-        prefix: _heads(block, prefix, about, probes) for prefix, about in block.attentions()
-    }
+    heads = {prefix: _heads(block, prefix, about, probes) for prefix, about in block.attentions()}
     constants = [block.output_bias(prefix) for prefix, _ in block.attentions()]
     constants.append(block.mlp_bias())
     written = [probes.out @ c.value for c in constants if c is not None]
@@ -122,9 +120,7 @@ def turned(q: Tensor, about: Attention, offset: int) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
 
 
-def _heads(
-    block: ReducedBlock, prefix: str, about: Attention, probes: Probes
-) -> HeadSketch:
+def _heads(block: ReducedBlock, prefix: str, about: Attention, probes: Probes) -> HeadSketch:
     share = about.heads // about.groups
     q, k = query_key_probes(block, prefix, about, probes.into)
     k = k.repeat_interleave(share, dim=0)

@@ -33,6 +33,7 @@ from transformer_nfn.symmetry.relate.words import describe
 if TYPE_CHECKING:
     from transformer_nfn.architectures.families import Model
 
+
 @dataclass(frozen=True)
 class Relation:
     """What `relate` found.

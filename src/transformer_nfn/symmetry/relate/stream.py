@@ -200,9 +200,7 @@ def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> tuple[Tensor | 
     return cross * (count / (sizes[0] * sizes[1]) ** 0.5), common
 
 
-def _score(
-    A: Reduced, B: Reduced, name: str, found: StreamMap
-) -> tuple[float, float] | None:
+def _score(A: Reduced, B: Reduced, name: str, found: StreamMap) -> tuple[float, float] | None:
     """Cosine and relative distance of the rows of a table that were not fitted."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
     # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.

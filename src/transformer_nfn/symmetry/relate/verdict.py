@@ -93,9 +93,7 @@ def judge(
     )
 
 
-def judge_matrix(
-    best: Mapping[str, tuple[str, float]], embeddings: float | None
-) -> Judgement:
+def judge_matrix(best: Mapping[str, tuple[str, float]], embeddings: float | None) -> Judgement:
     """The verdict on models of different depth, from each block's best partner."""
     related = {name: pair for name, pair in best.items() if pair[1] >= RELATED}
     if related:
