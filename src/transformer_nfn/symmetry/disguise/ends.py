@@ -55,7 +55,9 @@ def end_rows(about: Transformer, weights: Mapping[str, Tensor], how: Drawing) ->
         if not about.tied:
             yield _permuted_transform(weights, how)
         yield from _reading_rows(about, weights, MLM, how, tied=about.tied)
-    if centres(about):
+    # Without a norm of their own, embeddings before a post-norm block are read as they are.
+    raw = "post" in about.orders and not about.has("embed_norm.g")
+    if centres(about) and not raw:
         yield _centred_embeddings(about, weights, how)
     yield from _moved_vectors(about, weights, how)
 
