@@ -65,6 +65,11 @@ TINY: dict[str, Tiny] = {
         "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 48,
         "vocab_size": VOCAB, "max_position_embeddings": 24, "word_embed_proj_dim": 32,
     }),
+    "opt-post-norm": Tiny("OPTForCausalLM", "OPTConfig", {
+        "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 48,
+        "vocab_size": VOCAB, "max_position_embeddings": 24, "word_embed_proj_dim": 32,
+        "do_layer_norm_before": False,
+    }),
     "bert": Tiny("BertForMaskedLM", "BertConfig", _BERT),
     "bert-base": Tiny("BertModel", "BertConfig", _BERT),
     "roberta": Tiny("RobertaForMaskedLM", "RobertaConfig", {**_BERT, "pad_token_id": 1}),
