@@ -35,15 +35,20 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
         yield beside
         if durable:
             _sync(beside)
-        os.replace(beside, path)
-        if durable:
-            with contextlib.suppress(OSError):  # some file systems cannot sync a folder
-                _sync(path.parent)
+        take_name(beside, path, durable=durable)
     except OSError as error:
         raise WriteError(f"'{path}' cannot be written: {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+
+
+def take_name(beside: Path, path: Path, *, durable: bool = True) -> None:
+    """What was written ``beside``, a file or a folder, becomes ``path``."""
+    os.replace(beside, path)
+    if durable:
+        with contextlib.suppress(OSError):  # some file systems cannot sync a folder
+            _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from transformer_nfn.architectures.families import Model, open_model, write_mode
 from transformer_nfn.architectures.families.description import Transformer
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.files.errors import WriteError
+from transformer_nfn.files.whole import take_name
 from transformer_nfn.functional.transformer import Weights, hidden_states, logits
 from transformer_nfn.symmetry.alignment.whole import ROUNDS, Alignment
 from transformer_nfn.symmetry.prove.witness import Shaken
@@ -100,7 +100,7 @@ def align(
                     f"A as moved does not compute what A does: outputs differ by "
                     f"{difference:.1e}, rounding explains {noise:.1e}; nothing was written"
                 )
-            os.replace(beside, place)
+            take_name(beside, place)
     except OSError as error:
         raise WriteError(f"'{place}' cannot be written: {error.strerror or error}") from error
     finally:
