@@ -1,6 +1,6 @@
 """What does it cost to relate two checkpoints, and to prove that they are the same?
 
-    python benchmarks/checkpoints.py [--json] [--quick] [--plot costs.png] [--folder FOLDER]
+    python benchmarks/checkpoints.py [--json FILE] [--quick] [--plot costs.png] [--folder FOLDER]
 
 GPT-2 of 124 M weights (random, as the library initialises it), its disguise and a stranger; one
 block of Llama 7B's size in bfloat16; GPT-2s of other sizes for the plot. Each measurement is a
