@@ -1,6 +1,6 @@
 """What does it cost to relate two checkpoints, and to prove that they are the same?
 
-    python benchmarks/checkpoints.py [--json FILE] [--quick] [--plot costs.png] [--folder FOLDER]
+    python benchmarks/checkpoints.py [--json FILE] [--quick | --sizes 124M] [--plot costs.png]
 
 GPT-2 of 124 M weights (random, as the library initialises it), its disguise and a stranger; one
 block of Llama 7B's size in bfloat16; GPT-2s of other sizes for the plot. Each measurement is a
@@ -129,10 +129,10 @@ def in_a_process(run: Callable[..., Any], *arguments: Any) -> Any:
         return pool.apply(run, arguments)
 
 
-def measure(folder: Path, quick: bool) -> dict[str, Any]:
+def measure(folder: Path, sizes: list[str], quick: bool) -> dict[str, Any]:
     """Everything, by name."""
     rows: dict[str, Any] = {}
-    for size in ("14M",) if quick else SIZES:
+    for size in sizes:
         made = {kind: folder / f"{size}-{kind}" for kind in ("a", "disguise", "b")}
         in_a_process(make_gpt2, made["a"], size, 0)
         in_a_process(make_gpt2, made["b"], size, 1)
@@ -196,11 +196,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     parser.add_argument("--plot", type=Path, help="also draw them here")
     parser.add_argument("--quick", action="store_true", help="the smallest size only")
+    parser.add_argument("--sizes", default=",".join(SIZES), help="GPT-2s, separated by commas")
     parser.add_argument("--folder", type=Path, help="for the files; a temporary one otherwise")
     options = parser.parse_args()
     print(f"threads: {torch.get_num_threads()}")
+    sizes = ["14M"] if options.quick else options.sizes.split(",")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        rows = measure(Path(folder), options.quick)
+        rows = measure(Path(folder), sizes, options.quick)
     if not options.quick:
         rows["Llama 7B, projected"] = project(rows)
         told = rows["Llama 7B, projected"]
