@@ -22,7 +22,7 @@ from random_spaces import build, descriptions
 from transformer_nfn import symmetry
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.nn import Activation, Equivariant, Invariant
-from transformer_nfn.spaces import Weights, WeightSpace, fold, product
+from transformer_nfn.spaces import Axis, Weights, WeightSpace, fold, product
 from transformer_nfn.testing import assert_equivariant, assert_invariant
 
 COUNT = 10_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 300
@@ -50,6 +50,15 @@ def test_whatever_follows_from_a_random_space_is_true() -> None:
 
     check()
     assert accepted >= COUNT  # a strategy that draws nothing but misfits would prove nothing
+
+
+def test_a_matrix_that_is_hardly_fixed_is_completed_to_an_invertible_one() -> None:
+    axes = [Axis.perm("p", 3), Axis.linear("g", 3, of="p"), Axis.free("f", 3)]
+    space = WeightSpace.build("hardly fixed", axes, {"v": "g* p", "W": "p f"})
+    for seed in range(30):
+        U = draw(space, seed)  # of the same random numbers as the completion, for one seed
+        found = symmetry.compare(space, U, element(space, seed).act(U))
+        assert found.same_orbit is True, found.reason
 
 
 def check_space(space: WeightSpace, seed: int) -> None:

@@ -11,6 +11,9 @@ from torch.nn.functional import pad
 from transformer_nfn.spaces.actions.base import Drawing, Solution
 from transformer_nfn.spaces.actions.matrix import MatrixAction, geometric, normal, orthogonal
 
+DRAWS = 3
+"""Of a completion that nothing fixes."""
+
 
 class Linear(MatrixAction):
     """GL(n): ``Q → Q G`` and ``K → K G⁻ᵀ`` with any invertible G (M and N of the paper)."""
@@ -100,8 +103,7 @@ def solve_general(
         core[:, :fixed_columns] = (columns @ left).T
     if rows is not None:
         core[:fixed_rows] = rows @ right
-    core[fixed_rows:, fixed_columns:] = _completion(core, fixed_rows, fixed_columns)
-    G = left @ core @ right.T
+    G = left @ _completed(core, fixed_rows, fixed_columns) @ right.T
     if not bool(torch.isfinite(G).all()):
         return None
     if float(torch.linalg.cond(G)) > 0.01 / torch.finfo(G.dtype).eps:
@@ -126,15 +128,23 @@ def _row_space(factor: Tensor, unit: float) -> tuple[Tensor, int]:
     return vectors.T, int((values > limit).sum())
 
 
-def _completion(core: Tensor, rows: int, columns: int) -> Tensor:
-    """The free corner of ``core``: directions not yet reached, one to one, at a middling scale."""
+def _completed(core: Tensor, rows: int, columns: int) -> Tensor:
+    """``core`` with its free corner filled: directions not yet reached, at a middling scale.
+
+    Random directions may lie among those that are fixed, so the best of a few draws is taken.
+    """
     n = core.shape[-1]
     shape = (n - rows, n - columns)
-    if 0 in shape:
-        return core.new_zeros(shape)
+    if 0 in shape or not bool(torch.isfinite(core).all()):
+        return core
     known = torch.linalg.matrix_norm(core, 2) if rows or columns else core.new_ones(())
     scale = known if float(known) > 0 else core.new_ones(())
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(max(shape), max(shape), generator=generator, dtype=core.dtype)
-    Q: Tensor = torch.linalg.qr(noise).Q
-    return scale * Q[: shape[0], : shape[1]].to(core.device)
+    filled = []
+    for _ in range(DRAWS):
+        noise = torch.randn(max(shape), max(shape), generator=generator, dtype=core.dtype)
+        Q: Tensor = torch.linalg.qr(noise).Q
+        whole = core.clone()
+        whole[rows:, columns:] = scale * Q[: shape[0], : shape[1]].to(core.device)
+        filled.append(whole)
+    return min(filled, key=lambda whole: float(torch.linalg.cond(whole)))
