@@ -1,27 +1,12 @@
 """`tnfn compare` on real checkpoints: files in, a verdict and an exit code out."""
 
-import io
 import json
-from contextlib import redirect_stderr, redirect_stdout
-from types import SimpleNamespace
-from unittest.mock import patch
 
 import pytest
 import torch
 
 from tiny_families import build, save
-from transformer_nfn.cli import main
-
-
-def tnfn(*words):
-    """Runs the command in this process, as the console script would."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["tnfn", *map(str, words)]):
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+from tnfn_command import tnfn
 
 
 @pytest.fixture(scope="module")

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tiny_families import build, inputs_of, run_library, save
-from transformer_nfn.cli import main
+from tnfn_command import tnfn
 
 transformers = pytest.importorskip("transformers")
-
-
-def tnfn(*words: object) -> tuple[int, str, str]:
-    """Runs the command in this process: exit code, what it said, what it complained of."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["tnfn", *map(str, words)]):
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")

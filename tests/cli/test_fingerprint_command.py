@@ -1,8 +1,6 @@
 """`tnfn fingerprint` and `tnfn compare --matrix` as a user runs them, on small checkpoints."""
 
-import io
 import json
-from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -10,21 +8,9 @@ import pytest
 import torch
 
 from tiny_families import build, save
-from transformer_nfn.cli import main
+from tnfn_command import tnfn
 from transformer_nfn.symmetry.all_pairs import PairsError, groups, relate_folder, run
 from transformer_nfn.symmetry.all_pairs.results import Pair
-
-
-def tnfn(*words):
-    """Runs the command in this process; exit code, output, errors."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["tnfn", *map(str, words)]):
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-    return SimpleNamespace(code=code, out=out.getvalue(), err=err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +19,8 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for name, family, seed in (("a", "gpt2", 0), ("stranger", "gpt2", 1), ("llama", "llama", 0)):
         save(build(name=family, dtype=torch.float32, seed=seed), folder / name)
-    assert tnfn("disguise", folder / "a", "--out", folder / "disguised", "--keep-tie").code == 0
+    done = tnfn("disguise", folder / "a", "--out", folder / "disguised", "--keep-tie")
+    assert done.returncode == 0, done.stderr
     (folder / "broken").mkdir()
     (folder / "broken" / "config.json").write_text('{"model_type": "gpt2"}')
     return folder
@@ -42,15 +29,15 @@ def models(tmp_path_factory):
 def test_prints_are_kept_and_found_again(models, tmp_path):
     database = tmp_path / "known.parquet"
     added = tnfn("fingerprint", models / "a", models / "stranger", "--add", database)
-    assert added.code == 0, added.err
-    assert "which now has 2" in added.out
+    assert added.returncode == 0, added.stderr
+    assert "which now has 2" in added.stdout
     more = tnfn("fingerprint", models / "llama", "--add", database)
-    assert "which now has 3" in more.out
+    assert "which now has 3" in more.stdout
     found = tnfn("fingerprint", models / "disguised", "--search", database)
-    assert "everything" in found.out
-    assert "`tnfn compare` decides" in found.out
+    assert "everything" in found.stdout
+    assert "`tnfn compare` decides" in found.stdout
     asked = str(models / "disguised")
-    answer = json.loads(tnfn("fingerprint", asked, "--search", database, "--json").out)
+    answer = json.loads(tnfn("fingerprint", asked, "--search", database, "--json").stdout)
     nearest = answer["relatives"][asked]
     assert nearest[0]["name"] == str(models / "a")
     assert nearest[0]["distance"] < 1e-6 < 0.7 < nearest[1]["distance"]
@@ -59,12 +46,12 @@ def test_prints_are_kept_and_found_again(models, tmp_path):
 
 def test_files_of_prints_stand_for_their_models(models, tmp_path):
     stored, joined = tmp_path / "one.parquet", tmp_path / "all.parquet"
-    assert tnfn("fingerprint", models / "a", "--out", stored).code == 0
+    assert tnfn("fingerprint", models / "a", "--out", stored).returncode == 0
     again = tnfn("fingerprint", models / "a", "--out", stored)
-    assert again.code == 2
-    assert "--add adds to it" in again.err
-    assert tnfn("fingerprint", stored, "--add", joined).code == 0
-    answer = json.loads(tnfn("fingerprint", stored, models / "disguised", "--json").out)
+    assert again.returncode == 2
+    assert "--add adds to it" in again.stderr
+    assert tnfn("fingerprint", stored, "--add", joined).returncode == 0
+    answer = json.loads(tnfn("fingerprint", stored, models / "disguised", "--json").stdout)
     assert answer["distances"][0][1] < 1e-6
 
 
@@ -79,9 +66,9 @@ def test_files_of_prints_stand_for_their_models(models, tmp_path):
 )
 def test_what_cannot_be_done_is_one_sentence(models, words, message):
     done = tnfn("fingerprint", models / "a", *words)
-    assert done.code == 2
-    assert message in done.err
-    assert len(done.err.strip().splitlines()) == 1
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_a_damaged_database_is_named(models, tmp_path):
@@ -89,18 +76,18 @@ def test_a_damaged_database_is_named(models, tmp_path):
     database.write_bytes(b"PAR1 and then nothing")
     for option in ("--search", "--add"):
         done = tnfn("fingerprint", models / "a", option, database)
-        assert done.code == 2
-        assert f"'{database}': damaged" in done.err
+        assert done.returncode == 2
+        assert f"'{database}': damaged" in done.stderr
     assert database.read_bytes() == b"PAR1 and then nothing"
 
 
 def test_all_pairs_of_a_folder(models, tmp_path):
     out, figure = tmp_path / "pairs.json", tmp_path / "pairs.png"
     done = tnfn("compare", "--matrix", models, "--out", out, "--figure", figure)
-    assert done.code == 0, done.err
-    assert "related: a, disguised" in done.out
-    assert "not read: broken" in done.out
-    assert "gpt2, 32 wide, 3 blocks against llama, 32 wide, 3 blocks" in done.out
+    assert done.returncode == 0, done.stderr
+    assert "related: a, disguised" in done.stdout
+    assert "not read: broken" in done.stdout
+    assert "gpt2, 32 wide, 3 blocks against llama, 32 wide, 3 blocks" in done.stdout
     assert figure.stat().st_size > 5000
     kept = json.loads(out.read_text())
     verdicts = {(p["a"], p["b"]): p["verdict"] for p in kept["pairs"]}
@@ -114,7 +101,7 @@ def test_all_pairs_of_a_folder(models, tmp_path):
     }
     with patch.object(run, "relate_pair", side_effect=AssertionError("compared again")):
         again = tnfn("compare", "--matrix", models, "--out", out, "--json")
-    assert json.loads(again.out) == kept
+    assert json.loads(again.stdout) == kept
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(models, tmp_path):
@@ -175,8 +162,8 @@ def test_ray_gives_the_same_and_a_lost_pair_fails_alone(models, tmp_path, monkey
 @pytest.mark.usefixtures("no_ray_cluster")
 def test_a_missing_cluster_is_one_sentence(models):
     done = tnfn("compare", "--matrix", models, "--engine", "ray")
-    assert done.code == 2
-    assert "no Ray cluster" in done.err
+    assert done.returncode == 2
+    assert "no Ray cluster" in done.stderr
 
 
 def test_folders_and_files_that_will_not_do(models, tmp_path):
@@ -193,8 +180,8 @@ def test_folders_and_files_that_will_not_do(models, tmp_path):
         ([models / "a", models / "a", "--engine", "ray"], "are for --matrix"),
     ):
         done = tnfn("compare", *words)
-        assert done.code == 2, words
-        assert message in done.err
+        assert done.returncode == 2, words
+        assert message in done.stderr
     with pytest.raises(PairsError):
         relate_folder(tmp_path)
 

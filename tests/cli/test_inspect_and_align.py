@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import tiny_checkpoints
 import torch
 from safetensors.torch import load_file, save_file
 
-from transformer_nfn.cli import main
-
-
-def tnfn(*words: object) -> tuple[int, str, str]:
-    """Runs the command in this process, as the console script would."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["tnfn", *map(str, words)]):
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    return code, out.getvalue(), err.getvalue()
+from tnfn_command import tnfn
 
 
 @pytest.fixture(scope="module")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from transformer_nfn.cli import main
+from tnfn_command import tnfn
 from transformer_nfn.files.assets import resolve
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.network import read_network, save_network
@@ -23,18 +20,6 @@ from transformer_nfn.zoo.module import to_state_dict
 ROW = "mnist-sample#3"
 FILES = ["ours.safetensors", "plain.safetensors", "authors.safetensors", "authors.pt"]
 FILES += ["hub", "shards", "shards/model.safetensors.index.json"]
-
-
-def tnfn(*words: object) -> tuple[int, str, str]:
-    """Exit code, output and errors of the command, run in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["tnfn", *map(str, words)]):
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")

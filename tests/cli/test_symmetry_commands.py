@@ -1,42 +1,19 @@
 """The commands as a user runs them: files in, files out, exit codes, one-sentence errors."""
 
-import io
 import json
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from tnfn_command import tnfn
 from transformer_nfn import spaces
-from transformer_nfn.cli import main
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.files.network import read_network, save_network
 
 SPACE = "attention_block:8,2,3,4,10"
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def tnfn(*words):
-    """Runs the command in this process, as the console script would."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), patch("sys.argv", ["tnfn", *map(str, words)]):
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
 from transformer_nfn.files.errors import CheckpointError, MissingTensorError
 from transformer_nfn.files.foreign import StateDict
 from transformer_nfn.files.hub_folder import INDEX, find_weights, read_config, read_shard_index
+from transformer_nfn.files.open_files import OpenFiles
 from transformer_nfn.files.safetensors_file import SafetensorsFile
 from transformer_nfn.files.source import WEIGHT_DTYPES, TensorInfo, TensorSource
 
 STATE_DICTS = (".pt", ".pth", ".bin")
 
 
-class Checkpoint(Mapping[str, Tensor]):
+class Checkpoint(OpenFiles, Mapping[str, Tensor]):
     """Tensors by name, lazily: names, shapes and dtypes are known, a tensor is read when asked.
 
     ``checkpoint[name]`` is a new tensor on the CPU in the file's own dtype, read from the file
@@ -108,17 +108,6 @@ class Checkpoint(Mapping[str, Tensor]):
         """Closes the files; tensors that were read stay."""
         self._closed = True
         self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _open_source(path: Path, where: str | None = None) -> TensorSource:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_nfn.errors import missing_extra
-from transformer_nfn.files.whole import whole_file
+from transformer_nfn.files.figures import blank_figure, save_figure
 from transformer_nfn.paper.gather import Run, ZooStudy, gather, model_order
 from transformer_nfn.paper.learning_curve import CurvePoint, curve_lines
 from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name
@@ -214,17 +214,13 @@ def _save(stem: Path, size: tuple[float, float], paint: Callable[[Figure], None]
     """Draws once, writes every format; files appear whole or not at all."""
     check_matplotlib()
     import matplotlib
-    from matplotlib.figure import Figure
 
     written = []
     with matplotlib.rc_context(_STYLE):
-        # A figure by itself draws with Agg, whatever screen there is or is not.
-        figure = Figure(figsize=size, layout="constrained")
+        figure = blank_figure(*size, RunError)
         paint(figure)
         for kind in FORMATS:
             target = stem.with_name(f"{stem.name}.{kind}")
             about = {"Date": None} if kind == "svg" else None
-            with whole_file(target) as beside:
-                figure.savefig(beside, dpi=160, metadata=about)
-            written.append(target)
+            written.append(save_figure(figure, target, RunError, about))
     return written

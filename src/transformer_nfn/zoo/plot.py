@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transformer_nfn.errors import TransformerNFNError, missing_extra
-from transformer_nfn.files.whole import whole_file
+from transformer_nfn.files.figures import blank_figure, save_figure
 from transformer_nfn.known_tasks import task_title
 from transformer_nfn.seed_kinds import seeds_text
 from transformer_nfn.zoo.errors import ZooError
@@ -40,17 +39,6 @@ def paint_accuracies(figure: Figure, zoo: Zoo, bins: int = 20, color: str | None
 
 def plot_accuracies(zoo: Zoo, out: Path, bins: int = 20) -> Path:
     """Draws the histogram, counts in log scale, into ``out`` (png, pdf or svg by its name)."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_extra(ZooError, "matplotlib", "plot", "a plot") from error
-    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    figure = blank_figure(5, 3.2, ZooError, "a plot")
     paint_accuracies(figure, zoo, bins)
-    try:
-        with whole_file(out) as beside:
-            figure.savefig(beside, dpi=160)
-    except ValueError as error:
-        if isinstance(error, TransformerNFNError):
-            raise
-        raise ZooError(f"{out}: could not be drawn ({error})") from error
-    return out
+    return save_figure(figure, out, ZooError)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -18,9 +16,10 @@ from transformer_nfn.architectures.families.refusals import check_contents, chec
 from transformer_nfn.architectures.layout import take
 from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError, MissingTensorError
+from transformer_nfn.files.open_files import OpenFiles
 
 
-class Model:
+class Model(OpenFiles):
     """A checkpoint of a known family: tensors by canonical name, read when asked for.
 
     Attributes:
@@ -114,17 +113,6 @@ class Model:
     def close(self) -> None:
         """Closes the files; tensors that were read stay."""
         self.checkpoint.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Model('{self.where}', {self.about.family}, {len(self.names)} tensors)"

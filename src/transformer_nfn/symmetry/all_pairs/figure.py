@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_nfn.errors import TransformerNFNError, missing_extra
-from transformer_nfn.files.whole import whole_file
+from transformer_nfn.files.figures import blank_figure, save_figure
 from transformer_nfn.symmetry.all_pairs.results import PairsError
 from transformer_nfn.symmetry.all_pairs.run import AllPairs
 
@@ -17,10 +16,6 @@ NUMBERED = 16
 
 def draw_pairs(result: AllPairs, out: str | Path) -> Path:
     """Draws the scores of all pairs into ``out`` (png, pdf or svg by its name)."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_extra(PairsError, "matplotlib", "plot", "a figure") from error
     out = Path(out)
     names = [name for group in result.groups() for name in group]
     place = {name: i for i, name in enumerate(names)}
@@ -31,7 +26,7 @@ def draw_pairs(result: AllPairs, out: str | Path) -> Path:
             i, j = place[pair.a], place[pair.b]
             scores[i, j] = scores[j, i] = pair.score
     size = 2.5 + (0.45 if len(names) <= NUMBERED else 0.22) * len(names)
-    figure = Figure(figsize=(size + 1, size), layout="constrained")
+    figure = blank_figure(size + 1, size, PairsError)
     axes = figure.subplots()
     axes.set_facecolor("0.85")
     image = axes.imshow(scores, vmin=0, vmax=1, cmap="viridis")
@@ -44,11 +39,4 @@ def draw_pairs(result: AllPairs, out: str | Path) -> Path:
             axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=7)
     axes.set_title("all pairs, relatives together; grey: not comparable", loc="left", fontsize=9)
     figure.colorbar(image, ax=axes, label="score (strangers 0, disguise 1)")
-    try:
-        with whole_file(out) as beside:
-            figure.savefig(beside, dpi=160)
-    except ValueError as error:
-        if isinstance(error, TransformerNFNError):
-            raise
-        raise PairsError(f"'{out}' could not be drawn ({error})") from error
-    return out
+    return save_figure(figure, out, PairsError)

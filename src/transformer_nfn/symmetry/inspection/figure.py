@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transformer_nfn.errors import SpaceError, TransformerNFNError, missing_extra
-from transformer_nfn.files.whole import whole_file
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.files.figures import blank_figure, save_figure
 
 if TYPE_CHECKING:
     from transformer_nfn.symmetry.inspection.whole import Inspection
@@ -20,30 +20,19 @@ VISIBLE = 3e-4
 
 def draw_spectra(found: Inspection, out: str | Path) -> Path:
     """Draws singular values by block and head into ``out`` (png, pdf or svg by its name)."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_extra(SpaceError, "matplotlib", "plot", "a figure") from error
     out = Path(out)
     shown = [p for p in PANELS if any(p in b.spectra for b in found.blocks)]
     if not shown:
         raise SpaceError(f"'{found.where}' has no block whose spectra could be drawn")
     columns = len(shown)
-    figure = Figure(figsize=(0.8 + 3.0 * columns, 3.2), layout="constrained")
+    figure = blank_figure(0.8 + 3.0 * columns, 3.2, SpaceError)
     panels = figure.subplots(1, columns, squeeze=False)[0]
     for axes, panel in zip(panels, shown, strict=True):
         _panel(axes, found, panel)
     panels[0].set_ylabel("singular value")
     figure.suptitle(f"{Path(found.where).name}: {found.family}", x=0.01, ha="left")
     _colour_bar(figure, panels, len(found.blocks))
-    try:
-        with whole_file(out) as beside:
-            figure.savefig(beside, dpi=160)
-    except ValueError as error:
-        if isinstance(error, TransformerNFNError):
-            raise
-        raise SpaceError(f"'{out}' could not be drawn ({error})") from error
-    return out
+    return save_figure(figure, out, SpaceError)
 
 
 def _panel(axes: Any, found: Inspection, panel: str) -> None:

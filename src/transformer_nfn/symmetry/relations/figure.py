@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformer_nfn.errors import SpaceError, TransformerNFNError, missing_extra
-from transformer_nfn.files.whole import whole_file
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.files.figures import blank_figure, save_figure
 from transformer_nfn.symmetry.relations.relation import Relation
 
 
@@ -17,15 +17,11 @@ def draw_relation(relation: Relation, out: str | Path, names: tuple[str, str] = 
         out: the picture to write.
         names: of the two models, for the axes.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_extra(SpaceError, "matplotlib", "plot", "a figure") from error
     if relation.matrix is None:
         raise SpaceError(f"there is no matrix of blocks to draw: {relation.reason}")
     out = Path(out)
     rows, columns = relation.matrix.shape
-    figure = Figure(figsize=(2.2 + 0.3 * columns, 1.6 + 0.3 * rows), layout="constrained")
+    figure = blank_figure(2.2 + 0.3 * columns, 1.6 + 0.3 * rows, SpaceError)
     axes = figure.subplots()
     image = axes.imshow(relation.matrix.numpy(), vmin=0, vmax=1, cmap="viridis")
     axes.set_xticks(range(columns), relation.columns, rotation=90 if columns > 12 else 0)
@@ -33,11 +29,4 @@ def draw_relation(relation: Relation, out: str | Path, names: tuple[str, str] = 
     axes.set(xlabel=f"blocks of {names[1]}", ylabel=f"blocks of {names[0]}")
     axes.set_title(relation.verdict, loc="left")
     figure.colorbar(image, ax=axes, label="score (strangers 0, disguise 1)")
-    try:
-        with whole_file(out) as beside:
-            figure.savefig(beside, dpi=160)
-    except ValueError as error:
-        if isinstance(error, TransformerNFNError):
-            raise
-        raise SpaceError(f"'{out}' could not be drawn ({error})") from error
-    return out
+    return save_figure(figure, out, SpaceError)
