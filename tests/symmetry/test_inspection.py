@@ -45,6 +45,14 @@ def test_the_dimension_of_a_group_known_by_hand(gpt2: Path) -> None:
     assert rows["key bias shifted"].continuous == 2 * 16
 
 
+def test_embeddings_that_a_block_reads_without_a_norm_are_not_free(tmp_path: Path) -> None:
+    tiny_checkpoints.save("opt post", tmp_path)
+    with open_model(tmp_path) as model:
+        rows = {row.name: row for row in acting(model.about)}
+    # two blocks whose heads (16) and neurons (20) write, without biases
+    assert rows["writers + u1ᵀ"].continuous == 2 * (16 + 20)
+
+
 def test_spectra_are_those_of_the_products_and_the_same_for_a_disguise(
     gpt2: Path, tmp_path: Path
 ) -> None:

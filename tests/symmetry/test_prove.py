@@ -52,6 +52,16 @@ def test_one_matrix_changed_by_a_hundredth_is_named(tiny, dtype, family, tensor)
     assert relation.verdict != "same"
 
 
+def test_the_mean_of_embeddings_is_seen_where_a_block_reads_them_without_a_norm(tiny):
+    A = tiny("opt-post-norm", FLOAT32)
+    means = torch.linspace(-1, 1, len(A["position"]))[:, None]
+    B = A.changed(position=A["position"] + means)
+    assert relate(A, B, prove=True).same_function is False
+    A = tiny("opt", FLOAT32)
+    B = A.changed(position=A["position"] + means)
+    assert relate(A, B, prove=True).same_function is True
+
+
 @pytest.mark.parametrize("tensor", ["0.W_Q", "1.W_V", "2.W_A"])
 def test_a_factor_that_a_re_basing_could_hide_is_found(tiny, tensor):
     A = tiny("llama", BFLOAT16)

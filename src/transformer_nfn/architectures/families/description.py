@@ -242,6 +242,24 @@ class Transformer:
         return frozenset(block.order for stack in self.stacks for block in stack.blocks)
 
     @property
+    def hides_mean(self) -> bool:
+        """Whether nobody sees the mean of what blocks write: LayerNorms read all of it."""
+        after = all(
+            stack.final_norm or all(block.order == "post" for block in stack.blocks)
+            for stack in self.stacks
+        )
+        return self.norm == "layer" and after
+
+    @property
+    def hides_mean_of_embeddings(self) -> bool:
+        """Whether nobody sees the mean of what is embedded.
+
+        A post-norm block reads it as it is, unless embeddings have a norm of their own.
+        """
+        raw = "post" in self.orders and not self.has("embed_norm.g")
+        return self.hides_mean and not raw
+
+    @property
     def stream_group(self) -> StreamGroup:
         """What may act on the whole stream once all gains that can be are folded into readers.
 

@@ -26,7 +26,6 @@ from transformer_nfn.symmetry.disguise.ends import (
     move_patches,
     move_to_positions,
 )
-from transformer_nfn.symmetry.disguise.rows import centres
 from transformer_nfn.symmetry.disguise.stream import Turn
 
 Weights = dict[str, Tensor]
@@ -89,14 +88,9 @@ class Ends:
         return own
 
     def _centre(self, own: Weights, target: Weights) -> None:
-        if self._centred():
+        if self.about.hides_mean_of_embeddings:
             free = [n for n in EMBEDDINGS if n in own and not (n == "token" and self.about.tied)]
             own |= norms.shift_writers(own, {n: (target[n] - own[n]).mean(-1) for n in free})
-
-    def _centred(self) -> bool:
-        """Whether the mean of what is embedded is seen by nobody: every reader has a LayerNorm."""
-        raw = "post" in self.about.orders and not self.about.has("embed_norm.g")
-        return centres(self.about) and not raw
 
     def cross(self) -> Cross:
         """What the ends say about the turn of the stream."""
@@ -206,14 +200,14 @@ class Ends:
             return {}
         sides = [turn_all(turn, self.names, self._means(self.a)), self._means(self.b)]
         away = {k: (sides[0][k] - sides[1][k]).flatten() for k in sides[0]}
-        if self._centred():
+        if self.about.hides_mean_of_embeddings:
             away = {k: v - v.mean() for k, v in away.items()}
         if self.about.inputs == "patches":
             first = [n for n in ("cls", "dist") if n in self.a]
             if not first:
                 return {}
             apart = turn("position", self.a["position"].double()) - self.b["position"].double()
-            if self._centred():
+            if self.about.hides_mean_of_embeddings:
                 apart = apart - apart.mean(-1, keepdim=True)
             count, rest = len(first), apart[len(first) :]
             v = (sum(away[n] for n in first) - apart[:count].sum(0)) / (2 * count)

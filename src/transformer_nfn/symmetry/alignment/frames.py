@@ -14,7 +14,7 @@ from torch import Tensor
 from transformer_nfn.architectures.families.description import Block
 from transformer_nfn.symmetry.alignment.bases import scales_from
 from transformer_nfn.symmetry.disguise import heads, norms
-from transformer_nfn.symmetry.disguise.rows import TINY, centres
+from transformer_nfn.symmetry.disguise.rows import TINY
 from transformer_nfn.symmetry.disguise.sites import Site
 
 Weights = dict[str, Tensor]
@@ -174,7 +174,7 @@ def _post_norms(site: Site, own: Weights, target: Mapping[str, Tensor]) -> None:
 
 
 def _centre_writers(site: Site, own: Weights, target: Mapping[str, Tensor]) -> None:
-    if centres(site.about):
+    if site.about.hides_mean:
         names = [n for n in ("W_O", "b_O", "W_B", "b_B") if n in own]
         own |= norms.shift_writers(own, {n: (target[n] - own[n]).mean(-1) for n in names})
 

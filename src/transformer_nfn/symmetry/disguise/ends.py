@@ -15,7 +15,7 @@ from torch import Tensor
 from transformer_nfn.architectures.families.description import EXTRA, Transformer
 from transformer_nfn.spaces.actions import Drawing
 from transformer_nfn.symmetry.disguise import norms
-from transformer_nfn.symmetry.disguise.rows import centres, new_gains, noise, reader_shifts
+from transformer_nfn.symmetry.disguise.rows import new_gains, noise, reader_shifts
 
 Weights = dict[str, Tensor]
 EndMove = Callable[[Mapping[str, Tensor], slice], Weights]
@@ -55,9 +55,7 @@ def end_rows(about: Transformer, weights: Mapping[str, Tensor], how: Drawing) ->
         if not about.tied:
             yield _permuted_transform(weights, how)
         yield from _reading_rows(about, weights, MLM, how, tied=about.tied)
-    # Without a norm of their own, embeddings before a post-norm block are read as they are.
-    raw = "post" in about.orders and not about.has("embed_norm.g")
-    if centres(about) and not raw:
+    if about.hides_mean_of_embeddings:
         yield _centred_embeddings(about, weights, how)
     yield from _moved_vectors(about, weights, how)
 

@@ -210,19 +210,10 @@ def reader_shifts(
 
 def centred_writers(site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Weights:
     """What LayerNorm's centring takes away again of all that is written into the stream."""
-    if not centres(site.about):
+    if not site.about.hides_mean:
         return {}
     names = (name for name in ("W_O", "b_O", "W_B", "b_B") if name in weights)
     return norms.shift_writers(weights, writer_shifts(weights, names, how))
-
-
-def centres(about: Transformer) -> bool:
-    """Whether everything that reads the stream reads it through a LayerNorm."""
-    after = all(
-        stack.final_norm or all(block.order == "post" for block in stack.blocks)
-        for stack in about.stacks
-    )
-    return about.norm == "layer" and after
 
 
 def writer_shifts(weights: Mapping[str, Tensor], names: Iterator[str], how: Drawing) -> Weights:

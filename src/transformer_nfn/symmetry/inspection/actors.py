@@ -15,7 +15,6 @@ from transformer_nfn.spaces import WeightSpace
 from transformer_nfn.symmetry.disguise import norms
 from transformer_nfn.symmetry.disguise.ends import EMBEDDINGS, MLM, last_reading
 from transformer_nfn.symmetry.disguise.neurons import scaling
-from transformer_nfn.symmetry.disguise.rows import centres
 from transformer_nfn.symmetry.disguise.sites import Site, end_names, sites
 from transformer_nfn.symmetry.disguise.stream import stream_action
 
@@ -147,7 +146,7 @@ def _norms(site: Site) -> Iterator[Row]:
             columns = _columns(about, reading, names)
             if columns:
                 yield "readers + γ⁻¹vᵀ", columns, 0.0
-    if centres(about):
+    if about.hides_mean:
         writers = [n for n in ("W_O", "b_O", "W_B", "b_B") if n in names]
         count = sum(math.prod(about.tensors[names[n]][:-1]) for n in writers)
         yield "writers + u1ᵀ", count, 0.0
@@ -191,7 +190,7 @@ def _ends(about: Transformer) -> Iterator[Row]:
         if not about.tied:
             yield "neurons permuted", 0, log10_factorial(about.tensors["extra.mlm.b"][0])
         yield from _end_norm(about, MLM, names, tied=about.tied)
-    if centres(about):
+    if about.hides_mean_of_embeddings:
         free = [n for n in EMBEDDINGS if n in names and not (n == "token" and about.tied)]
         yield "writers + u1ᵀ", sum(math.prod(about.tensors[names[n]][:-1]) for n in free), 0.0
     yield from _moved_vectors(about, names)

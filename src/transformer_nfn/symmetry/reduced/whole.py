@@ -24,7 +24,7 @@ class Reduced:
         model: what it is read from.
         about: its description.
         dtype: of everything it gives.
-        centred: the all-ones direction of the stream is seen by nobody.
+        centred: the all-ones direction of what blocks write is seen by nobody.
         unit: expected square of the relative rounding error of a weight of the file; 0 where
             errors were not asked for, which saves a pass over all weights.
         blocks: names of the blocks, ``encoder.0`` for a model with two stacks, in order.
@@ -36,13 +36,12 @@ class Reduced:
         self.model, self.about, self.dtype = model, model.about, dtype
         self.names: Mapping[str, tuple[int, ...]] = model.names
         self.unit = rounding_rms(model.dtype) ** 2 if errors else 0.0
-        stacks = self.about.stacks
-        self.post = any(b.order == "post" for s in stacks for b in s.blocks)
-        # Where the stream leaves the network without a norm, its mean is part of the answer.
-        normed = self.post or all(s.final_norm for s in stacks)
-        self.centred = self.about.norm == "layer" and normed
+        self.post = "post" in self.about.orders
+        self.centred = self.about.hides_mean
         self._at = {
-            f"{stack.prefix}{i}": block for stack in stacks for i, block in enumerate(stack.blocks)
+            f"{stack.prefix}{i}": block
+            for stack in self.about.stacks
+            for i, block in enumerate(stack.blocks)
         }
         self.blocks = tuple(self._at)
 
@@ -103,7 +102,9 @@ class Reduced:
         return self.about.tied or "head" in self.names
 
     def _table(self, name: str) -> Table:
-        make = partial(Table, name, dtype=self.dtype, unit=self.unit, centred=self.centred)
+        embedded = name in ("token", "position", "type", "patch")
+        centred = self.about.hides_mean_of_embeddings if embedded else self.centred
+        make = partial(Table, name, dtype=self.dtype, unit=self.unit, centred=centred)
         if name == "token":
             return make(self._token, scale=self.about.embedding_scale)
         if name == "position":
