@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from transformer_nfn.cli.output import echo_json
 
 
 def named(kind: str) -> Callable[[Path | None], Path | None]:
@@ -42,7 +43,7 @@ def assets_command(
     found = known_assets().values()
     if as_json:
         rows = [{"name": a.name, **a.to_json(), "where": whereabouts(a)} for a in found]
-        typer.echo(json.dumps(rows))
+        echo_json(rows)
         return
     table = Table("name", "kind", "MiB", "where", "what")
     for a in found:

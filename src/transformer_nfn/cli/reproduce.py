@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from transformer_nfn.cli.experiment_progress import counting_bar
+from transformer_nfn.cli.output import echo_json
 from transformer_nfn.cli.train import DeviceOption, JsonOption, ZooArgument, pick_device
 from transformer_nfn.errors import TransformerNFNError
 
@@ -109,7 +109,7 @@ def reproduce_command(
         )
     drawn = learning_curve(records, out / what) if what == "learning-curve" else []
     if as_json:
-        typer.echo(json.dumps([asdict(r) for r in records]))
+        echo_json([asdict(r) for r in records])
         return
     text = (out / f"{what}.md").read_text()
     Console().print(Markdown(text))
