@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from transformer_nfn.cli.assets import named
 from transformer_nfn.cli.experiment_progress import epochs_bar, result_table
+from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.seed_kinds import seeds_text
 
@@ -131,7 +131,7 @@ def _channels(text: str) -> list[int]:
 
 def _show(record: Any, out: Path, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(asdict(record)))
+        echo_json(asdict(record))
         return
     counts = ", ".join(f"{record.selection[k]} {k}" for k in ("train", "val", "test"))
     kind = record.zoo.get("seeds")
@@ -153,6 +153,9 @@ def evaluate_command(
 ) -> None:
     """How good is a trained predictor, on its own test part or on another zoo?
 
+    Networks that it was trained on, or that chose its best epoch, are counted; the figures of the
+    others stand beside those of all.
+
     [bold]Examples[/bold]
 
       tnfn evaluate run
@@ -171,9 +174,10 @@ def evaluate_command(
 
     found = evaluate(run, zoo, percent=percent, min_accuracy=min_accuracy)
     if as_json:
-        typer.echo(json.dumps(found))
+        echo_json(found)
         return
     table = Table(
+        "",
         "networks",
         "Kendall τ",
         "90 % interval of τ",
@@ -182,15 +186,20 @@ def evaluate_command(
         "interval holds",
         title=f"{zoo} ({seeds_text(found['zoo_seeds'])})",
     )
-    table.add_row(
-        str(found["networks"]),
-        f"{found['tau']:.3f}",
-        f"{found['tau_low']:.3f} to {found['tau_high']:.3f}",
-        f"{found['r2']:.3f}",
-        f"{found['mae']:.3f}",
-        f"{100 * found['coverage']:.1f} %",
-    )
-    Console().print(table)
+    fair = found["unseen"] if found["note"] is not None else None
+    for words, figures in (("all", found), *([("never seen", fair)] if fair else ())):
+        table.add_row(
+            words,
+            str(figures["networks"]),
+            f"{figures['tau']:.3f}",
+            f"{figures['tau_low']:.3f} to {figures['tau_high']:.3f}",
+            f"{figures['r2']:.3f}",
+            f"{figures['mae']:.3f}",
+            f"{100 * figures['coverage']:.1f} %",
+        )
+    table_console().print(table)
+    if found["note"] is not None:
+        typer.echo(f"warning: {found['note']}", err=True)
 
 
 def predict_command(
@@ -198,41 +207,38 @@ def predict_command(
     checkpoints: Annotated[
         list[str],
         typer.Argument(
-            help="Networks: .safetensors or .pt files, folders, or rows of a zoo (ZOO#12)."
+            metavar="NETWORKS...",
+            help="Files (.safetensors, .pt), folders, patterns ('nets/*.pt'), a zoo, or rows of "
+            "one (ZOO#12, ZOO#3-9, ZOO#0,4).",
         ),
     ],
     as_json: JsonOption = False,
 ) -> None:
     """Predict the accuracy of networks from their weights, with an interval and a warning.
 
+    Beside networks of a zoo stands the accuracy that was measured. What of a file is no part of
+    the zoo's network is left out, and said; another architecture is refused.
+
     [bold]Examples[/bold]
 
-      tnfn predict run zoo#0 zoo#17
+      tnfn predict run zoo#0 zoo#3-9
 
-      tnfn predict run network.pt --json
+      tnfn predict run 'nets/*.pt' --json
 
-      tnfn predict mnist-nfn mnist-sample#0   # both by name, see `tnfn assets`
+      tnfn predict mnist-nfn mnist-sample   # both by name, see `tnfn assets`
     """
+    from transformer_nfn.cli.network_tables import predictions_table
     from transformer_nfn.prediction.predict import predict
 
     found = predict(run, checkpoints)
     if as_json:
-        typer.echo(json.dumps([asdict(p) for p in found]))
+        echo_json([asdict(p) for p in found])
         return
-    table = Table("checkpoint", "accuracy", "90 % interval", "seeds differ by", "novelty")
+    table_console().print(predictions_table(found))
     for p in found:
-        mark = "" if p.warning is None else " [yellow]⚠[/yellow]"
-        table.add_row(
-            p.name,
-            f"{p.accuracy:.3f}",
-            f"{p.low:.3f} to {p.high:.3f}",
-            f"{p.spread:.3f}",
-            f"{p.novelty:.2f}{mark}",
-        )
-    Console().print(table)
-    for p in found:
-        if p.warning is not None:
-            typer.echo(f"warning: {p.name}: {p.warning}", err=True)
+        for sentence in (p.warning, p.note):
+            if sentence is not None:
+                typer.echo(f"warning: {p.name}: {sentence}", err=True)
 
 
 def register(app: typer.Typer) -> None:

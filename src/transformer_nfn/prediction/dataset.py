@@ -137,7 +137,7 @@ def load_rows(zoo: Zoo, rows: np.ndarray) -> Dataset:
         if bool(bad.any()):
             row = int(rows[int(bad.nonzero()[0])])
             raise RunError(f"'{name}' of row {row} of the zoo holds values that are not finite")
-    columns = {name: zoo.table[name][rows] for name in ("run", *CONFIGURATION)}
+    columns = {name: zoo.table[name][rows] for name in ("run", "seed", *CONFIGURATION)}
     columns["row"] = np.asarray(rows, dtype=np.int64)
     accuracy = torch.as_tensor(zoo.table["test_accuracy"][rows], dtype=torch.float32)
     return Dataset(zoo.block_space, network_of(named), accuracy, columns)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformer_nfn import models
 from transformer_nfn.prediction.dataset import EVALUATE, Dataset, map_network
 from transformer_nfn.prediction.records import RunError
+from transformer_nfn.zoo import NetworkSizes
 
 Build = Callable[[], nn.Module]
 
@@ -67,6 +68,16 @@ TABULAR: Mapping[str, str] = {
 }
 PREDICTORS = (*NEURAL, *TABULAR)
 """Names of all predictors."""
+SIZE_WORDS: Mapping[str, str] = {
+    "blocks": "{} blocks",
+    "patch": "{} pixels in a patch",
+    "classes": "{} classes",
+    "d_model": "width {}",
+    "heads": "{} heads",
+    "d_ff": "{} neurons",
+    "tokens": "{} tokens",
+}
+"""How the sizes of a network are told, the most telling first."""
 PAPER_MODELS = ("xgboost", "lightgbm", "random_forest", "mlp", "statnn", "transformer_nfn")
 
 
@@ -108,6 +119,26 @@ class Predictor:
             batch = map_network(batch, lambda w: w.to(place))
             parts.append(torch.sigmoid(self.inner.logits(batch)).cpu())
         return torch.cat(parts) if parts else torch.empty(0)
+
+    def misfit(self, found: NetworkSizes, trained: NetworkSizes) -> str | None:
+        """Why this predictor cannot read networks of some sizes; None where it can.
+
+        A predictor reads the sizes it was trained on. One that reads more has a method
+        ``misfit(found, trained)`` of its own, which answers here.
+
+        Args:
+            found: the sizes of the networks in question.
+            trained: those of the networks it was trained on.
+        """
+        own = getattr(self.inner, "misfit", None)
+        if own is not None:
+            answer: str | None = own(found, trained)
+            return answer
+        wanted, there = trained.to_json(), found.to_json()
+        for size, words in SIZE_WORDS.items():
+            if wanted[size] != there[size]:
+                return f"expected {words.format(wanted[size])}, found {there[size]}"
+        return None
 
     @property
     def num_parameters(self) -> int | None:

@@ -30,6 +30,7 @@ from transformer_nfn.prediction.records import (
     RunRecord,
     write_predictions,
 )
+from transformer_nfn.prediction.trained_on import TrainedOn
 from transformer_nfn.prediction.training import SAVE_SECONDS, STATE_FILE, Report, train_seeds
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def train_run(
         for seed, predictor in zip(seeds, predictors, strict=True):
             predictor.save(out / f"seed-{seed}")
         Seen.of(parts.train).save(out)
+        TrainedOn.of(parts, str(zoo["task"])).save(out)
     taus = [row["tau"] for row in rows]
     record = RunRecord(
         model=model,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.files.assets import resolve
 from transformer_nfn.models import Network, network_of
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.zoo.errors import StoreError, ZooError
@@ -52,8 +53,12 @@ class Zoo:
 
     @staticmethod
     def open(path: Path | str) -> Zoo:
-        """Opens a zoo, finished or still being built; reads the index, no weights."""
-        return Zoo(Folder.open(path))
+        """Opens a zoo, finished or still being built; reads the index, no weights.
+
+        Args:
+            path: its folder, or its name (`tnfn assets` lists them).
+        """
+        return Zoo(Folder.open(resolve(path, "zoo")))
 
     def __len__(self) -> int:
         return len(self.table["run"])
