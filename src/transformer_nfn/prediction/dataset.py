@@ -123,8 +123,8 @@ def select_rows(
         min_accuracy: test accuracy at least this.
     """
     rows = zoo.select(percent=percent, min_accuracy=min_accuracy)
-    if len(rows) == 0 and percent is not None and not (zoo.table["percent"] == percent).any():
-        found = sorted({int(p) for p in zoo.table["percent"]})
+    if len(rows) == 0 and percent is not None and not len(zoo.select(percent=percent)):
+        found = sorted({int(p) for p in zoo.table["percent"] if p > 0})
         raise RunError(f"the zoo has no checkpoints at {percent} %, only at {found}")
     return rows
 
