@@ -75,7 +75,8 @@ def build(
 ) -> None:
     """Trains many small transformers and stores their checkpoints.
 
-    An interrupted build goes on where it stopped; two builders on one folder share the work.
+    An interrupted build goes on where it stopped; two builders on one folder share the work. With
+    more --runs than before the zoo grows: its networks and their rows stay as they are.
     """
     from transformer_nfn.cli.zoo_progress import BuildBar
     from transformer_nfn.zoo.summary import summarise
