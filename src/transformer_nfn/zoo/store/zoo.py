@@ -227,8 +227,8 @@ class Zoo:
         return readers
 
     def batch(self, rows: Rows) -> Network:
-        """The same in parts, as models read them; blocks are ``[n, 1, *axes]``."""
-        return network_of(self.weights(rows))
+        """The same in parts and in float32, as models read them; blocks are ``[n, 1, *axes]``."""
+        return network_of({name: w.float() for name, w in self.weights(rows).items()})
 
     def batches(
         self, rows: Rows | None = None, size: int = 16, *, seed: int | None = None
