@@ -122,18 +122,24 @@ def sample_command(
 ) -> None:
     """Draw a random network of a space (standard normal weights) and write it to a file.
 
+    A .pt file (or .pth, .bin) is a state dict of PyTorch, which does not say its space; anything
+    else is safetensors, which does.
+
     [bold]Example[/bold]
 
       tnfn sample attention_block:32,2,16,16,64 --out net.safetensors
     """
     import torch
 
+    from transformer_nfn.files.checkpoint import STATE_DICTS
     from transformer_nfn.files.network import save_network
 
     space = parse_space(name)
     generator = torch.Generator().manual_seed(seed)
     save_network(out, space, space.randn(1, generator=generator))
     typer.echo(f"wrote {out}: one network of {space.name}, {space.num_weights:,} weights")
+    if out.suffix in STATE_DICTS:
+        typer.echo(f"a state dict does not say its space: other commands need --space {name}")
 
 
 def canonical_command(
@@ -142,7 +148,12 @@ def canonical_command(
     space: SpaceOption = None,
     part: PartOption = None,
 ) -> None:
-    """Write the representative of a network's orbit: the same file for every disguise.
+    """Write the representative of a network's orbit: the same numbers for every disguise.
+
+    The same up to rounding (about 1e-6 in float32, relative to each tensor), not to the bit, and
+    where no two heads, neurons or singular values are alike. It computes what the network
+    computes, in the same dtype; only the tensors of the space are kept, not what else a file
+    holds.
 
     [bold]Example[/bold]
 

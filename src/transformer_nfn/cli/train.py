@@ -44,8 +44,11 @@ def pick_device(name: str) -> str:
 
 
 def train_command(
-    zoo: ZooArgument,
-    out: Annotated[Path, typer.Option("--out", help="The run folder to write.")],
+    zoo: Annotated[
+        Path | None,
+        typer.Argument(help="A zoo, from `tnfn zoo build`, or its name.", callback=named("zoo")),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder to write.")] = None,
     model: Annotated[str, typer.Option(help="Which predictor; `--model list` names them.")] = (
         "transformer_nfn"
     ),
@@ -90,9 +93,12 @@ def train_command(
     from transformer_nfn.zoo import Zoo
 
     if model == "list":
-        typer.echo("\n".join(PREDICTORS))
+        echo_json(list(PREDICTORS)) if as_json else typer.echo("\n".join(PREDICTORS))
         return
     check_name(model)
+    if zoo is None or out is None:
+        missing = "a zoo to train on" if zoo is None else "the run folder to write with --out"
+        raise TransformerNFNError(f"name {missing}, as in tnfn train ZOO --out RUN")
     options: dict[str, Any] = {}
     if channels is not None:
         options["channels"] = _channels(channels)
