@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from transformer_nfn.cli.output import echo_json
+from transformer_nfn.cli.output import echo_json, table_console
 
 
 def named(kind: str) -> Callable[[Path | None], Path | None]:
@@ -48,7 +47,7 @@ def assets_command(
     table = Table("name", "kind", "MiB", "where", "what")
     for a in found:
         table.add_row(a.name, a.kind, f"{a.size / 2**20:.1f}", whereabouts(a), a.description)
-    Console().print(table)
+    table_console().print(table)
 
 
 def register(app: typer.Typer) -> None:

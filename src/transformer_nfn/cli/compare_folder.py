@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.cli.output import echo_json
+from transformer_nfn.cli.output import echo_json, table_console
 
 if TYPE_CHECKING:
     from transformer_nfn.symmetry.all_pairs import AllPairs, Pair
@@ -63,7 +63,7 @@ def _show(result: AllPairs) -> None:
         for p in sorted(listed, key=lambda p: -(p.score or 0.0)):
             score = "" if p.score is None else f"{p.score:.3f}"
             table.add_row(p.a, p.b, p.verdict, score, p.reason)
-        Console().print(table)
+        table_console().print(table)
     counts = Counter(pair.verdict for pair in result.pairs)
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     typer.echo(f"{len(result.models)} models, {len(result.pairs)} pairs: {told}")

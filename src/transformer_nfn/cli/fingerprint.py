@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from transformer_nfn.cli.architectures import ArchitectureOption
-from transformer_nfn.cli.output import echo_json
+from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.cli.symmetry import JsonOption, PartOption, SpaceOption, named_network
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
@@ -177,7 +177,7 @@ def _show(found: Sequence[Named]) -> None:
         table.add_row(
             entry.name, p.family, str(p.width), str(p.depth), f"{p.weights:,}", p.checksum, told
         )
-    Console().print(table)
+    table_console().print(table)
     if len(found) > 1:
         typer.echo(MEANING)
 
@@ -194,7 +194,7 @@ def _show_relatives(found: Sequence[Named], relatives: Sequence[Sequence[Relativ
                 r.likeness.words(),
             )  # fmt: skip
         table.title = f"nearest to {entry.name}"
-        Console().print(table)
+        table_console().print(table)
     typer.echo(MEANING)
 
 
@@ -254,7 +254,7 @@ def _networks(
     for file, row, away in zip(files, prints, apart[0].tolist(), strict=True):
         start = " ".join(f"{x:+.3f}" for x in row[:3].tolist()) + " …"
         table.add_row(file, start, f"{away:.1e}")
-    Console().print(table)
+    table_console().print(table)
 
 
 def register(app: typer.Typer) -> None:
