@@ -50,15 +50,19 @@ def train_command(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder to write.")] = None,
     model: Annotated[str, typer.Option(help="Which predictor; `--model list` names them.")] = (
-        "transformer_nfn"
+        "whole_network"
     ),
     min_accuracy: Annotated[
         float, typer.Option(help="Only networks at least this accurate (0 to 1).")
     ] = 0.0,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to train.")] = 5,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the networks.")] = 50,
-    batch: Annotated[int, typer.Option(min=1, help="Networks a step.")] = 16,
-    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the networks (the model's own).")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Networks a step (the model's own).")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Highest rate (the model's own).")] = None,
     channels: Annotated[
         str | None, typer.Option(help="Of Transformer-NFN's layers, such as 10 or 10,10.")
     ] = None,
@@ -74,9 +78,10 @@ def train_command(
 ) -> None:
     """Train a predictor of accuracy on the networks of a zoo.
 
-    The paper's protocol by default: batch 16, Adam at 1e-3 with warm-up and cosine, binary
-    cross-entropy, 50 epochs; the best epoch by the validation part. Killed, the same command
-    goes on where it was.
+    By default the model that reads whole networks: probes learned from the zoo, and what they are
+    answered. The paper's models are trained by its protocol: batch 16, Adam at 1e-3 with warm-up
+    and cosine, binary cross-entropy, 50 epochs. The best epoch is chosen by the validation part.
+    Killed, the same command goes on where it was.
 
     [bold]Examples[/bold]
 
@@ -87,7 +92,12 @@ def train_command(
       tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
     from transformer_nfn.prediction.dataset import load_parts
-    from transformer_nfn.prediction.predictors import NEURAL, PREDICTORS, check_name
+    from transformer_nfn.prediction.predictors import (
+        ALL_CHECKPOINTS,
+        NEURAL,
+        PREDICTORS,
+        check_name,
+    )
     from transformer_nfn.prediction.protocol import Protocol
     from transformer_nfn.prediction.runs import describe_zoo, train_run
     from transformer_nfn.zoo import Zoo
@@ -103,7 +113,12 @@ def train_command(
     if channels is not None:
         options["channels"] = _channels(channels)
     opened = Zoo.open(zoo)
-    parts = load_parts(opened, percent=percent, min_accuracy=min_accuracy)
+    parts = load_parts(
+        opened,
+        percent=percent,
+        min_accuracy=min_accuracy,
+        all_checkpoints=model in ALL_CHECKPOINTS,
+    )
     if model in NEURAL:
         parts = parts.to(pick_device(device))
     with epochs_bar(model, quiet=as_json) as report:
@@ -113,7 +128,7 @@ def train_command(
             model,
             out,
             seeds=list(range(seeds)),
-            protocol=Protocol(epochs=epochs, batch=batch, lr=lr),
+            protocol=Protocol.of(model, epochs, batch, lr),
             options=options,
             selection={"percent": percent, "min_accuracy": min_accuracy, "augment": None},
             report=report,

@@ -53,7 +53,29 @@ def _plain(kind: str) -> Callable[..., nn.Module]:
     return build
 
 
+def _whole_network(data: Dataset, **options: Any) -> nn.Module:
+    parts = options.pop("parts", ["probes", "invariants"])
+    one = map_network(data.take(torch.arange(min(1, len(data)))).network, lambda w: w.cpu())
+    if "probes" not in parts:
+        options["probes"] = 0
+    if "invariants" in parts:
+        options["invariants"] = models.invariant_features(one, data.block_space).shape[1]
+    embedding = one.get("embedding")
+    first, last = one["blocks"][0]["W_Q"], one["classifier"]
+    assert isinstance(last, Mapping)
+    assert embedding is None or isinstance(embedding, Mapping)
+    return models.WholeNetwork(
+        data.block_space,
+        tokens=min(data.tokens or PROBE_TOKENS, PROBE_TOKENS),
+        width=first.shape[3] if embedding is None else embedding["W"].shape[1],
+        classes=last["W_2"].shape[-1],
+        blocks=len(one["blocks"]),
+        **options,
+    )
+
+
 NEURAL: Mapping[str, tuple[str, Callable[..., nn.Module]]] = {
+    "whole_network": ("WholeNetwork", _whole_network),
     "transformer_nfn": ("TransformerNFN", _transformer_nfn),
     "transformer_nfn_gated": ("TransformerNFN", _gated_nfn),
     "mlp": ("MLP", _plain("MLP")),
@@ -66,6 +88,10 @@ TABULAR: Mapping[str, str] = {
     "invariant_boosting": "InvariantBoosting",
     "invariant_mlp": "InvariantMLP",
 }
+PROBE_TOKENS = 49
+"""Of a learned input at most: as many as an image of the paper has."""
+ALL_CHECKPOINTS = ("whole_network",)
+"""Predictors that also learn from the other checkpoints of the runs they learn from."""
 PREDICTORS = (*NEURAL, *TABULAR)
 """Names of all predictors."""
 SIZE_WORDS: Mapping[str, str] = {

@@ -75,7 +75,7 @@ def train_run(
         model: one of `PREDICTORS`.
         out: the run folder.
         seeds: of initialisation and order; each makes a predictor.
-        protocol: of neural predictors; the paper's by default.
+        protocol: of neural predictors; `Protocol.of` the model by default.
         options: of the model, e.g. ``channels``.
         selection: how the networks were chosen, for the record.
         table: the table and cell this is, for the record.
@@ -85,7 +85,7 @@ def train_run(
         save_every: seconds between two saved states of a training.
     """
     check_name(model)
-    protocol, options = protocol or Protocol(), dict(options or {})
+    protocol, options = protocol or Protocol.of(model), dict(options or {})
     identity = training_identity(model, options, parts, protocol, seeds)
     if (out / RUN_FILE).is_file():
         record = RunRecord.read(out)
