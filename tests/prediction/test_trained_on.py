@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -81,3 +82,11 @@ def test_rounded_copies_and_other_checkpoints_of_a_run_are_known(zoo: Zoo) -> No
     assert set(kept.standings(replace(parts.val, network=later), "ag_news")) == {"selected"}
     stranger = replace(parts.test, network=map_network(parts.test.network, lambda w: -w))
     assert set(kept.standings(stranger, "ag_news")) == {"unseen"}
+
+
+def test_further_checkpoints_that_a_predictor_learned_from_are_known(zoo: Zoo) -> None:
+    parts = load_parts(zoo, max_train=10)
+    first, rest = (parts.train.take(np.arange(*ends)) for ends in ((0, 4), (4, 10)))
+    further = replace(parts, train=first, more=rest)
+    kept = TrainedOn.of(further, "ag_news")
+    assert set(kept.standings(parts.train, "ag_news")) == {"trained"}

@@ -47,10 +47,11 @@ class TrainedOn:
 
     @staticmethod
     def of(parts: Parts, task: str) -> TrainedOn:
-        """The marks of what a training sees."""
+        """The marks of what a training sees, further checkpoints too."""
+        learned = [parts.train, *([] if parts.more is None else [parts.more])]
         return TrainedOn(
-            network_marks(parts.train),
-            run_marks(parts.train, task),
+            torch.cat([network_marks(part) for part in learned]),
+            torch.cat([run_marks(part, task) for part in learned]),
             network_marks(parts.val),
             run_marks(parts.val, task),
         )
