@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn.zoo.errors import StoreError, ZooError
+from transformer_nfn.zoo.kind import PAPER, Kind
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.folder import Folder, check_fresh, claim
 from transformer_nfn.zoo.training.grid import GRID_SIZE, Config, grid, sample
@@ -32,6 +33,7 @@ class Settings:
         seeds: ``each`` for a seed of its own for every run, ``one`` for the same seed for all,
             as the authors made their zoo.
         until: where training ends, in percent of ``epochs``: 50, 75 or 100.
+        kind: how wide and deep the networks are; the paper's by default.
     """
 
     task: str
@@ -46,6 +48,7 @@ class Settings:
     dtype: str = "float32"
     seeds: str = "each"
     until: int = 100
+    kind: Kind = PAPER
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Plan:
             held=0.0 if self.recipe.select == "test" else None,
             samples=about["samples"],
             vectors=self.folder.word_vectors(),
+            kind=self.folder.arch.kind,
         )
         if task.provenance != about["provenance"]:
             raise StoreError(
@@ -132,6 +136,7 @@ def make_plan(
             held=0.0 if settings.select == "test" else None,
             samples=settings.samples,
             vectors=vectors,
+            kind=settings.kind,
         )
         about = _describe(settings, task, configs, device)
         with claim(out, "create", wait=True):
@@ -196,6 +201,7 @@ def _check_same(folder: Folder, settings: Settings) -> None:
         "until": (settings.until, recipe.get("until", 100)),
         "precision": (settings.precision, recipe["precision"]),
         "dtype": (settings.dtype, about["dtype"]),
+        "networks of": (settings.kind, folder.arch.kind),
     }
     for name, (wanted, there) in asked.items():
         optional = name in ("epochs", "batch")
