@@ -62,7 +62,7 @@ def test_a_mixed_zoo_lists_its_kinds_and_rows(mixed: MixedZoo) -> None:
     seeds = np.concatenate([np.unique(zoo.table["seed"]) for zoo in mixed])
     assert len(set(seeds.tolist())) == 9
     assert mixed["w16-h4-d1"].weights([0])["blocks.0.W_Q"].shape == (1, 4, 16, 4)
-    with pytest.raises(ZooError, match="no networks of the kind 'w99-h1-d1': it has w16-h4-d1, w20"):
+    with pytest.raises(ZooError, match="no networks of the kind 'w99-h1-d1': it has w16-"):
         mixed["w99-h1-d1"]
 
 
@@ -97,8 +97,8 @@ def test_another_build_in_the_folder_is_refused(mixed: MixedZoo, tmp_path: Path)
         build(mixed.path, SETTINGS)
     with pytest.raises(StoreError, match="holds a zoo of one kind"):
         build_mixed(mixed["w20-h2-d1"].path, SETTINGS, KINDS)
-    other = replace(SETTINGS, kind=KINDS[1], runs=5, seed=kind_seed(3, KINDS[0]))
-    with pytest.raises(StoreError, match="networks of width 16, 4 heads, 1 block, asked for wid"):
+    other = replace(spread(SETTINGS, KINDS)[0], width=20, heads=2)
+    with pytest.raises(StoreError, match="holds another zoo: width 16, asked for 20"):
         build(mixed["w16-h4-d1"].path, other)
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(StoreError, match=r"holds other files \('thesis.tex'\)"):
@@ -129,7 +129,7 @@ def test_a_mixed_zoo_is_no_zoo_of_one_kind(mixed: MixedZoo) -> None:
         Zoo.open(mixed.path)
     assert isinstance(open_zoo(mixed.path), MixedZoo)
     assert isinstance(open_zoo(mixed.path / "w20-h2-d1"), Zoo)
-    with pytest.raises(StoreError, match="is not a mixed zoo: it has no kinds.json"):
+    with pytest.raises(StoreError, match="is not a mixed zoo: it has no kinds"):
         MixedZoo.open(mixed.path / "w20-h2-d1")
 
 

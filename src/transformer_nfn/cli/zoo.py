@@ -111,7 +111,9 @@ def build(
         dtype=dtype,
         seeds=seeds,
         until=until,
-        kind=kinds[0],
+        width=kinds[0].width,
+        heads=kinds[0].heads,
+        depth=kinds[0].depth,
     )
     with BuildBar(Console(stderr=True)) as bar:
         how: dict[str, Any] = {

@@ -92,7 +92,14 @@ def spread(settings: Settings, kinds: Sequence[Kind]) -> list[Settings]:
         raise ZooError(f"{runs} runs cannot be spread over {len(kinds)} kinds of network")
     each, more = divmod(runs, len(kinds))
     return [
-        replace(settings, kind=kind, runs=each + (i < more), seed=kind_seed(settings.seed, kind))
+        replace(
+            settings,
+            runs=each + (i < more),
+            seed=kind_seed(settings.seed, kind),
+            width=kind.width,
+            heads=kind.heads,
+            depth=kind.depth,
+        )
         for i, kind in enumerate(kinds)
     ]
 
