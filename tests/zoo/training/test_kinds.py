@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from transformer_nfn import native_code
 from transformer_nfn.zoo import Kind, NetworkSizes, Recipe, ZooError, all_kinds, forward, train
 from transformer_nfn.zoo.module import SmallTransformer, from_state_dict, to_state_dict
 from transformer_nfn.zoo.network import sites
@@ -45,6 +47,12 @@ def sized_task(request: pytest.FixtureRequest, kind: Kind, tmp_path: Path) -> Ta
     return replace(task, arch=task.arch.resized(kind))
 
 
+@pytest.fixture(scope="module")
+def compiled_here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where code for other machines goes: the cache knows flags of ours only."""
+    return tmp_path_factory.mktemp("compiled")
+
+
 def plain_inputs(task: Task, batch, m: int) -> torch.Tensor:
     inputs = task.module_inputs(batch.inputs[m]).double()
     return inputs if batch.lengths is None else inputs[:, : int(batch.lengths[m])]
@@ -78,6 +86,28 @@ def test_every_forward_is_that_of_the_plain_module(sized_task: Task) -> None:
 @needs_compiler
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
 def test_native_gradients_equal_autograd_in_float64(sized_task: Task) -> None:
+    check_gradients(sized_task)
+
+
+@pytest.mark.nightly
+@needs_compiler
+@pytest.mark.parametrize("vector", [4, 8, 16])
+@pytest.mark.parametrize("kind", [*KINDS[:2], Kind(16, 2, 2), Kind()], ids=lambda k: k.name)
+def test_vectors_of_other_machines_give_the_same_gradients(
+    sized_task: Task, vector: int, compiled_here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GCC and Clang compute wide vectors by narrow ones where a machine has none."""
+    flags = f"-DTNFN_VECTOR={vector}"
+    monkeypatch.setattr(native_code, "FLAGS", (*native_code.FLAGS, "-Wno-psabi", flags))
+    monkeypatch.setenv("TNFN_CACHE", str(compiled_here / f"{vector}"))
+    library.cache_clear()
+    try:
+        check_gradients(sized_task)
+    finally:
+        library.cache_clear()
+
+
+def check_gradients(sized_task: Task) -> None:
     index = torch.randint(0, 100, (4, 19), generator=torch.Generator().manual_seed(5))
     arch, configs = sized_task.arch, runs_clear_of_kinks(sized_task, index)
     flat = torch.stack([initial_weights(arch, c) for c in configs])
@@ -140,6 +170,17 @@ def test_where_the_c_code_does_not_fit_another_path_is_taken_and_said() -> None:
     task = random_images(8, 2, 16)
     trained = train(replace(task, arch=arch), mixed_runs(), Recipe(1, 32))
     assert trained.weights.shape == (8, arch.num_weights)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
+def test_on_a_gpu_kernels_are_taken_where_they_fit() -> None:
+    sizes = NetworkSizes(49, 10, 16)
+    for kind, expected in ((Kind(), "fused"), (Kind(depth=3), "fused"), (Kind(16), "compiled")):
+        path, words = describe_path("auto", "cuda", sizes.resized(kind), "bf16")
+        assert path == expected
+        assert ("width 32 and 2 heads, not for width 16, 2 heads, 2" in words) is (kind.width == 16)
+    with pytest.raises(ZooError, match="path fused was asked for, but"):
+        describe_path("fused", "cuda", sizes.resized(Kind(32, 4)), "bf16")
 
 
 @pytest.mark.nightly

@@ -20,9 +20,12 @@
 #define SITES (1 + 2 * BLOCKS)
 #define LOGITS 16 /* classes, padded */
 
-/* Rows of D and of F are whole vectors; those of a head need not be. */
+/* Rows of D and of F are whole vectors; those of a head need not be. TNFN_VECTOR is for tests of
+   what other machines take. */
 #define ROWS_OF(n) (D % (n) == 0 && F % (n) == 0)
-#if defined(__AVX512F__) && ROWS_OF(16)
+#if defined(TNFN_VECTOR)
+#define VL TNFN_VECTOR
+#elif defined(__AVX512F__) && ROWS_OF(16)
 #define VL 16
 #elif defined(__AVX__) && ROWS_OF(8)
 #define VL 8
