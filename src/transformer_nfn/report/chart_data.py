@@ -10,12 +10,13 @@ import numpy as np
 
 from transformer_nfn.paper.gather import Run, Study, ZooStudy, model_order
 from transformer_nfn.paper.learning_curve import curve_lines
-from transformer_nfn.paper.table_text import OurCell, TableView
+from transformer_nfn.paper.table_text import OurCell, TableView, zoo_size
 from transformer_nfn.prediction.records import CONFIGURATION, RunRecord
 from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel
 from transformer_nfn.report.whole_zoos import WholeZoo
 
 BINS = 20
+PARTS = ("train", "val", "test")
 
 
 def as_script(data: dict[str, Any]) -> str:
@@ -42,6 +43,8 @@ def zoo_data(
     return {
         "label": zoo.label,
         "zoo": zoo_reference(zoo, whole),
+        "size": zoo_size(_spokesman(zoo).zoo),
+        "chosen": [_spokesman(zoo).selection.get(part) for part in PARTS],
         "models": [_model_data(run, tested.of(run), parts) for run in zoo.finished],
         "parts": parts,
         "networks": {
@@ -69,11 +72,16 @@ def study_data(study: Study) -> dict[str, Any]:
         "tables": [_view_data(view) for view in (*study.tables, *study.curves.values())],
         "runs": [
             {
-                "model": run.name,
+                "zoo": index,
+                "model": run.record.model,
+                "done": run.done,
+                "seeds": [plain(seed.get("seed")) for seed in run.record.seeds],
                 "taus": _seed_taus(run.record),
-                "parts": [run.record.selection.get(part) for part in ("train", "val", "test")],
+                "chosen": [run.record.selection.get(part) for part in PARTS],
             }
             for run in study.runs
+            for index, zoo in enumerate(study.zoos)
+            if run in zoo.runs
         ],
     }
 
@@ -82,8 +90,13 @@ def zoo_reference(zoo: ZooStudy, whole: WholeZoo | None) -> str:
     """How a row of the zoo is named for ``tnfn predict``, up to the ``#``."""
     if whole is not None:
         return whole.text
-    record = (zoo.best or zoo.runs[0]).record
-    return str(record.zoo.get("name") or record.zoo.get("task") or "ZOO")
+    about = _spokesman(zoo).zoo
+    return str(about.get("name") or about.get("task") or "ZOO")
+
+
+def _spokesman(zoo: ZooStudy) -> RunRecord:
+    """The record that tells of the zoo."""
+    return (zoo.best or (zoo.main or zoo.runs)[0]).record
 
 
 def histogram(accuracy: np.ndarray) -> dict[str, Any] | None:
