@@ -146,7 +146,13 @@
     const test = [...new Set(models.flatMap((model) => model.rows.map((row) => row.n)))]
       .sort((a, b) => a - b);
     const isTest = new Set(test);
-    const said = zoo.validation.length ? mean(zoo.validation.map((n) => accuracy[n])) : null;
+    // Networks outside the test parts: of the whole zoo, or where that is not known the validation.
+    const others = zoo.everything === null ? zoo.validation.map((n) => accuracy[n])
+      : test.reduce((left, n) => {
+        left.splice(left.indexOf(accuracy[n]), 1);
+        return left;
+      }, [...zoo.everything]);
+    const said = others.length ? mean(others) : null;
 
     if (zoo.size !== null) put("facts.size", [zoo.size]);
     put("facts.parts", known(zoo.chosen));
@@ -197,6 +203,7 @@
     if (said !== null && test.length) {
       const truth = test.map((n) => accuracy[n]);
       put("mean.said", [100 * said]);
+      put("mean.networks", [others.length]);
       put("mean.r2", [rSquared(truth, truth.map(() => said))]);
       put("mean.mae", [error(truth, truth.map(() => said))]);
     }

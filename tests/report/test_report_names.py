@@ -5,13 +5,13 @@ import re
 from datetime import UTC, datetime
 from html import unescape
 
-import numpy as np
 import pytest
 from run_folders import write_run
+from runs_on_zoo import write_run_on
 
 from tnfn_command import tnfn
 from transformer_nfn.files.assets import resolve
-from transformer_nfn.prediction.records import CONFIGURATION, RunError, RunRecord, write_predictions
+from transformer_nfn.prediction.records import RunError
 from transformer_nfn.report import write_report
 from transformer_nfn.zoo import Zoo
 
@@ -20,31 +20,6 @@ def numbers(path):
     """Every marked number of a page by its key, as text."""
     found = re.findall(r'<span data-n="([^"]*)">((?:<(?!/?span)[^>]*>|[^<])*)', path.read_text())
     return {key: unescape(re.sub("<[^>]*>", "", text)) for key, text in found}
-
-
-def write_run_on(zoo, folder, shift=0):
-    """A run that predicts networks of a zoo badly; rows counted from ``shift``, as if repacked."""
-    rng = np.random.default_rng(0)
-    rows = np.sort(rng.permutation(len(zoo))[:48])
-    accuracy = zoo.table["test_accuracy"][rows].astype(float)
-    predicted = np.clip(accuracy + 0.1 * rng.standard_normal(48), 0, 1)
-    folder.mkdir(parents=True)
-    write_predictions(folder, {
-        "seed": np.zeros(48, dtype=int), "split": np.array(["val", "test"] * 24),
-        "row": rows + shift,
-        "accuracy": accuracy, "predicted": predicted, "low": predicted - 0.1,
-        "high": predicted + 0.1,
-        **{name: zoo.table[name][rows] for name in ("run", *CONFIGURATION)},
-    })  # fmt: skip
-    RunRecord(
-        model="mlp" if shift else "statnn",
-        zoo={"task": "mnist", "name": "mnist-sample", "runs": len(zoo), "networks": len(zoo)},
-        selection={"percent": 75, "min_accuracy": 0.0, "train": 100, "val": 24, "test": 24,
-                   "augment": None},
-        protocol={},
-        seeds=[{"seed": 0, "tau": 0.5, "r2": 0.5, "mae": 0.1, "best_epoch": None}],
-        summary={"tau": 0.5, "tau_se": float("nan"), "r2": 0.5, "mae": 0.1},
-    ).write(folder)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +75,7 @@ def test_a_given_zoo_shows_all_networks_and_names_rows_by_its_path(tmp_path, sam
 
 def test_rows_of_a_zoo_packed_again_are_found_or_not_named(tmp_path, sample):
     write_run_on(sample, tmp_path / "runs" / "a")
-    write_run_on(sample, tmp_path / "runs" / "b", shift=7)
+    write_run_on(sample, tmp_path / "runs" / "b", model="mlp", shift=7)
     out = tmp_path / "report.html"
     write_report([tmp_path / "runs"], out)
     assert re.fullmatch(r"run \d{5}", numbers(out)["z0.m0.w0.id"])

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from browser import CHROMIUM, Browser
 from run_folders import write_curve, write_run, write_study
+from runs_on_zoo import write_run_on
 
 from transformer_nfn.files.assets import resolve
 from transformer_nfn.paper.gather import gather
 from transformer_nfn.prediction.records import read_predictions
 from transformer_nfn.report import write_report
+from transformer_nfn.zoo import Zoo
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
 
@@ -127,6 +129,14 @@ def many_networks(folder):
     return [folder], []
 
 
+def with_its_zoo(folder):
+    """Runs on a real zoo, which is given too: all of its networks are counted."""
+    zoo = Zoo.open(resolve("mnist-sample", "zoo"))
+    write_run_on(zoo, folder / "a", model="statnn")
+    write_run_on(zoo, folder / "b", model="mlp", noise=0.2)
+    return [folder], ["mnist-sample"]
+
+
 def shipped_predictors(folder):
     return ["mnist-nfn", "mnist-boosting", "ag-news-boosting"], []
 
@@ -134,7 +144,7 @@ def shipped_predictors(folder):
 @pytest.fixture(
     scope="module",
     params=[study, two_zoos_and_a_curve, narrow_and_incomplete, variants_alone, many_networks,
-            shipped_predictors],
+            with_its_zoo, shipped_predictors],
     ids=lambda make: make.__name__,
 )  # fmt: skip
 def opened(request, browser, tmp_path_factory):

@@ -87,9 +87,17 @@ class WorstNetwork:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What is had without looking at weights: one accuracy said of every test network."""
+    """What is had without looking at weights: one accuracy said of every test network.
+
+    Attributes:
+        said: that accuracy, a mean.
+        networks: how many it is the mean of.
+        r2: of saying it.
+        mae: of saying it.
+    """
 
     said: float
+    networks: int
     r2: float
     mae: float
 
@@ -114,9 +122,8 @@ def error_table(tested: HeldOut, grouping: Grouping) -> GroupTable:
     """Mean absolute error of each model, and of saying the mean."""
     accuracy = tested.networks.accuracy
     table = _table(tested, grouping, lambda part: np.abs(part.predicted - accuracy[part.network]))
-    said = tested.mean_accuracy
-    if said is not None:
-        off = np.abs(accuracy - said)
+    if tested.always is not None:
+        off = np.abs(accuracy - tested.always[0])
         row = [_mean(off[group.member & _is_test(tested)]) for group in grouping.groups]
         table.rows.append((ALWAYS_THE_MEAN, row))
     return table
@@ -154,14 +161,14 @@ def worst_networks(
 
 
 def baseline(tested: HeldOut) -> Baseline | None:
-    """The validation networks' mean accuracy, said of every test network."""
-    said = tested.mean_accuracy
+    """The mean accuracy of networks outside the test parts, said of every test network."""
     accuracy = tested.networks.accuracy[tested.test]
-    if said is None or not len(accuracy):
+    if tested.always is None or not len(accuracy):
         return None
+    said, networks = tested.always
     total = float(((accuracy - accuracy.mean()) ** 2).sum())
     r2 = 1 - float(((accuracy - said) ** 2).sum()) / total if total > 0 else float("nan")
-    return Baseline(said, r2, float(np.abs(accuracy - said).mean()))
+    return Baseline(said, networks, r2, float(np.abs(accuracy - said).mean()))
 
 
 def calibration(tested: HeldOut, model: TestedModel) -> Calibration | None:

@@ -89,10 +89,17 @@ class TestedModel:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The held-out networks of a zoo, and what each compared model says of its test networks."""
+    """The held-out networks of a zoo, and what each compared model says of its test networks.
+
+    Attributes:
+        networks: in validation and test parts.
+        models: best first.
+        everything: accuracies of all networks to choose from, where the zoo itself is at hand.
+    """
 
     networks: Networks
     models: list[TestedModel]
+    everything: np.ndarray | None = None
 
     @cached_property
     def test(self) -> np.ndarray:
@@ -101,14 +108,25 @@ class HeldOut:
         return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=int)
 
     @cached_property
-    def mean_accuracy(self) -> float | None:
-        """What a predictor that looks at no weights says: the validation networks' mean."""
-        known = self.networks.accuracy[self.networks.validation]
-        return float(known.mean()) if len(known) else None
+    def always(self) -> tuple[float, int] | None:
+        """What a predictor that looks at no weights says, and from how many networks it knows.
 
-    def with_rows(self, row: list[int | None]) -> HeldOut:
-        """The same, rows counted as another packing of the zoo has them."""
-        return replace(self, networks=replace(self.networks, row=row))
+        The mean accuracy of all networks outside the test parts; of the validation part where
+        those to train on are not at hand.
+        """
+        accuracy = self.networks.accuracy
+        if self.everything is None:
+            known = accuracy[self.networks.validation]
+            total, count = float(known.sum()), len(known)
+        else:
+            total = float(self.everything.sum()) - float(accuracy[self.test].sum())
+            count = len(self.everything) - len(self.test)
+        return (total / count, count) if count > 0 else None
+
+    def within(self, row: list[int | None], everything: np.ndarray) -> HeldOut:
+        """The same, with rows as the zoo at hand counts them, and all of its accuracies."""
+        networks = replace(self.networks, row=row)
+        return replace(self, networks=networks, everything=everything)
 
     def of(self, run: Run) -> TestedModel | None:
         """What a run said, None where it kept no predictions."""

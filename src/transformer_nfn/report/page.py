@@ -35,7 +35,7 @@ def page(study: Study, origin: Origin, whole: dict[str, WholeZoo] | None = None)
         whole: the zoos themselves where they were given, by label.
     """
     whole = whole or {}
-    tested = [_with_rows(held_out(zoo), whole.get(zoo.label)) for zoo in study.zoos]
+    tested = [_within(held_out(zoo), whole.get(zoo.label)) for zoo in study.zoos]
     drawn = [
         zoo_data(zoo, part, study.curves.get(zoo.label), whole.get(zoo.label))
         for zoo, part in zip(study.zoos, tested, strict=True)
@@ -97,9 +97,11 @@ errors are over seeds. The paper’s numbers are as printed there.</p></footer>
 """
 
 
-def _with_rows(tested: HeldOut, whole: WholeZoo | None) -> HeldOut:
-    """Rows as the given zoo counts them."""
-    return tested if whole is None else tested.with_rows(whole.rows_of(tested.networks))
+def _within(tested: HeldOut, whole: WholeZoo | None) -> HeldOut:
+    """Rows as the given zoo counts them, and its accuracies."""
+    if whole is None:
+        return tested
+    return tested.within(whole.rows_of(tested.networks), whole.accuracy)
 
 
 def _asset(name: str) -> str:
@@ -182,7 +184,7 @@ def _scatter_caption(key: str, data: dict[str, Any]) -> str:
         whose = "as the mean over the seeds that tested it, or of the seed chosen"
     caption = (
         f"Predicted against true accuracy on the test networks, each prediction {whose}; on the "
-        "diagonal it is right, the level line is the mean of the validation networks. τ is that "
+        "diagonal it is right, the level line is what always saying the mean gives. τ is that "
         "of the table: the mean over seeds, or the chosen seed’s. Point at a network, or focus a "
         "chart and use the arrow keys, to see its configuration."
     )

@@ -14,6 +14,7 @@ from transformer_nfn.prediction.identity import KEY, OLDER_KEY
 from transformer_nfn.prediction.records import CONFIGURATION, RunRecord
 from transformer_nfn.report.findings import (
     ALWAYS_THE_MEAN,
+    Baseline,
     GroupTable,
     WorstNetwork,
     baseline,
@@ -23,6 +24,7 @@ from transformer_nfn.report.held_out import HeldOut
 from transformer_nfn.report.number_text import (
     NOTHING,
     count,
+    counted,
     decimal,
     fixed,
     network_name,
@@ -113,12 +115,11 @@ def models_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
         }
         rows.append(_row(f"<i>{ALWAYS_THE_MEAN}</i>", cells.values(), "baseline"))
     head = ["Model", "Kendall’s τ", "R²", "MAE", "In interval", "Parameters"]
-    said = None if always is None else always.said
     caption = f"How well each model ranks the test networks · {quoted(zoo.label)}"
-    return table(caption, head, rows, "numbers", _models_note(key, zoo, said))
+    return table(caption, head, rows, "numbers", _models_note(key, zoo, always))
 
 
-def _models_note(key: str, zoo: ZooStudy, said: float | None) -> str:
+def _models_note(key: str, zoo: ZooStudy, always: Baseline | None) -> str:
     seeds = sorted({len(run.record.seeds) for run in zoo.finished})
     note = "One seed only, so τ has no standard error. "
     if seeds and seeds[-1] > 1:
@@ -133,11 +134,12 @@ def _models_note(key: str, zoo: ZooStudy, said: float | None) -> str:
         "MAE is in units of accuracy: a hundredth is one percentage point. In interval: the share "
         f"of test networks inside their interval{aim}. Trees have no parameters to count."
     )
-    if said is not None:
+    if always is not None:
+        said = shown(f"{key}.mean.said", percent(always.said))
+        others = shown(f"{key}.mean.networks", counted(always.networks, "network"))
         note += (
-            f" {ALWAYS_THE_MEAN}: what {shown(f'{key}.mean.said', percent(said))}, the mean of "
-            "the validation networks, said of every test network would give; it ranks nothing, "
-            "so it has no τ."
+            f" {ALWAYS_THE_MEAN}: {said}, the mean of {others} outside the test part, said of "
+            "every test network; it ranks nothing, so it has no τ."
         )
     return note
 

@@ -60,7 +60,10 @@ def _if_of(text: str, opened: Zoo, zoo: ZooStudy) -> WholeZoo | None:
     networks = held_out(zoo).networks
     if zoo.best is None or not len(networks.row):
         return None
-    rows = opened.select(percent=zoo.best.record.selection.get("percent"))
+    chosen = zoo.best.record.selection
+    rows = opened.select(
+        percent=chosen.get("percent"), min_accuracy=chosen.get("min_accuracy") or None
+    )
     accuracy = np.round(opened.table["test_accuracy"][rows].astype(float), DIGITS)
     whole = WholeZoo(text, rows, opened.table["run"][rows].astype(str), accuracy)
     return None if None in whole.rows_of(networks) else whole
