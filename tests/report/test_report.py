@@ -324,6 +324,18 @@ def test_predictions_without_a_column_are_named(tmp_path):
         write_report([tmp_path], tmp_path / "report.html")
 
 
+@pytest.mark.parametrize("name", ["row", "seed"])
+def test_predictions_that_are_not_counted_are_named(tmp_path, name):
+    from transformer_nfn.prediction.records import read_predictions, write_predictions
+
+    run = write_run(tmp_path / "r", networks=60)
+    columns = read_predictions(run)
+    write_predictions(run, columns | {name: columns[name] + 0.5})
+    with pytest.raises(RunError, match=f"expected whole numbers in column '{name}', found float"):
+        write_report([tmp_path], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
 def test_another_version_is_named(tmp_path):
     run = write_run(tmp_path / "r", networks=60)
     record = json.loads((run / RUN_FILE).read_text())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.paper.gather import Columns, Run, ZooStudy
-from transformer_nfn.prediction.records import CONFIGURATION
+from transformer_nfn.prediction.records import CONFIGURATION, PREDICTIONS_FILE, RunError
 
 DIGITS = 6
 MILLION = 10**DIGITS
@@ -139,6 +139,7 @@ def held_out(zoo: ZooStudy) -> HeldOut:
     models = []
     for run in zoo.finished:
         if run.predictions is not None:
+            _check_whole_numbers(run, run.predictions)
             gathered.note_validation(run.predictions)
         tested = run.tested
         if tested is None or not len(tested["row"]):
@@ -154,6 +155,16 @@ def held_out(zoo: ZooStudy) -> HeldOut:
             seeds.append(SeedPart(int(seed), *part))
         models.append(TestedModel(run, seeds))
     return HeldOut(gathered.networks(), models)
+
+
+def _check_whole_numbers(run: Run, columns: Columns) -> None:
+    for name in ("row", "seed"):
+        values = columns[name]
+        if not np.issubdtype(values.dtype, np.integer):
+            raise RunError(
+                f"'{run.folder / PREDICTIONS_FILE}': expected whole numbers in column '{name}', "
+                f"found {values.dtype}"
+            )
 
 
 class _Gathered:
