@@ -143,7 +143,7 @@ def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) ->
         if part is not None:
             seed["part"] = _place(part.network.tolist(), parts)
             for key in ("predicted", "low", "high"):
-                seed[key] = _finite_list(getattr(part, key))
+                seed[key] = _or_none(getattr(part, key))
         seeds.append(seed)
     return _model(run) | {
         "tau": number(summary.get("tau"), 6),
@@ -162,8 +162,9 @@ def _place(part: list[int], parts: list[list[int]]) -> int:
     return parts.index(part)
 
 
-def _finite_list(values: np.ndarray) -> list[float | None]:
-    return [value if np.isfinite(value) else None for value in values.tolist()]
+def _or_none(values: np.ndarray) -> list[float | None]:
+    """NaN, for which JSON has no word, as None."""
+    return [None if value != value else value for value in values.tolist()]
 
 
 def _seed_taus(record: RunRecord) -> list[float | None]:

@@ -145,9 +145,7 @@ def held_out(zoo: ZooStudy) -> HeldOut:
         if tested is None or not len(tested["row"]):
             continue
         place = gathered.places(tested)
-        low, predicted, high = (
-            np.round(tested[name], DIGITS) for name in ("low", "predicted", "high")
-        )
+        low, predicted, high = (_rounded(tested[name]) for name in ("low", "predicted", "high"))
         seeds = []
         for seed in dict.fromkeys(tested["seed"].tolist()):
             chosen = tested["seed"] == seed
@@ -155,6 +153,11 @@ def held_out(zoo: ZooStudy) -> HeldOut:
             seeds.append(SeedPart(int(seed), *part))
         models.append(TestedModel(run, seeds))
     return HeldOut(gathered.networks(), models)
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """Rounded; NaN where there is no finite number."""
+    return np.where(np.isfinite(values), np.round(values, DIGITS), np.nan)
 
 
 def _check_whole_numbers(run: Run, columns: Columns) -> None:

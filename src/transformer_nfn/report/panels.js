@@ -6,18 +6,22 @@ function testedSeeds(model) {
 }
 
 function meanOfSeeds(zoo, seeds) {
-  const columns = new Map();
+  const size = zoo.networks.row.length;
+  const times = new Int32Array(size);
+  const sums = {};
+  for (const field of ["predicted", "low", "high"]) sums[field] = new Float64Array(size);
   for (const seed of seeds) {
     zoo.parts[seed.part].forEach((network, i) => {
-      if (!columns.has(network)) columns.set(network, { predicted: [], low: [], high: [] });
-      const column = columns.get(network);
-      for (const field of ["predicted", "low", "high"]) column[field].push(seed[field][i]);
+      times[network] += 1;
+      for (const field in sums) {
+        sums[field][network] += seed[field][i] === null ? NaN : seed[field][i];
+      }
     });
   }
-  const network = [...columns.keys()].sort((a, b) => a - b);
+  const network = [...times.keys()].filter((n) => times[n]);
   const means = (field) => network.map((n) => {
-    const values = columns.get(n)[field];
-    return values.includes(null) ? null : mean(values);
+    const value = sums[field][n] / times[n];
+    return Number.isNaN(value) ? null : value;
   });
   return { network, predicted: means("predicted"), low: means("low"), high: means("high") };
 }
