@@ -325,6 +325,17 @@ def test_predictions_without_a_column_are_named(tmp_path):
         write_report([tmp_path], tmp_path / "report.html")
 
 
+@pytest.mark.parametrize("value", [[None], {}, "x", float("inf"), True])
+@pytest.mark.parametrize("name", ["percent", "min_accuracy", "train", "val", "test", "augment"])
+def test_a_selection_of_another_type_is_named(tmp_path, name, value):
+    run = write_run(tmp_path / "r", networks=60, seeds=1)
+    record = json.loads((run / RUN_FILE).read_text())
+    record["selection"][name] = value
+    (run / RUN_FILE).write_text(json.dumps(record))
+    with pytest.raises(RunError, match=f"'selection.{name}' expected"):
+        write_report([tmp_path], tmp_path / "report.html")
+
+
 @pytest.mark.parametrize("name", ["row", "seed"])
 def test_predictions_that_are_not_counted_are_named(tmp_path, name):
     from transformer_nfn.prediction.records import read_predictions, write_predictions
@@ -344,7 +355,7 @@ def test_another_version_is_named(tmp_path):
     with pytest.raises(RunError, match="another version"):
         write_report([tmp_path], tmp_path / "report.html")
     (run / RUN_FILE).write_text(json.dumps(record | {"zoo": 3}))
-    with pytest.raises(RunError, match="'zoo' of its record"):
+    with pytest.raises(RunError, match=r"'zoo' (of its record|expected)"):
         write_report([tmp_path], tmp_path / "report.html")
 
 
