@@ -348,6 +348,24 @@ def test_predictions_that_are_not_counted_are_named(tmp_path, name):
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.parametrize(("name", "value"), [("accuracy", 1.5), ("accuracy", -7), ("low", 1e300)])
+def test_accuracies_that_are_none_are_named(tmp_path, name, value):
+    from transformer_nfn.prediction.records import read_predictions, write_predictions
+
+    run = write_run(tmp_path / "r", networks=60)
+    columns = read_predictions(run)
+    write_predictions(run, columns | {name: 0 * columns[name] + value})
+    with pytest.raises(RunError, match=f"in column '{name}', found"):
+        write_report([tmp_path], tmp_path / "report.html")
+
+
+def test_a_log_that_is_no_text_is_named(tmp_path):
+    run = write_run(tmp_path / "r", networks=60)
+    (run / "log.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(RunError, match=r"log\.jsonl' is not text in UTF-8"):
+        write_report([tmp_path], tmp_path / "report.html")
+
+
 def test_another_version_is_named(tmp_path):
     run = write_run(tmp_path / "r", networks=60)
     record = json.loads((run / RUN_FILE).read_text())

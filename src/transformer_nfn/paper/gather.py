@@ -98,7 +98,10 @@ class Run:
         path = self.folder / LOG_FILE
         if not path.is_file():
             return []
-        lines = path.read_text().splitlines()
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise RunError(f"'{path}' is not text in UTF-8: {error.reason}") from error
         entries = []
         for number, line in enumerate(lines, 1):
             try:

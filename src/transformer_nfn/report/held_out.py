@@ -17,6 +17,7 @@ from transformer_nfn.prediction.records import CONFIGURATION, PREDICTIONS_FILE, 
 
 DIGITS = 6
 MILLION = 10**DIGITS
+FAR = 1000.0
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def held_out(zoo: ZooStudy) -> HeldOut:
     models = []
     for run in zoo.finished:
         if run.predictions is not None:
-            _check_whole_numbers(run, run.predictions)
+            _check(run, run.predictions)
             gathered.note_validation(run.predictions)
         tested = run.tested
         if tested is None or not len(tested["row"]):
@@ -160,13 +161,23 @@ def _rounded(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), np.round(values, DIGITS), np.nan)
 
 
-def _check_whole_numbers(run: Run, columns: Columns) -> None:
+def _check(run: Run, columns: Columns) -> None:
+    """Refuses what cannot be counted: rows that are no numbers, accuracies that are none."""
+    path = run.folder / PREDICTIONS_FILE
     for name in ("row", "seed"):
         values = columns[name]
         if not np.issubdtype(values.dtype, np.integer):
             raise RunError(
-                f"'{run.folder / PREDICTIONS_FILE}': expected whole numbers in column '{name}', "
-                f"found {values.dtype}"
+                f"'{path}': expected whole numbers in column '{name}', found {values.dtype}"
+            )
+    # A predictor may leave the range of accuracies, though not by far.
+    bounds = {"accuracy": (0.0, 1.0), **dict.fromkeys(("predicted", "low", "high"), (-FAR, FAR))}
+    for name, (low, high) in bounds.items():
+        values = columns[name][np.isfinite(columns[name])]
+        outside = values[(values < low) | (values > high)]
+        if len(outside):
+            raise RunError(
+                f"'{path}': expected {low:g} to {high:g} in column '{name}', found {outside[0]:g}"
             )
 
 
