@@ -102,7 +102,11 @@ def demo_command(
     console.print(tau_by_kind_table(records, "Kendall's τ on test networks never seen"))
     console.print(EXPLANATION, highlight=False)
     page = root / "report.html"
-    write_report([root / kind / "runs" for kind in SEED_KINDS], page)
+    write_report(
+        [root / kind / "runs" for kind in SEED_KINDS],
+        page,
+        zoos=[root / kind / "zoo" for kind in SEED_KINDS],
+    )
     spent = time.perf_counter() - start
     console.print(
         f"[bold]3.[/bold] R², errors, intervals, figures: {page}   ({spent:.0f} s in all)",

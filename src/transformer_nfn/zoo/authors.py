@@ -23,10 +23,11 @@ from torch import Tensor
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
-from transformer_nfn.known_tasks import KNOWN_TASKS
+from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, WIDTH
 from transformer_nfn.seed_kinds import UNKNOWN
-from transformer_nfn.zoo.errors import ImportFileError, StoreError
-from transformer_nfn.zoo.module import from_state_dict, to_state_dict
+from transformer_nfn.zoo.errors import ImportFileError, StoreError, ZooError
+from transformer_nfn.zoo.kind import Kind
+from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in, to_state_dict
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store import Folder, Zoo, check_fresh, write_shard
 
@@ -162,7 +163,9 @@ def _network(
         named = from_state_dict(arch, state)
     except TransformerNFNError as error:
         raise ImportFileError(f"{path.name}: {error}") from error
-    known = set(to_state_dict(arch, named))
+    known = {HEADS_KEY, *to_state_dict(arch, named)}
+    if (heads_in(state) or HEADS) != arch.heads:
+        raise ImportFileError(f"{path.name}: has other heads than the files before it")
     report.stray.update(key for key in state if key not in known)
     mine = _positions(arch, state, path)
     if mine is not None and positions is not None and not torch.equal(mine, positions):
@@ -188,7 +191,19 @@ def _architecture(state: Checkpoint, name: str) -> NetworkSizes:
     bias, conv = "classifier.fc2.bias", "embedding.conv1.weight"
     classes = state.info(bias).shape[0] if bias in state else KNOWN_TASKS[name].classes
     patch = math.prod(state.info(conv).shape[1:]) if conv in state else 0
-    return NetworkSizes(KNOWN_TASKS[name].tokens, classes, patch=patch)
+    arch = NetworkSizes(KNOWN_TASKS[name].tokens, classes, patch=patch)
+    try:
+        return arch.resized(_kind(state))
+    except ZooError as error:
+        raise ImportFileError(f"{state.where}: {error}") from error
+
+
+def _kind(state: Checkpoint) -> Kind:
+    """The sizes by which a file differs from the paper's; its tensors are checked later."""
+    queries = "attention.queries.weight"
+    found = state.info(f"encoder.0.{queries}").shape if f"encoder.0.{queries}" in state else ()
+    depth = sum(name.endswith(queries) for name in state)
+    return Kind(found[0] if found else WIDTH, heads_in(state) or HEADS, depth or BLOCKS)
 
 
 def _row(file: _File, config: dict[str, str]) -> dict[str, Any]:

@@ -23,9 +23,10 @@ from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
 from transformer_nfn.zoo.errors import ZooError
-from transformer_nfn.zoo.module import from_state_dict
+from transformer_nfn.zoo.module import from_state_dict, heads_in
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store import Zoo
+from transformer_nfn.zoo.store.folder import KINDS_FILE
 
 POSITIONS = "embedding.pos_embedding"
 # Names by which a file is known to hold the zoo's network: ours, and the authors'.
@@ -46,6 +47,10 @@ def open_checkpoint(text: str | Path) -> Checkpoint:
             return _open_row(text, zoo, row)
     elif (path / "zoo.json").is_file():
         raise CheckpointError(f"'{text}' is a zoo of many networks: name one, as in {text}#0")
+    elif (path / KINDS_FILE).is_file():
+        raise CheckpointError(
+            f"'{text}' is a mixed zoo: name one network of one kind, as in {text}/KIND#0"
+        )
     return Checkpoint.open(path, where=text).unwrapped()
 
 
@@ -58,7 +63,7 @@ def open_transformer(text: str | Path, architecture: str | Path | None = None) -
     """
     path = Path(text)
     if architecture is None:
-        if not path.exists() or (path / "zoo.json").is_file():
+        if not path.exists() or (path / "zoo.json").is_file() or (path / KINDS_FILE).is_file():
             return None
         with Checkpoint.open(path, where=str(text)) as checkpoint:
             if SPACE_KEY in checkpoint.metadata or recognise(checkpoint.unwrapped()):
@@ -157,8 +162,9 @@ def recognise(checkpoint: Checkpoint, like: NetworkSizes | None = None) -> Netwo
             d_ff = checkpoint.info("blocks.0.W_A").shape[1]
             patch = checkpoint.info("embedding.W").shape[0] if "embedding.W" in checkpoint else 0
         elif _AUTHORS in checkpoint:
-            # A file does not say how many heads share its matrices; the paper's have two.
-            heads, (d_model, _) = like.heads if like else HEADS, checkpoint.info(_AUTHORS).shape
+            # The authors' files do not say how many heads share a matrix; theirs have two.
+            heads = heads_in(checkpoint) or (like.heads if like else HEADS)
+            d_model, _ = checkpoint.info(_AUTHORS).shape
             blocks = sum(name.endswith(".queries.weight") for name in checkpoint)
             (classes,) = checkpoint.info("classifier.fc2.bias").shape
             d_ff = checkpoint.info("encoder.0.fc1.weight").shape[0]
@@ -167,7 +173,7 @@ def recognise(checkpoint: Checkpoint, like: NetworkSizes | None = None) -> Netwo
             patch = side * side
         else:
             return None
-    except (CheckpointError, ValueError, IndexError):
+    except (CheckpointError, ZooError, ValueError, IndexError):
         return None
     if heads == 0 or d_model % heads:
         return None
@@ -198,6 +204,9 @@ def read_small_transformer(checkpoint: Checkpoint, arch: NetworkSizes) -> dict[s
         )
     if not set(arch.space.tensors) <= set(checkpoint):
         try:
+            heads = heads_in(checkpoint)
+            if heads not in (None, arch.heads):
+                raise ZooError(f"expected {arch.heads} heads, found {heads}")
             return from_state_dict(arch, checkpoint)
         except ZooError as error:
             raise CheckpointError(

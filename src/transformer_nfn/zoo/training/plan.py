@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformer_nfn.known_tasks import BLOCKS, HEADS, WIDTH
 from transformer_nfn.zoo.errors import StoreError, ZooError
+from transformer_nfn.zoo.kind import Kind
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.folder import Folder, check_fresh, claim
 from transformer_nfn.zoo.training.grid import GRID_SIZE, Config, grid, sample
@@ -33,6 +35,7 @@ class Settings:
         seeds: ``each`` for a seed of its own for every run, ``one`` for the same seed for all,
             as the authors made their zoo.
         until: where training ends, in percent of ``epochs``: 50, 75 or 100.
+        width, heads, depth: of the networks; the paper's by default.
     """
 
     task: str
@@ -47,6 +50,14 @@ class Settings:
     dtype: str = "float32"
     seeds: str = "each"
     until: int = 100
+    width: int = WIDTH
+    heads: int = HEADS
+    depth: int = BLOCKS
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of network; refuses sizes that cannot be."""
+        return Kind(self.width, self.heads, self.depth)
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,7 @@ class Plan:
             held=0.0 if self.recipe.select == "test" else None,
             samples=about["samples"],
             vectors=self.folder.word_vectors(),
+            kind=self.folder.arch.kind,
         )
         if task.provenance != about["provenance"]:
             raise StoreError(
@@ -135,6 +147,7 @@ def make_plan(
             held=0.0 if settings.select == "test" else None,
             samples=settings.samples,
             vectors=vectors,
+            kind=settings.kind,
         )
         about = _describe(settings, task, configs, device)
         with claim(out, "create", wait=True):
@@ -227,6 +240,9 @@ def _check_same(folder: Folder, settings: Settings) -> None:
         "until": (settings.until, recipe.get("until", 100)),
         "precision": (settings.precision, recipe["precision"]),
         "dtype": (settings.dtype, about["dtype"]),
+        "width": (settings.width, folder.arch.d_model),
+        "heads": (settings.heads, folder.arch.heads),
+        "depth": (settings.depth, folder.arch.blocks),
     }
     for name, (wanted, there) in asked.items():
         optional = name in ("epochs", "batch")
