@@ -19,6 +19,7 @@ import numpy as np
 
 from transformer_nfn.errors import TransformerNFNError, missing_extra
 from transformer_nfn.files.json_object import read_object
+from transformer_nfn.files.parquet import read_parquet
 from transformer_nfn.files.whole import whole_file, write_text
 
 FORMAT = 1
@@ -108,11 +109,11 @@ def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
 
 def read_predictions(folder: Path) -> dict[str, np.ndarray]:
     """Reads ``predictions.parquet`` as columns."""
-    pa, pq = _arrow()
+    pa, _ = _arrow()
     path = folder / PREDICTIONS_FILE
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
+        table = read_parquet(path)
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise RunError(f"'{path}' is not readable: {error}") from error
     return {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
 
