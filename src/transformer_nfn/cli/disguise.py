@@ -14,7 +14,13 @@ from rich.table import Table
 
 from transformer_nfn.architectures.families import Model
 from transformer_nfn.cli.architectures import ArchitectureOption
-from transformer_nfn.cli.symmetry import NetworkArgument, PartOption, SpaceOption, named_network
+from transformer_nfn.cli.symmetry import (
+    NetworkArgument,
+    PartOption,
+    SeedOption,
+    SpaceOption,
+    named_network,
+)
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.files.network import save_network
 from transformer_nfn.symmetry.disguise import disguise
@@ -29,7 +35,7 @@ def disguise_command(
     space: SpaceOption = None,
     part: PartOption = None,
     architecture: ArchitectureOption = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: SeedOption = 0,
     condition: Annotated[
         float | None,
         typer.Option(help="Condition number of every matrix; 10 for checkpoints."),

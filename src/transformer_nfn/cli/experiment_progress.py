@@ -25,6 +25,7 @@ def counting_bar(console: Console) -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
+        disable=not console.is_terminal,
     )
 
 

@@ -21,6 +21,7 @@ from transformer_nfn.errors import TransformerNFNError, missing_extra
 from transformer_nfn.files.json_object import read_object
 from transformer_nfn.files.parquet import read_parquet
 from transformer_nfn.files.whole import whole_file, write_text
+from transformer_nfn.prediction.record_check import check_record
 
 FORMAT = 1
 RUN_FILE = "run.json"
@@ -81,6 +82,7 @@ class RunRecord:
             raise RunError(
                 f"'{path}' has format {data.get('format')!r}, expected {FORMAT}: another version"
             )
+        check_record(data, str(path), RunError)
         try:
             return RunRecord(**data)
         except TypeError as error:

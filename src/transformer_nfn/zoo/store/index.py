@@ -13,6 +13,7 @@ import numpy as np
 from transformer_nfn.errors import missing_extra
 from transformer_nfn.files.parquet import read_parquet
 from transformer_nfn.zoo.errors import StoreError
+from transformer_nfn.zoo.store.index_check import check_columns, check_shards
 
 # Column and what stands where a row has no value (crashed runs, imported files).
 COLUMNS: dict[str, Any] = {
@@ -90,4 +91,6 @@ class Index:
             }
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{where}: damaged, not an index of a zoo ({error})") from error
+        check_columns(columns, COLUMNS, where)
+        check_shards(shards, columns, where)
         return Index(columns, shards)
