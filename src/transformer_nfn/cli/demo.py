@@ -63,7 +63,7 @@ def demo_command(
             "--quick", help=f"All steps in {QUICK_TIME}, on so few networks that τ says little."
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Chooses the runs of the zoos.")] = SEED,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Chooses the runs.")] = SEED,
 ) -> None:
     """From nothing to a trusted predictor: zoos, Transformer-NFN, baselines, τ table, report.
 
