@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tnfn_command import tnfn
 from transformer_nfn.prediction.dataset import load_parts, load_rows, map_network
 from transformer_nfn.prediction.evaluation import evaluate
 from transformer_nfn.prediction.metrics import scores
 from transformer_nfn.prediction.predict import predict
+from transformer_nfn.prediction.records import RunError
 from transformer_nfn.prediction.runs import describe_zoo, train_run
 from transformer_nfn.prediction.trained_on import TRAINED_FILE, TrainedOn, standings
 from transformer_nfn.zoo import Zoo
@@ -90,3 +93,25 @@ def test_further_checkpoints_that_a_predictor_learned_from_are_known(zoo: Zoo) -
     further = replace(parts, train=first, more=rest)
     kept = TrainedOn.of(further, "ag_news")
     assert set(kept.standings(parts.train, "ag_news")) == {"trained"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda marks: marks | {"trained": marks["trained"].double()}, "'trained' expected a row"),
+        (lambda marks: marks | {"selected": marks["selected"][None]}, "'selected' expected a row"),
+        (lambda marks: {"trained": marks["trained"]}, "is not readable"),
+        (lambda marks: marks | {"more": marks["trained"].clone()}, "is not readable"),
+    ],
+)
+def test_damaged_marks_are_one_sentence(
+    change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+    words: str,
+    zoo: Zoo,
+    tmp_path: Path,
+) -> None:
+    TrainedOn.of(load_parts(zoo, max_train=5), "ag_news").save(tmp_path)
+    marks = load_file(tmp_path / TRAINED_FILE)
+    save_file(change(marks), tmp_path / TRAINED_FILE)
+    with pytest.raises(RunError, match=words):
+        TrainedOn.load(tmp_path)
