@@ -98,8 +98,8 @@ def test_further_checkpoints_that_a_predictor_learned_from_are_known(zoo: Zoo) -
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda marks: marks | {"trained": marks["trained"].double()}, "'trained' expected a row"),
-        (lambda marks: marks | {"selected": marks["selected"][None]}, "'selected' expected a row"),
+        (lambda marks: marks | {"trained": marks["trained"].double()}, "'trained' expected int64"),
+        (lambda marks: marks | {"selected": marks["selected"][None]}, "'selected' expected int64"),
         (lambda marks: {"trained": marks["trained"]}, "is not readable"),
         (lambda marks: marks | {"more": marks["trained"].clone()}, "is not readable"),
     ],

@@ -11,23 +11,32 @@ if TYPE_CHECKING:
     from transformer_nfn.prediction.predict import Prediction
 
 
-def predictions_table(found: Sequence[Prediction]) -> Table:
-    """One row a network; what a zoo recorded stands beside the prediction."""
-    in_zoo = any(p.recorded is not None for p in found)
-    table = Table()
+ROOM = 150
+"""Columns of a screen on which a configuration has a column of its own."""
+
+
+def predictions_table(found: Sequence[Prediction], width: int) -> Table:
+    """One row a network; what a zoo recorded stands beside the prediction.
+
+    Args:
+        found: the predictions.
+        width: of the screen; on a narrow one run and configuration stand below the name.
+    """
+    in_zoo, narrow = any(p.recorded is not None for p in found), width < ROOM
+    table = Table(show_lines=in_zoo and narrow)
     table.add_column("network", overflow="fold")
     if in_zoo:
-        table.add_column("run", overflow="fold")
-        table.add_column("configuration")
-        table.add_column("recorded", justify="right")
-    table.add_column("predicted", justify="right")
-    for name in ("90 % interval", "seeds differ by", "novelty"):
-        table.add_column(name)
+        if not narrow:
+            table.add_column("run", overflow="fold")
+            table.add_column("configuration")
+        table.add_column("recorded", justify="right", no_wrap=True)
+    table.add_column("predicted", justify="right", no_wrap=True)
+    for name in ("90 % interval", "seeds ±", "novelty"):
+        table.add_column(name, no_wrap=True)
     for p in found:
         mark = "" if p.warning is None else " [yellow]⚠[/yellow]"
         table.add_row(
-            plain(p.name),
-            *(_recorded(p.recorded or {}) if in_zoo else ()),
+            *(_recorded(p, narrow) if in_zoo else (plain(p.name),)),
             f"{p.accuracy:.3f}",
             f"{p.low:.3f} to {p.high:.3f}",
             f"{p.spread:.3f}",
@@ -36,13 +45,15 @@ def predictions_table(found: Sequence[Prediction]) -> Table:
     return table
 
 
-def _recorded(recorded: Mapping[str, Any]) -> tuple[str, str, str]:
-    accuracy = recorded.get("test_accuracy")
-    return (
-        plain(str(recorded.get("run") or "")),
-        configuration_text(recorded),
-        "" if accuracy is None else f"{accuracy:.3f}",
-    )
+def _recorded(p: Prediction, narrow: bool) -> list[str]:
+    """Name, run, configuration and recorded accuracy; on a narrow screen the first three in one."""
+    recorded = p.recorded or {}
+    name, how = plain(p.name), configuration_text(recorded)
+    run, accuracy = plain(str(recorded.get("run") or "")), recorded.get("test_accuracy")
+    told = "" if accuracy is None else f"{accuracy:.3f}"
+    if narrow:
+        return [f"{name}\n[dim]run {run}: {how}[/dim]" if run else name, told]
+    return [name, run, how, told]
 
 
 def configuration_text(recorded: Mapping[str, Any]) -> str:

@@ -255,7 +255,8 @@ def predict_command(
     if as_json:
         echo_json([asdict(p) for p in found])
         return
-    table_console().print(predictions_table(found))
+    console = table_console()
+    console.print(predictions_table(found, console.width))
     for p in found:
         for sentence in (p.warning, p.note):
             if sentence is not None:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.safetensors_file import read_tensors, write_tensors
-from transformer_nfn.files.source import TensorInfo
 from transformer_nfn.models import tensors_of
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.novelty import Seen
@@ -66,16 +65,13 @@ class TrainedOn:
         """Reads what `save` wrote."""
         path = folder / TRAINED_FILE
         try:
-            marks = read_tensors(path)[0]
-            found = TrainedOn(**marks)
+            marks = TrainedOn(**read_tensors(path)[0])
         except (CheckpointError, TypeError) as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
-        for name, tensor in marks.items():
-            if tensor.dtype != torch.int64 or tensor.ndim != 1:
-                raise RunError(
-                    f"'{path}': '{name}' expected a row of int64, found {TensorInfo.of(tensor)}"
-                )
-        return found
+        for name, found in vars(marks).items():
+            if found.dtype != torch.int64 or found.ndim != 1:
+                raise RunError(f"'{path}': '{name}' expected int64 marks in one row")
+        return marks
 
     def standings(self, data: Dataset, task: str) -> list[Standing]:
         """What each network is to the predictor: trained on, selected by, or unseen."""
