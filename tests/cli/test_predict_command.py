@@ -10,9 +10,15 @@ import torch
 from torch import Tensor
 
 from tnfn_command import tnfn
+from transformer_nfn.files import Checkpoint
+from transformer_nfn.prediction.acceptance import check_sizes, read_fitting
 from transformer_nfn.prediction.predict import predict
-from transformer_nfn.zoo import NetworkSizes, Zoo
+from transformer_nfn.prediction.predictors import Predictor
+from transformer_nfn.prediction.records import RunError
+from transformer_nfn.zoo import NetworkSizes, Settings, Zoo, all_kinds, build_mixed
+from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.module import to_state_dict
+from transformer_nfn.zoo.named import named_networks
 
 RUN, ROW = "mnist-boosting", 3
 
@@ -200,14 +206,8 @@ def test_another_network_is_refused_in_one_sentence(
         assert words in err
 
 
-def test_a_predictor_may_read_more_than_it_was_trained_on(
-    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_predictor_may_read_more_than_it_was_trained_on(zoo: Zoo) -> None:
     """The check asks the predictor: what it says of its inner model decides."""
-    from transformer_nfn.prediction.acceptance import check_sizes
-    from transformer_nfn.prediction.predictors import Predictor
-    from transformer_nfn.prediction.records import RunError
-
     class Flexible:
         def misfit(self, found: NetworkSizes, trained: NetworkSizes) -> str | None:
             return None if found.blocks <= 3 else f"expected at most 3 blocks, found {found.blocks}"
@@ -249,3 +249,23 @@ def test_rows_of_a_zoo_are_listed_with_filters(zoo: Zoo) -> None:
     code, out, _ = tnfn("zoo", "rows", "mnist-sample", "--run", found[0]["run"], "--json")
     assert [row["run"] for row in json.loads(out)] == [found[0]["run"]]
     assert json.loads(tnfn("zoo", "rows", "mnist-sample", "--percent", 50, "--json")[1]) == []
+
+
+def test_networks_of_other_sizes_are_listed_and_refused_in_a_sentence(tmp_path: Path) -> None:
+    settings = Settings("digits", runs=4, epochs=1, samples=32, batch=16)
+    mixed = build_mixed(tmp_path / "mixed", settings, all_kinds([16, 32], [4], [1]), workers=1)
+    code, out, err = tnfn("zoo", "rows", mixed.path, "--json")
+    assert code == 0, err
+    listed = json.loads(out)
+    assert len(listed) == len(mixed)
+    assert listed[0]["name"] == f"{mixed.path}/w16-h4-d1#0"
+    code, out, err = tnfn("predict", RUN, mixed.path)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "w16-h4-d1#0' is of another architecture: expected 2 blocks, found 1" in err
+    assert [n.name for n in named_networks([mixed.path])] == [row["name"] for row in listed]
+    zoo = mixed["w32-h4-d1"]
+    export_authors(zoo, tmp_path / "out")
+    file = next((tmp_path / "out" / "digits").iterdir())
+    with Checkpoint.open(file) as checkpoint:
+        found = read_fitting(checkpoint, zoo.arch, [Predictor("any", None)])
+        assert (found.sizes, found.left_out) == (zoo.arch, ())

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tnfn_command import tnfn
 from transformer_nfn.prediction.dataset import load_parts, load_rows, map_network
 from transformer_nfn.prediction.evaluation import evaluate
 from transformer_nfn.prediction.metrics import scores
 from transformer_nfn.prediction.predict import predict
+from transformer_nfn.prediction.records import RunError
 from transformer_nfn.prediction.runs import describe_zoo, train_run
 from transformer_nfn.prediction.trained_on import TRAINED_FILE, TrainedOn, standings
 from transformer_nfn.zoo import Zoo
@@ -81,3 +85,33 @@ def test_rounded_copies_and_other_checkpoints_of_a_run_are_known(zoo: Zoo) -> No
     assert set(kept.standings(replace(parts.val, network=later), "ag_news")) == {"selected"}
     stranger = replace(parts.test, network=map_network(parts.test.network, lambda w: -w))
     assert set(kept.standings(stranger, "ag_news")) == {"unseen"}
+
+
+def test_further_checkpoints_that_a_predictor_learned_from_are_known(zoo: Zoo) -> None:
+    parts = load_parts(zoo, max_train=10)
+    first, rest = (parts.train.take(np.arange(*ends)) for ends in ((0, 4), (4, 10)))
+    further = replace(parts, train=first, more=rest)
+    kept = TrainedOn.of(further, "ag_news")
+    assert set(kept.standings(parts.train, "ag_news")) == {"trained"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda marks: marks | {"trained": marks["trained"].double()}, "'trained' expected a row"),
+        (lambda marks: marks | {"selected": marks["selected"][None]}, "'selected' expected a row"),
+        (lambda marks: {"trained": marks["trained"]}, "is not readable"),
+        (lambda marks: marks | {"more": marks["trained"].clone()}, "is not readable"),
+    ],
+)
+def test_damaged_marks_are_one_sentence(
+    change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+    words: str,
+    zoo: Zoo,
+    tmp_path: Path,
+) -> None:
+    TrainedOn.of(load_parts(zoo, max_train=5), "ag_news").save(tmp_path)
+    marks = load_file(tmp_path / TRAINED_FILE)
+    save_file(change(marks), tmp_path / TRAINED_FILE)
+    with pytest.raises(RunError, match=words):
+        TrainedOn.load(tmp_path)

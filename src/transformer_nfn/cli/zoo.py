@@ -192,25 +192,34 @@ def rows(
     A row is named as `tnfn predict` and other commands take it.
     """
     from transformer_nfn.cli.network_tables import rows_table
+    from transformer_nfn.files.assets import resolve
     from transformer_nfn.zoo.named import NamedNetwork
-    from transformer_nfn.zoo.store import Zoo
+    from transformer_nfn.zoo.store import MixedZoo, Zoo, open_zoo
 
-    zoo = Zoo.open(path)
-    chosen = zoo.select(
-        epoch=epoch,
-        percent=percent,
-        best=best,
-        min_accuracy=min_accuracy,
-        max_accuracy=max_accuracy,
-        optimizer=optimizer,
-        runs=run,
-    ).tolist()
-    networks = [NamedNetwork(f"{path}#{row}", zoo, row) for row in chosen]
+    opened = open_zoo(resolve(path, "zoo"))
+    zoos: dict[str, Zoo] = (
+        {f"{path}/{kind}": zoo for kind, zoo in opened.zoos.items()}
+        if isinstance(opened, MixedZoo)
+        else {path: opened}
+    )
+    networks = [
+        NamedNetwork(f"{name}#{row}", zoo, row)
+        for name, zoo in zoos.items()
+        for row in zoo.select(
+            epoch=epoch,
+            percent=percent,
+            best=best,
+            min_accuracy=min_accuracy,
+            max_accuracy=max_accuracy,
+            optimizer=optimizer,
+            runs=run,
+        ).tolist()
+    ]
     told = [{"name": n.name, "row": n.row, **(n.about or {})} for n in networks]
     if as_json:
         echo_json(told)
         return
-    title = f"{path}: {len(told):,} of {len(zoo):,} rows"
+    title = f"{path}: {len(told):,} of {len(opened):,} rows"
     table_console().print(rows_table(told, title))
 
 

@@ -151,4 +151,4 @@ def as_dataset(arch: NetworkSizes, named: list[dict[str, Tensor]]) -> Dataset:
     """Checkpoints as a data set; their accuracy is unknown."""
     stacked = {name: torch.stack([n[name] for n in named]).float() for name in arch.space.tensors}
     accuracy, columns = torch.zeros(len(named)), {"row": np.arange(len(named))}
-    return Dataset(arch.block_space, network_of(stacked), accuracy, columns)
+    return Dataset(arch.block_space, network_of(stacked), accuracy, columns, arch.tokens)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.safetensors_file import read_tensors, write_tensors
+from transformer_nfn.files.source import TensorInfo
 from transformer_nfn.models import tensors_of
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.novelty import Seen
@@ -47,10 +48,11 @@ class TrainedOn:
 
     @staticmethod
     def of(parts: Parts, task: str) -> TrainedOn:
-        """The marks of what a training sees."""
+        """The marks of what a training sees, further checkpoints too."""
+        learned = [parts.train, *([] if parts.more is None else [parts.more])]
         return TrainedOn(
-            network_marks(parts.train),
-            run_marks(parts.train, task),
+            torch.cat([network_marks(part) for part in learned]),
+            torch.cat([run_marks(part, task) for part in learned]),
             network_marks(parts.val),
             run_marks(parts.val, task),
         )
@@ -64,9 +66,16 @@ class TrainedOn:
         """Reads what `save` wrote."""
         path = folder / TRAINED_FILE
         try:
-            return TrainedOn(**read_tensors(path)[0])
+            marks = read_tensors(path)[0]
+            found = TrainedOn(**marks)
         except (CheckpointError, TypeError) as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
+        for name, tensor in marks.items():
+            if tensor.dtype != torch.int64 or tensor.ndim != 1:
+                raise RunError(
+                    f"'{path}': '{name}' expected a row of int64, found {TensorInfo.of(tensor)}"
+                )
+        return found
 
     def standings(self, data: Dataset, task: str) -> list[Standing]:
         """What each network is to the predictor: trained on, selected by, or unseen."""

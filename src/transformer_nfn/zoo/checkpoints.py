@@ -23,7 +23,7 @@ from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
 from transformer_nfn.zoo.errors import ZooError
-from transformer_nfn.zoo.module import from_state_dict, heads_in
+from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store import Zoo
 from transformer_nfn.zoo.store.folder import KINDS_FILE
@@ -222,16 +222,16 @@ def read_small_transformer(checkpoint: Checkpoint, arch: NetworkSizes) -> dict[s
 
 
 def left_out(checkpoint: Checkpoint, arch: NetworkSizes) -> list[str]:
-    """The tensors of a file that `read_small_transformer` does not read, but for the positions.
+    """The tensors of a file that `read_small_transformer` does not read.
 
-    The fixed positions are no weights; they are told apart from changed ones by
-    `changed_positions`.
+    But for the number of heads, which is read, and the fixed positions, which are no weights;
+    `changed_positions` tells them from others.
     """
     read = set(arch.space.tensors)
     if not read <= set(checkpoint):
         naming = arch.architecture.naming
         read = {*naming.lines, *naming.constants}
-    return [name for name in checkpoint if name not in read and name != POSITIONS]
+    return [name for name in checkpoint if name not in read | {POSITIONS, HEADS_KEY}]
 
 
 def changed_positions(checkpoint: Checkpoint, arch: NetworkSizes) -> str | None:

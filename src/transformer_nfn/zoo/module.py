@@ -130,7 +130,7 @@ def heads_in(state: Mapping[str, Tensor]) -> int | None:
     if HEADS_KEY not in state:
         return None
     stored = state[HEADS_KEY]
-    if stored.numel() != 1 or float(stored) != round(float(stored)) or float(stored) < 1:
+    if stored.numel() != 1 or not float(stored).is_integer() or float(stored) < 1:
         raise ZooError(f"'{HEADS_KEY}' must be one whole number of at least 1, found {stored}")
     return round(float(stored))
 

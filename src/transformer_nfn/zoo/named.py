@@ -13,7 +13,8 @@ from transformer_nfn.files.assets import NAME, resolve
 from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import AssetError, CheckpointError
 from transformer_nfn.zoo.checkpoints import ZooRow, open_checkpoint
-from transformer_nfn.zoo.store import Zoo
+from transformer_nfn.zoo.store import MixedZoo, Zoo
+from transformer_nfn.zoo.store.folder import KINDS_FILE
 from transformer_nfn.zoo.store.index import CONFIGURATION
 
 DIGITS = 18
@@ -63,8 +64,9 @@ def named_networks(texts: Iterable[str | Path]) -> list[NamedNetwork]:
 
     Args:
         texts: each a file or folder as `Checkpoint.open` takes it, a zoo by its path or name (all
-            its rows), rows of it (``ZOO#3``, ``ZOO#3-9``, ``ZOO#0,4,7-9``), or a pattern such as
-            ``nets/*.pt``. What exists under that very name is meant first.
+            its rows; of a mixed zoo those of every kind), rows of it (``ZOO#3``, ``ZOO#3-9``,
+            ``ZOO#0,4,7-9``), or a pattern such as ``nets/*.pt``. What exists under that very name
+            is meant first.
     """
     zoos: dict[str, Zoo] = {}
     return [network for text in texts for network in _named(str(text), zoos)]
@@ -74,6 +76,10 @@ def _named(text: str, zoos: dict[str, Zoo]) -> Iterator[NamedNetwork]:
     path = Path(text)
     if _exists(path / "zoo.json"):
         yield from _rows(text, text, None, zoos)
+    elif _exists(path / KINDS_FILE):
+        for kind, opened in MixedZoo.open(path).zoos.items():
+            zoos[f"{text}/{kind}"] = opened
+            yield from _rows(text, f"{text}/{kind}", None, zoos)
     elif _exists(path):
         yield NamedNetwork(text)
     elif PATTERN & set(text):
