@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 from rich.console import Console
 
 from transformer_nfn.cli.assets import named
+from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.errors import TransformerNFNError
 
 zoo_app = typer.Typer(
@@ -84,9 +84,10 @@ def build(
 ) -> None:
     """Trains many small transformers and stores their checkpoints.
 
-    An interrupted build goes on where it stopped; two builders on one folder share the work.
-    With several widths, heads or depths the runs are spread over all combinations, each in a
-    folder of its own: a mixed zoo.
+    An interrupted build goes on where it stopped; two builders on one folder share the work. With
+    more --runs than before the zoo grows: its networks and their rows stay as they are. With
+    several widths, heads or depths the runs are spread over all combinations, each in a folder of
+    its own: a mixed zoo.
     """
     from transformer_nfn.cli.zoo_progress import BuildBar
     from transformer_nfn.zoo.kind import all_kinds
@@ -131,7 +132,7 @@ def build(
         else:
             found = summarise_mixed(build_mixed(out, settings, kinds, **how))
     if as_json:
-        typer.echo(json.dumps(found))
+        echo_json(found)
         return
     of_kinds = f" of {len(kinds)} kinds of network" if len(kinds) > 1 else ""
     typer.echo(
@@ -153,11 +154,62 @@ def info(path: ZooPath, as_json: AsJson = False) -> None:
     zoo = open_zoo(path)
     found = summarise_mixed(zoo) if isinstance(zoo, MixedZoo) else summarise(zoo)
     if as_json:
-        typer.echo(json.dumps(found))
+        echo_json(found)
     elif isinstance(zoo, MixedZoo):
         print_kinds(Console(), found)
     else:
         print_summary(Console(), found)
+
+
+@zoo_app.command(
+    epilog="Examples: [bold]tnfn zoo rows mnist-sample --optimizer adam --min-accuracy 0.9[/bold] "
+    "· [bold]tnfn zoo rows zoos/digits --percent 75 --json[/bold]"
+)
+def rows(
+    path: Annotated[str, typer.Argument(metavar="ZOO", help="Its folder, or its name.")],
+    run: Annotated[list[str] | None, typer.Option(help="Only this run; may be repeated.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Only runs of this optimiser.")] = None,
+    min_accuracy: Annotated[
+        float | None, typer.Option(help="Test accuracy at least this (0 to 1).")
+    ] = None,
+    max_accuracy: Annotated[
+        float | None, typer.Option(help="Test accuracy at most this.")
+    ] = None,
+    percent: Annotated[
+        int | None, typer.Option(help="Checkpoints at 50, 75 or 100 percent of the training.")
+    ] = None,
+    epoch: Annotated[int | None, typer.Option(help="Checkpoints of this epoch.")] = None,
+    best: Annotated[
+        bool | None,
+        typer.Option("--best/--no-best", help="Only the best of each run, or none of these."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lists the networks of a zoo: row, run, configuration, checkpoint, test accuracy.
+
+    A row is named as `tnfn predict` and other commands take it.
+    """
+    from transformer_nfn.cli.network_tables import rows_table
+    from transformer_nfn.zoo.named import NamedNetwork
+    from transformer_nfn.zoo.store import Zoo
+
+    zoo = Zoo.open(path)
+    chosen = zoo.select(
+        epoch=epoch,
+        percent=percent,
+        best=best,
+        min_accuracy=min_accuracy,
+        max_accuracy=max_accuracy,
+        optimizer=optimizer,
+        runs=run,
+    ).tolist()
+    networks = [NamedNetwork(f"{path}#{row}", zoo, row) for row in chosen]
+    told = [{"name": n.name, "row": n.row, **(n.about or {})} for n in networks]
+    if as_json:
+        echo_json(told)
+        return
+    title = f"{path}: {len(told):,} of {len(zoo):,} rows"
+    table_console().print(rows_table(told, title))
 
 
 @zoo_app.command(epilog="Example: [bold]tnfn zoo plot zoos/digits --out digits.png[/bold]")
@@ -204,7 +256,7 @@ def verify(
 
     verdict = verify_zoo(path, data=data, sample=sample, seed=seed, tolerance=tolerance)
     if as_json:
-        typer.echo(json.dumps(vars(verdict) | {"ok": verdict.ok}))
+        echo_json(vars(verdict) | {"ok": verdict.ok})
     else:
         for problem in verdict.problems:
             typer.echo(f"error: {problem}", err=True)
@@ -240,7 +292,7 @@ def import_command(
     zoo, report = import_authors(source, target)
     if as_json:
         found = {"path": str(target), "checkpoints": len(zoo), "stray": dict(report.stray)}
-        typer.echo(json.dumps(found | {"notes": report.notes}))
+        echo_json(found | {"notes": report.notes})
         return
     typer.echo(f"{target}: {report.networks} checkpoints")
     for key, files in sorted(report.stray.items()):

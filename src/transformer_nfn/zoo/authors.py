@@ -23,7 +23,7 @@ from torch import Tensor
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
-from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, PAPER_TASKS, WIDTH
+from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, WIDTH
 from transformer_nfn.seed_kinds import UNKNOWN
 from transformer_nfn.zoo.errors import ImportFileError, StoreError, ZooError
 from transformer_nfn.zoo.kind import Kind
@@ -73,7 +73,8 @@ def import_authors(source: Path, out: Path) -> tuple[Zoo, Imported]:
     """Reads a folder or zip in the authors' layout into a new zoo at ``out``.
 
     Their layout is ``<name>/<run>_<epoch>_<accuracy·10000>.pt`` and ``metadata/<name>.csv``
-    with name ``mnist`` or ``ag_news``, at any depth. Nothing is written if any file is wrong.
+    with name ``mnist`` or ``ag_news``, at any depth; what `export_authors` writes of another task
+    bears its name. Nothing is written if any file is wrong.
     """
     check_fresh(out)
     if (out / "zoo.json").exists():
@@ -82,7 +83,7 @@ def import_authors(source: Path, out: Path) -> tuple[Zoo, Imported]:
         name, files, table = _survey(folder, source)
         report = Imported()
         first = _open(files[0].path)
-        arch = _architecture(first)
+        arch = _architecture(first, name)
         # Shards are written beside the zoo first, so that a bad file in the middle leaves
         # nothing behind.
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -185,16 +186,13 @@ def _open(path: Path) -> Checkpoint:
         raise ImportFileError(str(error)) from error
 
 
-def _architecture(state: Checkpoint) -> NetworkSizes:
-    """What the first file says of the network: its sizes and number of classes are its own."""
+def _architecture(state: Checkpoint, name: str) -> NetworkSizes:
+    """What the first file says of the network; tokens, which no shape tells, are the task's."""
     bias, conv = "classifier.fc2.bias", "embedding.conv1.weight"
-    classes = state.info(bias).shape[0] if bias in state else 10
-    arch = NetworkSizes(KNOWN_TASKS["ag_news"].tokens, classes, patch=0)
-    if conv in state:
-        patch = math.prod(state.info(conv).shape[1:])
-        arch = NetworkSizes(KNOWN_TASKS["mnist"].tokens, classes, patch=patch)
+    classes = state.info(bias).shape[0] if bias in state else KNOWN_TASKS[name].classes
+    patch = math.prod(state.info(conv).shape[1:]) if conv in state else 0
     try:
-        return arch.resized(_kind(state))
+        return NetworkSizes(KNOWN_TASKS[name].tokens, classes, patch=patch).resized(_kind(state))
     except ZooError as error:
         raise ImportFileError(f"{state.where}: {error}") from error
 
@@ -215,7 +213,8 @@ def _row(file: _File, config: dict[str, str]) -> dict[str, Any]:
             row[column] = _value(column, value)
     best = file.epoch.startswith("best")
     row |= {"best": best, "epoch": 0 if best else int(file.epoch)}
-    row["percent"] = 0 if best else row["epoch"]
+    # Theirs have a hundred epochs; what was exported here says of how many each was.
+    row["percent"] = 0 if best else _whole(config.get("percent") or file.epoch)
     said = next((config[n] for n in _ACCURACY if config.get(n)), None)
     # The file's name carries four digits; the table, where there is one, carries them all.
     row["test_accuracy"] = file.accuracy if said is None else _fraction(float(said))
@@ -246,17 +245,19 @@ def _survey(
     found: dict[str, list[_File]] = {}
     for path in sorted(folder.rglob("*.pt")):
         match = _FILE.fullmatch(path.name)
-        if match and path.parent.name in PAPER_TASKS:
+        if match and path.parent.name in KNOWN_TASKS:
             accuracy = int(match["accuracy"]) / 10000
             file = _File(path, match["run"], match["epoch"], accuracy)
             found.setdefault(path.parent.name, []).append(file)
     if not found:
         raise ImportFileError(
-            f"'{source}' holds no files named mnist/<run>_<epoch>_<accuracy>.pt or ag_news/…"
+            f"'{source}' holds no files named mnist/<run>_<epoch>_<accuracy>.pt, or so in a folder "
+            f"of another task ({', '.join(KNOWN_TASKS)})"
         )
     if len(found) > 1:
         raise ImportFileError(
-            f"'{source}' holds both mnist and ag_news files: import one folder at a time"
+            f"'{source}' holds both {' and '.join(sorted(found))} files: import one folder at a "
+            "time"
         )
     ((name, files),) = found.items()
     table: dict[str, dict[str, str]] = {}

@@ -69,6 +69,7 @@ def _metadata(config: dict[str, Any], name: str, epoch: str, file: str) -> dict[
         "ckpt_epoch": epoch,
         "ckpt_file": file,
         accuracy: config["test_accuracy"],
+        "percent": "" if config["best"] else config["percent"],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,16 +121,18 @@ def make_plan(
 ) -> Plan:
     """The plan in folder ``out``: the one that is there if it is the same, else a new one.
 
+    One that is the same but for having fewer runs grows by the others.
+
     Everything that can be wrong with the settings or the data is found before anything is
     written.
     """
     task = None
+    if settings.shard_runs is not None and settings.shard_runs < 1:
+        raise ZooError(f"shard runs must be at least 1, found {settings.shard_runs}")
     if not (out / "zoo.json").exists():
         check_fresh(out)
         if settings.dtype not in ("float32", "float16"):
             raise ZooError(f"dtype must be float32 or float16, found '{settings.dtype}'")
-        if settings.shard_runs is not None and settings.shard_runs < 1:
-            raise ZooError(f"shard runs must be at least 1, found {settings.shard_runs}")
         runs = GRID_SIZE if settings.runs is None else settings.runs
         configs = sample(runs, settings.seed, settings.seeds)
         Recipe(
@@ -157,7 +160,39 @@ def make_plan(
                 Folder.create(out, task.arch, about)
     folder = Folder.open(out)
     _check_same(folder, settings)
+    if settings.runs is not None and settings.runs > folder.about["runs"]:
+        task = Plan(folder, task).load_task(data)  # what is wrong with the data is found first
+        folder = _grow(out, settings, device)
     return Plan(folder, task)
+
+
+def _grow(out: Path, settings: Settings, device: str) -> Folder:
+    """The zoo with further shards in its plan; those it has, and their rows, stay as they are."""
+    assert settings.runs is not None
+    with claim(out, "create", wait=True):
+        about = Folder.open(out).about  # another builder may have grown it meanwhile
+        there = {run for shard in about["plan"] for run in shard}
+        wanted = sample(settings.runs, settings.seed, settings.seeds)
+        strange = there - {config.run for config in wanted}
+        if strange and settings.runs > about["runs"]:
+            raise StoreError(
+                f"'{out}' cannot grow: its run {min(strange)} is none of the {settings.runs} that "
+                "a build with this seed has"
+            )
+        more = _shards([c for c in wanted if c.run not in there], settings, device)
+        if settings.runs > about["runs"]:
+            plan = [*about["plan"], *more]
+            grown = about | {"runs": settings.runs, "shards": len(plan), "plan": plan}
+            Checksums(out).replace("zoo.json", json.dumps(grown, indent=1).encode())
+    return Folder.open(out)
+
+
+def _shards(configs: Sequence[Config], settings: Settings, device: str) -> list[list[str]]:
+    """Which runs are trained together."""
+    size = settings.shard_runs or SHARD_RUNS["cuda" if "cuda" in device else "cpu"]
+    # Runs with as many steps an epoch stand together, so that none waits for another.
+    ordered = sorted(configs, key=lambda config: (-config.train_fraction, config.run))
+    return [[c.run for c in ordered[i : i + size]] for i in range(0, len(ordered), size)]
 
 
 def _describe(
@@ -170,10 +205,7 @@ def _describe(
         settings.select,
         until=settings.until,
     )
-    size = settings.shard_runs or SHARD_RUNS["cuda" if "cuda" in device else "cpu"]
-    # Runs with as many steps an epoch stand together, so that none waits for another.
-    ordered = sorted(configs, key=lambda config: (-config.train_fraction, config.run))
-    plan = [[c.run for c in ordered[i : i + size]] for i in range(0, len(ordered), size)]
+    plan = _shards(configs, settings, device)
     return {
         "origin": "build",
         "task": {
@@ -199,7 +231,6 @@ def _check_same(folder: Folder, settings: Settings) -> None:
     recipe = about["recipe"]
     asked = {
         "task": (settings.task, about["task"]["name"]),
-        "runs": (GRID_SIZE if settings.runs is None else settings.runs, about["runs"]),
         "seed": (settings.seed, about["seed"]),
         "seeds": (settings.seeds, folder.seeds),
         "samples": (settings.samples, about["task"]["samples"]),
@@ -219,3 +250,9 @@ def _check_same(folder: Folder, settings: Settings) -> None:
             raise StoreError(
                 f"'{folder.path}' holds another zoo: {name} {there}, asked for {wanted}"
             )
+    runs = GRID_SIZE if settings.runs is None else settings.runs
+    if runs < about["runs"] or (settings.runs is None and runs > about["runs"]):
+        raise StoreError(
+            f"'{folder.path}' holds another zoo: runs {about['runs']}, asked for {runs}; it can "
+            "only grow, by a larger number of runs"
+        )
