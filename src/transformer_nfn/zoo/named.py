@@ -65,7 +65,8 @@ def named_networks(texts: Iterable[str | Path]) -> list[NamedNetwork]:
     Args:
         texts: each a file or folder as `Checkpoint.open` takes it, a zoo by its path or name (all
             its rows, a mixed one's of all kinds), rows of it (``ZOO#3``, ``ZOO#3-9``,
-            ``ZOO#0,4,7-9``), or a pattern such as ``nets/*.pt``. What exists under that very name is meant first.
+            ``ZOO#0,4,7-9``), or a pattern such as ``nets/*.pt``. What exists under that very name
+            is meant first.
     """
     zoos: dict[str, Zoo] = {}
     return [network for text in texts for network in _named(str(text), zoos)]
