@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # One thread a process: tests run in two processes, and small products gain nothing from more.
 WORKERS ?= 2
 
-.PHONY: demo test lint bench nightly docs browser clean help
+.PHONY: demo test lint bench nightly fuzz docs browser clean help
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,9 @@ bench: $(VENV)/installed  ## every benchmark, one after another
 
 nightly: $(VENV)/installed browser  ## the slow checks too
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'nightly or not nightly'
+
+fuzz: $(VENV)/installed  ## 5,000 damaged inputs of every command
+	$(BIN)/python tests/fuzz/fuzz.py --inputs 5000
 
 docs: $(VENV)/installed  ## the documentation, warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from transformer_nfn.architectures.families import families
-from transformer_nfn.cli.app import app, explain_errors
+from transformer_nfn.cli.app import app
+from transformer_nfn.cli.endings import explain_errors
 
 
 def test_the_table_and_the_json_hold_every_family() -> None:

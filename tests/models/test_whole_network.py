@@ -153,7 +153,7 @@ def test_answers_read_as_numbers_of_middling_size():
     reader = model(named, invariants=False)
     with torch.no_grad():
         numbers = read_answers(reader.answers(network_of(named)))
-    assert numbers.shape == (3, answer_width(6, CLASSES, 2))
+    assert numbers.shape == (3, answer_width(6, CLASSES))
     assert float(numbers.abs().max()) < 10
 
 

@@ -11,7 +11,6 @@ import torch
 from cases import draw, gen
 from transformer_nfn import functional, spaces
 from transformer_nfn.architectures import Ids, Vectors
-from transformer_nfn.cli.app import INTERNAL_FAULT, explain_errors
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.network import save_network
 from transformer_nfn.spaces import Axis, WeightSpace
@@ -109,20 +108,6 @@ def test_the_command_answers_without_a_forward(tmp_path):
     answer = json.loads(apart.stdout)
     assert (answer["same_function"], answer["same_orbit"]) == (None, False)
     assert answer["residuals"]["W"] > 0.01
-
-
-@pytest.mark.parametrize(
-    ("error", "code"), [(SpaceError("no"), 2), (RuntimeError("?"), 70), (MemoryError(), 70)]
-)
-def test_an_error_never_looks_like_a_verdict(error, code, capsys):
-    def fail():
-        raise error
-
-    with pytest.raises(SystemExit) as stopped:
-        explain_errors(fail)
-    assert stopped.value.code == code
-    assert INTERNAL_FAULT not in (0, 1, 2, 3)
-    assert type(error).__name__ in capsys.readouterr().err or code == 2
 
 
 def test_a_reader_that_went_away_does_not_change_the_verdict(tmp_path):

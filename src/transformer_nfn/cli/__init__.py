@@ -1,5 +1,14 @@
 """The command ``tnfn``: thin commands over the library."""
 
-from transformer_nfn.cli.app import main
+
+def main() -> None:
+    """Runs ``tnfn``; the commands are imported here, so that a fault in that is explained too."""
+    from transformer_nfn.cli.endings import explained
+
+    with explained():
+        from transformer_nfn.cli.app import app
+
+        app()
+
 
 __all__ = ["main"]

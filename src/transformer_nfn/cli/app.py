@@ -1,11 +1,6 @@
-"""The root of the command line: which commands there are, and how errors are told."""
+"""The root of the command line: which commands there are."""
 
 from __future__ import annotations
-
-import sys
-import traceback
-from collections.abc import Callable
-from typing import Any
 
 import typer
 
@@ -23,15 +18,13 @@ from transformer_nfn.cli import (
     symmetry,
     train,
 )
+from transformer_nfn.cli.endings import RootCommand
 from transformer_nfn.cli.report import report_command
 from transformer_nfn.cli.zoo import zoo_app
-from transformer_nfn.errors import TransformerNFNError
-
-INTERNAL_FAULT = 70
-"""EX_SOFTWARE of sysexits.h."""
 
 app = typer.Typer(
     name="tnfn",
+    cls=RootCommand,
     help="Reads the weights of transformers: symmetries, comparison, prediction.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -65,24 +58,3 @@ def root(
     ),
 ) -> None:
     """Reads the weights of transformers."""
-
-
-def explain_errors(run: Callable[[], Any]) -> None:
-    """Runs a command; what a user got wrong is one sentence and exit code 2.
-
-    Our own faults show their traceback and exit with 70: Python's 1 would be taken for an answer
-    of `tnfn compare`.
-    """
-    try:
-        run()
-    except TransformerNFNError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
-    except Exception:
-        traceback.print_exc()
-        sys.exit(INTERNAL_FAULT)
-
-
-def main() -> None:
-    """Runs ``tnfn``."""
-    explain_errors(app)

@@ -63,7 +63,7 @@ def demo_command(
             "--quick", help=f"All steps in {QUICK_TIME}, on so few networks that τ says little."
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Chooses the runs of the zoos.")] = SEED,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Chooses the runs.")] = SEED,
 ) -> None:
     """From nothing to a trusted predictor: zoos, Transformer-NFN, baselines, τ table, report.
 
@@ -102,7 +102,11 @@ def demo_command(
     console.print(tau_by_kind_table(records, "Kendall's τ on test networks never seen"))
     console.print(EXPLANATION, highlight=False)
     page = root / "report.html"
-    write_report([root / kind / "runs" for kind in SEED_KINDS], page)
+    write_report(
+        [root / kind / "runs" for kind in SEED_KINDS],
+        page,
+        zoos=[root / kind / "zoo" for kind in SEED_KINDS],
+    )
     spent = time.perf_counter() - start
     console.print(
         f"[bold]3.[/bold] R², errors, intervals, figures: {page}   ({spent:.0f} s in all)",

@@ -12,7 +12,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from transformer_nfn.cli.architectures import ArchitectureOption
-from transformer_nfn.cli.symmetry import NetworkArgument, PartOption, SpaceOption, named_network
+from transformer_nfn.cli.symmetry import (
+    NetworkArgument,
+    PartOption,
+    SeedOption,
+    SpaceOption,
+    named_network,
+)
 from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
@@ -30,7 +36,7 @@ def disguise_command(
     space: SpaceOption = None,
     part: PartOption = None,
     architecture: ArchitectureOption = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: SeedOption = 0,
     condition: Annotated[
         float | None,
         typer.Option(help="Condition number of every matrix; 10 for checkpoints."),

@@ -23,7 +23,7 @@ WORDS = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "[yellow]unde
 
 def disguises_command(
     out: Annotated[Path, typer.Option("--out", help="Folder for the networks.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of everything random.", min=0, max=2**63 - 1)] = 0,
 ) -> None:
     """One network, six disguises: which of them compute the same function?
 

@@ -27,6 +27,7 @@ def counting_bar(console: Console) -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
+        disable=not console.is_terminal,
     )
 
 

@@ -24,7 +24,7 @@ def reproduce_command(
     out: Annotated[Path, typer.Option("--out", help="Folder for cells, tables and figures.")],
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds a cell.")] = 5,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Of neural predictors (50, as in the paper; ours 20).")
+        int | None, typer.Option(min=1, help="Of neural predictors (50, as in the paper; ours 16).")
     ] = None,
     models: Annotated[
         str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,9 @@ SpaceOption = Annotated[
         "Default: what the file itself says.",
     ),
 ]
+SeedOption = Annotated[
+    int, typer.Option(help="Of everything random.", min=-(2**63), max=2**63 - 1)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 NETWORK = "A network: a .safetensors or .pt file, a folder, or a row of a zoo (ZOO#12)."
 NetworkArgument = Annotated[str, typer.Argument(help=NETWORK)]
@@ -41,6 +45,18 @@ SPACE_HELP = """NAME is one of the ready spaces, SIZES its whole numbers in orde
 """
 WITH_ENDS = {"residual_stack": 8, "decoder_stack": 9}
 """Spaces with an input and an output of their own, and how many sizes they have."""
+LARGEST = 2**31 - 1
+DEEPEST = 10_000
+"""Blocks of a stack; writing out the axes of more takes minutes."""
+
+
+def sizes_in(text: str) -> list[int] | None:
+    """Whole numbers separated by commas; None where they are none, or beyond any network."""
+    words = text.split(",") if text else []
+    if not all(re.fullmatch(r"\s*-?[0-9]{1,10}\s*", word) for word in words):
+        return None
+    found = [int(word) for word in words]
+    return found if all(number <= LARGEST for number in found) else None
 
 
 def parse_space(text: str) -> WeightSpace:
@@ -57,12 +73,13 @@ def parse_space(text: str) -> WeightSpace:
                 f"'{text}' is neither a file nor a ready space ({', '.join(spaces.READY)})"
             )
         return WeightSpace.from_object(read_object(path, SpaceError))
-    try:
-        numbers = [int(n) for n in sizes.split(",")] if sizes else []
-    except ValueError:
+    numbers = sizes_in(sizes)
+    if numbers is None:
         raise SpaceError(
-            f"the sizes of '{text}' must be whole numbers, as in {name}:32,2,16"
-        ) from None
+            f"the sizes of '{text}' must be whole numbers up to {LARGEST:,}, as in {name}:32,2,16"
+        )
+    if name in WITH_ENDS and numbers[:1] > [DEEPEST]:
+        raise SpaceError(f"'{text}' has {numbers[0]:,} blocks, at most {DEEPEST:,} are taken")
     build = getattr(spaces, name)
     try:
         if len(numbers) == WITH_ENDS.get(name):
@@ -118,7 +135,7 @@ def space_command(
 def sample_command(
     name: Annotated[str, typer.Argument(help="NAME:SIZES, or a JSON file.")],
     out: Annotated[Path, typer.Option("--out", help="The file to write.")],
-    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    seed: SeedOption = 0,
 ) -> None:
     """Draw a random network of a space (standard normal weights) and write it to a file.
 
@@ -132,9 +149,11 @@ def sample_command(
     import torch
 
     from transformer_nfn.files.checkpoint import STATE_DICTS
+    from transformer_nfn.files.memory import check_memory
     from transformer_nfn.files.network import save_network
 
     space = parse_space(name)
+    check_memory(space.num_weights * 4, f"a network of {space.name}")
     generator = torch.Generator().manual_seed(seed)
     save_network(out, space, space.randn(1, generator=generator))
     typer.echo(f"wrote {out}: one network of {space.name}, {space.num_weights:,} weights")

@@ -46,7 +46,9 @@ def build(
     until: Annotated[
         int, typer.Option(help="Stop at 50 or 75 percent of the epochs; 100 trains them all.")
     ] = 100,
-    seed: Annotated[int, typer.Option(help="Chooses the runs and their randomness.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Chooses the runs and their randomness.")
+    ] = 0,
     seeds: Annotated[
         str, typer.Option(help="each: a seed for every run; one: the same for all (authors).")
     ] = "each",
@@ -85,9 +87,9 @@ def build(
     """Trains many small transformers and stores their checkpoints.
 
     An interrupted build goes on where it stopped; two builders on one folder share the work. With
-    more --runs than before the zoo grows: its networks and their rows stay as they are. With
-    several widths, heads or depths the runs are spread over all combinations, each in a folder of
-    its own: a mixed zoo.
+    more --runs than before the zoo grows: its networks and their rows stay as they are.
+    With several widths, heads or depths the runs are spread over all combinations, each in a
+    folder of its own: a mixed zoo.
     """
     from transformer_nfn.cli.zoo_progress import BuildBar
     from transformer_nfn.zoo.kind import all_kinds
@@ -238,7 +240,7 @@ def verify(
     path: ZooPath,
     data: Data = None,
     sample: Annotated[int, typer.Option(min=0, help="Networks to run again (of each kind).")] = 8,
-    seed: Annotated[int, typer.Option(help="Chooses them.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Chooses them.")] = 0,
     tolerance: Annotated[
         int | None,
         typer.Option(

@@ -18,6 +18,8 @@ from transformer_nfn.files.wrappers import inner_state
 
 # Smaller files are read at once: a map costs more than their bytes.
 MAP_FROM = 1 << 20
+# A view may show numbers of a file many times over; up to so many bytes it is written out.
+REPEATED = 1 << 28
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
@@ -41,6 +43,11 @@ class StateDict:
         if found.layout != torch.strided or found.is_meta:
             kind = "meta" if found.is_meta else str(found.layout).removeprefix("torch.")
             raise CheckpointError(f"'{self._where}': '{name}' is a {kind} tensor, not numbers")
+        needed, held = found.numel() * found.element_size(), found.untyped_storage().nbytes()
+        if needed > max(held, REPEATED):
+            raise CheckpointError(
+                f"'{self._where}': '{name}' claims {needed:,} bytes, its file holds {held:,}"
+            )
         return found.detach().clone(memory_format=torch.contiguous_format)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.models.predictor import PredictorError, TabularPredictor, optional
+from transformer_nfn.models.tree_files import checked_lightgbm, checked_xgboost
 
 MANY = 2000
 Held = tuple[np.ndarray, np.ndarray] | None
@@ -64,7 +65,8 @@ class XGBoostPredictor(TabularPredictor):
         xgboost = optional("xgboost")
         self._booster = xgboost.Booster()
         try:
-            self._booster.load_model(bytearray(files["model.ubj"]))
+            checked = checked_xgboost(files["model.ubj"], self.width or 0)
+            self._booster.load_model(bytearray(checked))
         except xgboost.core.XGBoostError as error:
             raise PredictorError(f"XGBoost does not read model.ubj: {error}") from error
 
@@ -120,7 +122,8 @@ class LightGBMPredictor(TabularPredictor):
         return {"model.txt": self._booster.model_to_string().encode()}
 
     def _restore(self, files: Mapping[str, bytes]) -> None:
-        self._booster = read_lightgbm(files["model.txt"])
+        checked = checked_lightgbm(files["model.txt"], self.width or 0)
+        self._booster = read_lightgbm(checked.encode())
 
 
 def train_lightgbm(

@@ -11,6 +11,7 @@ import safetensors.numpy
 
 from transformer_nfn.models.boosting import Held, LightGBMPredictor, read_lightgbm, train_lightgbm
 from transformer_nfn.models.predictor import PredictorError, TabularPredictor, optional
+from transformer_nfn.models.tree_files import checked_lightgbm
 
 IMPLEMENTATIONS = ("lightgbm", "sklearn")
 
@@ -92,12 +93,15 @@ class RandomForestPredictor(TabularPredictor):
 
     def _restore(self, files: Mapping[str, bytes]) -> None:
         if not self._sklearn:
-            self._booster = read_lightgbm(files["model.txt"])
+            checked = checked_lightgbm(files["model.txt"], self.width or 0)
+            self._booster = read_lightgbm(checked.encode())
             return
         try:
-            self._trees = safetensors.numpy.load(files["trees.safetensors"])
-        except safetensors.SafetensorError as error:
+            trees = safetensors.numpy.load(files["trees.safetensors"])
+        except (safetensors.SafetensorError, KeyError, ValueError) as error:
             raise PredictorError(f"trees.safetensors is not readable: {error}") from error
+        check_trees(trees, self.width or 0)
+        self._trees = trees
 
 
 def trees_of(forest: Any) -> dict[str, np.ndarray]:
@@ -122,6 +126,25 @@ def trees_of(forest: Any) -> dict[str, np.ndarray]:
         "value": np.concatenate([t.value[:, 0, 0] for t in trees]).astype(np.float64),
         "depth": np.array([max(t.max_depth for t in trees)], dtype=np.int64),
     }
+
+
+def check_trees(trees: Mapping[str, np.ndarray], width: int) -> None:
+    """Refuses arrays that `walk` could leave, or never come to the end of."""
+    nodes = len(trees["value"]) if "value" in trees and trees["value"].ndim == 1 else 0
+    limits = {"root": nodes, "left": nodes, "right": nodes, "feature": width, "depth": 10_000}
+    for name, most in limits.items():
+        found = trees.get(name)
+        fits = found is not None and found.dtype == np.int64 and found.ndim == 1 and len(found)
+        if not fits or found.min() < 0 or found.max() >= most:  # type: ignore[union-attr]
+            raise PredictorError(f"trees.safetensors: '{name}' are no whole numbers below {most}")
+        if name in ("left", "right", "feature") and len(found) != nodes:  # type: ignore[arg-type]
+            raise PredictorError(f"trees.safetensors: '{name}' expected {nodes} numbers")
+    for name in ("value", "threshold"):
+        column = trees.get(name)
+        if column is None or column.dtype != np.float64 or column.shape != (nodes,):
+            raise PredictorError(f"trees.safetensors: '{name}' expected {nodes} float64 numbers")
+        if not np.isfinite(column).all():
+            raise PredictorError(f"trees.safetensors: '{name}' holds values that are not finite")
 
 
 def walk(trees: Mapping[str, np.ndarray], x: np.ndarray) -> np.ndarray:

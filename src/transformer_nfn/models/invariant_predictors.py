@@ -190,9 +190,27 @@ class InvariantMLP(InvariantPredictor):
 
     def _restore(self, files: Mapping[str, bytes]) -> None:
         try:
-            self._state = safetensors.torch.load(files["model.safetensors"])
+            state = safetensors.torch.load(files["model.safetensors"])
         except safetensors.SafetensorError as error:
             raise PredictorError(f"model.safetensors is not readable: {error}") from error
+        width, hidden = self.width or 0, self.settings["hidden"]
+        frame = {"mean": [width], "scale": [width]}
+        layers = {"1.weight": [hidden, width], "1.bias": [hidden], "4.weight": [1, hidden],
+                  "4.bias": [1]}  # fmt: skip
+        for name, shape in {**frame, **layers}.items():
+            dtype = torch.float64 if name in frame else torch.float32
+            found = state.get(name)
+            if found is None or list(found.shape) != shape or found.dtype != dtype:
+                shown = None if found is None else f"{list(found.shape)} in {found.dtype}"
+                raise PredictorError(
+                    f"model.safetensors: '{name}' expected {shape} in {dtype}, found {shown}"
+                )
+            if not bool(found.isfinite().all()):
+                raise PredictorError(f"model.safetensors: '{name}' holds values not finite")
+        if len(state) > len(frame) + len(layers):
+            raise PredictorError("model.safetensors holds tensors that are none of its model")
+        self._module(width)
+        self._state = state
 
 
 def space_of(network: Mapping[str, Any]) -> WeightSpace:

@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError, missing_extra
+from transformer_nfn.files.fields import Fields
 from transformer_nfn.files.json_object import read_object
 from transformer_nfn.files.whole import write_bytes
 
 FORMAT = 1
 ABOUT = "predictor.json"
+WIDEST = 1 << 30
+"""Numbers that a network can have for a predictor."""
 Validation = tuple[Mapping[str, object], Tensor]
 
 
@@ -120,13 +123,17 @@ class TabularPredictor:
                 f"'{folder}' holds a predictor of kind {about['predictor']}, expected "
                 f"{cls.__name__}"
             )
-        files = {name: _checked(folder / name, sha) for name, sha in about["sha256"].items()}
+        files = {name: _checked(folder, name, sha) for name, sha in about["sha256"].items()}
         try:
             made = kind(**about["settings"])
             made.width = int(about["width"])
             made._restore(files)
-        except (TypeError, KeyError, ValueError) as error:
+        except PredictorError as error:
             raise PredictorError(f"'{folder}' holds no readable predictor: {error}") from error
+        except (TypeError, KeyError, ValueError, AttributeError, RuntimeError) as error:
+            raise PredictorError(
+                f"'{folder}' holds no readable predictor ({type(error).__name__}: {error})"
+            ) from error
         assert isinstance(made, cls)
         return made
 
@@ -201,13 +208,23 @@ def _about(path: Path) -> dict[str, Any]:
     data = read_object(path, PredictorError)
     if data.get("format") != FORMAT:
         raise PredictorError(f"'{path}' has format {data.get('format')!r}, expected {FORMAT}")
-    if missing := {"predictor", "settings", "width", "sha256"} - set(data):
-        raise PredictorError(f"'{path}' lacks {', '.join(sorted(missing))}")
+    fields = Fields(data, str(path), PredictorError)
+    fields.text("predictor")
+    fields.inner("settings")
+    fields.whole("width", 1, WIDEST)
+    sums = fields.inner("sha256")
+    for name in sums.data:
+        sums.text(name)
     return data
 
 
-def _checked(path: Path, sha256: str) -> bytes:
+def _checked(folder: Path, name: str, sha256: str) -> bytes:
+    path = folder / name
+    if Path(name).name != name:
+        raise PredictorError(f"'{folder / ABOUT}': '{name}' leads out of its folder")
     try:
+        if not path.is_file():
+            raise FileNotFoundError(path)
         data = path.read_bytes()
     except OSError as error:
         raise PredictorError(f"'{path}' is missing, though {ABOUT} names it") from error

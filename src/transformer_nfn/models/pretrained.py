@@ -7,7 +7,7 @@ downloading from and uploading to a hub needs ``huggingface_hub``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +22,8 @@ from transformer_nfn.files.whole import write_text
 from transformer_nfn.spaces import WeightSpace
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+LARGEST_AXIS = 4096
+"""A size that is no reason to look twice: such a model fits anywhere."""
 
 
 class Pretrained(nn.Module):
@@ -40,8 +42,12 @@ class Pretrained(nn.Module):
         rest = {k: v for k, v in config.items() if k != "space"}
         try:
             return cls(WeightSpace.from_json(config["space"]), **rest)
-        except TypeError as error:
-            raise SpaceError(f"a model's config is malformed: {error}") from error
+        except TransformerNFNError:
+            raise
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError, RuntimeError) as error:
+            raise SpaceError(
+                f"a model's config is malformed ({type(error).__name__}: {error})"
+            ) from error
 
     def save_pretrained(self, save_directory: str | Path) -> Path:
         """Writes ``config.json`` and ``model.safetensors`` into a folder, made if need be."""
@@ -71,8 +77,10 @@ class Pretrained(nn.Module):
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 raise TransformerNFNError(f"'{folder}' holds no {name}, so no model can be read")
-        model = cls.from_config(read_object(folder / CONFIG))
+        config = read_object(folder / CONFIG)
         with Checkpoint.open(folder / WEIGHTS) as stored:
+            _check_config(config, stored, folder / CONFIG)
+            model = cls.from_config(config)
             _fill(model, stored)
         return model.to(torch.device(map_location)).eval()
 
@@ -90,6 +98,38 @@ class Pretrained(nn.Module):
         return str(done)
 
 
+def _check_config(config: Mapping[str, Any], stored: Checkpoint, path: Path) -> None:
+    """Refuses sizes that no tensor of the file has, before a model of that size is made."""
+    most = max((size for name in stored for size in stored.info(name).shape), default=0)
+    most = max(most, len(stored))
+    space = config.get("space")
+    told = json.loads(space) if isinstance(space, str) and _is_json(space) else None
+    for value in _numbers_in([config, told]):
+        if isinstance(value, int) and value > max(most, LARGEST_AXIS):
+            raise TransformerNFNError(
+                f"'{path}' has the size {str(value)[:40]}, but no tensor of {WEIGHTS} is larger "
+                f"than {most}"
+            )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _numbers_in(data: Any) -> Iterator[int | float]:
+    if isinstance(data, Mapping):
+        data = list(data.values())
+    if isinstance(data, list):
+        for item in data:
+            yield from _numbers_in(item)
+    elif isinstance(data, int | float):
+        yield data
+
+
 def _fill(model: nn.Module, stored: Checkpoint) -> None:
     expected = model.state_dict()
     for name in [*expected, *stored]:
@@ -100,7 +140,13 @@ def _fill(model: nn.Module, stored: Checkpoint) -> None:
                 f"'{stored.where}' does not fit its {CONFIG}: '{name}' expected {want}, "
                 f"found {found}"
             )
-    model.load_state_dict({name: stored[name] for name in expected})
+    state = {name: stored[name] for name in expected}
+    for name, value in state.items():
+        if not bool(value.isfinite().all()):
+            raise TransformerNFNError(
+                f"'{stored.where}': '{name}' holds values that are not finite"
+            )
+    model.load_state_dict(state)
 
 
 def _hub() -> Any:

@@ -48,7 +48,13 @@ class Seen:
 
     def novelty(self, data: Dataset) -> Tensor:
         """Distance to the nearest training network over the limit; above 1 is outside."""
-        rows = (_features(data) - self.mean) / self.std
+        raw = _features(data)
+        if raw.shape[1] != len(self.mean):
+            raise RunError(
+                f"{SEEN_FILE} of the run is of networks with {len(self.mean)} features, found "
+                f"{raw.shape[1]}"
+            )
+        rows = (raw - self.mean) / self.std
         return torch.cdist(rows, self.rows).min(1).values / self.limit
 
     def save(self, folder: Path) -> None:
@@ -60,9 +66,28 @@ class Seen:
         """Reads what `save` wrote."""
         path = folder / SEEN_FILE
         try:
-            return Seen(**read_tensors(path)[0])
+            seen = Seen(**read_tensors(path)[0])
         except (CheckpointError, TypeError) as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
+        seen.check(str(path))
+        return seen
+
+    def check(self, where: str) -> None:
+        """Refuses tensors that cannot be what `of` learned."""
+        width = self.rows.shape[1] if self.rows.ndim == 2 else 0
+        shapes = {"rows": (len(self.rows) if width else 0, width), "mean": (width,),
+                  "std": (width,), "limit": ()}  # fmt: skip
+        for name, shape in shapes.items():
+            found = getattr(self, name)
+            if tuple(found.shape) != shape or 0 in shape or found.dtype != torch.float32:
+                raise RunError(
+                    f"'{where}': '{name}' expected shape {list(shape)} in float32, found "
+                    f"{list(found.shape)} in {str(found.dtype).removeprefix('torch.')}"
+                )
+            if not bool(found.isfinite().all()):
+                raise RunError(f"'{where}': '{name}' holds values that are not finite")
+        if not float(self.limit) > 0 or not bool((self.std > 0).all()):
+            raise RunError(f"'{where}': 'std' and 'limit' expected numbers above 0")
 
 
 def _features(data: Dataset) -> Tensor:

@@ -69,7 +69,6 @@ def _whole_network(data: Dataset, **options: Any) -> nn.Module:
         tokens=min(data.tokens or PROBE_TOKENS, PROBE_TOKENS),
         width=first.shape[3] if embedding is None else embedding["W"].shape[1],
         classes=last["W_2"].shape[-1],
-        blocks=len(one["blocks"]),
         **options,
     )
 

@@ -21,7 +21,9 @@ import numpy as np
 
 from transformer_nfn.errors import TransformerNFNError, missing_extra
 from transformer_nfn.files.json_object import read_object
+from transformer_nfn.files.parquet import read_parquet
 from transformer_nfn.files.whole import whole_file, write_text
+from transformer_nfn.prediction.record_check import check_record
 from transformer_nfn.zoo.store.index import CONFIGURATION
 
 FORMAT = 1
@@ -86,6 +88,7 @@ class RunRecord:
             raise RunError(
                 f"'{path}' has format {data.get('format')!r}, expected {FORMAT}: another version"
             )
+        check_record(data, str(path), RunError)
         try:
             return RunRecord(**data)
         except TypeError as error:
@@ -114,11 +117,11 @@ def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
 
 def read_predictions(folder: Path) -> dict[str, np.ndarray]:
     """Reads ``predictions.parquet`` as columns."""
-    pa, pq = _arrow()
+    pa, _ = _arrow()
     path = folder / PREDICTIONS_FILE
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
+        table = read_parquet(path)
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise RunError(f"'{path}' is not readable: {error}") from error
     return {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
 

@@ -28,6 +28,8 @@ from transformer_nfn.prediction.records import LOG_FILE, RunError
 
 STATE_FILE = "training.safetensors"
 SAVE_SECONDS = 20.0
+SHORTEST_EPOCH = 512
+"""Networks that an epoch of the model of whole networks takes at least."""
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -92,9 +94,10 @@ class SeedTrainer:
         whole = isinstance(first, WholeNetwork)  # each seed has probes of its own
         self.together = together and not whole and (len(seeds) > 1 or on_gpu)
         self.parts = _as_read(first, parts)
-        # With further checkpoints an epoch takes as many networks as there are runs.
+        # With further checkpoints an epoch takes as many networks as there are runs, and of a few
+        # runs more than one each: it should not be over after a handful of steps.
         runs = len(np.unique(self.parts.train.columns["run"].astype(str)))
-        self.per_epoch = runs if whole else len(parts.train)
+        self.per_epoch = max(runs, SHORTEST_EPOCH) if whole else len(parts.train)
         self.loss = first.loss if whole else binary_cross_entropy_with_logits
         self.epoch = 0
         self.best_epoch = [0] * len(seeds)
@@ -165,8 +168,9 @@ class SeedTrainer:
         On the device of the networks, the rates too where the optimiser reads them there.
         """
         device, n = self.parts.train.accuracy.device, len(self.parts.train)
-        orders = torch.stack([_order(n, seed, self.epoch, device) for seed in self.seeds])
-        orders = orders[:, : self.per_epoch]
+        orders = torch.stack(
+            [_order(n, self.per_epoch, seed, self.epoch, device) for seed in self.seeds]
+        )
         rates = self.epoch_rates()
         if self.rate is None:
             return orders, rates
@@ -351,11 +355,15 @@ def _optimiser(
     return torch.optim.AdamW([g for g in groups if g["params"]], **how)
 
 
-def _order(n: int, seed: int, epoch: int, device: torch.device) -> Tensor:
-    """The order of the networks in one epoch of one seed; drawn on a GPU where they lie on one."""
+def _order(n: int, count: int, seed: int, epoch: int, device: torch.device) -> Tensor:
+    """Which networks one epoch of one seed takes, ``count`` of ``n``, none again before all.
+
+    Drawn on a GPU where they lie on one.
+    """
     where = device if device.type == "cuda" else torch.device("cpu")
     source = torch.Generator(where).manual_seed((seed + 1) * 1_000_003 + epoch)
-    return torch.randperm(n, generator=source, device=where).to(device)
+    rounds = [torch.randperm(n, generator=source, device=where) for _ in range(-(-count // n))]
+    return torch.cat(rounds)[:count].to(device)
 
 
 def train_seeds(

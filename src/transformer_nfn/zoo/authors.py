@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 import math
 import re
@@ -14,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,13 +23,15 @@ from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, WIDTH
 from transformer_nfn.seed_kinds import UNKNOWN
+from transformer_nfn.zoo.archive import unpack
+from transformer_nfn.zoo.authors_table import fraction, number, read_table, seed
 from transformer_nfn.zoo.errors import ImportFileError, StoreError, ZooError
 from transformer_nfn.zoo.kind import Kind
 from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in, to_state_dict
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store import Folder, Zoo, check_fresh, write_shard
 
-_FILE = re.compile(r"(?P<run>.+)_(?P<epoch>best1?|\d+)_(?P<accuracy>\d+)\.pt")
+_FILE = re.compile(r"(?P<run>.+)_(?P<epoch>best1?|[0-9]+)_(?P<accuracy>[0-9]+)\.pt")
 _ACCURACY = ("test_top1_accuracy", "test_accuracy")
 # What their tables may call what ours calls otherwise.
 _COLUMNS = {
@@ -44,6 +44,7 @@ _COLUMNS = {
     "seed": ("seed",),
 }
 SHARD_ROWS = 1024
+LAST_EPOCH = 1_000_000
 
 
 @dataclass
@@ -83,7 +84,12 @@ def import_authors(source: Path, out: Path) -> tuple[Zoo, Imported]:
         name, files, table = _survey(folder, source)
         report = Imported()
         first = _open(files[0].path)
-        arch = _architecture(first, name)
+        try:
+            arch = _architecture(first, name)
+        except IndexError as error:
+            raise ImportFileError(
+                f"{files[0].path.name}: a tensor that tells its sizes has too few axes"
+            ) from error
         # Shards are written beside the zoo first, so that a bad file in the middle leaves
         # nothing behind.
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +142,7 @@ def _write(
 def _seeds(files: list[_File], table: dict[str, dict[str, str]]) -> str:
     """Whether the runs share one seed, as far as their table tells."""
     recorded = [table.get(file.path.name, {}).get("seed") for file in files]
-    seeds = {_whole(text) for text in recorded if text}
+    seeds = {seed(text, "a file") for text in recorded if text}
     if len(seeds) > 1:
         return "each"
     return "one" if all(recorded) else UNKNOWN
@@ -191,8 +197,9 @@ def _architecture(state: Checkpoint, name: str) -> NetworkSizes:
     bias, conv = "classifier.fc2.bias", "embedding.conv1.weight"
     classes = state.info(bias).shape[0] if bias in state else KNOWN_TASKS[name].classes
     patch = math.prod(state.info(conv).shape[1:]) if conv in state else 0
+    arch = NetworkSizes(KNOWN_TASKS[name].tokens, classes, patch=patch)
     try:
-        return NetworkSizes(KNOWN_TASKS[name].tokens, classes, patch=patch).resized(_kind(state))
+        return arch.resized(_kind(state))
     except ZooError as error:
         raise ImportFileError(f"{state.where}: {error}") from error
 
@@ -210,32 +217,26 @@ def _row(file: _File, config: dict[str, str]) -> dict[str, Any]:
     for column, names in _COLUMNS.items():
         value = next((config[n] for n in names if config.get(n)), None)
         if value is not None:
-            row[column] = _value(column, value)
+            row[column] = _value(column, value, file.path.name)
     best = file.epoch.startswith("best")
     row |= {"best": best, "epoch": 0 if best else int(file.epoch)}
     # Theirs have a hundred epochs; what was exported here says of how many each was.
-    row["percent"] = 0 if best else _whole(config.get("percent") or file.epoch)
+    percent = config.get("percent") or file.epoch
+    row["percent"] = 0 if best else int(number("percent", percent, file.path.name, most=LAST_EPOCH))
     said = next((config[n] for n in _ACCURACY if config.get(n)), None)
     # The file's name carries four digits; the table, where there is one, carries them all.
-    row["test_accuracy"] = file.accuracy if said is None else _fraction(float(said))
+    name = file.path.name
+    recorded = None if said is None else number("accuracy", said, name, most=100)
+    row["test_accuracy"] = file.accuracy if recorded is None else fraction(recorded)
     if config:
         row["source"] = json.dumps({"file": file.path.name} | config)
     return row
 
 
-def _value(column: str, text: str) -> str | float | int:
+def _value(column: str, text: str, file: str) -> str | float | int:
     if column == "optimizer":
         return text.strip().lower()
-    return _whole(text) if column == "seed" else float(text)
-
-
-def _whole(text: str) -> int:
-    """A whole number, also one that a table wrote as ``3.0``; seeds here have up to 63 bits."""
-    return int(text) if text.strip().isdecimal() else int(float(text))
-
-
-def _fraction(accuracy: float) -> float:
-    return accuracy / 100 if accuracy > 1 else accuracy
+    return seed(text, file) if column == "seed" else number(column, text, file)
 
 
 def _survey(
@@ -246,8 +247,13 @@ def _survey(
     for path in sorted(folder.rglob("*.pt")):
         match = _FILE.fullmatch(path.name)
         if match and path.parent.name in KNOWN_TASKS:
-            accuracy = int(match["accuracy"]) / 10000
-            file = _File(path, match["run"], match["epoch"], accuracy)
+            accuracy, epoch = int(match["accuracy"][:10]) / 10000, match["epoch"]
+            late = epoch.isdecimal() and int(epoch[:10]) > LAST_EPOCH
+            if accuracy > 1 or late:
+                raise ImportFileError(
+                    f"'{path.name}' is named for an accuracy above 1 or an epoch past {LAST_EPOCH}"
+                )
+            file = _File(path, match["run"], epoch, accuracy)
             found.setdefault(path.parent.name, []).append(file)
     if not found:
         raise ImportFileError(
@@ -262,11 +268,7 @@ def _survey(
     ((name, files),) = found.items()
     table: dict[str, dict[str, str]] = {}
     for path in folder.rglob(f"metadata/{name}.csv"):
-        text = path.read_text(encoding="utf-8")
-        for row in csv.DictReader(io.StringIO(text)):
-            if row.get("ckpt_file"):
-                key = PurePosixPath(row["ckpt_file"]).name
-                table[key] = {k: v for k, v in row.items() if k and v}
+        table |= read_table(path)
     return name, files, table
 
 
@@ -279,13 +281,6 @@ def _as_folder(source: Path) -> Iterator[Path]:
         raise ImportFileError(f"'{source}' does not exist")
     if not zipfile.is_zipfile(source):
         raise ImportFileError(f"'{source}' is neither a folder nor a zip file")
-    with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(source) as archive:
-        for member in archive.namelist():
-            parts = PurePosixPath(member.replace("\\", "/"))
-            if parts.is_absolute() or ".." in parts.parts:
-                raise ImportFileError(f"'{source}' holds the unsafe path '{member}'")
-        try:
-            archive.extractall(scratch)
-        except (zipfile.BadZipFile, OSError) as error:
-            raise ImportFileError(f"'{source}' is damaged ({error})") from error
+    with tempfile.TemporaryDirectory() as scratch:
+        unpack(source, Path(scratch))
         yield Path(scratch)

@@ -17,6 +17,7 @@ from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH, KnownTask
 from transformer_nfn.spaces import WeightSpace, attention_block
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.kind import PAPER, Kind
+from transformer_nfn.zoo.size_check import check_sizes
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ class NetworkSizes:
     def from_json(data: Mapping[str, Any]) -> NetworkSizes:
         """Reads what `to_json` wrote."""
         try:
+            check_sizes(data)
             return NetworkSizes(**data)
         except TypeError as error:
             raise ZooError(f"an architecture in JSON is malformed: {error}") from error

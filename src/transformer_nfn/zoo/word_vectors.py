@@ -6,9 +6,12 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+
+from transformer_nfn.zoo.errors import StoreError
 
 VECTORS_FILE = "vectors.safetensors"
 
@@ -34,6 +37,13 @@ class WordVectors:
     @staticmethod
     def from_bytes(data: bytes) -> WordVectors:
         """Reads what `to_bytes` wrote."""
-        tensors = safetensors.torch.load(data)
-        source, *vocabulary = json.loads(tensors["vocabulary"].numpy().tobytes().decode())
-        return WordVectors(tuple(vocabulary), tensors["vectors"], source)
+        try:
+            tensors = safetensors.torch.load(data)
+            source, *vocabulary = json.loads(tensors["vocabulary"].numpy().tobytes().decode())
+            found = WordVectors(tuple(vocabulary), tensors["vectors"], source)
+            whole = found.vectors.is_floating_point() and found.vectors.ndim == 2
+            if not whole or len(found.vectors) != len(vocabulary):
+                raise ValueError(f"{len(vocabulary)} words, vectors {list(found.vectors.shape)}")
+        except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{VECTORS_FILE}: holds no word vectors ({error})") from error
+        return found

@@ -38,7 +38,6 @@ class WholeNetwork(Pretrained):
         tokens: of a probe.
         width: of a token of a probe: pixels of a patch, or of a word vector.
         classes: of the networks' task.
-        blocks: of the networks.
         probes: how many; 0 leaves them out.
         rank: of the matrix of all probes.
         hidden: neurons that read the answers.
@@ -55,7 +54,6 @@ class WholeNetwork(Pretrained):
         tokens: int,
         width: int,
         classes: int,
-        blocks: int = 2,
         invariants: int | None = None,
         probes: int = 64,
         rank: int = 32,
@@ -69,7 +67,6 @@ class WholeNetwork(Pretrained):
             tokens=tokens,
             width=width,
             classes=classes,
-            blocks=blocks,
             invariants=invariants,
             probes=probes,
             rank=rank,
@@ -77,7 +74,7 @@ class WholeNetwork(Pretrained):
         )
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
         self.probes = Probes(probes, tokens, width, classes, rank) if probes else None
-        self.reader = _reader(answer_width(probes, classes, blocks), hidden) if probes else None
+        self.reader = _reader(answer_width(probes, classes), hidden) if probes else None
         self.register_buffer("mean", torch.zeros(invariants or 0))
         self.register_buffer("scale", torch.ones(invariants or 0))
         self.judge = _reader(invariants, hidden // 4) if invariants is not None else None
@@ -150,9 +147,9 @@ class WholeNetwork(Pretrained):
         return {"space": self.space.to_json(), **self._config}
 
 
-def answer_width(probes: int, classes: int, blocks: int) -> int:
-    """How many numbers `read_answers` gives."""
-    return 2 * probes * classes + probes * blocks + 1
+def answer_width(probes: int, classes: int) -> int:
+    """How many numbers `read_answers` gives, whatever the width, heads and depth of networks."""
+    return 2 * probes * classes + 2 * probes + 1
 
 
 def read_answers(given: Answers) -> Tensor:
@@ -165,7 +162,8 @@ def read_answers(given: Answers) -> Tensor:
             3 * usual.flatten(1),
             (logits / size).flatten(1),
             size[:, 0].log().clamp(-FARTHEST, FARTHEST),
-            given.alike.flatten(1),
+            given.alike.mean(-1),
+            given.alike[..., -1],
         ],
         -1,
     )

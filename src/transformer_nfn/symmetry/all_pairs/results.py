@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -96,12 +97,29 @@ def read_pairs(path: Path) -> list[Pair]:
                 f"'{path}': pairs of format {content['format']}, expected {FORMAT}; name another "
                 "file"
             )
-        return [
+        pairs = [
             Pair(**{**pair, "identities": tuple(pair["identities"])}) for pair in content["pairs"]
         ]
+        for pair in pairs:
+            _check_pair(pair, path)
+        return pairs
     except PairsError:
         raise
     except OSError as error:
         raise PairsError(f"'{path}' cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PairsError(f"'{path}': damaged, or no file of pairs ({error})") from error
+
+
+def _check_pair(pair: Pair, path: Path) -> None:
+    """Refuses a pair whose fields are of other types than `Pair` documents."""
+    words = (pair.a, pair.b, pair.verdict, pair.reason, *pair.identities)
+    score = pair.score
+    if (
+        not all(isinstance(word, str) for word in words)
+        or len(pair.identities) != 2
+        or not (score is None or (type(score) in (int, float) and math.isfinite(score)))
+        or pair.same_function not in (True, False, None)
+        or type(pair.same_function) not in (bool, type(None))
+    ):
+        raise PairsError(f"'{path}': damaged, what it says of a pair is none of a comparison")

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_nfn.errors import missing_extra
+from transformer_nfn.files.parquet import open_parquet
 from transformer_nfn.files.whole import whole_file
 from transformer_nfn.symmetry.prints.stored import (
     BYTES,
@@ -82,13 +83,11 @@ class Database:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._arrow, parquet = arrow()
+        self._arrow, _ = arrow()
         if not self.path.is_file():
             raise PrintError(f"'{self.path}': no such database of fingerprints")
         with self._named():
-            self._file = parquet.ParquetFile(
-                self.path, memory_map=True, page_checksum_verification=True
-            )
+            self._file = open_parquet(self.path, page_checksum_verification=True)
             facts = self._file.schema_arrow.metadata or {}
         try:
             if facts.get(b"kind", b"").decode(errors="replace") != KIND:
@@ -149,7 +148,7 @@ class Database:
     def batches(self) -> Iterator[Any]:
         """All of it, as Arrow's batches."""
         with self._named():
-            yield from self._file.iter_batches(GROUP)
+            yield from self._file.iter_batches(GROUP, use_threads=False)
 
     def _rows_of(self, group: int) -> int:
         return int(self._file.metadata.row_group(group).num_rows)

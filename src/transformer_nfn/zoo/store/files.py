@@ -30,7 +30,10 @@ class Checksums:
     def _read(self) -> dict[str, list[str]]:
         if not self.path.exists():
             return {}
-        found: dict[str, list[str]] = read_object(self.path, StoreError)
+        found = read_object(self.path, StoreError)
+        for name, sums in found.items():
+            if not isinstance(sums, list) or not all(isinstance(text, str) for text in sums):
+                raise StoreError(f"{self.path}: what stands at '{name}' are no checksums")
         return found
 
     def replace(self, name: str, data: bytes) -> None:

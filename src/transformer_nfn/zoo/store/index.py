@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.errors import missing_extra
+from transformer_nfn.files.parquet import read_parquet
 from transformer_nfn.zoo.errors import StoreError
+from transformer_nfn.zoo.store.index_check import check_columns, check_shards
 
 # Column and what stands where a row has no value (crashed runs, imported files).
 COLUMNS: dict[str, Any] = {
@@ -83,13 +85,15 @@ class Index:
     @staticmethod
     def from_parquet(data: bytes, where: str) -> Index:
         """Reads what `to_parquet` wrote."""
-        pa, pq = _arrow()
+        pa, _ = _arrow()
         try:
-            table = pq.read_table(pa.BufferReader(data))
+            table = read_parquet(data)
             shards = json.loads(table.schema.metadata[b"shards"])
             columns = {
                 name: table.column(name).to_numpy(zero_copy_only=False) for name in COLUMNS
             }
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{where}: damaged, not an index of a zoo ({error})") from error
+        check_columns(columns, COLUMNS, where)
+        check_shards(shards, columns, where)
         return Index(columns, shards)

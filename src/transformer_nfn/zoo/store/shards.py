@@ -90,7 +90,7 @@ def read_header(path: Path) -> Header:
         if zlib.crc32(body.encode()) != int(metadata["index_crc32"]):
             raise ValueError("its index does not match its checksum")
         index = json.loads(body)
-    except (ValueError, KeyError, UnicodeDecodeError) as error:
+        networks = sum(1 for row in index["rows"] if not row["crashed"])
+        return Header(index["rows"], index["made"], zlib.crc32(raw), networks)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"{path}: damaged header ({error})") from error
-    networks = sum(1 for row in index["rows"] if not row["crashed"])
-    return Header(index["rows"], index["made"], zlib.crc32(raw), networks)

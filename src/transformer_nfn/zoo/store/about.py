@@ -1,0 +1,50 @@
+"""Does ``zoo.json`` describe a zoo? Its checksum says that it is whole, not that it is right."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from transformer_nfn.files.fields import Fields
+from transformer_nfn.zoo.errors import StoreError
+from transformer_nfn.zoo.sizes import NetworkSizes
+
+MOST_SHARDS = 99_999
+"""As many as their names of five digits can tell apart."""
+DTYPES = ("float32", "float16")
+
+
+def check_about(about: dict[str, Any], where: str) -> None:
+    """Refuses a description whose fields cannot be those of a zoo.
+
+    Args:
+        about: what ``zoo.json`` says.
+        where: its path.
+    """
+    fields = Fields(about, where, StoreError)
+    fields.whole("shards", 0, MOST_SHARDS)
+    arch = NetworkSizes.from_json(fields.inner("architecture").data)
+    fields.inner("task").text("name")
+    for name in ("origin", "made_by"):
+        fields.text(name)
+    if "seeds" in about:
+        fields.text("seeds")
+    if about.get("dtype", "float32") not in DTYPES:
+        raise StoreError(
+            f"'{where}': 'dtype' expected {' or '.join(DTYPES)}, found {about['dtype']!r}"
+        )
+    recipe = fields.inner("recipe")
+    if "batch" in recipe.data:
+        recipe.whole("batch", 1)
+    if fields.has("positions"):
+        _check_positions(fields.text("positions"), arch, where)
+
+
+def _check_positions(text: str, arch: NetworkSizes, where: str) -> None:
+    try:
+        size = len(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise StoreError(f"'{where}': 'positions' is not base64 ({error})") from error
+    if size != (expected := 4 * arch.tokens * arch.d_model):
+        raise StoreError(f"'{where}': 'positions' expected {expected} bytes, found {size}")

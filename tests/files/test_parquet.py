@@ -1,0 +1,28 @@
+"""Parquet files are read without a thread of Arrow's: such threads abort some processes at exit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ASSETS = Path(__file__).parents[2] / "assets"
+CODE = """
+import os, sys
+from pathlib import Path
+import pyarrow.parquet
+from transformer_nfn.prediction.records import read_predictions
+from transformer_nfn.zoo import Zoo
+threads = lambda: len(os.listdir("/proc/self/task"))
+before = threads()
+assets = Path(sys.argv[1])
+assert len(Zoo.open(assets / "mnist-sample")) == 160
+assert len(read_predictions(assets / "mnist-boosting")["row"]) > 10
+assert threads() == before, (before, threads())
+pyarrow.parquet.read_table(assets / "mnist-boosting" / "predictions.parquet")
+assert threads() > before, "Arrow's own way starts some, or this test says nothing"
+"""
+
+
+def test_reading_starts_no_thread() -> None:
+    subprocess.run([sys.executable, "-c", CODE, str(ASSETS)], check=True)

@@ -1,0 +1,166 @@
+"""Words of commands that cannot be meant: sizes, places and numbers out of this world."""
+
+from __future__ import annotations
+
+from expected import Right
+
+Words = tuple[str, ...]
+LONG = "x" * 300
+DIGITS = "9" * 20
+NOWHERE = ("/proc/x", "/proc/x/y.safetensors", f"{LONG}.safetensors", "net.safetensors/x.st",
+           "/dev/null/x", "zoo", f"{LONG}/x/{LONG}")  # fmt: skip
+SPACE = "attention_block:8,2,4,4,12"
+PREDICT = ("predict", "statnn")
+
+
+def _places() -> list[Words]:
+    found: list[Words] = []
+    for place in NOWHERE:
+        found += [
+            ("sample", SPACE, "--out", place),
+            ("canonical", "net.safetensors", "--out", place),
+            ("disguise", "net.safetensors", "--out", place),
+            ("align", "net.safetensors", "other.safetensors", "--out", f"{place}/n.safetensors"),
+            ("disguise", "hub", "--out", place),
+            ("inspect", "hub", "--figure", f"{place}/x.png"),
+            ("report", "statnn", "--out", f"{place}/page.html"),
+            ("zoo", "plot", "zoo", "--out", f"{place}/z.png"),
+            ("zoo", "export", "zoo", "--out", place),
+            ("zoo", "import", "authors", "--out", f"{place}/z"),
+            ("zoo", "build", "--out", f"{place}/z", "--runs", "8", "--epochs", "2"),
+            ("train", "zoo", "--model", "statnn", "--epochs", "1", "--out", f"{place}/r"),
+            ("fingerprint", "hub", "--out", f"{place}/x.parquet"),
+            ("fingerprint", "hub", "--add", f"{place}/x.parquet"),
+            ("disguises", "--out", f"{place}/d"),
+            ("reproduce", "figures", "zoo", "--out", f"{place}/d"),
+        ]
+    return [words for words in found if words != ("disguise", "hub", "--out", "zoo")]
+
+
+def _names() -> list[Words]:
+    found: list[Words] = []
+    for name in (LONG, f"{LONG}/{LONG}", "", ".", "/", "/proc/self/mem", "/dev/null",
+                 "nowhere", f"{LONG}#1", "zoo#" + DIGITS, "zoo#-1", "zoo#1.5", "zoo#", "#1",
+                 "zoo#٣", "zoo##1", "\udcff", "~", "file:///etc/passwd", "-"):  # fmt: skip
+        found += [
+            (*PREDICT, name), ("predict", name, "ours.safetensors"), ("evaluate", name),
+            ("evaluate", "statnn", name), ("compare", "net.safetensors", name),
+            ("compare", name, name), ("inspect", name), ("fingerprint", name), ("report", name),
+            ("zoo", "info", name), ("zoo", "export", name, "--out", "e"),
+            ("zoo", "import", name, "--out", "i"), ("train", name, "--out", "r"),
+            ("align", "net.safetensors", name, "--out", "n"), ("space", name),
+            ("sample", name, "--out", "s.safetensors"),
+            ("disguise", name, "--out", "n"), ("compare", "--matrix", name),
+            ("architectures", "--architecture", name),
+            ("inspect", "hub", "--architecture", name),
+            ("canonical", "net.safetensors", "--out", "c", "--part", name),
+            ("compare", "net.safetensors", "other.safetensors", "--space", name),
+            ("fingerprint", "hub", "--search", name),
+        ]  # fmt: skip
+    same = {("report", "."), ("report", "/"), ("compare", "--matrix", "."),
+            ("compare", "--matrix", "/"), ("zoo", "import", "/", "--out", "i"),
+            ("zoo", "import", ".", "--out", "i"),
+            ("canonical", "net.safetensors", "--out", "c", "--part", "")}  # fmt: skip
+    return [words for words in found if words not in same]
+
+
+def _numbers() -> list[Words]:
+    found: list[Words] = []
+    for number in (DIGITS, f"-{DIGITS}", "-1", "nan", "1e400", "1.5", "x", "", "٣٣"):
+        found += [
+            ("sample", f"attention_block:{number},2,4,4,12", "--out", "s.safetensors"),
+            ("sample", f"attention_block:8,{number},4,4,12", "--out", "s.safetensors"),
+            ("space", f"residual_stack:{number},8,2,4,4,12,3,3"),
+            ("space", f"decoder_stack:2,8,2,{number},4,4,12,3,3"),
+            ("space", f"multi_head:8,2,{number},4"),
+            ("fingerprint", "net.safetensors", "--size", number),
+            ("align", "net.safetensors", "other.safetensors", "--out", "n.st", "--rounds", number),
+            ("zoo", "build", "--out", "z", "--runs", number),
+            ("zoo", "build", "--out", "z", "--runs", "8", "--epochs", number),
+            ("zoo", "build", "--out", "z", "--runs", "8", "--batch", number),
+            ("zoo", "build", "--out", "z", "--runs", "8", "--samples", number),
+            ("zoo", "build", "--out", "z", "--runs", "8", "--shard-runs", number),
+            ("zoo", "build", "--out", "z", "--runs", "8", "--until", number),
+            ("zoo", "build", "--out", "z", "--runs", "8", "--workers", number),
+            ("zoo", "plot", "zoo", "--out", "z.png", "--bins", number),
+            ("zoo", "verify", "zoo", "--tolerance", number),
+            ("zoo", "verify", "zoo", "--sample", "0", "--tolerance", number),
+            ("train", "zoo", "--model", "statnn", "--out", "r", "--epochs", number),
+            ("train", "zoo", "--model", "statnn", "--out", "r", "--batch", number),
+            ("train", "zoo", "--model", "statnn", "--out", "r", "--seeds", number),
+            ("train", "zoo", "--model", "statnn", "--out", "r", "--percent", number),
+            ("train", "zoo", "--model", "transformer_nfn", "--out", "r", "--channels", number),
+            ("evaluate", "statnn", "zoo", "--percent", number),
+            ("reproduce", "table1", "zoo", "--out", "r", "--seeds", number),
+            ("reproduce", "table1", "zoo", "--out", "r", "--percent", number),
+            ("reproduce", "learning-curve", "zoo", "--out", "r", "--sizes", number),
+            ("compare", "--matrix", "hub", "--engine", number),
+            ("disguise", "net.safetensors", "--out", "n.safetensors", "--condition", number),
+            ("disguise", "hub", "--out", "n", "--condition", number),
+            ("fingerprint", "hub", "--search", "x.parquet", "--top", number),
+        ]  # fmt: skip
+        if number not in ("-1",):
+            found += [
+                ("sample", SPACE, "--out", "s.safetensors", "--seed", number),
+                ("disguise", "net.safetensors", "--out", "n.safetensors", "--seed", number),
+            ]
+    harmless = {"٣٣": ("--seed", "--bins", "--tolerance", "--rounds", "--epochs", "--batch",
+                       "--top", "--size", "--workers", "--samples", "--shard-runs",
+                       "--condition")}  # fmt: skip
+    return [
+        w for w in found
+        if not any(o in w for o in harmless.get(w[-1], ()))
+        and not (w[-1] == "1.5" and "--condition" in w)
+        and not (w[-1] == DIGITS and {"--bins", "--rounds", "--top", "--tolerance"} & set(w))
+        and not (w[-1] == "" and w[0] == "reproduce" and "--sizes" in w)
+    ]  # fmt: skip
+
+
+def _sizes() -> list[Words]:
+    return [
+        ("sample", f"attention_block:{sizes}", "--out", "s.safetensors")
+        for sizes in ("1000000,2,4,4,1000000", "1000000,1000,1000,1000,1000000", "0,0,0,0,0",
+                      "8,2,4,4", "8,2,4,4,12,1", "100000,2,50000,50000,400000", ",,,,",
+                      "1000000,1,1000000,1,1")
+    ] + [
+        ("sample", f"residual_stack:{DIGITS[:8]},8,2,4,4,12,3,3", "--out", "s.safetensors"),
+        ("space", f"residual_stack:{DIGITS[:9]},8,2,4,4,12,3,3"),
+        ("sample", "decoder_stack:100,100000,10,10,10000,10000,400000,100000,100000", "--out",
+         "s.safetensors"),
+        ("zoo", "build", "--out", "z", "--runs", "16001"),
+        ("zoo", "build", "--out", "z", "--runs", "0"),
+        ("zoo", "build", "--out", "z", "--runs", "8", "--task", LONG),
+        ("zoo", "build", "--out", "z", "--runs", "8", "--precision", "float128"),
+        ("zoo", "build", "--out", "z", "--runs", "8", "--dtype", "int8"),
+        ("zoo", "build", "--out", "z", "--runs", "8", "--select", "x"),
+        ("zoo", "build", "--out", "z", "--runs", "8", "--device", "tpu"),
+        ("zoo", "build", "--out", "z", "--runs", "8", "--engine", "x"),
+        ("zoo", "build", "--out", "z", "--runs", "8", "--path", "x"),
+        ("zoo", "build", "--out", "z", "--runs", "8", "--data", "hub"),
+        ("train", "zoo", "--model", "nothing", "--out", "r"),
+        ("train", "zoo", "--out", "r", "--model", "transformer_nfn", "--channels", DIGITS[:10]),
+        ("train", "zoo", "--out", "r", "--model", "statnn", "--lr", "nan"),
+        ("train", "zoo", "--out", "r", "--model", "statnn", "--lr", "-1"),
+        ("train", "zoo", "--out", "r", "--model", "statnn", "--lr", "inf"),
+        ("train", "zoo", "--out", "r", "--model", "statnn", "--min-accuracy", "nan"),
+        ("train", "zoo", "--out", "r", "--model", "statnn", "--save-every", "nan"),
+        ("train", "zoo", "--out", "statnn", "--model", "mlp"),
+        ("evaluate", "statnn", "zoo", "--min-accuracy", "nan"),
+        ("reproduce", "table9", "zoo", "--out", "r"),
+        ("reproduce", "table1", "zoo", "--out", "r", "--models", "x,y"),
+        ("compare", "net.safetensors", "hub"), ("compare", "net.safetensors", "ours.safetensors"),
+        ("compare", "hub", "net.safetensors", "--prove"), ("compare", "net.safetensors"),
+        ("predict", "statnn", "net.safetensors"), ("predict", "statnn", "hub"),
+        ("predict", "statnn", "statnn"), ("predict", "zoo", "ours.safetensors"),
+        ("align", "hub", "net.safetensors", "--out", "n"),
+        ("fingerprint", "hub", "net.safetensors"), ("zoo", "info", "hub"),
+        ("zoo", "info", "statnn"), ("zoo", "verify", "hub", "--sample", "0"),
+        ("zoo", "import", "zoo", "--out", "i"), ("zoo", "import", "net.safetensors", "--out", "i"),
+        ("zoo", "import", "authors", "--out", "zoo"), ("zoo", "export", "zoo", "--out", "hub"),
+        ("evaluate", "statnn", "hub"), ("space", "net.safetensors"), ("report", "hub"),
+    ]  # fmt: skip
+
+
+ARGUMENTS: tuple[tuple[Words, Right], ...] = tuple(
+    (words, Right.REFUSED) for words in (*_places(), *_names(), *_numbers(), *_sizes())
+)

@@ -1,0 +1,356 @@
+"""Which commands are run on which damaged inputs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import damage as d
+import import_damage
+import store_damage
+import tensor_damage
+from arguments import ARGUMENTS
+from expected import Case, Damage, Right
+
+REFUSED, EQUAL, ANSWERED = Right.REFUSED, Right.EQUAL, Right.ANSWERED
+UNCHANGED = Right.EQUAL_OR_REFUSED
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file to damage.
+
+    Attributes:
+        path: below the case's folder.
+        damagers: one of them is used.
+        sign: makes the checksums right again afterwards.
+    """
+
+    path: str
+    damagers: tuple[d.Damager, ...]
+    sign: Callable[[Path], None] | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Commands that read the same inputs, one of which is damaged.
+
+    Attributes:
+        inputs: copied from the valid ones.
+        commands: one of them is run.
+        targets: one of them is damaged; without any, the words themselves are what is wrong.
+        answers: see `Case`.
+        bad: see `Case`.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    commands: tuple[Words, ...]
+    targets: tuple[Target, ...] = ()
+    answers: tuple[int, ...] = (0,)
+    bad: tuple[int, ...] = (2,)
+
+    def copy(self, valid: Path, folder: Path) -> None:
+        """The undamaged inputs in a folder of their own."""
+        folder.mkdir(parents=True)
+        for name in self.inputs:
+            target = folder / Path(name).name
+            copy = shutil.copytree if (valid / name).is_dir() else shutil.copy
+            copy(valid / name, target)
+
+
+def make(scenario: Scenario, seed: int, number: int, valid: Path, folder: Path) -> Case:
+    """The damaged input of a number, in a folder of its own; the same for the same seed."""
+    chance = Random(f"{seed} {number}")
+    scenario.copy(valid, folder)
+    if not scenario.targets:
+        words, right = chance.choice(ARGUMENTS)
+        return Case(words, Damage("the words themselves", right))
+    words = chance.choice(scenario.commands)
+    target = chance.choice(scenario.targets)
+    damage = chance.choice(target.damagers)
+    done = damage(chance, folder / target.path)
+    if target.sign is not None and (folder / target.path).is_file():
+        target.sign(folder / target.path)
+        done = Damage(f"signed, {done.what}", done.right)
+    return Case(words, done, scenario.answers, scenario.bad)
+
+
+PREDICT: Words = ("predict", "RUN", "ours.safetensors", "--json")
+RUN_FIELDS = (
+    "model", "zoo", "zoo/architecture", "zoo/architecture/*", "seeds", "seeds/0", "seeds/0/seed",
+    "summary", "summary/radius", "status", "format", "selection", "protocol", "num_parameters",
+    "table",
+)  # fmt: skip
+NEEDED_RUN_FIELDS = ("model", "zoo", "zoo/architecture", "zoo/architecture/tokens", "seeds/0/seed",
+                     "summary/radius", "format", "selection", "protocol")  # fmt: skip
+ABOUT_FIELDS = ("format", "predictor", "settings", "width", "sha256", "sha256/*")
+CONFIG_FIELDS = ("blocks", "channels", "channels/*", "classifier", "embedding", "features", "space")
+ZOO_FIELDS = ("format", "kind", "architecture", "architecture/*", "shards", "task", "task/name")
+NEURAL = ("transformer_nfn", "mlp", "statnn")
+EVALUATED = ("transformer_nfn", "lightgbm")
+LIBRARY_FILES = {
+    "xgboost": ("model.ubj", (store_damage.xgboost_json, d.flipped(ANSWERED))),
+    "lightgbm": ("model.txt", (store_damage.lightgbm_text, d.flipped(ANSWERED))),
+    "invariant_boosting": ("model.txt", (store_damage.lightgbm_text, d.flipped(ANSWERED))),
+    "random_forest": ("trees.safetensors", (tensor_damage.stored_tensor, d.flipped(ANSWERED))),
+    "invariant_mlp": ("model.safetensors", (tensor_damage.stored_tensor, d.flipped(ANSWERED))),
+}
+
+
+def _json(refused: tuple[str, ...], needed: tuple[str, ...], right: Right) -> tuple[d.Damager, ...]:
+    wrong = d.field_of_wrong_type(refused, right)
+    missing = d.field_missing(needed, Right.ANSWERED)
+    return (wrong, wrong, wrong, missing, d.unreadable, d.json_text(ANSWERED), d.reformatted)
+
+
+def _named_run(model: str, words: Words) -> Words:
+    return tuple(model if word == "RUN" else word for word in words)
+
+
+def _run_folders() -> list[Scenario]:
+    scenarios = []
+    for model in (*NEURAL, *LIBRARY_FILES):
+        targets = [
+            Target(f"{model}/run.json", _json(RUN_FIELDS, NEEDED_RUN_FIELDS, UNCHANGED)),
+            Target(
+                f"{model}/seen.safetensors",
+                (d.unreadable, tensor_damage.stored_tensor, d.safetensors_header(ANSWERED)),
+            ),
+        ]
+        if model in NEURAL:
+            at = f"{model}/seed-0"
+            targets += [
+                Target(f"{at}/config.json", _json(CONFIG_FIELDS, ("space",), UNCHANGED)),
+                Target(
+                    f"{at}/model.safetensors",
+                    (
+                        d.unreadable, tensor_damage.stored_tensor, tensor_damage.header_claims,
+                        d.safetensors_header(ANSWERED), d.swapped("ours.safetensors"),
+                    ),
+                ),
+            ]
+        else:
+            name, damagers = LIBRARY_FILES[model]
+            at = f"{model}/seed-0"
+            targets += [
+                Target(f"{at}/predictor.json", _json(ABOUT_FIELDS, ABOUT_FIELDS[:5], UNCHANGED)),
+                Target(f"{at}/{name}", (d.unreadable, d.flipped(REFUSED))),
+                Target(f"{at}/{name}", (d.unreadable, *damagers), store_damage.sign_predictor),
+            ]
+        inputs = (f"runs/{model}", "ours.safetensors", "zoo")
+        words = _named_run(model, PREDICT)
+        scenarios.append(Scenario(f"predict {model}", inputs, (words,), tuple(targets)))
+        if model in EVALUATED:
+            words = ("evaluate", model, "zoo", "--json")
+            scenarios.append(
+                Scenario(f"evaluate {model}", inputs, (words,), (targets[0], *targets[2:]))
+            )
+    return scenarios
+
+
+def _reports() -> list[Scenario]:
+    run = "transformer_nfn"
+    targets = (
+        Target(
+            f"{run}/run.json",
+            (
+                d.field_of_wrong_type(RUN_FIELDS, ANSWERED), d.unreadable, d.json_text(ANSWERED),
+                d.reformatted,
+            ),
+        ),
+        Target(f"{run}/log.jsonl", (d.flipped(ANSWERED), d.swapped("zoo/zoo.json", ANSWERED))),
+        Target(f"{run}/predictions.parquet", (store_damage.predictions, d.flipped(ANSWERED))),
+    )
+    inputs = (f"runs/{run}", "zoo")
+    return [
+        Scenario("report", inputs, (("report", run, "--out", "page.html"),), targets),
+        Scenario("record shown", inputs, (("evaluate", run),), targets[:1]),
+    ]
+
+
+def _zoos() -> list[Scenario]:
+    inputs = ("zoo", "runs/statnn")
+    small = (
+        Target("zoo/zoo.json", (d.unreadable, d.flipped(REFUSED), d.field_of_wrong_type(
+            ZOO_FIELDS, REFUSED))),
+        Target("zoo/zoo.json", (d.field_of_wrong_type(ZOO_FIELDS, UNCHANGED), d.field_missing(
+            ZOO_FIELDS, ANSWERED), d.reformatted), store_damage.sign_zoo),
+        Target("zoo/checksums.json", (d.unreadable, d.field_of_wrong_type(("*", "*/0"), REFUSED))),
+    )  # fmt: skip
+    index = (
+        Target("zoo/index.parquet", (d.flipped(REFUSED),)),
+        Target(
+            "zoo/index.parquet",
+            (store_damage.parquet_index, store_damage.parquet_index, d.flipped(ANSWERED)),
+            store_damage.sign_zoo,
+        ),
+    )
+    shards = (
+        Target(
+            "zoo/shards/00000.safetensors",
+            (d.unreadable, d.flipped(REFUSED), d.flipped(REFUSED, within=3000)),
+        ),
+    )
+    one = ("predict", "statnn", "zoo#1", "--json")
+    many = ("evaluate", "statnn", "zoo", "--json")
+    verify = ("zoo", "verify", "zoo", "--sample", "0", "--json")
+    export = ("zoo", "export", "zoo", "--out", "exported")
+    return [
+        Scenario("zoo files", inputs, (one, many, ("inspect", "zoo#1", "--json")), small),
+        Scenario("zoo verified", inputs, (verify,), (*small[:1], *shards), bad=(1, 2)),
+        Scenario("zoo index", inputs, (many, export), index),
+        Scenario("zoo shards", inputs, (many, export), shards),
+        Scenario(
+            "zoo shown", inputs, (("zoo", "info", "zoo"), ("zoo", "plot", "zoo", "--out", "z.png")),
+            (
+                Target("zoo/zoo.json", (d.unreadable, d.field_of_wrong_type(ZOO_FIELDS, ANSWERED)),
+                       store_damage.sign_zoo),
+                Target("zoo/index.parquet", (d.flipped(ANSWERED),), store_damage.sign_zoo),
+            ),
+        ),
+        Scenario(
+            "zoo trained on", ("zoo",),
+            (("train", "zoo", "--model", "statnn", "--epochs", "1", "--seeds", "1", "--out", "r"),),
+            (*small, *index, *shards),
+        ),
+    ]  # fmt: skip
+
+
+def _networks() -> list[Scenario]:
+    compare = ("compare", "net.safetensors", "other.safetensors", "--json")
+    stored = (
+        d.unreadable, tensor_damage.stored_tensor, tensor_damage.stored_tensor,
+        tensor_damage.header_claims, d.safetensors_header(ANSWERED),
+    )  # fmt: skip
+    pickled = (
+        d.unreadable, tensor_damage.pickled_tensor, tensor_damage.pickled_tensor,
+        tensor_damage.pickled_whole, d.flipped(ANSWERED), d.flipped(ANSWERED, within=600),
+    )  # fmt: skip
+    inputs = ("net.safetensors", "other.safetensors")
+    theirs = ("theirs.pt", "runs/transformer_nfn", "ours.safetensors")
+    target = (Target("net.safetensors", stored),)
+    return [
+        Scenario("compare", inputs, (compare,), target, answers=(0, 1, 3)),
+        Scenario(
+            "one network", inputs,
+            (
+                ("inspect", "net.safetensors", "--json"),
+                ("fingerprint", "net.safetensors", "other.safetensors", "--json"),
+                ("canonical", "net.safetensors", "--out", "out.safetensors"),
+                ("disguise", "net.safetensors", "--out", "out.safetensors"),
+                ("align", "net.safetensors", "other.safetensors", "--out", "new.safetensors"),
+            ),
+            target,
+        ),
+        Scenario(
+            "state dict", theirs, (("predict", "transformer_nfn", "theirs.pt", "--json"),),
+            (Target("theirs.pt", pickled),),
+        ),
+        Scenario(
+            "network predicted", theirs,
+            (("predict", "transformer_nfn", "ours.safetensors", "--json"),),
+            (Target("ours.safetensors", stored),),
+        ),
+        Scenario(
+            "state dict inspected", theirs,
+            (("inspect", "theirs.pt", "--json"), ("compare", "theirs.pt", "theirs.pt")),
+            (Target("theirs.pt", pickled),), answers=(0, 1, 3),
+        ),
+        Scenario(
+            "space", ("space.json", "net.safetensors"),
+            (("space", "space.json"), ("sample", "space.json", "--out", "s.safetensors")),
+            (Target("space.json", _json(("format", "axes", "axes/*", "axes/*/*", "tensors",
+                                         "tensors/*"), ("axes", "tensors"), ANSWERED)),),
+        ),
+    ]  # fmt: skip
+
+
+def _checkpoints() -> list[Scenario]:
+    sizes = ("n_embd", "n_head", "n_layer", "vocab_size", "model_type")
+    hub = (
+        Target("hub/config.json", (d.unreadable, d.field_of_wrong_type(sizes, ANSWERED))),
+        Target(
+            "hub/model.safetensors",
+            (
+                d.unreadable, tensor_damage.stored_tensor, tensor_damage.header_claims,
+                d.safetensors_header(ANSWERED),
+            ),
+        ),
+    )
+    return [
+        Scenario(
+            "checkpoints compared", ("hub", "disguised"),
+            (("compare", "hub", "disguised", "--json"),), hub[1:], answers=(0, 1, 3),
+        ),
+        Scenario(
+            "checkpoint", ("hub", "disguised"),
+            (
+                ("inspect", "hub", "--json"), ("fingerprint", "hub", "disguised", "--json"),
+                ("disguise", "hub", "--out", "new"), ("align", "hub", "disguised", "--out", "new"),
+            ),
+            hub[1:],
+        ),
+        Scenario(
+            "checkpoint's config", ("hub", "disguised"),
+            (("inspect", "hub", "--json"), ("disguise", "hub", "--out", "new")),
+            (Target("hub/config.json", (d.field_of_wrong_type(sizes, ANSWERED),
+                                        d.json_text(ANSWERED), d.reformatted)),),
+        ),
+        Scenario(
+            "fingerprints", ("hub", "prints.parquet"),
+            (("fingerprint", "hub", "--search", "prints.parquet", "--json"),
+             ("fingerprint", "hub", "--add", "prints.parquet")),
+            (Target("prints.parquet", (d.unreadable, d.flipped(ANSWERED))),),
+        ),
+        Scenario(
+            "pairs", ("models", "pairs.json"),
+            (("compare", "--matrix", "models", "--out", "pairs.json", "--json"),),
+            (Target("pairs.json", _json(("kind", "format", "pairs", "pairs/*", "pairs/*/*"),
+                                        ("kind", "pairs"), ANSWERED)),),
+        ),
+        Scenario(
+            "own family", ("hub", "own.toml"),
+            (("architectures", "--architecture", "own.toml"),
+             ("inspect", "hub", "--architecture", "own.toml", "--json")),
+            (Target("own.toml", (d.flipped(ANSWERED), d.flipped(ANSWERED))),),
+        ),
+    ]  # fmt: skip
+
+
+def _imports() -> list[Scenario]:
+    words = ("zoo", "import", "authors", "--out", "imported")
+    zipped = ("zoo", "import", "authors.zip", "--out", "imported")
+    first = "authors/mnist/run0_75_5000.pt"
+    pickled = (
+        d.unreadable, tensor_damage.pickled_tensor, tensor_damage.pickled_whole,
+        import_damage.file_name, d.flipped(ANSWERED, within=600),
+    )  # fmt: skip
+    table = (import_damage.table, import_damage.table, import_damage.harmless_table)
+    return [
+        Scenario("import", ("authors",), (words,), (Target(first, pickled),)),
+        Scenario(
+            "import's table", ("authors",), (words,),
+            (Target("authors/metadata/mnist.csv", table),
+             Target("authors", (import_damage.no_files,))),
+        ),
+        Scenario(
+            "import's zip", ("authors.zip",), (zipped,),
+            (Target("authors.zip", (import_damage.archive, import_damage.archive, d.unreadable,
+                                    d.flipped(ANSWERED))),),
+        ),
+    ]  # fmt: skip
+
+
+WORDS = Scenario(
+    "words", ("net.safetensors", "other.safetensors", "ours.safetensors", "runs/statnn", "zoo",
+              "hub", "authors", "space.json"), (),
+)  # fmt: skip
+SCENARIOS: tuple[Scenario, ...] = (
+    *_run_folders(), WORDS, *_reports(), *_zoos(), WORDS, *_networks(), *_checkpoints(), WORDS,
+    *_imports(), WORDS,
+)  # fmt: skip

@@ -1,0 +1,102 @@
+"""What is right for a damaged input, and what a command that got it did instead."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Right(Enum):
+    """What a command should do."""
+
+    REFUSED = "refused in one sentence, exit code 2"
+    EQUAL = "harmless: the answer of the undamaged input"
+    EQUAL_OR_REFUSED = "never another answer than that of the undamaged input"
+    ANSWERED = "other, but meaningful input: an answer of its own, or refused"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What was done to an input, and what is right then."""
+
+    what: str
+    right: Right
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command on a damaged input.
+
+    Attributes:
+        words: of the command, run in the case's own folder.
+        damage: of its input.
+        answers: exit codes that answer.
+        bad: exit codes that say the input is bad; `tnfn zoo verify` says so with 1.
+    """
+
+    words: tuple[str, ...]
+    damage: Damage
+    answers: tuple[int, ...] = (0,)
+    bad: tuple[int, ...] = (2,)
+
+
+@dataclass
+class Outcome:
+    """How a command ended.
+
+    Attributes:
+        status: exit code; negative for the signal that ended it; None if it hung.
+        writes: paths outside its own folder that it wrote to, made or removed.
+    """
+
+    status: int | None
+    stdout: str
+    stderr: str
+    seconds: float
+    writes: list[str] = field(default_factory=list)
+
+
+FAULTS = (
+    "traceback", "abort", "hang", "wrongly accepted", "wrongly refused", "wrong answer",
+    "not one sentence", "no JSON", "files outside",
+)  # fmt: skip
+
+
+def fault(case: Case, outcome: Outcome, undamaged: Outcome) -> str | None:
+    """Which of `FAULTS` this is, None if it is right."""
+    if outcome.status is None:
+        return "hang"
+    if outcome.status < 0 or outcome.status in (134, 139):
+        return "abort"
+    if outcome.status == 70 or "Traceback" in outcome.stderr:
+        return "traceback"
+    if outcome.writes:
+        return "files outside"
+    if outcome.status in case.bad:
+        if outcome.status == 2 and not _one_sentence(outcome.stderr):
+            return "not one sentence"
+        return "wrongly refused" if case.damage.right is Right.EQUAL else None
+    if outcome.status not in case.answers or case.damage.right is Right.REFUSED:
+        return "wrongly accepted"
+    if "--json" in case.words and not _strict_json(outcome.stdout):
+        return "no JSON"
+    same = (outcome.status, outcome.stdout) == (undamaged.status, undamaged.stdout)
+    return None if case.damage.right is Right.ANSWERED or same else "wrong answer"
+
+
+def _one_sentence(stderr: str) -> bool:
+    """One line; or Typer's own box around a mistake in the words of the command."""
+    lines = stderr.splitlines()
+    return (len(lines) == 1 and lines[0].startswith("error: ")) or stderr.startswith("Usage: ")
+
+
+def _strict_json(text: str) -> bool:
+    def no(constant: str) -> None:
+        raise ValueError(constant)
+
+    try:
+        json.loads(text, parse_constant=no)
+    except ValueError:
+        return False
+    return True

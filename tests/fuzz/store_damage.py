@@ -1,0 +1,206 @@
+"""Ways to damage a zoo or a predictor that keep its checksums right: signed, but wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from expected import Damage, Right
+
+REFUSED = Right.REFUSED
+
+
+def sign_zoo(path: Path) -> None:
+    """Checksums of what the small files of a zoo hold now."""
+    folder = path.parent
+    sums = {
+        name: [_sha256(folder / name)]
+        for name in ("zoo.json", "index.parquet")
+        if (folder / name).is_file()
+    }
+    (folder / "checksums.json").write_text(json.dumps(sums))
+
+
+def sign_predictor(path: Path) -> None:
+    """Checksums of what the files of a predictor hold now."""
+    about = json.loads((path.parent / "predictor.json").read_text())
+    about["sha256"] = {name: _sha256(path.parent / name) for name in about["sha256"]}
+    (path.parent / "predictor.json").write_text(json.dumps(about))
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _set(name: str, values: Callable[[int], Any]) -> Callable[[Any], Any]:
+    def change(table: Any) -> Any:
+        made = pa.array([values(i) for i in range(len(table))])
+        return table.set_column(table.column_names.index(name), name, made)
+
+    return change
+
+
+def _metadata(value: bytes | None) -> Callable[[Any], Any]:
+    return lambda t: t.replace_schema_metadata(None if value is None else {"shards": value})
+
+
+TABLES: dict[str, tuple[Callable[[Any], Any], Right]] = {
+    "no rows": (lambda t: t[:0], REFUSED),
+    "row far off": (_set("row", lambda i: 10**9), REFUSED),
+    "row negative": (_set("row", lambda i: -1), REFUSED),
+    "row text": (_set("row", lambda i: "x"), REFUSED),
+    "row a fraction": (_set("row", lambda i: 0.5), REFUSED),
+    "row null": (_set("row", lambda i: None), REFUSED),
+    "shard outside": (_set("shard", lambda i: "../../x"), REFUSED),
+    "shard unknown": (_set("shard", lambda i: "99999"), REFUSED),
+    "shard number": (_set("shard", lambda i: 0), REFUSED),
+    "shard null": (_set("shard", lambda i: None), REFUSED),
+    "checksum": (_set("checksum", lambda i: 5), REFUSED),
+    "checksum huge": (_set("checksum", lambda i: 2**62), REFUSED),
+    "checksum text": (_set("checksum", lambda i: "5"), REFUSED),
+    "accuracy text": (_set("test_accuracy", lambda i: "x"), REFUSED),
+    "accuracy 7": (_set("test_accuracy", lambda i: 7.0), REFUSED),
+    "accuracy -1": (_set("test_accuracy", lambda i: -1.0), REFUSED),
+    "accuracy inf": (_set("test_accuracy", lambda i: float("inf")), REFUSED),
+    "run null": (_set("run", lambda i: None), REFUSED),
+    "run list": (_set("run", lambda i: [i]), REFUSED),
+    "crashed text": (_set("crashed", lambda i: "no"), REFUSED),
+    "all crashed": (_set("crashed", lambda i: True), REFUSED),
+    "best number": (_set("best", lambda i: 3.5), REFUSED),
+    "percent text": (_set("percent", lambda i: "75"), REFUSED),
+    "no metadata": (_metadata(None), REFUSED),
+    "metadata no JSON": (_metadata(b"{"), REFUSED),
+    "metadata list": (_metadata(b"[1]"), REFUSED),
+    "metadata text": (_metadata(b'{"00000": "x", "00001": 1}'), REFUSED),
+    "metadata empty": (_metadata(b"{}"), REFUSED),
+    "metadata wrong": (_metadata(b'{"00000": 1, "00001": 1}'), REFUSED),
+    "column gone": (lambda t: t.drop_columns(["run"]), REFUSED),
+}
+
+
+def parquet_index(chance: Random, path: Path) -> Damage:
+    """An index that is Parquet, but not of this zoo."""
+    table = pq.ParquetFile(pa.BufferReader(path.read_bytes())).read(use_threads=False)
+    how = chance.choice(sorted(TABLES))
+    change, right = TABLES[how]
+    with path.open("wb") as file:
+        pq.write_table(change(table), file)
+    return Damage(f"{path.name}: {how}", right)
+
+
+def predictions(chance: Random, path: Path) -> Damage:
+    """Predictions that are Parquet, but none."""
+    table = pq.ParquetFile(pa.BufferReader(path.read_bytes())).read(use_threads=False)
+    how = chance.choice(("no rows", "gone", "text", "null", "split", "other"))
+    name = chance.choice(("accuracy", "predicted", "seed", "row", "split"))
+    right = REFUSED
+    if how in ("no rows", "split"):
+        right = Right.ANSWERED
+    if how == "no rows":
+        table = table[:0]
+    elif how == "gone":
+        table = table.drop_columns([name])
+    elif how == "other":
+        table = pa.table({"x": [1]})
+    elif how == "split":
+        table = _set("split", lambda i: "train")(table)
+    else:
+        value = {"text": "x", "null": None}[how]
+        table = _set(name, lambda i: value)(table)
+        number = name in ("accuracy", "predicted")
+        right = REFUSED if how == "text" and number else Right.ANSWERED
+    with path.open("wb") as file:
+        pq.write_table(table, file)
+    return Damage(f"{path.name}: {how} {name}", right)
+
+
+def lightgbm_text(chance: Random, path: Path) -> Damage:
+    """A line of a LightGBM model says something else."""
+    lines = path.read_text().split("\n")
+    keys = (
+        "left_child", "right_child", "split_feature", "threshold", "leaf_value", "num_leaves",
+        "decision_type", "num_cat", "max_feature_idx", "tree_sizes", "num_class", "feature_infos",
+        "num_tree_per_iteration", "feature_names", "objective", "version", "leaf_weight",
+        "internal_value", "shrinkage", "is_linear", "label_index",
+    )  # fmt: skip
+    places = [i for i, line in enumerate(lines) if line.split("=")[0] in keys]
+    place = chance.choice(places)
+    key, _, value = lines[place].partition("=")
+    words = value.split(" ")
+    how = chance.choice(("one", "one", "all", "fewer", "more", "gone", "twice", "empty"))
+    new = chance.choice(("-1", "0", "7", "999999", "-999999", "x", "nan", "1e400", "9" * 20, ""))
+    if how == "one":
+        words[chance.randrange(len(words))] = new
+    elif how == "all":
+        words = [new] * len(words)
+    elif how == "fewer":
+        words = words[:-1]
+    elif how == "more":
+        words += [new] * chance.choice((1, 100))
+    elif how == "empty":
+        words = []
+    lines[place] = f"{key}={' '.join(words)}"
+    if how == "gone":
+        del lines[place]
+    elif how == "twice":
+        lines.insert(place, lines[place])
+    path.write_text("\n".join(lines))
+    sign_predictor(path)
+    return Damage(f"{path.name}: {key} {how} {new}", Right.ANSWERED)
+
+
+def xgboost_json(chance: Random, path: Path) -> Damage:
+    """A field of an XGBoost model says something else."""
+    import xgboost
+
+    booster = xgboost.Booster()
+    booster.load_model(bytearray(path.read_bytes()))
+    model = json.loads(booster.save_raw("json"))
+    tree = model["learner"]["gradient_booster"]["model"]["trees"][0]
+    key = chance.choice(
+        ("left_children", "right_children", "parents", "split_indices", "split_conditions",
+         "base_weights", "default_left", "split_type", "categories_nodes", "loss_changes")
+    )  # fmt: skip
+    new = chance.choice((-1, 0, 7, 999999, -999999, 2**31 - 1, "x", None, 1e300, []))
+    how = chance.choice(("one", "all", "fewer", "more", "gone", "other"))
+    if how == "one" and tree[key]:
+        tree[key][chance.randrange(len(tree[key]))] = new
+    elif how == "all":
+        tree[key] = [new] * len(tree[key])
+    elif how == "fewer":
+        tree[key] = tree[key][:-1]
+    elif how == "more":
+        tree[key] = [*tree[key], 0, 0, 0]
+    elif how == "gone":
+        del tree[key]
+    else:
+        tree["tree_param"]["num_nodes"] = str(new)
+    path.write_bytes(_ubjson(model))
+    sign_predictor(path)
+    return Damage(f"{path.name}: {key} {how} {new}", Right.ANSWERED)
+
+
+def _ubjson(value: Any) -> bytes:
+    """Universal binary JSON, without its optimised arrays."""
+    if value is None:
+        return b"Z"
+    if isinstance(value, bool):
+        return b"T" if value else b"F"
+    if isinstance(value, int):
+        return b"L" + value.to_bytes(8, "big", signed=True)
+    if isinstance(value, float):
+        import struct
+
+        return b"D" + struct.pack(">d", value)
+    if isinstance(value, str):
+        return b"S" + _ubjson(len(value.encode())) + value.encode()
+    if isinstance(value, list):
+        return b"[" + b"".join(map(_ubjson, value)) + b"]"
+    inner = (_ubjson(key)[1:] + _ubjson(item) for key, item in value.items())
+    return b"{" + b"".join(inner) + b"}"

@@ -1,0 +1,140 @@
+"""Valid inputs of every kind that a command takes, small, for damaged copies to be made of."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from made_networks import ABOUT, ARCH, made, parts
+from safetensors.torch import save_file
+from tiny_checkpoints import save as save_family
+
+from transformer_nfn.known_tasks import KNOWN_TASKS
+from transformer_nfn.models import tensors_of
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.runs import train_run
+from transformer_nfn.zoo import NetworkSizes
+from transformer_nfn.zoo.module import SmallTransformer, to_state_dict
+from transformer_nfn.zoo.store import Folder, write_shard
+
+RUNS = {
+    "transformer_nfn": {"channels": [2]},
+    "mlp": {},
+    "statnn": {},
+    "xgboost": {"rounds": 5, "params": {"min_child_weight": 1, "max_depth": 3}, "threads": 1},
+    "lightgbm": {"rounds": 5, "params": {"min_data_in_leaf": 4}, "threads": 1},
+    "random_forest": {
+        "implementation": "sklearn", "rounds": 4, "params": {"min_samples_leaf": 4}
+    },
+    "invariant_boosting": {"rounds": 5, "params": {"min_data_in_leaf": 4}, "threads": 1},
+    "invariant_mlp": {"epochs": 3},
+}  # fmt: skip
+"""Predictors whose run folders are damaged, and the options that keep them small."""
+IN_A_SHARD = 12
+SPACE = "attention_block:8,2,4,4,12"
+
+
+def build(folder: Path) -> None:
+    """Writes one of everything below ``folder``."""
+    _zoo(folder / "zoo")
+    for model, options in RUNS.items():
+        train_run(
+            ABOUT, parts(), model, folder / "runs" / model, seeds=[0],
+            protocol=Protocol(epochs=2), options=options, selection={"percent": 75},
+        )  # fmt: skip
+    _networks(folder)
+    _checkpoints(folder)
+    _authors(folder / "authors")
+    shutil.make_archive(str(folder / "authors"), "zip", folder / "authors")
+    (folder / "space.json").write_text(_output("space", SPACE, "--json"))
+    (folder / "own.toml").write_text('extends = "gpt2"\n[config]\nn_head = 4\n')
+
+
+def _zoo(path: Path) -> None:
+    data = made(2 * IN_A_SHARD, 5)
+    flat = ARCH.from_named({n: w for n, w in _named(data).items()})
+    (path / "shards").mkdir(parents=True)
+    about = {
+        "origin": "build", "task": {"name": "digits", "samples": None, "provenance": {}},
+        "recipe": {"batch": 32, "select": "held"}, "seeds": "each", "dtype": "float32",
+        "shards": 2,
+    }  # fmt: skip
+    folder = Folder.create(path, ARCH, about)
+    for i, shard in enumerate(folder.shards):
+        chosen = range(i * IN_A_SHARD, (i + 1) * IN_A_SHARD)
+        rows = [
+            {
+                "run": f"run{r}", "optimizer": "adam", "learning_rate": 0.001, "l2": 0.0,
+                "init_std": 0.1, "dropout": 0.0, "train_fraction": 1.0, "seed": r, "epoch": 3,
+                "percent": 75, "best": False, "crashed": False,
+                "test_accuracy": float(data.accuracy[r]),
+            }
+            for r in chosen
+        ]  # fmt: skip
+        write_shard(folder.shard_path(shard), ARCH, flat[list(chosen)], rows, {})
+    folder.merge()
+
+
+def _named(data):
+    return {
+        name: w[:, 0] if name.startswith("blocks.") else w
+        for name, w in tensors_of(data.network).items()
+    }
+
+
+def _networks(folder: Path) -> None:
+    _output("sample", SPACE, "--out", folder / "net.safetensors")
+    _output("disguise", folder / "net.safetensors", "--out", folder / "other.safetensors")
+    one = {name: w[0].contiguous() for name, w in _named(made(1, 7)).items()}
+    save_file(one, folder / "ours.safetensors")
+    torch.save(to_state_dict(ARCH, one), folder / "theirs.pt")
+
+
+def _checkpoints(folder: Path) -> None:
+    save_family("gpt2", folder / "hub")
+    save_family("bert", folder / "bert")
+    _output("disguise", folder / "hub", "--out", folder / "disguised")
+    for name in ("hub", "disguised"):
+        shutil.copytree(folder / name, folder / "models" / name)
+    _output("fingerprint", folder / "hub", folder / "bert", "--out", folder / "prints.parquet")
+    _output("compare", "--matrix", folder / "models", "--out", folder / "pairs.json")
+
+
+def _authors(folder: Path) -> None:
+    (folder / "mnist").mkdir(parents=True)
+    (folder / "metadata").mkdir()
+    arch = NetworkSizes.of(KNOWN_TASKS["mnist"])
+    rows = []
+    for i in range(3):
+        torch.manual_seed(i)
+        file = f"run{i}_75_{5000 + 100 * i}.pt"
+        torch.save(SmallTransformer(arch).state_dict(), folder / "mnist" / file)
+        rows.append(
+            {
+                "seed": i, "optimizer": "Adam", "lr": 0.001, "weight_decay": 1e-6, "init_std": 0.2,
+                "dropout": 0.05, "train_fraction": 0.9, "ckpt_epoch": 75, "ckpt_file": file,
+                "test_top1_accuracy": 0.5 + 0.01 * i,
+            }
+        )  # fmt: skip
+    with (folder / "metadata" / "mnist.csv").open("w", newline="") as sheet:
+        writer = csv.DictWriter(sheet, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _output(*words: object) -> str:
+    from tnfn_command import tnfn
+
+    with patch("sys.argv", sys.argv):
+        done = tnfn(*words)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def read_json(path: Path) -> object:
+    return json.loads(path.read_text())
