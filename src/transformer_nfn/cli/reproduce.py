@@ -22,8 +22,8 @@ def reproduce_command(
     what: Annotated[str, typer.Argument(help=", ".join(WHAT))],
     zoo: ZooArgument,
     out: Annotated[Path, typer.Option("--out", help="Folder for cells, tables and figures.")],
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds a cell.")] = 5,
-    epochs: Annotated[int, typer.Option(min=1, help="Of neural predictors.")] = 50,
+    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds a cell.")] = 5,
+    epochs: Annotated[int, typer.Option(min=1, max=10**6, help="Of neural predictors.")] = 50,
     models: Annotated[
         str | None,
         typer.Option(help="Only these, separated by commas (tables 1, 2 and 6, learning-curve)."),

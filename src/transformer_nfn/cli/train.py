@@ -52,9 +52,9 @@ def train_command(
     min_accuracy: Annotated[
         float, typer.Option(help="Only networks at least this accurate (0 to 1).")
     ] = 0.0,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to train.")] = 5,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the networks.")] = 50,
-    batch: Annotated[int, typer.Option(min=1, help="Networks a step.")] = 16,
+    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds to train.")] = 5,
+    epochs: Annotated[int, typer.Option(min=1, max=10**6, help="Passes over the networks.")] = 50,
+    batch: Annotated[int, typer.Option(min=1, max=10**6, help="Networks a step.")] = 16,
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
     channels: Annotated[
         str | None, typer.Option(help="Of Transformer-NFN's layers, such as 10 or 10,10.")

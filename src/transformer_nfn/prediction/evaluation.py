@@ -30,7 +30,7 @@ def evaluate(
     """
     record = RunRecord.read(run)
     zoo = Zoo.open(zoo_path)
-    if zoo.arch != NetworkSizes.from_json(record.zoo["architecture"]):
+    if zoo.arch != NetworkSizes.from_json(record.architecture):
         raise RunError(
             f"'{zoo_path}' holds networks of another architecture than '{run}' was trained on"
         )
@@ -46,7 +46,7 @@ def evaluate(
     )
     predicted = found.double().mean(0).numpy()
     accuracy = data.accuracy.double().numpy()
-    held = np.abs(accuracy - predicted) <= float(record.summary["radius"])
+    held = np.abs(accuracy - predicted) <= record.radius
     return {
         "networks": len(rows),
         "zoo_seeds": zoo.seeds,

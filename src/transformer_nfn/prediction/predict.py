@@ -51,7 +51,7 @@ def predict(run: Path, checkpoints: list[str]) -> list[Prediction]:
     record = RunRecord.read(run)
     if record.status != "done" or not record.seeds:
         raise RunError(f"'{run}' holds no predictor: {record.status}")
-    arch = NetworkSizes.from_json(record.zoo["architecture"])
+    arch = NetworkSizes.from_json(record.architecture)
     named = [read_checkpoint(text, arch) for text in checkpoints]
     data = as_dataset(arch, named)
     predictors = [Predictor.load(record.model, run / f"seed-{row['seed']}") for row in record.seeds]
@@ -59,7 +59,7 @@ def predict(run: Path, checkpoints: list[str]) -> list[Prediction]:
     mean = found.mean(0)
     spread = found.std(0) if len(found) > 1 else torch.zeros_like(mean)
     novelty = Seen.load(run).novelty(data)
-    reach = float(record.summary["radius"])
+    reach = record.radius
     return [
         Prediction(
             name,
