@@ -5,14 +5,12 @@ import sys
 import matplotlib.pyplot as plt
 import numpy as np
 
-from transformer_nfn.files.assets import resolve
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.zoo import Zoo
 
-zoo = Zoo.open(resolve("mnist-sample", "zoo"))
-run = resolve("mnist-boosting", "predictor")
-predictions = predict(run, [f"{zoo.path}#{row}" for row in range(len(zoo))])
+zoo = Zoo.open("mnist-sample")
+predictions = predict("mnist-boosting", zoo)
 predicted = np.array([p.accuracy for p in predictions])
 reach = [[p.accuracy - p.low for p in predictions], [p.high - p.accuracy for p in predictions]]
 accuracy = zoo.table["test_accuracy"]

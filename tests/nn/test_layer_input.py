@@ -79,3 +79,23 @@ def test_an_empty_batch_gives_an_empty_result(name: str, kind: str) -> None:
         n: (0, 3, *s) for n, s in space.shapes.items()
     }
     assert Invariant(space, 2, 5, **invariant_options(options))(weights).shape == (0, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_precision_are_cast_to_the_layer(dtype: torch.dtype) -> None:
+    weights = {name: w.to(dtype) for name, w in BLOCK.randn(2).items()}
+    exact = {name: w.float() for name, w in weights.items()}
+    torch.manual_seed(0)
+    layer, head = Equivariant(BLOCK, 1, 2), Invariant(BLOCK, 1, 3)
+    out = layer(weights)
+    assert all(torch.equal(w, out[name]) for name, w in layer(exact).items())
+    assert torch.equal(head(weights), head(exact))
+    assert out["W_Q"].dtype == torch.float32
+
+
+def test_digits_are_not_dropped_unasked() -> None:
+    weights = BLOCK.randn(1, dtype=torch.float64)
+    for layer in (Equivariant(BLOCK, 1, 2), Invariant(BLOCK, 1, 2)):
+        with pytest.raises(SpaceError, match="layer is in float32 and the weights are in float64"):
+            layer(weights)
+        layer.double()(weights)

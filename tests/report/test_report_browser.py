@@ -50,14 +50,15 @@ def test_every_figure_is_drawn(browser, page):
         "f.querySelectorAll('.point, .bar, .mean, .line').length])"
     )
     kinds = {kind for kind, *_ in drawn}
-    assert kinds == {"taus", "scatter", "histogram", "sizes", "curve-val_tau", "curve-loss"}
+    assert kinds == {"taus", "calibration", "scatter", "histogram", "sizes", "curve-val_tau",
+                     "curve-loss"}  # fmt: skip
     for kind, zoo, charts, marks in drawn:
         assert charts >= 1, (kind, zoo)
         assert marks >= 4, (kind, zoo)
     panels, points, tested = browser.value(
         "[document.querySelectorAll('[data-zoo=\"0\"] .panel').length,"
         "document.querySelectorAll('[data-zoo=\"0\"] .point').length,"
-        "zoos[0].scatter.reduce((n, panel) => n + panel.total, 0)]"
+        "scatterPanels(zoos[0], null, 1e9).reduce((n, panel) => n + panel.total, 0)]"
     )
     assert (panels, points) == (8, tested)
     # No mark lies outside its chart, none without a number.
@@ -117,6 +118,46 @@ def test_controls_work_and_a_turned_phone_is_drawn_again(browser, page):
     assert browser.value("document.querySelector('.panel').viewBox.baseVal.width") > before
     assert browser.value(OVERFLOW) <= 0
     assert browser.complaints() == []
+
+
+def test_sections_are_reached_on_a_narrow_screen(browser, page):
+    """At 420 px every section is one tap on a button and one on a large link away."""
+    browser.open(page, 420)
+    visible = "[...document.querySelectorAll('nav a')].filter(a => a.offsetParent).length"
+    assert browser.value(visible) == 0
+    fold = "document.querySelector('nav .fold')"
+    assert browser.value(f"{fold}.getBoundingClientRect().height") >= 44
+    browser.value("document.documentElement.style.scrollBehavior = 'auto'")
+    for i in range(browser.value("document.querySelectorAll('main > section').length")):
+        browser.value(f"{fold}.click()")
+        boxes = browser.value(
+            "[...document.querySelectorAll('nav a')].map(a => a.getBoundingClientRect())"
+            ".map(b => [b.left, b.right, b.top, b.bottom])"
+        )
+        assert browser.value(f"{fold}.getAttribute('aria-expanded')") == "true"
+        for left, right, top, bottom in boxes:
+            assert 0 <= left < right <= 420
+            assert bottom - top >= 44
+        browser.value(f"document.querySelectorAll('nav a')[{i}].click()")
+        browser.settle()
+        top, height, at_end = browser.value(
+            f"[document.querySelectorAll('main > section h2')[{i}].getBoundingClientRect().top,"
+            "document.querySelector('nav').offsetHeight,"
+            "scrollY + innerHeight >= document.documentElement.scrollHeight - 2]"
+        )
+        assert height <= 60, "the list folds away again"
+        assert height <= top < (900 if at_end else 300), "the heading is in sight below the bar"
+    assert browser.value(OVERFLOW) <= 0
+    assert browser.complaints() == []
+
+
+def test_sections_stand_in_a_row_on_a_wide_screen(browser, page):
+    browser.open(page, 1400)
+    tops = browser.value(
+        "[...document.querySelectorAll('nav a')].map(a => a.getBoundingClientRect().top)"
+    )
+    assert len(set(tops)) == 1
+    assert browser.value("document.querySelector('nav .fold').offsetParent") is None
 
 
 @pytest.mark.parametrize("width", [380, 1400])

@@ -8,6 +8,7 @@ from cases import ALL, SIX, blocks, draw, gen, perturbed, seeds, worst
 from transformer_nfn import functional, spaces
 from transformer_nfn.architectures import architecture_of
 from transformer_nfn.errors import GroupError, SpaceError
+from transformer_nfn.spaces import Element
 from transformer_nfn.symmetry import compare, random_enlarged
 from transformer_nfn.testing import assert_same_function
 
@@ -322,3 +323,29 @@ def test_bad_groups_are_refused():
         GroupError, match=r"known for spaces\.attention_block only, not 'rope_block'"
     ):
         compare(space, V, V, group="enlarged")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_equal_bytes_are_the_same_in_every_dtype(dtype):
+    """Also where rounding hides what tells heads apart; so are reordered and rounded copies."""
+    space = spaces.attention_block(32, 2, 16, 16, 64)
+    decided = []
+    for seed in range(4):
+        U = {name: (0.2 * w).to(dtype) for name, w in draw(space, seed).items()}
+        g, still = space.group.random(gen(seed)), space.group.identity()
+        reorder = Element(space, g.perms, still.linears, still.inverses, still.shifts)
+        exact = draw(space, seed)
+        rounded = {name: (0.2 * w).to(dtype) for name, w in exact.items()}
+        pairs = [(U, U), (U, reorder.act(U)), ({n: 0.2 * w for n, w in exact.items()}, rounded)]
+        decided += [compare(space, first, second) for first, second in pairs]
+    assert all(found.same_function and found.same_orbit for found in decided)
+    assert all(found.element_error < 1e-2 for found in decided)
+
+
+def test_what_rounding_hides_is_said():
+    space = spaces.attention_block(32, 2, 16, 16, 64)
+    U = draw(space, 0)
+    V = space.group.random(gen(1), condition=30).act(U)
+    found = compare(space, *({n: w.bfloat16() for n, w in side.items()} for side in (U, V)))
+    assert (found.same_function, found.same_orbit) == (None, None)
+    assert found.reason.startswith("rounding to bfloat16 hides relative differences up to")

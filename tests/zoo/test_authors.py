@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_nfn.zoo import ImportFileError, NetworkSizes, StoreError, Zoo
+from transformer_nfn.known_tasks import KNOWN_TASKS
+from transformer_nfn.zoo import ImportFileError, NetworkSizes, StoreError, Zoo, sample
 from transformer_nfn.zoo.authors import import_authors
 from transformer_nfn.zoo.export import export_authors
+from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.verify import measure_accuracy, verify
 
@@ -252,6 +254,36 @@ def test_a_built_zoo_exports_and_comes_back(small_zoo: Zoo, tmp_path: Path) -> N
     assert seeds == small_zoo.table["seed"].tolist()
 
 
+@pytest.mark.parametrize("task", sorted(KNOWN_TASKS))
+def test_an_export_of_any_task_comes_back(task: str, tmp_path: Path) -> None:
+    """Bit for bit, with its configurations, seeds, accuracies and checkpoints."""
+    arch = NetworkSizes.of(KNOWN_TASKS[task])
+    rows = [
+        config.to_json()
+        | {"epoch": epoch, "percent": percent, "best": best, "crashed": False}
+        | {"test_accuracy": 0.1 + 0.01 * i}
+        for i, config in enumerate(sample(3, seed=5))
+        for epoch, percent, best in ((9, 50, False), (14, 75, False), (14, 0, True))
+    ]
+    weights = torch.randn(len(rows), arch.num_weights, generator=torch.Generator().manual_seed(0))
+    about = {"origin": "build", "task": {"name": task}, "dtype": "float32", "shards": 1}
+    folder = Folder.create(tmp_path / "zoo", arch, about)
+    write_shard(folder.shard_path("00000"), arch, weights, rows, {})
+    folder.merge()
+    zoo = Zoo.open(tmp_path / "zoo")
+    export_authors(zoo, tmp_path / "out")
+    back, _ = import_authors(tmp_path / "out", tmp_path / "back")
+    assert (back.arch, back.seeds, back.about["task"]["name"]) == (zoo.arch, "each", task)
+    columns = [[z.table[c].tolist() for c in ("run", "epoch", "best")] for z in (zoo, back)]
+    keys = [list(zip(*each, strict=True)) for each in columns]
+    order = [keys[1].index((run, 0 if best else epoch, best)) for run, epoch, best in keys[0]]
+    first, second = zoo.weights(range(len(zoo))), back.weights(order)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    for column in ("percent", "optimizer", "learning_rate", "seed", "test_accuracy"):
+        assert back.table[column][order].tolist() == zoo.table[column].tolist(), column
+    assert len(back.select(percent=75)) == 3
+
+
 def _refused(source: Path, out: Path, words: str) -> None:
     with pytest.raises(ImportFileError, match=words):
         import_authors(source, out)
@@ -308,7 +340,7 @@ def test_sources_that_are_none_are_refused(tmp_path: Path, small_zoo: Zoo) -> No
     with pytest.raises(StoreError, match="another zoo"):
         import_authors(theirs, small_zoo.path)
     write_theirs(theirs / "more", "ag_news")
-    _refused(theirs, tmp_path / "zoo", "both mnist and ag_news")
+    _refused(theirs, tmp_path / "zoo", "both ag_news and mnist files")
 
 
 def test_their_positions_are_ours_but_for_rounding() -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from transformer_nfn.architectures.families import Model
 from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.output import echo_json
 from transformer_nfn.cli.symmetry import JsonOption, NetworkArgument, named_network
 from transformer_nfn.errors import SpaceError, TransformerNFNError
-from transformer_nfn.files.errors import WriteError
-from transformer_nfn.files.network import save_network
-from transformer_nfn.symmetry.alignment import Aligned, NetworkAlignment, align, align_networks
+
+if TYPE_CHECKING:
+    from transformer_nfn.architectures.families import Model
+    from transformer_nfn.symmetry.alignment import Aligned
 
 
 def align_command(
@@ -65,7 +65,7 @@ def align_command(
         with B:
             found = _checkpoint(A, B, out, rounds, untie)
     if as_json:
-        typer.echo(json.dumps(found.as_json() | {"out": str(out)}))
+        echo_json(found.as_json() | {"out": str(out)})
         return
     table = Table("part", "distance to B before", "after")
     for name, (before, after) in found.parts.items():
@@ -86,6 +86,8 @@ def _told(out: Path, first: str, difference: float, more: str) -> None:
 
 
 def _checkpoint(A: Model, B: Model, out: Path, rounds: int | None, untie: bool) -> Aligned:
+    from transformer_nfn.symmetry.alignment import align
+
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("aligning, block {task.fields[block]}"))
     with Progress(
@@ -101,6 +103,10 @@ def _checkpoint(A: Model, B: Model, out: Path, rounds: int | None, untie: bool) 
 def _network(
     first: str, second: str, out: Path, rounds: int | None, untie: bool, as_json: bool
 ) -> None:
+    from transformer_nfn.files.errors import WriteError
+    from transformer_nfn.files.network import save_network
+    from transformer_nfn.symmetry.alignment import align_networks
+
     if untie:
         raise TransformerNFNError(f"--untie is for tied checkpoints, and '{first}' is none")
     (left, A), (right, B) = (named_network(name, None, None) for name in (first, second))
@@ -112,10 +118,10 @@ def _network(
     if file.exists():
         raise WriteError(f"'{file}' is already there: name a new place")
     limit: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
-    found: NetworkAlignment = align_networks(left, A, B, **limit)
+    found = align_networks(left, A, B, **limit)
     save_network(file, left, found.weights)
     if as_json:
-        typer.echo(json.dumps(found.as_json() | {"out": str(file)}))
+        echo_json(found.as_json() | {"out": str(file)})
         return
     typer.echo(
         f"distance ‖A − B‖ / ‖B‖: {found.before:.4g} before, {found.after:.4g} after "

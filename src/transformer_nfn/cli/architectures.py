@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from transformer_nfn.architectures.families import Family, families, read_family
+from transformer_nfn.cli.output import echo_json
+
+if TYPE_CHECKING:
+    from transformer_nfn.architectures.families import Family
 
 ArchitectureOption = Annotated[
     Path | None,
@@ -34,9 +36,11 @@ def architectures_command(
 
       tnfn architectures --architecture mine.toml
     """
+    from transformer_nfn.architectures.families import families, read_family
+
     shown = list(families().values()) if architecture is None else [read_family(architecture)]
     if as_json:
-        typer.echo(json.dumps({family.name: _as_json(family) for family in shown}))
+        echo_json({family.name: _as_json(family) for family in shown})
         return
     table = Table("family", "name", "config.json says", "what is read")
     for family in shown:

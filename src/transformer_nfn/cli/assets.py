@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from transformer_nfn.cli.output import echo_json, table_console
 
 
 def named(kind: str) -> Callable[[Path | None], Path | None]:
@@ -42,12 +42,12 @@ def assets_command(
     found = known_assets().values()
     if as_json:
         rows = [{"name": a.name, **a.to_json(), "where": whereabouts(a)} for a in found]
-        typer.echo(json.dumps(rows))
+        echo_json(rows)
         return
     table = Table("name", "kind", "MiB", "where", "what")
     for a in found:
         table.add_row(a.name, a.kind, f"{a.size / 2**20:.1f}", whereabouts(a), a.description)
-    Console().print(table)
+    table_console().print(table)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transformer_nfn import symmetry
-from transformer_nfn.architectures.families import Model
 from transformer_nfn.cli.architectures import ArchitectureOption
 from transformer_nfn.cli.compare_folder import compare_folder
+from transformer_nfn.cli.output import json_text
 from transformer_nfn.cli.symmetry import (
     NETWORK,
     JsonOption,
@@ -21,7 +19,10 @@ from transformer_nfn.cli.symmetry import (
     named_network,
 )
 from transformer_nfn.errors import SpaceError, TransformerNFNError
-from transformer_nfn.symmetry.relations import as_json, draw_relation
+
+if TYPE_CHECKING:
+    from transformer_nfn.architectures.families import Model
+    from transformer_nfn.symmetry import Comparison
 
 EXIT = {True: 0, False: 1, None: 3}
 """Exit code by whether the two are the same function: yes, no, undecidable."""
@@ -128,11 +129,14 @@ def compare_command(
 def _compare_checkpoints(
     A: Model, B: Model, *, prove: bool, figure: Path | None, json_output: bool
 ) -> None:
-    relation = symmetry.relate(A, B, prove=prove)
+    from transformer_nfn.symmetry import relate
+    from transformer_nfn.symmetry.relations import as_json, draw_relation
+
+    relation = relate(A, B, prove=prove)
     if figure is not None and relation.matrix is not None:
         draw_relation(relation, figure, (A.where, B.where))
     with suppress(BrokenPipeError):  # the exit code still tells
-        typer.echo(json.dumps(as_json(relation)) if json_output else str(relation))
+        typer.echo(json_text(as_json(relation)) if json_output else str(relation))
     if figure is not None and relation.matrix is None:
         typer.echo(f"no figure: there are no blocks to draw ({relation.reason})", err=True)
     raise typer.Exit(EXIT[relation.same_function])
@@ -141,6 +145,8 @@ def _compare_checkpoints(
 def _compare_networks(
     first: str, second: str, space: str | None, part: str | None, group: str, json_output: bool
 ) -> None:
+    from transformer_nfn import symmetry
+
     left, U = named_network(first, space, part)
     right, V = named_network(second, space, part)
     if left != right:
@@ -151,11 +157,11 @@ def _compare_networks(
         raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
     result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
     with suppress(BrokenPipeError):  # the exit code still tells
-        typer.echo(json.dumps(_as_json(result)) if json_output else str(result))
+        typer.echo(json_text(_as_json(result)) if json_output else str(result))
     raise typer.Exit(EXIT[result.same_function])
 
 
-def _as_json(result: symmetry.Comparison) -> dict[str, Any]:
+def _as_json(result: Comparison) -> dict[str, Any]:
     witness = result.witness
     return {
         "same_function": result.same_function,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.symmetry.all_pairs import AllPairs, Pair, draw_pairs, relate_folder
+from transformer_nfn.cli.output import echo_json, table_console
+
+if TYPE_CHECKING:
+    from transformer_nfn.symmetry.all_pairs import AllPairs, Pair
 
 TOLD = ("same", "derived", "partly", "embeddings only", "unclear", "failed")
 """Verdicts whose pairs are listed; of the others there is a count."""
@@ -27,6 +30,8 @@ def compare_folder(
     json_output: bool,
 ) -> None:
     """Relates all pairs, and tells."""
+    from transformer_nfn.symmetry.all_pairs import draw_pairs, relate_folder
+
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("pairs"),
@@ -44,7 +49,7 @@ def compare_folder(
     if figure is not None:
         draw_pairs(result, figure)
     if json_output:
-        typer.echo(json.dumps(result.as_json()))
+        echo_json(result.as_json())
         return
     _show(result)
     if out is not None:
@@ -58,7 +63,7 @@ def _show(result: AllPairs) -> None:
         for p in sorted(listed, key=lambda p: -(p.score or 0.0)):
             score = "" if p.score is None else f"{p.score:.3f}"
             table.add_row(p.a, p.b, p.verdict, score, p.reason)
-        Console().print(table)
+        table_console().print(table)
     counts = Counter(pair.verdict for pair in result.pairs)
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     typer.echo(f"{len(result.models)} models, {len(result.pairs)} pairs: {told}")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.architectures.families import Model
 from transformer_nfn.cli.architectures import ArchitectureOption
 from transformer_nfn.cli.symmetry import (
     NetworkArgument,
@@ -22,8 +20,11 @@ from transformer_nfn.cli.symmetry import (
     named_network,
 )
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.files.network import save_network
-from transformer_nfn.symmetry.disguise import disguise
+
+if TYPE_CHECKING:
+    import torch
+
+    from transformer_nfn.architectures.families import Model
 
 CONDITION = 10.0
 """Of the matrices that act on a checkpoint, unless asked for otherwise."""
@@ -63,6 +64,9 @@ def disguise_command(
 
       tnfn disguise gpt2/ --out disguised/ --condition 10
     """
+    import torch
+
+    from transformer_nfn.files.network import save_network
     from transformer_nfn.zoo.checkpoints import open_transformer
 
     model = open_transformer(file, architecture) if space is None and part is None else None
@@ -92,6 +96,8 @@ def _checkpoint(
     condition: float,
     keep_tie: bool,
 ) -> None:
+    from transformer_nfn.symmetry.disguise import disguise
+
     width = model.dtype.itemsize
     total = sum(math.prod(shape) for shape in model.names.values()) * width
     console = Console(stderr=True)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
-from transformer_nfn import spaces, symmetry
-from transformer_nfn.files.network import save_network
-from transformer_nfn.spaces import Weights, WeightSpace
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from transformer_nfn.spaces import Weights, WeightSpace
+    from transformer_nfn.symmetry import Comparison
 
 WORDS = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "[yellow]undecided[/yellow]"}
 
@@ -28,6 +29,11 @@ def disguises_command(
 
     Writes the networks, so that `tnfn compare` and `tnfn fingerprint` can be tried on them.
     """
+    import torch
+
+    from transformer_nfn import spaces, symmetry
+    from transformer_nfn.files.network import save_network
+
     console = Console()
     space = spaces.attention_block(d_model=32, heads=2, d_k=16, d_v=16, d_ff=64)
     generator = torch.Generator().manual_seed(seed)
@@ -59,7 +65,7 @@ def disguises_command(
     )
 
 
-def _proof(found: symmetry.Comparison) -> str:
+def _proof(found: Comparison) -> str:
     if found.element_error is not None:
         return f"group element, error {found.element_error:.0e}"
     if found.witness is not None:
@@ -71,6 +77,10 @@ def _proof(found: symmetry.Comparison) -> str:
 def _disguises(
     space: WeightSpace, generator: torch.Generator
 ) -> list[tuple[str, str, Callable[[Weights], Weights]]]:
+    import torch
+
+    from transformer_nfn import symmetry
+
     def changed(U: Weights, name: str, change: Callable[[Tensor], Tensor]) -> Weights:
         return {**U, name: change(U[name].clone())}
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.prediction.records import RunRecord
 from transformer_nfn.seed_kinds import seeds_text
+
+if TYPE_CHECKING:
+    from transformer_nfn.prediction.records import RunRecord
 
 
 def counting_bar(console: Console) -> Progress:

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import base64
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from transformer_nfn import symmetry
-from transformer_nfn.architectures.families import Model
 from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.cli.symmetry import JsonOption, PartOption, SpaceOption, named_network
 from transformer_nfn.errors import SpaceError, TransformerNFNError
-from transformer_nfn.symmetry.prints import (
-    FORMAT,
-    Database,
-    Named,
-    Print,
-    Relative,
-    add_to_database,
-    likeness,
-    search,
-    take_print,
-    write_database,
-)
-from transformer_nfn.symmetry.prints.distances import MEANING
+
+if TYPE_CHECKING:
+    from transformer_nfn.architectures.families import Model
+    from transformer_nfn.symmetry.prints import Named, Print, Relative
 
 STORED = ".parquet"
 SHOWN = 100
@@ -83,6 +71,8 @@ def fingerprint_command(
 
       tnfn fingerprint mnist-sample#0 mnist-sample#1   # by name, see `tnfn assets`
     """
+    from transformer_nfn.symmetry.prints import Database, add_to_database, search, write_database
+
     if out is not None and add is not None:
         raise TransformerNFNError("--out begins a new file and --add adds to one: give one of them")
     if out is not None and out.exists():
@@ -119,7 +109,7 @@ def fingerprint_command(
         added, total = add_to_database(add, found)
         notes.append(f"added {added:,} fingerprints to {add}, which now has {total:,}")
     if json_output:
-        typer.echo(json.dumps(_as_json(found, relatives)))
+        echo_json(_as_json(found, relatives))
         return
     if relatives is None:
         _show(found)
@@ -133,6 +123,7 @@ def fingerprint_command(
 
 def _take(files: Sequence[str], architecture: Path | None) -> list[Named] | None:
     """Prints of checkpoints; None where these are networks of a weight space."""
+    from transformer_nfn.symmetry.prints import Database, Named
     from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
 
     found: list[Named] = []
@@ -161,6 +152,8 @@ def _take(files: Sequence[str], architecture: Path | None) -> list[Named] | None
 
 
 def _with_bar(model: Model, bar: Progress, file: str) -> Print:
+    from transformer_nfn.symmetry.prints import take_print
+
     blocks = sum(len(stack.blocks) for stack in model.about.stacks)
     task = bar.add_task(_name(file), total=blocks)
     taken = take_print(model, progress=lambda _: bar.advance(task))
@@ -173,6 +166,9 @@ def _name(file: str) -> str:
 
 
 def _show(found: Sequence[Named]) -> None:
+    from transformer_nfn.symmetry.prints import likeness
+    from transformer_nfn.symmetry.prints.distances import MEANING
+
     table = Table("model", "family", "width", "blocks", "weights", "print", "distance to the first")
     for entry in found:
         p = entry.print
@@ -181,12 +177,14 @@ def _show(found: Sequence[Named]) -> None:
         table.add_row(
             entry.name, p.family, str(p.width), str(p.depth), f"{p.weights:,}", p.checksum, told
         )
-    Console().print(table)
+    table_console().print(table)
     if len(found) > 1:
         typer.echo(MEANING)
 
 
 def _show_relatives(found: Sequence[Named], relatives: Sequence[Sequence[Relative]]) -> None:
+    from transformer_nfn.symmetry.prints.distances import MEANING
+
     for entry, near in zip(found, relatives, strict=True):
         table = Table("relative", "family", "width", "blocks", "distance", "alike")
         for r in near:
@@ -196,13 +194,16 @@ def _show_relatives(found: Sequence[Named], relatives: Sequence[Sequence[Relativ
                 r.likeness.words(),
             )  # fmt: skip
         table.title = f"nearest to {entry.name}"
-        Console().print(table)
+        table_console().print(table)
     typer.echo(MEANING)
 
 
 def _as_json(
     found: Sequence[Named], relatives: Sequence[Sequence[Relative]] | None
 ) -> dict[str, Any]:
+    from transformer_nfn.symmetry.prints import FORMAT, Named, likeness
+    from transformer_nfn.symmetry.prints.distances import MEANING
+
     shown = found if len(found) <= SHOWN else found[:1]
     answer: dict[str, Any] = {
         "format": FORMAT,
@@ -236,6 +237,10 @@ def _networks(
     files: Sequence[str], space: str | None, part: str | None, size: int, json_output: bool
 ) -> None:
     """Fingerprints of networks of a weight space, by distance to the first."""
+    import torch
+
+    from transformer_nfn import symmetry
+
     loaded = [named_network(file, space, part) for file in files]
     if any(found != loaded[0][0] for found, _ in loaded):
         raise SpaceError("the files lie in different weight spaces; fingerprints do not compare")
@@ -243,13 +248,13 @@ def _networks(
     apart = torch.cdist(prints, prints) / prints.norm(dim=1).mean().clamp_min(1e-300)
     if json_output:
         rows = {f: p.tolist() for f, p in zip(files, prints, strict=True)}
-        typer.echo(json.dumps({"fingerprints": rows, "relative_distances": apart.tolist()}))
+        echo_json({"fingerprints": rows, "relative_distances": apart.tolist()})
         return
     table = Table("file", "fingerprint", "distance to the first")
     for file, row, away in zip(files, prints, apart[0].tolist(), strict=True):
         start = " ".join(f"{x:+.3f}" for x in row[:3].tolist()) + " …"
         table.add_row(file, start, f"{away:.1e}")
-    Console().print(table)
+    table_console().print(table)
 
 
 def register(app: typer.Typer) -> None:

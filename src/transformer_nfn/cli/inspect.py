@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from transformer_nfn.architectures.families import Model
 from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.output import echo_json
 from transformer_nfn.cli.symmetry import (
     JsonOption,
     NetworkArgument,
@@ -20,17 +19,10 @@ from transformer_nfn.cli.symmetry import (
     SpaceOption,
     named_network,
 )
-from transformer_nfn.symmetry.inspection import (
-    DEAD,
-    DUPLICATE,
-    BlockReport,
-    Inspection,
-    draw_spectra,
-    inspect,
-    inspect_network,
-)
-from transformer_nfn.symmetry.inspection.tensors import axis_actions
-from transformer_nfn.symmetry.inspection.words import repeats_in_words, spectrum_in_words
+
+if TYPE_CHECKING:
+    from transformer_nfn.architectures.families import Model
+    from transformer_nfn.symmetry.inspection import BlockReport, Inspection
 
 
 def inspect_command(
@@ -57,6 +49,7 @@ def inspect_command(
 
       tnfn inspect mnist-sample#0 --json
     """
+    from transformer_nfn.symmetry.inspection import draw_spectra, inspect_network
     from transformer_nfn.zoo.checkpoints import open_transformer
 
     model = open_transformer(file, architecture) if space is None and part is None else None
@@ -68,7 +61,7 @@ def inspect_command(
     if figure is not None:
         draw_spectra(found, figure)
     if as_json:
-        typer.echo(json.dumps(found.as_json()))
+        echo_json(found.as_json())
         return
     _print(Console(), found)
     if figure is not None:
@@ -76,6 +69,8 @@ def inspect_command(
 
 
 def _inspect(model: Model) -> Inspection:
+    from transformer_nfn.symmetry.inspection import inspect
+
     console = Console(stderr=True)
     blocks = sum(len(stack.blocks) for stack in model.about.stacks)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
@@ -84,6 +79,9 @@ def _inspect(model: Model) -> Inspection:
 
 
 def _print(console: Console, found: Inspection) -> None:
+    from transformer_nfn.symmetry.inspection import DEAD, DUPLICATE
+    from transformer_nfn.symmetry.inspection.tensors import axis_actions
+
     console.print(f"[bold]{found.where}[/bold]: {found.family}")
     console.print(", ".join(f"{name} {_said(value)}" for name, value in found.sizes.items()))
     for tie in found.ties:
@@ -115,6 +113,8 @@ def _print(console: Console, found: Inspection) -> None:
 
 
 def _blocks(blocks: tuple[BlockReport, ...]) -> Table:
+    from transformer_nfn.symmetry.inspection.words import repeats_in_words, spectrum_in_words
+
     maps = list(dict.fromkeys(name for block in blocks for name in block.spectra))
     table = Table("block", *maps, "heads", "neurons")
     for block in blocks:

@@ -10,18 +10,35 @@ import typer
 
 def report_command(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUNS...", help="Run folders, or folders that hold some."),
+        list[str],
+        typer.Argument(
+            metavar="RUNS...",
+            help="Run folders, folders that hold some, or names of predictors.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path(
         "report.html"
     ),
+    zoo: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ZOO",
+            help="The zoo of the runs, by path or name: shows all of its networks, and names rows "
+            "by this path. May be given several times.",
+        ),
+    ] = None,
 ) -> None:
     """Writes one self-contained page: tables beside the paper's, figures, where predictors fail.
 
-    Example: tnfn report runs --out report.html
+    [bold]Examples[/bold]
+
+      tnfn report runs --out report.html
+
+      tnfn report runs --zoo zoo --out report.html
+
+      tnfn report mnist-nfn mnist-boosting   # by name, see `tnfn assets`
     """
     from transformer_nfn.report import write_report
 
-    write_report(runs, out)
+    write_report(runs, out, zoos=zoo or [])
     typer.echo(out)

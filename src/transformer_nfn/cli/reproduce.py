@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from transformer_nfn.cli.experiment_progress import counting_bar
+from transformer_nfn.cli.output import echo_json
 from transformer_nfn.cli.train import DeviceOption, JsonOption, ZooArgument, pick_device
 from transformer_nfn.errors import TransformerNFNError
 
@@ -23,7 +23,12 @@ def reproduce_command(
     zoo: ZooArgument,
     out: Annotated[Path, typer.Option("--out", help="Folder for cells, tables and figures.")],
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds a cell.")] = 5,
-    epochs: Annotated[int, typer.Option(min=1, max=10**6, help="Of neural predictors.")] = 50,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=10**6, help="Of neural predictors (50, as in the paper; ours 16)."
+        ),
+    ] = None,
     models: Annotated[
         str | None,
         typer.Option(help="Only these, separated by commas (tables 1, 2 and 6, learning-curve)."),
@@ -98,7 +103,7 @@ def reproduce_command(
             zoo,
             out,
             seeds=list(range(seeds)),
-            protocol=Protocol(epochs=epochs),
+            protocol=None if epochs is None else Protocol(epochs=epochs),
             models=chosen,
             percent=percent,
             sizes=counts,
@@ -109,7 +114,7 @@ def reproduce_command(
         )
     drawn = learning_curve(records, out / what) if what == "learning-curve" else []
     if as_json:
-        typer.echo(json.dumps([asdict(r) for r in records]))
+        echo_json([asdict(r) for r in records])
         return
     text = (out / f"{what}.md").read_text()
     Console().print(Markdown(text))

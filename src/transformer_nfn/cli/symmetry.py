@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from transformer_nfn import spaces, symmetry
 from transformer_nfn.cli.disguises import disguises_command
+from transformer_nfn.cli.output import echo_json
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.files.json_object import read_object
-from transformer_nfn.files.memory import check_memory
-from transformer_nfn.files.network import save_network
-from transformer_nfn.spaces import Weights, WeightSpace
+
+if TYPE_CHECKING:
+    from transformer_nfn.spaces import Weights, WeightSpace
 
 SpaceOption = Annotated[
     str | None,
@@ -64,6 +61,10 @@ def sizes_in(text: str) -> list[int] | None:
 
 def parse_space(text: str) -> WeightSpace:
     """Reads ``attention_block:32,2,16,16,64``, or a JSON file."""
+    from transformer_nfn import spaces
+    from transformer_nfn.files.json_object import read_object
+    from transformer_nfn.spaces import WeightSpace
+
     name, _, sizes = text.partition(":")
     if name not in spaces.READY:
         path = Path(text)
@@ -115,9 +116,11 @@ def space_command(
 
       tnfn space rope_block:32,2,16,16,64 --json > rope.json
     """
+    from transformer_nfn import spaces
+
     if name is None:
         if as_json:
-            typer.echo(json.dumps(dict(spaces.READY)))
+            echo_json(dict(spaces.READY))
             return
         table = Table("name", "what it is")
         for key, words in spaces.READY.items():
@@ -136,15 +139,26 @@ def sample_command(
 ) -> None:
     """Draw a random network of a space (standard normal weights) and write it to a file.
 
+    A .pt file (or .pth, .bin) is a state dict of PyTorch, which does not say its space; anything
+    else is safetensors, which does.
+
     [bold]Example[/bold]
 
       tnfn sample attention_block:32,2,16,16,64 --out net.safetensors
     """
+    import torch
+
+    from transformer_nfn.files.checkpoint import STATE_DICTS
+    from transformer_nfn.files.memory import check_memory
+    from transformer_nfn.files.network import save_network
+
     space = parse_space(name)
     check_memory(space.num_weights * 4, f"a network of {space.name}")
     generator = torch.Generator().manual_seed(seed)
     save_network(out, space, space.randn(1, generator=generator))
     typer.echo(f"wrote {out}: one network of {space.name}, {space.num_weights:,} weights")
+    if out.suffix in STATE_DICTS:
+        typer.echo(f"a state dict does not say its space: other commands need --space {name}")
 
 
 def canonical_command(
@@ -153,12 +167,20 @@ def canonical_command(
     space: SpaceOption = None,
     part: PartOption = None,
 ) -> None:
-    """Write the representative of a network's orbit: the same file for every disguise.
+    """Write the representative of a network's orbit: the same numbers for every disguise.
+
+    The same up to rounding (about 1e-6 in float32, relative to each tensor), not to the bit, and
+    where no two heads, neurons or singular values are alike. It computes what the network
+    computes, in the same dtype; only the tensors of the space are kept, not what else a file
+    holds.
 
     [bold]Example[/bold]
 
       tnfn canonical net.safetensors --out canonical.safetensors
     """
+    from transformer_nfn import symmetry
+    from transformer_nfn.files.network import save_network
+
     found, weights = named_network(file, space, part)
     save_network(out, found, symmetry.canonical_form(found, weights))
     typer.echo(f"wrote {out}: the canonical form of {file}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from transformer_nfn.cli.assets import named
 from transformer_nfn.cli.experiment_progress import epochs_bar, result_table
+from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.seed_kinds import seeds_text
 
@@ -44,18 +44,26 @@ def pick_device(name: str) -> str:
 
 
 def train_command(
-    zoo: ZooArgument,
-    out: Annotated[Path, typer.Option("--out", help="The run folder to write.")],
+    zoo: Annotated[
+        Path | None,
+        typer.Argument(help="A zoo, from `tnfn zoo build`, or its name.", callback=named("zoo")),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder to write.")] = None,
     model: Annotated[str, typer.Option(help="Which predictor; `--model list` names them.")] = (
-        "transformer_nfn"
+        "whole_network"
     ),
     min_accuracy: Annotated[
         float, typer.Option(help="Only networks at least this accurate (0 to 1).")
     ] = 0.0,
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds to train.")] = 5,
-    epochs: Annotated[int, typer.Option(min=1, max=10**6, help="Passes over the networks.")] = 50,
-    batch: Annotated[int, typer.Option(min=1, max=10**6, help="Networks a step.")] = 16,
-    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**6, help="Passes over the networks (the model's own)."),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=10**6, help="Networks a step (the model's own).")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Highest rate (the model's own).")] = None,
     channels: Annotated[
         str | None, typer.Option(help="Of Transformer-NFN's layers, such as 10 or 10,10.")
     ] = None,
@@ -71,9 +79,10 @@ def train_command(
 ) -> None:
     """Train a predictor of accuracy on the networks of a zoo.
 
-    The paper's protocol by default: batch 16, Adam at 1e-3 with warm-up and cosine, binary
-    cross-entropy, 50 epochs; the best epoch by the validation part. Killed, the same command
-    goes on where it was.
+    By default the model that reads whole networks: probes learned from the zoo, and what they are
+    answered. The paper's models are trained by its protocol: batch 16, Adam at 1e-3 with warm-up
+    and cosine, binary cross-entropy, 50 epochs. The best epoch is chosen by the validation part.
+    Killed, the same command goes on where it was.
 
     [bold]Examples[/bold]
 
@@ -84,20 +93,33 @@ def train_command(
       tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
     from transformer_nfn.prediction.dataset import load_parts
-    from transformer_nfn.prediction.predictors import NEURAL, PREDICTORS, check_name
+    from transformer_nfn.prediction.predictors import (
+        ALL_CHECKPOINTS,
+        NEURAL,
+        PREDICTORS,
+        check_name,
+    )
     from transformer_nfn.prediction.protocol import Protocol
     from transformer_nfn.prediction.runs import describe_zoo, train_run
     from transformer_nfn.zoo import Zoo
 
     if model == "list":
-        typer.echo("\n".join(PREDICTORS))
+        echo_json(list(PREDICTORS)) if as_json else typer.echo("\n".join(PREDICTORS))
         return
     check_name(model)
+    if zoo is None or out is None:
+        missing = "a zoo to train on" if zoo is None else "the run folder to write with --out"
+        raise TransformerNFNError(f"name {missing}, as in tnfn train ZOO --out RUN")
     options: dict[str, Any] = {}
     if channels is not None:
         options["channels"] = _channels(channels)
     opened = Zoo.open(zoo)
-    parts = load_parts(opened, percent=percent, min_accuracy=min_accuracy)
+    parts = load_parts(
+        opened,
+        percent=percent,
+        min_accuracy=min_accuracy,
+        all_checkpoints=model in ALL_CHECKPOINTS,
+    )
     if model in NEURAL:
         parts = parts.to(pick_device(device))
     with epochs_bar(model, quiet=as_json) as report:
@@ -107,7 +129,7 @@ def train_command(
             model,
             out,
             seeds=list(range(seeds)),
-            protocol=Protocol(epochs=epochs, batch=batch, lr=lr),
+            protocol=Protocol.of(model, epochs, batch, lr),
             options=options,
             selection={"percent": percent, "min_accuracy": min_accuracy, "augment": None},
             report=report,
@@ -131,7 +153,7 @@ def _channels(text: str) -> list[int]:
 
 def _show(record: Any, out: Path, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(asdict(record)))
+        echo_json(asdict(record))
         return
     counts = ", ".join(f"{record.selection[k]} {k}" for k in ("train", "val", "test"))
     kind = record.zoo.get("seeds")
@@ -153,6 +175,9 @@ def evaluate_command(
 ) -> None:
     """How good is a trained predictor, on its own test part or on another zoo?
 
+    Networks that it was trained on, or that chose its best epoch, are counted; the figures of the
+    others stand beside those of all.
+
     [bold]Examples[/bold]
 
       tnfn evaluate run
@@ -171,9 +196,10 @@ def evaluate_command(
 
     found = evaluate(run, zoo, percent=percent, min_accuracy=min_accuracy)
     if as_json:
-        typer.echo(json.dumps(found))
+        echo_json(found)
         return
     table = Table(
+        "",
         "networks",
         "Kendall τ",
         "90 % interval of τ",
@@ -182,15 +208,20 @@ def evaluate_command(
         "interval holds",
         title=f"{zoo} ({seeds_text(found['zoo_seeds'])})",
     )
-    table.add_row(
-        str(found["networks"]),
-        f"{found['tau']:.3f}",
-        f"{found['tau_low']:.3f} to {found['tau_high']:.3f}",
-        f"{found['r2']:.3f}",
-        f"{found['mae']:.3f}",
-        f"{100 * found['coverage']:.1f} %",
-    )
-    Console().print(table)
+    fair = found["unseen"] if found["note"] is not None else None
+    for words, figures in (("all", found), *([("never seen", fair)] if fair else ())):
+        table.add_row(
+            words,
+            str(figures["networks"]),
+            f"{figures['tau']:.3f}",
+            f"{figures['tau_low']:.3f} to {figures['tau_high']:.3f}",
+            f"{figures['r2']:.3f}",
+            f"{figures['mae']:.3f}",
+            f"{100 * figures['coverage']:.1f} %",
+        )
+    table_console().print(table)
+    if found["note"] is not None:
+        typer.echo(f"warning: {found['note']}", err=True)
 
 
 def predict_command(
@@ -198,41 +229,38 @@ def predict_command(
     checkpoints: Annotated[
         list[str],
         typer.Argument(
-            help="Networks: .safetensors or .pt files, folders, or rows of a zoo (ZOO#12)."
+            metavar="NETWORKS...",
+            help="Files (.safetensors, .pt), folders, patterns ('nets/*.pt'), a zoo, or rows of "
+            "one (ZOO#12, ZOO#3-9, ZOO#0,4).",
         ),
     ],
     as_json: JsonOption = False,
 ) -> None:
     """Predict the accuracy of networks from their weights, with an interval and a warning.
 
+    Beside networks of a zoo stands the accuracy that was measured. What of a file is no part of
+    the zoo's network is left out, and said; another architecture is refused.
+
     [bold]Examples[/bold]
 
-      tnfn predict run zoo#0 zoo#17
+      tnfn predict run zoo#0 zoo#3-9
 
-      tnfn predict run network.pt --json
+      tnfn predict run 'nets/*.pt' --json
 
-      tnfn predict mnist-nfn mnist-sample#0   # both by name, see `tnfn assets`
+      tnfn predict mnist-nfn mnist-sample   # both by name, see `tnfn assets`
     """
+    from transformer_nfn.cli.network_tables import predictions_table
     from transformer_nfn.prediction.predict import predict
 
     found = predict(run, checkpoints)
     if as_json:
-        typer.echo(json.dumps([asdict(p) for p in found]))
+        echo_json([asdict(p) for p in found])
         return
-    table = Table("checkpoint", "accuracy", "90 % interval", "seeds differ by", "novelty")
+    table_console().print(predictions_table(found))
     for p in found:
-        mark = "" if p.warning is None else " [yellow]⚠[/yellow]"
-        table.add_row(
-            p.name,
-            f"{p.accuracy:.3f}",
-            f"{p.low:.3f} to {p.high:.3f}",
-            f"{p.spread:.3f}",
-            f"{p.novelty:.2f}{mark}",
-        )
-    Console().print(table)
-    for p in found:
-        if p.warning is not None:
-            typer.echo(f"warning: {p.name}: {p.warning}", err=True)
+        for sentence in (p.warning, p.note):
+            if sentence is not None:
+                typer.echo(f"warning: {p.name}: {sentence}", err=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from transformer_nfn.cli.assets import named
+from transformer_nfn.cli.output import echo_json, table_console
+from transformer_nfn.errors import TransformerNFNError
 
 zoo_app = typer.Typer(
     help="The Small Transformer Zoo: build, look at, check, import and export.",
@@ -31,8 +32,9 @@ Data = Annotated[
 
 @zoo_app.command(
     epilog="Examples: [bold]tnfn zoo build --task digits --out zoos/digits --runs 256[/bold] · "
-    "[bold]tnfn zoo build --task mnist --out zoos/mnist --device cuda[/bold] · run the same "
-    "command again to go on with an interrupted build."
+    "[bold]tnfn zoo build --task mnist --out zoos/mnist --device cuda[/bold] · "
+    "[bold]tnfn zoo build --out zoos/mixed --runs 512 --width 16,32 --depth 1,2[/bold] · run the "
+    "same command again to go on with an interrupted build."
 )
 def build(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the zoo goes.")],
@@ -73,17 +75,32 @@ def build(
     path: Annotated[
         str, typer.Option(help="How steps are computed: auto, native, torch or compiled.")
     ] = "auto",
+    width: Annotated[
+        str, typer.Option(metavar="W[,W…]", help="Of the networks (32, the paper's), or several.")
+    ] = "32",
+    heads: Annotated[
+        str, typer.Option(metavar="H[,H…]", help="Heads of each block (2), or several.")
+    ] = "2",
+    depth: Annotated[str, typer.Option(metavar="L[,L…]", help="Blocks (2), or several.")] = "2",
     as_json: AsJson = False,
 ) -> None:
     """Trains many small transformers and stores their checkpoints.
 
-    An interrupted build goes on where it stopped; two builders on one folder share the work.
+    An interrupted build goes on where it stopped; two builders on one folder share the work. With
+    more --runs than before the zoo grows: its networks and their rows stay as they are.
+    With several widths, heads or depths the runs are spread over all combinations, each in a
+    folder of its own: a mixed zoo.
     """
     from transformer_nfn.cli.zoo_progress import BuildBar
-    from transformer_nfn.zoo.summary import summarise
+    from transformer_nfn.zoo.kind import all_kinds
+    from transformer_nfn.zoo.summary import summarise, summarise_mixed
     from transformer_nfn.zoo.training.build import build as build_zoo
+    from transformer_nfn.zoo.training.mixed import build_mixed
     from transformer_nfn.zoo.training.plan import Settings
 
+    kinds = all_kinds(
+        _sizes(width, "--width"), _sizes(heads, "--heads"), _sizes(depth, "--depth")
+    )
     settings = Settings(
         task=task,
         runs=runs,
@@ -97,26 +114,31 @@ def build(
         dtype=dtype,
         seeds=seeds,
         until=until,
+        width=kinds[0].width,
+        heads=kinds[0].heads,
+        depth=kinds[0].depth,
     )
     with BuildBar(Console(stderr=True)) as bar:
-        zoo = build_zoo(
-            out,
-            settings,
-            data=data,
-            vectors=vectors,
-            device=device,
-            engine=engine,
-            workers=workers,
-            address=address,
-            path=path,
-            progress=bar,
-        )
-    found = summarise(zoo)
+        how: dict[str, Any] = {
+            "data": data,
+            "vectors": vectors,
+            "device": device,
+            "engine": engine,
+            "workers": workers,
+            "address": address,
+            "path": path,
+            "progress": bar,
+        }
+        if len(kinds) == 1:
+            found = summarise(build_zoo(out, settings, **how))
+        else:
+            found = summarise_mixed(build_mixed(out, settings, kinds, **how))
     if as_json:
-        typer.echo(json.dumps(found))
+        echo_json(found)
         return
+    of_kinds = f" of {len(kinds)} kinds of network" if len(kinds) > 1 else ""
     typer.echo(
-        f"{out}: {found['runs']} runs, {found['checkpoints']} checkpoints, "
+        f"{out}: {found['runs']} runs{of_kinds}, {found['checkpoints']} checkpoints, "
         f"{found['crashed']} crashed, test accuracy {_span(found['accuracy'])}"
     )
 
@@ -126,16 +148,70 @@ def build(
     "[bold]tnfn zoo info mnist-sample[/bold] (by name, see tnfn assets)"
 )
 def info(path: ZooPath, as_json: AsJson = False) -> None:
-    """What is in a zoo: counts, accuracies, a histogram."""
-    from transformer_nfn.cli.zoo_tables import print_summary
-    from transformer_nfn.zoo.store import Zoo
-    from transformer_nfn.zoo.summary import summarise
+    """What is in a zoo: counts, accuracies, a histogram; of a mixed zoo a line for each kind."""
+    from transformer_nfn.cli.zoo_tables import print_kinds, print_summary
+    from transformer_nfn.zoo.store import MixedZoo, open_zoo
+    from transformer_nfn.zoo.summary import summarise, summarise_mixed
 
-    found = summarise(Zoo.open(path))
+    zoo = open_zoo(path)
+    found = summarise_mixed(zoo) if isinstance(zoo, MixedZoo) else summarise(zoo)
     if as_json:
-        typer.echo(json.dumps(found))
+        echo_json(found)
+    elif isinstance(zoo, MixedZoo):
+        print_kinds(Console(), found)
     else:
         print_summary(Console(), found)
+
+
+@zoo_app.command(
+    epilog="Examples: [bold]tnfn zoo rows mnist-sample --optimizer adam --min-accuracy 0.9[/bold] "
+    "· [bold]tnfn zoo rows zoos/digits --percent 75 --json[/bold]"
+)
+def rows(
+    path: Annotated[str, typer.Argument(metavar="ZOO", help="Its folder, or its name.")],
+    run: Annotated[list[str] | None, typer.Option(help="Only this run; may be repeated.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Only runs of this optimiser.")] = None,
+    min_accuracy: Annotated[
+        float | None, typer.Option(help="Test accuracy at least this (0 to 1).")
+    ] = None,
+    max_accuracy: Annotated[
+        float | None, typer.Option(help="Test accuracy at most this.")
+    ] = None,
+    percent: Annotated[
+        int | None, typer.Option(help="Checkpoints at 50, 75 or 100 percent of the training.")
+    ] = None,
+    epoch: Annotated[int | None, typer.Option(help="Checkpoints of this epoch.")] = None,
+    best: Annotated[
+        bool | None,
+        typer.Option("--best/--no-best", help="Only the best of each run, or none of these."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lists the networks of a zoo: row, run, configuration, checkpoint, test accuracy.
+
+    A row is named as `tnfn predict` and other commands take it.
+    """
+    from transformer_nfn.cli.network_tables import rows_table
+    from transformer_nfn.zoo.named import NamedNetwork
+    from transformer_nfn.zoo.store import Zoo
+
+    zoo = Zoo.open(path)
+    chosen = zoo.select(
+        epoch=epoch,
+        percent=percent,
+        best=best,
+        min_accuracy=min_accuracy,
+        max_accuracy=max_accuracy,
+        optimizer=optimizer,
+        runs=run,
+    ).tolist()
+    networks = [NamedNetwork(f"{path}#{row}", zoo, row) for row in chosen]
+    told = [{"name": n.name, "row": n.row, **(n.about or {})} for n in networks]
+    if as_json:
+        echo_json(told)
+        return
+    title = f"{path}: {len(told):,} of {len(zoo):,} rows"
+    table_console().print(rows_table(told, title))
 
 
 @zoo_app.command(epilog="Example: [bold]tnfn zoo plot zoos/digits --out digits.png[/bold]")
@@ -149,11 +225,11 @@ def plot(
     """Draws the accuracy histogram as the paper's figure."""
     from transformer_nfn.files.assets import resolve
     from transformer_nfn.zoo.plot import plot_accuracies
-    from transformer_nfn.zoo.store import Zoo
+    from transformer_nfn.zoo.store import open_zoo
 
     # Beside the folder, not in it: a zoo holds nothing but its own files. For a name, here.
     target = out or path.resolve().with_suffix(".png")
-    typer.echo(plot_accuracies(Zoo.open(resolve(path, "zoo")), target, bins))
+    typer.echo(plot_accuracies(open_zoo(resolve(path, "zoo")), target, bins))
 
 
 @zoo_app.command(
@@ -163,7 +239,7 @@ def plot(
 def verify(
     path: ZooPath,
     data: Data = None,
-    sample: Annotated[int, typer.Option(min=0, help="Networks to run again.")] = 8,
+    sample: Annotated[int, typer.Option(min=0, help="Networks to run again (of each kind).")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Chooses them.")] = 0,
     tolerance: Annotated[
         int | None,
@@ -182,7 +258,7 @@ def verify(
 
     verdict = verify_zoo(path, data=data, sample=sample, seed=seed, tolerance=tolerance)
     if as_json:
-        typer.echo(json.dumps(vars(verdict) | {"ok": verdict.ok}))
+        echo_json(vars(verdict) | {"ok": verdict.ok})
     else:
         for problem in verdict.problems:
             typer.echo(f"error: {problem}", err=True)
@@ -218,7 +294,7 @@ def import_command(
     zoo, report = import_authors(source, target)
     if as_json:
         found = {"path": str(target), "checkpoints": len(zoo), "stray": dict(report.stray)}
-        typer.echo(json.dumps(found | {"notes": report.notes}))
+        echo_json(found | {"notes": report.notes})
         return
     typer.echo(f"{target}: {report.networks} checkpoints")
     for key, files in sorted(report.stray.items()):
@@ -232,11 +308,20 @@ def export(
     path: ZooPath,
     out: Annotated[Path, typer.Option(metavar="DIR", help="An empty folder.")],
 ) -> None:
-    """Writes every checkpoint as a state dict in the authors' layout."""
+    """Writes every checkpoint as a state dict in the authors' layout, a folder for each kind."""
     from transformer_nfn.zoo.export import export_authors
-    from transformer_nfn.zoo.store import Zoo
+    from transformer_nfn.zoo.store import open_zoo
 
-    typer.echo(f"{out}: {export_authors(Zoo.open(path), out)} state dicts")
+    typer.echo(f"{out}: {export_authors(open_zoo(path), out)} state dicts")
+
+
+def _sizes(text: str, option: str) -> list[int]:
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise TransformerNFNError(
+            f"{option} must look like 32 or 16,32,48, found '{text}'"
+        ) from None
 
 
 def _span(accuracy: dict[str, float]) -> str:

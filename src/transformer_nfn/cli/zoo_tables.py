@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from transformer_nfn.seed_kinds import seeds_text
+from transformer_nfn.zoo.kind import Kind
 
 
 def print_summary(console: Console, found: dict[str, Any]) -> None:
@@ -21,7 +22,7 @@ def print_summary(console: Console, found: dict[str, Any]) -> None:
         ("runs", f"{found['runs']:,} and {found['crashed']:,} crashed"),
         ("seeds", seeds_text(found["seeds"])),
         ("checkpoints", f"{found['checkpoints']:,}: {epochs}, {found['best']} best"),
-        ("weights a network", f"{found['weights']:,}"),
+        ("weights a network", f"{found['weights']:,}: {Kind(**found['network'])}"),
         ("on disk", f"{found['bytes'] / 2**20:.1f} MiB"),
     ):
         facts.add_row(name, str(value))
@@ -37,3 +38,25 @@ def print_summary(console: Console, found: dict[str, Any]) -> None:
     for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
         bar = "█" * round(40 * count / top)
         console.print(f"{low:>5.0%} to {high:<4.0%} {count:>7,} {bar}", highlight=False)
+
+
+def print_kinds(console: Console, found: dict[str, Any]) -> None:
+    """What `zoo.summary.summarise_mixed` found, as a table with a line for each kind."""
+    state = "" if found["finished"] else " (not finished)"
+    title = f"{found['path']}{state}: {found['task']}, {seeds_text(found['seeds'])}"
+    table = Table(title=title)
+    table.add_column("kind", no_wrap=True)
+    for column in ("weights", "runs", "crashed", "networks", "min", "median", "max", "MiB"):
+        table.add_column(column, justify="right")
+    for name, kind in [*found["kinds"].items(), ("all", found)]:
+        unknown = "" if kind["accuracy"]["count"] else "unknown"
+        table.add_row(
+            name,
+            f"{kind['weights']:,}" if "weights" in kind else "",
+            *(f"{kind[count]:,}" for count in ("runs", "crashed", "checkpoints")),
+            *(unknown or f"{kind['accuracy'][k]:.1%}" for k in ("min", "median", "max")),
+            f"{kind['bytes'] / 2**20:.1f}",
+        )
+    console.print(table)
+    if found["missing"]:
+        console.print(f"not begun: {', '.join(found['missing'])}", highlight=False)

@@ -14,6 +14,7 @@ from transformer_nfn.files.hub_folder import INDEX, find_weights, read_config, r
 from transformer_nfn.files.open_files import OpenFiles
 from transformer_nfn.files.safetensors_file import SafetensorsFile
 from transformer_nfn.files.source import WEIGHT_DTYPES, TensorInfo, TensorSource
+from transformer_nfn.files.wrappers import common_wrapper
 
 STATE_DICTS = (".pt", ".pth", ".bin")
 
@@ -104,6 +105,18 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
             raise CheckpointError(f"'{self.where}' holds no tensors named '{prefix}.…'")
         return Checkpoint(f"{self.where}, {prefix}", _Part(self, prefix, infos), self.config)
 
+    def unwrapped(self) -> Checkpoint:
+        """The same tensors without what wraps all their names, such as ``module.``.
+
+        It shares this checkpoint's files: closing either closes both.
+        """
+        wrapper = common_wrapper(self)
+        if not wrapper:
+            return self
+        infos = {name.removeprefix(wrapper): info for name, info in self._infos.items()}
+        source = _Part(self, wrapper.removesuffix("."), infos, self.metadata)
+        return Checkpoint(self.where, source, self.config)
+
     def close(self) -> None:
         """Closes the files; tensors that were read stay."""
         self._closed = True
@@ -170,10 +183,16 @@ class _Shards:
 class _Part:
     """Some tensors of another checkpoint, under shorter names; see `TensorSource`."""
 
-    def __init__(self, whole: Checkpoint, prefix: str, infos: Mapping[str, TensorInfo]) -> None:
+    def __init__(
+        self,
+        whole: Checkpoint,
+        prefix: str,
+        infos: Mapping[str, TensorInfo],
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
         self._whole, self._prefix = whole, prefix
         self.infos = infos
-        self.metadata: Mapping[str, str] = {}  # what was said of the whole
+        self.metadata = {} if metadata is None else metadata  # what is said of this part
 
     def read(self, name: str) -> Tensor:
         """One tensor."""

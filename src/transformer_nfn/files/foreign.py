@@ -14,6 +14,7 @@ from torch import Tensor
 
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.source import TensorInfo
+from transformer_nfn.files.wrappers import inner_state
 
 # Smaller files are read at once: a map costs more than their bytes.
 MAP_FROM = 1 << 20
@@ -25,6 +26,7 @@ _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 class StateDict:
     """A plain state dict in a file of ``torch.save``; see `TensorSource`.
 
+    A dict of more than weights, as training programs write it, is read by its ``state_dict``.
     A large file is mapped, so that a tensor's bytes are read when it is asked for; files in the
     format from before PyTorch 1.6 can only be read at once.
     """
@@ -66,6 +68,7 @@ def _load(path: Path, where: str) -> dict[str, Tensor]:
             f"'{where}' is not a plain state dict of tensors by name: it holds a "
             f"{type(state).__name__}"
         )
+    state = inner_state(state)
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise CheckpointError(

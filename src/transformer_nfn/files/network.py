@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
-from transformer_nfn.files.checkpoint import Checkpoint
+from transformer_nfn.files.checkpoint import STATE_DICTS, Checkpoint
 from transformer_nfn.files.safetensors_file import write_tensors
+from transformer_nfn.files.whole import whole_file
 from transformer_nfn.spaces import Weights, WeightSpace
 
 SPACE_KEY = "transformer_nfn.space"
@@ -20,10 +21,11 @@ SPACE_KEY = "transformer_nfn.space"
 def save_network(
     path: str | os.PathLike[str], space: WeightSpace, weights: Mapping[str, Tensor]
 ) -> None:
-    """Writes one network as a safetensors file that appears whole or not at all.
+    """Writes one network to a file that appears whole or not at all.
 
     Args:
-        path: where to.
+        path: where to; ``.pt``, ``.pth`` and ``.bin`` become a state dict of ``torch.save``, which
+            does not say its space, anything else safetensors, which does.
         space: the space of the weights.
         weights: ``[1, 1, *axes]`` or ``[*axes]``.
     """
@@ -35,7 +37,12 @@ def save_network(
                 f"a file holds one network; '{name}' has shape {list(weights[name].shape)}"
             )
         tensors[name] = weights[name].reshape(shape)
-    write_tensors(Path(path), tensors, {SPACE_KEY: space.to_json()})
+    path = Path(path)
+    if path.suffix in STATE_DICTS:
+        with whole_file(path) as beside:
+            torch.save({name: w.detach().clone() for name, w in tensors.items()}, beside)
+        return
+    write_tensors(path, tensors, {SPACE_KEY: space.to_json()})
 
 
 def read_network(

@@ -9,6 +9,7 @@ from transformer_nfn.models.network import Network, network_of, tensors_of
 from transformer_nfn.models.predictor import PredictorError, TabularPredictor
 from transformer_nfn.models.statnn import StatNN
 from transformer_nfn.models.transformer_nfn import BlockEncoder, TransformerNFN
+from transformer_nfn.models.whole_network import WholeNetwork
 
 __all__ = [
     "MLP",
@@ -22,6 +23,7 @@ __all__ = [
     "StatNN",
     "TabularPredictor",
     "TransformerNFN",
+    "WholeNetwork",
     "XGBoostPredictor",
     "invariant_features",
     "network_of",

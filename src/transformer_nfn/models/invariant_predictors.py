@@ -19,10 +19,8 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.boosting import Held, LightGBMPredictor
 from transformer_nfn.models.invariants import invariant_features
 from transformer_nfn.models.predictor import PredictorError, TabularPredictor
+from transformer_nfn.models.signed_log import signed_log
 from transformer_nfn.spaces import WeightSpace, attention_block
-
-# Below this a feature counts by itself, above by its logarithm.
-SMALL = 1e-2
 
 
 class InvariantPredictor(TabularPredictor):
@@ -132,7 +130,7 @@ class InvariantMLP(InvariantPredictor):
         )
 
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
-        inputs = signed_log(x)
+        inputs = signed_log(torch.from_numpy(x))
         mean, std = inputs.mean(0), inputs.std(0, correction=0)
         # A feature that is the same everywhere in training says nothing elsewhere either.
         scale = torch.where(std > 1e-6, 1 / std.clamp(min=1e-6), torch.zeros_like(std))
@@ -177,7 +175,8 @@ class InvariantMLP(InvariantPredictor):
 
     def _standard(self, x: np.ndarray, frame: Mapping[str, Tensor]) -> Tensor:
         # Far outside what was seen a line is no guide, so nothing counts as farther than this.
-        return ((signed_log(x) - frame["mean"]) * frame["scale"]).clamp(-8, 8).float()
+        inputs = signed_log(torch.from_numpy(x))
+        return ((inputs - frame["mean"]) * frame["scale"]).clamp(-8, 8).float()
 
     def _read(self, x: np.ndarray) -> np.ndarray:
         module = self._module(x.shape[1]).eval()
@@ -212,12 +211,6 @@ class InvariantMLP(InvariantPredictor):
             raise PredictorError("model.safetensors holds tensors that are none of its model")
         self._module(width)
         self._state = state
-
-
-def signed_log(x: np.ndarray) -> Tensor:
-    """``sign(x) log(1 + |x|/ε)``: small numbers keep their sizes apart, signs stay."""
-    wide = torch.from_numpy(x).double()
-    return wide.sign() * torch.log1p(wide.abs() / SMALL)
 
 
 def space_of(network: Mapping[str, Any]) -> WeightSpace:

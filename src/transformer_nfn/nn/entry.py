@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import WeightSpace, fold
@@ -36,11 +37,29 @@ def check_options(**options: tuple[str, Sequence[str]]) -> None:
 
 
 def enter(
-    space: WeightSpace, weights: Mapping[str, Tensor], in_channels: int
+    space: WeightSpace, weights: Mapping[str, Tensor], in_channels: int, layer: nn.Module
 ) -> Mapping[str, Tensor]:
-    """The weights, once it is clear that they lie in the space; shifts folded away."""
+    """The weights, once it is clear that they lie in the space; shifts folded away.
+
+    Weights of fewer digits than the layer's parameters, such as those of a zoo in half precision,
+    are cast to them; of more digits than that none are dropped unasked.
+    """
     space.check(weights, finite=False)
-    found = next(iter(weights.values())).shape[1]
-    if found != in_channels:
-        raise SpaceError(f"the layer reads {in_channels} channels, the weights have {found}")
+    first = next(iter(weights.values()))
+    if first.shape[1] != in_channels:
+        raise SpaceError(
+            f"the layer reads {in_channels} channels, the weights have {first.shape[1]}"
+        )
+    dtype = next(layer.parameters()).dtype
+    if first.dtype != dtype:
+        if torch.promote_types(first.dtype, dtype) != dtype:
+            raise SpaceError(
+                f"the layer is in {_word(dtype)} and the weights are in {_word(first.dtype)}: "
+                "cast either of them"
+            )
+        weights = {name: w.to(dtype) for name, w in weights.items()}
     return fold(space, weights) if space.shifts else weights
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -114,7 +114,7 @@ class Equivariant(nn.Module):
         Returns:
             tensors by name, each ``[batch, e, *axes]``.
         """
-        given = enter(self.space, weights, self.in_channels)
+        given = enter(self.space, weights, self.in_channels, self)
         terms = run_gathers(self.plan, given, self.readers)
         sample = next(iter(given.values()))
         results = [m.parts(t, sample) for m, t in zip(self.level_maps, terms, strict=True)]

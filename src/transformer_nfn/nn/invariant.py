@@ -73,7 +73,7 @@ class Invariant(nn.Module):
 
     def forward(self, weights: Mapping[str, Tensor]) -> Tensor:
         """I(U), ``[batch, n]``, from weights ``[batch, d, *axes]``."""
-        given = enter(self.space, weights, self.in_channels)
+        given = enter(self.space, weights, self.in_channels, self)
         (terms,) = run_gathers(self.plan, given, self.readers)
         out: Tensor = self.map(terms, next(iter(given.values())))
         return out.flatten(0, -2).t()

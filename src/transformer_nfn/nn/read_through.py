@@ -114,7 +114,7 @@ class ReadThrough(nn.Module):
         """
         equivariant, _, invariant = self.layers
         number = groups.stop - groups.start
-        given = enter(equivariant.space, weights, number)
+        given = enter(equivariant.space, weights, number, equivariant)
         terms = run_gathers(equivariant.plan, given, None, self.sums.read)
         sums = self.sums(terms, groups)
         names = [g.term.source.name for g in invariant.plan[0]]

@@ -42,12 +42,12 @@ def augmented(parts: Parts, bound: float, seed: int = 0) -> Parts:
 
     With ``bound`` 0 the second half is the first again: as many steps, nothing new to see.
     """
-    twice = [
+    train, val, test = (
         joined(part, disguised(part, bound, seed + which) if bound else part)
         for which, part in (
             (TRAIN_PART, parts.train),
             (VAL_PART, parts.val),
             (TEST_PART, parts.test),
         )
-    ]
-    return Parts(*twice)
+    )
+    return Parts(train, val, test, parts.more)

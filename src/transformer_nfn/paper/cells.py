@@ -10,7 +10,12 @@ from typing import Any
 from transformer_nfn.paper.agreement import agreement
 from transformer_nfn.paper.augmentation import augmented
 from transformer_nfn.prediction.dataset import Parts, load_parts
-from transformer_nfn.prediction.predictors import NEURAL, Predictor, module_builder
+from transformer_nfn.prediction.predictors import (
+    ALL_CHECKPOINTS,
+    NEURAL,
+    Predictor,
+    module_builder,
+)
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunError, RunRecord
 from transformer_nfn.prediction.runs import describe_zoo, train_run
@@ -62,13 +67,15 @@ class PartsCache:
         """The parts a cell speaks of, on the device."""
         from transformer_nfn.zoo import Zoo
 
-        key = (path, cell.min_accuracy, cell.bound, cell.max_train, percent, device)
+        more = cell.model in ALL_CHECKPOINTS
+        key = (path, cell.min_accuracy, cell.bound, cell.max_train, percent, device, more)
         if key != self._key or self._parts is None:
             parts = load_parts(
                 Zoo.open(path),
                 percent=percent,
                 min_accuracy=cell.min_accuracy,
                 max_train=cell.max_train,
+                all_checkpoints=more,
             )
             if cell.bound is not None:
                 parts = augmented(parts, cell.bound)
@@ -82,7 +89,7 @@ def fill_cell(
     out: Path,
     *,
     seeds: list[int],
-    protocol: Protocol,
+    protocol: Protocol | None,
     percent: int | None,
     device: str,
     cache: PartsCache | None = None,
@@ -91,6 +98,7 @@ def fill_cell(
     """Trains and measures one cell, or reads it if it is there already."""
     from transformer_nfn.zoo import Zoo
 
+    protocol = protocol or Protocol.of(cell.model)
     folder = out / "cells" / cell.folder
     table = {"table": cell.table, "row": cell.row, "column": cell.column}
     about = describe_zoo(Zoo.open(zoo_path))

@@ -22,6 +22,7 @@ from transformer_nfn.prediction.records import (
     CONFIGURATION,
     LOG_FILE,
     PREDICTIONS_FILE,
+    RUN_FILE,
     RunError,
     RunRecord,
     find_runs,
@@ -225,3 +226,27 @@ def _check(folder: Path, record: RunRecord) -> None:
     for name in ("zoo", "selection", "protocol", "summary"):
         if not isinstance(getattr(record, name), dict):
             raise RunError(f"'{folder}': '{name}' of its record is not a table of values")
+    for name in ("train", "val", "test"):
+        value = record.selection.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise _not_selected(folder, name, "a whole number", value)
+    for name in ("percent", "min_accuracy"):
+        value = record.selection.get(name)
+        if value is not None and not _is_number(value):
+            raise _not_selected(folder, name, "a number", value)
+    augment = record.selection.get("augment")
+    bounds = augment if isinstance(augment, list) else [augment]
+    if augment is not None and not all(_is_number(bound) for bound in bounds):
+        raise _not_selected(folder, "augment", "a number or numbers", augment)
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+    )
+
+
+def _not_selected(folder: Path, name: str, expected: str, found: Any) -> RunError:
+    return RunError(
+        f"'{folder / RUN_FILE}': 'selection.{name}' expected {expected}, found {found!r}"
+    )

@@ -127,7 +127,7 @@ def reproduce(
         zoo_path: any zoo.
         out: folder for cells and tables.
         seeds: of every cell.
-        protocol: of neural predictors; the paper's by default.
+        protocol: of neural predictors; `Protocol.of` each model by default.
         models: see `table_cells`.
         percent: which checkpoint of each run.
         sizes: see `table_cells`.
@@ -136,7 +136,6 @@ def reproduce(
         engine: ``local``, or ``ray`` for a cell a task on a cluster.
         address: of the Ray cluster; None starts one here.
     """
-    protocol = protocol or Protocol()
     cells = zoo_cells(name, zoo_path, models, percent, sizes)
     how: dict[str, Any] = dict(seeds=seeds, protocol=protocol, percent=percent, device=device)
     if engine == "ray":

@@ -32,12 +32,14 @@ class Dataset:
         network: the weights in parts, as models read them; ``[n, …]`` each.
         accuracy: test accuracy of each network, ``[n]``, float32 between 0 and 1.
         columns: run id, row of the zoo, configuration; arrays of length n.
+        tokens: positions their inputs have at most; None where nobody said.
     """
 
     block_space: WeightSpace
     network: Network
     accuracy: Tensor
     columns: Mapping[str, np.ndarray]
+    tokens: int | None = None
 
     def __len__(self) -> int:
         return len(self.accuracy)
@@ -123,8 +125,8 @@ def select_rows(
         min_accuracy: test accuracy at least this.
     """
     rows = zoo.select(percent=percent, min_accuracy=min_accuracy)
-    if len(rows) == 0 and percent is not None and not (zoo.table["percent"] == percent).any():
-        found = sorted({int(p) for p in zoo.table["percent"]})
+    if len(rows) == 0 and percent is not None and not len(zoo.select(percent=percent)):
+        found = sorted({int(p) for p in zoo.table["percent"] if p > 0})
         raise RunError(f"the zoo has no checkpoints at {percent} %, only at {found}")
     return rows
 
@@ -137,19 +139,27 @@ def load_rows(zoo: Zoo, rows: np.ndarray) -> Dataset:
         if bool(bad.any()):
             row = int(rows[int(bad.nonzero()[0])])
             raise RunError(f"'{name}' of row {row} of the zoo holds values that are not finite")
-    columns = {name: zoo.table[name][rows] for name in ("run", *CONFIGURATION)}
+    columns = {name: zoo.table[name][rows] for name in ("run", "seed", *CONFIGURATION)}
     columns["row"] = np.asarray(rows, dtype=np.int64)
     accuracy = torch.as_tensor(zoo.table["test_accuracy"][rows], dtype=torch.float32)
-    return Dataset(zoo.block_space, network_of(named), accuracy, columns)
+    return Dataset(zoo.block_space, network_of(named), accuracy, columns, zoo.arch.tokens)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A data set parted by run: no run has networks in two parts."""
+    """A data set parted by run: no run has networks in two parts.
+
+    Attributes:
+        train, val, test: what an experiment speaks of.
+        more: further networks to learn from, for predictors that use them: other checkpoints of
+            the runs, and runs that the experiment does not speak of. None of a run in ``val`` or
+            ``test``.
+    """
 
     train: Dataset
     val: Dataset
     test: Dataset
+    more: Dataset | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -158,7 +168,8 @@ class Parts:
 
     def to(self, device: torch.device | str) -> Parts:
         """The same parts on another device."""
-        return Parts(self.train.to(device), self.val.to(device), self.test.to(device))
+        more = None if self.more is None else self.more.to(device)
+        return Parts(self.train.to(device), self.val.to(device), self.test.to(device), more)
 
 
 def count_training(zoo: Zoo, *, percent: int | None = PERCENT) -> int:
@@ -185,6 +196,7 @@ def load_parts(
     split_seed: int = 0,
     max_train: int | None = None,
     subset_seed: int = 0,
+    all_checkpoints: bool = False,
 ) -> Parts:
     """Selects, parts by run 70/15/15, and reads.
 
@@ -196,6 +208,8 @@ def load_parts(
         max_train: at most this many networks to train on (for curves over their number): a
             `nested_subset` of the training part. The other parts stay whole.
         subset_seed: a different seed gives a different subset of the same training part.
+        all_checkpoints: whether to read, as `Parts.more`, everything else the zoo has of runs
+            that no other part holds (with ``max_train``: of the runs chosen).
     """
     rows = select_rows(zoo, percent=percent, min_accuracy=min_accuracy)
     if len(rows) < MIN_NETWORKS:
@@ -206,8 +220,14 @@ def load_parts(
     train, val, test = zoo.split(rows, FRACTIONS, seed=split_seed)
     if max_train is not None:
         train = nested_subset(train, max_train, [split_seed, subset_seed])
-    parts = Parts(load_rows(zoo, train), load_rows(zoo, val), load_rows(zoo, test))
-    for name, part in vars(parts).items():
+    more = None
+    if all_checkpoints:
+        held = np.concatenate([val, test])
+        rows = _further_rows(zoo, train, held, only_these_runs=max_train is not None)
+        more = load_rows(zoo, rows) if len(rows) else None
+    parts = Parts(load_rows(zoo, train), load_rows(zoo, val), load_rows(zoo, test), more)
+    for name in parts.counts:
+        part: Dataset = getattr(parts, name)
         if len(part) < 3:
             raise RunError(f"not enough networks: {len(part)} in the {name} part, 3 are needed")
         if float(part.accuracy.max() - part.accuracy.min()) == 0:
@@ -216,3 +236,13 @@ def load_parts(
                 f"{float(part.accuracy[0]):.4f}, so there is no order to predict"
             )
     return parts
+
+
+def _further_rows(
+    zoo: Zoo, train: np.ndarray, held: np.ndarray, *, only_these_runs: bool
+) -> np.ndarray:
+    """Rows beside those of the training part whose runs are in no other part."""
+    run = zoo.table["run"].astype(str)
+    every = zoo.select(percent=None)
+    free = np.isin(run[every], run[train]) if only_these_runs else ~np.isin(run[every], run[held])
+    return np.asarray(every[free & ~np.isin(every, train)])

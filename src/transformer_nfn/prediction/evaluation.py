@@ -2,54 +2,93 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from transformer_nfn.files.assets import resolve
+from transformer_nfn.prediction.acceptance import check_sizes
 from transformer_nfn.prediction.dataset import load_rows, select_rows
 from transformer_nfn.prediction.metrics import scores
-from transformer_nfn.prediction.predictors import Predictor
+from transformer_nfn.prediction.predict import load_predictors
 from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.prediction.trained_on import standings
 from transformer_nfn.zoo import NetworkSizes, Zoo
+
+FEWEST = 2
 
 
 def evaluate(
-    run: Path, zoo_path: Path, *, percent: int | None = 75, min_accuracy: float = 0.0
+    run: Path | str, zoo_path: Path | str, *, percent: int | None = 75, min_accuracy: float = 0.0
 ) -> dict[str, Any]:
     """τ, R², error and the share of networks within the interval, for the mean over seeds.
 
-    Also says what seeds the networks have, see `Zoo.seeds`.
+    ``trained_on`` counts the networks that the run was trained on, ``selected_by`` those that
+    chose its best epoch, and ``note`` says so in a sentence. ``unseen`` has the same figures for
+    the other networks alone; None if these are too few. ``zoo_seeds`` tells what seeds the
+    networks have, see `Zoo.seeds`.
 
     Args:
-        run: a run folder that keeps its predictors.
-        zoo_path: networks of the same architecture.
+        run: a run folder that keeps its predictors, or its name.
+        zoo_path: networks of an architecture that the predictors read; a folder or a name.
         percent: which checkpoint of each run.
         min_accuracy: only networks at least this accurate.
     """
+    run = resolve(run, "predictor")
     record = RunRecord.read(run)
+    if record.status != "done" or not record.seeds:
+        raise RunError(f"'{run}' holds no predictor: {record.status}")
     zoo = Zoo.open(zoo_path)
-    if zoo.arch != NetworkSizes.from_json(record.architecture):
-        raise RunError(
-            f"'{zoo_path}' holds networks of another architecture than '{run}' was trained on"
-        )
+    predictors = load_predictors(run, record)
+    trained = NetworkSizes.from_json(record.architecture)
+    check_sizes(str(zoo_path), zoo.arch, trained, predictors)
     rows = select_rows(zoo, percent=percent, min_accuracy=min_accuracy)
-    if len(rows) < 2:
+    if len(rows) < FEWEST:
         raise RunError(f"not enough networks: {len(rows)} of '{zoo_path}' are selected")
     data = load_rows(zoo, rows)
-    found = torch.stack(
-        [
-            Predictor.load(record.model, run / f"seed-{s['seed']}").predict(data)
-            for s in record.seeds
-        ]
-    )
-    predicted = found.double().mean(0).numpy()
+    predicted = torch.stack([p.predict(data) for p in predictors]).double().mean(0).numpy()
     accuracy = data.accuracy.double().numpy()
-    held = np.abs(accuracy - predicted) <= record.radius
+    standing = standings(run, data, zoo.about["task"]["name"])
+    unseen = np.array([kind == "unseen" for kind in standing])
+    counts = Counter(standing)
+    reach = record.radius
+    enough = int(unseen.sum()) >= FEWEST
     return {
-        "networks": len(rows),
         "zoo_seeds": zoo.seeds,
+        **_figures(accuracy, predicted, reach),
+        "trained_on": counts["trained"],
+        "selected_by": counts["selected"],
+        "unseen": _figures(accuracy[unseen], predicted[unseen], reach) if enough else None,
+        "note": _note(counts),
+    }
+
+
+def _figures(accuracy: np.ndarray, predicted: np.ndarray, reach: float) -> dict[str, Any]:
+    held = np.abs(accuracy - predicted) <= reach
+    return {
+        "networks": len(accuracy),
         **scores(accuracy, predicted),
         "coverage": float(held.mean()),
     }
+
+
+def _note(counts: Counter[Any]) -> str | None:
+    """What is not fair about the figures of all networks."""
+    told = [
+        f"{counts[kind]} {words}"
+        for kind, words in (
+            ("trained", "are those the predictor was trained on"),
+            ("selected", "chose its best epoch"),
+        )
+        if counts[kind]
+    ]
+    if not told:
+        return None
+    left = counts["unseen"]
+    fair = f"the {left} it never saw give the fair figures" if left >= FEWEST else (
+        "too few are left for fair figures"
+    )
+    return f"of the {counts.total()} networks {' and '.join(told)}; {fair}"

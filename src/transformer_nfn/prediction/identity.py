@@ -29,7 +29,8 @@ def training_identity(
     tensors are ordered does not.
     """
     digest = hashlib.sha256(_settings(model, options, protocol, seeds))
-    for part in (parts.train, parts.val, parts.test):
+    more = [] if parts.more is None else [parts.more]
+    for part in (parts.train, parts.val, parts.test, *more):
         tensors = tensors_of(part.network) | {"accuracy": part.accuracy}
         for name in sorted(tensors):
             w = tensors[name]

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.files.assets import resolve
 from transformer_nfn.models import network_of
+from transformer_nfn.prediction.acceptance import FittingNetwork, read_fitting
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.records import RunError, RunRecord
-from transformer_nfn.zoo import NetworkSizes
-from transformer_nfn.zoo.checkpoints import open_checkpoint, read_small_transformer
+from transformer_nfn.zoo import NetworkSizes, Zoo
+from transformer_nfn.zoo.named import NamedNetwork, named_networks
+
+# Networks in memory at once: a zoo may have tens of thousands.
+AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,10 @@ class Prediction:
         spread: standard deviation over the seeds.
         novelty: distance to what the predictor has seen; above 1 is outside.
         warning: a sentence where the number is not to be trusted, else None.
+        left_out: tensors of the file that were not read, because the zoo's networks have none such.
+        note: one sentence about them, else None.
+        recorded: what a zoo says of the network: run, epoch, configuration and the test accuracy
+            that was measured; None for files.
     """
 
     name: str
@@ -39,39 +50,92 @@ class Prediction:
     spread: float
     novelty: float
     warning: str | None
+    left_out: tuple[str, ...] = ()
+    note: str | None = None
+    recorded: Mapping[str, Any] | None = None
 
 
-def predict(run: Path, checkpoints: list[str]) -> list[Prediction]:
-    """Predicts the accuracy of checkpoints.
+Networks = str | Path | Zoo | Iterable[str | Path]
+
+
+def predict(run: Path | str, networks: Networks) -> list[Prediction]:
+    """Predicts the accuracy of networks from their weights.
 
     Args:
-        run: a run folder that keeps its predictors.
-        checkpoints: each a file, a folder or a row of a zoo; see `open_checkpoint`.
+        run: a run folder that keeps its predictors, or its name.
+        networks: an open zoo, or words that mean networks, see
+            `transformer_nfn.zoo.named.named_networks`; one, or several.
     """
+    run = resolve(run, "predictor")
     record = RunRecord.read(run)
     if record.status != "done" or not record.seeds:
         raise RunError(f"'{run}' holds no predictor: {record.status}")
-    arch = NetworkSizes.from_json(record.architecture)
-    named = [read_checkpoint(text, arch) for text in checkpoints]
-    data = as_dataset(arch, named)
-    predictors = [Predictor.load(record.model, run / f"seed-{row['seed']}") for row in record.seeds]
-    found = torch.stack([p.predict(data) for p in predictors]).double()
-    mean = found.mean(0)
-    spread = found.std(0) if len(found) > 1 else torch.zeros_like(mean)
-    novelty = Seen.load(run).novelty(data)
-    reach = record.radius
-    return [
-        Prediction(
-            name,
-            float(mean[i]),
-            max(0.0, float(mean[i]) - reach),
-            min(1.0, float(mean[i]) + reach),
-            float(spread[i]),
-            float(novelty[i]),
-            _warning(float(novelty[i])),
-        )
-        for i, name in enumerate(checkpoints)
-    ]
+    named = _named(networks)
+    predictors = load_predictors(run, record)
+    seen = Seen.load(run)
+    trained = NetworkSizes.from_json(record.architecture)
+    found: list[Prediction] = []
+    for start in range(0, len(named), AT_ONCE):
+        chunk = named[start : start + AT_ONCE]
+        read = [_read(network, trained, predictors) for network in chunk]
+        found += _predict(chunk, read, predictors, seen, record.radius)
+    return found
+
+
+def load_predictors(run: Path, record: RunRecord) -> list[Predictor]:
+    """The predictor of every seed of a run."""
+    return [Predictor.load(record.model, run / f"seed-{row['seed']}") for row in record.seeds]
+
+
+def _named(networks: Networks) -> list[NamedNetwork]:
+    if isinstance(networks, Zoo):
+        return [NamedNetwork(f"{networks.path}#{i}", networks, i) for i in range(len(networks))]
+    return named_networks([networks] if isinstance(networks, str | Path) else networks)
+
+
+def _read(
+    network: NamedNetwork, trained: NetworkSizes, predictors: Sequence[Predictor]
+) -> FittingNetwork:
+    with network.open() as checkpoint:
+        return read_fitting(checkpoint, trained, predictors)
+
+
+def _predict(
+    named: Sequence[NamedNetwork],
+    read: Sequence[FittingNetwork],
+    predictors: Sequence[Predictor],
+    seen: Seen,
+    reach: float,
+) -> list[Prediction]:
+    """Predictions in the order of the networks; those of one size are read together."""
+    out: dict[int, Prediction] = {}
+    for sizes, places in _by_sizes(read):
+        data = as_dataset(sizes, [read[i].weights for i in places])
+        each = torch.stack([p.predict(data) for p in predictors]).double()
+        mean = each.mean(0)
+        spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
+        novelty = seen.novelty(data)
+        for at, i in enumerate(places):
+            out[i] = Prediction(
+                named[i].name,
+                float(mean[at]),
+                max(0.0, float(mean[at]) - reach),
+                min(1.0, float(mean[at]) + reach),
+                float(spread[at]),
+                float(novelty[at]),
+                _warning(float(novelty[at])),
+                read[i].left_out,
+                read[i].note,
+                named[i].about,
+            )
+    return [out[i] for i in range(len(named))]
+
+
+def _by_sizes(read: Sequence[FittingNetwork]) -> Iterator[tuple[NetworkSizes, list[int]]]:
+    places: dict[NetworkSizes, list[int]] = {}
+    for i, network in enumerate(read):
+        places.setdefault(network.sizes, []).append(i)
+    yield from places.items()
 
 
 def _warning(novelty: float) -> str | None:
@@ -88,13 +152,3 @@ def as_dataset(arch: NetworkSizes, named: list[dict[str, Tensor]]) -> Dataset:
     stacked = {name: torch.stack([n[name] for n in named]).float() for name in arch.space.tensors}
     accuracy, columns = torch.zeros(len(named)), {"row": np.arange(len(named))}
     return Dataset(arch.block_space, network_of(stacked), accuracy, columns)
-
-
-def read_checkpoint(text: str, arch: NetworkSizes) -> dict[str, Tensor]:
-    """One network under the names of ``arch.space``, checked against the architecture."""
-    with open_checkpoint(text) as checkpoint:
-        named = read_small_transformer(checkpoint, arch)
-    for name, weights in named.items():
-        if not bool(torch.isfinite(weights).all()):
-            raise RunError(f"'{text}': '{name}' holds values that are not finite")
-    return named

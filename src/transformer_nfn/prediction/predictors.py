@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformer_nfn import models
 from transformer_nfn.prediction.dataset import EVALUATE, Dataset, map_network
 from transformer_nfn.prediction.records import RunError
+from transformer_nfn.zoo import NetworkSizes
 
 Build = Callable[[], nn.Module]
 
@@ -52,7 +53,28 @@ def _plain(kind: str) -> Callable[..., nn.Module]:
     return build
 
 
+def _whole_network(data: Dataset, **options: Any) -> nn.Module:
+    parts = options.pop("parts", ["probes", "invariants"])
+    one = map_network(data.take(torch.arange(min(1, len(data)))).network, lambda w: w.cpu())
+    if "probes" not in parts:
+        options["probes"] = 0
+    if "invariants" in parts:
+        options["invariants"] = models.invariant_features(one, data.block_space).shape[1]
+    embedding = one.get("embedding")
+    first, last = one["blocks"][0]["W_Q"], one["classifier"]
+    assert isinstance(last, Mapping)
+    assert embedding is None or isinstance(embedding, Mapping)
+    return models.WholeNetwork(
+        data.block_space,
+        tokens=min(data.tokens or PROBE_TOKENS, PROBE_TOKENS),
+        width=first.shape[3] if embedding is None else embedding["W"].shape[1],
+        classes=last["W_2"].shape[-1],
+        **options,
+    )
+
+
 NEURAL: Mapping[str, tuple[str, Callable[..., nn.Module]]] = {
+    "whole_network": ("WholeNetwork", _whole_network),
     "transformer_nfn": ("TransformerNFN", _transformer_nfn),
     "transformer_nfn_gated": ("TransformerNFN", _gated_nfn),
     "mlp": ("MLP", _plain("MLP")),
@@ -65,8 +87,22 @@ TABULAR: Mapping[str, str] = {
     "invariant_boosting": "InvariantBoosting",
     "invariant_mlp": "InvariantMLP",
 }
+PROBE_TOKENS = 49
+"""Of a learned input at most: as many as an image of the paper has."""
+ALL_CHECKPOINTS = ("whole_network",)
+"""Predictors that also learn from the other checkpoints of the runs they learn from."""
 PREDICTORS = (*NEURAL, *TABULAR)
 """Names of all predictors."""
+SIZE_WORDS: Mapping[str, str] = {
+    "blocks": "{} blocks",
+    "patch": "{} pixels in a patch",
+    "classes": "{} classes",
+    "d_model": "width {}",
+    "heads": "{} heads",
+    "d_ff": "{} neurons",
+    "tokens": "{} tokens",
+}
+"""How the sizes of a network are told, the most telling first."""
 PAPER_MODELS = ("xgboost", "lightgbm", "random_forest", "mlp", "statnn", "transformer_nfn")
 
 
@@ -108,6 +144,26 @@ class Predictor:
             batch = map_network(batch, lambda w: w.to(place))
             parts.append(torch.sigmoid(self.inner.logits(batch)).cpu())
         return torch.cat(parts) if parts else torch.empty(0)
+
+    def misfit(self, found: NetworkSizes, trained: NetworkSizes) -> str | None:
+        """Why this predictor cannot read networks of some sizes; None where it can.
+
+        A predictor reads the sizes it was trained on. One that reads more has a method
+        ``misfit(found, trained)`` of its own, which answers here.
+
+        Args:
+            found: the sizes of the networks in question.
+            trained: those of the networks it was trained on.
+        """
+        own = getattr(self.inner, "misfit", None)
+        if own is not None:
+            answer: str | None = own(found, trained)
+            return answer
+        wanted, there = trained.to_json(), found.to_json()
+        for size, words in SIZE_WORDS.items():
+            if wanted[size] != there[size]:
+                return f"expected {words.format(wanted[size])}, found {there[size]}"
+        return None
 
     @property
     def num_parameters(self) -> int | None:

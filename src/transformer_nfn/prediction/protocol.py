@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from transformer_nfn.prediction.records import RunError
+
+OWN: Mapping[str, dict[str, Any]] = {"whole_network": {"epochs": 16, "batch": 32, "lr": 2e-3}}
+"""Where a model is not trained as the paper trains."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,15 @@ class Protocol:
             return self.lr * (step + 1) / warm
         done = (step - warm) / max(1, total - warm)
         return self.final_lr + 0.5 * (self.lr - self.final_lr) * (1 + math.cos(math.pi * done))
+
+    @staticmethod
+    def of(
+        model: str, epochs: int | None = None, batch: int | None = None, lr: float | None = None
+    ) -> Protocol:
+        """The paper's for its models, that of the model itself for ours; or as given."""
+        given = {"epochs": epochs, "batch": batch, "lr": lr}
+        own = OWN.get(model, {})
+        return Protocol(**(own | {k: v for k, v in given.items() if v is not None}))
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

@@ -5,6 +5,8 @@ RUN/
   predictions.parquet  one row for each seed and network of the validation and test parts
   log.jsonl            one line an epoch (neural predictors)
   seed-K/              the predictor itself, for each seed
+  seen.safetensors     what the training networks look like
+  trained_on.safetensors  marks by which they are known again
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ from transformer_nfn.files.json_object import read_object
 from transformer_nfn.files.parquet import read_parquet
 from transformer_nfn.files.whole import whole_file, write_text
 from transformer_nfn.prediction.record_check import check_record
+from transformer_nfn.zoo.store.index import CONFIGURATION
 
 FORMAT = 1
 RUN_FILE = "run.json"
 PREDICTIONS_FILE = "predictions.parquet"
 LOG_FILE = "log.jsonl"
-CONFIGURATION = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "train_fraction")
+__all__ = [
+    "CONFIGURATION", "FORMAT", "LOG_FILE", "PREDICTIONS_FILE", "RUN_FILE", "RunError", "RunRecord",
+    "find_runs", "read_predictions", "write_predictions",
+]  # fmt: skip
 
 
 class RunError(TransformerNFNError):

@@ -30,6 +30,7 @@ from transformer_nfn.prediction.records import (
     RunRecord,
     write_predictions,
 )
+from transformer_nfn.prediction.trained_on import TrainedOn
 from transformer_nfn.prediction.training import SAVE_SECONDS, STATE_FILE, Report, train_seeds
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def train_run(
         model: one of `PREDICTORS`.
         out: the run folder.
         seeds: of initialisation and order; each makes a predictor.
-        protocol: of neural predictors; the paper's by default.
+        protocol: of neural predictors; `Protocol.of` the model by default.
         options: of the model, e.g. ``channels``.
         selection: how the networks were chosen, for the record.
         table: the table and cell this is, for the record.
@@ -84,7 +85,7 @@ def train_run(
         save_every: seconds between two saved states of a training.
     """
     check_name(model)
-    protocol, options = protocol or Protocol(), dict(options or {})
+    protocol, options = protocol or Protocol.of(model), dict(options or {})
     identity = training_identity(model, options, parts, protocol, seeds)
     if (out / RUN_FILE).is_file():
         record = RunRecord.read(out)
@@ -133,6 +134,7 @@ def train_run(
         for seed, predictor in zip(seeds, predictors, strict=True):
             predictor.save(out / f"seed-{seed}")
         Seen.of(parts.train).save(out)
+        TrainedOn.of(parts, str(zoo["task"])).save(out)
     taus = [row["tau"] for row in rows]
     record = RunRecord(
         model=model,

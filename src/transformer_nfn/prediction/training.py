@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
@@ -17,15 +18,19 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformer_nfn.files.json_object import parse_object
 from transformer_nfn.files.safetensors_file import read_tensors, write_tensors
 from transformer_nfn.files.whole import write_text
-from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts, map_network
+from transformer_nfn.models import Network, WholeNetwork
+from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts, joined, map_network
 from transformer_nfn.prediction.graph_step import GraphSteps
 from transformer_nfn.prediction.log import read_log
 from transformer_nfn.prediction.metrics import kendall_tau
+from transformer_nfn.prediction.probe_search import find_probes
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import LOG_FILE, RunError
 
 STATE_FILE = "training.safetensors"
 SAVE_SECONDS = 20.0
+SHORTEST_EPOCH = 512
+"""Networks that an epoch of the model of whole networks takes at least."""
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -78,15 +83,23 @@ class SeedTrainer:
         together: bool,
         capture: bool = True,
     ) -> None:
-        self.protocol, self.seeds, self.parts = protocol, seeds, parts
+        self.protocol, self.seeds = protocol, seeds
         device = parts.train.accuracy.device
         on_gpu = device.type == "cuda"
-        self.together = together and (len(seeds) > 1 or on_gpu)
         self.modules = []
         for seed in seeds:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 self.modules.append(build().to(device))
+        first = self.modules[0]
+        whole = isinstance(first, WholeNetwork)  # each seed has probes of its own
+        self.together = together and not whole and (len(seeds) > 1 or on_gpu)
+        self.parts = _as_read(first, parts)
+        # With further checkpoints an epoch takes as many networks as there are runs, and of a few
+        # runs more than one each: it should not be over after a handful of steps.
+        runs = len(np.unique(self.parts.train.columns["run"].astype(str)))
+        self.per_epoch = max(runs, SHORTEST_EPOCH) if whole else len(parts.train)
+        self.loss = first.loss if whole else binary_cross_entropy_with_logits
         self.epoch = 0
         self.best_epoch = [0] * len(seeds)
         self.val_tau = [-2.0] * len(seeds)
@@ -98,20 +111,25 @@ class SeedTrainer:
             self.state = {
                 f"{i}.{k}": p for i, m in enumerate(self.modules) for k, p in m.named_parameters()
             }
-        fused = device.type in ("cpu", "cuda")
-        self.optimiser = torch.optim.Adam(
-            list(self.state.values()), lr=protocol.lr, fused=fused, capturable=on_gpu
-        )
+        self.optimiser = _optimiser(first, self.state, protocol.lr, device)
         self.rate: Tensor | None = None
         if on_gpu:
             self.hold_rate(torch.zeros((), dtype=torch.float32, device=device))
-        self.graphs = GraphSteps(self.optimiser) if on_gpu and self.together and capture else None
+        self.graphs = GraphSteps(self.optimiser) if on_gpu and capture else None
         self.best = {k: v.detach().clone() for k, v in self.state.items()}
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in one pass over the training networks."""
-        return -(-len(self.parts.train) // self.protocol.batch)
+        """Batches in one epoch."""
+        return -(-self.per_epoch // self.protocol.batch)
+
+    def begin(self) -> None:
+        """What a module that has probes does before its first epoch."""
+        for seed, module in zip(self.seeds, self.modules, strict=True):
+            if isinstance(module, WholeNetwork):
+                module.standardise(self.parts.train.network)
+                if self.epoch == 0:
+                    find_probes(module, self.parts.train, seed)
 
     def _logits_together(self, network: Mapping[str, Any], shared: bool) -> Tensor:
         base = self.modules[0]
@@ -151,7 +169,9 @@ class SeedTrainer:
         On the device of the networks, the rates too where the optimiser reads them there.
         """
         device, n = self.parts.train.accuracy.device, len(self.parts.train)
-        orders = torch.stack([_order(n, seed, self.epoch, device) for seed in self.seeds])
+        orders = torch.stack(
+            [_order(n, self.per_epoch, seed, self.epoch, device) for seed in self.seeds]
+        )
         rates = self.epoch_rates()
         if self.rate is None:
             return orders, rates
@@ -191,7 +211,7 @@ class SeedTrainer:
             value = torch.zeros((), device=target.device)
             for i, module in enumerate(self.modules):
                 network = map_network(train.network, lambda w, i=i: w[picks[i]])
-                loss = binary_cross_entropy_with_logits(module.logits(network), target[i])  # type: ignore[operator]
+                loss = self.loss(module.logits(network), target[i])  # type: ignore[operator]
                 loss.backward()
                 value += loss.detach() / len(self.seeds)
         self.optimiser.step()
@@ -312,11 +332,46 @@ class _as_logits:  # noqa: N801
         del self.module.forward
 
 
-def _order(n: int, seed: int, epoch: int, device: torch.device) -> Tensor:
-    """The order of the networks in one epoch of one seed; drawn on a GPU where they lie on one."""
+def _as_read(module: nn.Module, parts: Parts) -> Parts:
+    """The networks as the module reads them: with further checkpoints, if it uses them."""
+    train, val = parts.train, parts.val
+    if isinstance(module, WholeNetwork):
+        train = train if parts.more is None else joined(train, parts.more)
+        train, val = (_prepared(module, data) for data in (train, val))
+    return Parts(train, val, parts.test)
+
+
+def _prepared(module: WholeNetwork, data: Dataset) -> Dataset:
+    return replace(data, network=cast("Network", module.prepared(data.network)))
+
+
+def _optimiser(
+    module: nn.Module, state: Mapping[str, Tensor], rate: float, device: torch.device
+) -> torch.optim.Optimizer:
+    """Adam; with decoupled weight decay where the module asks for it."""
+    how: dict[str, Any] = dict(
+        lr=rate, fused=device.type in ("cpu", "cuda"), capturable=device.type == "cuda"
+    )
+    if not isinstance(module, WholeNetwork):
+        return torch.optim.Adam(list(state.values()), **how)
+    free = [name for name in state if module.undecayed(name.split(".", 1)[1])]
+    rest = [name for name in state if name not in free]
+    groups = [
+        {"params": [state[name] for name in rest], "weight_decay": module.weight_decay},
+        {"params": [state[name] for name in free], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], **how)
+
+
+def _order(n: int, count: int, seed: int, epoch: int, device: torch.device) -> Tensor:
+    """Which networks one epoch of one seed takes, ``count`` of ``n``, none again before all.
+
+    Drawn on a GPU where they lie on one.
+    """
     where = device if device.type == "cuda" else torch.device("cpu")
     source = torch.Generator(where).manual_seed((seed + 1) * 1_000_003 + epoch)
-    return torch.randperm(n, generator=source, device=where).to(device)
+    rounds = [torch.randperm(n, generator=source, device=where) for _ in range(-(-count // n))]
+    return torch.cat(rounds)[:count].to(device)
 
 
 def train_seeds(
@@ -358,6 +413,7 @@ def train_seeds(
             ) from error
         lines = read_log(folder / LOG_FILE) if (folder / LOG_FILE).is_file() else []
         log = [json.dumps(line) for line in lines if line["epoch"] <= trainer.epoch]
+    trainer.begin()
     saved = time.monotonic()
     while trainer.epoch < protocol.epochs:
         rate = trainer.epoch_rates()[-1]

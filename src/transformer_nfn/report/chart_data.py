@@ -1,54 +1,111 @@
-"""What the charts of the report draw: the runs as plain JSON values."""
+"""What the page carries: the values that its tables count and its charts draw, as plain JSON."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from transformer_nfn.paper.gather import Run, ZooStudy, model_order
+from transformer_nfn.paper.gather import Run, Study, ZooStudy, model_order
 from transformer_nfn.paper.learning_curve import curve_lines
-from transformer_nfn.paper.table_text import TableView
-from transformer_nfn.prediction.records import CONFIGURATION
+from transformer_nfn.paper.table_text import OurCell, TableView, zoo_size
+from transformer_nfn.prediction.records import CONFIGURATION, RunRecord
+from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel
+from transformer_nfn.report.whole_zoos import WholeZoo
 
-# More points than this hide each other and make a page slow.
-MOST_POINTS = 1000
 BINS = 20
+PARTS = ("train", "val", "test")
 
 
-def as_script(zoos: list[dict[str, Any]]) -> str:
-    """The charts of all zoos as JSON, safe inside a ``script`` element."""
-    text = json.dumps(
-        {"zoos": zoos},
-        separators=(",", ":"),
-        ensure_ascii=False,
-        allow_nan=False,
-    )
+def as_script(data: dict[str, Any]) -> str:
+    """The data as JSON, safe inside a ``script`` element."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
-def zoo_data(zoo: ZooStudy, curve: TableView | None = None) -> dict[str, Any]:
-    """All charts of one zoo; an empty list where there is nothing to draw.
+def zoo_data(
+    zoo: ZooStudy, tested: HeldOut, curve: TableView | None = None, whole: WholeZoo | None = None
+) -> dict[str, Any]:
+    """All of one zoo; an empty list where there is nothing to draw.
 
     Args:
         zoo: the runs on it.
+        tested: what they say of held-out networks.
         curve: its learning curve, where one was made.
+        whole: the zoo itself, where it was given.
     """
-    networks, panels = _scatter(zoo)
+    parts: list[list[int]] = []
+    networks = tested.networks
     return {
         "label": zoo.label,
-        "taus": [_taus(run) for run in zoo.finished],
-        "networks": networks,
-        "scatter": panels,
-        "histogram": _histogram(zoo),
+        "zoo": zoo_reference(zoo, whole),
+        "size": zoo_size(_spokesman(zoo).zoo),
+        "chosen": [_spokesman(zoo).selection.get(part) for part in PARTS],
+        "models": [_model_data(run, tested.of(run), parts) for run in zoo.finished],
+        "parts": parts,
+        "networks": {
+            "row": networks.row,
+            "run": [plain(run) for run in networks.run],
+            "accuracy": networks.accuracy.tolist(),
+            **{
+                name: [plain(value) for value in networks.configuration[name]]
+                for name in CONFIGURATION
+            },
+        },
+        "validation": networks.validation.tolist(),
+        "everything": None if whole is None else np.round(whole.accuracy, 6).tolist(),
+        "histogram": histogram(networks.accuracy if whole is None else whole.accuracy),
         "sizes": _sizes(zoo) if curve is None else _curve(curve),
         "curves": [
             _model(run) | {"seeds": seeds} for run in zoo.finished if (seeds := _curves(run))
         ],
     }
+
+
+def study_data(study: Study) -> dict[str, Any]:
+    """The runs and the cells of tables, with the τ of every seed."""
+    return {
+        "tables": [_view_data(view) for view in (*study.tables, *study.curves.values())],
+        "runs": [
+            {
+                "zoo": index,
+                "model": run.record.model,
+                "done": run.done,
+                "seeds": [plain(seed.get("seed")) for seed in run.record.seeds],
+                "taus": _seed_taus(run.record),
+                "chosen": [run.record.selection.get(part) for part in PARTS],
+            }
+            for run in study.runs
+            for index, zoo in enumerate(study.zoos)
+            if run in zoo.runs
+        ],
+    }
+
+
+def zoo_reference(zoo: ZooStudy, whole: WholeZoo | None) -> str:
+    """How a row of the zoo is named for ``tnfn predict``, up to the ``#``."""
+    if whole is not None:
+        return whole.text
+    about = _spokesman(zoo).zoo
+    return str(about.get("name") or about.get("task") or "ZOO")
+
+
+def _spokesman(zoo: ZooStudy) -> RunRecord:
+    """The record that tells of the zoo."""
+    return (zoo.best or (zoo.main or zoo.runs)[0]).record
+
+
+def histogram(accuracy: np.ndarray) -> dict[str, Any] | None:
+    """Networks in each of twenty bands of accuracy; a bound belongs to the band above it."""
+    values = np.rint(accuracy[np.isfinite(accuracy)] * MILLION).astype(np.int64)
+    if not len(values):
+        return None
+    band = np.clip(values * BINS // MILLION, 0, BINS - 1)
+    return {"counts": np.bincount(band, minlength=BINS).tolist(), "total": len(values)}
 
 
 def number(value: Any, digits: int = 5) -> float | None:
@@ -71,6 +128,69 @@ def _model(run: Run) -> dict[str, Any]:
     return {"name": run.name, "color": model_order(run.record.model)}
 
 
+def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) -> dict[str, Any]:
+    """A compared model: what its record says, and what it said of each test network."""
+    summary = run.record.summary
+    by_seed: dict[Any, SeedPart] = {}
+    if tested is not None:
+        by_seed = {part.seed: part for part in tested.seeds}
+    seeds = []
+    for entry in run.record.seeds:
+        seed: dict[str, Any] = {"seed": plain(entry.get("seed"))}
+        for key in ("tau", "tau_low", "tau_high", "r2", "mae"):
+            seed[key] = number(entry.get(key), 6)
+        part = by_seed.get(entry.get("seed"))
+        if part is not None:
+            seed["part"] = _place(part.network.tolist(), parts)
+            for key in ("predicted", "low", "high"):
+                seed[key] = _or_none(getattr(part, key))
+        seeds.append(seed)
+    return _model(run) | {
+        "tau": number(summary.get("tau"), 6),
+        "error": number(summary.get("tau_se"), 6) if len(run.record.seeds) > 1 else None,
+        "level": number(summary.get("level")),
+        "recorded": {key: number(summary.get(key), 6) for key in ("coverage", "radius")},
+        "parameters": run.record.num_parameters,
+        "seeds": seeds,
+    }
+
+
+def _place(part: list[int], parts: list[list[int]]) -> int:
+    """Where a list of networks stands; seeds and models mostly test the same ones."""
+    if part not in parts:
+        parts.append(part)
+    return parts.index(part)
+
+
+def _or_none(values: np.ndarray) -> list[float | None]:
+    """NaN, for which JSON has no word, as None."""
+    return [None if value != value else value for value in values.tolist()]
+
+
+def _seed_taus(record: RunRecord) -> list[float | None]:
+    return [number(seed.get("tau"), 6) for seed in record.seeds]
+
+
+def _view_data(view: TableView) -> dict[str, Any]:
+    return {
+        "name": view.paper.name,
+        "zoo": view.zoo,
+        "quantity": view.paper.quantity,
+        "rows": list(view.rows),
+        "columns": list(view.columns),
+        "cells": [_cell_data(*key, cell) for key, cell in view.ours.items()],
+    }
+
+
+def _cell_data(row: str, column: str, cell: OurCell) -> dict[str, Any]:
+    return {
+        "row": row,
+        "column": column,
+        "taus": _seed_taus(cell.record) if cell.record.status == "done" else [],
+        "parameters": cell.record.num_parameters,
+    }
+
+
 def _sizes(zoo: ZooStudy) -> list[dict[str, Any]]:
     return [
         _model(runs[0])
@@ -78,8 +198,9 @@ def _sizes(zoo: ZooStudy) -> list[dict[str, Any]]:
             "points": [
                 {
                     "train": run.record.selection["train"],
-                    "tau": number(run.record.summary.get("tau")),
-                    "error": number(run.record.summary.get("tau_se")),
+                    "tau": number(run.record.summary.get("tau"), 6),
+                    "error": number(run.record.summary.get("tau_se"), 6),
+                    "taus": _seed_taus(run.record),
                 }
                 for run in runs
                 if number(run.record.summary.get("tau")) is not None
@@ -90,12 +211,21 @@ def _sizes(zoo: ZooStudy) -> list[dict[str, Any]]:
 
 
 def _curve(view: TableView) -> list[dict[str, Any]]:
+    taus = {
+        (row, cell.record.selection.get("train")): _seed_taus(cell.record)
+        for (row, _), cell in view.ours.items()
+    }
     return [
         {
             "name": view.rows[model],
             "color": model_order(model),
             "points": [
-                {"train": point.train, "tau": number(point.tau), "error": number(point.error)}
+                {
+                    "train": point.train,
+                    "tau": number(point.tau, 6),
+                    "error": number(point.error, 6),
+                    "taus": taus[model, point.train],
+                }
                 for point in points
             ],
         }
@@ -103,89 +233,23 @@ def _curve(view: TableView) -> list[dict[str, Any]]:
     ]
 
 
-def _taus(run: Run) -> dict[str, Any]:
-    summary = run.record.summary
-    seeds = [
-        {key: number(seed.get(key)) for key in ("seed", "tau", "tau_low", "tau_high")}
-        for seed in run.record.seeds
-    ]
-    return _model(run) | {
-        "tau": number(summary.get("tau")),
-        "error": number(summary.get("tau_se")),
-        "seeds": [seed for seed in seeds if seed["tau"] is not None],
-    }
-
-
-def _scatter(zoo: ZooStudy) -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
-    """One seed for each model; networks stand once, whichever models saw them."""
-    where: dict[int, int] = {}
-    networks: dict[str, list[Any]] = {key: [] for key in ("id", "accuracy", *CONFIGURATION)}
-    panels = []
-    for run in zoo.finished:
-        part = run.tested
-        if part is None or not len(part["row"]):
-            continue
-        seed = part["seed"].min()
-        chosen = np.flatnonzero(part["seed"] == seed)
-        total = len(chosen)
-        if total > MOST_POINTS:
-            chosen = chosen[np.linspace(0, total - 1, MOST_POINTS).astype(int)]
-        for i in chosen:
-            row = int(part["row"][i])
-            if row not in where:
-                where[row] = len(where)
-                networks["id"].append(plain(part["run"][i]) if "run" in part else row)
-                networks["accuracy"].append(number(part["accuracy"][i]))
-                for key in CONFIGURATION:
-                    networks[key].append(plain(part[key][i]))
-        scores = [entry for entry in run.record.seeds if entry.get("seed") == seed]
-        panels.append(
-            _model(run)
-            | {
-                "seed": int(seed),
-                "total": total,
-                "tau": number(scores[0].get("tau")) if scores else None,
-                "network": [where[int(row)] for row in part["row"][chosen]],
-                **{
-                    key: [number(value) for value in part[key][chosen]]
-                    for key in ("predicted", "low", "high")
-                },
-            }
-        )
-    return networks, panels
-
-
-def _histogram(zoo: ZooStudy) -> dict[str, Any] | None:
-    """Accuracies of all networks in any validation or test part."""
-    found: dict[int, float] = {}
-    for run in zoo.main:
-        if run.predictions is not None:
-            pairs = zip(run.predictions["row"], run.predictions["accuracy"], strict=True)
-            found.update((int(row), float(accuracy)) for row, accuracy in pairs)
-    values = np.array([value for value in found.values() if np.isfinite(value)])
-    if not len(values):
-        return None
-    counts, _ = np.histogram(values, bins=BINS, range=(0.0, 1.0))
-    return {"counts": counts.tolist(), "total": len(values)}
-
-
 def _curves(run: Run) -> list[dict[str, Any]]:
-    seeds: dict[Any, dict[str, Any]] = {}
+    """Loss and validation τ by epoch, with the epoch that was kept."""
+    kept = {str(seed.get("seed")): number(seed.get("best_epoch")) for seed in run.record.seeds}
+    seeds: dict[str, dict[float, Sequence[float | None]]] = {}
     for entry in run.log:
         epoch = number(entry.get("epoch"))
-        if epoch is None:
-            continue
-        seed = seeds.setdefault(
-            str(entry.get("seed")), {"seed": str(entry.get("seed")), "points": {}}
-        )
-        # A resumed run may write an epoch twice; the later line holds.
-        seed["points"][epoch] = [number(entry.get("loss")), number(entry.get("val_tau"))]
+        if epoch is not None:
+            # A resumed run may write an epoch twice; the later line holds.
+            values = [number(entry.get("loss"), 6), number(entry.get("val_tau"), 6)]
+            seeds.setdefault(str(entry.get("seed")), {})[epoch] = values
     return [
         {
-            "seed": seed["seed"],
-            "epoch": sorted(seed["points"]),
-            "loss": [seed["points"][epoch][0] for epoch in sorted(seed["points"])],
-            "val_tau": [seed["points"][epoch][1] for epoch in sorted(seed["points"])],
+            "seed": seed,
+            "kept": kept.get(seed),
+            "epoch": sorted(points),
+            "loss": [points[epoch][0] for epoch in sorted(points)],
+            "val_tau": [points[epoch][1] for epoch in sorted(points)],
         }
-        for seed in seeds.values()
+        for seed, points in seeds.items()
     ]

@@ -1,51 +1,79 @@
-// The other charts: τ of each model, accuracies, τ by number of networks, training curves.
-function taus(canvas, zoo) {
+// The other charts: τ and intervals of each model, accuracies, τ by networks, training curves.
+// One row for each model: its value, its error where there is one, and a small mark for each seed.
+// rows: [{name, color, value, error, seeds: [number], pairs()}]; rule: a value to hold them against.
+function dots(canvas, { heading, rows, format, rule = null }) {
   canvas.textContent = "";
-  make("div", { class: "title" }, canvas, "Kendall’s τ");
-  const rows = zoo.taus.filter((row) => row.tau !== null);
+  make("div", { class: "title" }, canvas, heading);
   const width = Math.max(240, canvas.clientWidth);
   const wide = width > 340;
   const [band, left] = wide ? [36, 156] : [46, 8];
   const height = rows.length * band + 40;
-  const ends = rows.flatMap((row) => [row.tau - (row.error || 0), row.tau + (row.error || 0),
-    ...row.seeds.map((seed) => seed.tau)]);
+  const ends = rows.flatMap((row) => [row.value - (row.error || 0), row.value + (row.error || 0),
+    ...row.seeds, ...(rule === null ? [] : [rule])]);
   const pad = Math.max(0.01, (Math.max(...ends) - Math.min(...ends)) * 0.08);
   const [from, to] = [Math.min(...ends) - pad, Math.max(...ends) + pad];
   const x = linear(from, to, left, width - 14);
   const svg = frame(canvas, {
     width, height, margin: [12, 14, 26, left],
-    x: { scale: x, ticks: ticks(from, to, wide ? 5 : 4), format: (v) => String(v) },
+    x: { scale: x, ticks: ticks(from, to, wide ? 5 : 4), format },
     y: { scale: (v) => v, ticks: [] },
-    title: "Kendall’s τ of each model", description: `${rows.length} models, best first.`,
+    title: `${heading} of each model`, description: `${rows.length} models, best τ first.`,
   });
+  if (rule !== null) {
+    draw("line", { class: "always", x1: x(rule), x2: x(rule), y1: 12, y2: height - 26 }, svg);
+  }
   const marks = rows.map((row, index) => {
     const y = 12 + band * (index + (wide ? 0.5 : 0.7));
     const color = modelColor(row.color);
     draw("text", wide ? { class: "name", x: left - 12, y: y + 4, "text-anchor": "end" }
       : { class: "name", x: left, y: y - 12 }, svg, row.name);
-    for (const seed of row.seeds) {
-      draw("circle", { class: "seed", cx: x(seed.tau), cy: y, r: 2.5, fill: color,
+    for (const value of row.seeds) {
+      draw("circle", { class: "seed", cx: x(value), cy: y, r: 2.5, fill: color,
         "fill-opacity": 0.4 }, svg);
     }
     if (row.error !== null) {
-      draw("line", { x1: x(row.tau - row.error), x2: x(row.tau + row.error), y1: y, y2: y,
+      draw("line", { x1: x(row.value - row.error), x2: x(row.value + row.error), y1: y, y2: y,
         stroke: color, "stroke-width": 2.5 }, svg);
     }
-    draw("circle", { class: "mean", cx: x(row.tau), cy: y, r: 5.5, fill: color }, svg);
-    return {
-      x: x(row.tau), y, r: 9, title: row.name,
-      pairs: () => [
-        ["Mean τ", decimals(row.tau) + (row.error === null ? "" : ` ± ${decimals(row.error)}`)],
-        ...row.seeds.map((seed) => [`Seed ${seed.seed}`, decimals(seed.tau)
-          + (seed.tau_low === null ? "" : ` (${decimals(seed.tau_low)} to ${decimals(seed.tau_high)})`)]),
-      ],
-    };
+    draw("circle", { class: "mean", cx: x(row.value), cy: y, r: 5.5, fill: color }, svg);
+    return { x: x(row.value), y, r: 9, title: row.name, pairs: row.pairs };
   });
   explore(svg, marks, { reach: 200 });
 }
 
+function taus(canvas, zoo) {
+  const rows = zoo.models.filter((model) => model.tau !== null).map((model) => {
+    const seeds = model.seeds.filter((seed) => seed.tau !== null);
+    return {
+      name: model.name, color: model.color, value: model.tau, error: model.error,
+      seeds: seeds.map((seed) => seed.tau),
+      pairs: () => [
+        ["Mean τ", decimals(model.tau)
+          + (model.error === null ? "" : ` ± ${decimals(model.error)}`)],
+        ...seeds.map((seed) => [`Seed ${seed.seed}`, decimals(seed.tau) + (seed.tau_low === null
+          ? "" : ` (${decimals(seed.tau_low)} to ${decimals(seed.tau_high)})`)]),
+      ],
+    };
+  });
+  dots(canvas, { heading: "Kendall’s τ", rows, format: String });
+}
+
+function calibration(canvas, zoo) {
+  const found = insideShares(zoo);
+  const levels = found.map((model) => model.level).filter((level) => level !== null);
+  const rows = found.map((model) => ({
+    name: model.name, color: model.color, value: model.share, error: null,
+    seeds: model.seeds.map((seed) => seed.share),
+    pairs: () => [["In interval", share(model.share)], ["Aim", share(model.level)],
+      ...model.seeds.map((seed) => [`Seed ${seed.seed}`, share(seed.share)])],
+  }));
+  dots(canvas, { heading: "Test networks inside their interval", rows,
+    format: (v) => `${Number((100 * v).toFixed(1))} %`,
+    rule: levels.length ? Math.max(...levels) : null });
+}
+
 function histogram(canvas, zoo) {
-  const state = canvas.state || (canvas.state = { log: true });
+  const state = canvas.state || (canvas.state = { log: false });
   canvas.textContent = "";
   const bar = make("div", { class: "bar-of-controls" }, canvas);
   make("span", { class: "title" }, bar, "Accuracies of the networks");
@@ -168,6 +196,16 @@ function sizes(canvas, zoo) {
   });
 }
 
+// The epoch of each seed whose predictor was kept: that of the best validation τ.
+function keptEpochs(entry) {
+  return entry.seeds.flatMap((seed) => {
+    const value = seed.val_tau[seed.epoch.indexOf(seed.kept)];
+    if (value === undefined || value === null) return [];
+    return [{ at: seed.kept, value, dot: true, pairs: [[`Kept of seed ${seed.seed}`,
+      `epoch ${seed.kept}`], ["validation τ", decimals(value)]] }];
+  });
+}
+
 function curve(field, heading, label) {
   return (canvas, zoo) => {
     const series = zoo.curves.map((entry) => {
@@ -188,8 +226,11 @@ function curve(field, heading, label) {
             points: seed.epoch.map((epoch, i) => [epoch, seed[field][i]]) })) : []),
           { points: means },
         ],
-        marks: means.map(([epoch, value]) => ({ at: epoch, value,
-          pairs: [["Epoch", String(epoch)], [label, decimals(value)]] })),
+        marks: [
+          ...means.map(([epoch, value]) => ({ at: epoch, value,
+            pairs: [["Epoch", String(epoch)], [label, decimals(value)]] })),
+          ...(field === "val_tau" ? keptEpochs(entry) : []),
+        ],
       };
     }).filter((entry) => entry.marks.length);
     if (!series.length) {

@@ -2,51 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from transformer_nfn.paper.gather import Columns, Run, ZooStudy
-from transformer_nfn.prediction.records import CONFIGURATION
+from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel
 
+ALWAYS_THE_MEAN = "Always the mean"
 _OPTIMIZERS = ("sgd", "sgdm", "adam", "rmsprop")
 
 
 @dataclass(frozen=True)
-class ErrorTable:
-    """Mean absolute errors by a property of the networks.
+class Group:
+    """Networks of one property: its value in words, and which they are."""
+
+    label: str
+    member: np.ndarray
+    count: int
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The test networks parted by a property."""
+
+    title: str
+    groups: list[Group]
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """One number by a property of the networks.
 
     Attributes:
         title: the property.
         groups: its values in words, with the number of networks.
-        rows: for each model the error in each group, None where there is no network.
+        rows: for each model the number in each group, None where there is no network.
     """
 
     title: str
     groups: list[tuple[str, int]]
     rows: list[tuple[str, list[float | None]]]
 
-    def worst(self, name: str, least: int = 5) -> tuple[str, float] | None:
-        """The group where a model errs most, of those with a few networks."""
-        errors = dict(self.rows)[name]
+    def worst(self, name: str) -> tuple[str, float, int] | None:
+        """The largest number of a model's row, with its group and the networks in it.
+
+        None where there is nothing to choose from.
+        """
         known = [
-            (error, group)
-            for error, (group, count) in zip(errors, self.groups, strict=True)
-            if error is not None and count >= least
+            (value, group, count)
+            for value, (group, count) in zip(dict(self.rows)[name], self.groups, strict=True)
+            if value is not None
         ]
         if len(known) < 2:
             return None
-        error, group = max(known)
-        return group, error
+        value, group, count = max(known, key=lambda entry: entry[0])
+        return group, value, count
 
 
 @dataclass(frozen=True)
 class WorstNetwork:
     """A network whose accuracy was predicted badly; predictions are means over the seeds."""
 
-    row: int
+    row: int | None
     run: Any
     configuration: dict[str, Any]
     accuracy: float
@@ -65,89 +85,173 @@ class WorstNetwork:
         return self.accuracy < self.low or self.accuracy > self.high
 
 
-def errors_by_optimizer(zoo: ZooStudy) -> ErrorTable | None:
-    """Mean absolute error of each model by the optimiser of the network."""
-    parts = _tested(zoo)
-    names = {str(name) for _, part in parts for name in part["optimizer"] if name is not None}
-    order = [name for name in _OPTIMIZERS if name in names]
-    order += sorted(names - set(order))
-    if not order:
-        return None
-    masks = [[part["optimizer"].astype(str) == name for name in order] for _, part in parts]
-    return _table("optimiser", order, parts, masks)
+@dataclass(frozen=True)
+class Baseline:
+    """What is had without looking at weights: one accuracy said of every test network.
+
+    Attributes:
+        said: that accuracy, a mean.
+        networks: how many it is the mean of.
+        r2: of saying it.
+        mae: of saying it.
+    """
+
+    said: float
+    networks: int
+    r2: float
+    mae: float
 
 
-def errors_by_accuracy(zoo: ZooStudy) -> ErrorTable | None:
-    """Mean absolute error of each model by the true accuracy, in five bins."""
-    parts = [(run, part) for run, part in _tested(zoo) if len(part["accuracy"])]
-    if not parts:
-        return None
-    values = np.concatenate([part["accuracy"] for _, part in parts])
-    low, high = float(values.min()), float(values.max())
-    if high - low > 0.5:
-        edges = np.linspace(0.0, 1.0, 6)
-    else:
-        # Whole percents, so that the labels say exactly what was counted.
-        step = max(0.01, np.ceil(20 * (high - low)) / 100)
-        edges = np.floor(100 * low) / 100 + step * np.arange(6)
-    labels = [f"{100 * a:.0f}–{100 * b:.0f} %" for a, b in pairwise(edges)]
-    last = len(labels) - 1
-    masks = [
-        [
-            (part["accuracy"] >= edges[i]) & ((part["accuracy"] < edges[i + 1]) | (i == last))
-            for i in range(len(labels))
-        ]
-        for _, part in parts
-    ]
-    return _table("true accuracy", labels, parts, masks)
+@dataclass(frozen=True)
+class Calibration:
+    """How often a model's intervals hold on test networks, of all its seeds."""
+
+    inside: float
+    below: float
+    above: float
+    width: float
 
 
-def worst_networks(run: Run, count: int = 8) -> list[WorstNetwork]:
+def groupings(tested: HeldOut) -> list[Grouping]:
+    """By optimiser, and by true accuracy."""
+    found = (_by_optimizer(tested), _by_accuracy(tested))
+    return [grouping for grouping in found if grouping is not None]
+
+
+def error_table(tested: HeldOut, grouping: Grouping) -> GroupTable:
+    """Mean absolute error of each model, and of saying the mean."""
+    accuracy = tested.networks.accuracy
+    table = _table(tested, grouping, lambda part: np.abs(part.predicted - accuracy[part.network]))
+    if tested.always is not None:
+        off = np.abs(accuracy - tested.always[0])
+        row = [_mean(off[group.member & _is_test(tested)]) for group in grouping.groups]
+        table.rows.append((ALWAYS_THE_MEAN, row))
+    return table
+
+
+def inside_table(tested: HeldOut, grouping: Grouping) -> GroupTable:
+    """The share of test networks inside their interval, for models that give intervals."""
+    accuracy = tested.networks.accuracy
+    table = _table(tested, grouping, lambda part: _inside(part, accuracy))
+    rows = [(name, row) for name, row in table.rows if any(value is not None for value in row)]
+    return GroupTable(table.title, table.groups, rows)
+
+
+def worst_networks(
+    tested: HeldOut, model: TestedModel, count: int | None = 8
+) -> list[WorstNetwork]:
     """The networks furthest from their prediction, averaged over the seeds that tested them."""
-    part = run.tested
-    if part is None or not len(part["row"]):
-        return []
-    rows, first, which = np.unique(part["row"], return_index=True, return_inverse=True)
-    times = np.bincount(which)
-
-    def mean(name: str) -> np.ndarray:
-        return np.bincount(which, part[name]) / times
-
-    accuracy, predicted, low, high = (
-        mean(name) for name in ("accuracy", "predicted", "low", "high")
-    )
-    order = np.argsort(-np.abs(predicted - accuracy), kind="stable")[:count]
+    networks, part = tested.networks, model.mean
+    accuracy = networks.accuracy[part.network]
+    order = np.argsort(-np.abs(part.predicted - accuracy), kind="stable")[:count]
     return [
         WorstNetwork(
-            row=int(rows[i]),
-            run=part["run"][first[i]] if "run" in part else int(rows[i]),
-            configuration={name: part[name][first[i]] for name in CONFIGURATION},
+            row=networks.row[part.network[i]],
+            run=networks.run[part.network[i]],
+            configuration={
+                name: column[part.network[i]] for name, column in networks.configuration.items()
+            },
             accuracy=float(accuracy[i]),
-            predicted=float(predicted[i]),
-            low=float(low[i]),
-            high=float(high[i]),
+            predicted=float(part.predicted[i]),
+            low=float(part.low[i]),
+            high=float(part.high[i]),
         )
         for i in order
     ]
 
 
-def _tested(zoo: ZooStudy) -> list[tuple[Run, Columns]]:
-    return [(run, run.tested) for run in zoo.finished if run.tested is not None]
+def baseline(tested: HeldOut) -> Baseline | None:
+    """The mean accuracy of networks outside the test parts, said of every test network."""
+    accuracy = tested.networks.accuracy[tested.test]
+    if tested.always is None or not len(accuracy):
+        return None
+    said, networks = tested.always
+    total = float(((accuracy - accuracy.mean()) ** 2).sum())
+    r2 = 1 - float(((accuracy - said) ** 2).sum()) / total if total > 0 else float("nan")
+    return Baseline(said, networks, r2, float(np.abs(accuracy - said).mean()))
+
+
+def calibration(tested: HeldOut, model: TestedModel) -> Calibration | None:
+    """Counts over all seeds and test networks that have an interval."""
+    part = model.rows
+    known = np.isfinite(part.low) & np.isfinite(part.high)
+    if not known.any():
+        return None
+    accuracy = tested.networks.accuracy[part.network][known]
+    low, high = part.low[known], part.high[known]
+    below, above = accuracy < low, accuracy > high
+    return Calibration(
+        inside=float((~below & ~above).mean()),
+        below=float(below.mean()),
+        above=float(above.mean()),
+        width=float((high - low).mean()),
+    )
+
+
+def _by_optimizer(tested: HeldOut) -> Grouping | None:
+    column = np.array([str(name) for name in tested.networks.configuration["optimizer"]])
+    names = {str(column[i]) for i in tested.test} - {"None"}
+    order = [name for name in _OPTIMIZERS if name in names]
+    order += sorted(names - set(order))
+    if not order:
+        return None
+    return Grouping("optimiser", [_group(tested, name, column == name) for name in order])
+
+
+def _by_accuracy(tested: HeldOut) -> Grouping | None:
+    """Five bands; bounds are whole percents, so that the labels say exactly what was counted."""
+    if not len(tested.test):
+        return None
+    values = tested.networks.millionths
+    low, high = int(values[tested.test].min()), int(values[tested.test].max())
+    percent = MILLION // 100
+    if high - low > MILLION // 2:
+        edges = [20 * i for i in range(6)]
+    else:
+        first = low // percent
+        step = max(1, -(-(high - first * percent) // (5 * percent)))
+        first = max(0, min(first, 100 - 5 * step))
+        edges = [first + step * i for i in range(6)]
+    groups = []
+    for a, b in pairwise(edges):
+        inside = (values >= a * percent) & (values < b * percent)
+        if b == edges[-1]:
+            inside |= values >= b * percent
+        groups.append(_group(tested, f"{a}–{b} %", inside))
+    return Grouping("true accuracy", groups)
+
+
+def _group(tested: HeldOut, label: str, member: np.ndarray) -> Group:
+    return Group(label, member, int((member & _is_test(tested)).sum()))
+
+
+def _is_test(tested: HeldOut) -> np.ndarray:
+    found = np.zeros(len(tested.networks.accuracy), dtype=bool)
+    found[tested.test] = True
+    return found
+
+
+def _inside(part: SeedPart, accuracy: np.ndarray) -> np.ndarray:
+    """1 inside, 0 outside, NaN without an interval."""
+    truth = accuracy[part.network]
+    inside = (part.low <= truth) & (truth <= part.high)
+    known = np.isfinite(part.low) & np.isfinite(part.high)
+    return np.where(known, inside.astype(float), np.nan)
 
 
 def _table(
-    title: str,
-    labels: list[str],
-    parts: list[tuple[Run, Columns]],
-    masks: list[list[np.ndarray]],
-) -> ErrorTable:
-    """Errors over all seeds; a group counts the different networks in any test part."""
-    networks: list[set[int]] = [set() for _ in labels]
+    tested: HeldOut, grouping: Grouping, measure: Callable[[SeedPart], np.ndarray]
+) -> GroupTable:
+    """Means over all seeds; a group counts the different networks in any test part."""
     rows = []
-    for (run, part), chosen in zip(parts, masks, strict=True):
-        error = np.abs(part["predicted"] - part["accuracy"])
-        rows.append((run.name, [float(error[m].mean()) if m.any() else None for m in chosen]))
-        for group, mask in zip(networks, chosen, strict=True):
-            group.update(part["row"][mask].tolist())
-    groups = [(label, len(group)) for label, group in zip(labels, networks, strict=True)]
-    return ErrorTable(title, groups, rows)
+    for model in tested.models:
+        values, places = measure(model.rows), model.rows.network
+        row = [_mean(values[group.member[places]]) for group in grouping.groups]
+        rows.append((model.name, row))
+    groups = [(group.label, group.count) for group in grouping.groups]
+    return GroupTable(grouping.title, groups, rows)
+
+
+def _mean(values: np.ndarray) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None

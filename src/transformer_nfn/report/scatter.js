@@ -10,13 +10,13 @@ function setting(value) {
 }
 
 function scatter(canvas, zoo) {
-  const state = canvas.state || (canvas.state = { model: null, optimiser: null });
+  const state = canvas.state || (canvas.state = { model: null, seed: null });
   canvas.textContent = "";
   const bar = make("div", { class: "bar-of-controls", role: "group",
-    "aria-label": "Which model" }, canvas);
-  const choices = [{ name: "All models" }, ...(zoo.scatter.length > 1 ? zoo.scatter : [])];
-  if (zoo.scatter.length > 1) {
-    choices.forEach((choice, index) => {
+    "aria-label": "Which model and seed" }, canvas);
+  const all = scatterPanels(zoo, state.seed, mostPoints);
+  if (all.length > 1) {
+    [{ name: "All models" }, ...all].forEach((choice, index) => {
       const chosen = (state.model === null ? -1 : state.model) === index - 1;
       const button = make("button", { type: "button", "aria-pressed": String(chosen) }, bar,
         choice.name);
@@ -27,22 +27,44 @@ function scatter(canvas, zoo) {
       });
     });
   }
-  const single = state.model !== null || zoo.scatter.length === 1;
+  chooseSeed(bar, zoo, state, () => {
+    scatter(canvas, zoo);
+    canvas.querySelector("select").focus();
+  });
+  const single = state.model !== null || all.length === 1;
   const panels = make("div", { class: single ? "panels single" : "panels" }, canvas);
-  const wanted = state.model === null ? zoo.scatter : [zoo.scatter[state.model]];
+  const wanted = state.model === null ? all : [all[state.model]];
   const accuracy = zoo.networks.accuracy;
-  const everything = zoo.scatter.flatMap((panel) =>
+  const everything = all.flatMap((panel) =>
     panel.network.flatMap((n, i) => [accuracy[n], panel.predicted[i]]));
-  const step = Math.max(...everything) - Math.min(...everything) > 0.4 ? 10 : 20;
-  const from = Math.max(0, Math.floor(Math.min(...everything) * step) / step);
-  const to = Math.min(1, Math.ceil(Math.max(...everything) * step) / step);
+  const [least, most] = everything.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [1, 0]);
+  const step = most - least > 0.4 ? 10 : 20;
+  const from = Math.max(0, Math.floor(least * step) / step);
+  const to = Math.min(1, Math.ceil(most * step) / step);
   const holders = wanted.map(() => make("div", {}, panels));
   const updates = wanted.map((panel, i) => scatterPanel(holders[i], zoo, panel, from, to, single));
-  const names = [...new Set(zoo.networks.optimizer.map(String))]
+  const shown = new Set(all.flatMap((panel) => panel.network));
+  const names = [...new Set([...shown].map((n) => String(zoo.networks.optimizer[n])))]
     .sort((a, b) => optimiser(a) - optimiser(b));
   const only = (name) => updates.forEach((update) => update(name));
   key(canvas, names.map((name) => ({ name, shape: optimiser(name),
     color: `var(--o${optimiser(name)})` })), (index) => only(index === null ? null : names[index]));
+}
+
+function chooseSeed(bar, zoo, state, again) {
+  const names = seedNames(zoo);
+  if (names.length < 2) return;
+  const select = make("select", { "aria-label": "Which seed" }, bar);
+  for (const name of [null, ...names]) {
+    const text = name === null ? "mean of the seeds" : `seed ${name}`;
+    const option = make("option", { value: name === null ? "" : name }, select, text);
+    option.selected = name === state.seed;
+  }
+  select.addEventListener("change", () => {
+    state.seed = select.value === "" ? null : select.value;
+    state.model = null;
+    again();
+  });
 }
 
 function scatterPanel(holder, zoo, panel, from, to, single) {
@@ -60,13 +82,17 @@ function scatterPanel(holder, zoo, panel, from, to, single) {
     x: axis(x, narrow ? "" : "true accuracy (%)"),
     y: axis(y, narrow ? "" : "predicted (%)"),
     title: `${panel.name}: predicted against true accuracy`,
-    description: `${panel.network.length} networks of seed ${panel.seed}.`,
+    description: `${panel.network.length} networks, ${panel.whose}.`,
   });
   svg.classList.add("panel");
   draw("text", { class: narrow ? "head small" : "head", x: 0, y: 14 }, svg, panel.name);
   if (panel.tau !== null) {
     draw("text", narrow ? { x: 0, y: 31 } : { x: width - margin[1], y: 14, "text-anchor": "end" },
       svg, `τ ${decimals(panel.tau)}`);
+  }
+  const always = meanAccuracy(zoo);
+  if (always !== null && always >= from && always <= to) {
+    draw("line", { class: "always", x1: x(from), y1: y(always), x2: x(to), y2: y(always) }, svg);
   }
   draw("line", { class: "diagonal", x1: x(from), y1: y(from), x2: x(to), y2: y(to) }, svg);
   const { networks } = zoo;
@@ -88,15 +114,16 @@ function scatterPanel(holder, zoo, panel, from, to, single) {
       d: SHAPES[kind](px, py, single ? 4 : 3) }, points);
     const mark = {
       x: px, y: py, node, whisker, name: String(networks.optimizer[n]),
-      title: `Network ${networks.id[n]}`,
+      title: networks.row[n] === null ? `run ${networks.run[n]}` : `${zoo.zoo}#${networks.row[n]}`,
       halo(parent) {
         interval(parent, "interval");
         draw("circle", { class: "halo", cx: px, cy: py, r: single ? 7 : 6 }, parent);
       },
       pairs: () => [
         ["True accuracy", share(networks.accuracy[n])],
-        ["Predicted", share(panel.predicted[i])],
+        [`Predicted, ${panel.whose}`, share(panel.predicted[i])],
         ["Interval", known ? `${share(panel.low[i])} to ${share(panel.high[i])}` : "–"],
+        ["Run", setting(networks.run[n])],
         ...SETTINGS.map(([field, label]) => [label, setting(networks[field][n])]),
       ],
     };

@@ -1,7 +1,8 @@
 // Draws every chart, again when its width changes, and lets a reader choose a table.
-const zoos = JSON.parse(document.getElementById("data").textContent).zoos;
+const data = JSON.parse(document.getElementById("data").textContent);
+const { zoos, mostPoints } = data;
 const CHARTS = {
-  taus, scatter, histogram, sizes,
+  taus, calibration, scatter, histogram, sizes,
   "curve-val_tau": curve("val_tau", "Validation τ while training", "validation τ"),
   "curve-loss": curve("loss", "Loss while training", "loss"),
 };
@@ -27,6 +28,23 @@ document.querySelectorAll(".chooser").forEach((chooser) => {
       choice.hidden = choice.dataset.choice !== event.target.value;
     });
   });
+});
+// On a narrow screen the sections fold into one button, which opens all of them at once.
+const sections = document.querySelector("nav");
+const fold = sections.querySelector(".fold");
+function unfold(open) {
+  sections.classList.toggle("open", open);
+  fold.setAttribute("aria-expanded", String(open));
+}
+sections.classList.add("folds");
+fold.addEventListener("click", () => unfold(!sections.classList.contains("open")));
+sections.addEventListener("click", (event) => {
+  if (event.target.closest("a")) unfold(false);
+});
+sections.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !sections.classList.contains("open")) return;
+  unfold(false);
+  fold.focus();
 });
 addEventListener("scroll", hideTip, { passive: true });
 addEventListener("keydown", (event) => {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -13,10 +12,31 @@ from transformer_nfn.paper.gather import Run, ZooStudy
 from transformer_nfn.paper.table_text import OurCell, TableView, mean_text, zoo_seeds
 from transformer_nfn.prediction.identity import KEY, OLDER_KEY
 from transformer_nfn.prediction.records import CONFIGURATION, RunRecord
-from transformer_nfn.report.findings import ErrorTable, WorstNetwork
+from transformer_nfn.report.findings import (
+    ALWAYS_THE_MEAN,
+    Baseline,
+    GroupTable,
+    WorstNetwork,
+    baseline,
+    calibration,
+)
+from transformer_nfn.report.held_out import HeldOut
+from transformer_nfn.report.number_text import (
+    NOTHING,
+    count,
+    counted,
+    decimal,
+    fixed,
+    network_name,
+    percent,
+    points,
+    quoted,
+    setting,
+    shown,
+    threshold,
+)
 from transformer_nfn.seed_kinds import seeds_text
 
-NOTHING = '<span class="none">–</span>'
 HEADINGS = {
     "optimizer": "Optimiser",
     "learning_rate": "Learning rate",
@@ -54,136 +74,217 @@ def plain_text(html: str) -> str:
     return "".join(out)
 
 
-def models_table(zoo: ZooStudy) -> str:
-    """Every compared model, best first: τ, R², MAE, coverage, parameters."""
-    runs = [*zoo.finished, *(run for run in zoo.main if not run.done)]
+def models_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
+    """Every compared model, best first: τ, R², MAE, coverage, parameters; last, the mean."""
     best = {
         "tau": _extreme(zoo.finished, "tau", max),
         "r2": _extreme(zoo.finished, "r2", max),
         "mae": _extreme(zoo.finished, "mae", min),
     }
     rows = []
-    for run in runs:
-        first = f'<th scope="row">{escape(run.name)}</th>'
-        if not run.done:
-            rows.append(f'<tr>{first}<td colspan="5" class="why">{escape(run.record.status)}</td>')
-            continue
-        summary = run.record.summary
+    for index, run in enumerate(zoo.finished):
+        summary, at = run.record.summary, f"{key}.m{index}"
         error = summary.get("tau_se") if len(run.record.seeds) > 1 else None
-        cells = [
-            _best(mean_text(_real(summary, "tau"), error), _at(summary, "tau") == best["tau"]),
-            _best(decimal(_real(summary, "r2")), _at(summary, "r2") == best["r2"]),
-            _best(decimal(_real(summary, "mae")), _at(summary, "mae") == best["mae"]),
-            percent(_real(summary, "coverage")),
-            NOTHING if run.record.num_parameters is None else f"{run.record.num_parameters:,}",
-        ]
-        rows.append(f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    head = ["Model", "Kendall’s τ", "R²", "MAE", "Coverage", "Parameters"]
+        model = tested.of(run)
+        held = None if model is None else calibration(tested, model)
+        size = run.record.num_parameters
+        cells = {
+            "tau": mean_text(_real(summary, "tau"), error),
+            "r2": decimal(_real(summary, "r2")),
+            "mae": decimal(_real(summary, "mae")),
+            "inside": NOTHING if held is None else percent(held.inside),
+            "parameters": NOTHING if size is None else f"{size:,}",
+        }
+        marked = (
+            _best(shown(f"{at}.{name}", text), name in best and _at(summary, name) == best[name])
+            for name, text in cells.items()
+        )
+        rows.append(_row(quoted(run.name), marked))
+    for run in zoo.main:
+        if not run.done:
+            why = f'<td colspan="5" class="why">{quoted(run.record.status)}</td>'
+            rows.append(f'<tr><th scope="row">{quoted(run.name)}</th>{why}</tr>')
+    always = baseline(tested)
+    if always is not None:
+        cells = {
+            "tau": NOTHING,
+            "r2": shown(f"{key}.mean.r2", decimal(always.r2)),
+            "mae": shown(f"{key}.mean.mae", decimal(always.mae)),
+            "inside": NOTHING,
+            "parameters": NOTHING,
+        }
+        rows.append(_row(f"<i>{ALWAYS_THE_MEAN}</i>", cells.values(), "baseline"))
+    head = ["Model", "Kendall’s τ", "R²", "MAE", "In interval", "Parameters"]
+    caption = f"How well each model ranks the test networks · {quoted(zoo.label)}"
+    return table(caption, head, rows, "numbers", _models_note(key, zoo, always))
+
+
+def _models_note(key: str, zoo: ZooStudy, always: Baseline | None) -> str:
     seeds = sorted({len(run.record.seeds) for run in zoo.finished})
     note = "One seed only, so τ has no standard error. "
     if seeds and seeds[-1] > 1:
-        number = "–".join(str(n) for n in sorted({seeds[0], seeds[-1]}))
-        note = f"τ with its standard error over {number} seeds. "
+        text = "–".join(str(n) for n in sorted({seeds[0], seeds[-1]}))
+        note = f"τ with its standard error over {shown(f'{key}.seeds', text)} seeds. "
     known = (_real(run.record.summary, "level") for run in zoo.finished)
     levels = [level for level in known if level is not None]
-    aim = f", which aims at {100 * max(levels):g} %" if levels else ""
+    aim = ""
+    if levels:
+        aim = f", which aims at {shown(f'{key}.level', f'{100 * max(levels):g} %')}"
     note += (
-        "MAE is in units of accuracy (0.01 is one percentage point). Coverage is the share of "
-        f"held-out networks inside their interval{aim}. Trees have no parameters to count."
+        "MAE is in units of accuracy: a hundredth is one percentage point. In interval: the share "
+        f"of test networks inside their interval{aim}. Trees have no parameters to count."
     )
-    return table(f"How well each model ranks the test networks · {escape(zoo.label)}", head, rows,
-                 "numbers", note)  # fmt: skip
+    if always is not None:
+        said = shown(f"{key}.mean.said", percent(always.said))
+        others = shown(f"{key}.mean.networks", counted(always.networks, "network"))
+        note += (
+            f" {ALWAYS_THE_MEAN}: {said}, the mean of {others} outside the test part, said of "
+            "every test network; it ranks nothing, so it has no τ."
+        )
+    return note
 
 
-def paper_table(view: TableView) -> str:
+def calibration_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
+    """How often intervals hold on test networks, on which side they miss, how wide they are."""
+    rows = []
+    for index, run in enumerate(zoo.finished):
+        model = tested.of(run)
+        held = None if model is None else calibration(tested, model)
+        if held is None:
+            continue
+        summary, at = run.record.summary, f"{key}.m{index}"
+        reach = _real(summary, "radius")
+        cells = {
+            "aim": percent(_real(summary, "level")),
+            "inside": percent(held.inside),
+            "below": percent(held.below),
+            "above": percent(held.above),
+            "width": points(held.width),
+            "reach": NOTHING if reach is None else f"± {points(reach)}",
+            "recorded": percent(_real(summary, "coverage")),
+        }
+        marked = (shown(f"{at}.calibration.{name}", text) for name, text in cells.items())
+        rows.append(_row(quoted(run.name), marked))
+    if not rows:
+        return ""
+    head = ["Model", "Aim", "In interval", "True is below", "True is above", "Mean width",
+            "<code>predict</code> says", "in interval"]  # fmt: skip
+    note = (
+        "Counted over the test networks of all seeds; each seed’s intervals were calibrated on "
+        "validation networks alone. The last two columns are of <code>tnfn predict</code>, which "
+        "takes the mean of the seeds and calibrates on validation and test networks together: "
+        "how far its intervals reach, and how often they held on random halves, as the run "
+        "recorded it."
+    )
+    caption = f"How often the intervals hold · {quoted(zoo.label)}"
+    return table(caption, head, rows, "numbers", note)
+
+
+def paper_table(key: str, view: TableView) -> str:
     """One table of the paper, our number above and the paper's below in each cell.
 
     A table that the paper has not shows ours alone.
     """
     paper = view.paper
     rows = []
-    for row, label in view.rows.items():
+    for i, (row, label) in enumerate(view.rows.items()):
         cells = []
-        for column in view.columns:
+        for j, column in enumerate(view.columns):
             ours, printed = view.ours.get((row, column)), view.paper_cell(row, column)
             theirs = f'<span class="paper">{escape(printed.text)}</span>' if printed else ""
             empty = ours is None and not printed
-            text = NOTHING if empty else _our_text(ours, row in view.best(column)) + theirs
-            cells.append(f"<td>{text}</td>")
-        rows.append(f'<tr><th scope="row">{escape(label)}</th>{"".join(cells)}</tr>')
-    here = f" Here: {escape(view.zoo)}." if view.zoo else ""
-    caption = f"<b>{paper.heading}.</b> {escape(paper.title)}.{here}"
+            text = _our_text(f"{key}.r{i}.c{j}", ours, row in view.best(column)) + theirs
+            cells.append(NOTHING if empty else text)
+        rows.append(_row(quoted(label), cells))
+    here = f" Here: {quoted(view.zoo)}." if view.zoo else ""
+    caption = f"<b>{quoted(paper.heading)}.</b> {quoted(paper.title)}.{here}"
     note = ""
     if paper.printed:
         note += 'Upper line: this report. <span class="paper">Lower line: the paper</span>, '
-        note += f"{escape(paper.zoo)}. "
-    note += escape(paper.note)
-    note += "".join(f"<br>{escape(said)}" for said in (*view.agreements(), *view.reasons()))
-    head = [escape(paper.corner), *(escape(label) for label in view.columns.values())]
+        note += f"{quoted(paper.zoo)}. "
+    note += quoted(paper.note)
+    note += "".join(f"<br>{quoted(said)}" for said in (*view.agreements(), *view.reasons()))
+    head = [escape(paper.corner), *(quoted(label) for label in view.columns.values())]
     return table(caption, head, rows, "numbers beside", note)
 
 
-def error_table(errors: ErrorTable) -> str:
-    """Mean absolute errors, the larger the darker."""
-    known = [error for _, row in errors.rows for error in row if error is not None]
-    top = max(known, default=0.0) or 1.0
+def group_table(key: str, groups: GroupTable, what: str, *, share: bool = False) -> str:
+    """A number by groups of networks, the larger the darker; shares the further from all."""
+    known = [value for _, row in groups.rows for value in row if value is not None]
+    dark = [1 - value if share else value for value in known]
+    top = max(dark, default=0.0) or 1.0
     rows = []
-    for name, values in errors.rows:
-        cells = "".join(
-            f"<td>{NOTHING}</td>"
-            if value is None
-            else f'<td class="heat" style="--heat:{100 * value / top:.0f}%">{value:.3f}</td>'
-            for value in values
-        )
-        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    for index, (name, values) in enumerate(groups.rows):
+        cells = ""
+        for column, value in enumerate(values):
+            if value is None:
+                cells += f"<td>{NOTHING}</td>"
+                continue
+            heat = 100 * (1 - value if share else value) / top
+            text = shown(f"{key}.r{index}.c{column}", percent(value) if share else decimal(value))
+            cells += f'<td class="heat" style="--heat:{heat:.0f}%">{text}</td>'
+        first = f"<i>{name}</i>" if name == ALWAYS_THE_MEAN else quoted(name)
+        rows.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
     head = ["Model"] + [
-        f'{escape(label)}<span class="count">n = {count:,}</span>' for label, count in errors.groups
+        f"{shown(f'{key}.label{i}', escape(label))}"
+        f'<span class="count">n = {shown(f"{key}.n{i}", f"{size:,}")}</span>'
+        for i, (label, size) in enumerate(groups.groups)
     ]
-    caption = f"Mean absolute error by {escape(errors.title)}, n networks"
-    return table(caption, head, rows, "numbers")
+    return table(f"{what} by {escape(groups.title)}, n networks", head, rows, "numbers")
 
 
-def worst_table(name: str, networks: list[WorstNetwork]) -> str:
-    """The networks furthest from their prediction."""
+def worst_table(key: str, name: str, zoo: str, networks: list[WorstNetwork]) -> str:
+    """The networks furthest from their prediction, named as ``tnfn predict`` takes them."""
     rows = []
-    for network in networks:
+    for index, network in enumerate(networks):
         bounds = np.isfinite(network.low) and np.isfinite(network.high)
-        interval = f"{100 * network.low:.1f}–{100 * network.high:.1f} %" if bounds else NOTHING
+        low, high = (fixed(100 * end, 1) if bounds else "" for end in (network.low, network.high))
         missed = ' class="missed" title="outside the interval"' if network.outside else ""
-        cells = [
-            percent(network.accuracy),
-            percent(network.predicted),
-            f"<b>{100 * network.error:+.1f}</b>".replace("-", "−"),
-            *(escape(setting(network.configuration[key])) for key in CONFIGURATION),
-        ]
-        cells.insert(2, f"<span{missed}>{interval}</span>")
-        first = f'<th scope="row">#{escape(str(network.run))}</th>'
-        rows.append(f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    head = ["Network", "True", "Predicted", "Interval", "Error (points)", *HEADINGS.values()]
-    return table(f"Worst networks of {escape(name)}", head, rows, "numbers")
+        error = fixed(100 * network.error, 1)
+        cells = {
+            "run": NOTHING if network.run is None else escape(str(network.run)),
+            "true": percent(network.accuracy),
+            "predicted": percent(network.predicted),
+            "interval": f"<span{missed}>{low}–{high} %</span>" if bounds else NOTHING,
+            "error": f"<b>{error if error.startswith('−') else f'+{error}'}</b>",
+            **{key: escape(setting(network.configuration[key])) for key in CONFIGURATION},
+        }
+        at = f"{key}.w{index}"
+        first = shown(
+            f"{at}.id", f"<code>{escape(network_name(zoo, network.row, network.run))}</code>"
+        )
+        rows.append(_row(first, (shown(f"{at}.{key}", text) for key, text in cells.items())))
+    head = ["Network", "Run", "True", "Predicted", "Interval", "Error (points)",
+            *HEADINGS.values()]  # fmt: skip
+    caption = f"Worst networks of {quoted(name)}, means over the seeds that tested them"
+    return table(caption, head, rows, "numbers")
 
 
 def runs_table(runs: list[Run]) -> str:
     """Every run that was read."""
     rows = []
-    for run in runs:
+    for index, run in enumerate(runs):
         record, chosen = run.record, run.record.selection
         cell = record.table or {}
         where = " · ".join(str(cell[key]) for key in ("table", "row", "column") if key in cell)
+        several = len(record.seeds) > 1
+        tau = mean_text(
+            _real(record.summary, "tau"), _real(record.summary, "tau_se") if several else None
+        )
+        parts = " / ".join(count(chosen.get(part)) for part in ("train", "val", "test"))
         cells = [
-            escape(_zoo_name(record)),
-            escape(where) or NOTHING,
-            escape(threshold(chosen.get("min_accuracy"))),
-            escape(setting(chosen.get("augment"))),
-            " / ".join(count(chosen.get(part)) for part in ("train", "val", "test")),
-            mean_text(_real(record.summary, "tau"), _real(record.summary, "tau_se"))
+            quoted(_zoo_name(record)),
+            quoted(where) if where else NOTHING,
+            quoted(threshold(chosen.get("min_accuracy"))),
+            quoted(setting(chosen.get("augment"))),
+            shown(f"run{index}.parts", parts),
+            shown(f"run{index}.tau", tau)
             if run.done
-            else f'<span class="why">{escape(record.status)}</span>',
+            else f'<span class="why">{quoted(record.status)}</span>',
         ]
-        first = f'<th scope="row">{escape(run.name)}</th>'
-        rows.append(f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        rows.append(_row(quoted(run.name), cells))
     head = ["Model", "Zoo", "Cell", "Accuracy from", "Augmented", "Train / val / test", "τ"]
-    return table(f"All {len(runs):,} runs", head, rows, "numbers")
+    return table(f"All {shown('runs', f'{len(runs):,}')} runs", head, rows, "numbers")
 
 
 def _zoo_name(record: RunRecord) -> str:
@@ -201,55 +302,27 @@ def protocol_table(runs: list[Run]) -> str:
         options = settings.pop("options", None)
         settings |= options if isinstance(options, dict) else {}
         text = " · ".join(
-            f"{escape(key.replace('_', ' '))} <b>{escape(setting(value))}</b>"
+            f"{quoted(key.replace('_', ' '))} <b>{quoted(setting(value))}</b>"
             for key, value in settings.items()
         )
         rows.append(
-            f'<tr><th scope="row">{escape(run.name)}</th>'
+            f'<tr><th scope="row">{quoted(run.name)}</th>'
             f'<td class="text">{text or "the model’s own settings"}</td></tr>'
         )
     return table("Protocol of each model", ["Model", "Settings"], rows)
 
 
-def decimal(value: float | None) -> str:
-    """Three decimals, or a dash."""
-    return NOTHING if value is None or value != value else f"{value:.3f}".replace("-", "−")
+def _row(first: str, cells: Iterable[str], kind: str = "") -> str:
+    inner = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f'<tr{f" class={kind}" if kind else ""}><th scope="row">{first}</th>{inner}</tr>'
 
 
-def percent(value: float | None) -> str:
-    """A share in percent, or a dash."""
-    return NOTHING if value is None or not np.isfinite(value) else f"{100 * value:.1f} %"
-
-
-def threshold(value: Any) -> str:
-    """From which accuracy on networks were taken."""
-    return "all" if not value else f"{100 * float(value):g} %"
-
-
-def count(value: Any) -> str:
-    """A number of networks, or a dash."""
-    return f"{value:,}" if isinstance(value, int) else NOTHING
-
-
-def setting(value: Any) -> str:
-    """A value of a configuration in the shortest form."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or (isinstance(value, float) and not np.isfinite(value)):
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
-
-
-def _our_text(cell: OurCell | None, best: bool) -> str:
+def _our_text(key: str, cell: OurCell | None, best: bool) -> str:
     if cell is None:
         return NOTHING
     if cell.reason:
         return f'<span class="why">{escape(cell.reason.partition(":")[0])}</span>'
-    return _best(escape(cell.text), best)
+    return _best(shown(key, escape(cell.text)), best)
 
 
 def _best(text: str, best: bool) -> str:

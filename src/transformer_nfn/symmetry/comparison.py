@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from transformer_nfn.architectures import Architecture, Forward, Inputs, runnable
@@ -13,6 +14,7 @@ from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.symmetry.element_search import align_permutations, recover
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
+from transformer_nfn.symmetry.exact import exact_element
 from transformer_nfn.symmetry.factored import Factored, sources
 from transformer_nfn.symmetry.fingerprints import fingerprint
 from transformer_nfn.symmetry.normal_forms import same_normal_form
@@ -99,7 +101,8 @@ def compare(
 
     "Same" is up to the rounding of the weights' dtype: the two networks are taken for rounded
     copies of exact ones. Where that rounding hides differences larger than 5 %, or the gap
-    between two heads, the answer is None.
+    between two heads, the answer is None, unless the weights are equal to the bit as they are or
+    reordered.
 
     Args:
         target: the architecture of both networks, or the space they lie in.
@@ -123,6 +126,7 @@ def compare(
         check_block(space)
     unit = _check_pair(space, U, V)
     u, v = single(space, U), single(space, V)
+    dtype = _narrower(u, v)
     from_v = sources(space, folded(space, v), unit)
     alignment = align_permutations(space, sources(space, folded(space, u), unit), from_v)
     perms, certain = alignment.perms, alignment.certain
@@ -145,6 +149,11 @@ def compare(
     if orbit is False and worst <= 1 and not certain:
         orbit = None  # an element may exist and not have been found
 
+    if (blurred or orbit is not True) and worst <= 1:
+        exact = exact_element(space, u, v, perms, dtype)
+        if exact is not None:
+            element, error, orbit, blurred = exact, 0.0, True, False
+
     def answer(
         same: bool | None, on: bool | None, reason: str, witness: Witness | None = None
     ) -> Comparison:
@@ -162,7 +171,13 @@ def compare(
         )
 
     if blurred and (worst <= 1 or orbit):
-        return answer(None, None, "rounding of the weights hides more than what tells heads apart")
+        words = str(dtype).removeprefix("torch.")
+        return answer(
+            None,
+            None,
+            f"rounding to {words} hides relative differences up to {hidden:.1%} of an invariant, "
+            "more than what tells heads apart",
+        )
     if orbit:
         return answer(True, True, "a group element takes the first network to the second")
     if worst <= 1 and space.products_separate:
@@ -230,6 +245,12 @@ def _check_pair(space: WeightSpace, U: Mapping[str, Tensor], V: Mapping[str, Ten
     for weights in (U, V):
         space.check(weights, lead=None)
     return max(units)
+
+
+def _narrower(u: Weights, v: Weights) -> torch.dtype:
+    """The dtype of the two networks that keeps fewer digits."""
+    kinds = [next(iter(side.values())).dtype for side in (u, v)]
+    return max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
 
 def _judge(

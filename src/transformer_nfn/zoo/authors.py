@@ -21,12 +21,13 @@ from torch import Tensor
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
-from transformer_nfn.known_tasks import KNOWN_TASKS, PAPER_TASKS
+from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, WIDTH
 from transformer_nfn.seed_kinds import UNKNOWN
 from transformer_nfn.zoo.archive import unpack
 from transformer_nfn.zoo.authors_table import fraction, number, read_table, seed
-from transformer_nfn.zoo.errors import ImportFileError, StoreError
-from transformer_nfn.zoo.module import from_state_dict, to_state_dict
+from transformer_nfn.zoo.errors import ImportFileError, StoreError, ZooError
+from transformer_nfn.zoo.kind import Kind
+from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in, to_state_dict
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store import Folder, Zoo, check_fresh, write_shard
 
@@ -73,7 +74,8 @@ def import_authors(source: Path, out: Path) -> tuple[Zoo, Imported]:
     """Reads a folder or zip in the authors' layout into a new zoo at ``out``.
 
     Their layout is ``<name>/<run>_<epoch>_<accuracy·10000>.pt`` and ``metadata/<name>.csv``
-    with name ``mnist`` or ``ag_news``, at any depth. Nothing is written if any file is wrong.
+    with name ``mnist`` or ``ag_news``, at any depth; what `export_authors` writes of another task
+    bears its name. Nothing is written if any file is wrong.
     """
     check_fresh(out)
     if (out / "zoo.json").exists():
@@ -83,7 +85,7 @@ def import_authors(source: Path, out: Path) -> tuple[Zoo, Imported]:
         report = Imported()
         first = _open(files[0].path)
         try:
-            arch = _architecture(first)
+            arch = _architecture(first, name)
         except IndexError as error:
             raise ImportFileError(
                 f"{files[0].path.name}: a tensor that tells its sizes has too few axes"
@@ -167,7 +169,9 @@ def _network(
         named = from_state_dict(arch, state)
     except TransformerNFNError as error:
         raise ImportFileError(f"{path.name}: {error}") from error
-    known = set(to_state_dict(arch, named))
+    known = {HEADS_KEY, *to_state_dict(arch, named)}
+    if (heads_in(state) or HEADS) != arch.heads:
+        raise ImportFileError(f"{path.name}: has other heads than the files before it")
     report.stray.update(key for key in state if key not in known)
     mine = _positions(arch, state, path)
     if mine is not None and positions is not None and not torch.equal(mine, positions):
@@ -188,14 +192,24 @@ def _open(path: Path) -> Checkpoint:
         raise ImportFileError(str(error)) from error
 
 
-def _architecture(state: Checkpoint) -> NetworkSizes:
-    """What the first file says of the network; the number of classes is read from it."""
+def _architecture(state: Checkpoint, name: str) -> NetworkSizes:
+    """What the first file says of the network; tokens, which no shape tells, are the task's."""
     bias, conv = "classifier.fc2.bias", "embedding.conv1.weight"
-    classes = state.info(bias).shape[0] if bias in state else 10
-    if conv not in state:
-        return NetworkSizes(KNOWN_TASKS["ag_news"].tokens, classes, patch=0)
-    patch = math.prod(state.info(conv).shape[1:])
-    return NetworkSizes(KNOWN_TASKS["mnist"].tokens, classes, patch=patch)
+    classes = state.info(bias).shape[0] if bias in state else KNOWN_TASKS[name].classes
+    patch = math.prod(state.info(conv).shape[1:]) if conv in state else 0
+    arch = NetworkSizes(KNOWN_TASKS[name].tokens, classes, patch=patch)
+    try:
+        return arch.resized(_kind(state))
+    except ZooError as error:
+        raise ImportFileError(f"{state.where}: {error}") from error
+
+
+def _kind(state: Checkpoint) -> Kind:
+    """The sizes by which a file differs from the paper's; its tensors are checked later."""
+    queries = "attention.queries.weight"
+    found = state.info(f"encoder.0.{queries}").shape if f"encoder.0.{queries}" in state else ()
+    depth = sum(name.endswith(queries) for name in state)
+    return Kind(found[0] if found else WIDTH, heads_in(state) or HEADS, depth or BLOCKS)
 
 
 def _row(file: _File, config: dict[str, str]) -> dict[str, Any]:
@@ -206,7 +220,9 @@ def _row(file: _File, config: dict[str, str]) -> dict[str, Any]:
             row[column] = _value(column, value, file.path.name)
     best = file.epoch.startswith("best")
     row |= {"best": best, "epoch": 0 if best else int(file.epoch)}
-    row["percent"] = 0 if best else row["epoch"]
+    # Theirs have a hundred epochs; what was exported here says of how many each was.
+    percent = config.get("percent") or file.epoch
+    row["percent"] = 0 if best else int(number("percent", percent, file.path.name, most=LAST_EPOCH))
     said = next((config[n] for n in _ACCURACY if config.get(n)), None)
     # The file's name carries four digits; the table, where there is one, carries them all.
     name = file.path.name
@@ -230,7 +246,7 @@ def _survey(
     found: dict[str, list[_File]] = {}
     for path in sorted(folder.rglob("*.pt")):
         match = _FILE.fullmatch(path.name)
-        if match and path.parent.name in PAPER_TASKS:
+        if match and path.parent.name in KNOWN_TASKS:
             accuracy, epoch = int(match["accuracy"][:10]) / 10000, match["epoch"]
             late = epoch.isdecimal() and int(epoch[:10]) > LAST_EPOCH
             if accuracy > 1 or late:
@@ -241,11 +257,13 @@ def _survey(
             found.setdefault(path.parent.name, []).append(file)
     if not found:
         raise ImportFileError(
-            f"'{source}' holds no files named mnist/<run>_<epoch>_<accuracy>.pt or ag_news/…"
+            f"'{source}' holds no files named mnist/<run>_<epoch>_<accuracy>.pt, or so in a folder "
+            f"of another task ({', '.join(KNOWN_TASKS)})"
         )
     if len(found) > 1:
         raise ImportFileError(
-            f"'{source}' holds both mnist and ag_news files: import one folder at a time"
+            f"'{source}' holds both {' and '.join(sorted(found))} files: import one folder at a "
+            "time"
         )
     ((name, files),) = found.items()
     table: dict[str, dict[str, str]] = {}

@@ -7,8 +7,10 @@ on a disk and knows no zoo; here both are known, so every command comes here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from transformer_nfn.architectures.families import Model, UnknownFamilyError, open_model
@@ -17,19 +19,22 @@ from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.network import SPACE_KEY, read_network
 from transformer_nfn.files.source import TensorInfo
+from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
 from transformer_nfn.zoo.errors import ZooError
-from transformer_nfn.zoo.module import from_state_dict
+from transformer_nfn.zoo.module import from_state_dict, heads_in
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store import Zoo
+from transformer_nfn.zoo.store.folder import KINDS_FILE
 
+POSITIONS = "embedding.pos_embedding"
 # Names by which a file is known to hold the zoo's network: ours, and the authors'.
 _OURS, _AUTHORS = "blocks.0.W_Q", "encoder.0.attention.queries.weight"
 
 
 def open_checkpoint(text: str | Path) -> Checkpoint:
-    """Opens what a user named; reads no weights.
+    """Opens what a user named, without what wraps its names; reads no weights.
 
     Args:
         text: what `Checkpoint.open` takes, or a row of a zoo: ``ZOO#12``, the zoo by its path or
@@ -42,7 +47,11 @@ def open_checkpoint(text: str | Path) -> Checkpoint:
             return _open_row(text, zoo, row)
     elif (path / "zoo.json").is_file():
         raise CheckpointError(f"'{text}' is a zoo of many networks: name one, as in {text}#0")
-    return Checkpoint.open(path, where=text)
+    elif (path / KINDS_FILE).is_file():
+        raise CheckpointError(
+            f"'{text}' is a mixed zoo: name one network of one kind, as in {text}/KIND#0"
+        )
+    return Checkpoint.open(path, where=text).unwrapped()
 
 
 def open_transformer(text: str | Path, architecture: str | Path | None = None) -> Model | None:
@@ -54,10 +63,10 @@ def open_transformer(text: str | Path, architecture: str | Path | None = None) -
     """
     path = Path(text)
     if architecture is None:
-        if not path.exists() or (path / "zoo.json").is_file():
+        if not path.exists() or (path / "zoo.json").is_file() or (path / KINDS_FILE).is_file():
             return None
         with Checkpoint.open(path, where=str(text)) as checkpoint:
-            if SPACE_KEY in checkpoint.metadata or recognise(checkpoint) is not None:
+            if SPACE_KEY in checkpoint.metadata or recognise(checkpoint.unwrapped()):
                 return None
     try:
         return open_model(path, architecture)
@@ -138,8 +147,13 @@ def _block(
     return arch.block_space, under_prefix(named, f"{part}.")
 
 
-def recognise(checkpoint: Checkpoint) -> NetworkSizes | None:
-    """The zoo's network that a checkpoint holds, by its names and shapes; None if it is none."""
+def recognise(checkpoint: Checkpoint, like: NetworkSizes | None = None) -> NetworkSizes | None:
+    """The zoo's network that a checkpoint holds, by its names and shapes; None if it is none.
+
+    Args:
+        checkpoint: opened, of anything.
+        like: where sizes come from that no shape tells: tokens, and in the authors' layout heads.
+    """
     try:
         if _OURS in checkpoint:
             heads, d_model, _ = checkpoint.info(_OURS).shape
@@ -148,8 +162,9 @@ def recognise(checkpoint: Checkpoint) -> NetworkSizes | None:
             d_ff = checkpoint.info("blocks.0.W_A").shape[1]
             patch = checkpoint.info("embedding.W").shape[0] if "embedding.W" in checkpoint else 0
         elif _AUTHORS in checkpoint:
-            # A file does not say how many heads share its matrices; the paper's have two.
-            heads, (d_model, _) = 2, checkpoint.info(_AUTHORS).shape
+            # The authors' files do not say how many heads share a matrix; theirs have two.
+            heads = heads_in(checkpoint) or (like.heads if like else HEADS)
+            d_model, _ = checkpoint.info(_AUTHORS).shape
             blocks = sum(name.endswith(".queries.weight") for name in checkpoint)
             (classes,) = checkpoint.info("classifier.fc2.bias").shape
             d_ff = checkpoint.info("encoder.0.fc1.weight").shape[0]
@@ -158,11 +173,11 @@ def recognise(checkpoint: Checkpoint) -> NetworkSizes | None:
             patch = side * side
         else:
             return None
-    except (CheckpointError, ValueError, IndexError):
+    except (CheckpointError, ZooError, ValueError, IndexError):
         return None
     if heads == 0 or d_model % heads:
         return None
-    return NetworkSizes(
+    found = NetworkSizes(
         tokens=49 if patch else 512,  # of no weight's shape
         classes=classes,
         patch=patch,
@@ -171,6 +186,7 @@ def recognise(checkpoint: Checkpoint) -> NetworkSizes | None:
         d_ff=d_ff,
         blocks=blocks,
     )
+    return found if like is None else replace(found, tokens=like.tokens)
 
 
 def read_small_transformer(checkpoint: Checkpoint, arch: NetworkSizes) -> dict[str, Tensor]:
@@ -188,6 +204,9 @@ def read_small_transformer(checkpoint: Checkpoint, arch: NetworkSizes) -> dict[s
         )
     if not set(arch.space.tensors) <= set(checkpoint):
         try:
+            heads = heads_in(checkpoint)
+            if heads not in (None, arch.heads):
+                raise ZooError(f"expected {arch.heads} heads, found {heads}")
             return from_state_dict(arch, checkpoint)
         except ZooError as error:
             raise CheckpointError(
@@ -200,3 +219,35 @@ def read_small_transformer(checkpoint: Checkpoint, arch: NetworkSizes) -> dict[s
                 f"{list(shape)}, found {list(checkpoint.info(name).shape)}"
             )
     return {name: checkpoint[name] for name in arch.space.tensors}
+
+
+def left_out(checkpoint: Checkpoint, arch: NetworkSizes) -> list[str]:
+    """The tensors of a file that `read_small_transformer` does not read, but for the positions.
+
+    The fixed positions are no weights; they are told apart from changed ones by
+    `changed_positions`.
+    """
+    read = set(arch.space.tensors)
+    if not read <= set(checkpoint):
+        naming = arch.architecture.naming
+        read = {*naming.lines, *naming.constants}
+    return [name for name in checkpoint if name not in read and name != POSITIONS]
+
+
+def changed_positions(checkpoint: Checkpoint, arch: NetworkSizes) -> str | None:
+    """What is wrong with the positions of a file, which every network of a zoo shares."""
+    if POSITIONS not in checkpoint:
+        return None
+    expected, stored = arch.positions(), checkpoint[POSITIONS]
+    if stored.shape == (1, *expected.shape):
+        stored = stored[0]
+    if stored.shape != expected.shape:
+        return (
+            f"'{POSITIONS}' expected shape {list(expected.shape)}, found {list(stored.shape)}"
+        )
+    # Others compute the table in another order, and half precision keeps a few digits of it.
+    allowed = max(1e-4, torch.finfo(stored.dtype).eps)
+    apart = float((stored.double() - expected.double()).abs().max())
+    if apart <= allowed:
+        return None
+    return f"'{POSITIONS}' is not the fixed sinusoidal table (it differs by up to {apart:.2g})"

@@ -10,15 +10,22 @@ from typing import Any
 import torch
 
 from transformer_nfn.files.whole import whole_file
+from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.zoo.errors import StoreError
-from transformer_nfn.zoo.module import to_state_dict
-from transformer_nfn.zoo.store import Zoo
+from transformer_nfn.zoo.module import HEADS_KEY, to_state_dict
+from transformer_nfn.zoo.store import MixedZoo, Zoo
 
 
-def export_authors(zoo: Zoo, out: Path) -> int:
-    """Writes every row as a per-run state dict in the authors' layout; how many there were."""
+def export_authors(zoo: Zoo | MixedZoo, out: Path) -> int:
+    """Writes every row as a per-run state dict in the authors' layout; how many there were.
+
+    A mixed zoo gives a folder for each kind. Where a network has not the paper's two heads, its
+    state dict says how many under `HEADS_KEY`.
+    """
     if out.exists() and any(out.iterdir()):
         raise StoreError(f"'{out}' is not empty: name an empty folder")
+    if isinstance(zoo, MixedZoo):
+        return sum(export_authors(one, out / name) for name, one in zoo.zoos.items())
     name = zoo.about["task"]["name"]
     (out / name).mkdir(parents=True, exist_ok=True)
     (out / "metadata").mkdir(exist_ok=True)
@@ -34,6 +41,8 @@ def export_authors(zoo: Zoo, out: Path) -> int:
             state = to_state_dict(zoo.arch, {k: w[i] for k, w in named.items()})
             if "embedding.pos_embedding" in state:
                 state["embedding.pos_embedding"] = zoo.positions()
+            if zoo.arch.heads != HEADS:
+                state[HEADS_KEY] = torch.tensor(float(zoo.arch.heads))
             with whole_file(out / name / file, durable=False) as beside:
                 torch.save(state, beside)
             table.append(_metadata(config, name, epoch, file))
@@ -60,6 +69,7 @@ def _metadata(config: dict[str, Any], name: str, epoch: str, file: str) -> dict[
         "ckpt_epoch": epoch,
         "ckpt_file": file,
         accuracy: config["test_accuracy"],
+        "percent": "" if config["best"] else config["percent"],
     }
 
 

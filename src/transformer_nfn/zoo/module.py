@@ -12,6 +12,9 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
 
+HEADS_KEY = "encoder.heads"
+"""In a state dict, how many heads share a matrix; where it is missing, the paper's two."""
+
 
 class Attention(nn.Module):
     """Multi-head attention without biases."""
@@ -120,6 +123,16 @@ class SmallTransformer(nn.Module):
 def to_state_dict(arch: NetworkSizes, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """One network of `NetworkSizes.space` (no leading axis) under the authors' key names."""
     return arch.architecture.naming.write(arch.space, named)
+
+
+def heads_in(state: Mapping[str, Tensor]) -> int | None:
+    """What a state dict says of its heads under `HEADS_KEY`; None where it says nothing."""
+    if HEADS_KEY not in state:
+        return None
+    stored = state[HEADS_KEY]
+    if stored.numel() != 1 or float(stored) != round(float(stored)) or float(stored) < 1:
+        raise ZooError(f"'{HEADS_KEY}' must be one whole number of at least 1, found {stored}")
+    return round(float(stored))
 
 
 def from_state_dict(arch: NetworkSizes, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH, KnownTask
 from transformer_nfn.spaces import WeightSpace, attention_block
 from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.kind import PAPER, Kind
 from transformer_nfn.zoo.size_check import check_sizes
 
 
@@ -131,9 +132,24 @@ class NetworkSizes:
         return asdict(self)
 
     @staticmethod
-    def of(task: KnownTask) -> NetworkSizes:
-        """The paper's network for a task."""
-        return NetworkSizes(task.tokens, task.classes, task.patch)
+    def of(task: KnownTask, kind: Kind = PAPER) -> NetworkSizes:
+        """The network of a kind for a task; the paper's by default."""
+        return NetworkSizes(task.tokens, task.classes, task.patch).resized(kind)
+
+    @property
+    def kind(self) -> Kind:
+        """Its width, heads and depth."""
+        return Kind(self.d_model, self.heads, self.blocks)
+
+    def resized(self, kind: Kind) -> NetworkSizes:
+        """For the same task, another kind of network."""
+        return replace(
+            self,
+            d_model=kind.width,
+            heads=kind.heads,
+            d_ff=kind.neurons,
+            blocks=kind.depth,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The architecture as plain JSON values."""

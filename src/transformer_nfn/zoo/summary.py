@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from transformer_nfn.zoo.plot import accuracy_counts
-from transformer_nfn.zoo.store import Zoo
+from transformer_nfn.zoo.store import MixedZoo, Zoo
 
 
 def summarise(zoo: Zoo, bins: int = 10) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def summarise(zoo: Zoo, bins: int = 10) -> dict[str, Any]:
         "crashed": len(zoo.crashed),
         "checkpoints": len(zoo),
         "weights": zoo.space.num_weights,
+        "network": asdict(zoo.arch.kind),
         "by_epoch": {int(e): int(n) for e, n in zip(percents, rows, strict=True)},
         "best": int(zoo.table["best"].sum()),
         "by_optimizer": {
@@ -36,6 +38,24 @@ def summarise(zoo: Zoo, bins: int = 10) -> dict[str, Any]:
         "accuracy": _quartiles(known),
         "histogram": {"counts": counts.tolist(), "edges": [round(float(e), 6) for e in edges]},
         "bytes": sum(p.stat().st_size for p in zoo.path.rglob("*") if p.is_file()),
+    }
+
+
+def summarise_mixed(mixed: MixedZoo, bins: int = 10) -> dict[str, Any]:
+    """Counts of a mixed zoo as plain JSON values, and under ``kinds`` what `summarise` says."""
+    kinds = {name: summarise(zoo, bins) for name, zoo in mixed.zoos.items()}
+    totals = ("runs", "crashed", "checkpoints", "bytes")
+    accuracy = [zoo.table["test_accuracy"].astype(float) for zoo in mixed]
+    return {
+        "path": str(mixed.path),
+        "task": mixed.task,
+        "made_by": mixed.about["made_by"],
+        "seeds": mixed.seeds,
+        "finished": mixed.finished,
+        **{total: sum(found[total] for found in kinds.values()) for total in totals},
+        "accuracy": _quartiles(np.concatenate([np.empty(0), *accuracy])),
+        "missing": [kind.name for kind in mixed.kinds if kind.name not in mixed.zoos],
+        "kinds": kinds,
     }
 
 

@@ -12,6 +12,7 @@ import torch
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.store import Folder, Zoo, read_header
 from transformer_nfn.zoo.store.files import Checksums
+from transformer_nfn.zoo.store.mixed import is_mixed, kinds_in, read_kinds
 from transformer_nfn.zoo.store.reader import ShardReader
 from transformer_nfn.zoo.training.tasks import TextTask, load_task
 from transformer_nfn.zoo.training.tasks.task import Task
@@ -69,8 +70,9 @@ def verify(
     """Checks every byte of a zoo, then runs a sample of its networks again.
 
     Args:
+        path: the zoo; of a mixed one every kind is verified.
         data: the folder of the task's files, for the test data; None fetches them.
-        sample: how many networks to run; 0 for none.
+        sample: how many networks to run (of each kind); 0 for none.
         seed: chooses them.
         tolerance: by how many test samples a network may differ from its record; None for
             `BUILT_TOLERANCE`, or `IMPORTED_TOLERANCE` for imported files.
@@ -78,6 +80,8 @@ def verify(
     """
     if tolerance is not None and tolerance < 0:
         raise ZooError(f"tolerance must be at least 0 test samples, found {tolerance}")
+    if is_mixed(path):
+        return _verify_kinds(Path(path), data, sample, seed, tolerance, tick)
     out = Verdict()
     try:
         folder = Folder.open(path)
@@ -98,6 +102,36 @@ def verify(
             tick()
     if out.ok and sample:
         _rerun(Zoo.open(path), data, sample, seed, out)
+    return out
+
+
+def _verify_kinds(
+    path: Path,
+    data: Path | None,
+    sample: int,
+    seed: int,
+    tolerance: int | None,
+    tick: Callable[[], None] | None,
+) -> Verdict:
+    """The verdicts on all kinds of a mixed zoo as one; problems say whose they are."""
+    out = Verdict()
+    try:
+        kinds = kinds_in(path, read_kinds(path))
+    except StoreError as error:
+        out.problems.append(str(error))
+        return out
+    for kind in kinds:
+        one = verify(
+            path / kind.name, data=data, sample=sample, seed=seed, tolerance=tolerance, tick=tick
+        )
+        out.problems += [f"{kind.name}: {problem}" for problem in one.problems]
+        out.networks += one.networks
+        out.rerun += one.rerun
+        out.worst = max(out.worst, one.worst)
+        out.worst_samples = max(out.worst_samples, one.worst_samples)
+        out.test_samples = max(out.test_samples, one.test_samples)
+        out.tolerance = one.tolerance
+        out.note = out.note or one.note
     return out
 
 
@@ -129,7 +163,11 @@ def _rerun(zoo: Zoo, data: Path | None, sample: int, seed: int, out: Verdict) ->
         return
     try:
         task = load_task(
-            zoo.about["task"]["name"], data, held=0.0, vectors=zoo.word_vectors()
+            zoo.about["task"]["name"],
+            data,
+            held=0.0,
+            vectors=zoo.word_vectors(),
+            kind=zoo.arch.kind,
         )
     except ZooError as error:
         out.note = f"not re-run: {error}"

@@ -12,9 +12,10 @@ from dataclasses import replace
 import torch
 from kernel_cases import bright_images, compare, long_texts
 
-from transformer_nfn.zoo import Recipe, sample
+from transformer_nfn.zoo import Kind, Recipe, sample
 from transformer_nfn.zoo.training.backends.kernels import tuning
 from transformer_nfn.zoo.training.backends.kernels.runner import FusedRunner
+from transformer_nfn.zoo.training.tasks import ImageTask
 from transformer_nfn.zoo.training.trainer import _Training
 
 TASKS = {
@@ -22,7 +23,14 @@ TASKS = {
     "cropped": lambda: bright_images(12, 4, 2),
     "tiled": lambda: bright_images(12, 2, 0),
     "texts": lambda: long_texts(60, 70),
+    "shallow": lambda: sized(bright_images(8, 2, 0), Kind(depth=1)),
+    "deep": lambda: sized(bright_images(8, 2, 0), Kind(depth=3)),
 }
+
+
+def sized(task: ImageTask, kind: Kind) -> ImageTask:
+    """The same images for networks of another kind."""
+    return replace(task, arch=task.arch.resized(kind))
 
 
 def trained_beside_plain() -> dict[str, float]:

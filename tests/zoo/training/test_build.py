@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -16,6 +17,8 @@ import pytest
 import torch
 
 from transformer_nfn.zoo import Settings, StoreError, Zoo, ZooError, build
+from transformer_nfn.zoo.store.files import Checksums
+from transformer_nfn.zoo.training.grid import grid
 from transformer_nfn.zoo.verify import verify
 
 from ..conftest import SMALL
@@ -154,7 +157,8 @@ def _children() -> list[int]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"runs": 13}, "runs 12, asked for 13"),
+        ({"runs": 11}, "runs 12, asked for 11; it can only grow"),
+        ({"runs": None}, "runs 12, asked for 16000; it can only grow"),
         ({"seed": 4}, "seed 3, asked for 4"),
         ({"epochs": 3}, "epochs 2, asked for 3"),
     ],
@@ -164,6 +168,49 @@ def test_a_folder_of_another_zoo_is_refused(
 ) -> None:
     with pytest.raises(StoreError, match=f"holds another zoo: {words}"):
         build(small_zoo.path, Settings(**{**vars(SMALL), **change}), workers=1)
+
+
+def test_more_runs_make_a_zoo_grow_and_leave_what_it_has(small_zoo: Zoo, tmp_path: Path) -> None:
+    out = shutil.copytree(small_zoo.path, tmp_path / "zoo")
+    before = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
+    larger = Settings(**{**vars(SMALL), "runs": 20})
+    grown = build(out, larger, workers=1)
+    assert all((out / "shards" / name).read_bytes() == data for name, data in before.items())
+    assert (grown.finished, grown.about["runs"]) == (True, 20)
+    old = len(small_zoo)
+    assert grown.table["run"][:old].tolist() == small_zoo.table["run"].tolist()
+    fresh = build(tmp_path / "fresh", larger, workers=1)
+    keys = [
+        {
+            (run, epoch, best): row
+            for row, (run, epoch, best) in enumerate(
+                zip(*(zoo.table[c].tolist() for c in ("run", "epoch", "best")), strict=True)
+            )
+        }
+        for zoo in (grown, fresh)
+    ]
+    assert keys[0].keys() == keys[1].keys()
+    assert set(grown.crashed) == set(fresh.crashed)
+    wanted = list(keys[0])
+    left, right = (
+        zoo.weights([rows[key] for key in wanted])
+        for zoo, rows in zip((grown, fresh), keys, strict=True)
+    )
+    assert all(torch.allclose(left[name], right[name], rtol=1e-3, atol=1e-4) for name in left)
+    assert verify(out, sample=2).ok
+    again = build(out, larger, workers=1)
+    same(grown, again)
+
+
+def test_a_zoo_of_other_runs_does_not_grow(small_zoo: Zoo, tmp_path: Path) -> None:
+    out = shutil.copytree(small_zoo.path, tmp_path / "zoo")
+    about = json.loads((out / "zoo.json").read_text())
+    chosen = {run for shard in about["plan"] for run in shard}
+    other = next(c.run for c in grid() if c.run not in chosen)
+    about["plan"][0][0] = other
+    Checksums(out).replace("zoo.json", json.dumps(about).encode())
+    with pytest.raises(StoreError, match=f"cannot grow: its run {other} is none of the 13"):
+        build(out, Settings(**{**vars(SMALL), "runs": 13}), workers=1)
 
 
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:

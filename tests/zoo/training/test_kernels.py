@@ -30,7 +30,10 @@ def interpreted(what: str) -> dict[str, Any]:
     return out
 
 
-@pytest.mark.parametrize("what", ["images", "cropped", "tiled", "texts"])
+OTHER_DEPTHS = [pytest.param(what, marks=pytest.mark.nightly) for what in ("shallow", "deep")]
+
+
+@pytest.mark.parametrize("what", ["images", "cropped", "tiled", "texts", *OTHER_DEPTHS])
 def test_loss_and_every_gradient_equal_float64(what: str) -> None:
     errors = interpreted(what)
     for name, (fused, _) in errors.items():

@@ -10,14 +10,12 @@ from typing import Any
 from transformer_nfn.architectures.families.family import COUNTER, Family, Line
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.source import TensorInfo
-
-WRAPPERS = ("module.", "_orig_mod.")
-"""What data-parallel and compiled modules put before every name."""
+from transformer_nfn.files.wrappers import common_wrapper
 
 
 def standard_names(family: Family, infos: Mapping[str, TensorInfo]) -> dict[str, str]:
     """The file's names by what they are called without wrappers and aliases."""
-    wrapper = next((w for w in WRAPPERS if infos and all(key.startswith(w) for key in infos)), "")
+    wrapper = common_wrapper(infos)
     out = {}
     for key in infos:
         standard = key.removeprefix(wrapper)

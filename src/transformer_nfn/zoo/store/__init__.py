@@ -1,14 +1,17 @@
 """A zoo on disk: what is written, how it is read, how damage is found."""
 
 from transformer_nfn.zoo.store.folder import FORMAT, Folder, check_fresh
+from transformer_nfn.zoo.store.mixed import MixedZoo, open_zoo
 from transformer_nfn.zoo.store.shards import read_header, write_shard
 from transformer_nfn.zoo.store.zoo import Zoo
 
 __all__ = [
     "FORMAT",
     "Folder",
+    "MixedZoo",
     "Zoo",
     "check_fresh",
+    "open_zoo",
     "read_header",
     "write_shard",
 ]

@@ -24,6 +24,8 @@ from transformer_nfn.zoo.word_vectors import VECTORS_FILE, WordVectors
 
 FORMAT = 1
 KIND = "transformer-nfn zoo"
+KINDS_FILE = "kinds.json"
+"""In the folder of a mixed zoo, whose zoos lie in folders below it; see `store.mixed`."""
 _OWN = {"zoo.json", "checksums.json", "index.parquet", VECTORS_FILE, "shards", "claims"}
 
 
@@ -70,6 +72,11 @@ class Folder:
     def open(path: Path | str) -> Folder:
         """Reads ``zoo.json``; refuses what is no zoo, a newer one, or a damaged one."""
         path = Path(path)
+        if (path / KINDS_FILE).is_file():
+            kinds = ", ".join(sorted(p.parent.name for p in path.glob("*/zoo.json")))
+            raise StoreError(
+                f"'{path}' is a mixed zoo: name one of its kinds, as in {path}/KIND ({kinds})"
+            )
         if not (path / "zoo.json").is_file():
             raise StoreError(f"'{path}' is not a zoo: it has no zoo.json")
         about = parse_object(Checksums(path).read("zoo.json"), str(path / "zoo.json"), StoreError)
@@ -143,6 +150,8 @@ def check_fresh(path: Path) -> None:
         return
     if not path.is_dir():
         raise StoreError(f"'{path}' is a file, not a folder")
+    if (path / KINDS_FILE).is_file():
+        raise StoreError(f"'{path}' holds a mixed zoo: name an empty folder")
     foreign = sorted(
         p.name for p in path.iterdir() if p.name not in _OWN and not is_left_over(p.name)
     )

@@ -39,6 +39,9 @@ COLUMNS: dict[str, Any] = {
     "source": "",
 }
 
+CONFIGURATION = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "train_fraction")
+"""The columns that say how a run was trained."""
+
 
 def _arrow() -> tuple[Any, Any]:
     try:

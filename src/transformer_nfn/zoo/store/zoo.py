@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import operator
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.files.assets import resolve
 from transformer_nfn.models import Network, network_of
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.zoo.errors import StoreError, ZooError
@@ -21,9 +23,13 @@ from transformer_nfn.zoo.store.folder import Folder
 from transformer_nfn.zoo.store.reader import ShardReader
 from transformer_nfn.zoo.word_vectors import WordVectors
 
+Item = tuple[Weights, Tensor]
+"""The weights of one network, ``[*axes]`` each, and its test accuracy, a scalar."""
 Rows = Sequence[int] | np.ndarray | Tensor
 # An open shard costs a file handle, and systems allow about a thousand.
 OPEN_SHARDS = 256
+# Networks read at once by a loop over a zoo.
+ITERATED = 64
 # Batches the disk is asked for before they are needed.
 FETCH_AHEAD = 4
 
@@ -52,11 +58,51 @@ class Zoo:
 
     @staticmethod
     def open(path: Path | str) -> Zoo:
-        """Opens a zoo, finished or still being built; reads the index, no weights."""
-        return Zoo(Folder.open(path))
+        """Opens a zoo, finished or still being built; reads the index, no weights.
+
+        Args:
+            path: its folder, or its name (`tnfn assets` lists them).
+        """
+        return Zoo(Folder.open(resolve(path, "zoo")))
 
     def __len__(self) -> int:
         return len(self.table["run"])
+
+    def __repr__(self) -> str:
+        runs = len(set(self.table["run"].tolist()))
+        state = "" if self.finished else ", not finished"
+        return (
+            f"Zoo('{self.path}', {self.about['task']['name']}, {len(self):,} networks of "
+            f"{runs:,} runs, {self.space.num_weights:,} weights each{state})"
+        )
+
+    def __getitem__(self, row: int) -> Item:
+        """One network ``[*axes]`` and its test accuracy, as a `DataLoader` takes them.
+
+        Rows count from the end where they are negative; `network` makes a module of one.
+        """
+        at = operator.index(row)
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"row {at} asked of a zoo with {len(self)} rows")
+        return self.__getitems__([at % len(self)])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[Item]:
+        """Several at once, which is how a `DataLoader` asks."""
+        named = self.weights(rows)
+        accuracies = self.table["test_accuracy"][np.asarray(rows, dtype=np.int64)]
+        return [
+            ({name: w[i] for name, w in named.items()}, torch.tensor(accuracy))
+            for i, accuracy in enumerate(accuracies.astype(np.float32).tolist())
+        ]
+
+    def __iter__(self) -> Iterator[Item]:
+        """All networks with their accuracies, in the order of the rows."""
+        for start in range(0, len(self), ITERATED):
+            yield from self.__getitems__(range(start, min(start + ITERATED, len(self))))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs, such as a worker of a `DataLoader`: not the open files."""
+        return {**vars(self), "_readers": OrderedDict()}
 
     @property
     def space(self) -> WeightSpace:
@@ -94,7 +140,8 @@ class Zoo:
         Args:
             epoch: checkpoints of this epoch. With ``epoch`` or ``percent`` and no ``best``,
                 rows kept only for being best are left out.
-            percent: checkpoints at 50, 75 or 100 percent of the training.
+            percent: checkpoints at 50, 75 or 100 percent of the training. Of few epochs one
+                checkpoint may stand for several: the third of three is that at 75 and at 100.
             best: only rows that are (are not) the run's best.
             min_accuracy: test accuracy at least this.
             max_accuracy: test accuracy at most this.
@@ -105,9 +152,10 @@ class Zoo:
         fits = np.ones(len(self), dtype=bool)
         if best is None and (epoch is not None or percent is not None):
             best = False
+        if percent is not None:
+            fits &= self._at_percent(percent)
         for column, value in (
             ("epoch", epoch),
-            ("percent", percent),
             ("best", best),
             ("optimizer", optimizer),
         ):
@@ -120,6 +168,15 @@ class Zoo:
         if runs is not None:
             fits &= np.isin(t["run"].astype(str), np.array(list(runs), dtype=str))
         return np.flatnonzero(fits)
+
+    def _at_percent(self, percent: int) -> np.ndarray:
+        """Which rows are the checkpoint at so many percent of their run."""
+        labels = self.table["percent"]
+        recipe = self.about.get("recipe", {})
+        if "epochs" not in recipe or percent not in recipe.get("percents", ()):
+            return np.asarray(labels == percent)
+        epoch = max(1, math.ceil(recipe["epochs"] * percent / 100))
+        return np.asarray((self.table["epoch"] == epoch) & (labels > 0))
 
     def split(
         self,
@@ -170,8 +227,8 @@ class Zoo:
         return readers
 
     def batch(self, rows: Rows) -> Network:
-        """The same in parts, as models read them; blocks are ``[n, 1, *axes]``."""
-        return network_of(self.weights(rows))
+        """The same in parts and in float32, as models read them; blocks are ``[n, 1, *axes]``."""
+        return network_of({name: w.float() for name, w in self.weights(rows).items()})
 
     def batches(
         self, rows: Rows | None = None, size: int = 16, *, seed: int | None = None

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import torch
 
+from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store import Zoo
 from transformer_nfn.zoo.training.paths import describe_path
 from transformer_nfn.zoo.training.plan import Settings, make_plan
@@ -42,14 +44,11 @@ def build(
         progress: told what happens; None stays silent.
     """
     device = resolve_device(device)
-    if engine not in ENGINES:
-        raise ZooError(f"unknown engine '{engine}': expected one of {', '.join(ENGINES)}")
-    if workers is not None and workers < 1:
-        raise ZooError(f"workers must be at least 1, found {workers}")
     folder = Path(data) if data is not None else None
-    if folder is not None and not folder.is_dir():
-        raise ZooError(f"data folder '{folder}' does not exist")
-    describe_path(path, device, precision=settings.precision)
+    check_means(engine, workers, folder)
+    known = KNOWN_TASKS.get(settings.task)  # who loads an unknown one refuses it
+    arch = None if known is None else NetworkSizes.of(known, settings.kind)
+    describe_path(path, device, arch, settings.precision)
     plan = make_plan(
         Path(out),
         settings,
@@ -68,6 +67,16 @@ def build(
         run_local(plan, folder, device, workers, path, progress)
     plan.folder.merge()
     return Zoo.open(out)
+
+
+def check_means(engine: str, workers: int | None, data: Path | None) -> None:
+    """Refuses an engine, a number of workers or a folder of data that there is not."""
+    if engine not in ENGINES:
+        raise ZooError(f"unknown engine '{engine}': expected one of {', '.join(ENGINES)}")
+    if workers is not None and workers < 1:
+        raise ZooError(f"workers must be at least 1, found {workers}")
+    if data is not None and not data.is_dir():
+        raise ZooError(f"data folder '{data}' does not exist")
 
 
 def resolve_device(device: str) -> str:

@@ -60,7 +60,7 @@ def why_not_fused(arch: NetworkSizes | None, device: str, precision: str) -> str
         return "the fused kernels multiply in bf16 or tf32, not float32 (see --precision)"
     if arch is not None:
         if (arch.d_model, arch.heads, arch.d_ff) != (32, 2, 64):
-            return "the fused kernels are for width 32, 2 heads and 64 neurons"
+            return f"the fused kernels are for width 32 and 2 heads, not for {arch.kind}"
         if precision == "tf32" and not arch.patch:
             return "the fused kernels multiply texts in bf16, not tf32"
         if arch.classes > 64 or arch.patch > 64:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformer_nfn.known_tasks import BLOCKS, HEADS, WIDTH
 from transformer_nfn.zoo.errors import StoreError, ZooError
+from transformer_nfn.zoo.kind import Kind
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.folder import Folder, check_fresh, claim
 from transformer_nfn.zoo.training.grid import GRID_SIZE, Config, grid, sample
@@ -32,6 +35,7 @@ class Settings:
         seeds: ``each`` for a seed of its own for every run, ``one`` for the same seed for all,
             as the authors made their zoo.
         until: where training ends, in percent of ``epochs``: 50, 75 or 100.
+        width, heads, depth: of the networks; the paper's by default.
     """
 
     task: str
@@ -46,6 +50,14 @@ class Settings:
     dtype: str = "float32"
     seeds: str = "each"
     until: int = 100
+    width: int = WIDTH
+    heads: int = HEADS
+    depth: int = BLOCKS
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of network; refuses sizes that cannot be."""
+        return Kind(self.width, self.heads, self.depth)
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,7 @@ class Plan:
             held=0.0 if self.recipe.select == "test" else None,
             samples=about["samples"],
             vectors=self.folder.word_vectors(),
+            kind=self.folder.arch.kind,
         )
         if task.provenance != about["provenance"]:
             raise StoreError(
@@ -108,16 +121,18 @@ def make_plan(
 ) -> Plan:
     """The plan in folder ``out``: the one that is there if it is the same, else a new one.
 
+    One that is the same but for having fewer runs grows by the others.
+
     Everything that can be wrong with the settings or the data is found before anything is
     written.
     """
     task = None
+    if settings.shard_runs is not None and settings.shard_runs < 1:
+        raise ZooError(f"shard runs must be at least 1, found {settings.shard_runs}")
     if not (out / "zoo.json").exists():
         check_fresh(out)
         if settings.dtype not in ("float32", "float16"):
             raise ZooError(f"dtype must be float32 or float16, found '{settings.dtype}'")
-        if settings.shard_runs is not None and settings.shard_runs < 1:
-            raise ZooError(f"shard runs must be at least 1, found {settings.shard_runs}")
         runs = GRID_SIZE if settings.runs is None else settings.runs
         configs = sample(runs, settings.seed, settings.seeds)
         Recipe(
@@ -132,6 +147,7 @@ def make_plan(
             held=0.0 if settings.select == "test" else None,
             samples=settings.samples,
             vectors=vectors,
+            kind=settings.kind,
         )
         about = _describe(settings, task, configs, device)
         with claim(out, "create", wait=True):
@@ -144,7 +160,39 @@ def make_plan(
                 Folder.create(out, task.arch, about)
     folder = Folder.open(out)
     _check_same(folder, settings)
+    if settings.runs is not None and settings.runs > folder.about["runs"]:
+        task = Plan(folder, task).load_task(data)  # what is wrong with the data is found first
+        folder = _grow(out, settings, device)
     return Plan(folder, task)
+
+
+def _grow(out: Path, settings: Settings, device: str) -> Folder:
+    """The zoo with further shards in its plan; those it has, and their rows, stay as they are."""
+    assert settings.runs is not None
+    with claim(out, "create", wait=True):
+        about = Folder.open(out).about  # another builder may have grown it meanwhile
+        there = {run for shard in about["plan"] for run in shard}
+        wanted = sample(settings.runs, settings.seed, settings.seeds)
+        strange = there - {config.run for config in wanted}
+        if strange and settings.runs > about["runs"]:
+            raise StoreError(
+                f"'{out}' cannot grow: its run {min(strange)} is none of the {settings.runs} that "
+                "a build with this seed has"
+            )
+        more = _shards([c for c in wanted if c.run not in there], settings, device)
+        if settings.runs > about["runs"]:
+            plan = [*about["plan"], *more]
+            grown = about | {"runs": settings.runs, "shards": len(plan), "plan": plan}
+            Checksums(out).replace("zoo.json", json.dumps(grown, indent=1).encode())
+    return Folder.open(out)
+
+
+def _shards(configs: Sequence[Config], settings: Settings, device: str) -> list[list[str]]:
+    """Which runs are trained together."""
+    size = settings.shard_runs or SHARD_RUNS["cuda" if "cuda" in device else "cpu"]
+    # Runs with as many steps an epoch stand together, so that none waits for another.
+    ordered = sorted(configs, key=lambda config: (-config.train_fraction, config.run))
+    return [[c.run for c in ordered[i : i + size]] for i in range(0, len(ordered), size)]
 
 
 def _describe(
@@ -157,10 +205,7 @@ def _describe(
         settings.select,
         until=settings.until,
     )
-    size = settings.shard_runs or SHARD_RUNS["cuda" if "cuda" in device else "cpu"]
-    # Runs with as many steps an epoch stand together, so that none waits for another.
-    ordered = sorted(configs, key=lambda config: (-config.train_fraction, config.run))
-    plan = [[c.run for c in ordered[i : i + size]] for i in range(0, len(ordered), size)]
+    plan = _shards(configs, settings, device)
     return {
         "origin": "build",
         "task": {
@@ -186,7 +231,6 @@ def _check_same(folder: Folder, settings: Settings) -> None:
     recipe = about["recipe"]
     asked = {
         "task": (settings.task, about["task"]["name"]),
-        "runs": (GRID_SIZE if settings.runs is None else settings.runs, about["runs"]),
         "seed": (settings.seed, about["seed"]),
         "seeds": (settings.seeds, folder.seeds),
         "samples": (settings.samples, about["task"]["samples"]),
@@ -196,6 +240,9 @@ def _check_same(folder: Folder, settings: Settings) -> None:
         "until": (settings.until, recipe.get("until", 100)),
         "precision": (settings.precision, recipe["precision"]),
         "dtype": (settings.dtype, about["dtype"]),
+        "width": (settings.width, folder.arch.d_model),
+        "heads": (settings.heads, folder.arch.heads),
+        "depth": (settings.depth, folder.arch.blocks),
     }
     for name, (wanted, there) in asked.items():
         optional = name in ("epochs", "batch")
@@ -203,3 +250,9 @@ def _check_same(folder: Folder, settings: Settings) -> None:
             raise StoreError(
                 f"'{folder.path}' holds another zoo: {name} {there}, asked for {wanted}"
             )
+    runs = GRID_SIZE if settings.runs is None else settings.runs
+    if runs < about["runs"] or (settings.runs is None and runs > about["runs"]):
+        raise StoreError(
+            f"'{folder.path}' holds another zoo: runs {about['runs']}, asked for {runs}; it can "
+            "only grow, by a larger number of runs"
+        )

@@ -68,9 +68,11 @@ def losses(
     return loss.view_as(labels).mean(-1), hits
 
 
-@functools.cache
-def _compiled() -> tuple[Any, Any]:
-    # Once a process: PyTorch stops compiling a function that it had to compile too often.
+@functools.lru_cache(maxsize=1)
+def _compiled(arch: NetworkSizes) -> tuple[Any, Any]:
+    # Once per kind of network: PyTorch stops compiling a function that it had to compile too
+    # often, and a mixed zoo has more kinds than that. What was compiled for the last is dropped.
+    torch.compiler.reset()
     return torch.compile(losses, dynamic=False), torch.compile(update, dynamic=False)
 
 
@@ -104,7 +106,7 @@ class TorchStepper:
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.tf32 = precision != "float32"
         self.whole = compiled
-        ways: tuple[Any, Any] = _compiled() if compiled else (losses, update)
+        ways: tuple[Any, Any] = _compiled(arch) if compiled else (losses, update)
         self._loss, self._update = ways
 
     def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:

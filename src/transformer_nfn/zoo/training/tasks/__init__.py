@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from transformer_nfn.files.errors import DownloadError
 from transformer_nfn.known_tasks import TASKS
 from transformer_nfn.zoo.errors import DataError
+from transformer_nfn.zoo.kind import PAPER, Kind
 from transformer_nfn.zoo.training.tasks.images import ImageTask, digits, idx_images, image_task
 from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task
 from transformer_nfn.zoo.training.tasks.text import TextTask, ag_news
@@ -20,6 +22,7 @@ def load_task(
     held: float | None = None,
     samples: int | None = None,
     vectors: Path | WordVectors | None = None,
+    kind: Kind = PAPER,
 ) -> Task:
     """A task with its data in memory.
 
@@ -29,18 +32,21 @@ def load_task(
         held: how much of the training data is held out; None for the task's own choice.
         samples: train on so many samples at most.
         vectors: for text, a word2vec file or vectors ready made; None trains them.
+        kind: the sizes of the networks that will be trained on it.
     """
     folder = Path(data) if data is not None else None
     try:
-        if name == "digits":
-            return digits(held, samples)
-        if name in ("mnist", "fashion_mnist"):
-            return idx_images(name, folder, held, samples)
         if name == "ag_news":
-            return ag_news(folder, held, samples, vectors)
+            return ag_news(folder, held, samples, vectors, kind)
+        if name == "digits":
+            images = digits(held, samples)
+        elif name in ("mnist", "fashion_mnist"):
+            images = idx_images(name, folder, held, samples)
+        else:
+            raise DataError(f"unknown task '{name}': expected one of {', '.join(TASKS)}")
     except DownloadError as error:
         raise DataError(str(error)) from error
-    raise DataError(f"unknown task '{name}': expected one of {', '.join(TASKS)}")
+    return replace(images, arch=images.arch.resized(kind))
 
 
 __all__ = [

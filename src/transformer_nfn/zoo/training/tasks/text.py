@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.files.downloads import RemoteFile, fetch
-from transformer_nfn.known_tasks import KNOWN_TASKS, WIDTH
+from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import DataError
+from transformer_nfn.zoo.kind import PAPER, Kind
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task, hold_out
 from transformer_nfn.zoo.training.tasks.vectors import load_vectors, train_vectors
@@ -95,8 +96,12 @@ def ag_news(
     held: float | None,
     samples: int | None,
     vectors: Path | WordVectors | None,
+    kind: Kind = PAPER,
 ) -> TextTask:
-    """AG News; ``vectors`` is a word2vec file, vectors ready made, or None to train them."""
+    """AG News; ``vectors`` is a word2vec file, vectors ready made, or None to train them.
+
+    They are as wide as the networks, because nothing stands between them and the first block.
+    """
     paths = {part: _find(part, folder) for part in ("train", "test")}
     texts = {part: read_ag_news(path) for part, path in paths.items()}
     held = 0.05 if held is None else held
@@ -106,16 +111,20 @@ def ag_news(
         words = vectors
     elif vectors is not None:
         used = {word for line in known + texts["test"][1] for word in line}
-        words = load_vectors(vectors, used, WIDTH)
+        words = load_vectors(vectors, used, kind.width)
     else:
-        words = train_vectors(known, WIDTH)
+        words = train_vectors(known, kind.width)
+    if words.vectors.shape[1] != kind.width:
+        raise DataError(
+            f"word vectors of width {kind.width} expected, found {words.vectors.shape[1]}"
+        )
     number = {word: i + 1 for i, word in enumerate(words.vocabulary)}
     train, test = (_numbers(texts[part][1], number) for part in ("train", "test"))
     train_y, test_y = (torch.tensor(texts[part][0]) for part in ("train", "test"))
     zero = torch.zeros(1, words.vectors.shape[1])
     return TextTask(
         AG_NEWS.name,
-        NetworkSizes.of(AG_NEWS),
+        NetworkSizes.of(AG_NEWS, kind),
         tokens={"train": train[0][keep], "held": train[0][out], "test": test[0]},
         counts={"train": train[1][keep], "held": train[1][out], "test": test[1]},
         labels={"train": train_y[keep], "held": train_y[out], "test": test_y},

@@ -1,4 +1,4 @@
-"""The C step on this machine: compiled once by the system's compiler, kept in the user's cache."""
+"""The C step on this machine: compiled once per kind of network, kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import ctypes
 import functools
 from pathlib import Path
 
+from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH
 from transformer_nfn.native_code import load
 
 SOURCES = ("step.c", "pass.h")
 
 
 @functools.cache
-def library() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled step, or None and why there is none."""
+def library(
+    width: int = WIDTH, heads: int = HEADS, neurons: int = HIDDEN, blocks: int = BLOCKS
+) -> tuple[ctypes.CDLL | None, str]:
+    """The step compiled for networks of these sizes, or None and why there is none."""
     here = Path(__file__).parent
-    return load([here / name for name in SOURCES], "step", _declare)
+    sizes = {"WIDTH": width, "HEADS": heads, "NEURONS": neurons, "BLOCKS": blocks}
+    flags = [f"-DTNFN_{name}={size}" for name, size in sizes.items()]
+    return load([here / name for name in SOURCES], "step", _declare, [flags])
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:

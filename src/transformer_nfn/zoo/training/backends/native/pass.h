@@ -31,7 +31,7 @@ static void attend_back(int T, int Tp, const float *qkv, const float *P, const f
             for (int j = 0; j < Tp; j += VL) dot += load(p + j) * load(s + j);
             float mean = sum(dot);
             for (int j = 0; j < Tp; j += VL)
-                store(s + j, load(p + j) * (load(s + j) - mean) * 0.25f);
+                store(s + j, load(p + j) * (load(s + j) - mean) * (1.0f / sqrtf(E)));
         }
         matmul(T, E, T, ds, Tp, 1, k, 3 * D, dq, 3 * D, 0);
         matmul(T, E, T, ds, 1, Tp, q, 3 * D, dk, 3 * D, 0);
@@ -114,22 +114,22 @@ static void backward(const Layout *l, Scratch *s, int G, int T, int Tp, int patc
         if (drop) times(R * D, s->g, s->mask[2 + 2 * i]);
         matmul(F, D, R, s->hid[i], 1, F, s->g, D, grad + l->B[i], D, 1);
         add_rows(R, D, s->g, grad + l->bB[i]);
-        matmul(R, F, D, s->g, D, 1, s->BT[i], F, s->g64, F, 0);
+        matmul(R, F, D, s->g, D, 1, s->BT[i], F, s->ghid, F, 0);
         for (int j = 0; j < R * F; j += VL)
-            store(s->g64 + j, select_gt0(load(s->g64 + j), load(s->hid[i] + j)));
-        matmul(D, F, R, s->n2[i], 1, D, s->g64, F, grad + l->A[i], F, 1);
-        add_rows(R, F, s->g64, grad + l->bA[i]);
-        matmul(R, D, F, s->g64, F, 1, s->AT[i], D, s->g, D, 0);
+            store(s->ghid + j, select_gt0(load(s->ghid + j), load(s->hid[i] + j)));
+        matmul(D, F, R, s->n2[i], 1, D, s->ghid, F, grad + l->A[i], F, 1);
+        add_rows(R, F, s->ghid, grad + l->bA[i]);
+        matmul(R, D, F, s->ghid, F, 1, s->AT[i], D, s->g, D, 0);
         norm_back(R, s->g, s->n2[i], s->r2[i], s->g);
         if (drop) times(R * D, s->g, s->mask[1 + 2 * i]);
         matmul(D, D, R, s->a[i], 1, D, s->g, D, grad + l->o[i], D, 1);
         matmul(R, D, D, s->g, D, 1, s->oT[i], D, s->g2, D, 0);
         for (int g = 0; g < G; g++)
             attend_back(T, Tp, s->qkv[i] + (long)g * T * 3 * D, s->P[i] + (long)g * H * T * Tp,
-                        s->g2 + g * T * D, s->g96 + (long)g * T * 3 * D, s->kt, s->ds);
-        matmul(D, 3 * D, R, s->n1[i], 1, D, s->g96, 3 * D, grad + l->qkv[i], 3 * D, 1);
+                        s->g2 + g * T * D, s->gqkv + (long)g * T * 3 * D, s->kt, s->ds);
+        matmul(D, 3 * D, R, s->n1[i], 1, D, s->gqkv, 3 * D, grad + l->qkv[i], 3 * D, 1);
         if (i == 0 && !patch) return; /* word vectors are frozen */
-        matmul(R, D, 3 * D, s->g96, 3 * D, 1, s->qkvT[i], D, s->g, D, 0);
+        matmul(R, D, 3 * D, s->gqkv, 3 * D, 1, s->qkvT[i], D, s->g, D, 0);
         norm_back(R, s->g, s->n1[i], s->r1[i], s->g);
     }
     if (drop) times(R * D, s->g, s->mask[0]);
@@ -209,7 +209,8 @@ int tnfn_pass(int M, int B, int T, int patch, int classes, const float *weights,
                                      threshold[m], scale[m], s.mask[i] + j * own * D);
             forward(&l, w, &s, G, own, Tp, patch, in, pos, drop);
             for (int i = 0; i < G; i++) {
-                cross_entropy(classes, s.logits + i * LOGITS, y[b + i], 1.0f / B, loss + m, hits + m);
+                cross_entropy(classes, s.logits + i * LOGITS, y[b + i], 1.0f / B, loss + m,
+                              hits + m);
                 if (g) for (int c = 0; c < classes; c++) g[l.b2 + c] += s.logits[i * LOGITS + c];
             }
             if (g) backward(&l, &s, G, own, Tp, patch, in, drop, g);

@@ -2,27 +2,37 @@
 
    For each network and each few samples: forward, loss, backward, weight gradients added up.
    Nothing but weights, inputs and gradients touches memory. The arithmetic is that of
-   zoo/network.py, which is the reference the tests compare with; names are the same. */
+   zoo/network.py, which is the reference the tests compare with; names are the same.
+
+   Sizes are constants, so that loops are unrolled for them: compile.py compiles this file once
+   for each kind of network and gives TNFN_WIDTH, TNFN_HEADS, TNFN_NEURONS and TNFN_BLOCKS. */
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define D 32 /* width */
-#define H 2  /* heads */
-#define E 16 /* width of a head */
-#define F 64 /* neurons */
-#define BLOCKS 2
+#define D TNFN_WIDTH
+#define H TNFN_HEADS
+#define E (D / H) /* width of a head */
+#define F TNFN_NEURONS
+#define BLOCKS TNFN_BLOCKS
 #define SITES (1 + 2 * BLOCKS)
 #define LOGITS 16 /* classes, padded */
 
-#if defined(__AVX512F__)
+/* Rows of D and of F are whole vectors; those of a head need not be. TNFN_VECTOR is for tests of
+   what other machines take. */
+#define ROWS_OF(n) (D % (n) == 0 && F % (n) == 0)
+#if defined(TNFN_VECTOR)
+#define VL TNFN_VECTOR
+#elif defined(__AVX512F__) && ROWS_OF(16)
 #define VL 16
-#elif defined(__AVX__)
+#elif defined(__AVX__) && ROWS_OF(8)
 #define VL 8
-#else
+#elif ROWS_OF(4)
 #define VL 4
+#else
+#error "widths must be multiples of 4"
 #endif
 typedef float vf __attribute__((vector_size(VL * 4)));
 typedef int32_t vi __attribute__((vector_size(VL * 4)));
@@ -33,6 +43,7 @@ typedef uint32_t vu __attribute__((vector_size(VL * 4)));
 
 INLINE vf load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+INLINE void store_first(int n, float *p, vf v) { memcpy(p, &v, n * sizeof(float)); }
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf select_gt0(vf what, vf if_positive) {
     return (vf)((vi)what & (vi)(if_positive > 0.0f));
@@ -62,17 +73,30 @@ INLINE float sum(vf v) { /* in two chains, so that additions need not wait for e
             for (int v = 0; v < NV; v++) store(C + (i + r) * rc + j + v * VL, c[r][v]);    \
     }
 
-/* n is a multiple of VL. */
+/* Where n is no multiple of VL, the last vectors are read whole and written in part: behind B and C
+   something must be readable, and add must be 0. */
+#define LAST_TILE(ROWS)                                                                    \
+    {                                                                                      \
+        vf c[ROWS] = {{0}};                                                                \
+        for (int q = 0; q < k; q++) {                                                      \
+            vf b = load(B + q * rb + j);                                                   \
+            for (int r = 0; r < ROWS; r++) c[r] += A[(i + r) * ra + q * ca] * b;           \
+        }                                                                                  \
+        for (int r = 0; r < ROWS; r++) store_first(n - j, C + (i + r) * rc + j, c[r]);     \
+    }
+
 INLINE void matmul(int m, int n, int k, const float *A, long ra, long ca, const float *B, long rb,
                    float *C, long rc, int add) {
     int i = 0, j;
     for (; i + 4 <= m; i += 4) {
         for (j = 0; j + 16 <= n; j += 16) TILE(4, 16 / VL)
-        for (; j < n; j += VL) TILE(4, 1)
+        for (; j + VL <= n; j += VL) TILE(4, 1)
+        if (j < n) LAST_TILE(4)
     }
     for (; i < m; i++) {
         for (j = 0; j + 16 <= n; j += 16) TILE(1, 16 / VL)
-        for (; j < n; j += VL) TILE(1, 1)
+        for (; j + VL <= n; j += VL) TILE(1, 1)
+        if (j < n) LAST_TILE(1)
     }
 }
 
@@ -126,7 +150,7 @@ INLINE vf vexp(vf x) {
 }
 
 static void softmax(int T, int Tp, float *s) {
-    const float scale = 0.25f;
+    const float scale = 1.0f / sqrtf(E);
     for (int i = 0; i < T; i++, s += Tp) {
         for (int j = T; j < Tp; j++) s[j] = s[0];
         vf most = load(s), total = {0};
@@ -155,14 +179,15 @@ static void dropout_mask(int rows, uint32_t first, const int32_t *key, uint32_t 
     vu lane;
     for (int l = 0; l < VL; l++) lane[l] = l;
     for (int i = 0; i < rows; i++)
-        for (int d = 0; d < E; d += VL) {
-            vu x = (lane + (first + i) * E + d) * 0x9E3779B9u + (uint32_t)key[0];
+        for (int d = 0; d < D / 2; d += VL) {
+            int n = D / 2 - d < VL ? D / 2 - d : VL;
+            vu x = (lane + (first + i) * (D / 2) + d) * 0x9E3779B9u + (uint32_t)key[0];
             x = (x ^ (x >> 16)) * 0x7FEB352Du;
             x = (x ^ (x >> 15) ^ (uint32_t)key[1]) * 0x846CA68Bu;
             x = x ^ (x >> 16);
             vi keep_low = (vi)((x & 0xFFFF) >= threshold), keep_high = (vi)((x >> 16) >= threshold);
-            store(out + i * D + d, (vf)(keep_low & (vi)splat(scale)));
-            store(out + i * D + E + d, (vf)(keep_high & (vi)splat(scale)));
+            store_first(n, out + i * D + d, (vf)(keep_low & (vi)splat(scale)));
+            store_first(n, out + i * D + D / 2 + d, (vf)(keep_high & (vi)splat(scale)));
         }
 }
 
@@ -209,7 +234,7 @@ static Layout layout(int patch, int classes) {
 /* Everything a group of samples needs, cut from one allocation. */
 typedef struct {
     float *mask[SITES], *n1[BLOCKS], *r1[BLOCKS], *qkv[BLOCKS], *P[BLOCKS], *a[BLOCKS], *n2[BLOCKS],
-        *r2[BLOCKS], *hid[BLOCKS], *nf, *rf, *h, *g, *g2, *g96, *g64, *kt, *ds, *z, *c1, *logits;
+        *r2[BLOCKS], *hid[BLOCKS], *nf, *rf, *h, *g, *g2, *gqkv, *ghid, *kt, *ds, *z, *c1, *logits;
     float *qkvT[BLOCKS], *oT[BLOCKS], *AT[BLOCKS], *BT[BLOCKS], *W1T, *W2p, *W2T, *b2p, *gW2;
 } Scratch;
 
@@ -222,10 +247,10 @@ static long carve(Scratch *s, float *base, int R, int G, int Tp) {
         CUT(a[i], R * D) CUT(n2[i], R * D) CUT(r2[i], R) CUT(hid[i], R * F)
         CUT(qkvT[i], 3 * D * D) CUT(oT[i], D * D) CUT(AT[i], F * D) CUT(BT[i], D * F)
     }
-    CUT(nf, R * D) CUT(rf, R) CUT(h, R * D) CUT(g, R * D) CUT(g2, R * D) CUT(g96, R * 3 * D)
-    CUT(g64, R * F) CUT(kt, E * Tp) CUT(ds, (long)Tp * Tp) CUT(z, G * D) CUT(c1, G * D)
+    CUT(nf, R * D) CUT(rf, R) CUT(h, R * D) CUT(g, R * D) CUT(g2, R * D) CUT(gqkv, R * 3 * D)
+    CUT(ghid, R * F) CUT(kt, E * Tp) CUT(ds, (long)Tp * Tp) CUT(z, G * D) CUT(c1, G * D)
     CUT(logits, G * LOGITS) CUT(W1T, D * D) CUT(W2p, D * LOGITS) CUT(W2T, LOGITS * D)
     CUT(b2p, LOGITS) CUT(gW2, D * LOGITS)
-    return at;
+    return at + VL; /* readable behind the last, see LAST_TILE */
 }
 #include "pass.h"

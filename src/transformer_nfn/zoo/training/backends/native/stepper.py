@@ -19,12 +19,20 @@ def why_not(arch: NetworkSizes | None, device: str, precision: str = "float32") 
         return "the native step is for the CPU"
     if precision != "float32":
         return f"the native step computes in float32, not {precision}"
-    if arch is not None:
-        if (arch.d_model, arch.heads, arch.d_ff, arch.blocks) != (32, 2, 64, 2):
-            return "the native step is for width 32, 2 heads, 64 neurons and 2 blocks"
-        if arch.classes > 16:
-            return "the native step is for at most 16 classes"
-    return library()[1]
+    if arch is None:
+        return library()[1]
+    if arch.d_model % 4 or arch.d_ff % 4:
+        return (
+            f"the native step is for widths that are multiples of 4, not {arch.d_model} and "
+            f"{arch.d_ff} neurons"
+        )
+    if arch.classes > 16:
+        return f"the native step is for at most 16 classes, not {arch.classes}"
+    return _library(arch)[1]
+
+
+def _library(arch: NetworkSizes) -> tuple[ctypes.CDLL | None, str]:
+    return library(arch.d_model, arch.heads, arch.d_ff, arch.blocks)
 
 
 class NativeStepper:
@@ -34,8 +42,7 @@ class NativeStepper:
 
     def __init__(self, arch: NetworkSizes, weights: Tensor, threshold: Tensor) -> None:
         problem = why_not(arch, str(weights.device))
-        lib = library()[0]
-        if problem or lib is None:
+        if problem or (lib := _library(arch)[0]) is None:
             raise ZooError(problem)
         self.arch, self.lib = arch, lib
         self.weights = weights.contiguous()

@@ -1,0 +1,5 @@
+"""A predictor that reads whole networks: what they answer, and what no symmetry can change."""
+
+from transformer_nfn.models.whole_network.model import WholeNetwork
+
+__all__ = ["WholeNetwork"]

@@ -1,0 +1,120 @@
+"""Networks of several kinds to learn from: a mixed zoo in memory, one data set for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from transformer_nfn.prediction.dataset import (
+    PERCENT,
+    Dataset,
+    load_parts,
+    load_rows,
+    select_rows,
+)
+from transformer_nfn.prediction.records import RunError
+
+if TYPE_CHECKING:
+    from transformer_nfn.zoo import MixedZoo
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Data sets of unequal networks: each list has one for each of ``names``, in that order.
+
+    Attributes:
+        names: the kinds that a predictor learns from, such as ``w16-h2-d1``.
+        train: networks to learn from.
+        val: others, on which the best epoch is chosen.
+        test: others still; no run has networks in two parts.
+        left_out: kinds of which a predictor sees no network before it is tested on all of them.
+    """
+
+    names: tuple[str, ...]
+    train: list[Dataset]
+    val: list[Dataset]
+    test: list[Dataset]
+    left_out: Mapping[str, Dataset] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """How many networks of each kind each part has."""
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        counts = {
+            name: {part: len(sets[i]) for part, sets in parts.items()}
+            for i, name in enumerate(self.names)
+        }
+        left = {name: {"left out": len(data)} for name, data in self.left_out.items()}
+        return counts | left
+
+    def to(self, device: torch.device | str) -> Kinds:
+        """The same networks on another device."""
+        return replace(
+            self,
+            train=[data.to(device) for data in self.train],
+            val=[data.to(device) for data in self.val],
+            test=[data.to(device) for data in self.test],
+            left_out={name: data.to(device) for name, data in self.left_out.items()},
+        )
+
+
+def load_kinds(
+    mixed: MixedZoo,
+    *,
+    percent: int | None = PERCENT,
+    min_accuracy: float = 0.0,
+    split_seed: int = 0,
+    max_train: int | None = None,
+    subset_seed: int = 0,
+    leave_out: str | Sequence[str] = (),
+) -> Kinds:
+    """Selects, splits by run 70/15/15 within each kind, and reads.
+
+    Args:
+        mixed: an open mixed zoo; kinds that are still being built count as far as they are.
+        percent, min_accuracy, split_seed, subset_seed: see `dataset.load_parts`.
+        max_train: at most this many networks of each kind to train on.
+        leave_out: one kind or several that are not trained on, such as ``w48-h4-d3``.
+    """
+    left_out = (leave_out,) if isinstance(leave_out, str) else tuple(leave_out)
+    unseen = {}
+    for name in left_out:
+        rows = select_rows(mixed[name], percent=percent, min_accuracy=min_accuracy)
+        unseen[name] = load_rows(mixed[name], rows)
+    names = tuple(name for name in mixed.zoos if name not in unseen)
+    if not names:
+        raise RunError(f"'{mixed.path}' has no kind left to train on: {len(unseen)} are left out")
+    parts = []
+    for name in names:
+        try:
+            parts.append(
+                load_parts(
+                    mixed[name],
+                    percent=percent,
+                    min_accuracy=min_accuracy,
+                    split_seed=split_seed,
+                    max_train=max_train,
+                    subset_seed=subset_seed,
+                )
+            )
+        except RunError as error:
+            raise RunError(f"{name}: {error}") from error
+    return Kinds(
+        names, [p.train for p in parts], [p.val for p in parts], [p.test for p in parts], unseen
+    )
+
+
+def describe_mixed(mixed: MixedZoo) -> dict[str, Any]:
+    """What a record says of a mixed zoo; see `runs.describe_zoo` for a zoo of one kind."""
+    return {
+        "name": mixed.path.name,
+        "task": mixed.task,
+        "networks": len(mixed),
+        "runs": sum(len(np.unique(zoo.table["run"].astype(str))) for zoo in mixed),
+        "seeds": mixed.seeds,
+        "architectures": {name: zoo.arch.to_json() for name, zoo in mixed.zoos.items()},
+    }

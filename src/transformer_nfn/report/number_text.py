@@ -1,0 +1,99 @@
+"""How is a number written on the page, and how is it found again there?
+
+Every number that is counted stands in an element with ``data-n``, whose key says what it is, so
+that it can be counted again from the page's own data. Text that only quotes a name or a record
+stands in one with ``data-quoted``.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from decimal import ROUND_HALF_UP, Decimal
+from html import escape
+from typing import Any
+
+import numpy as np
+
+NOTHING = '<span class="none">–</span>'
+
+
+def shown(key: str, html: str) -> str:
+    """A counted number, under its key."""
+    return f'<span data-n="{escape(key)}">{html}</span>'
+
+
+def quoted(text: str) -> str:
+    """A name or a record's own words; whatever digits are in it were not counted."""
+    return f"<span data-quoted>{escape(text)}</span>"
+
+
+def fixed(value: float, digits: int) -> str:
+    """So many decimals; halves away from zero, as the scripts of the page round."""
+    step = Decimal(1).scaleb(-digits)
+    return f"{Decimal(value).quantize(step, ROUND_HALF_UP):f}".replace("-", "−")
+
+
+def is_number(value: Any) -> bool:
+    """Whether there is a finite number to write."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        return False
+    return bool(np.isfinite(value))
+
+
+def decimal(value: Any) -> str:
+    """Three decimals, or a dash."""
+    return fixed(float(value), 3) if is_number(value) else NOTHING
+
+
+def percent(value: Any) -> str:
+    """A share in percent, or a dash."""
+    return f"{fixed(100 * float(value), 1)} %" if is_number(value) else NOTHING
+
+
+def points(value: Any) -> str:
+    """A difference of accuracies in percentage points."""
+    return f"{fixed(100 * float(value), 1)} points" if is_number(value) else NOTHING
+
+
+def count(value: Any) -> str:
+    """A number of networks, or a dash."""
+    return f"{value:,}" if isinstance(value, int) else NOTHING
+
+
+def counted(number: int, what: str) -> str:
+    """``1 model``, ``2 models``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def threshold(value: Any) -> str:
+    """From which accuracy on networks were taken."""
+    return "all" if not value else f"{100 * float(value):g} %"
+
+
+def setting(value: Any) -> str:
+    """A value of a configuration in the shortest form, the same as in the charts."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or (isinstance(value, float) and not np.isfinite(value)):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return _short(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
+
+
+def network_name(zoo: str, row: int | None, run: Any = None) -> str:
+    """A row of a zoo as a shell and ``tnfn predict`` take it; else its training."""
+    if row is None:
+        return f"run {run}"
+    name = f"{zoo}#{row}"
+    return name if shlex.quote(zoo) == zoo else shlex.quote(name)
+
+
+def _short(value: float) -> str:
+    if value == 0 or abs(value) >= 1e-3:
+        return f"{value:g}".replace("-", "−")
+    mantissa, _, exponent = f"{Decimal(repr(value)).normalize():E}".partition("E")
+    return f"{mantissa}e{int(exponent)}".replace("-", "−")

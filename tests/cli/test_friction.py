@@ -1,0 +1,63 @@
+"""Commands do what they say: which file they write, what they need, what they promise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tnfn_command import tnfn
+from transformer_nfn.files.network import read_network
+from transformer_nfn.prediction.predictors import PREDICTORS
+
+SPACE = "attention_block:8,2,4,4,12"
+
+
+@pytest.mark.parametrize("suffix", ["pt", "pth", "bin"])
+def test_a_file_named_as_a_state_dict_is_one(suffix: str, tmp_path: Path) -> None:
+    path, plain = tmp_path / f"net.{suffix}", tmp_path / "net.safetensors"
+    code, out, err = tnfn("sample", SPACE, "--out", path)
+    assert code == 0, err
+    assert f"need --space {SPACE}" in out
+    assert tnfn("sample", SPACE, "--out", plain)[0] == 0
+    state = torch.load(path, weights_only=True)
+    space, weights = read_network(plain)
+    assert list(state) == list(space.tensors)
+    assert all(torch.equal(state[name], w[0, 0]) for name, w in weights.items())
+    assert tnfn("compare", path, plain, "--space", SPACE)[0] == 0
+    assert tnfn("disguise", path, "--space", SPACE, "--out", tmp_path / f"other.{suffix}")[0] == 0
+    assert torch.load(tmp_path / f"other.{suffix}", weights_only=True).keys() == state.keys()
+
+
+def test_models_are_listed_without_anything_else() -> None:
+    code, out, err = tnfn("train", "--model", "list")
+    assert (code, out.split(), err) == (0, list(PREDICTORS), "")
+    assert json.loads(tnfn("train", "--model", "list", "--json").stdout) == list(PREDICTORS)
+
+
+def test_a_training_says_what_it_lacks() -> None:
+    code, _, err = tnfn("train", "mnist-sample")
+    assert (code, err) == (
+        2, "error: name the run folder to write with --out, as in tnfn train ZOO --out RUN\n"
+    )  # fmt: skip
+    assert "name a zoo to train on" in tnfn("train", "--out", "run").stderr
+
+
+def test_the_canonical_form_is_the_same_for_a_disguise_up_to_rounding(tmp_path: Path) -> None:
+    net, other = tmp_path / "net.safetensors", tmp_path / "other.safetensors"
+    tnfn("sample", SPACE, "--out", net)
+    tnfn("disguise", net, "--out", other)
+    forms = []
+    for path in (net, other):
+        out = path.with_suffix(".canonical")
+        code, _, err = tnfn("canonical", path, "--out", out)
+        assert code == 0, err
+        forms.append(read_network(out)[1])
+        assert tnfn("compare", path, out)[0] == 0
+    first, second = forms
+    for name, w in first.items():
+        assert float((w - second[name]).norm() / w.norm()) < 1e-4
+    told = " ".join(tnfn("canonical", "--help").stdout.split())
+    assert "same up to rounding" in told

@@ -1,0 +1,251 @@
+"""`tnfn predict` reads everything that is named, or says what it leaves out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tnfn_command import tnfn
+from transformer_nfn.prediction.predict import predict
+from transformer_nfn.zoo import NetworkSizes, Zoo
+from transformer_nfn.zoo.module import to_state_dict
+
+RUN, ROW = "mnist-boosting", 3
+
+
+@pytest.fixture(scope="module")
+def zoo() -> Zoo:
+    return Zoo.open("mnist-sample")
+
+
+@pytest.fixture
+def state(zoo: Zoo) -> dict[str, Tensor]:
+    """One network under the authors' names, in float32; every test has its own."""
+    named = {name: w[0].float() for name, w in zoo.weights([ROW]).items()}
+    return to_state_dict(zoo.arch, named)
+
+
+def predicted(*words: object) -> list[dict[str, object]]:
+    code, out, err = tnfn("predict", RUN, *words, "--json")
+    assert code == 0, err
+    found: list[dict[str, object]] = json.loads(out, parse_constant=_refused)
+    return found
+
+
+def _refused(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def test_rows_ranges_and_whole_zoos_are_named(zoo: Zoo) -> None:
+    found = predicted("mnist-sample#3-5", "mnist-sample#0,9,11-12")
+    assert [p["name"] for p in found] == [f"mnist-sample#{i}" for i in (3, 4, 5, 0, 9, 11, 12)]
+    whole = predicted("mnist-sample")
+    assert len(whole) == len(zoo)
+    assert [p["accuracy"] for p in whole[3:6]] == pytest.approx([p["accuracy"] for p in found[:3]])
+    config = zoo.config(4)
+    recorded = found[1]["recorded"]
+    assert isinstance(recorded, dict)
+    assert recorded["test_accuracy"] == config["test_accuracy"]
+    for key in ("run", "optimizer", "learning_rate", "l2", "init_std", "dropout"):
+        assert recorded[key] == config[key]
+
+
+def test_patterns_name_files(state: dict[str, Tensor], tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        torch.save(state, tmp_path / f"{name}.pt")
+    found = predicted(tmp_path / "*.pt")
+    assert [p["name"] for p in found] == [str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]
+    assert found[0]["recorded"] is None
+    code, _, err = tnfn("predict", RUN, tmp_path / "*.safetensors")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "no file or folder matches" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mnist-sample#9-3", "rows count upwards, as in mnist-sample#3-9"),
+        ("mnist-sample#3-", "a row is a whole number, as in mnist-sample#12, or a range"),
+        ("mnist-sample#150-160", "the zoo has 160 rows, counted from 0"),
+        ("mnist-sample#" + "9" * 5000, "a row is a whole number"),
+    ],
+)
+def test_rows_that_are_none_are_one_sentence(text: str, words: str) -> None:
+    code, _, err = tnfn("predict", RUN, text)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert words in err
+
+
+def test_names_are_never_cut_in_a_pipe(state: dict[str, Tensor], tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 100)
+    folder.mkdir()
+    for name in ("one", "two"):
+        torch.save(state, folder / f"{'long' * 20}-{name}.pt")
+    files = sorted(str(path) for path in folder.iterdir())
+    code, out, err = tnfn("predict", RUN, *files)
+    assert code == 0, err
+    assert all(file in out for file in files)
+    code, out, _ = tnfn("predict", RUN, "mnist-sample#3")
+    assert code == 0
+    for shown in ("recorded", "00296", "sgd, lr 0.001", "0.264"):
+        assert shown in out
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: {"state_dict": s, "epoch": 3, "optimizer": {"lr": 0.1}},
+        lambda s: {"model_state_dict": s},
+        lambda s: {f"module.{k}": w for k, w in s.items()},
+        lambda s: {f"_orig_mod.{k}": w for k, w in s.items()},
+        lambda s: {"state_dict": {f"module._orig_mod.{k}": w for k, w in s.items()}},
+    ],
+)
+def test_wrapped_state_dicts_are_unwrapped(
+    wrap: object, state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    torch.save(wrap(state), tmp_path / "net.pt")  # type: ignore[operator]
+    (found,) = predicted(tmp_path / "net.pt")
+    (expected,) = predicted(f"mnist-sample#{ROW}")
+    assert found["accuracy"] == expected["accuracy"]
+    assert (found["left_out"], found["note"]) == ([], None)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"encoder.0.attention.queries.bias": torch.ones(32)},
+        {"encoder.1.norm.weight": torch.full((32,), 2.0), "encoder.1.norm.bias": torch.ones(32)},
+        {"steps": torch.tensor(7)},
+        {"mask": torch.ones(49, 49, dtype=torch.bool)},
+        {"phase": torch.ones(4, dtype=torch.complex64)},
+        {"unused": torch.full((3,), float("nan"))},
+    ],
+    ids=["bias", "norm", "integer", "boolean", "complex", "nan"],
+)
+def test_what_is_left_out_is_said(
+    extra: dict[str, Tensor], state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    torch.save({**state, **extra}, tmp_path / "net.pt")
+    (found,) = predicted(tmp_path / "net.pt")
+    assert found["left_out"] == list(extra)
+    code, _, err = tnfn("predict", RUN, tmp_path / "net.pt")
+    assert code == 0
+    assert len(err.splitlines()) == 1
+    assert "left out" in err
+    assert all(f"'{name}'" in err for name in extra)
+
+
+def test_what_the_zoo_has_leaves_nothing_out(
+    zoo: Zoo, state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        torch.save({name: w.to(dtype) for name, w in state.items()}, tmp_path / "net.pt")
+        (found,) = predicted(tmp_path / "net.pt")
+        assert found["left_out"] == []
+        (row,) = predicted(f"mnist-sample#{ROW}")
+        assert found["accuracy"] == pytest.approx(row["accuracy"], abs=0.02)
+
+
+def _three_blocks(zoo: Zoo) -> dict[str, Tensor]:
+    arch = NetworkSizes(**{**zoo.arch.to_json(), "blocks": 3})
+    return to_state_dict(arch, {name: torch.randn(s) for name, s in arch.space.shapes.items()})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s, zoo: _three_blocks(zoo), "expected 2 blocks, found 3"),
+        (
+            lambda s, zoo: {**s, "encoder.2.fc1.weight": torch.ones(64, 32)},
+            "'encoder.2.fc1.weight' is of a block that a network of 2 blocks does not have",
+        ),
+        (
+            lambda s, zoo: {**s, "embedding.pos_embedding": torch.zeros(49, 32)},
+            "'embedding.pos_embedding' is not the fixed sinusoidal table",
+        ),
+        (
+            lambda s, zoo: {**s, "embedding.pos_embedding": torch.zeros(50, 32)},
+            "'embedding.pos_embedding' expected shape [49, 32], found [50, 32]",
+        ),
+        (
+            lambda s, zoo: {**s, "classifier.fc2.bias": s["classifier.fc2.bias"].long()},
+            "'classifier.fc2.bias' holds int64, weights are float64, float32",
+        ),
+        (
+            lambda s, zoo: {**s, "encoder.0.fc1.weight": s["encoder.0.fc1.weight"] > 0},
+            "'encoder.0.fc1.weight' holds bool",
+        ),
+        (
+            lambda s, zoo: {**s, "encoder.0.fc1.weight": s["encoder.0.fc1.weight"] * 1j},
+            "'encoder.0.fc1.weight' holds complex64",
+        ),
+        (
+            lambda s, zoo: {**s, "encoder.1.fc2.bias": s["encoder.1.fc2.bias"].double() * 1e300},
+            "'blocks.1.b_B' holds values that are not finite in float32",
+        ),
+    ],
+)
+def test_another_network_is_refused_in_one_sentence(
+    change: object, words: str, zoo: Zoo, state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    torch.save(change(state, zoo), tmp_path / "net.pt")  # type: ignore[operator]
+    for form in ((), ("--json",)):
+        code, out, err = tnfn("predict", RUN, tmp_path / "net.pt", *form)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert words in err
+
+
+def test_a_predictor_may_read_more_than_it_was_trained_on(
+    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check asks the predictor: what it says of its inner model decides."""
+    from transformer_nfn.prediction.acceptance import check_sizes
+    from transformer_nfn.prediction.predictors import Predictor
+    from transformer_nfn.prediction.records import RunError
+
+    class Flexible:
+        def misfit(self, found: NetworkSizes, trained: NetworkSizes) -> str | None:
+            return None if found.blocks <= 3 else f"expected at most 3 blocks, found {found.blocks}"
+
+    reads = [Predictor("some", Flexible())]
+    for blocks in (1, 3):
+        check_sizes("net", NetworkSizes(49, 10, 16, blocks=blocks), zoo.arch, reads)
+    with pytest.raises(RunError, match="'net' is of another architecture: expected at most 3"):
+        check_sizes("net", NetworkSizes(49, 10, 16, blocks=4), zoo.arch, reads)
+    with pytest.raises(RunError, match="expected width 32, found 16"):
+        check_sizes("net", NetworkSizes(49, 10, 16, d_model=16), zoo.arch, [Predictor("x", None)])
+
+
+def test_predict_takes_names_strings_and_zoos(zoo: Zoo) -> None:
+    (one,) = predict(RUN, f"mnist-sample#{ROW}")
+    assert predict(RUN, [f"mnist-sample#{ROW}"]) == [one]
+    assert predict(RUN, zoo)[ROW].accuracy == one.accuracy
+
+
+def test_the_record_of_a_run_is_valid_json_too() -> None:
+    code, out, _ = tnfn("evaluate", RUN, "--json")
+    assert code == 0
+    assert json.loads(out, parse_constant=_refused)["summary"]["tau_se"] is None
+
+
+def test_rows_of_a_zoo_are_listed_with_filters(zoo: Zoo) -> None:
+    words = ("zoo", "rows", "mnist-sample", "--optimizer", "adam", "--min-accuracy", 0.93)
+    code, out, err = tnfn(*words, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    expected = zoo.select(optimizer="adam", min_accuracy=0.93).tolist()
+    assert [row["row"] for row in found] == expected
+    assert found[0]["name"] == f"mnist-sample#{expected[0]}"
+    assert found[0]["run"] == zoo.config(expected[0])["run"]
+    code, out, _ = tnfn(*words)
+    assert code == 0
+    assert f"10 of {len(zoo)} rows" in out
+    assert all(row["name"] in out for row in found)
+    code, out, _ = tnfn("zoo", "rows", "mnist-sample", "--run", found[0]["run"], "--json")
+    assert [row["run"] for row in json.loads(out)] == [found[0]["run"]]
+    assert json.loads(tnfn("zoo", "rows", "mnist-sample", "--percent", 50, "--json")[1]) == []

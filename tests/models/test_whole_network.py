@@ -1,0 +1,186 @@
+"""The model of whole networks sees a function and invariants, and nothing else."""
+
+import pytest
+import torch
+
+from transformer_nfn.architectures import small_transformer
+from transformer_nfn.architectures.zoo_network import sinusoids
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.models import WholeNetwork, invariant_features, network_of
+from transformer_nfn.models.whole_network.answers import CHUNK, answers
+from transformer_nfn.models.whole_network.model import answer_width, order_loss, read_answers
+from transformer_nfn.models.whole_network.probes import Probes
+from transformer_nfn.spaces import attention_block
+
+TOKENS, CLASSES, PATCH = 7, 5, 6
+
+
+def networks(count=3, d_model=8, heads=2, blocks=2, patch=PATCH, dtype=torch.float64, seed=0):
+    made = small_transformer(TOKENS, CLASSES, patch, d_model, heads, 2 * d_model, blocks)
+    generator = torch.Generator().manual_seed(seed)
+    named = {
+        name: torch.randn(count, *made.space.shape(name), generator=generator, dtype=dtype) * 0.5
+        for name in made.space.tensors
+    }
+    return made, named
+
+
+def block_space(d_model=8, heads=2):
+    return attention_block(d_model, heads, d_model // heads, d_model // heads, 2 * d_model)
+
+
+def model(named, *, invariants=True, **options):
+    network = network_of(named)
+    found = invariant_features(network, block_space()).shape[1] if invariants else None
+    torch.manual_seed(0)
+    width = named["embedding.W"].shape[1] if "embedding.W" in named else 8
+    made = WholeNetwork(
+        block_space(),
+        tokens=TOKENS,
+        width=width,
+        classes=CLASSES,
+        invariants=found,
+        probes=options.pop("probes", 6),
+        rank=4,
+        hidden=8,
+        **options,
+    ).double()
+    if invariants:
+        made.standardise(network)
+    return made
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"d_model": 12, "heads": 3, "blocks": 1},
+        {"blocks": 3},
+        {"patch": 0},
+    ],
+)
+def test_answers_are_those_of_the_reference_forward(sizes):
+    made, named = networks(**sizes)
+    D = sizes.get("d_model", 8)
+    inputs = torch.randn(4, TOKENS, sizes.get("patch", PATCH) or D, dtype=torch.float64)
+    found = answers(network_of(named), inputs, sinusoids(TOKENS, D).double())
+    for i in range(3):
+        one = {name: w[i] for name, w in named.items()}
+        for j, x in enumerate(inputs):
+            expected = made.forward(one, x)
+            torch.testing.assert_close(found.logits[i, j], expected, rtol=1e-9, atol=1e-9)
+    assert found.alike.shape == (3, 4, sizes.get("blocks", 2))
+
+
+def test_answers_of_many_networks_are_those_of_each():
+    _, named = networks(CHUNK + 3)
+    inputs = torch.randn(2, TOKENS, PATCH, dtype=torch.float64)
+    where = sinusoids(TOKENS, 8).double()
+    with torch.no_grad():
+        together = answers(network_of(named), inputs, where)
+        last = answers(network_of({k: w[-1:] for k, w in named.items()}), inputs, where)
+    torch.testing.assert_close(together.logits[-1:], last.logits)
+    torch.testing.assert_close(together.alike[-1:], last.alike)
+
+
+def test_no_symmetry_of_the_whole_network_moves_a_prediction():
+    made, named = networks()
+    reader = model(named)
+    element = made.space.group.random(torch.Generator().manual_seed(1), batch=3)
+    moved = element.act({name: w.unsqueeze(1) for name, w in named.items()})
+    other = {name: w.squeeze(1) for name, w in moved.items()}
+    assert not torch.allclose(other["blocks.0.W_Q"], named["blocks.0.W_Q"])
+    with torch.no_grad():
+        before, after = reader(network_of(named)), reader(network_of(other))
+    torch.testing.assert_close(after, before, rtol=1e-7, atol=1e-7)
+
+
+def test_the_first_stream_is_permuted_together_with_the_positions():
+    _, named = networks()
+    reader = model(named, invariants=False)
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(2))
+    where = sinusoids(TOKENS, 8).double()
+    other = dict(named)
+    other["embedding.W"], other["embedding.b"] = (
+        named["embedding.W"][..., order],
+        named["embedding.b"][..., order],
+    )
+    for name in ("W_Q", "W_K", "W_V"):
+        other[f"blocks.0.{name}"] = named[f"blocks.0.{name}"][:, :, order]
+    with torch.no_grad():
+        before = reader.logits(network_of(named))
+        after = reader.logits(network_of(other), where[:, order])
+        wrong = reader.logits(network_of(other))
+    torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
+    assert float((wrong - before).abs().max()) > 1e-4
+
+
+def test_scales_of_relu_neurons_are_not_seen():
+    _, named = networks()
+    reader = model(named, invariants=False)
+    other = dict(named)
+    scale = torch.rand(3, 16, dtype=torch.float64) + 0.5
+    other["blocks.0.W_A"] = named["blocks.0.W_A"] * scale[:, None]
+    other["blocks.0.b_A"] = named["blocks.0.b_A"] * scale
+    other["blocks.0.W_B"] = named["blocks.0.W_B"] / scale[:, :, None]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            reader.logits(network_of(other)), reader.logits(network_of(named))
+        )
+
+
+def test_invariants_computed_before_are_used():
+    _, named = networks()
+    reader = model(named)
+    network = network_of(named)
+    with torch.no_grad():
+        torch.testing.assert_close(reader(reader.prepared(network)), reader(network))
+
+
+def test_what_is_usual_is_learned_from_the_training_networks():
+    _, named = networks(8)
+    reader = model(named)
+    x = (reader.prepared(network_of(named))["invariants"] - reader.mean) * reader.scale
+    there = reader.scale > 0
+    assert float(x[:, there].mean(0).abs().max()) < 1e-6
+    torch.testing.assert_close(
+        x[:, there].std(0, correction=0), torch.ones(int(there.sum())).double()
+    )
+
+
+def test_answers_read_as_numbers_of_middling_size():
+    _, named = networks()
+    reader = model(named, invariants=False)
+    with torch.no_grad():
+        numbers = read_answers(reader.answers(network_of(named)))
+    assert numbers.shape == (3, answer_width(6, CLASSES))
+    assert float(numbers.abs().max()) < 10
+
+
+def test_order_loss_counts_pairs_in_the_wrong_order():
+    accuracy = torch.tensor([0.1, 0.5, 0.9])
+    right, wrong = torch.tensor([-2.0, 0.0, 2.0]), torch.tensor([2.0, 0.0, -2.0])
+    assert float(order_loss(right, accuracy)) < 0.01 < 5 < float(order_loss(wrong, accuracy))
+    alone = order_loss(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]))
+    assert float(alone) == 0
+
+
+def test_a_model_is_read_back_as_it_was_written(tmp_path):
+    _, named = networks(dtype=torch.float32)
+    reader = model({k: w.double() for k, w in named.items()}).float()
+    reader.save_pretrained(tmp_path)
+    again = WholeNetwork.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(network_of(named)), reader(network_of(named)))
+
+
+def test_probes_share_what_they_consist_of():
+    probes = Probes(10, TOKENS, PATCH, CLASSES, rank=3)
+    assert probes().shape == (10, TOKENS, PATCH)
+    assert torch.linalg.matrix_rank(probes().flatten(1).detach() - probes.base) == 3
+    assert probes.labels.tolist() == [0, 1, 2, 3, 4] * 2
+
+
+def test_a_model_of_nothing_is_refused():
+    with pytest.raises(SpaceError, match="at least one of probes and invariants"):
+        WholeNetwork(block_space(), tokens=2, width=2, classes=2, probes=0)

@@ -1,0 +1,150 @@
+"""Training the model of whole networks: probes first, all checkpoints, killed or not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from made_networks import made, parts
+
+from transformer_nfn.prediction import training
+from transformer_nfn.prediction.dataset import map_network
+from transformer_nfn.prediction.predictors import Predictor, module_builder
+from transformer_nfn.prediction.probe_search import find_probes
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.runs import train_run
+from transformer_nfn.prediction.training import SeedTrainer, train_seeds
+
+SMALL = {"probes": 6, "rank": 4, "hidden": 8}
+SHORT = Protocol.of("whole_network", epochs=4, batch=16)
+
+
+def with_more():
+    data = parts()
+    return replace(data, more=replace(made(60, 5), columns=_runs_of(data.train, 60)))
+
+
+def _runs_of(train, count):
+    columns = {key: np.resize(value, count) for key, value in train.columns.items()}
+    return {**columns, "row": np.arange(1000, 1000 + count)}
+
+
+def builder(data, **options):
+    return module_builder("whole_network", data.train, {**SMALL, **options})
+
+
+def test_probes_become_what_good_networks_agree_on():
+    one = made(1)
+    noise = torch.Generator().manual_seed(0)
+    alike = map_network(
+        one.network,
+        lambda w: (
+            4 * w.expand(20, *w.shape[1:])
+            + 0.1 * torch.randn(20, *w.shape[1:], generator=noise)
+        ),
+    )
+    data = replace(made(20), network=alike)
+    module = builder(parts())()
+    labels = module.probes.labels
+
+    def agreement():
+        with torch.no_grad():
+            p = module.answers(data.network).logits.softmax(-1)
+        return float((p.mean(0)[torch.arange(len(labels)), labels]).mean())
+
+    before = agreement()
+    find_probes(module, data, 0, steps=60)
+    assert agreement() > before + 0.1
+
+
+def test_the_same_seed_finds_the_same_probes():
+    found = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        module = builder(parts())()
+        find_probes(module, parts().train, 3, steps=5)
+        found.append(module.probes().detach())
+    assert torch.equal(*found)
+
+
+def test_an_epoch_takes_one_checkpoint_for_each_run(monkeypatch):
+    monkeypatch.setattr(training, "SHORTEST_EPOCH", 1)
+    data = with_more()
+    trainer = SeedTrainer(builder(data), data, SHORT, [0], together=True)
+    assert len(trainer.parts.train) == 100
+    orders, _ = trainer.epoch_plan()
+    assert orders.shape == (1, 40)
+    assert int(orders.max()) >= 40  # some of the further networks
+
+
+def test_an_epoch_of_few_runs_takes_every_network_before_any_again():
+    data = with_more()
+    trainer = SeedTrainer(builder(data), data, SHORT, [0], together=True)
+    orders, _ = trainer.epoch_plan()
+    assert orders.shape == (1, training.SHORTEST_EPOCH)
+    assert sorted(orders[0, :100].tolist()) == list(range(100))
+
+
+def test_a_killed_training_ends_with_the_same_weights(tmp_path):
+    data = with_more()
+    whole = train_seeds(builder(data), data, SHORT, [0, 1])
+
+    class KilledError(Exception):
+        pass
+
+    def kill(line):
+        if line["epoch"] == 2:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train_seeds(
+            builder(data),
+            data,
+            SHORT,
+            [0, 1],
+            folder=tmp_path,
+            identity="x",
+            report=kill,
+            save_every=0,
+        )
+    resumed = train_seeds(builder(data), data, SHORT, [0, 1], folder=tmp_path, identity="x")
+    for ours, theirs in zip(resumed.modules, whole.modules, strict=True):
+        for name, value in ours.state_dict().items():
+            assert torch.equal(value, theirs.state_dict()[name]), name
+
+
+def test_weight_decay_leaves_probes_alone():
+    data = parts()
+    trainer = SeedTrainer(builder(data), data, SHORT, [0], together=True)
+    decayed, free = trainer.optimiser.param_groups
+    assert decayed["weight_decay"] > 0 == free["weight_decay"]
+    probes = {id(p) for p in trainer.modules[0].probes.parameters()}
+    assert {id(p) for p in free["params"]} == probes
+
+
+@pytest.mark.parametrize("chosen", [["probes"], ["invariants"], ["probes", "invariants"]])
+def test_a_run_is_read_back_and_predicts_the_same(tmp_path, chosen):
+    data = with_more()
+    options = {**SMALL, "parts": chosen}
+    about = {"name": "made", "task": "digits", "networks": 72}
+    record = train_run(
+        about, data, "whole_network", tmp_path, seeds=[0, 1], protocol=SHORT, options=options
+    )
+    assert record.model == "whole_network"
+    predictor = Predictor.load("whole_network", tmp_path / "seed-0")
+    again = Predictor.load("whole_network", tmp_path / "seed-0")
+    moved = replace(data.test, network=map_network(data.test.network, torch.clone))
+    assert torch.equal(predictor.predict(data.test), again.predict(moved))
+    again_record = train_run(
+        about, data, "whole_network", tmp_path, seeds=[0, 1], protocol=SHORT, options=options
+    )
+    assert again_record.summary == record.summary
+
+
+def test_more_checkpoints_make_another_training(tmp_path):
+    from transformer_nfn.prediction.identity import training_identity
+
+    plain, more = parts(), with_more()
+    assert training_identity("whole_network", {}, plain, SHORT, [0]) != training_identity(
+        "whole_network", {}, more, SHORT, [0]
+    )

@@ -1,0 +1,74 @@
+"""What the README shows runs as it is printed, in its order, in an empty folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tnfn_command import tnfn
+
+README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """The text below a heading, up to the next one."""
+    found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#|\Z)", README, re.M | re.S)
+    assert found is not None, title
+    return found[1]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+
+
+def shown_commands(text: str) -> list[list[str]]:
+    """The commands of a console block, without what they print and what is said of them."""
+    lines = [line for block in blocks(text, "console") for line in block.splitlines()]
+    # A comment begins after a space: mnist-sample#0 is a word.
+    told = [re.sub(r"\s+#\s.*", "", line[2:]) for line in lines if line.startswith("$ ")]
+    return [shlex.split(line) for line in told]
+
+
+def test_every_python_snippet_runs() -> None:
+    snippets = blocks(README, "python")
+    assert snippets
+    for snippet in snippets:
+        exec(compile(snippet, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize(
+    "title", ["The theorem on one block", "How good is this one, without its test data?"]
+)
+def test_the_commands_of_a_section_run_one_after_another(
+    title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = shown_commands(section(title))
+    assert len(shown) >= 4
+    for program, *words in shown:
+        assert program == "tnfn"
+        code, _, err = tnfn(*words)
+        assert code == 0, f"{' '.join(words)}: {err}"
+
+
+def test_a_file_that_a_command_reads_was_made_by_one_above_it() -> None:
+    """Sections that need nothing but this repository name no file out of the blue."""
+    for title in ("The theorem on one block", "How good is this one, without its test data?"):
+        made: set[str] = set()
+        for _, *words in shown_commands(section(title)):
+            out = words[words.index("--out") + 1] if "--out" in words else None
+            files = {w for w in words if w.endswith((".pt", ".safetensors"))}
+            assert files - {out} <= made, words
+            made |= files
+
+
+def test_the_quick_demo_says_one_figure_everywhere() -> None:
+    from transformer_nfn.cli.demo import QUICK_TIME
+
+    shown = " ".join(README.split())
+    assert f"`tnfn demo --quick` shows all steps in {QUICK_TIME}" in shown
+    help_text = " ".join(tnfn("demo", "--help").stdout.split())
+    assert QUICK_TIME in help_text.replace("│ │", "")
