@@ -93,7 +93,7 @@ NEEDED_RUN_FIELDS = ("model", "zoo", "zoo/architecture", "zoo/architecture/token
 ABOUT_FIELDS = ("format", "predictor", "settings", "width", "sha256", "sha256/*")
 CONFIG_FIELDS = ("blocks", "channels", "channels/*", "classifier", "embedding", "features", "space")
 ZOO_FIELDS = ("format", "kind", "architecture", "architecture/*", "shards", "task", "task/name")
-NEURAL = ("transformer_nfn", "mlp", "statnn")
+NEURAL = ("whole_network", "transformer_nfn", "mlp", "statnn")
 EVALUATED = ("transformer_nfn", "lightgbm")
 LIBRARY_FILES = {
     "xgboost": ("model.ubj", (store_damage.xgboost_json, d.flipped(ANSWERED))),
@@ -149,8 +149,13 @@ def _run_folders() -> list[Scenario]:
         scenarios.append(Scenario(f"predict {model}", inputs, (words,), tuple(targets)))
         if model in EVALUATED:
             words = ("evaluate", model, "zoo", "--json")
+            marks = Target(
+                f"{model}/trained_on.safetensors",
+                (d.something_else, tensor_damage.numbers_of_wrong_kind,
+                 d.safetensors_header(ANSWERED)),
+            )  # fmt: skip
             scenarios.append(
-                Scenario(f"evaluate {model}", inputs, (words,), (targets[0], *targets[2:]))
+                Scenario(f"evaluate {model}", inputs, (words,), (targets[0], *targets[2:], marks))
             )
     return scenarios
 
@@ -219,6 +224,16 @@ def _zoos() -> list[Scenario]:
             "zoo trained on", ("zoo",),
             (("train", "zoo", "--model", "statnn", "--epochs", "1", "--seeds", "1", "--out", "r"),),
             (*small, *index, *shards), varies=True,
+        ),
+        Scenario(
+            "mixed zoo", ("mixed",), (("zoo", "info", "mixed", "--json"),),
+            (
+                Target("mixed/kinds.json", (
+                    d.something_else, d.flipped(REFUSED), d.field_of_wrong_type(("*",), REFUSED))),
+                Target("mixed/kinds.json", (
+                    d.field_of_wrong_type(("format", "kind", "kinds", "kinds/*"), ANSWERED),
+                    d.reformatted), store_damage.sign_kinds),
+            ),
         ),
         Scenario(
             "training resumed", ("zoo", "half"),

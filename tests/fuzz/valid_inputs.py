@@ -21,8 +21,10 @@ from transformer_nfn.prediction.runs import describe_zoo, train_run
 from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.module import SmallTransformer, to_state_dict
 from transformer_nfn.zoo.store import Folder, write_shard
+from transformer_nfn.zoo.store.mixed import write_kinds
 
 RUNS = {
+    "whole_network": {"probes": 2, "rank": 2, "hidden": 8},
     "transformer_nfn": {"channels": [2]},
     "mlp": {},
     "statnn": {},
@@ -48,6 +50,7 @@ def build(folder: Path) -> None:
             protocol=Protocol(epochs=2), options=options, selection={"percent": 75},
         )  # fmt: skip
     _interrupted(folder)
+    _mixed(folder / "mixed")
     _networks(folder)
     _checkpoints(folder)
     _authors(folder / "authors")
@@ -79,6 +82,14 @@ def _zoo(path: Path) -> None:
         ]  # fmt: skip
         write_shard(folder.shard_path(shard), ARCH, flat[list(chosen)], rows, {})
     folder.merge()
+
+
+def _mixed(path: Path) -> None:
+    """A mixed zoo of one kind."""
+    kind = ARCH.kind
+    path.mkdir()
+    write_kinds(path, [kind], {"task": "digits", "seeds": "each"})
+    _zoo(path / kind.name)
 
 
 def _interrupted(folder: Path) -> None:

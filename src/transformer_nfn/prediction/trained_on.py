@@ -64,9 +64,13 @@ class TrainedOn:
         """Reads what `save` wrote."""
         path = folder / TRAINED_FILE
         try:
-            return TrainedOn(**read_tensors(path)[0])
+            marks = TrainedOn(**read_tensors(path)[0])
         except (CheckpointError, TypeError) as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
+        for name, found in vars(marks).items():
+            if found.dtype != torch.int64 or found.ndim != 1:
+                raise RunError(f"'{path}': '{name}' expected int64 marks in one row")
+        return marks
 
     def standings(self, data: Dataset, task: str) -> list[Standing]:
         """What each network is to the predictor: trained on, selected by, or unseen."""
