@@ -21,6 +21,7 @@ from transformer_nfn.files.whole import write_text
 from transformer_nfn.models import Network, WholeNetwork
 from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts, joined, map_network
 from transformer_nfn.prediction.graph_step import GraphSteps
+from transformer_nfn.prediction.log import read_log
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.probe_search import find_probes
 from transformer_nfn.prediction.protocol import Protocol
@@ -291,12 +292,19 @@ class SeedTrainer:
             )
         with torch.no_grad():
             for name, value in self.state.items():
-                value.copy_(tensors[f"state.{name}"])
-                self.best[name].copy_(tensors[f"best.{name}"])
+                for part, target in (("state", value), ("best", self.best[name])):
+                    stored = tensors[f"{part}.{name}"]
+                    if stored.shape != target.shape or stored.dtype != target.dtype:
+                        raise RunError(f"'{path}' is damaged: '{part}.{name}' is not as it was")
+                    target.copy_(stored)
         entries: dict[int, dict[str, Tensor]] = {}
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         for key, value in tensors.items():
             if key.startswith("adam."):
                 _, index, name = key.split(".", 2)
+                shape = torch.Size() if name == "step" else parameters[int(index)].shape
+                if value.shape != shape or not value.is_floating_point():
+                    raise RunError(f"'{path}' is damaged: '{key}' is not as it was saved")
                 entries.setdefault(int(index), {})[name] = value
         state = self.optimiser.state_dict()
         state["state"] = entries
@@ -395,11 +403,16 @@ def train_seeds(
     state = folder / STATE_FILE if folder is not None else None
     log: list[str] = []
     if folder is not None and state is not None and state.is_file():
-        trainer.load(state, identity)
-        lines = (
-            (folder / LOG_FILE).read_text().splitlines() if (folder / LOG_FILE).is_file() else []
-        )
-        log = [line for line in lines if json.loads(line)["epoch"] <= trainer.epoch]
+        try:
+            trainer.load(state, identity)
+        except RunError:
+            raise
+        except (ValueError, LookupError, TypeError, RuntimeError) as error:
+            raise RunError(
+                f"'{state}' is damaged, choose another --out or remove it ({error})"
+            ) from error
+        lines = read_log(folder / LOG_FILE) if (folder / LOG_FILE).is_file() else []
+        log = [json.dumps(line) for line in lines if line["epoch"] <= trainer.epoch]
     trainer.begin()
     saved = time.monotonic()
     while trainer.epoch < protocol.epochs:
