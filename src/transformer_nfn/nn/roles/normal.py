@@ -80,7 +80,8 @@ class NormalForm:
     @property
     def QK(self) -> Tensor:
         """Scores between units of a stream, ``[n, L, h, D, D]``."""
-        return self.Q @ self.K.mT
+        # Batched products with a transposed right side are slow on some processors.
+        return self.Q @ self.K.mT.contiguous()
 
     @property
     def VO(self) -> Tensor:
