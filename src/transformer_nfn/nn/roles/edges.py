@@ -77,19 +77,19 @@ def both_functions(x: Tensor) -> Tensor:
 
 def steep(x: Tensor) -> Tensor:
     """``w / √(|w| + 0.04)``: tells small weights apart and tames large ones."""
-    return x * (x.abs() + KNEE).rsqrt()
+    return x / (x.abs() + KNEE).sqrt()
 
 
 def _edges(sides: Sequence[Tensor]) -> Edges:
     """Of matrices ``[b, h, I, J]`` with the same rows."""
     sizes = tuple(x.shape[-1] for x in sides)
     powers = _powers(torch.cat(list(sides), -1))
-    each_side = list(zip(*(x.split(sizes, -1) for x in powers), strict=True))
+    each_side = zip(*(x.split(sizes, -1) for x in powers), strict=True)
     return Edges(
         values=torch.stack(powers[:FUNCTIONS], 2),
         sizes=sizes,
         rows=torch.cat([_statistics(x, -1) for x in each_side], -1),
-        columns=tuple(_statistics(x, -2) for x in each_side),
+        columns=_statistics(powers, -2).split(sizes, -2),
     )
 
 

@@ -19,6 +19,7 @@ pass that keep the ones vector; independent training does not make such copies.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -138,7 +139,8 @@ class RoleLayers(nn.Module):
         classifier = network.get("classifier")
         if not isinstance(classifier, Mapping) or "W_1" not in classifier:
             raise SpaceError("tensor 'classifier.W_1' is missing")
-        return sinusoids(self.tokens, classifier["W_1"].shape[-2])
+        like = classifier["W_1"]
+        return _sinusoids(self.tokens, like.shape[-2], like.dtype, like.device)
 
 
 class FirstNodes(nn.Module):
@@ -258,6 +260,12 @@ class Round(nn.Module):
             "heads": to_heads.unflatten(0, (n, L)),
         }
         return {role: update(nodes[role], heard[role]) for role, update in self.updates.items()}
+
+
+@lru_cache(maxsize=16)
+def _sinusoids(tokens: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Kept where they are used, so that a captured step copies nothing to the device."""
+    return sinusoids(tokens, width).to(dtype=dtype, device=device)
 
 
 def _joined(first: Tensor, later: Tensor) -> Tensor:
