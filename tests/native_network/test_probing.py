@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transformer_nfn import native_code
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.native_network import fits, probe_answers, why_not
+from transformer_nfn.native_network import fits, probe_answers, probing, why_not
 
 needs_compiler = pytest.mark.skipif(native_code.find_compiler() is None, reason="no C compiler")
 
@@ -90,6 +90,20 @@ def test_neither_threads_nor_company_change_a_bit() -> None:
     alone = probe_answers(mapped(network, lambda w: w[3:4]), probes[7:10], positions)
     assert torch.equal(alone[0], found[0][0][3:4, 7:10])
     assert torch.equal(alone[1], found[0][1][3:4, 7:10])
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[6]], ids=str)
+def test_without_memory_the_way_back_walks_there_again(
+    case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, probes, positions, *weights = asked(case)
+    probes.requires_grad_()
+    kept = gradient(*probe_answers(network, probes, positions), probes, *weights)
+    monkeypatch.setattr(probing, "MOST_KEPT", 0)
+    assert torch.equal(
+        kept, gradient(*probe_answers(network, probes, positions), probes, *weights)
+    )
 
 
 @needs_compiler

@@ -11,6 +11,8 @@ from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH
 from transformer_nfn.native_code import load
 
 HEADERS = ("block.h", "layers.h", "vectors.h")
+FLAGS = ("-fno-schedule-insns",)
+"""GCC would load so much ahead of the products that registers run out."""
 
 
 @dataclass(frozen=True)
@@ -46,4 +48,5 @@ def load_for(
     """As `native_code.load`, for networks of one size; sources may include `HEADERS`."""
     here = Path(__file__).parent
     headers = [here / name for name in HEADERS]
-    return load([*sources, *headers], what, declare, [[*sizes.flags, *more] for more in tries])
+    flags = [[*sizes.flags, *FLAGS, *more] for more in tries]
+    return load([*sources, *headers], what, declare, flags)

@@ -20,6 +20,9 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.native_network.compile import CompiledSizes, load_for
 from transformer_nfn.native_network.packed import PackedSizes, pack, why_not_packed
 
+MOST_KEPT = 1 << 29
+"""Bytes; of more pairs of a network and a probe, the way back walks the way there again."""
+
 
 def why_not(network: Mapping[str, Any]) -> str:
     """Why `probe_answers` cannot be asked about these networks; nothing if it can.
@@ -58,7 +61,8 @@ def probe_answers(
     tokens = probes.shape[1]
     if not 0 < tokens <= len(positions):
         raise SpaceError(f"probes of 1 to {len(positions)} tokens expected, found {tokens}")
-    rest = pack(network), positions[:tokens], sizes
+    keep = torch.is_grad_enabled() and probes.requires_grad
+    rest = pack(network), positions[:tokens], sizes, keep
     logits, spread = _ProbeAnswers.apply(probes, *rest)  # type: ignore[no-untyped-call]
     return logits, spread
 
@@ -66,28 +70,40 @@ def probe_answers(
 class _ProbeAnswers(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, probes: Tensor, weights: Tensor, positions: Tensor, sizes: PackedSizes
+        ctx: Any,
+        probes: Tensor,
+        weights: Tensor,
+        positions: Tensor,
+        sizes: PackedSizes,
+        keep: bool,
     ) -> tuple[Tensor, Tensor]:
         probes, positions = probes.detach().contiguous(), positions.detach().contiguous()
-        ctx.save_for_backward(probes, weights, positions)
+        kept = _room(sizes, weights, probes) if keep else None
+        ctx.save_for_backward(probes, weights, positions, kept)
         ctx.sizes = sizes
         pairs = len(weights), len(probes)
         logits = torch.empty(*pairs, sizes.classes)
         spread = torch.empty(*pairs, sizes.compiled.blocks)
-        _run(sizes, weights, probes, positions, logits, spread, None, None, None)
+        _run(sizes, weights, probes, positions, logits, spread, None, None, None, kept)
         return logits, spread
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, dlogits: Tensor, dspread: Tensor
-    ) -> tuple[Tensor, None, None, None]:
-        probes, weights, positions = ctx.saved_tensors
+    ) -> tuple[Tensor, None, None, None, None]:
+        probes, weights, positions, kept = ctx.saved_tensors
         lib = _library(ctx.sizes.compiled)
         parts = torch.zeros(lib.tnfn_slices(), *probes.shape)
         given = dlogits.contiguous(), dspread.contiguous()
-        _run(ctx.sizes, weights, probes, positions, None, None, *given, parts)
-        return parts.sum(0), None, None, None
+        _run(ctx.sizes, weights, probes, positions, None, None, *given, parts, kept)
+        return parts.sum(0), None, None, None, None
+
+
+def _room(sizes: PackedSizes, weights: Tensor, probes: Tensor) -> Tensor | None:
+    """Memory for what the way back needs, unless that is too much."""
+    size = len(weights) * _library(sizes.compiled).tnfn_kept(*probes.shape[:2])
+    return torch.empty(size) if 4 * size <= MOST_KEPT else None
 
 
 def _run(sizes: PackedSizes, weights: Tensor, probes: Tensor, *rest: Tensor | None) -> None:
@@ -129,8 +145,10 @@ def library(sizes: CompiledSizes) -> tuple[ctypes.CDLL | None, str]:
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
-    lib.tnfn_probe.argtypes = [ctypes.c_int] * 5 + [ctypes.c_void_p] * 8 + [ctypes.c_int]
+    lib.tnfn_probe.argtypes = [ctypes.c_int] * 5 + [ctypes.c_void_p] * 9 + [ctypes.c_int]
     lib.tnfn_probe.restype = ctypes.c_int
+    lib.tnfn_kept.argtypes = [ctypes.c_int] * 2
+    lib.tnfn_kept.restype = ctypes.c_long
     lib.tnfn_slices.argtypes = []
     lib.tnfn_slices.restype = ctypes.c_int
     return lib

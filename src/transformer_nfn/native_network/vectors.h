@@ -41,8 +41,9 @@ typedef uint32_t vu __attribute__((vector_size(VL * 4)));
 #define PAD(n) (((n) + 15) / 16 * 16)
 #define WHOLE(n) (((n) + VL - 1) / VL * VL) /* columns of whole vectors */
 
-INLINE vf load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
-INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+typedef float anywhere __attribute__((vector_size(VL * 4), aligned(4), may_alias));
+INLINE vf load(const float *p) { return *(const anywhere *)p; }
+INLINE void store(float *p, vf v) { *(anywhere *)p = v; }
 INLINE void store_first(int n, float *p, vf v) { memcpy(p, &v, n * sizeof(float)); }
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf select_gt0(vf what, vf if_positive) {
@@ -58,10 +59,12 @@ INLINE float sum(vf v) { /* in two chains, so that additions need not wait for e
 #define TILE(ROWS, NV)                                                                     \
     {                                                                                      \
         vf c[ROWS][NV];                                                                    \
+        int q = 0;                                                                         \
         for (int r = 0; r < ROWS; r++)                                                     \
             for (int v = 0; v < NV; v++)                                                   \
                 c[r][v] = add ? load(C + (i + r) * rc + j + v * VL) : (vf){0};             \
-        for (int q = 0; q < k; q++) {                                                      \
+        BY_LANES(ROWS, NV)                                                             \
+        for (; q < k; q++) {                                                               \
             vf b[NV];                                                                      \
             for (int v = 0; v < NV; v++) b[v] = load(B + q * rb + j + v * VL);             \
             for (int r = 0; r < ROWS; r++) {                                               \
@@ -72,6 +75,36 @@ INLINE float sum(vf v) { /* in two chains, so that additions need not wait for e
         for (int r = 0; r < ROWS; r++)                                                     \
             for (int v = 0; v < NV; v++) store(C + (i + r) * rc + j + v * VL, c[r][v]);    \
     }
+
+/* NEON multiplies by a lane, so four numbers of A that lie side by side are loaded together. */
+#if defined(__aarch64__) && VL == 4
+#include <arm_neon.h>
+#define LANE(u, ROWS, NV)                                                                  \
+    for (int v = 0; v < NV; v++) {                                                         \
+        vf b = load(B + (q + u) * rb + j + v * VL);                                        \
+        for (int r = 0; r < ROWS; r++) c[r][v] = vfmaq_laneq_f32(c[r][v], b, a[r], u);     \
+    }
+#define BY_LANES(ROWS, NV)                                                             \
+    if (ca == 1)                                                                           \
+        for (; q + 4 <= k; q += 4) {                                                       \
+            float32x4_t a[ROWS];                                                           \
+            for (int r = 0; r < ROWS; r++) a[r] = vld1q_f32(A + (i + r) * ra + q);         \
+            LANE(0, ROWS, NV) LANE(1, ROWS, NV) LANE(2, ROWS, NV) LANE(3, ROWS, NV)        \
+        }                                                                                  \
+    else if (ra == 1 && ROWS == 4)                                                         \
+        for (; q < k; q++) {                                                               \
+            float32x4_t a = vld1q_f32(A + i + q * ca);                                     \
+            for (int v = 0; v < NV; v++) {                                                 \
+                vf b = load(B + q * rb + j + v * VL);                                      \
+                c[0][v] = vfmaq_laneq_f32(c[0][v], b, a, 0);                               \
+                c[1 % ROWS][v] = vfmaq_laneq_f32(c[1 % ROWS][v], b, a, 1);                 \
+                c[2 % ROWS][v] = vfmaq_laneq_f32(c[2 % ROWS][v], b, a, 2);                 \
+                c[3 % ROWS][v] = vfmaq_laneq_f32(c[3 % ROWS][v], b, a, 3);                 \
+            }                                                                              \
+        }
+#else
+#define BY_LANES(ROWS, NV)
+#endif
 
 /* Where n is no multiple of VL, the last vectors are read whole and written in part: behind B and C
    something must be readable, and add must be 0. */
@@ -93,7 +126,13 @@ INLINE void matmul(int m, int n, int k, const float *A, long ra, long ca, const 
         for (; j + VL <= n; j += VL) TILE(4, 1)
         if (j < n) LAST_TILE(4)
     }
-    for (; i < m; i++) {
+    if (i + 2 <= m) {
+        for (j = 0; j + 16 <= n; j += 16) TILE(2, 16 / VL)
+        for (; j + VL <= n; j += VL) TILE(2, 1)
+        if (j < n) LAST_TILE(2)
+        i += 2;
+    }
+    if (i < m) {
         for (j = 0; j + 16 <= n; j += 16) TILE(1, 16 / VL)
         for (; j + VL <= n; j += VL) TILE(1, 1)
         if (j < n) LAST_TILE(1)
