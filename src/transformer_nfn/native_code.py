@@ -71,7 +71,7 @@ def build(
     target = cache_folder("compiled") / f"{what}-{digest}.so"
     if target.exists():
         return target, ""
-    problem = _compile(compiler, sources[0], target, what, flags)
+    problem = _compile(compiler, sources, target, what, flags)
     return (None, problem) if problem else (target, "")
 
 
@@ -85,10 +85,12 @@ def _cpu() -> str:
 
 
 def _compile(
-    compiler: str, source: Path, target: Path, what: str, flags: Sequence[str]
+    compiler: str, sources: Sequence[Path], target: Path, what: str, flags: Sequence[str]
 ) -> str:
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    command = [compiler, *FLAGS, native, *flags, "-shared", "-fPIC", str(source), "-o"]
+    folders = [f"-I{folder}" for folder in dict.fromkeys(source.parent for source in sources)]
+    command = [compiler, *FLAGS, native, *flags, *folders, "-shared", "-fPIC"]
+    command += [str(sources[0]), "-o"]
     try:
         # Several workers may start at once; the last to finish wins.
         with whole_file(target) as beside:

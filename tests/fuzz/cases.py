@@ -45,6 +45,7 @@ class Scenario:
         targets: one of them is damaged; without any, the words themselves are what is wrong.
         answers: see `Case`.
         bad: see `Case`.
+        varies: see `Case`.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Scenario:
     targets: tuple[Target, ...] = ()
     answers: tuple[int, ...] = (0,)
     bad: tuple[int, ...] = (2,)
+    varies: bool = False
 
     def copy(self, valid: Path, folder: Path) -> None:
         """The undamaged inputs in a folder of their own."""
@@ -77,7 +79,7 @@ def make(scenario: Scenario, seed: int, number: int, valid: Path, folder: Path) 
     if target.sign is not None and (folder / target.path).is_file():
         target.sign(folder / target.path)
         done = Damage(f"signed, {done.what}", done.right)
-    return Case(words, done, scenario.answers, scenario.bad)
+    return Case(words, done, scenario.answers, scenario.bad, scenario.varies)
 
 
 PREDICT: Words = ("predict", "RUN", "ours.safetensors", "--json")
@@ -91,7 +93,7 @@ NEEDED_RUN_FIELDS = ("model", "zoo", "zoo/architecture", "zoo/architecture/token
 ABOUT_FIELDS = ("format", "predictor", "settings", "width", "sha256", "sha256/*")
 CONFIG_FIELDS = ("blocks", "channels", "channels/*", "classifier", "embedding", "features", "space")
 ZOO_FIELDS = ("format", "kind", "architecture", "architecture/*", "shards", "task", "task/name")
-NEURAL = ("transformer_nfn", "mlp", "statnn")
+NEURAL = ("whole_network", "transformer_nfn", "mlp", "statnn")
 EVALUATED = ("transformer_nfn", "lightgbm")
 LIBRARY_FILES = {
     "xgboost": ("model.ubj", (store_damage.xgboost_json, d.flipped(ANSWERED))),
@@ -147,8 +149,13 @@ def _run_folders() -> list[Scenario]:
         scenarios.append(Scenario(f"predict {model}", inputs, (words,), tuple(targets)))
         if model in EVALUATED:
             words = ("evaluate", model, "zoo", "--json")
+            marks = Target(
+                f"{model}/trained_on.safetensors",
+                (d.something_else, tensor_damage.numbers_of_wrong_kind,
+                 d.safetensors_header(ANSWERED)),
+            )  # fmt: skip
             scenarios.append(
-                Scenario(f"evaluate {model}", inputs, (words,), (targets[0], *targets[2:]))
+                Scenario(f"evaluate {model}", inputs, (words,), (targets[0], *targets[2:], marks))
             )
     return scenarios
 
@@ -216,7 +223,28 @@ def _zoos() -> list[Scenario]:
         Scenario(
             "zoo trained on", ("zoo",),
             (("train", "zoo", "--model", "statnn", "--epochs", "1", "--seeds", "1", "--out", "r"),),
-            (*small, *index, *shards),
+            (*small, *index, *shards), varies=True,
+        ),
+        Scenario(
+            "mixed zoo", ("mixed",), (("zoo", "info", "mixed", "--json"),),
+            (
+                Target("mixed/kinds.json", (
+                    d.something_else, d.flipped(REFUSED), d.field_of_wrong_type(("*",), REFUSED))),
+                Target("mixed/kinds.json", (
+                    d.field_of_wrong_type(("format", "kind", "kinds", "kinds/*"), ANSWERED),
+                    d.reformatted), store_damage.sign_kinds),
+            ),
+        ),
+        Scenario(
+            "training resumed", ("zoo", "half"),
+            (("train", "zoo", "--model", "statnn", "--epochs", "3", "--seeds", "1", "--out",
+              "half", "--tensorboard"),),
+            (
+                Target("half/training.safetensors", (
+                    d.other_bytes, tensor_damage.numbers_of_wrong_kind,
+                    d.safetensors_header(ANSWERED))),
+                Target("half/log.jsonl", (d.flipped(ANSWERED), d.swapped("zoo/zoo.json"))),
+            ),
         ),
     ]  # fmt: skip
 
@@ -258,8 +286,7 @@ def _networks() -> list[Scenario]:
         ),
         Scenario(
             "state dict inspected", theirs,
-            (("inspect", "theirs.pt", "--json"), ("compare", "theirs.pt", "theirs.pt")),
-            (Target("theirs.pt", pickled),), answers=(0, 1, 3),
+            (("inspect", "theirs.pt", "--json"),), (Target("theirs.pt", pickled),),
         ),
         Scenario(
             "space", ("space.json", "net.safetensors"),
@@ -271,7 +298,7 @@ def _networks() -> list[Scenario]:
 
 
 def _checkpoints() -> list[Scenario]:
-    sizes = ("n_embd", "n_head", "n_layer", "vocab_size", "model_type")
+    sizes = ("n_embd", "n_head", "n_layer", "vocab_size")
     hub = (
         Target("hub/config.json", (d.unreadable, d.field_of_wrong_type(sizes, ANSWERED))),
         Target(
@@ -303,15 +330,20 @@ def _checkpoints() -> list[Scenario]:
         ),
         Scenario(
             "fingerprints", ("hub", "prints.parquet"),
-            (("fingerprint", "hub", "--search", "prints.parquet", "--json"),
-             ("fingerprint", "hub", "--add", "prints.parquet")),
-            (Target("prints.parquet", (d.unreadable, d.flipped(ANSWERED))),),
+            (("fingerprint", "hub", "--search", "prints.parquet", "--json"),),
+            (Target("prints.parquet", (d.unreadable, d.flipped(ANSWERED), d.flipped(ANSWERED))),),
+        ),
+        Scenario(
+            "fingerprints added", ("hub", "prints.parquet"),
+            (("fingerprint", "hub", "--add", "prints.parquet"),),
+            (Target("prints.parquet", (d.flipped(ANSWERED),)),),
         ),
         Scenario(
             "pairs", ("models", "pairs.json"),
             (("compare", "--matrix", "models", "--out", "pairs.json", "--json"),),
-            (Target("pairs.json", _json(("kind", "format", "pairs", "pairs/*", "pairs/*/*"),
-                                        ("kind", "pairs"), ANSWERED)),),
+            (Target("pairs.json", (
+                d.something_else, d.json_text(ANSWERED), d.reformatted, d.field_of_wrong_type(
+                    ("kind", "format", "pairs", "pairs/*"), ANSWERED))),),
         ),
         Scenario(
             "own family", ("hub", "own.toml"),

@@ -31,23 +31,37 @@ FOREIGN = (
 
 
 def unreadable(chance: Random, path: Path) -> Damage:
-    """Not the file at all: gone, foreign, cut, a folder, a pipe, a link to nowhere."""
+    """Not the file at all: gone, or there and something else."""
+    if chance.random() < 0.1:
+        path.unlink()
+        return Damage(f"{path.name} missing", Right.REFUSED)
+    return something_else(chance, path)
+
+
+def other_bytes(chance: Random, path: Path) -> Damage:
+    """A foreign file under its name, or the beginning of the file."""
     data = path.read_bytes()
-    how = chance.choice(("missing", "foreign", "foreign", "cut", "cut", "folder", "pipe", "link"))
-    path.unlink()
+    how = chance.choice(("foreign", "cut"))
     if how == "foreign":
         path.write_bytes(found := chance.choice(FOREIGN))
         return Damage(f"{path.name} foreign: {found[:12]!r}", Right.REFUSED)
-    if how == "cut":
-        size = chance.choice((1, 7, 8, 9, len(data) // 2, len(data) - 1, len(data) - 2))
-        path.write_bytes(data[: min(size, len(data) - 2)])
-        return Damage(f"{path.name} cut to {path.stat().st_size} bytes", Right.REFUSED)
+    size = chance.choice((1, 7, 8, 9, len(data) // 2, len(data) - 1, len(data) - 2))
+    path.write_bytes(data[: min(size, len(data) - 2)])
+    return Damage(f"{path.name} cut to {path.stat().st_size} bytes", Right.REFUSED)
+
+
+def something_else(chance: Random, path: Path) -> Damage:
+    """Something else under its name: other bytes, a folder, a pipe, a device."""
+    how = chance.choice(("bytes", "bytes", "bytes", "folder", "pipe", "link"))
+    if how == "bytes":
+        return other_bytes(chance, path)
+    path.unlink()
     if how == "folder":
         path.mkdir()
     elif how == "pipe":
         os.mkfifo(path)
     elif how == "link":
-        path.symlink_to(chance.choice((path.name, "nowhere", "/proc/self/mem", "/dev/zero")))
+        path.symlink_to(chance.choice(("/proc/self/mem", "/dev/zero", "/dev/full")))
     return Damage(f"{path.name} {how}", Right.REFUSED)
 
 

@@ -44,6 +44,8 @@ CHANGES = {
     "os.chmod": 0, "shutil.rmtree": 0,
 }  # fmt: skip
 """Events of Python's audit that change files, and which argument is the path."""
+CACHES = ("TNFN_CACHE", "MPLCONFIGDIR")
+"""Folders that commands may fill."""
 
 
 def in_child(run: Callable[[], int], folder: Path, limit: float) -> Outcome:
@@ -128,12 +130,15 @@ def _watch(folder: Path) -> None:
     """Notes every path outside the folder that is written to, made, renamed or removed."""
     note = os.open(folder.with_name(f"{folder.name}.writes"), os.O_WRONLY | os.O_CREAT)
     home = os.path.realpath(folder)
+    caches = [os.environ[name] for name in CACHES if name in os.environ]
+    # Nothing can be made below /proc and /dev; where a user asks for that, it is tried.
+    allowed = (home + os.sep, "/proc", "/dev/", *map(os.path.realpath, caches))
 
     def changed(path: object) -> None:
         if isinstance(path, int) or path is None:
             return
         real = os.path.realpath(os.fsdecode(path))  # type: ignore[arg-type]
-        if real != home and not real.startswith((home + os.sep, "/dev/null")):
+        if real != home and not real.startswith(allowed):
             os.write(note, f"{real}\n".encode(errors="replace"))
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
@@ -147,7 +152,7 @@ def _watch(folder: Path) -> None:
             changed(arguments[1])
         elif event in CHANGES:
             changed(arguments[CHANGES[event]])
-        elif event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"):
+        elif event in ("os.system", "os.exec"):
             os.write(note, f"{event} {arguments[0]!r}\n".encode(errors="replace"))
 
     sys.addaudithook(watch)

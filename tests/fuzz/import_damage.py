@@ -84,6 +84,7 @@ def archive(chance: Random, path: Path) -> Damage:
         _patch(data, 16, 14, "<I", 12345)
     elif how == "size":
         _patch(data, 24, 22, "<I", chance.choice((1, 2**31, 2**32 - 2)))
+        right = Right.EQUAL_OR_REFUSED  # Python goes by where the compressed bytes end
     elif how == "comment":
         data = data[:central] + b"\0" * 9 + data[central:]
         right = Right.EQUAL_OR_REFUSED

@@ -27,6 +27,12 @@ def sign_zoo(path: Path) -> None:
     (folder / "checksums.json").write_text(json.dumps(sums))
 
 
+def sign_kinds(path: Path) -> None:
+    """Checksum of what ``kinds.json`` of a mixed zoo holds now."""
+    sums = {path.name: [_sha256(path)]}
+    (path.parent / "checksums.json").write_text(json.dumps(sums))
+
+
 def sign_predictor(path: Path) -> None:
     """Checksums of what the files of a predictor hold now."""
     about = json.loads((path.parent / "predictor.json").read_text())

@@ -6,7 +6,7 @@ import io
 import pickle
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -70,11 +70,19 @@ ONLY_PICKLED: dict[str, tuple[Callable[[Tensor], Any], Right]] = {
 }
 
 
+OF_A_NUMBER = ("float8", "int64", "bool", "complex", "nan", "inf", "more axes", "float64")
+"""What can be done to a tensor without axes too."""
+
+
+def _change(chance: Random, changes: Iterable[str], w: Tensor) -> str:
+    return chance.choice(sorted(OF_A_NUMBER if w.ndim == 0 else changes))
+
+
 def pickled_tensor(chance: Random, path: Path) -> Damage:
     """One tensor of a state dict becomes another, or something else."""
     state = torch.load(path, weights_only=True)
     name = chance.choice(sorted(n for n in state if "pos_embedding" not in n))
-    how = chance.choice(sorted({**CHANGES, **ONLY_PICKLED}))
+    how = _change(chance, {**CHANGES, **ONLY_PICKLED}, state[name])
     change, right = {**CHANGES, **ONLY_PICKLED}[how]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -124,7 +132,7 @@ def stored_tensor(chance: Random, path: Path) -> Damage:
         metadata = file.metadata()
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     name = chance.choice(sorted(state))
-    how = chance.choice((*sorted(CHANGES), "lacks", "renamed", "long name"))
+    how = _change(chance, (*CHANGES, "lacks", "renamed", "long name"), state[name])
     right = REFUSED
     if how in CHANGES:
         change, right = CHANGES[how]
@@ -137,6 +145,18 @@ def stored_tensor(chance: Random, path: Path) -> Damage:
             state["x" * 100_000] = old
     save_file(state, path, metadata)
     return Damage(f"{path.name}: '{name}' {how}", right)
+
+
+def numbers_of_wrong_kind(chance: Random, path: Path) -> Damage:
+    """One tensor has another shape or dtype; values of any kind may be meant."""
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    name = chance.choice(sorted(state))
+    how = chance.choice(("int64", "bool", "more axes", "complex"))
+    state[name] = CHANGES[how][0](state[name]).contiguous()
+    save_file(state, path, metadata)
+    return Damage(f"{path.name}: '{name}' {how}", REFUSED)
 
 
 def header_claims(chance: Random, path: Path) -> Damage:

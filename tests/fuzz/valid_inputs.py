@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 from made_networks import ABOUT, ARCH, made, parts
 from safetensors.torch import save_file
-from tiny_checkpoints import save as save_family
 
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.models import tensors_of
+from transformer_nfn.prediction.dataset import load_parts
 from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.runs import train_run
-from transformer_nfn.zoo import NetworkSizes
+from transformer_nfn.prediction.runs import describe_zoo, train_run
+from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.module import SmallTransformer, to_state_dict
 from transformer_nfn.zoo.store import Folder, write_shard
+from transformer_nfn.zoo.store.mixed import write_kinds
 
 RUNS = {
+    "whole_network": {"probes": 2, "rank": 2, "hidden": 8},
     "transformer_nfn": {"channels": [2]},
     "mlp": {},
     "statnn": {},
@@ -47,6 +49,8 @@ def build(folder: Path) -> None:
             ABOUT, parts(), model, folder / "runs" / model, seeds=[0],
             protocol=Protocol(epochs=2), options=options, selection={"percent": 75},
         )  # fmt: skip
+    _interrupted(folder)
+    _mixed(folder / "mixed")
     _networks(folder)
     _checkpoints(folder)
     _authors(folder / "authors")
@@ -80,6 +84,32 @@ def _zoo(path: Path) -> None:
     folder.merge()
 
 
+def _mixed(path: Path) -> None:
+    """A mixed zoo of one kind."""
+    kind = ARCH.kind
+    path.mkdir()
+    write_kinds(path, [kind], {"task": "digits", "seeds": "each"})
+    _zoo(path / kind.name)
+
+
+def _interrupted(folder: Path) -> None:
+    """A training of three epochs that was ended after the second."""
+    zoo = Zoo.open(folder / "zoo")
+
+    def stop(line: dict[str, object]) -> None:
+        if line.get("epoch") == 2:
+            raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        train_run(
+            describe_zoo(zoo), load_parts(zoo), "statnn", folder / "half", seeds=[0],
+            protocol=Protocol(epochs=3), report=stop, save_every=0,
+            selection={"percent": 75, "min_accuracy": 0.0, "augment": None},
+        )  # fmt: skip
+    assert (folder / "half" / "training.safetensors").is_file()
+    assert (folder / "half" / "log.jsonl").is_file()
+
+
 def _named(data):
     return {
         name: w[:, 0] if name.startswith("blocks.") else w
@@ -96,6 +126,8 @@ def _networks(folder: Path) -> None:
 
 
 def _checkpoints(folder: Path) -> None:
+    from tiny_checkpoints import save as save_family
+
     save_family("gpt2", folder / "hub")
     save_family("bert", folder / "bert")
     _output("disguise", folder / "hub", "--out", folder / "disguised")
@@ -134,7 +166,3 @@ def _output(*words: object) -> str:
         done = tnfn(*words)
     assert done.returncode == 0, done
     return done.stdout
-
-
-def read_json(path: Path) -> object:
-    return json.loads(path.read_text())

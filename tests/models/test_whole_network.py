@@ -6,7 +6,7 @@ import torch
 from transformer_nfn.architectures import small_transformer
 from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models import WholeNetwork, invariant_features, network_of
+from transformer_nfn.models import WholeNetwork, network_of
 from transformer_nfn.models.whole_network.answers import CHUNK, answers
 from transformer_nfn.models.whole_network.model import answer_width, order_loss, read_answers
 from transformer_nfn.models.whole_network.probes import Probes
@@ -31,7 +31,6 @@ def block_space(d_model=8, heads=2):
 
 def model(named, *, invariants=True, **options):
     network = network_of(named)
-    found = invariant_features(network, block_space()).shape[1] if invariants else None
     torch.manual_seed(0)
     width = named["embedding.W"].shape[1] if "embedding.W" in named else 8
     made = WholeNetwork(
@@ -39,7 +38,8 @@ def model(named, *, invariants=True, **options):
         tokens=TOKENS,
         width=width,
         classes=CLASSES,
-        invariants=found,
+        images="embedding.W" in named,
+        invariants=invariants,
         probes=options.pop("probes", 6),
         rank=4,
         hidden=8,
@@ -85,7 +85,7 @@ def test_answers_of_many_networks_are_those_of_each():
 
 def test_no_symmetry_of_the_whole_network_moves_a_prediction():
     made, named = networks()
-    reader = model(named)
+    reader = model(named, channels=3)
     element = made.space.group.random(torch.Generator().manual_seed(1), batch=3)
     moved = element.act({name: w.unsqueeze(1) for name, w in named.items()})
     other = {name: w.squeeze(1) for name, w in moved.items()}
@@ -97,7 +97,7 @@ def test_no_symmetry_of_the_whole_network_moves_a_prediction():
 
 def test_the_first_stream_is_permuted_together_with_the_positions():
     _, named = networks()
-    reader = model(named, invariants=False)
+    reader = model(named, channels=3)
     order = torch.randperm(8, generator=torch.Generator().manual_seed(2))
     where = sinusoids(TOKENS, 8).double()
     other = dict(named)
@@ -117,7 +117,7 @@ def test_the_first_stream_is_permuted_together_with_the_positions():
 
 def test_scales_of_relu_neurons_are_not_seen():
     _, named = networks()
-    reader = model(named, invariants=False)
+    reader = model(named, channels=3)
     other = dict(named)
     scale = torch.rand(3, 16, dtype=torch.float64) + 0.5
     other["blocks.0.W_A"] = named["blocks.0.W_A"] * scale[:, None]
@@ -153,7 +153,7 @@ def test_answers_read_as_numbers_of_middling_size():
     reader = model(named, invariants=False)
     with torch.no_grad():
         numbers = read_answers(reader.answers(network_of(named)))
-    assert numbers.shape == (3, answer_width(6, CLASSES, 2))
+    assert numbers.shape == (3, answer_width(6, CLASSES))
     assert float(numbers.abs().max()) < 10
 
 
@@ -182,5 +182,5 @@ def test_probes_share_what_they_consist_of():
 
 
 def test_a_model_of_nothing_is_refused():
-    with pytest.raises(SpaceError, match="at least one of probes and invariants"):
-        WholeNetwork(block_space(), tokens=2, width=2, classes=2, probes=0)
+    with pytest.raises(SpaceError, match="at least one of probes, invariants"):
+        WholeNetwork(block_space(), tokens=2, width=2, classes=2, probes=0, invariants=False)

@@ -43,6 +43,14 @@ def test_a_kind_left_out_is_tested_on_whole(mixed):
     assert sum(kinds.counts[SMALL].values()) == len(mixed[SMALL].select(percent=75))
 
 
+def test_other_checkpoints_of_the_training_runs_come_along(mixed):
+    kinds = load_kinds(mixed, all_checkpoints=True)
+    for i, name in enumerate(kinds.names):
+        alone = load_parts(mixed[name], all_checkpoints=True).more
+        assert kinds.more[i].columns["row"].tolist() == alone.columns["row"].tolist()
+    assert load_kinds(mixed).more == []
+
+
 def test_fewer_networks_of_each_kind(mixed):
     kinds = load_kinds(mixed, max_train=5)
     assert [len(data) for data in kinds.train] == [5, 5]

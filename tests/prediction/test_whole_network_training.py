@@ -7,6 +7,7 @@ import pytest
 import torch
 from made_networks import made, parts
 
+from transformer_nfn.prediction import training
 from transformer_nfn.prediction.dataset import map_network
 from transformer_nfn.prediction.predictors import Predictor, module_builder
 from transformer_nfn.prediction.probe_search import find_probes
@@ -66,13 +67,22 @@ def test_the_same_seed_finds_the_same_probes():
     assert torch.equal(*found)
 
 
-def test_an_epoch_takes_one_checkpoint_for_each_run():
+def test_an_epoch_takes_one_checkpoint_for_each_run(monkeypatch):
+    monkeypatch.setattr(training, "SHORTEST_EPOCH", 1)
     data = with_more()
     trainer = SeedTrainer(builder(data), data, SHORT, [0], together=True)
     assert len(trainer.parts.train) == 100
     orders, _ = trainer.epoch_plan()
     assert orders.shape == (1, 40)
     assert int(orders.max()) >= 40  # some of the further networks
+
+
+def test_an_epoch_of_few_runs_takes_every_network_before_any_again():
+    data = with_more()
+    trainer = SeedTrainer(builder(data), data, SHORT, [0], together=True)
+    orders, _ = trainer.epoch_plan()
+    assert orders.shape == (1, training.SHORTEST_EPOCH)
+    assert sorted(orders[0, :100].tolist()) == list(range(100))
 
 
 def test_a_killed_training_ends_with_the_same_weights(tmp_path):
@@ -118,7 +128,7 @@ def test_a_run_is_read_back_and_predicts_the_same(tmp_path, chosen):
     options = {**SMALL, "parts": chosen}
     about = {"name": "made", "task": "digits", "networks": 72}
     record = train_run(
-        about, data, "whole_network", tmp_path, seeds=[0], protocol=SHORT, options=options
+        about, data, "whole_network", tmp_path, seeds=[0, 1], protocol=SHORT, options=options
     )
     assert record.model == "whole_network"
     predictor = Predictor.load("whole_network", tmp_path / "seed-0")
@@ -126,7 +136,7 @@ def test_a_run_is_read_back_and_predicts_the_same(tmp_path, chosen):
     moved = replace(data.test, network=map_network(data.test.network, torch.clone))
     assert torch.equal(predictor.predict(data.test), again.predict(moved))
     again_record = train_run(
-        about, data, "whole_network", tmp_path, seeds=[0], protocol=SHORT, options=options
+        about, data, "whole_network", tmp_path, seeds=[0, 1], protocol=SHORT, options=options
     )
     assert again_record.summary == record.summary
 

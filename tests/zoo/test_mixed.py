@@ -27,6 +27,7 @@ from transformer_nfn.zoo import (
 from transformer_nfn.zoo.authors import import_authors
 from transformer_nfn.zoo.checkpoints import find_network, open_checkpoint, read_small_transformer
 from transformer_nfn.zoo.export import export_authors
+from transformer_nfn.zoo.named import named_networks
 from transformer_nfn.zoo.training.mixed import kind_seed, spread
 from transformer_nfn.zoo.verify import verify
 
@@ -88,6 +89,15 @@ def test_an_interrupted_build_goes_on(mixed: MixedZoo, tmp_path: Path) -> None:
         assert np.array_equal(zoo.table["checksum"], mixed[name].table["checksum"])
 
 
+def test_more_runs_than_before_make_every_kind_grow(mixed: MixedZoo, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(mixed.path, tmp_path / "m"))
+    grown = build_mixed(out, replace(SETTINGS, runs=12), KINDS, workers=1)
+    assert grown.rows == {"w16-h4-d1": 18, "w20-h2-d1": 18}
+    for name, zoo in mixed.zoos.items():
+        before, after = (set(z.table["checksum"].tolist()) for z in (zoo, grown[name]))
+        assert before < after
+
+
 def test_another_build_in_the_folder_is_refused(mixed: MixedZoo, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another mixed zoo: kinds w16-h4-d1, w20-h2-d1, asked"):
         build_mixed(mixed.path, SETTINGS, (KINDS[0], Kind()))
@@ -131,6 +141,14 @@ def test_a_mixed_zoo_is_no_zoo_of_one_kind(mixed: MixedZoo) -> None:
     assert isinstance(open_zoo(mixed.path / "w20-h2-d1"), Zoo)
     with pytest.raises(StoreError, match="is not a mixed zoo: it has no kinds"):
         MixedZoo.open(mixed.path / "w20-h2-d1")
+
+
+def test_a_mixed_zoo_means_the_networks_of_all_its_kinds(mixed: MixedZoo) -> None:
+    networks = named_networks([mixed.path, f"{mixed.path}/w20-h2-d1#3-4"])
+    assert len(networks) == 27 + 2
+    assert [networks[0].name, networks[15].name, networks[-1].name] == [
+        f"{mixed.path}/{end}" for end in ("w16-h4-d1#0", "w20-h2-d1#0", "w20-h2-d1#4")
+    ]
 
 
 def test_a_row_of_a_kind_is_a_network_like_any_other(mixed: MixedZoo) -> None:
@@ -215,16 +233,7 @@ def test_networks_of_another_kind_are_imported_as_they_were_exported(
     mixed: MixedZoo, tmp_path: Path
 ) -> None:
     zoo = mixed["w16-h4-d1"]
-    # The importer knows the authors' two tasks; a network of 2x2 patches is none of MNIST's.
     export_authors(zoo, tmp_path / "out")
-    (tmp_path / "out" / "digits").rename(tmp_path / "out" / "mnist")
-    (tmp_path / "out" / "metadata" / "digits.csv").rename(
-        tmp_path / "out" / "metadata" / "mnist.csv"
-    )
-    for file in (tmp_path / "out" / "mnist").iterdir():
-        state = torch.load(file, weights_only=True)
-        del state["embedding.pos_embedding"]
-        torch.save(state, file)
     back, report = import_authors(tmp_path / "out", tmp_path / "back")
     assert back.arch.kind == Kind(16, 4, 1)
     assert not report.stray

@@ -22,9 +22,12 @@ def reproduce_command(
     what: Annotated[str, typer.Argument(help=", ".join(WHAT))],
     zoo: ZooArgument,
     out: Annotated[Path, typer.Option("--out", help="Folder for cells, tables and figures.")],
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds a cell.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds a cell.")] = 5,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Of neural predictors (50, as in the paper; ours 20).")
+        int | None,
+        typer.Option(
+            min=1, max=10**6, help="Of neural predictors (50, as in the paper; ours 16)."
+        ),
     ] = None,
     models: Annotated[
         str | None,

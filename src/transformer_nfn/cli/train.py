@@ -55,12 +55,13 @@ def train_command(
     min_accuracy: Annotated[
         float, typer.Option(help="Only networks at least this accurate (0 to 1).")
     ] = 0.0,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to train.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds to train.")] = 5,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the networks (the model's own).")
+        int | None,
+        typer.Option(min=1, max=10**6, help="Passes over the networks (the model's own)."),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Networks a step (the model's own).")
+        int | None, typer.Option(min=1, max=10**6, help="Networks a step (the model's own).")
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Highest rate (the model's own).")] = None,
     channels: Annotated[

@@ -20,6 +20,7 @@ class BuildBar:
             TextColumn("network-epochs {task.fields[speed]}"),
             TimeRemainingColumn(),
             console=console,
+            disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("build", total=None, runs="starting", speed="")
         self._runs = self._done = self._crashed = self._work = 0

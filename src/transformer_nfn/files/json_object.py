@@ -8,12 +8,13 @@ from typing import Any
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.files.errors import CheckpointError
+from transformer_nfn.files.regular import read_regular
 
 
 def read_object(path: Path, kind: type[TransformerNFNError] = CheckpointError) -> dict[str, Any]:
     """The object in a JSON file; anything else is refused by an error of ``kind``."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise kind(f"'{path}' cannot be read: {error.strerror or error}") from error
     return parse_object(data, str(path), kind)

@@ -7,8 +7,11 @@ bytes and ``use_threads=False`` it starts none.
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 from typing import Any
+
+from transformer_nfn.files.regular import open_regular
 
 
 def open_parquet(source: Path | bytes, **options: Any) -> Any:
@@ -23,7 +26,7 @@ def open_parquet(source: Path | bytes, **options: Any) -> Any:
 
     if isinstance(source, bytes):
         return pq.ParquetFile(pa.BufferReader(source), **options)
-    with source.open("rb") as file:
+    with os.fdopen(open_regular(source), "rb") as file:
         held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return pq.ParquetFile(pa.BufferReader(pa.py_buffer(held)), **options)
 

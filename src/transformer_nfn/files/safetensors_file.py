@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.files.errors import CheckpointError
+from transformer_nfn.files.regular import open_regular
 from transformer_nfn.files.source import TensorInfo
 from transformer_nfn.files.whole import whole_file
 
@@ -69,7 +70,7 @@ class SafetensorsFile:
     def __init__(self, path: Path, where: str | None = None) -> None:
         self._where = str(path) if where is None else where
         try:
-            self._handle = os.open(path, os.O_RDONLY)
+            self._handle = open_regular(path)
         except OSError as error:
             raise CheckpointError(
                 f"'{self._where}' cannot be read: {error.strerror or error}"

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.plain import same_batch
-from transformer_nfn.models.statistics import statistics
+from transformer_nfn.models.statistics import sorted_statistics
 from transformer_nfn.spaces import Product, WeightSpace, fold
 from transformer_nfn.spaces.invariants import tensor_value
 
@@ -82,13 +81,13 @@ def block_features(space: WeightSpace, weights: Mapping[str, Tensor]) -> list[Te
 
 def _matrix_features(x: Tensor, norms: bool = True) -> list[Tensor]:
     """Statistics of the entries and of the norms along each axis, and singular values."""
-    out = [_statistics(x.flatten(1))]
+    out = [sorted_statistics(x.flatten(1))]
     if x.ndim < 3:
         return out
     if norms:
         for axis in range(1, x.ndim):
             rest = [a for a in range(1, x.ndim) if a != axis]
-            out.append(_statistics(torch.linalg.vector_norm(x, dim=rest)))
+            out.append(sorted_statistics(torch.linalg.vector_norm(x, dim=rest)))
     return [*out, _singular_values(x.flatten(1, -2))]
 
 
@@ -111,7 +110,7 @@ def _product_features(
     full = left @ right.mT
     # Y = Q R, and Q does not change the singular values of X Yᵀ = X Rᵀ Qᵀ.
     small = left @ torch.linalg.qr(right, mode="r").R.mT
-    found = [_statistics(full.flatten(2)), _singular_values(small)]
+    found = [sorted_statistics(full.flatten(2)), _singular_values(small)]
     rest = product.axes[len(shared) :]
     if rest[: len(rest) // 2] == rest[len(rest) // 2 :]:  # the same axis twice, so a trace
         found.append(full.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True))
@@ -126,12 +125,6 @@ def _singular_values(x: Tensor) -> Tensor:
     squares = torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)
     out: Tensor = (squares + FLOOR**2 * squares[..., :1]).sqrt()
     return out
-
-
-def _statistics(x: Tensor) -> Tensor:
-    # NumPy sorts twice as fast on the CPU.
-    fast = torch.from_numpy(np.sort(x.numpy(), -1)) if x.device.type == "cpu" else None
-    return statistics(x, fast)
 
 
 def _part(network: Mapping[str, object], part: str) -> list[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,12 @@ def statistics(x: Tensor, ordered: Tensor | None = None) -> Tensor:
     # Divided by n, because a tensor of one entry has a variance too.
     moments = [x.mean(-1), x.var(-1, correction=0)]
     return torch.stack([*moments, *found], -1)
+
+
+def sorted_statistics(x: Tensor) -> Tensor:
+    """The same of plain tensors outside autograd; on the CPU NumPy sorts twice as fast."""
+    fast = torch.from_numpy(np.sort(x.numpy(), -1)) if x.device.type == "cpu" else None
+    return statistics(x, fast)
 
 
 def pieces(x: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:

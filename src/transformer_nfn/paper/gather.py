@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from transformer_nfn.paper.numbers import (
     model_name,
 )
 from transformer_nfn.paper.table_text import TableView, lay_out, zoo_label
+from transformer_nfn.prediction.log import read_log
 from transformer_nfn.prediction.records import (
     CONFIGURATION,
     LOG_FILE,
@@ -98,19 +98,7 @@ class Run:
         path = self.folder / LOG_FILE
         if not path.is_file():
             return []
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError as error:
-            raise RunError(f"'{path}' is not text in UTF-8: {error.reason}") from error
-        entries = []
-        for number, line in enumerate(lines, 1):
-            try:
-                entries.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                # A run that was killed may leave half a line at the end.
-                if number < len(lines):
-                    raise RunError(f"'{path}', line {number}: {error}") from error
-        return [entry for entry in entries if isinstance(entry, dict)]
+        return read_log(path)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def evaluate(
         raise RunError(f"'{run}' holds no predictor: {record.status}")
     zoo = Zoo.open(zoo_path)
     predictors = load_predictors(run, record)
-    trained = NetworkSizes.from_json(record.zoo["architecture"])
+    trained = NetworkSizes.from_json(record.architecture)
     check_sizes(str(zoo_path), zoo.arch, trained, predictors)
     rows = select_rows(zoo, percent=percent, min_accuracy=min_accuracy)
     if len(rows) < FEWEST:
@@ -54,7 +54,7 @@ def evaluate(
     standing = standings(run, data, zoo.about["task"]["name"])
     unseen = np.array([kind == "unseen" for kind in standing])
     counts = Counter(standing)
-    reach = float(record.summary["radius"])
+    reach = record.radius
     enough = int(unseen.sum()) >= FEWEST
     return {
         "zoo_seeds": zoo.seeds,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from transformer_nfn.errors import missing_extra
+from transformer_nfn.files.fields import Fields
+from transformer_nfn.prediction.log import read_log
 from transformer_nfn.prediction.records import LOG_FILE, RunError
 
 
@@ -20,7 +21,12 @@ def write_events(run: Path) -> Path:
     log = run / LOG_FILE
     if not log.is_file():
         raise RunError(f"'{run}' has no {LOG_FILE}: trees have no epochs to show")
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = read_log(log)
+    for line in lines:
+        fields = Fields(line, str(log), RunError)
+        for key in ("loss", "val_tau", "lr"):
+            fields.number(key)
+        fields.whole("seed")
     out = run / "tensorboard"
     for seed in sorted({line["seed"] for line in lines}):
         with SummaryWriter(str(out / f"seed-{seed}")) as writer:

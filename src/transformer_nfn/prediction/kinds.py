@@ -32,6 +32,7 @@ class Kinds:
         val: others, on which the best epoch is chosen.
         test: others still; no run has networks in two parts.
         left_out: kinds of which a predictor sees no network before it is tested on all of them.
+        more: further networks to learn from, see `dataset.Parts`; empty where none were asked for.
     """
 
     names: tuple[str, ...]
@@ -39,6 +40,7 @@ class Kinds:
     val: list[Dataset]
     test: list[Dataset]
     left_out: Mapping[str, Dataset] = field(default_factory=dict)
+    more: list[Dataset | None] = field(default_factory=list)
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
@@ -59,6 +61,7 @@ class Kinds:
             val=[data.to(device) for data in self.val],
             test=[data.to(device) for data in self.test],
             left_out={name: data.to(device) for name, data in self.left_out.items()},
+            more=[data if data is None else data.to(device) for data in self.more],
         )
 
 
@@ -70,13 +73,15 @@ def load_kinds(
     split_seed: int = 0,
     max_train: int | None = None,
     subset_seed: int = 0,
+    all_checkpoints: bool = False,
     leave_out: str | Sequence[str] = (),
 ) -> Kinds:
     """Selects, splits by run 70/15/15 within each kind, and reads.
 
     Args:
         mixed: an open mixed zoo; kinds that are still being built count as far as they are.
-        percent, min_accuracy, split_seed, subset_seed: see `dataset.load_parts`.
+        percent, min_accuracy, split_seed, subset_seed, all_checkpoints: see
+            `dataset.load_parts`.
         max_train: at most this many networks of each kind to train on.
         leave_out: one kind or several that are not trained on, such as ``w48-h4-d3``.
     """
@@ -99,12 +104,18 @@ def load_kinds(
                     split_seed=split_seed,
                     max_train=max_train,
                     subset_seed=subset_seed,
+                    all_checkpoints=all_checkpoints,
                 )
             )
         except RunError as error:
             raise RunError(f"{name}: {error}") from error
     return Kinds(
-        names, [p.train for p in parts], [p.val for p in parts], [p.test for p in parts], unseen
+        names,
+        [p.train for p in parts],
+        [p.val for p in parts],
+        [p.test for p in parts],
+        unseen,
+        [p.more for p in parts] if all_checkpoints else [],
     )
 
 

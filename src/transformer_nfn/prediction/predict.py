@@ -73,12 +73,12 @@ def predict(run: Path | str, networks: Networks) -> list[Prediction]:
     named = _named(networks)
     predictors = load_predictors(run, record)
     seen = Seen.load(run)
-    trained = NetworkSizes.from_json(record.zoo["architecture"])
+    trained = NetworkSizes.from_json(record.architecture)
     found: list[Prediction] = []
     for start in range(0, len(named), AT_ONCE):
         chunk = named[start : start + AT_ONCE]
         read = [_read(network, trained, predictors) for network in chunk]
-        found += _predict(chunk, read, predictors, seen, float(record.summary["radius"]))
+        found += _predict(chunk, read, predictors, seen, record.radius)
     return found
 
 

@@ -54,14 +54,15 @@ def _plain(kind: str) -> Callable[..., nn.Module]:
 
 
 def _whole_network(data: Dataset, **options: Any) -> nn.Module:
-    parts = options.pop("parts", ["probes", "invariants"])
-    one = map_network(data.take(torch.arange(min(1, len(data)))).network, lambda w: w.cpu())
-    if "probes" not in parts:
-        options["probes"] = 0
-    if "invariants" in parts:
-        options["invariants"] = models.invariant_features(one, data.block_space).shape[1]
-    embedding = one.get("embedding")
-    first, last = one["blocks"][0]["W_Q"], one["classifier"]
+    parts = options.pop("parts", None)
+    if parts is not None:
+        off = {"probes": 0, "invariants": False, "channels": 0}
+        on = {"probes": 64, "invariants": True, "channels": 8}
+        names = {"probes": "probes", "invariants": "invariants", "layers": "channels"}
+        chosen = {names[part] for part in parts}
+        options = {k: on[k] if k in chosen else v for k, v in off.items()} | options
+    embedding = data.network.get("embedding")
+    first, last = data.network["blocks"][0]["W_Q"], data.network["classifier"]
     assert isinstance(last, Mapping)
     assert embedding is None or isinstance(embedding, Mapping)
     return models.WholeNetwork(
@@ -69,7 +70,7 @@ def _whole_network(data: Dataset, **options: Any) -> nn.Module:
         tokens=min(data.tokens or PROBE_TOKENS, PROBE_TOKENS),
         width=first.shape[3] if embedding is None else embedding["W"].shape[1],
         classes=last["W_2"].shape[-1],
-        blocks=len(one["blocks"]),
+        images=embedding is not None,
         **options,
     )
 

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from transformer_nfn.prediction.dataset import Dataset, map_network
 from transformer_nfn.prediction.graph_step import GraphSteps
 
-STEPS = 160
+STEPS = 120
 BATCH = 32
 RATE = 0.01
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.files.fields import Fields
+from transformer_nfn.zoo.size_check import check_sizes
 
 SEED_NUMBERS = ("tau", "tau_low", "tau_high", "r2", "mae", "seconds")
 OPTIONAL_NUMBERS = ("val_tau", "best_epoch")
@@ -34,7 +35,7 @@ def check_record(data: Mapping[str, Any], where: str, kind: type[TransformerNFNE
         if name in zoo.data:
             zoo.text(name)
     if "architecture" in zoo.data:
-        zoo.inner("architecture")
+        check_sizes(zoo.inner("architecture").data)
     if fields.has("num_parameters"):
         fields.whole("num_parameters")
     if fields.has("table"):

@@ -73,6 +73,21 @@ class RunRecord:
     table: Mapping[str, Any] | None = None
     format: int = FORMAT
 
+    @property
+    def architecture(self) -> Mapping[str, Any]:
+        """The networks it was trained on; refuses a record without them."""
+        if "architecture" not in self.zoo:
+            raise RunError("the run's record lacks 'zoo.architecture', the networks it can read")
+        found: Mapping[str, Any] = self.zoo["architecture"]
+        return found
+
+    @property
+    def radius(self) -> float:
+        """Half the width of its intervals; refuses a record without it."""
+        if "radius" not in self.summary:
+            raise RunError("the run's record lacks 'summary.radius', the width of its intervals")
+        return float(self.summary["radius"])
+
     def write(self, folder: Path) -> None:
         """Writes ``run.json``, beside first and then renamed."""
         write_text(folder / RUN_FILE, json.dumps(asdict(self), indent=1, sort_keys=True))

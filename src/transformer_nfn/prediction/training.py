@@ -21,6 +21,7 @@ from transformer_nfn.files.whole import write_text
 from transformer_nfn.models import Network, WholeNetwork
 from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts, joined, map_network
 from transformer_nfn.prediction.graph_step import GraphSteps
+from transformer_nfn.prediction.log import read_log
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.probe_search import find_probes
 from transformer_nfn.prediction.protocol import Protocol
@@ -28,6 +29,8 @@ from transformer_nfn.prediction.records import LOG_FILE, RunError
 
 STATE_FILE = "training.safetensors"
 SAVE_SECONDS = 20.0
+SHORTEST_EPOCH = 512
+"""Networks that an epoch of the model of whole networks takes at least."""
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -92,9 +95,10 @@ class SeedTrainer:
         whole = isinstance(first, WholeNetwork)  # each seed has probes of its own
         self.together = together and not whole and (len(seeds) > 1 or on_gpu)
         self.parts = _as_read(first, parts)
-        # With further checkpoints an epoch takes as many networks as there are runs.
+        # With further checkpoints an epoch takes as many networks as there are runs, and of a few
+        # runs more than one each: it should not be over after a handful of steps.
         runs = len(np.unique(self.parts.train.columns["run"].astype(str)))
-        self.per_epoch = runs if whole else len(parts.train)
+        self.per_epoch = max(runs, SHORTEST_EPOCH) if whole else len(parts.train)
         self.loss = first.loss if whole else binary_cross_entropy_with_logits
         self.epoch = 0
         self.best_epoch = [0] * len(seeds)
@@ -165,8 +169,9 @@ class SeedTrainer:
         On the device of the networks, the rates too where the optimiser reads them there.
         """
         device, n = self.parts.train.accuracy.device, len(self.parts.train)
-        orders = torch.stack([_order(n, seed, self.epoch, device) for seed in self.seeds])
-        orders = orders[:, : self.per_epoch]
+        orders = torch.stack(
+            [_order(n, self.per_epoch, seed, self.epoch, device) for seed in self.seeds]
+        )
         rates = self.epoch_rates()
         if self.rate is None:
             return orders, rates
@@ -287,12 +292,19 @@ class SeedTrainer:
             )
         with torch.no_grad():
             for name, value in self.state.items():
-                value.copy_(tensors[f"state.{name}"])
-                self.best[name].copy_(tensors[f"best.{name}"])
+                for part, target in (("state", value), ("best", self.best[name])):
+                    stored = tensors[f"{part}.{name}"]
+                    if stored.shape != target.shape or stored.dtype != target.dtype:
+                        raise RunError(f"'{path}' is damaged: '{part}.{name}' is not as it was")
+                    target.copy_(stored)
         entries: dict[int, dict[str, Tensor]] = {}
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         for key, value in tensors.items():
             if key.startswith("adam."):
                 _, index, name = key.split(".", 2)
+                shape = torch.Size() if name == "step" else parameters[int(index)].shape
+                if value.shape != shape or not value.is_floating_point():
+                    raise RunError(f"'{path}' is damaged: '{key}' is not as it was saved")
                 entries.setdefault(int(index), {})[name] = value
         state = self.optimiser.state_dict()
         state["state"] = entries
@@ -351,11 +363,15 @@ def _optimiser(
     return torch.optim.AdamW([g for g in groups if g["params"]], **how)
 
 
-def _order(n: int, seed: int, epoch: int, device: torch.device) -> Tensor:
-    """The order of the networks in one epoch of one seed; drawn on a GPU where they lie on one."""
+def _order(n: int, count: int, seed: int, epoch: int, device: torch.device) -> Tensor:
+    """Which networks one epoch of one seed takes, ``count`` of ``n``, none again before all.
+
+    Drawn on a GPU where they lie on one.
+    """
     where = device if device.type == "cuda" else torch.device("cpu")
     source = torch.Generator(where).manual_seed((seed + 1) * 1_000_003 + epoch)
-    return torch.randperm(n, generator=source, device=where).to(device)
+    rounds = [torch.randperm(n, generator=source, device=where) for _ in range(-(-count // n))]
+    return torch.cat(rounds)[:count].to(device)
 
 
 def train_seeds(
@@ -387,11 +403,16 @@ def train_seeds(
     state = folder / STATE_FILE if folder is not None else None
     log: list[str] = []
     if folder is not None and state is not None and state.is_file():
-        trainer.load(state, identity)
-        lines = (
-            (folder / LOG_FILE).read_text().splitlines() if (folder / LOG_FILE).is_file() else []
-        )
-        log = [line for line in lines if json.loads(line)["epoch"] <= trainer.epoch]
+        try:
+            trainer.load(state, identity)
+        except RunError:
+            raise
+        except (ValueError, LookupError, TypeError, RuntimeError) as error:
+            raise RunError(
+                f"'{state}' is damaged, choose another --out or remove it ({error})"
+            ) from error
+        lines = read_log(folder / LOG_FILE) if (folder / LOG_FILE).is_file() else []
+        log = [json.dumps(line) for line in lines if line["epoch"] <= trainer.epoch]
     trainer.begin()
     saved = time.monotonic()
     while trainer.epoch < protocol.epochs:

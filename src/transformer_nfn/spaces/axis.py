@@ -8,6 +8,8 @@ from typing import Any
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces.actions import ACTIONS, Action, Pieces
 
+LARGEST = 2**40
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -44,6 +46,8 @@ class Axis:
             raise SpaceError(f"axis name {self.name!r} must be a word without '*' or spaces")
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
             raise SpaceError(f"axis '{self.name}' must have a positive size, found {self.size!r}")
+        if self.size > LARGEST:
+            raise SpaceError(f"axis '{self.name}' has {self.size:.3g} entries, at most 2**40 fit")
         if (self.kind, "general") not in ACTIONS:
             raise SpaceError(f"axis '{self.name}' has unknown kind {self.kind!r}")
         if (self.kind, self.form) not in ACTIONS:

@@ -13,6 +13,9 @@ from transformer_nfn.errors import GroupError
 from transformer_nfn.spaces.actions import MAX_CONDITION, Action, Drawing
 from transformer_nfn.spaces.element import Element
 
+WORST_CONDITION = 1e12
+"""Beyond it double precision keeps less than four digits of what a matrix acts on."""
+
 if TYPE_CHECKING:
     from transformer_nfn.spaces.space import WeightSpace
 
@@ -82,6 +85,11 @@ class Group:
         for name, limit in (("max_condition", max_condition), ("condition", condition)):
             if limit is not None and not limit >= 1:
                 raise GroupError(f"{name} must be at least 1, found {limit}")
+        if condition is not None and condition > WORST_CONDITION:
+            raise GroupError(
+                f"condition must be at most {WORST_CONDITION:g}, found {condition:g}: beyond it "
+                "rounding leaves nothing of the function"
+            )
         how = Drawing(generator, entries, max_condition, condition)
         place = device if device is not None else how.device
         perms, linears, inverses, shifts = {}, {}, {}, {}

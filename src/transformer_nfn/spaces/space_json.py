@@ -41,6 +41,9 @@ def build_arguments(data: object) -> dict[str, Any]:
         raise SpaceError(
             f"weight space format {data['format']!r} is not known here (expected {FORMAT})"
         )
+    tensors = data["tensors"]
+    if not isinstance(tensors, dict) or not all(isinstance(w, str) for w in tensors.values()):
+        raise SpaceError("a weight space in JSON names the axes of each tensor as one text")
     return {
         "name": data.get("name", "space"),
         "axes": [Axis(**axis) for axis in data["axes"]],

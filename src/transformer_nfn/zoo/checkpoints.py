@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.architectures.families import Model, UnknownFamilyError, open_model
+from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.assets import resolve
 from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
@@ -134,7 +135,12 @@ def find_network(
             )
         named = read_small_transformer(checkpoint, arch)
         chosen, weights = (arch.space, named) if part is None else _block(arch, named, part, text)
-        return chosen, {name: w[None, None] for name, w in weights.items()}
+        found = {name: w[None, None] for name, w in weights.items()}
+        try:
+            chosen.check(found)
+        except SpaceError as error:
+            raise SpaceError(f"'{checkpoint.where}': {error}") from error
+        return chosen, found
 
 
 def _block(

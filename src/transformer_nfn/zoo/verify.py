@@ -82,6 +82,9 @@ def verify(
         raise ZooError(f"tolerance must be at least 0 test samples, found {tolerance}")
     if is_mixed(path):
         return _verify_kinds(Path(path), data, sample, seed, tolerance, tick)
+    if not (Path(path) / "zoo.json").exists():
+        # Not a verdict on a zoo, but a question that cannot be put.
+        raise StoreError(f"'{path}' is not a zoo: it has no zoo.json")
     out = Verdict()
     try:
         folder = Folder.open(path)

@@ -2,7 +2,8 @@
 
 The arithmetic is that of the zoo's network (`architectures.zoo_network`), for any width, number
 of heads and depth: embedding and fixed positions; LayerNorm, attention, LayerNorm, MLP in each
-block; LayerNorm, mean over tokens, classifier.
+block; LayerNorm, mean over tokens, classifier. On a CPU in float32 it is compiled C
+(`native_network`), which the tests hold against what is here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer_nfn import native_network
 from transformer_nfn.architectures.zoo_network import EPS
 
 CHUNK = 16
@@ -41,6 +43,8 @@ def answers(network: Mapping[str, Any], inputs: Tensor, positions: Tensor) -> An
         inputs: ``[inputs, tokens, patch]``, or word vectors where the network has no embedding.
         positions: ``[≥ tokens, D]``.
     """
+    if native_network.fits(network):
+        return Answers(*native_network.probe_answers(network, inputs, positions))
     first = network["classifier"]["W_1"]
     if torch.is_grad_enabled() or len(first) <= CHUNK:
         return _answers(network, inputs, positions)

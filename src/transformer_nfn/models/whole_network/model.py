@@ -1,7 +1,8 @@
-"""How good is this network? Asked by learned probes, and by numbers no symmetry can change."""
+"""How good is this network? What it answers to learned probes, and what its weights say."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +12,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models.invariants import invariant_features
+from transformer_nfn.models.network import network_of
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.models.signed_log import signed_log
 from transformer_nfn.models.whole_network.answers import Answers, answers
+from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.probes import Probes
+from transformer_nfn.nn.roles import RoleLayers
 from transformer_nfn.spaces import WeightSpace
 
 INVARIANTS = "invariants"
@@ -27,19 +30,23 @@ SURE = 0.02
 
 
 class WholeNetwork(Pretrained):
-    """Probes pushed through each network and what it answers, beside invariants of its weights.
+    """Up to three readers of a network, whose judgements add up.
 
-    Exactly invariant under everything that leaves a network's function alone, because the first
-    part reads the function itself; the second reads invariants of the paper's group.
+    Probes are pushed through it and its answers read: that sees the function alone, so nothing
+    that leaves the function as it is can change it. Invariants (`whole_invariants`) and layers
+    over the whole network (`nn.RoleLayers`) read the weights, free of what permutations, bases of
+    heads, and the scales that LayerNorm and ReLU discard can change. Networks of any width, number
+    of heads and depth are read by the same parameters.
 
     Args:
-        space: of one block of the networks it learns from.
-        invariants: how many invariants a network has; None leaves them out.
+        space: of one block of the networks it learns from, for the record.
         tokens: of a probe.
         width: of a token of a probe: pixels of a patch, or of a word vector.
         classes: of the networks' task.
-        blocks: of the networks.
+        images: whether networks have an embedding of patches.
         probes: how many; 0 leaves them out.
+        invariants: whether invariants are read.
+        channels: of the layers over the whole network; 0 leaves them out.
         rank: of the matrix of all probes.
         hidden: neurons that read the answers.
     """
@@ -55,45 +62,53 @@ class WholeNetwork(Pretrained):
         tokens: int,
         width: int,
         classes: int,
-        blocks: int = 2,
-        invariants: int | None = None,
+        images: bool = True,
         probes: int = 64,
+        invariants: bool = True,
+        channels: int = 0,
         rank: int = 32,
         hidden: int = 64,
     ) -> None:
         super().__init__()
-        if not probes and invariants is None:
-            raise SpaceError("a model needs at least one of probes and invariants")
+        if not (probes or invariants or channels):
+            raise SpaceError("a model needs at least one of probes, invariants and layers")
         self.space = space
         self._config: dict[str, Any] = dict(
             tokens=tokens,
             width=width,
             classes=classes,
-            blocks=blocks,
-            invariants=invariants,
+            images=images,
             probes=probes,
+            invariants=invariants,
+            channels=channels,
             rank=rank,
             hidden=hidden,
         )
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
         self.probes = Probes(probes, tokens, width, classes, rank) if probes else None
-        self.reader = _reader(answer_width(probes, classes, blocks), hidden) if probes else None
-        self.register_buffer("mean", torch.zeros(invariants or 0))
-        self.register_buffer("scale", torch.ones(invariants or 0))
-        self.judge = _reader(invariants, hidden // 4) if invariants is not None else None
+        self.reader = _reader(answer_width(probes, classes), hidden) if probes else None
+        count = count_invariants(images) if invariants else 0
+        self.register_buffer("mean", torch.zeros(count))
+        self.register_buffer("scale", torch.ones(count))
+        self.judge = _reader(count, hidden // 4) if invariants else None
+        patch = width if images else 0
+        self.layers = (
+            RoleLayers(channels, classes=classes, patch=patch, tokens=tokens) if channels else None
+        )
+        self.weigh = _reader(self.layers.width, hidden // 2) if self.layers is not None else None
 
     def undecayed(self, name: str) -> bool:
         """Whether weight decay leaves a parameter alone: probes are inputs, not weights."""
         return name.startswith("probes.")
 
-    def prepared(self, network: Mapping[str, Any]) -> dict[str, Any]:
+    def prepared(
+        self, network: Mapping[str, Any], positions: Tensor | None = None
+    ) -> dict[str, Any]:
         """The network with its invariants beside its weights, so that they are computed once."""
         if self.judge is None or INVARIANTS in network:
             return dict(network)
-        weights = {part: w for part, w in network.items() if part != INVARIANTS}
-        found = signed_log(invariant_features(_on_cpu(weights), self.space))
-        place = network["classifier"]["W_1"]
-        return {**network, INVARIANTS: found.to(place)}
+        found = signed_log(whole_invariants(network, self._where(network, positions)))
+        return {**network, INVARIANTS: found.to(network["classifier"]["W_1"])}
 
     def standardise(self, network: Mapping[str, Any]) -> None:
         """Learns from these networks what is usual for an invariant."""
@@ -110,17 +125,17 @@ class WholeNetwork(Pretrained):
         """What the networks answer to the probes."""
         if self.probes is None:
             raise SpaceError("this model has no probes")
-        inputs = self.probes()
-        if positions is None:
-            positions = self._where(network["classifier"]["W_1"].shape[1], inputs)
-        return answers(network, inputs, positions)
+        return answers(network, self.probes(), self._where(network, positions))
 
-    def _where(self, width: int, inputs: Tensor) -> Tensor:
+    def _where(self, network: Mapping[str, Any], given: Tensor | None) -> Tensor:
         """The fixed positions for networks of this width, made once on each device."""
-        key = (width, inputs.device)
+        like = network["classifier"]["W_1"]
+        if given is not None:
+            return given.to(like)
+        key = (like.shape[1], like.device)
         if key not in self._positions:
-            self._positions[key] = sinusoids(inputs.shape[1], width).to(inputs)
-        return self._positions[key]
+            self._positions[key] = sinusoids(self._config["tokens"], like.shape[1]).to(like)
+        return self._positions[key].to(like.dtype)
 
     def logits(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
@@ -128,9 +143,12 @@ class WholeNetwork(Pretrained):
         if self.reader is not None:
             out = out + self.reader(read_answers(self.answers(network, positions))).squeeze(-1)
         if self.judge is not None:
-            x = self.prepared(network)[INVARIANTS]
+            x = self.prepared(network, positions)[INVARIANTS]
             near = ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
             out = out + self.judge(near).squeeze(-1)
+        if self.layers is not None and self.weigh is not None:
+            seen = self.layers(network, self._where(network, positions))
+            out = out + self.weigh(seen).squeeze(-1)
         return out
 
     def forward(self, network: Mapping[str, Any]) -> Tensor:
@@ -150,9 +168,9 @@ class WholeNetwork(Pretrained):
         return {"space": self.space.to_json(), **self._config}
 
 
-def answer_width(probes: int, classes: int, blocks: int) -> int:
-    """How many numbers `read_answers` gives."""
-    return 2 * probes * classes + probes * blocks + 1
+def answer_width(probes: int, classes: int) -> int:
+    """How many numbers `read_answers` gives, whatever the width, heads and depth of networks."""
+    return 2 * probes * classes + 2 * probes + 1
 
 
 def read_answers(given: Answers) -> Tensor:
@@ -165,7 +183,8 @@ def read_answers(given: Answers) -> Tensor:
             3 * usual.flatten(1),
             (logits / size).flatten(1),
             size[:, 0].log().clamp(-FARTHEST, FARTHEST),
-            given.alike.flatten(1),
+            given.alike.mean(-1),
+            given.alike[..., -1],
         ],
         -1,
     )
@@ -190,12 +209,19 @@ def _reader(width: int, hidden: int) -> nn.Sequential:
     )
 
 
-def _on_cpu(network: Mapping[str, Any]) -> dict[str, Any]:
-    def move(part: Any) -> Any:
-        if isinstance(part, Tensor):
-            return part.cpu()
-        if isinstance(part, Mapping):
-            return {name: move(w) for name, w in part.items()}
-        return [move(block) for block in part]
 
-    return {name: move(part) for name, part in network.items()}
+@functools.cache
+def count_invariants(images: bool) -> int:
+    """How many invariants `whole_invariants` finds: as many in the smallest network as in any."""
+    D, tokens = 4, 2
+    named = {
+        "classifier.W_1": (D, D), "classifier.b_1": (D,),
+        "classifier.W_2": (D, 2), "classifier.b_2": (2,),
+        "blocks.0.W_Q": (1, D, D), "blocks.0.W_K": (1, D, D), "blocks.0.W_V": (1, D, D),
+        "blocks.0.W_O": (1, D, D), "blocks.0.W_A": (D, D), "blocks.0.b_A": (D,),
+        "blocks.0.W_B": (D, D), "blocks.0.b_B": (D,),
+    }  # fmt: skip
+    if images:
+        named |= {"embedding.W": (3, D), "embedding.b": (D,)}
+    made = {name: torch.ones(1, *shape) for name, shape in named.items()}
+    return whole_invariants(network_of(made), sinusoids(tokens, D)).shape[1]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.files.regular import read_regular
 from transformer_nfn.files.whole import write_text
 
 KIND, FORMAT = "transformer-nfn pairs", 1
@@ -89,7 +90,7 @@ def read_pairs(path: Path) -> list[Pair]:
     if not path.exists():
         return []
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_regular(path).decode("utf-8"))
         if content["kind"] != KIND:
             raise PairsError(f"'{path}': expected kind '{KIND}', found '{content['kind']}'")
         if content["format"] != FORMAT:

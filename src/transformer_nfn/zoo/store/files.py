@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from transformer_nfn.files.json_object import read_object
+from transformer_nfn.files.regular import read_regular
 from transformer_nfn.files.whole import write_bytes
 from transformer_nfn.zoo.errors import StoreError
 
@@ -51,7 +52,7 @@ class Checksums:
         """The file's bytes, checked."""
         path = self.folder / name
         try:
-            data = path.read_bytes()
+            data = read_regular(path)
         except OSError as error:
             raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
         known = self._read().get(name)

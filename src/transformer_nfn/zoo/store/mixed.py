@@ -113,7 +113,9 @@ def read_kinds(path: Path) -> dict[str, Any]:
     about = parse_object(Checksums(path).read(KINDS_FILE), str(where), StoreError)
     if about.get("kind") != KIND:
         raise StoreError(f"{where}: kind {about.get('kind')!r} is not a mixed zoo")
-    if about.get("format", 0) > FORMAT:
+    if type(about.get("format")) is not int:
+        raise StoreError(f"{where}: has no format, a whole number")
+    if about["format"] > FORMAT:
         raise StoreError(
             f"{where}: format {about['format']} is newer than this version of transformer-nfn "
             f"({__version__}) knows ({FORMAT}); update it"

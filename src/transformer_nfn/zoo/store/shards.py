@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from transformer_nfn.files import safetensors_file
 from transformer_nfn.files.errors import CheckpointError
+from transformer_nfn.files.regular import open_regular
 from transformer_nfn.files.whole import write_bytes
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
@@ -73,7 +75,7 @@ class Header:
 def raw_header(path: Path) -> tuple[bytes, int]:
     """The bytes of a shard's header, and the length of the file."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             return safetensors_file.raw_header(file.fileno(), str(path))
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error})") from error

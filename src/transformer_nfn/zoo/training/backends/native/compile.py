@@ -7,7 +7,7 @@ import functools
 from pathlib import Path
 
 from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH
-from transformer_nfn.native_code import load
+from transformer_nfn.native_network.compile import CompiledSizes, load_for
 
 SOURCES = ("step.c", "pass.h")
 
@@ -18,9 +18,8 @@ def library(
 ) -> tuple[ctypes.CDLL | None, str]:
     """The step compiled for networks of these sizes, or None and why there is none."""
     here = Path(__file__).parent
-    sizes = {"WIDTH": width, "HEADS": heads, "NEURONS": neurons, "BLOCKS": blocks}
-    flags = [f"-DTNFN_{name}={size}" for name, size in sizes.items()]
-    return load([here / name for name in SOURCES], "step", _declare, [flags])
+    sizes = CompiledSizes(width, heads, neurons, blocks)
+    return load_for(sizes, [here / name for name in SOURCES], "step", _declare)
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:

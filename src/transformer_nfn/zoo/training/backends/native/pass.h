@@ -1,136 +1,48 @@
 /* Forward and backward of a group of samples, and the loop over networks (see step.c). */
 
-static void attend(int T, int Tp, const float *qkv, float *P, float *a, float *kt) {
-    for (int head = 0; head < H; head++, P += (long)T * Tp) {
-        const float *q = qkv + head * E, *k = q + D, *v = k + D;
-        for (int e = 0; e < E; e++) {
-            for (int t = 0; t < T; t++) kt[e * Tp + t] = k[t * 3 * D + e];
-            for (int t = T; t < Tp; t++) kt[e * Tp + t] = 0.0f;
-        }
-        matmul(T, Tp, E, q, 3 * D, 1, kt, Tp, P, Tp, 0);
-        softmax(T, Tp, P);
-        matmul(T, E, T, P, Tp, 1, v, 3 * D, a + head * E, D, 0);
-    }
-}
-
-static void attend_back(int T, int Tp, const float *qkv, const float *P, const float *da,
-                        float *dqkv, float *kt, float *ds) {
-    for (int head = 0; head < H; head++, P += (long)T * Tp) {
-        const float *q = qkv + head * E, *k = q + D, *v = k + D;
-        float *dq = dqkv + head * E, *dk = dq + D, *dv = dk + D;
-        for (int e = 0; e < E; e++) {
-            for (int t = 0; t < T; t++) kt[e * Tp + t] = v[t * 3 * D + e];
-            for (int t = T; t < Tp; t++) kt[e * Tp + t] = 0.0f;
-        }
-        matmul(T, Tp, E, da + head * E, D, 1, kt, Tp, ds, Tp, 0);
-        matmul(T, E, T, P, 1, Tp, da + head * E, D, dv, 3 * D, 0);
-        for (int i = 0; i < T; i++) {
-            const float *p = P + (long)i * Tp;
-            float *s = ds + (long)i * Tp;
-            vf dot = {0};
-            for (int j = 0; j < Tp; j += VL) dot += load(p + j) * load(s + j);
-            float mean = sum(dot);
-            for (int j = 0; j < Tp; j += VL)
-                store(s + j, load(p + j) * (load(s + j) - mean) * (1.0f / sqrtf(E)));
-        }
-        matmul(T, E, T, ds, Tp, 1, k, 3 * D, dq, 3 * D, 0);
-        matmul(T, E, T, ds, 1, Tp, q, 3 * D, dk, 3 * D, 0);
-    }
-}
-
 /* Logits of G samples of T tokens; what the way back needs stays in s. */
 static void forward(const Layout *l, const float *w, Scratch *s, int G, int T, int Tp, int patch,
                     const float *x, const float *pos, int drop) {
     int R = G * T;
-    if (patch) {
-        fill_rows(R, D, w + l->be, s->h);
-        matmul(R, D, patch, x, patch, 1, w + l->We, D, s->h, D, 1);
-    } else
-        memcpy(s->h, x, (size_t)R * D * sizeof(float));
-    for (int g = 0; g < G; g++)
-        for (int i = 0; i < T * D; i += VL)
-            store(s->h + g * T * D + i, load(s->h + g * T * D + i) + load(pos + i));
+    embed(l, w, G, T, patch, x, pos, s->h);
     if (drop) times(R * D, s->h, s->mask[0]);
     for (int i = 0; i < BLOCKS; i++) {
-        norm(R, s->h, s->n1[i], s->r1[i]);
-        matmul(R, 3 * D, D, s->n1[i], D, 1, w + l->qkv[i], 3 * D, s->qkv[i], 3 * D, 0);
-        for (int g = 0; g < G; g++)
-            attend(T, Tp, s->qkv[i] + (long)g * T * 3 * D, s->P[i] + (long)g * H * T * Tp,
-                   s->a[i] + g * T * D, s->kt);
-        matmul(R, D, D, s->a[i], D, 1, w + l->o[i], D, s->h, D, 0);
+        attention(l, w, i, s->block + i, G, T, Tp, s->kt, s->h);
         if (drop) times(R * D, s->h, s->mask[1 + 2 * i]);
-        norm(R, s->h, s->n2[i], s->r2[i]);
-        fill_rows(R, F, w + l->bA[i], s->hid[i]);
-        matmul(R, F, D, s->n2[i], D, 1, w + l->A[i], F, s->hid[i], F, 1);
-        for (int j = 0; j < R * F; j += VL) {
-            vf v = load(s->hid[i] + j);
-            /* a NaN must stay one, so the comparison keeps it */
-            store(s->hid[i] + j, (vf)((vi)v & ~(vi)(v < 0.0f)));
-        }
-        fill_rows(R, D, w + l->bB[i], s->h);
-        matmul(R, D, F, s->hid[i], F, 1, w + l->B[i], D, s->h, D, 1);
+        neurons(l, w, i, s->block + i, R, s->h);
         if (drop) times(R * D, s->h, s->mask[2 + 2 * i]);
     }
     norm(R, s->h, s->nf, s->rf);
-    for (int g = 0; g < G; g++)
-        for (int d = 0; d < D; d += VL) {
-            vf mean = {0};
-            for (int t = 0; t < T; t++) mean += load(s->nf + (g * T + t) * D + d);
-            store(s->z + g * D + d, mean * (1.0f / T));
-        }
-    fill_rows(G, D, w + l->b1, s->c1);
-    matmul(G, D, D, s->z, D, 1, w + l->W1, D, s->c1, D, 1);
-    for (int j = 0; j < G * D; j += VL) {
-        vf v = load(s->c1 + j);
-        store(s->c1 + j, (vf)((vi)v & ~(vi)(v < 0.0f)));
-    }
-    fill_rows(G, LOGITS, s->b2p, s->logits);
-    matmul(G, LOGITS, D, s->c1, D, 1, s->W2p, LOGITS, s->logits, LOGITS, 1);
+    mean_rows(G, T, s->nf, s->z);
+    classify(l, w, &s->turned, G, s->z, s->c1, s->logits);
 }
 
 /* Adds the gradients of the G samples; s->logits holds the gradient of the logits. */
 static void backward(const Layout *l, Scratch *s, int G, int T, int Tp, int patch, const float *x,
                      int drop, float *grad) {
     int R = G * T;
+    const Turned *t = &s->turned;
     matmul(D, LOGITS, G, s->c1, 1, D, s->logits, LOGITS, s->gW2, LOGITS, 1);
-    for (int g = 0; g < G; g++) {
-        float *dc = s->g2 + g * D;
-        matmul(1, D, LOGITS, s->logits + g * LOGITS, LOGITS, 1, s->W2T, D, dc, D, 0);
-        for (int d = 0; d < D; d += VL)
-            store(dc + d, select_gt0(load(dc + d), load(s->c1 + g * D + d)));
-    }
+    classify_back(t, G, s->logits, s->c1, s->g2, s->dz);
     matmul(D, D, G, s->z, 1, D, s->g2, D, grad + l->W1, D, 1);
     add_rows(G, D, s->g2, grad + l->b1);
-    for (int g = 0; g < G; g++) {
-        float dz[D];
-        matmul(1, D, D, s->g2 + g * D, D, 1, s->W1T, D, dz, D, 0);
-        for (int d = 0; d < D; d += VL) {
-            vf v = load(dz + d) * (1.0f / T);
-            for (int t = 0; t < T; t++) store(s->g + (g * T + t) * D + d, v);
-        }
-    }
+    mean_rows_back(G, T, s->dz, s->g);
     norm_back(R, s->g, s->nf, s->rf, s->g);
     for (int i = BLOCKS - 1; i >= 0; i--) {
+        const Kept *k = s->block + i;
         if (drop) times(R * D, s->g, s->mask[2 + 2 * i]);
-        matmul(F, D, R, s->hid[i], 1, F, s->g, D, grad + l->B[i], D, 1);
+        matmul(F, D, R, k->hid, 1, F, s->g, D, grad + l->B[i], D, 1);
         add_rows(R, D, s->g, grad + l->bB[i]);
-        matmul(R, F, D, s->g, D, 1, s->BT[i], F, s->ghid, F, 0);
-        for (int j = 0; j < R * F; j += VL)
-            store(s->ghid + j, select_gt0(load(s->ghid + j), load(s->hid[i] + j)));
-        matmul(D, F, R, s->n2[i], 1, D, s->ghid, F, grad + l->A[i], F, 1);
+        neurons_back(t, i, k, R, s->g, s->ghid);
+        matmul(D, F, R, k->n2, 1, D, s->ghid, F, grad + l->A[i], F, 1);
         add_rows(R, F, s->ghid, grad + l->bA[i]);
-        matmul(R, D, F, s->ghid, F, 1, s->AT[i], D, s->g, D, 0);
-        norm_back(R, s->g, s->n2[i], s->r2[i], s->g);
         if (drop) times(R * D, s->g, s->mask[1 + 2 * i]);
-        matmul(D, D, R, s->a[i], 1, D, s->g, D, grad + l->o[i], D, 1);
-        matmul(R, D, D, s->g, D, 1, s->oT[i], D, s->g2, D, 0);
-        for (int g = 0; g < G; g++)
-            attend_back(T, Tp, s->qkv[i] + (long)g * T * 3 * D, s->P[i] + (long)g * H * T * Tp,
-                        s->g2 + g * T * D, s->gqkv + (long)g * T * 3 * D, s->kt, s->ds);
-        matmul(D, 3 * D, R, s->n1[i], 1, D, s->gqkv, 3 * D, grad + l->qkv[i], 3 * D, 1);
+        matmul(D, D, R, k->a, 1, D, s->g, D, grad + l->o[i], D, 1);
+        attention_back(t, i, k, G, T, Tp, s->g, s->gqkv, s->kt, s->g2, s->ds);
+        matmul(D, 3 * D, R, k->n1, 1, D, s->gqkv, 3 * D, grad + l->qkv[i], 3 * D, 1);
         if (i == 0 && !patch) return; /* word vectors are frozen */
-        matmul(R, D, 3 * D, s->gqkv, 3 * D, 1, s->qkvT[i], D, s->g, D, 0);
-        norm_back(R, s->g, s->n1[i], s->r1[i], s->g);
+        matmul(R, D, 3 * D, s->gqkv, 3 * D, 1, t->qkvT[i], D, s->g, D, 0);
+        norm_back(R, s->g, k->n1, k->r1, s->g);
     }
     if (drop) times(R * D, s->g, s->mask[0]);
     matmul(patch, D, R, x, 1, patch, s->g, D, grad + l->We, D, 1);
@@ -172,22 +84,11 @@ int tnfn_pass(int M, int B, int T, int patch, int classes, const float *weights,
         carve(&s, base, Gmax * T, Gmax, PAD(T));
         float *g = grad ? grad + m * l.size : 0;
         int drop = grad && threshold[m] > 0;
-        memset(s.W2p, 0, D * LOGITS * sizeof(float));
-        memset(s.b2p, 0, LOGITS * sizeof(float));
-        memset(s.gW2, 0, D * LOGITS * sizeof(float));
-        for (int d = 0; d < D; d++)
-            memcpy(s.W2p + d * LOGITS, w + l.W2 + d * classes, classes * sizeof(float));
-        memcpy(s.b2p, w + l.b2, classes * sizeof(float));
+        pad_classes(&l, w, classes, &s.turned);
         if (g) {
             memset(g, 0, l.size * sizeof(float));
-            for (int i = 0; i < BLOCKS; i++) {
-                transpose(D, 3 * D, w + l.qkv[i], s.qkvT[i]);
-                transpose(D, D, w + l.o[i], s.oT[i]);
-                transpose(D, F, w + l.A[i], s.AT[i]);
-                transpose(F, D, w + l.B[i], s.BT[i]);
-            }
-            transpose(D, D, w + l.W1, s.W1T);
-            transpose(D, LOGITS, s.W2p, s.W2T);
+            memset(s.gW2, 0, D * LOGITS * sizeof(float));
+            turn(&l, w, &s.turned);
         }
         loss[m] = 0;
         hits[m] = 0;

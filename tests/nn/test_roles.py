@@ -1,0 +1,141 @@
+"""Layers over whole networks: exactly equivariant, as the plain sums say, for any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from literal_roles import literal_nodes
+from torch import Tensor
+from whole_networks import MOVES, Moved, Net, draw, move, move_all, whole_network
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.nn.roles import RoleLayers
+from transformer_nfn.testing import relative_error
+
+POSITIONS = draw(5, 6, seed=3)
+
+
+def layers(seed: int = 0, **options: Any) -> RoleLayers:
+    """With parameters that are all different from each other and from zero."""
+    torch.manual_seed(seed)
+    made = RoleLayers(**{"channels": 4, "classes": 3, "patch": 4, "tokens": 5, **options})
+    for p in made.parameters():
+        torch.nn.init.normal_(p, 0.1, 0.6)
+    return made.double()
+
+
+def moved_nodes(nodes: dict[str, Tensor], moved: Moved) -> dict[str, Tensor]:
+    """Nodes where the units of a disguise stand."""
+    found = dict(nodes)
+    for role, index in moved.index.items():
+        x = nodes[role] if nodes[role].ndim == 4 else nodes[role].unsqueeze(1)
+        placed = torch.stack([x[:, i, at] for i, at in enumerate(index)], 1)
+        found[role] = placed.reshape(nodes[role].shape)
+    return found
+
+
+def assert_equivariant(made: RoleLayers, network: Net, moved: Moved) -> None:
+    before = made.nodes(network, POSITIONS)
+    after = made.nodes(moved.network, moved.positions)
+    for role, expected in moved_nodes(before, moved).items():
+        assert relative_error(after[role], expected) < 1e-9, role
+    error = relative_error(made(moved.network, moved.positions), made(network, POSITIONS))
+    assert error < 1e-9
+
+
+@pytest.mark.parametrize("patch", [4, 0])
+@pytest.mark.parametrize("how", MOVES, ids=lambda how: how.__name__)
+def test_nodes_move_as_the_units_do(how: Callable[[Net, Tensor], Moved], patch: int) -> None:
+    network = whole_network(patch=patch)
+    assert_equivariant(layers(patch=patch), network, move(how, network, POSITIONS))
+
+
+def test_all_symmetries_together() -> None:
+    network = whole_network(depth=3, heads=4)
+    moved = move_all(network, POSITIONS)
+    assert set(moved.index) == {"streams", "middle_streams", "neurons", "hidden", "heads"}
+    assert_equivariant(layers(), network, moved)
+
+
+def test_units_differ_so_that_moving_them_is_seen() -> None:
+    nodes = layers().nodes(whole_network(), POSITIONS)
+    for role, x in nodes.items():
+        gaps = torch.cdist(x, x) + 1e9 * torch.eye(x.shape[-2], dtype=x.dtype)
+        assert float(gaps.detach().min()) > 1e-4, role
+
+
+@pytest.mark.parametrize("patch", [2, 0])
+def test_they_are_what_plain_sums_give(patch: int) -> None:
+    sizes = dict(D=3, heads=2, d=2, F=4, depth=2, hidden=3, classes=2, patch=patch)
+    network = whole_network(2, **sizes)
+    positions = draw(3, 3, seed=5)
+    made = layers(channels=2, classes=2, patch=patch, tokens=3)
+    found = made.nodes(network, positions)
+    for at in range(2):
+        expected = literal_nodes(made, network, positions, at)
+        for role, x in expected.items():
+            assert relative_error(found[role][at], x) < 1e-9, role
+
+
+@pytest.mark.parametrize("name", ["W_A", "W_B", "W_O", "W_V", "b_A", "b_B"])
+def test_half_a_permutation_is_seen(name: str) -> None:
+    network = whole_network()
+    broken = deepcopy(network)
+    block = broken["blocks"][1]
+    block[name] = block[name].roll(1, -2 if name == "W_V" else -1)
+    made = layers()
+    assert relative_error(made(broken, POSITIONS), made(network, POSITIONS)) > 1e-4
+
+
+def test_scales_that_norms_discard_are_kept_only_when_asked_for() -> None:
+    network, how = whole_network(), next(x for x in MOVES if x.__name__ == "scale_what_norms_read")
+    moved = move(how, network, POSITIONS)
+    made = layers(keep_scales=True)
+    one, two = made(network, POSITIONS), made(moved.network, POSITIONS)
+    assert one.shape == (3, made.width)
+    assert relative_error(two[:, :-4], one[:, :-4]) < 1e-9
+    assert relative_error(two[:, -4:], one[:, -4:]) > 0.1
+
+
+def test_one_layer_reads_every_size() -> None:
+    made = layers()
+    for sizes in (
+        dict(D=8, heads=1, d=2),
+        dict(D=4, heads=4, d=1, F=9, hidden=7),
+        dict(depth=1),
+        dict(depth=5),
+    ):
+        network: Any = whole_network(**sizes)
+        out = made(network)
+        assert out.shape == (3, made.width)
+        assert bool(out.isfinite().all())
+
+
+def test_every_parameter_learns() -> None:
+    made = layers()
+    made(whole_network(), POSITIONS).square().sum().backward()
+    for name, p in made.named_parameters():
+        assert p.grad is not None, name
+        assert float(p.grad.abs().max()) > 0, name
+
+
+def test_dead_weights_give_finite_features() -> None:
+    network = whole_network()
+    for part in (*network["blocks"], network["classifier"], network["embedding"]):
+        for w in part.values():
+            w.zero_()
+    assert bool(layers()(network, POSITIONS).isfinite().all())
+
+
+def test_networks_of_another_task_are_refused() -> None:
+    made = layers()
+    with pytest.raises(SpaceError, match="networks of 3 classes, found 2"):
+        made(whole_network(classes=2))
+    with pytest.raises(SpaceError, match="networks of 4 pixels in a patch, found 0"):
+        made(whole_network(patch=0))
+    with pytest.raises(SpaceError, match="at least 5 tokens"):
+        made(whole_network(), POSITIONS[:4])
