@@ -76,8 +76,9 @@ def make(scenario: Scenario, seed: int, number: int, valid: Path, folder: Path) 
     target = chance.choice(scenario.targets)
     damage = chance.choice(target.damagers)
     done = damage(chance, folder / target.path)
-    if target.sign is not None and (folder / target.path).is_file():
-        target.sign(folder / target.path)
+    place = folder / target.path
+    if target.sign is not None and place.is_file() and not place.is_symlink():
+        target.sign(place)
         done = Damage(f"signed, {done.what}", done.right)
     return Case(words, done, scenario.answers, scenario.bad, scenario.varies)
 
