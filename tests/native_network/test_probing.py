@@ -107,6 +107,22 @@ def test_without_memory_the_way_back_walks_there_again(
 
 
 @needs_compiler
+def test_one_call_does_not_disturb_the_way_back_of_another() -> None:
+    network, probes, positions, *weights = asked(CASES[0])
+    probes.requires_grad_()
+    other, others, elsewhere, *other_weights = asked(CASES[2])
+    others.requires_grad_()
+    expected = gradient(*probe_answers(network, probes, positions), probes, *weights)
+    first = probe_answers(network, probes, positions)
+    second = probe_answers(other, others, elsewhere)
+    found = gradient(*first, probes, *weights)
+    assert torch.equal(found, expected)
+    between = gradient(*second, others, *other_weights)
+    alone = gradient(*probe_answers(other, others, elsewhere), others, *other_weights)
+    assert torch.equal(between, alone)
+
+
+@needs_compiler
 def test_any_strides_and_more_positions_than_tokens() -> None:
     network, probes, positions, *_ = asked(CASES[1])
     expected = probe_answers(network, probes, positions)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,32 @@ from transformer_nfn.native_network.packed import PackedSizes, pack, why_not_pac
 
 MOST_KEPT = 1 << 29
 """Bytes; of more pairs of a network and a probe, the way back walks the way there again."""
+
+
+class _Room(threading.local):
+    """Memory for what the way back needs, for the latest call alone and used again by the next.
+
+    Fresh memory would cost more time, page by page, than is saved by what stands in it.
+    """
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0)
+        self.guest = object()
+
+    def let(self, size: int) -> tuple[Tensor, object]:
+        """So many floats, and whoever holds them from now on."""
+        if len(self.memory) < size:
+            self.memory = torch.empty(0)
+            self.memory = torch.empty(size)
+        self.guest = object()
+        return self.memory, self.guest
+
+    def of(self, guest: object) -> Tensor | None:
+        """What this one wrote, unless another has come since."""
+        return self.memory if self.guest is guest else None
+
+
+_room = _Room()
 
 
 def why_not(network: Mapping[str, Any]) -> str:
@@ -78,8 +105,10 @@ class _ProbeAnswers(torch.autograd.Function):
         keep: bool,
     ) -> tuple[Tensor, Tensor]:
         probes, positions = probes.detach().contiguous(), positions.detach().contiguous()
-        kept = _room(sizes, weights, probes) if keep else None
-        ctx.save_for_backward(probes, weights, positions, kept)
+        size = len(weights) * _library(sizes.compiled).tnfn_kept(*probes.shape[:2])
+        fits_in = keep and 4 * size <= MOST_KEPT
+        kept, ctx.guest = _room.let(size) if fits_in else (None, object())
+        ctx.save_for_backward(probes, weights, positions)
         ctx.sizes = sizes
         pairs = len(weights), len(probes)
         logits = torch.empty(*pairs, sizes.classes)
@@ -92,18 +121,13 @@ class _ProbeAnswers(torch.autograd.Function):
     def backward(
         ctx: Any, dlogits: Tensor, dspread: Tensor
     ) -> tuple[Tensor, None, None, None, None]:
-        probes, weights, positions, kept = ctx.saved_tensors
+        probes, weights, positions = ctx.saved_tensors
         lib = _library(ctx.sizes.compiled)
         parts = torch.zeros(lib.tnfn_slices(), *probes.shape)
         given = dlogits.contiguous(), dspread.contiguous()
+        kept = _room.of(ctx.guest)
         _run(ctx.sizes, weights, probes, positions, None, None, *given, parts, kept)
         return parts.sum(0), None, None, None, None
-
-
-def _room(sizes: PackedSizes, weights: Tensor, probes: Tensor) -> Tensor | None:
-    """Memory for what the way back needs, unless that is too much."""
-    size = len(weights) * _library(sizes.compiled).tnfn_kept(*probes.shape[:2])
-    return torch.empty(size) if 4 * size <= MOST_KEPT else None
 
 
 def _run(sizes: PackedSizes, weights: Tensor, probes: Tensor, *rest: Tensor | None) -> None:

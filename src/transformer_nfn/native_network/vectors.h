@@ -85,7 +85,7 @@ INLINE float sum(vf v) { /* in two chains, so that additions need not wait for e
         for (int r = 0; r < ROWS; r++) c[r][v] = vfmaq_laneq_f32(c[r][v], b, a[r], u);     \
     }
 #define BY_LANES(ROWS, NV)                                                             \
-    if (ca == 1)                                                                           \
+    if (ca == 1 && ROWS == 4)                                                              \
         for (; q + 4 <= k; q += 4) {                                                       \
             float32x4_t a[ROWS];                                                           \
             for (int r = 0; r < ROWS; r++) a[r] = vld1q_f32(A + (i + r) * ra + q);         \

@@ -1,0 +1,129 @@
+"""What does it cost to ask networks by probes? The C pass against PyTorch, in one run.
+
+CPU-seconds per million pairs of a network and a probe, all threads together, forward and forward
+with the gradient of the probes; of several repetitions taken in turn the fastest counts. CPU time,
+not the clock, so that other work on the machine does not matter much.
+
+    python benchmarks/probes.py [--tasks mnist digits …] [--threads N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from transformer_nfn import native_network
+from transformer_nfn.known_tasks import KNOWN_TASKS
+from transformer_nfn.models.network import Network, network_of
+from transformer_nfn.models.whole_network.answers import Answers, answers
+from transformer_nfn.native_network import probe_answers, probing, why_not
+from transformer_nfn.zoo import NetworkSizes
+
+LONGEST = 64
+"""Tokens of a probe at most; a text may have more."""
+
+
+def some_networks(arch: NetworkSizes, count: int) -> Network:
+    """Networks with weights as large as at the start of training."""
+    flat = 0.2 * torch.randn(count, arch.num_weights, generator=torch.Generator().manual_seed(0))
+    return network_of(arch.to_named(flat))
+
+
+def cpu_seconds() -> float:
+    """Of this process so far."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def fastest(ways: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
+    """CPU-seconds of each way, which take turns."""
+    best = dict.fromkeys(ways, float("inf"))
+    for repetition in range(1 + repetitions):
+        for name, way in ways.items():
+            start = cpu_seconds()
+            way()
+            if repetition:
+                best[name] = min(best[name], cpu_seconds() - start)
+    return best
+
+
+def measure(task: str, networks: int, probes: int, repetitions: int) -> dict[str, Any]:
+    """One row: a task's networks of the paper's size."""
+    arch = NetworkSizes.of(KNOWN_TASKS[task])
+    network = some_networks(arch, networks)
+    if problem := why_not(network):
+        raise SystemExit(problem)
+    tokens = min(arch.tokens, LONGEST)
+    x = torch.randn(probes, tokens, arch.patch or arch.d_model, requires_grad=True)
+    positions = arch.positions()[:tokens]
+
+    def in_torch(*asked: Any) -> Answers:
+        with mock.patch.object(native_network, "fits", return_value=False):
+            return answers(*asked)
+
+    def there(ask: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        with torch.no_grad():
+            ask(network, x, positions)
+
+    def and_back(ask: Callable[..., tuple[Tensor, Tensor]], kept: int = probing.MOST_KEPT) -> None:
+        with mock.patch.object(probing, "MOST_KEPT", kept):
+            logits, spread = ask(network, x, positions)
+        (logits.sum() + spread.sum()).backward()
+
+    times = fastest(
+        {
+            "forward, native": lambda: there(probe_answers),
+            "forward, PyTorch": lambda: there(in_torch),
+            "both, native": lambda: and_back(probe_answers),
+            "both, native, nothing kept": lambda: and_back(probe_answers, 0),
+            "both, PyTorch": lambda: and_back(in_torch),
+        },
+        repetitions,
+    )
+    per_million = 1e6 / (networks * probes)
+    return {"task": task, "tokens": tokens} | {k: v * per_million for k, v in times.items()}
+
+
+def lines(row: dict[str, Any]) -> str:
+    """A row as text."""
+    out = [f"{row['task']}, {row['tokens']} tokens: CPU-seconds per million pairs"]
+    for what in ("forward", "both"):
+        plain = row[f"{what}, PyTorch"]
+        for name, seconds in row.items():
+            if name.startswith(what):
+                out.append(f"  {name:28} {seconds:7.1f}   {plain / seconds:5.2f}x")
+    return "\n".join(out)
+
+
+def main() -> None:
+    """Measures, prints, and writes what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", nargs="+", default=["mnist"], choices=list(KNOWN_TASKS))
+    parser.add_argument("--networks", type=int, default=32)
+    parser.add_argument("--probes", type=int, default=64)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--threads", type=int, help="PyTorch's and the C code's")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    rows = []
+    for task in given.tasks:
+        rows.append(measure(task, given.networks, given.probes, given.repetitions))
+        sys.stdout.write(lines(rows[-1]) + "\n")
+        sys.stdout.flush()
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
