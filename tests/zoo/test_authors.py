@@ -266,8 +266,9 @@ def test_an_export_of_any_task_comes_back(task: str, tmp_path: Path) -> None:
         for epoch, percent, best in ((9, 50, False), (14, 75, False), (14, 0, True))
     ]
     weights = torch.randn(len(rows), arch.num_weights, generator=torch.Generator().manual_seed(0))
+    recipe = {"epochs": 18, "percents": [50, 75, 100]}
     about = {"origin": "build", "task": {"name": task}, "dtype": "float32", "shards": 1}
-    folder = Folder.create(tmp_path / "zoo", arch, about)
+    folder = Folder.create(tmp_path / "zoo", arch, about | {"recipe": recipe})
     write_shard(folder.shard_path("00000"), arch, weights, rows, {})
     folder.merge()
     zoo = Zoo.open(tmp_path / "zoo")

@@ -39,18 +39,20 @@ class Size:
             that the predictors read.
         seeds: of every predictor.
         epochs: of the neural predictors.
+        probe_epochs: of the one that learns probes.
     """
 
     runs: int
     zoo_epochs: int
     seeds: int
     epochs: int
+    probe_epochs: int
 
 
 QUICK_TIME = "a minute"
 """How long the quick demo takes, in words, on two Arm cores with nothing else to do."""
-FULL = Size(runs=192, zoo_epochs=12, seeds=3, epochs=40)
-QUICK = Size(runs=64, zoo_epochs=4, seeds=2, epochs=15)
+FULL = Size(runs=192, zoo_epochs=12, seeds=3, epochs=40, probe_epochs=8)
+QUICK = Size(runs=64, zoo_epochs=4, seeds=2, epochs=15, probe_epochs=1)
 
 
 def demo_command(
@@ -85,7 +87,7 @@ def demo_command(
         f"[bold]1.[/bold] two zoos of {size.runs} small transformers, trained on 8×8 digits"
     )
     zoos = {kind: _build_zoo(root / kind / "zoo", size, seed, kind) for kind in SEED_KINDS}
-    parts = {kind: load_parts(zoo) for kind, zoo in zoos.items()}
+    parts = {kind: load_parts(zoo, all_checkpoints=True) for kind, zoo in zoos.items()}
     for kind in SEED_KINDS:
         counts = parts[kind].counts
         console.print(
@@ -113,7 +115,7 @@ def demo_command(
         highlight=False,
     )
     console.print(
-        f"\nTry: tnfn predict {root / 'each' / 'runs' / 'invariant_boosting'} "
+        f"\nTry: tnfn predict {root / 'each' / 'runs' / 'whole_network'} "
         f"{root / 'each' / 'zoo'}#0",
         highlight=False,
         soft_wrap=True,
@@ -153,12 +155,19 @@ def _train_predictors(zoo: Zoo, parts: Parts, out: Path, size: Size) -> list[Run
                     model,
                     out / model,
                     seeds=list(range(size.seeds)),
-                    protocol=Protocol(epochs=size.epochs),
+                    protocol=Protocol.of(model, epochs=_epochs(model, size)),
                     selection={"percent": PERCENT, "min_accuracy": 0.0, "augment": None},
                     report=report,
                 )
             )
     return records
+
+
+def _epochs(model: str, size: Size) -> int:
+    """Probes are a hundred times the work of reading weights, and learn in fewer passes."""
+    from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS
+
+    return size.probe_epochs if model in ALL_CHECKPOINTS else size.epochs
 
 
 def register(app: typer.Typer) -> None:

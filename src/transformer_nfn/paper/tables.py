@@ -26,7 +26,7 @@ from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunError, RunRecord
 
 THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
-EXTRA_MODELS = ("invariant_boosting", "invariant_mlp")
+EXTRA_MODELS = ("invariant_boosting", "invariant_mlp", "whole_network")
 TABLES = tuple(ALL_TABLES)
 
 Progress = Callable[[Cell, dict[str, Any]], None]
@@ -59,7 +59,7 @@ def table_cells(
     Args:
         name: ``table1`` to ``table6``, or ``learning-curve``.
         task: of the zoo; text has no embedding to read.
-        models: which predictors (tables 1, 2 and 6, learning curve); the paper's six and our two
+        models: which predictors (tables 1, 2 and 6, learning curve); the paper's six and our three
             by default.
         train: how many networks of the zoo there are to train on (learning curve).
         sizes: numbers of networks instead of 64, 128, … and all (learning curve).

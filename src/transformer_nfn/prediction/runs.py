@@ -16,6 +16,7 @@ from transformer_nfn.prediction.intervals import LEVEL, coverage, radius
 from transformer_nfn.prediction.metrics import scores, standard_error
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import (
+    ALL_CHECKPOINTS,
     NEURAL,
     Predictor,
     check_name,
@@ -85,6 +86,8 @@ def train_run(
         save_every: seconds between two saved states of a training.
     """
     check_name(model)
+    if model not in ALL_CHECKPOINTS:
+        parts = replace(parts, more=None)
     protocol, options = protocol or Protocol.of(model), dict(options or {})
     identity = training_identity(model, options, parts, protocol, seeds)
     if (out / RUN_FILE).is_file():
