@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -166,6 +166,12 @@ class Predictor:
             if wanted[size] != there[size]:
                 return f"expected {words.format(wanted[size])}, found {there[size]}"
         return None
+
+    def prepared(self, data: Dataset) -> Dataset:
+        """The networks with what every seed would have to compute of them, where it is much."""
+        if not isinstance(self.inner, models.WholeNetwork):
+            return data
+        return replace(data, network=cast("models.Network", self.inner.prepared(data.network)))
 
     @property
     def num_parameters(self) -> int | None:

@@ -176,12 +176,17 @@ def _measure(
     predictors: list[Predictor], parts: Parts, seeds: list[int], rows: list[dict[str, Any]]
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]], dict[str, np.ndarray]]:
     """Predictions of every seed on both held-out parts, scores, residuals of their mean."""
+    parts = replace(
+        parts,
+        val=predictors[0].prepared(parts.val.to("cpu")),
+        test=predictors[0].prepared(parts.test.to("cpu")),
+    )
     columns: dict[str, list[np.ndarray]] = {}
     out = []
     total: dict[str, np.ndarray] = {}
     for seed, predictor, row in zip(seeds, predictors, rows, strict=True):
         found = {
-            name: predictor.predict(part.to("cpu")).double().numpy()
+            name: predictor.predict(part).double().numpy()
             for name, part in (("val", parts.val), ("test", parts.test))
         }
         reach = radius(_truth(parts.val) - found["val"])
