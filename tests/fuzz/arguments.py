@@ -143,7 +143,6 @@ def _sizes() -> list[Words]:
         ("zoo", "build", "--out", "z", "--runs", "8", "--device", "tpu"),
         ("zoo", "build", "--out", "z", "--runs", "8", "--engine", "x"),
         ("zoo", "build", "--out", "z", "--runs", "8", "--path", "x"),
-        ("zoo", "build", "--out", "z", "--runs", "8", "--data", "hub"),
         ("train", "zoo", "--model", "nothing", "--out", "r"),
         ("train", "zoo", "--out", "r", "--model", "transformer_nfn", "--channels", DIGITS[:10]),
         ("train", "zoo", "--out", "r", "--model", "statnn", "--lr", "nan"),
