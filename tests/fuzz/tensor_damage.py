@@ -147,7 +147,7 @@ def numbers_of_wrong_kind(chance: Random, path: Path) -> Damage:
         metadata = file.metadata()
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     name = chance.choice(sorted(state))
-    how = chance.choice(("int64", "bool", "more axes", "complex"))
+    how = chance.choice(("float64", "bool", "more axes", "complex"))
     state[name] = CHANGES[how][0](state[name]).contiguous()
     save_file(state, path, metadata)
     return Damage(f"{path.name}: '{name}' {how}", REFUSED)
