@@ -34,7 +34,8 @@ def _places() -> list[Words]:
             ("disguises", "--out", f"{place}/d"),
             ("reproduce", "figures", "zoo", "--out", f"{place}/d"),
         ]
-    return [words for words in found if not (words[-1].startswith("zoo/") or "zoo/" in words[3:])]
+    fine = ("zoo/", "disguise hub --out zoo")  # a folder, where files may be put
+    return [words for words in found if not any(part in " ".join(words) for part in fine)]
 
 
 def _names() -> list[Words]:
@@ -59,9 +60,15 @@ def _names() -> list[Words]:
         ]  # fmt: skip
     same = {("report", "."), ("report", "/"), ("compare", "--matrix", "."),
             ("compare", "--matrix", "/"), ("zoo", "import", "/", "--out", "i"),
-            ("zoo", "import", ".", "--out", "i"),
+            ("zoo", "import", ".", "--out", "i"), ("zoo", "import", "", "--out", "i"),
+            ("report", ""), ("architectures", "--architecture", "/dev/null"),
+            ("inspect", "hub", "--architecture", "/dev/null"),
             ("canonical", "net.safetensors", "--out", "c", "--part", "")}  # fmt: skip
     return [words for words in found if words not in same]
+
+
+MOST = {"--bins", "--rounds", "--top", "--tolerance", "--samples", "--shard-runs"}
+"""Options that take any number, because they mean so many at most."""
 
 
 def _numbers() -> list[Words]:
@@ -111,7 +118,7 @@ def _numbers() -> list[Words]:
         w for w in found
         if not any(o in w for o in harmless.get(w[-1], ()))
         and not (w[-1] == "1.5" and "--condition" in w)
-        and not (w[-1] == DIGITS and {"--bins", "--rounds", "--top", "--tolerance"} & set(w))
+        and not (w[-1] == DIGITS and MOST & set(w))
         and not (w[-1] == "" and w[0] == "reproduce" and "--sizes" in w)
     ]  # fmt: skip
 
@@ -136,7 +143,6 @@ def _sizes() -> list[Words]:
         ("zoo", "build", "--out", "z", "--runs", "8", "--device", "tpu"),
         ("zoo", "build", "--out", "z", "--runs", "8", "--engine", "x"),
         ("zoo", "build", "--out", "z", "--runs", "8", "--path", "x"),
-        ("zoo", "build", "--out", "z", "--runs", "8", "--data", "hub"),
         ("train", "zoo", "--model", "nothing", "--out", "r"),
         ("train", "zoo", "--out", "r", "--model", "transformer_nfn", "--channels", DIGITS[:10]),
         ("train", "zoo", "--out", "r", "--model", "statnn", "--lr", "nan"),

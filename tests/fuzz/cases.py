@@ -79,7 +79,9 @@ def make(scenario: Scenario, seed: int, number: int, valid: Path, folder: Path) 
     place = folder / target.path
     if target.sign is not None and place.is_file() and not place.is_symlink():
         target.sign(place)
-        done = Damage(f"signed, {done.what}", done.right)
+        # What stands behind the trees of a model is not read.
+        behind = place.name == "model.txt" and " cut to " in done.what
+        done = Damage(f"signed, {done.what}", UNCHANGED if behind else done.right)
     return Case(words, done, scenario.answers, scenario.bad, scenario.varies)
 
 
@@ -87,13 +89,12 @@ PREDICT: Words = ("predict", "RUN", "ours.safetensors", "--json")
 RUN_FIELDS = (
     "model", "zoo", "zoo/architecture", "zoo/architecture/*", "seeds", "seeds/0", "seeds/0/seed",
     "summary", "summary/radius", "status", "format", "selection", "protocol", "num_parameters",
-    "table",
 )  # fmt: skip
 NEEDED_RUN_FIELDS = ("model", "zoo", "zoo/architecture", "zoo/architecture/tokens", "seeds/0/seed",
                      "summary/radius", "format", "selection", "protocol")  # fmt: skip
 ABOUT_FIELDS = ("format", "predictor", "settings", "width", "sha256", "sha256/*")
 CONFIG_FIELDS = ("blocks", "channels", "channels/*", "classifier", "embedding", "features", "space")
-ZOO_FIELDS = ("format", "kind", "architecture", "architecture/*", "shards", "task", "task/name")
+ZOO_FIELDS = ("format", "kind", "architecture", "architecture/*", "shards", "task")
 NEURAL = ("whole_network", "transformer_nfn", "mlp", "statnn")
 EVALUATED = ("transformer_nfn", "lightgbm")
 LIBRARY_FILES = {
@@ -360,7 +361,7 @@ def _imports() -> list[Scenario]:
     zipped = ("zoo", "import", "authors.zip", "--out", "imported")
     first = "authors/mnist/run0_75_5000.pt"
     pickled = (
-        d.unreadable, tensor_damage.pickled_tensor, tensor_damage.pickled_whole,
+        d.something_else, tensor_damage.pickled_tensor, tensor_damage.pickled_whole,
         import_damage.file_name, d.flipped(ANSWERED, within=600),
     )  # fmt: skip
     table = (import_damage.table, import_damage.table, import_damage.harmless_table)

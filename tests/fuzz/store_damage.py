@@ -77,7 +77,7 @@ TABLES: dict[str, tuple[Callable[[Any], Any], Right]] = {
     "run null": (_set("run", lambda i: None), REFUSED),
     "run list": (_set("run", lambda i: [i]), REFUSED),
     "crashed text": (_set("crashed", lambda i: "no"), REFUSED),
-    "all crashed": (_set("crashed", lambda i: True), REFUSED),
+    "all crashed": (_set("crashed", lambda i: True), Right.ANSWERED),
     "best number": (_set("best", lambda i: 3.5), REFUSED),
     "percent text": (_set("percent", lambda i: "75"), REFUSED),
     "no metadata": (_metadata(None), REFUSED),

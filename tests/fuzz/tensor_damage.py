@@ -20,14 +20,8 @@ from torch import Tensor
 REFUSED, ANSWERED, EQUAL = Right.REFUSED, Right.ANSWERED, Right.EQUAL
 
 
-def _nan(w: Tensor) -> Tensor:
-    w = w.clone()
-    w.view(-1)[0] = float("nan")
-    return w
-
-
 def _with(w: Tensor, value: float) -> Tensor:
-    w = w.clone()
+    w = w.clone() if w.is_floating_point() else w.double()
     w.view(-1)[-1] = value
     return w
 
@@ -45,7 +39,7 @@ CHANGES: dict[str, tuple[Callable[[Tensor], Any], Right]] = {
     "more axes": (lambda w: w[None].clone(), REFUSED),
     "fewer rows": (lambda w: w[:-1].clone(), REFUSED),
     "more rows": (lambda w: torch.cat([w, w[:1]]), REFUSED),
-    "nan": (_nan, REFUSED),
+    "nan": (lambda w: _with(w, float("nan")), REFUSED),
     "inf": (lambda w: _with(w, float("inf")), REFUSED),
     "minus inf": (lambda w: _with(w, -float("inf")), REFUSED),
     "huge": (lambda w: _with(w, 1e38), ANSWERED),
@@ -153,7 +147,7 @@ def numbers_of_wrong_kind(chance: Random, path: Path) -> Damage:
         metadata = file.metadata()
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     name = chance.choice(sorted(state))
-    how = chance.choice(("int64", "bool", "more axes", "complex"))
+    how = chance.choice(("float64", "bool", "more axes", "complex"))
     state[name] = CHANGES[how][0](state[name]).contiguous()
     save_file(state, path, metadata)
     return Damage(f"{path.name}: '{name}' {how}", REFUSED)

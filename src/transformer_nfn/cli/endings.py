@@ -118,7 +118,7 @@ def _file_fault(error: OSError) -> str:
 def _is_out_of_memory(error: Exception) -> bool:
     text = str(error)
     return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in text or "out of memory" in text
+        "can't allocate memory" in text or "not enough memory" in text or "out of memory" in text
     )
 
 

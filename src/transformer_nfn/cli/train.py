@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -143,12 +144,12 @@ def train_command(
 
 
 def _channels(text: str) -> list[int]:
-    try:
-        return [int(n) for n in text.split(",")]
-    except ValueError:
+    words = text.split(",")
+    if not all(re.fullmatch(r"\s*[0-9]{1,4}\s*", word) and int(word) for word in words):
         raise TransformerNFNError(
-            f"--channels must look like 10 or 10,10, found '{text}'"
-        ) from None
+            f"--channels must look like 10 or 10,10, each from 1 to 9999, found '{text}'"
+        )
+    return [int(word) for word in words]
 
 
 def _show(record: Any, out: Path, as_json: bool) -> None:

@@ -42,7 +42,9 @@ def build(
     runs: Annotated[
         int | None, typer.Option(help="So many of the 16,000 runs, balanced over optimisers.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs a run (the task's own).")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(max=100_000, help="Epochs a run (the task's own).")
+    ] = None,
     until: Annotated[
         int, typer.Option(help="Stop at 50 or 75 percent of the epochs; 100 trains them all.")
     ] = 100,
@@ -55,7 +57,7 @@ def build(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     workers: Annotated[
-        int | None, typer.Option(help="Processes at once (one a core; one a GPU).")
+        int | None, typer.Option(max=10_000, help="Processes at once (one a core; one a GPU).")
     ] = None,
     data: Data = None,
     address: Annotated[
@@ -65,7 +67,9 @@ def build(
         Path | None, typer.Option(help="A word2vec file; vectors are trained if not given.")
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Train on so many samples at most.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples a step (the task's own).")] = None,
+    batch: Annotated[
+        int | None, typer.Option(max=10**6, help="Samples a step (the task's own).")
+    ] = None,
     select: Annotated[
         str, typer.Option(help="Choose the best epoch on held-out data, or (authors) on test.")
     ] = "held",

@@ -136,6 +136,8 @@ def parse_header(
     """Where each tensor lies, and the metadata; checks that the tensors fill the file."""
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_once)
+        if not isinstance(header, dict):
+            raise TypeError(f"it is a {type(header).__name__}")
         for name in header:
             name.encode()  # JSON can spell names that no text can hold
     except UnicodeError as error:

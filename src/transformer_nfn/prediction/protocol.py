@@ -37,6 +37,9 @@ class Protocol:
                 f"epochs and batch must be positive, found {self.epochs} and {self.batch}"
             )
 
+        if not 0 < self.lr < math.inf:
+            raise RunError(f"the learning rate must be a number above 0, found {self.lr}")
+
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """The learning rate of one step, counted from 0."""
         warm = min(self.warmup, max(1, self.epochs // 5)) * steps_per_epoch

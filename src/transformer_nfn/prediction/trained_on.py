@@ -91,7 +91,7 @@ def standings(folder: Path, data: Dataset, task: str) -> list[Standing]:
     Runs from before the marks were kept know the invariants of their training networks (of 4,096
     at most), and the runs of those that chose the epoch.
     """
-    if (folder / TRAINED_FILE).is_file():
+    if (folder / TRAINED_FILE).exists():
         return TrainedOn.load(folder).standings(data, task)
     found = read_predictions(folder)
     selected = {_run_text(*values) for values in _rows(found, found["split"] == "val")}

@@ -136,6 +136,11 @@ def swiglu_block(d_model: int, heads: int, d_k: int, d_v: int, d_ff: int) -> Wei
     )
 
 
+def _check_blocks(blocks: int) -> None:
+    if blocks < 0:
+        raise SpaceError(f"a stack has no less than 0 blocks, found {blocks}")
+
+
 def residual_stack(
     blocks: int,
     d_model: int,
@@ -153,6 +158,7 @@ def residual_stack(
     """
     axes = [Axis.free("token", d_in), Axis.perm("stream", d_model), Axis.free("logit", d_out)]
     tensors = {"W_E": "token stream", "b_E": "stream"}
+    _check_blocks(blocks)
     for i in range(blocks):
         axes += [
             Axis.perm(f"{i}.head", heads),
@@ -219,6 +225,7 @@ def decoder_stack(
         axis_part(*shared),
         map_part("W_E", "token", "stream"),
     ]
+    _check_blocks(blocks)
     for i in range(blocks):
         parts += [
             norm_part("stream", f"{i}.g_1"),

@@ -90,6 +90,7 @@ def import_authors(source: Path, out: Path) -> tuple[Zoo, Imported]:
             raise ImportFileError(
                 f"{files[0].path.name}: a tensor that tells its sizes has too few axes"
             ) from error
+        _check_depth(first, arch, files[0].path)
         # Shards are written beside the zoo first, so that a bad file in the middle leaves
         # nothing behind.
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -210,6 +211,16 @@ def _kind(state: Checkpoint) -> Kind:
     found = state.info(f"encoder.0.{queries}").shape if f"encoder.0.{queries}" in state else ()
     depth = sum(name.endswith(queries) for name in state)
     return Kind(found[0] if found else WIDTH, heads_in(state) or HEADS, depth or BLOCKS)
+
+
+def _check_depth(state: Checkpoint, arch: NetworkSizes, path: Path) -> None:
+    """Refuses a file with parts of more blocks than it has whole: it lacks a tensor."""
+    for key in state:
+        match = re.match(r"encoder\.([0-9]{1,9})\.", key)
+        if match and int(match[1]) >= arch.blocks:
+            raise ImportFileError(
+                f"{path.name}: holds '{key}', but the queries of {arch.blocks} blocks only"
+            )
 
 
 def _row(file: _File, config: dict[str, str]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from transformer_nfn.errors import GroupError
 from transformer_nfn.functional.transformer import Weights as Source
 from transformer_nfn.functional.transformer import fetch
 from transformer_nfn.spaces.actions import Drawing
+from transformer_nfn.spaces.group import WORST_CONDITION
 from transformer_nfn.symmetry.disguise import heads, norms
 from transformer_nfn.symmetry.disguise.ends import EndRow, end_rows, last_reading
 from transformer_nfn.symmetry.disguise.rows import BLOCK_ROWS, TINY, new_gains
@@ -208,6 +209,8 @@ def disguise(
     """
     if not condition >= 1:
         raise GroupError(f"condition must be at least 1, found {condition}")
+    if condition > WORST_CONDITION:
+        raise GroupError(f"condition must be at most {WORST_CONDITION:g}, found {condition:g}")
     drawn = Disguise(model.about, model, generator, condition=condition, keep_tie=keep_tie)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:

@@ -34,9 +34,8 @@ def check_about(about: dict[str, Any], where: str) -> None:
         raise StoreError(
             f"'{where}': 'dtype' expected {' or '.join(DTYPES)}, found {about['dtype']!r}"
         )
-    recipe = fields.inner("recipe")
-    if "batch" in recipe.data:
-        recipe.whole("batch", 1)
+    if "recipe" in about and "batch" in fields.inner("recipe").data:
+        fields.inner("recipe").whole("batch", 1)
     if fields.has("positions"):
         _check_positions(fields.text("positions"), arch, where)
 
