@@ -95,6 +95,17 @@ def test_no_symmetry_of_the_whole_network_moves_a_prediction():
     torch.testing.assert_close(after, before, rtol=1e-7, atol=1e-7)
 
 
+def test_in_single_precision_predictions_move_less_than_one_in_ten_thousand():
+    made, named = networks(dtype=torch.float32)
+    reader = model({name: w.double() for name, w in named.items()}).float()
+    element = made.space.group.random(torch.Generator().manual_seed(1), batch=3)
+    moved = element.act({name: w.double().unsqueeze(1) for name, w in named.items()})
+    other = {name: w.squeeze(1).float() for name, w in moved.items()}
+    with torch.no_grad():
+        change = reader(network_of(other)) - reader(network_of(named))
+    assert float(change.abs().max()) < 1e-4
+
+
 def test_the_first_stream_is_permuted_together_with_the_positions():
     _, named = networks()
     reader = model(named, channels=3)
