@@ -164,11 +164,13 @@ def _run_folders() -> list[Scenario]:
 
 def _reports() -> list[Scenario]:
     run = "transformer_nfn"
+    # A report shows any status: it is how a run says why it has no result.
+    types = tuple(field for field in RUN_FIELDS if field != "status")
     targets = (
         Target(
             f"{run}/run.json",
             (
-                d.field_of_wrong_type(RUN_FIELDS, ANSWERED), d.unreadable, d.json_text(ANSWERED),
+                d.field_of_wrong_type(types, ANSWERED), d.unreadable, d.json_text(ANSWERED),
                 d.reformatted,
             ),
         ),
