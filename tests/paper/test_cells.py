@@ -20,7 +20,7 @@ def zoo(tmp_path_factory):
 
 
 def test_tables_have_the_papers_cells():
-    assert len(table_cells("table1", "mnist")) == 8 * 5
+    assert len(table_cells("table1", "mnist")) == 9 * 5
     assert [c.row for c in table_cells("table3", "ag_news")] == [
         "encoder",
         "classifier",

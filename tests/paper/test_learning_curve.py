@@ -47,9 +47,9 @@ def test_numbers_double_from_64_and_end_with_all_for_every_model():
         models = {cell.model for cell in cells if cell.column == column}
         assert models == {
             "transformer_nfn", "mlp", "statnn", "xgboost", "lightgbm", "random_forest",
-            "invariant_boosting", "invariant_mlp",
+            "invariant_boosting", "invariant_mlp", "whole_network",
         }  # fmt: skip
-    assert len({cell.folder for cell in cells}) == len(cells) == 40
+    assert len({cell.folder for cell in cells}) == len(cells) == 45
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ MODEL_NAMES: Mapping[str, str] = {
     "random_forest": "Random Forest",
     "invariant_boosting": "Boosting on invariants",
     "invariant_mlp": "MLP on invariants",
+    "whole_network": "Whole network",
 }
+
 
 @dataclass(frozen=True)
 class Number:

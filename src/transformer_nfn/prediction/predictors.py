@@ -54,13 +54,11 @@ def _plain(kind: str) -> Callable[..., nn.Module]:
 
 
 def _whole_network(data: Dataset, **options: Any) -> nn.Module:
-    parts = options.pop("parts", None)
-    if parts is not None:
-        off = {"probes": 0, "invariants": False, "channels": 0}
-        on = {"probes": 64, "invariants": True, "channels": 8}
-        names = {"probes": "probes", "invariants": "invariants", "layers": "channels"}
-        chosen = {names[part] for part in parts}
-        options = {k: on[k] if k in chosen else v for k, v in off.items()} | options
+    parts = options.pop("parts", ["probes", "invariants"])
+    for part, off in {"probes": {"probes": 0}, "invariants": {"invariants": False}}.items():
+        options |= {} if part in parts else off
+    if "layers" in parts:
+        options = {"channels": 8} | options
     embedding = data.network.get("embedding")
     first, last = data.network["blocks"][0]["W_Q"], data.network["classifier"]
     assert isinstance(last, Mapping)

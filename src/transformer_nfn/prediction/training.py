@@ -23,7 +23,7 @@ from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts, joined,
 from transformer_nfn.prediction.graph_step import GraphSteps
 from transformer_nfn.prediction.log import read_log
 from transformer_nfn.prediction.metrics import kendall_tau
-from transformer_nfn.prediction.probe_search import find_probes
+from transformer_nfn.prediction.probe_search import STEPS, STEPS_AN_EPOCH, find_probes
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import LOG_FILE, RunError
 
@@ -129,7 +129,8 @@ class SeedTrainer:
             if isinstance(module, WholeNetwork):
                 module.standardise(self.parts.train.network)
                 if self.epoch == 0:
-                    find_probes(module, self.parts.train, seed)
+                    steps = min(STEPS, STEPS_AN_EPOCH * self.protocol.epochs)
+                    find_probes(module, self.parts.train, seed, steps=steps)
 
     def _logits_together(self, network: Mapping[str, Any], shared: bool) -> Tensor:
         base = self.modules[0]
