@@ -125,7 +125,7 @@ def test_other_damage_in_the_folder_is_refused(small_zoo: Zoo, damaged: Zoo) -> 
 
 
 @pytest.mark.parametrize(
-    "words, sentence",
+    ("words", "sentence"),
     [
         ("burnt", "no kind of damage 'burnt'"),
         ("pruned:2", "share above 0 and at most 1"),

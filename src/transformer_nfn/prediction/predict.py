@@ -15,6 +15,7 @@ from transformer_nfn.files.assets import resolve
 from transformer_nfn.models import network_of
 from transformer_nfn.prediction.acceptance import FittingNetwork, read_fitting
 from transformer_nfn.prediction.dataset import Dataset
+from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.records import RunError, RunRecord
@@ -72,13 +73,15 @@ def predict(run: Path | str, networks: Networks) -> list[Prediction]:
         raise RunError(f"'{run}' holds no predictor: {record.status}")
     named = _named(networks)
     predictors = load_predictors(run, record)
-    seen = Seen.load(run)
+    seen, guard = Seen.load(run), Guard.load(run)
     trained = NetworkSizes.from_json(record.zoo["architecture"])
     found: list[Prediction] = []
     for start in range(0, len(named), AT_ONCE):
         chunk = named[start : start + AT_ONCE]
         read = [_read(network, trained, predictors) for network in chunk]
-        found += _predict(chunk, read, predictors, seen, float(record.summary["radius"]))
+        found += _predict(
+            chunk, read, predictors, seen, float(record.summary["radius"]), guard, trained
+        )
     return found
 
 
@@ -106,6 +109,8 @@ def _predict(
     predictors: Sequence[Predictor],
     seen: Seen,
     reach: float,
+    guard: Guard | None,
+    trained: NetworkSizes,
 ) -> list[Prediction]:
     """Predictions in the order of the networks; those of one size are read together."""
     out: dict[int, Prediction] = {}
@@ -115,12 +120,16 @@ def _predict(
         mean = each.mean(0)
         spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
         novelty = seen.novelty(data)
+        reaches = torch.full_like(mean, reach)
+        if guard is not None and guard.reads(sizes, trained):
+            judged = guard.judge(data, sizes, mean)
+            mean, reaches, novelty = judged.accuracy, judged.radius, judged.strangeness
         for at, i in enumerate(places):
             out[i] = Prediction(
                 named[i].name,
                 float(mean[at]),
-                max(0.0, float(mean[at]) - reach),
-                min(1.0, float(mean[at]) + reach),
+                max(0.0, float(mean[at] - reaches[at])),
+                min(1.0, float(mean[at] + reaches[at])),
                 float(spread[at]),
                 float(novelty[at]),
                 _warning(float(novelty[at])),
