@@ -74,7 +74,7 @@ def _block(
     written = _centred(every)
     found += [_fit(written, A), _fit(A, B), _fit(written @ A, B)]
     found += [_flatness(written @ A), _flatness(A @ B), _flatness(written @ A @ B)]
-    found += [_bias(b_A, A), _bias(w["b_B"], B)]
+    found += [_bias(b_A, A), _bias(w["b_B"], A @ B)]
     if before is not None:
         x = before[:, None]
         for left, right in ((x, QK), (x, QK.mT), (x @ QK, x.mT), (x, VO)):

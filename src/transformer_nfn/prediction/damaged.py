@@ -16,6 +16,9 @@ from transformer_nfn.zoo.damage_record import Damage, damages
 if TYPE_CHECKING:
     from transformer_nfn.zoo import Zoo
 
+FEWEST = 20
+"""Damaged networks that each part needs."""
+
 
 @dataclass(frozen=True)
 class Damaged:
@@ -71,9 +74,10 @@ def load_damaged(
         if both[0] < 2 and max(both) == both[0]:
             chosen[both[0]].append(row)
     for name, rows in zip(("training", "validation"), chosen, strict=True):
-        if len(rows) < 10:
+        if len(rows) < FEWEST:
             raise RunError(
-                f"'{damaged.path}' has {len(rows)} damaged relatives of {name} runs, 10 are needed"
+                f"'{damaged.path}' has {len(rows)} damaged relatives of {name} runs, {FEWEST} are "
+                "needed"
             )
     train, val = (load_rows(damaged, np.array(rows)) for rows in chosen)
     before = zoo.table["test_accuracy"][[told[row].row for row in chosen[0]]]

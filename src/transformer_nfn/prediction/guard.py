@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guard_parts import Distance, Frame, Harm, Opinion
-from transformer_nfn.prediction.intervals import LEVEL, radius
+from transformer_nfn.prediction.intervals import LEVEL, radius, rank_quantile
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.prediction.responses import responses
 from transformer_nfn.zoo import NetworkSizes
@@ -31,12 +30,12 @@ ALARM = 0.04
 """Of healthy networks, the share that may be warned of."""
 HARM = 0.1
 """A network is harmed that lost this much accuracy, and good that has this much above chance."""
-DAMAGED_LEVEL = 0.98
+DAMAGED_LEVEL = 0.95
 """Of damaged networks of the kinds seen, the share that intervals hold for."""
-UNIT = 0.02
-"""Of a radius, where predictor and second opinion agree."""
+SMALLEST = 0.005
+"""Of an expected error."""
 FEWEST = 20
-_OWN = ("weight", "centre", "width", "limit", "floor", "edges", "quantiles")
+_OWN = ("weight", "error", "centre", "width", "limit", "floor", "quantile")
 
 
 @dataclass(frozen=True)
@@ -63,23 +62,24 @@ class Guard:
         harm: whether responses are those of a harmed network.
         distance: of how tensors fit each other, to healthy networks.
         weight: of the predictor beside the opinion, scalar.
+        error: to be expected where predictor and opinion agree, and for each 1 that they differ
+            by, ``[2]``.
         centre, width: of the three signs of strangeness on healthy networks, ``[3]``.
         limit: above it a network is warned of, scalar.
         floor: below this accuracy there is nothing to warn of: harm would not show, scalar.
-        edges: of strangeness, between which intervals have their own quantile, ``[bins - 1]``.
-        quantiles: of them, ``[bins]``; stranger is never narrower.
+        quantile: of errors, in units of what is to be expected, scalar.
     """
 
     opinion: Opinion
     harm: Harm
     distance: Distance
     weight: Tensor
+    error: Tensor
     centre: Tensor
     width: Tensor
     limit: Tensor
     floor: Tensor
-    edges: Tensor
-    quantiles: Tensor
+    quantile: Tensor
 
     @staticmethod
     def of(
@@ -115,8 +115,8 @@ class Guard:
         distance = Distance.of(tensor_fit(parts.train.take(good.nonzero()[:, 0]).network))
         plain = torch.zeros(())
         blank = Guard(
-            opinion, harm, distance, plain, torch.zeros(3), torch.ones(3), plain, plain,
-            torch.zeros(2), torch.ones(3),
+            opinion, harm, distance, plain, torch.zeros(2), torch.zeros(3), torch.ones(3),
+            plain, plain, plain,
         )  # fmt: skip
         return blank._calibrated(
             parts.val, damaged.val, arch, predicted.double(), predicted_damaged.double(), chance
@@ -149,23 +149,25 @@ class Guard:
         centre = known.quantile(0.5, 0)
         width = (known.quantile(0.95, 0) - centre).clamp(min=1e-6)
         strange = ((signs - centre) / width).amax(-1)
-        strange_harmed = ((signs_harmed - centre) / width).amax(-1)
         alarming = torch.where(above, strange, -torch.inf)
         limit = _at_rank(alarming, 1 - ALARM)
-        edges = torch.stack([strange.quantile(0.5), torch.maximum(limit, strange.quantile(0.5))])
-        errors = ((truth - mixed) / (UNIT + (predicted - said).abs())).abs()
-        errors_harmed = (truth_harmed - mixed_harmed) / (
-            UNIT + (predicted_harmed - said_harmed).abs()
+        error = _expected_error(
+            torch.cat([signs, signs_harmed])[:, -1],
+            torch.cat([truth - mixed, truth_harmed - mixed_harmed]).abs(),
+            _even(len(said), len(said_harmed)),
         )
-        quantiles = _bin_quantiles(
-            torch.bucketize(strange, edges),
-            errors,
-            torch.bucketize(strange_harmed, edges),
-            errors_harmed.abs(),
+        ratios = (truth - mixed).abs() / (error[0] + error[1] * signs[:, -1])
+        ratios_harmed = (truth_harmed - mixed_harmed).abs() / (
+            error[0] + error[1] * signs_harmed[:, -1]
+        )
+        # Wide enough for healthy networks as for damaged ones of the kinds seen.
+        quantile = max(
+            rank_quantile(ratios.numpy(), LEVEL),
+            rank_quantile(ratios_harmed.numpy(), DAMAGED_LEVEL),
         )
         return Guard(
-            self.opinion, self.harm, self.distance, weight, centre, width, limit, floor, edges,
-            quantiles,
+            self.opinion, self.harm, self.distance, weight, error, centre, width,
+            limit, floor, torch.tensor(min(quantile, 1 / float(error[0]))),
         )  # fmt: skip
 
     def _read(self, data: Dataset, arch: NetworkSizes, predicted: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,8 +182,7 @@ class Guard:
         said, signs = self._read(data, arch, predicted.double())
         accuracy = self.weight * predicted + (1 - self.weight) * said
         strange = ((signs - self.centre) / self.width).amax(-1)
-        reach = self.quantiles[torch.bucketize(strange, self.edges)]
-        reach = reach * (UNIT + (predicted - said).abs())
+        reach = self.quantile * (self.error[0] + self.error[1] * signs[:, -1])
         told = strange / self.limit.clamp(min=1e-6)
         told = torch.where(accuracy > self.floor, told, told.clamp(max=1.0))
         return Judgement(accuracy, reach.clamp(max=1.0), told)
@@ -240,6 +241,15 @@ def _share(first: Tensor, second: Tensor, truth: Tensor, weight: Tensor) -> Tens
     return ((weight * (truth - second) * gap).sum() / total).clamp(0, 1)
 
 
+def _expected_error(apart: Tensor, error: Tensor, weight: Tensor) -> Tensor:
+    """A line through how far two opinions are apart and how large the error is, not falling."""
+    mean = (weight * apart).sum() / weight.sum()
+    level = (weight * error).sum() / weight.sum()
+    spread = (weight * (apart - mean).square()).sum().clamp(min=1e-12)
+    slope = ((weight * (apart - mean) * (error - level)).sum() / spread).clamp(min=0)
+    return torch.stack([(level - slope * mean).clamp(min=SMALLEST), slope])
+
+
 def _at_rank(values: Tensor, level: float) -> Tensor:
     """The value that a new one exceeds with probability ``1 - level`` at most."""
     rank = math.ceil(level * (len(values) + 1))
@@ -247,20 +257,6 @@ def _at_rank(values: Tensor, level: float) -> Tensor:
     found = ordered[min(rank, len(ordered)) - 1]
     # Where so few are above the floor that any alarm is allowed, the strangest sets the limit.
     return found if bool(found.isfinite()) else torch.ones((), dtype=values.dtype)
-
-
-def _bin_quantiles(bins: Tensor, errors: Tensor, bins_harmed: Tensor, harmed: Tensor) -> Tensor:
-    """For each bin the wider of what healthy and what damaged networks need."""
-    found, last = [], float(radius(errors.numpy()))
-    for i in range(3):
-        here, here_harmed = errors[bins == i], harmed[bins_harmed == i]
-        needed = [last]
-        if len(here) >= 9:
-            needed = [radius(here.numpy(), LEVEL)]
-        if len(here_harmed) >= FEWEST:
-            needed.append(float(np.quantile(here_harmed.numpy(), DAMAGED_LEVEL)))
-        found.append(max(*needed, *found[-1:]))
-    return torch.tensor(found, dtype=torch.float64)
 
 
 def _check(t: dict[str, Tensor], where: str) -> None:
@@ -271,8 +267,9 @@ def _check(t: dict[str, Tensor], where: str) -> None:
         "opinion.mean": (answers,), "opinion.scale": (answers,), "products.mean": (products,),
         "products.scale": (products,), "opinion.coef": (products + 1,), "harm.mean": (answers,),
         "harm.scale": (answers,), "harm.coef": (answers + 1,), "distance.mean": (fits,),
-        "distance.scale": (fits,), "distance.inverse": (fits, fits), "weight": (), "centre": (3,),
-        "width": (3,), "limit": (), "floor": (), "edges": (2,), "quantiles": (3,),
+        "distance.scale": (fits,), "distance.inverse": (fits, fits), "weight": (), "error": (2,),
+        "centre": (3,),
+        "width": (3,), "limit": (), "floor": (), "quantile": (),
     }  # fmt: skip
     for name, shape in shapes.items():
         found = t.get(name)

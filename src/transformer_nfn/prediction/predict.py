@@ -25,6 +25,12 @@ from transformer_nfn.zoo.named import NamedNetwork, named_networks
 # Networks in memory at once: a zoo may have tens of thousands.
 AT_ONCE = 512
 
+UNLIKE = "unlike any network the predictor has seen ({:.1f} times the usual distance)"
+STRANGE = (
+    "strange ({:.1f} times the limit): its answers, or how its tensors fit each other, are not "
+    "those of a healthy network"
+)
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -36,7 +42,8 @@ class Prediction:
         low: lower end of the conformal interval at the run's level.
         high: its upper end.
         spread: standard deviation over the seeds.
-        novelty: distance to what the predictor has seen; above 1 is outside.
+        novelty: distance to what the predictor has seen, or with a guard how strange the network
+            is; above 1 is outside.
         warning: a sentence where the number is not to be trusted, else None.
         left_out: tensors of the file that were not read, because the zoo's networks have none such.
         note: one sentence about them, else None.
@@ -120,8 +127,9 @@ def _predict(
         mean = each.mean(0)
         spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
         novelty = seen.novelty(data)
-        reaches = torch.full_like(mean, reach)
+        reaches, words = torch.full_like(mean, reach), UNLIKE
         if guard is not None and guard.reads(sizes, trained):
+            words = STRANGE
             judged = guard.judge(data, sizes, mean)
             mean, reaches, novelty = judged.accuracy, judged.radius, judged.strangeness
         for at, i in enumerate(places):
@@ -132,7 +140,7 @@ def _predict(
                 min(1.0, float(mean[at] + reaches[at])),
                 float(spread[at]),
                 float(novelty[at]),
-                _warning(float(novelty[at])),
+                _warning(float(novelty[at]), words),
                 read[i].left_out,
                 read[i].note,
                 named[i].about,
@@ -147,13 +155,10 @@ def _by_sizes(read: Sequence[FittingNetwork]) -> Iterator[tuple[NetworkSizes, li
     yield from places.items()
 
 
-def _warning(novelty: float) -> str | None:
+def _warning(novelty: float, words: str) -> str | None:
     if novelty <= 1:
         return None
-    return (
-        f"unlike any network the predictor has seen ({novelty:.1f} times the usual distance): "
-        "the number and its interval may be far off"
-    )
+    return f"{words.format(novelty)}: the number and its interval may be far off"
 
 
 def as_dataset(arch: NetworkSizes, named: list[dict[str, Tensor]]) -> Dataset:

@@ -126,7 +126,7 @@ def _plan(
             if kind == "exchanged":
                 other = int(source.choice(rows[runs[rows] != runs[row]]))
             # Each round over the rows gives a row the next strength.
-            strength = strengths[(i + i // len(rows)) % len(strengths)]
+            strength = strengths[(i % len(rows) + i // len(rows)) % len(strengths)]
             items.append(_Item(row, kind, strength, i, other))
     return items
 
