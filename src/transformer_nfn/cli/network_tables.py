@@ -67,6 +67,8 @@ def configuration_text(recorded: Mapping[str, Any]) -> str:
         "train_fraction": "of data {:g}",
     }
     told = [text.format(recorded[k]) for k, text in words.items() if recorded.get(k) is not None]
+    if recorded.get("damage") is not None:
+        told.append("{kind} {strength:g} of row {row}".format(**recorded["damage"]))
     return plain(", ".join(told))
 
 

@@ -69,6 +69,14 @@ def train_command(
         str | None, typer.Option(help="Of Transformer-NFN's layers, such as 10 or 10,10.")
     ] = None,
     percent: Annotated[int, typer.Option(help="Which checkpoint of each run: 50, 75, 100.")] = 75,
+    damaged: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Damaged relatives, from `tnfn zoo damage`, to learn of."),
+    ] = None,
+    hold_out: Annotated[
+        str | None,
+        typer.Option(metavar="KIND,…", help="Of --damaged, kinds that are not looked at."),
+    ] = None,
     device: DeviceOption = "auto",
     save_every: Annotated[
         float, typer.Option(min=0, help="Seconds between two saved states to resume from.")
@@ -85,14 +93,20 @@ def train_command(
     and cosine, binary cross-entropy, 50 epochs. The best epoch is chosen by the validation part.
     Killed, the same command goes on where it was.
 
+    With --damaged the run also keeps a guard against broken networks: a second opinion learned from
+    damaged relatives of the training networks, intervals that widen with strangeness, a warning.
+
     [bold]Examples[/bold]
 
       tnfn train zoo --out run
+
+      tnfn train zoo --damaged zoo-damaged --hold-out untrained,block --out run
 
       tnfn train zoo --model invariant_mlp --min-accuracy 0.4 --seeds 3 --out run
 
       tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
+    from transformer_nfn.prediction.damaged import load_damaged
     from transformer_nfn.prediction.dataset import load_parts
     from transformer_nfn.prediction.predictors import (
         ALL_CHECKPOINTS,
@@ -103,6 +117,7 @@ def train_command(
     from transformer_nfn.prediction.protocol import Protocol
     from transformer_nfn.prediction.runs import describe_zoo, train_run
     from transformer_nfn.zoo import Zoo
+    from transformer_nfn.zoo.damage_record import parse_damages
 
     if model == "list":
         echo_json(list(PREDICTORS)) if as_json else typer.echo("\n".join(PREDICTORS))
@@ -121,6 +136,12 @@ def train_command(
         min_accuracy=min_accuracy,
         all_checkpoints=model in ALL_CHECKPOINTS,
     )
+    if hold_out is not None and damaged is None:
+        raise TransformerNFNError("--hold-out chooses among damaged networks: name --damaged DIR")
+    relatives = None
+    if damaged is not None:
+        kinds = None if hold_out is None else parse_damages(hold_out)
+        relatives = load_damaged(Zoo.open(damaged), opened, parts, kinds)
     if model in NEURAL:
         parts = parts.to(pick_device(device))
     with epochs_bar(model, quiet=as_json) as report:
@@ -135,6 +156,7 @@ def train_command(
             selection={"percent": percent, "min_accuracy": min_accuracy, "augment": None},
             report=report,
             save_every=save_every,
+            damaged=relatives,
         )
     if tensorboard:
         from transformer_nfn.prediction.events import write_events

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from transformer_nfn.cli.assets import named
 from transformer_nfn.cli.output import echo_json, table_console
+from transformer_nfn.cli.zoo_damage import EPILOG, damage
 from transformer_nfn.errors import TransformerNFNError
 
 zoo_app = typer.Typer(
@@ -326,6 +327,9 @@ def export(
     from transformer_nfn.zoo.store import open_zoo
 
     typer.echo(f"{out}: {export_authors(open_zoo(path), out)} state dicts")
+
+
+zoo_app.command(epilog=EPILOG)(damage)
 
 
 def _sizes(text: str, option: str) -> list[int]:

@@ -32,6 +32,8 @@ def print_summary(console: Console, found: dict[str, Any]) -> None:
         if q["count"]:
             cells = [f"{q[k]:.1%}" for k in ("min", "median", "max")]
             spread.add_row(name or "unknown", f"{q['count']:,}", *cells)
+    for name, q in found.get("by_damage", {}).items():
+        spread.add_row(name, f"{q['count']:,}", *(f"{q[k]:.1%}" for k in ("min", "median", "max")))
     console.print(spread)
     counts, edges = found["histogram"]["counts"], found["histogram"]["edges"]
     top = max([*counts, 1])

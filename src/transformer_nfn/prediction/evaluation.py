@@ -12,6 +12,7 @@ import torch
 from transformer_nfn.files.assets import resolve
 from transformer_nfn.prediction.acceptance import check_sizes
 from transformer_nfn.prediction.dataset import load_rows, select_rows
+from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.metrics import scores
 from transformer_nfn.prediction.predict import load_predictors
 from transformer_nfn.prediction.records import RunError, RunRecord
@@ -49,24 +50,29 @@ def evaluate(
     if len(rows) < FEWEST:
         raise RunError(f"not enough networks: {len(rows)} of '{zoo_path}' are selected")
     data = load_rows(zoo, rows)
-    predicted = torch.stack([p.predict(data) for p in predictors]).double().mean(0).numpy()
+    mean = torch.stack([p.predict(data) for p in predictors]).double().mean(0)
+    reach = np.full(len(data), record.radius)
+    guard = Guard.load(run)
+    if guard is not None and guard.reads(zoo.arch, trained):
+        judged = guard.judge(data, zoo.arch, mean)
+        mean, reach = judged.accuracy, judged.radius.numpy()
+    predicted = mean.numpy()
     accuracy = data.accuracy.double().numpy()
     standing = standings(run, data, zoo.about["task"]["name"])
     unseen = np.array([kind == "unseen" for kind in standing])
     counts = Counter(standing)
-    reach = record.radius
     enough = int(unseen.sum()) >= FEWEST
     return {
         "zoo_seeds": zoo.seeds,
         **_figures(accuracy, predicted, reach),
         "trained_on": counts["trained"],
         "selected_by": counts["selected"],
-        "unseen": _figures(accuracy[unseen], predicted[unseen], reach) if enough else None,
+        "unseen": _figures(accuracy[unseen], predicted[unseen], reach[unseen]) if enough else None,
         "note": _note(counts),
     }
 
 
-def _figures(accuracy: np.ndarray, predicted: np.ndarray, reach: float) -> dict[str, Any]:
+def _figures(accuracy: np.ndarray, predicted: np.ndarray, reach: np.ndarray) -> dict[str, Any]:
     held = np.abs(accuracy - predicted) <= reach
     return {
         "networks": len(accuracy),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.models import tensors_of
+from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Parts
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunRecord
@@ -21,7 +22,12 @@ OLDER_KEY = "fingerprint"
 
 
 def training_identity(
-    model: str, options: Mapping[str, Any], parts: Parts, protocol: Protocol, seeds: list[int]
+    model: str,
+    options: Mapping[str, Any],
+    parts: Parts,
+    protocol: Protocol,
+    seeds: list[int],
+    damaged: Damaged | None = None,
 ) -> str:
     """Identifies a training: same model, protocol and seeds, and the same networks bit for bit.
 
@@ -30,6 +36,7 @@ def training_identity(
     """
     digest = hashlib.sha256(_settings(model, options, protocol, seeds))
     more = [] if parts.more is None else [parts.more]
+    more += [] if damaged is None else [damaged.train, damaged.val]
     for part in (parts.train, parts.val, parts.test, *more):
         tensors = tensors_of(part.network) | {"accuracy": part.accuracy}
         for name in sorted(tensors):

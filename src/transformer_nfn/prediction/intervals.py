@@ -20,12 +20,18 @@ def radius(residuals: np.ndarray, level: float = LEVEL) -> float:
     and above it by less than ``1 / (n+1)`` where they thin out, as errors do in the tail. With
     too few residuals to reach that rank (n < 9 at 90 %) nothing is excluded.
     """
-    ordered = np.sort(np.abs(residuals))
+    found = rank_quantile(np.abs(residuals), level)
+    return 1.0 if math.isinf(found) else found
+
+
+def rank_quantile(sizes: np.ndarray, level: float) -> float:
+    """The size that a new one stays below with probability ``level``; infinite for too few."""
+    ordered = np.sort(sizes)
     rank = level * (len(ordered) + 1)
     below = math.floor(rank + 1e-9)
     share = max(0.0, rank - below)
     if below < 1 or below + (share > 1e-9) > len(ordered):
-        return 1.0
+        return math.inf
     low, high = ordered[below - 1], ordered[min(below, len(ordered) - 1)]
     return float(low + share * (high - low))
 

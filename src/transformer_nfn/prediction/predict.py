@@ -15,6 +15,7 @@ from transformer_nfn.files.assets import resolve
 from transformer_nfn.models import network_of
 from transformer_nfn.prediction.acceptance import FittingNetwork, read_fitting
 from transformer_nfn.prediction.dataset import Dataset
+from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.records import RunError, RunRecord
@@ -23,6 +24,12 @@ from transformer_nfn.zoo.named import NamedNetwork, named_networks
 
 # Networks in memory at once: a zoo may have tens of thousands.
 AT_ONCE = 512
+
+UNLIKE = "unlike any network the predictor has seen ({:.1f} times the usual distance)"
+STRANGE = (
+    "strange ({:.1f} times the limit): its answers, or how its tensors fit each other, are not "
+    "those of a healthy network"
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,8 @@ class Prediction:
         low: lower end of the conformal interval at the run's level.
         high: its upper end.
         spread: standard deviation over the seeds.
-        novelty: distance to what the predictor has seen; above 1 is outside.
+        novelty: distance to what the predictor has seen, or with a guard how strange the network
+            is; above 1 is outside.
         warning: a sentence where the number is not to be trusted, else None.
         left_out: tensors of the file that were not read, because the zoo's networks have none such.
         note: one sentence about them, else None.
@@ -72,13 +80,13 @@ def predict(run: Path | str, networks: Networks) -> list[Prediction]:
         raise RunError(f"'{run}' holds no predictor: {record.status}")
     named = _named(networks)
     predictors = load_predictors(run, record)
-    seen = Seen.load(run)
+    seen, guard = Seen.load(run), Guard.load(run)
     trained = NetworkSizes.from_json(record.architecture)
     found: list[Prediction] = []
     for start in range(0, len(named), AT_ONCE):
         chunk = named[start : start + AT_ONCE]
         read = [_read(network, trained, predictors) for network in chunk]
-        found += _predict(chunk, read, predictors, seen, record.radius)
+        found += _predict(chunk, read, predictors, seen, record.radius, guard, trained)
     return found
 
 
@@ -106,6 +114,8 @@ def _predict(
     predictors: Sequence[Predictor],
     seen: Seen,
     reach: float,
+    guard: Guard | None,
+    trained: NetworkSizes,
 ) -> list[Prediction]:
     """Predictions in the order of the networks; those of one size are read together."""
     out: dict[int, Prediction] = {}
@@ -115,15 +125,20 @@ def _predict(
         mean = each.mean(0)
         spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
         novelty = seen.novelty(data)
+        reaches, words = torch.full_like(mean, reach), UNLIKE
+        if guard is not None and guard.reads(sizes, trained):
+            words = STRANGE
+            judged = guard.judge(data, sizes, mean)
+            mean, reaches, novelty = judged.accuracy, judged.radius, judged.strangeness
         for at, i in enumerate(places):
             out[i] = Prediction(
                 named[i].name,
                 float(mean[at]),
-                max(0.0, float(mean[at]) - reach),
-                min(1.0, float(mean[at]) + reach),
+                max(0.0, float(mean[at] - reaches[at])),
+                min(1.0, float(mean[at] + reaches[at])),
                 float(spread[at]),
                 float(novelty[at]),
-                _warning(float(novelty[at])),
+                _warning(float(novelty[at]), words),
                 read[i].left_out,
                 read[i].note,
                 named[i].about,
@@ -138,13 +153,10 @@ def _by_sizes(read: Sequence[FittingNetwork]) -> Iterator[tuple[NetworkSizes, li
     yield from places.items()
 
 
-def _warning(novelty: float) -> str | None:
+def _warning(novelty: float, words: str) -> str | None:
     if novelty <= 1:
         return None
-    return (
-        f"unlike any network the predictor has seen ({novelty:.1f} times the usual distance): "
-        "the number and its interval may be far off"
-    )
+    return f"{words.format(novelty)}: the number and its interval may be far off"
 
 
 def as_dataset(arch: NetworkSizes, named: list[dict[str, Tensor]]) -> Dataset:

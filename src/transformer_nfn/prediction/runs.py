@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
+from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.identity import KEY, is_of, training_identity
 from transformer_nfn.prediction.intervals import LEVEL, coverage, radius
 from transformer_nfn.prediction.metrics import scores, standard_error
@@ -33,6 +37,7 @@ from transformer_nfn.prediction.records import (
 )
 from transformer_nfn.prediction.trained_on import TrainedOn
 from transformer_nfn.prediction.training import SAVE_SECONDS, STATE_FILE, Report, train_seeds
+from transformer_nfn.zoo import NetworkSizes
 
 if TYPE_CHECKING:
     from transformer_nfn.zoo import Zoo
@@ -65,6 +70,7 @@ def train_run(
     measure: Callable[[list[Predictor]], Mapping[str, Any]] | None = None,
     report: Report | None = None,
     save_every: float = SAVE_SECONDS,
+    damaged: Damaged | None = None,
 ) -> RunRecord:
     """Fits every seed of a predictor, measures it on the test part, and writes a run folder.
 
@@ -84,12 +90,13 @@ def train_run(
         measure: further numbers for the record's summary, from the fitted predictors.
         report: called with progress.
         save_every: seconds between two saved states of a training.
+        damaged: relatives of the networks that a `Guard` beside the predictors learns from.
     """
     check_name(model)
     if model not in ALL_CHECKPOINTS:
         parts = replace(parts, more=None)
     protocol, options = protocol or Protocol.of(model), dict(options or {})
-    identity = training_identity(model, options, parts, protocol, seeds)
+    identity = training_identity(model, options, parts, protocol, seeds, damaged)
     if (out / RUN_FILE).is_file():
         record = RunRecord.read(out)
         if is_of(record, identity, model, options, parts, protocol, seeds):
@@ -138,6 +145,10 @@ def train_run(
             predictor.save(out / f"seed-{seed}")
         Seen.of(parts.train).save(out)
         TrainedOn.of(parts, str(zoo["task"])).save(out)
+    guarded: dict[str, Any] = {}
+    if damaged is not None:
+        guard, guarded = _guard(predictors, parts.to("cpu"), damaged, zoo)
+        guard.save(out)
     taus = [row["tau"] for row in rows]
     record = RunRecord(
         model=model,
@@ -153,6 +164,7 @@ def train_run(
             "coverage": coverage(residuals["val"], residuals["test"]),
             "level": LEVEL,
             "radius": radius(np.concatenate([residuals["val"], residuals["test"]])),
+            **guarded,
             **(measure(predictors) if measure is not None else {}),
         },
         num_parameters=predictors[0].num_parameters,
@@ -161,6 +173,28 @@ def train_run(
     record.write(out)
     (out / STATE_FILE).unlink(missing_ok=True)
     return record
+
+
+def _guard(
+    predictors: list[Predictor], parts: Parts, damaged: Damaged, zoo: Mapping[str, Any]
+) -> tuple[Guard, dict[str, Any]]:
+    """The guard, and for the summary how it does on the healthy networks of the test part."""
+
+    def mean(data: Dataset) -> Tensor:
+        return torch.stack([p.predict(data) for p in predictors]).double().mean(0)
+
+    arch = NetworkSizes.from_json(zoo["architecture"])
+    guard = Guard.of(parts, damaged, arch, mean(parts.val), mean(damaged.val))
+    judged = guard.judge(parts.test, arch, mean(parts.test))
+    truth, said = _truth(parts.test), judged.accuracy.numpy()
+    found = scores(truth, said)
+    figures = {
+        **{key: found[key] for key in ("tau", "r2", "mae")},
+        "coverage": float((np.abs(truth - said) <= judged.radius.numpy()).mean()),
+        "warned": float((judged.strangeness > 1).double().mean()),
+        "damaged": damaged.counts,
+    }
+    return guard, {"guarded": figures}
 
 
 def _with_seeds(record: RunRecord, zoo: Mapping[str, Any], out: Path) -> RunRecord:

@@ -13,6 +13,7 @@ from transformer_nfn.files.assets import NAME, resolve
 from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import AssetError, CheckpointError
 from transformer_nfn.zoo.checkpoints import ZooRow, open_checkpoint
+from transformer_nfn.zoo.damage_record import damage_of
 from transformer_nfn.zoo.store import MixedZoo, Zoo
 from transformer_nfn.zoo.store.folder import KINDS_FILE
 from transformer_nfn.zoo.store.index import CONFIGURATION
@@ -45,13 +46,16 @@ class NamedNetwork:
     def about(self) -> dict[str, Any] | None:
         """What the zoo recorded of it: run, epoch, configuration, test accuracy; None for a file.
 
-        What is not known of an imported network is None.
+        What is not known of an imported network is None. Of a damaged one there is also
+        ``damage``: what was done to which row.
         """
         if self.zoo is None or self.row is None:
             return None
         recorded = self.zoo.config(self.row)
         kept = ("run", "epoch", "percent", "best", *CONFIGURATION, "test_accuracy")
-        return {key: _known(recorded[key]) for key in kept}
+        told = {key: _known(recorded[key]) for key in kept}
+        damage = damage_of(str(recorded["source"]))
+        return told if damage is None else told | {"damage": damage.to_json()}
 
 
 def _known(value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer_nfn.zoo.damage_record import ORIGIN, damages
 from transformer_nfn.zoo.plot import accuracy_counts
 from transformer_nfn.zoo.store import MixedZoo, Zoo
 
@@ -38,7 +39,15 @@ def summarise(zoo: Zoo, bins: int = 10) -> dict[str, Any]:
         "accuracy": _quartiles(known),
         "histogram": {"counts": counts.tolist(), "edges": [round(float(e), 6) for e in edges]},
         "bytes": sum(p.stat().st_size for p in zoo.path.rglob("*") if p.is_file()),
+        **({"by_damage": _by_damage(zoo)} if zoo.about["origin"] == ORIGIN else {}),
     }
+
+
+def _by_damage(zoo: Zoo) -> dict[str, dict[str, float | int]]:
+    """The accuracies of each kind and strength of damage, in the order of the rows."""
+    accuracy = zoo.table["test_accuracy"].astype(float)
+    names = np.array([damage.words for damage in damages(zoo)], dtype=object)
+    return {name: _quartiles(accuracy[names == name]) for name in dict.fromkeys(names.tolist())}
 
 
 def summarise_mixed(mixed: MixedZoo, bins: int = 10) -> dict[str, Any]:

@@ -92,8 +92,8 @@ def verify(
     except StoreError as error:
         out.problems.append(str(error))
         return out
-    built = folder.about.get("origin") == "build"
-    default = BUILT_TOLERANCE if built else IMPORTED_TOLERANCE
+    imported = folder.about.get("origin") == "import"
+    default = IMPORTED_TOLERANCE if imported else BUILT_TOLERANCE
     out.tolerance = default if tolerance is None else tolerance
     _check_small_files(folder, out)
     for shard in folder.shards:
@@ -161,7 +161,7 @@ def _check_shard(folder: Folder, shard: str, header_crc32: int | None, out: Verd
 
 def _rerun(zoo: Zoo, data: Path | None, sample: int, seed: int, out: Verdict) -> None:
     recorded = np.flatnonzero(~np.isnan(zoo.table["test_accuracy"].astype(float)))
-    if zoo.about["origin"] != "build" and not zoo.arch.patch:
+    if zoo.about["origin"] == "import" and not zoo.arch.patch:
         out.note = "not re-run: the authors' word vectors are not part of their files"
         return
     try:

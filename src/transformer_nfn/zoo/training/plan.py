@@ -227,7 +227,8 @@ def _describe(
 def _check_same(folder: Folder, settings: Settings) -> None:
     about = folder.about
     if about.get("origin") != "build":
-        raise StoreError(f"'{folder.path}' holds an imported zoo: name another folder")
+        made = "an imported zoo" if about.get("origin") == "import" else "a zoo of another origin"
+        raise StoreError(f"'{folder.path}' holds {made}: name another folder")
     recipe = about["recipe"]
     asked = {
         "task": (settings.task, about["task"]["name"]),
