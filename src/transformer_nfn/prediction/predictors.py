@@ -55,10 +55,12 @@ def _plain(kind: str) -> Callable[..., nn.Module]:
 
 def _whole_network(data: Dataset, **options: Any) -> nn.Module:
     parts = options.pop("parts", ["probes", "invariants"])
-    for part, off in {"probes": {"probes": 0}, "invariants": {"invariants": False}}.items():
-        options |= {} if part in parts else off
+    if "probes" not in parts:
+        options["probes"] = 0
+    if "invariants" not in parts:
+        options["invariants"] = False
     if "layers" in parts:
-        options = {"channels": 8} | options
+        options.setdefault("channels", 8)
     embedding = data.network.get("embedding")
     first, last = data.network["blocks"][0]["W_Q"], data.network["classifier"]
     assert isinstance(last, Mapping)
