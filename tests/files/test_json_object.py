@@ -32,7 +32,7 @@ def test_what_is_no_object_is_refused_in_a_sentence(tmp_path, case):
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(AssetError, match="' cannot be read: Is a directory"):
+    with pytest.raises(AssetError, match="' cannot be read: it is not a regular file"):
         read_object(tmp_path, AssetError)
     with pytest.raises(CheckpointError, match="none' cannot be read: No such file"):
         read_object(tmp_path / "none")
