@@ -164,14 +164,18 @@ def test_a_row_of_a_kind_is_a_network_like_any_other(mixed: MixedZoo) -> None:
     assert tnfn("compare", word, word)[0] == 0
 
 
+MIXED = '"format": 1, "kind": "transformer-nfn mixed zoo"'
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         ('{"kind": "x"}', "kind 'x' is not a mixed zoo"),
+        ('{"kind": "transformer-nfn mixed zoo"}', "has no format"),
         ('{"kind": "transformer-nfn mixed zoo", "format": 9}', "format 9 is newer"),
-        ('{"kind": "transformer-nfn mixed zoo"}', "expected a list of kinds, found None"),
-        ('{"kind": "transformer-nfn mixed zoo", "kinds": ["../w20-h2-d1"]}', "is not a kind"),
-        ('{"kind": "transformer-nfn mixed zoo", "kinds": ["w32-h3-d2"]}', "do not divide"),
+        (f"{{{MIXED}}}", "expected a list of kinds, found None"),
+        (f'{{{MIXED}, "kinds": ["../w20-h2-d1"]}}', "is not a kind"),
+        (f'{{{MIXED}, "kinds": ["w32-h3-d2"]}}', "do not divide"),
         ("[]", "is not an object"),
     ],
 )
