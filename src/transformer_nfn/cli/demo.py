@@ -51,7 +51,7 @@ class Size:
 
 QUICK_TIME = "a minute"
 """How long the quick demo takes, in words, on two Arm cores with nothing else to do."""
-FULL = Size(runs=192, zoo_epochs=12, seeds=3, epochs=40, probe_epochs=6)
+FULL = Size(runs=192, zoo_epochs=12, seeds=3, epochs=40, probe_epochs=4)
 QUICK = Size(runs=64, zoo_epochs=4, seeds=2, epochs=15, probe_epochs=1)
 
 

@@ -18,7 +18,7 @@ from transformer_nfn.prediction.dataset import Dataset, map_network
 from transformer_nfn.prediction.graph_step import GraphSteps
 
 STEPS = 120
-STEPS_AN_EPOCH = 20
+STEPS_AN_EPOCH = 15
 """In a training of a few epochs the search is short too."""
 BATCH = 32
 RATE = 0.01
