@@ -362,7 +362,7 @@ def test_accuracies_that_are_none_are_named(tmp_path, name, value):
 def test_a_log_that_is_no_text_is_named(tmp_path):
     run = write_run(tmp_path / "r", networks=60)
     (run / "log.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(RunError, match=r"log\.jsonl' is not text in UTF-8"):
+    with pytest.raises(RunError, match=r"log\.jsonl' is not readable"):
         write_report([tmp_path], tmp_path / "report.html")
 
 
