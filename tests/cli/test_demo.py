@@ -15,7 +15,7 @@ from transformer_nfn.prediction.predictors import PAPER_MODELS
 from transformer_nfn.prediction.records import RunRecord
 from transformer_nfn.zoo import Zoo
 
-TINY = demo.Size(runs=32, zoo_epochs=2, seeds=2, epochs=1)
+TINY = demo.Size(runs=32, zoo_epochs=2, seeds=2, epochs=1, probe_epochs=1)
 TAU = r"(-?\d\.\d{3} ± \d\.\d{3})"
 
 

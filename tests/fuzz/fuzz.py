@@ -26,7 +26,11 @@ def run(seed: int, numbers: range, folder: Path) -> list[dict[str, Any]]:
     words = [sys.executable, str(HERE / "fuzz_worker.py"), str(folder / "fuzz"), str(seed)]
     words += [str(numbers.start), str(numbers.stop), str(numbers.step)]
     paths = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))
-    cache = {"TNFN_CACHE": str(folder / "cache"), "MPLCONFIGDIR": str(folder / "figures")}
+    cache = {
+        "TNFN_CACHE": str(folder / "cache"),
+        "MPLCONFIGDIR": str(folder / "figures"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
     done = subprocess.run(
         words, env={**os.environ, "PYTHONPATH": paths, **cache}, capture_output=True, text=True,
         check=False,

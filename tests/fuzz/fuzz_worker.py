@@ -44,7 +44,7 @@ CHANGES = {
     "os.chmod": 0, "shutil.rmtree": 0,
 }  # fmt: skip
 """Events of Python's audit that change files, and which argument is the path."""
-CACHES = ("TNFN_CACHE", "MPLCONFIGDIR")
+CACHES = ("TNFN_CACHE", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR")
 """Folders that commands may fill."""
 
 
