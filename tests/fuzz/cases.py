@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-import damage as d
+import file_damage as d
 import import_damage
 import store_damage
 import tensor_damage
