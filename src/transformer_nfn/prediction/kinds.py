@@ -78,10 +78,10 @@ def load_kinds(
 ) -> Kinds:
     """Selects, splits by run 70/15/15 within each kind, and reads.
 
+    What is not named below is as in `dataset.load_parts`.
+
     Args:
         mixed: an open mixed zoo; kinds that are still being built count as far as they are.
-        percent, min_accuracy, split_seed, subset_seed, all_checkpoints: see
-            `dataset.load_parts`.
         max_train: at most this many networks of each kind to train on.
         leave_out: one kind or several that are not trained on, such as ``w48-h4-d3``.
     """

@@ -41,12 +41,13 @@ def build_mixed(
 ) -> MixedZoo:
     """Builds a zoo of each kind in a folder of its own, or goes on where that was interrupted.
 
+    What is not named below is as in `build`.
+
     Args:
         out: the folder; empty, not there yet, or one this very build was begun in.
         settings: of all kinds; ``runs`` (all 16,000 if None) are spread over the kinds, and
             ``seed`` gives every kind a seed of its own, so that no two kinds share a run.
         kinds: at least one, none twice.
-        data, vectors, device, engine, workers, address, path, progress: see `build`.
     """
     out = Path(out)
     parts = spread(settings, kinds)
