@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from killed_training import kill_in_epoch
 from made_networks import ABOUT, parts
 
 from transformer_nfn.prediction.predictors import Predictor, module_builder
@@ -28,25 +29,7 @@ def builder(data, **options):
 def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     data = parts()
     whole = train_seeds(builder(data), data, SHORT, [0, 1])
-
-    class KilledError(Exception):
-        pass
-
-    def kill(line):
-        if line["epoch"] == 3:
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        train_seeds(
-            builder(data),
-            data,
-            SHORT,
-            [0, 1],
-            folder=tmp_path,
-            identity="x",
-            report=kill,
-            save_every=0,
-        )
+    kill_in_epoch(3, builder(data), data, SHORT, tmp_path)
     assert (tmp_path / STATE_FILE).is_file()
     resumed = train_seeds(builder(data), data, SHORT, [0, 1], folder=tmp_path, identity="x")
     assert resumed.best_epoch == whole.best_epoch
