@@ -1,18 +1,45 @@
-"""Does ``zoo.json`` describe a zoo? Its checksum says that it is whole, not that it is right."""
+"""Does a description describe a zoo? Its checksum says that it is whole, not that it is right."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+from pathlib import Path
 from typing import Any
 
+from transformer_nfn import __version__
 from transformer_nfn.files.fields import Fields
+from transformer_nfn.files.json_object import parse_object
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
+from transformer_nfn.zoo.store.files import Checksums
 
 MOST_SHARDS = 99_999
 """As many as their names of five digits can tell apart."""
 DTYPES = ("float32", "float16")
+
+
+def read_about(path: Path, kind: str, newest: int, what: str) -> dict[str, Any]:
+    """What a signed description says; refuses another kind, and what a newer version wrote.
+
+    Args:
+        path: of the file.
+        kind: that it must be of.
+        newest: the newest format that is known.
+        what: the kind in words, ``a zoo``.
+    """
+    data = Checksums(path.parent).read(path.name)
+    about = parse_object(data, str(path), StoreError)
+    if about.get("kind") != kind:
+        raise StoreError(f"{path}: kind {about.get('kind')!r} is not {what}")
+    if type(about.get("format")) is not int:
+        raise StoreError(f"{path}: has no format, a whole number")
+    if about["format"] > newest:
+        raise StoreError(
+            f"{path}: format {about['format']} is newer than this version of transformer-nfn "
+            f"({__version__}) knows ({newest}); update it"
+        )
+    return about
 
 
 def check_about(about: dict[str, Any], where: str) -> None:

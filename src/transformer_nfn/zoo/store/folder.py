@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn import __version__
-from transformer_nfn.files.json_object import parse_object
 from transformer_nfn.files.whole import is_left_over, sweep
 from transformer_nfn.seed_kinds import SEED_KINDS, UNKNOWN
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
-from transformer_nfn.zoo.store.about import check_about
+from transformer_nfn.zoo.store.about import check_about, read_about
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.index import Index
 from transformer_nfn.zoo.store.shards import read_header
@@ -79,16 +78,7 @@ class Folder:
             )
         if not (path / "zoo.json").is_file():
             raise StoreError(f"'{path}' is not a zoo: it has no zoo.json")
-        about = parse_object(Checksums(path).read("zoo.json"), str(path / "zoo.json"), StoreError)
-        if about.get("kind") != KIND:
-            raise StoreError(f"{path / 'zoo.json'}: kind {about.get('kind')!r} is not a zoo")
-        if type(about.get("format")) is not int:
-            raise StoreError(f"{path / 'zoo.json'}: has no format, a whole number")
-        if about["format"] > FORMAT:
-            raise StoreError(
-                f"{path / 'zoo.json'}: format {about['format']} is newer than this version of "
-                f"transformer-nfn ({__version__}) knows ({FORMAT}); update it"
-            )
+        about = read_about(path / "zoo.json", KIND, FORMAT, "a zoo")
         check_about(about, str(path / "zoo.json"))
         return Folder(path, about)
 

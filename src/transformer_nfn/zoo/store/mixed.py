@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn import __version__
-from transformer_nfn.files.json_object import parse_object
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.kind import Kind
+from transformer_nfn.zoo.store.about import read_about
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.folder import KINDS_FILE
 from transformer_nfn.zoo.store.zoo import Zoo
@@ -109,18 +109,7 @@ def read_kinds(path: Path) -> dict[str, Any]:
     """What ``kinds.json`` says, checked; refuses what is no mixed zoo, or a newer one."""
     if not is_mixed(path):
         raise StoreError(f"'{path}' is not a mixed zoo: it has no {KINDS_FILE}")
-    where = path / KINDS_FILE
-    about = parse_object(Checksums(path).read(KINDS_FILE), str(where), StoreError)
-    if about.get("kind") != KIND:
-        raise StoreError(f"{where}: kind {about.get('kind')!r} is not a mixed zoo")
-    if type(about.get("format")) is not int:
-        raise StoreError(f"{where}: has no format, a whole number")
-    if about["format"] > FORMAT:
-        raise StoreError(
-            f"{where}: format {about['format']} is newer than this version of transformer-nfn "
-            f"({__version__}) knows ({FORMAT}); update it"
-        )
-    return about
+    return read_about(path / KINDS_FILE, KIND, FORMAT, "a mixed zoo")
 
 
 def kinds_in(path: Path, about: dict[str, Any]) -> tuple[Kind, ...]:
