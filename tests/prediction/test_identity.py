@@ -12,8 +12,7 @@ from made_networks import ABOUT, parts
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from transformer_nfn.models import tensors_of
-from transformer_nfn.prediction.dataset import map_network
+from transformer_nfn.models import map_network, tensors_of
 from transformer_nfn.prediction.identity import training_identity
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunError

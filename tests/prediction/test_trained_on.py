@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tnfn_command import tnfn
-from transformer_nfn.prediction.dataset import load_parts, load_rows, map_network
+from transformer_nfn.models import map_network
+from transformer_nfn.prediction.dataset import load_parts, load_rows
 from transformer_nfn.prediction.evaluation import evaluate
 from transformer_nfn.prediction.metrics import scores
 from transformer_nfn.prediction.predict import predict

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from killed_training import kill_in_epoch
 from made_networks import made, parts
 
-from transformer_nfn.prediction import training
-from transformer_nfn.prediction.dataset import map_network
+from transformer_nfn.models import map_network
+from transformer_nfn.prediction import manner
 from transformer_nfn.prediction.predictors import Predictor, module_builder
 from transformer_nfn.prediction.probe_search import find_probes
 from transformer_nfn.prediction.protocol import Protocol
@@ -68,7 +69,7 @@ def test_the_same_seed_finds_the_same_probes():
 
 
 def test_an_epoch_takes_one_checkpoint_for_each_run(monkeypatch):
-    monkeypatch.setattr(training, "SHORTEST_EPOCH", 1)
+    monkeypatch.setattr(manner, "SHORTEST_EPOCH", 1)
     data = with_more()
     trainer = SeedTrainer(builder(data), data, SHORT, [0], together=True)
     assert len(trainer.parts.train) == 100
@@ -81,32 +82,14 @@ def test_an_epoch_of_few_runs_takes_every_network_before_any_again():
     data = with_more()
     trainer = SeedTrainer(builder(data), data, SHORT, [0], together=True)
     orders, _ = trainer.epoch_plan()
-    assert orders.shape == (1, training.SHORTEST_EPOCH)
+    assert orders.shape == (1, manner.SHORTEST_EPOCH)
     assert sorted(orders[0, :100].tolist()) == list(range(100))
 
 
 def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     data = with_more()
     whole = train_seeds(builder(data), data, SHORT, [0, 1])
-
-    class KilledError(Exception):
-        pass
-
-    def kill(line):
-        if line["epoch"] == 2:
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        train_seeds(
-            builder(data),
-            data,
-            SHORT,
-            [0, 1],
-            folder=tmp_path,
-            identity="x",
-            report=kill,
-            save_every=0,
-        )
+    kill_in_epoch(2, builder(data), data, SHORT, tmp_path)
     resumed = train_seeds(builder(data), data, SHORT, [0, 1], folder=tmp_path, identity="x")
     for ours, theirs in zip(resumed.modules, whole.modules, strict=True):
         for name, value in ours.state_dict().items():

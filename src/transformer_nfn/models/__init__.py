@@ -5,7 +5,7 @@ from transformer_nfn.models.forest import RandomForestPredictor
 from transformer_nfn.models.invariant_predictors import InvariantBoosting, InvariantMLP
 from transformer_nfn.models.invariants import invariant_features
 from transformer_nfn.models.mlp import MLP
-from transformer_nfn.models.network import Network, network_of, tensors_of
+from transformer_nfn.models.network import Network, map_network, network_of, tensors_of
 from transformer_nfn.models.predictor import PredictorError, TabularPredictor
 from transformer_nfn.models.statnn import StatNN
 from transformer_nfn.models.transformer_nfn import BlockEncoder, TransformerNFN
@@ -26,6 +26,7 @@ __all__ = [
     "WholeNetwork",
     "XGBoostPredictor",
     "invariant_features",
+    "map_network",
     "network_of",
     "tensors_of",
 ]

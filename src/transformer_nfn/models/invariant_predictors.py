@@ -19,7 +19,7 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.boosting import Held, LightGBMPredictor
 from transformer_nfn.models.invariants import invariant_features
 from transformer_nfn.models.predictor import PredictorError, TabularPredictor
-from transformer_nfn.models.signed_log import signed_log
+from transformer_nfn.models.scales import signed_log, usual
 from transformer_nfn.spaces import WeightSpace, attention_block
 
 
@@ -130,10 +130,7 @@ class InvariantMLP(InvariantPredictor):
         )
 
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
-        inputs = signed_log(torch.from_numpy(x))
-        mean, std = inputs.mean(0), inputs.std(0, correction=0)
-        # A feature that is the same everywhere in training says nothing elsewhere either.
-        scale = torch.where(std > 1e-6, 1 / std.clamp(min=1e-6), torch.zeros_like(std))
+        mean, scale = usual(signed_log(torch.from_numpy(x)))
         frame = {"mean": mean, "scale": scale}
         target = torch.from_numpy(y).float().clamp(0, 1)
         check = None

@@ -65,6 +65,19 @@ def tensors_of(network: Mapping[str, Any]) -> dict[str, Tensor]:
     return found
 
 
+def map_network(network: Mapping[str, Any], change: Any) -> Network:
+    """The network with every tensor changed."""
+    out: dict[str, Any] = {}
+    for part, value in network.items():
+        if part == "blocks":
+            out[part] = [{name: change(w) for name, w in block.items()} for block in value]
+        elif isinstance(value, Mapping):
+            out[part] = {name: change(w) for name, w in value.items()}
+        else:
+            out[part] = change(value)
+    return out  # type: ignore[return-value]
+
+
 def flat(network: Mapping[str, object], part: str, width: int) -> Tensor:
     """One part of the network as ``[batch, width]``."""
     given = network.get(part)

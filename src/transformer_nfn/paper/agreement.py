@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from transformer_nfn.models import map_network
 from transformer_nfn.paper.augmentation import MAX_CONDITION, TEST_PART, disguised
-from transformer_nfn.prediction.dataset import Dataset, map_network
+from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.predictors import NEURAL, Predictor
 
 

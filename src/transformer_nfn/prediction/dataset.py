@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.models import Network, network_of
+from transformer_nfn.models import Network, map_network, network_of
 from transformer_nfn.prediction.records import CONFIGURATION, RunError
 from transformer_nfn.spaces import WeightSpace
 
@@ -67,19 +67,6 @@ class Dataset:
     def sizes(self) -> dict[str, int | None]:
         """Numbers in the embedding (None for text) and the classifier of one network."""
         return {part: _size(self.network.get(part)) for part in ("embedding", "classifier")}
-
-
-def map_network(network: Mapping[str, Any], change: Any) -> Network:
-    """The network with every tensor changed."""
-    out: dict[str, Any] = {}
-    for part, value in network.items():
-        if part == "blocks":
-            out[part] = [{name: change(w) for name, w in block.items()} for block in value]
-        elif isinstance(value, Mapping):
-            out[part] = {name: change(w) for name, w in value.items()}
-        else:
-            out[part] = change(value)
-    return out  # type: ignore[return-value]
 
 
 def _size(part: Any) -> int | None:

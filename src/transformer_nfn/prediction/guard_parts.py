@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from transformer_nfn.models.scales import usual
+
 FARTHEST = 4.0
 """Standard deviations beyond which nothing counts as farther."""
 
@@ -24,8 +26,7 @@ class Frame:
     @staticmethod
     def of(x: Tensor) -> Frame:
         """Of the rows ``[n, F]``; columns that are the same everywhere become zero."""
-        std = x.std(0, correction=0)
-        return Frame(x.mean(0), torch.where(std > 1e-6, 1 / std.clamp(min=1e-6), 0.0))
+        return Frame(*usual(x))
 
     def __call__(self, x: Tensor, farthest: float = FARTHEST) -> Tensor:
         """The columns standardised."""

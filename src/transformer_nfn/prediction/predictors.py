@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from transformer_nfn import models
-from transformer_nfn.prediction.dataset import EVALUATE, Dataset, map_network
+from transformer_nfn.models import map_network
+from transformer_nfn.models.whole_network.probes import LONGEST
+from transformer_nfn.prediction.dataset import EVALUATE, Dataset
+from transformer_nfn.prediction.manner import prepared
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.zoo import NetworkSizes
 
@@ -67,7 +70,7 @@ def _whole_network(data: Dataset, **options: Any) -> nn.Module:
     assert embedding is None or isinstance(embedding, Mapping)
     return models.WholeNetwork(
         data.block_space,
-        tokens=min(data.tokens or PROBE_TOKENS, PROBE_TOKENS),
+        tokens=min(data.tokens or LONGEST, LONGEST),
         width=first.shape[3] if embedding is None else embedding["W"].shape[1],
         classes=last["W_2"].shape[-1],
         images=embedding is not None,
@@ -89,8 +92,6 @@ TABULAR: Mapping[str, str] = {
     "invariant_boosting": "InvariantBoosting",
     "invariant_mlp": "InvariantMLP",
 }
-PROBE_TOKENS = 49
-"""Of a learned input at most: as many as an image of the paper has."""
 ALL_CHECKPOINTS = ("whole_network",)
 """Predictors that also learn from the other checkpoints of the runs they learn from."""
 PREDICTORS = (*NEURAL, *TABULAR)
@@ -169,9 +170,7 @@ class Predictor:
 
     def prepared(self, data: Dataset) -> Dataset:
         """The networks with what every seed would have to compute of them, where it is much."""
-        if not isinstance(self.inner, models.WholeNetwork):
-            return data
-        return replace(data, network=cast("models.Network", self.inner.prepared(data.network)))
+        return prepared(self.inner, data)
 
     @property
     def num_parameters(self) -> int | None:

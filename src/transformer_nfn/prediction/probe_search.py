@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from transformer_nfn.prediction.dataset import Dataset, map_network
+from transformer_nfn.models import map_network
+from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.graph_step import GraphSteps
 
 STEPS = 120

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, one_hot
 
-from transformer_nfn.models import tensors_of
+from transformer_nfn.models import map_network
+from transformer_nfn.models.whole_network.answers import answers
+from transformer_nfn.models.whole_network.probes import LONGEST
 from transformer_nfn.prediction.dataset import Dataset
-from transformer_nfn.zoo import NetworkSizes, forward
+from transformer_nfn.zoo import NetworkSizes
 
 INPUTS = 48
-TOKENS = 49
-"""Of a drawn text at most: as many as an image of the paper has."""
-AT_ONCE = 64
 SPOTS = 4
 """Sides of the coarse image that a drawn one is a smooth enlargement of."""
 COUNT = 10
@@ -28,7 +27,7 @@ def drawn_inputs(arch: NetworkSizes) -> Tensor:
     """The same smooth random images (or word vectors) for everyone, ``[inputs, tokens, width]``."""
     source = torch.Generator().manual_seed(0)
     if not arch.patch:
-        shape = (INPUTS, min(arch.tokens, TOKENS), arch.d_model)
+        shape = (INPUTS, min(arch.tokens, LONGEST), arch.d_model)
         return torch.randn(shape, generator=source)
     side, across = round(arch.patch**0.5), round(arch.tokens**0.5)
     coarse = torch.rand(INPUTS, 1, SPOTS, SPOTS, generator=source)
@@ -47,17 +46,11 @@ def responses(data: Dataset, arch: NetworkSizes) -> Tensor:
     entropy of the mean answer, the mean entropy, and what is between them; entropy and largest
     share of the classes answered; how many directions logits vary in; mean confidence.
     """
-    named = {
-        name: w[:, 0] if name.startswith("blocks.") else w
-        for name, w in tensors_of(data.network).items()
-    }
-    flat = arch.from_named({name: named[name].float().cpu() for name in arch.space.tensors})
-    inputs, positions = drawn_inputs(arch)[None], arch.positions()
-    parts = [
-        _numbers(forward(arch, arch.views(w), inputs, positions).double())
-        for w in flat.split(AT_ONCE)
-    ]
-    return torch.cat(parts) if parts else torch.empty(0, COUNT, dtype=torch.float64)
+    if len(data) == 0:
+        return torch.empty(0, COUNT, dtype=torch.float64)
+    network = map_network(data.network, lambda w: w.float().cpu())
+    found = answers(network, drawn_inputs(arch), arch.positions())
+    return _numbers(found.logits.double())
 
 
 def _numbers(logits: Tensor) -> Tensor:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
@@ -18,19 +17,17 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformer_nfn.files.json_object import parse_object
 from transformer_nfn.files.safetensors_file import read_tensors, write_tensors
 from transformer_nfn.files.whole import write_text
-from transformer_nfn.models import Network, WholeNetwork
-from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts, joined, map_network
+from transformer_nfn.models import map_network
+from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts
 from transformer_nfn.prediction.graph_step import GraphSteps
 from transformer_nfn.prediction.log import read_log
+from transformer_nfn.prediction.manner import manner_of
 from transformer_nfn.prediction.metrics import kendall_tau
-from transformer_nfn.prediction.probe_search import STEPS, STEPS_AN_EPOCH, find_probes
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import LOG_FILE, RunError
 
 STATE_FILE = "training.safetensors"
 SAVE_SECONDS = 20.0
-SHORTEST_EPOCH = 512
-"""Networks that an epoch of the model of whole networks takes at least."""
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -92,14 +89,10 @@ class SeedTrainer:
                 torch.manual_seed(seed)
                 self.modules.append(build().to(device))
         first = self.modules[0]
-        whole = isinstance(first, WholeNetwork)  # each seed has probes of its own
-        self.together = together and not whole and (len(seeds) > 1 or on_gpu)
-        self.parts = _as_read(first, parts)
-        # With further checkpoints an epoch takes as many networks as there are runs, and of a few
-        # runs more than one each: it should not be over after a handful of steps.
-        runs = len(np.unique(self.parts.train.columns["run"].astype(str)))
-        self.per_epoch = max(runs, SHORTEST_EPOCH) if whole else len(parts.train)
-        self.loss = first.loss if whole else binary_cross_entropy_with_logits
+        self.manner = manner_of(first)
+        self.together = together and self.manner.stacked and (len(seeds) > 1 or on_gpu)
+        self.parts = self.manner.read(parts)
+        self.per_epoch = self.manner.per_epoch(self.parts.train)
         self.epoch = 0
         self.best_epoch = [0] * len(seeds)
         self.val_tau = [-2.0] * len(seeds)
@@ -111,7 +104,7 @@ class SeedTrainer:
             self.state = {
                 f"{i}.{k}": p for i, m in enumerate(self.modules) for k, p in m.named_parameters()
             }
-        self.optimiser = _optimiser(first, self.state, protocol.lr, device)
+        self.optimiser = self.manner.optimiser(self.state, protocol.lr, device)
         self.rate: Tensor | None = None
         if on_gpu:
             self.hold_rate(torch.zeros((), dtype=torch.float32, device=device))
@@ -124,13 +117,11 @@ class SeedTrainer:
         return -(-self.per_epoch // self.protocol.batch)
 
     def begin(self) -> None:
-        """What a module that has probes does before its first epoch."""
+        """What modules do before they are trained, see `Manner`."""
         for seed, module in zip(self.seeds, self.modules, strict=True):
-            if isinstance(module, WholeNetwork):
-                module.standardise(self.parts.train.network)
-                if self.epoch == 0:
-                    steps = min(STEPS, STEPS_AN_EPOCH * self.protocol.epochs)
-                    find_probes(module, self.parts.train, seed, steps=steps)
+            self.manner.begin(
+                module, self.parts.train, seed, self.protocol.epochs, self.epoch == 0
+            )
 
     def _logits_together(self, network: Mapping[str, Any], shared: bool) -> Tensor:
         base = self.modules[0]
@@ -212,7 +203,7 @@ class SeedTrainer:
             value = torch.zeros((), device=target.device)
             for i, module in enumerate(self.modules):
                 network = map_network(train.network, lambda w, i=i: w[picks[i]])
-                loss = self.loss(module.logits(network), target[i])  # type: ignore[operator]
+                loss = self.manner.loss(module.logits(network), target[i])  # type: ignore[operator]
                 loss.backward()
                 value += loss.detach() / len(self.seeds)
         self.optimiser.step()
@@ -331,37 +322,6 @@ class _as_logits:  # noqa: N801
 
     def __exit__(self, *_: object) -> None:
         del self.module.forward
-
-
-def _as_read(module: nn.Module, parts: Parts) -> Parts:
-    """The networks as the module reads them: with further checkpoints, if it uses them."""
-    train, val = parts.train, parts.val
-    if isinstance(module, WholeNetwork):
-        train = train if parts.more is None else joined(train, parts.more)
-        train, val = (_prepared(module, data) for data in (train, val))
-    return Parts(train, val, parts.test)
-
-
-def _prepared(module: WholeNetwork, data: Dataset) -> Dataset:
-    return replace(data, network=cast("Network", module.prepared(data.network)))
-
-
-def _optimiser(
-    module: nn.Module, state: Mapping[str, Tensor], rate: float, device: torch.device
-) -> torch.optim.Optimizer:
-    """Adam; with decoupled weight decay where the module asks for it."""
-    how: dict[str, Any] = dict(
-        lr=rate, fused=device.type in ("cpu", "cuda"), capturable=device.type == "cuda"
-    )
-    if not isinstance(module, WholeNetwork):
-        return torch.optim.Adam(list(state.values()), **how)
-    free = [name for name in state if module.undecayed(name.split(".", 1)[1])]
-    rest = [name for name in state if name not in free]
-    groups = [
-        {"params": [state[name] for name in rest], "weight_decay": module.weight_decay},
-        {"params": [state[name] for name in free], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], **how)
 
 
 def _order(n: int, count: int, seed: int, epoch: int, device: torch.device) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from transformer_nfn import native_network
 from transformer_nfn.architectures.zoo_network import EPS
+from transformer_nfn.models.network import map_network
 
 CHUNK = 16
 """Networks at a time where nothing is differentiated: their activations stay in the cache."""
@@ -49,7 +50,9 @@ def answers(network: Mapping[str, Any], inputs: Tensor, positions: Tensor) -> An
     if torch.is_grad_enabled() or len(first) <= CHUNK:
         return _answers(network, inputs, positions)
     found = [
-        _answers(_rows(network, start, start + CHUNK), inputs, positions)
+        _answers(
+            map_network(network, lambda w, start=start: w[start : start + CHUNK]), inputs, positions
+        )
         for start in range(0, len(first), CHUNK)
     ]
     return Answers(*(torch.cat(parts) for parts in zip(*found, strict=True)))
@@ -90,14 +93,3 @@ def _block(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
     x = F.layer_norm(x, (D,), eps=EPS)
     x = torch.baddbmm(w["b_A"][:, None], x, w["W_A"]).relu()
     return torch.baddbmm(w["b_B"][:, None], x, w["W_B"]).view(n, count, T, D)
-
-
-def _rows(network: Mapping[str, Any], start: int, stop: int) -> dict[str, Any]:
-    def cut(part: Any) -> Any:
-        if isinstance(part, Tensor):
-            return part[start:stop]
-        if isinstance(part, Mapping):
-            return {name: cut(w) for name, w in part.items()}
-        return [cut(block) for block in part]
-
-    return {name: cut(part) for name, part in network.items()}

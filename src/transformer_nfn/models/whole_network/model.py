@@ -14,7 +14,7 @@ from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.network import network_of
 from transformer_nfn.models.pretrained import Pretrained
-from transformer_nfn.models.signed_log import signed_log
+from transformer_nfn.models.scales import signed_log, usual
 from transformer_nfn.models.whole_network.answers import Answers, answers
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.probes import Probes
@@ -114,10 +114,7 @@ class WholeNetwork(Pretrained):
         """Learns from these networks what is usual for an invariant."""
         if self.judge is None:
             return
-        x = self.prepared(network)[INVARIANTS].double()
-        mean, std = x.mean(0), x.std(0, correction=0)
-        # What is the same everywhere in training says nothing elsewhere either.
-        scale = torch.where(std > 1e-6, 1 / std.clamp(min=1e-6), torch.zeros_like(std))
+        mean, scale = usual(self.prepared(network)[INVARIANTS].double())
         self.mean.copy_(mean)
         self.scale.copy_(scale)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+LONGEST = 49
+"""Tokens of an input nobody wrote at most: as many as an image of the paper has."""
 START = 0.5
 """Size of the numbers in a probe before any training."""
 

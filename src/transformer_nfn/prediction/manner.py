@@ -1,0 +1,111 @@
+"""In which manner is a module trained? As the paper trains, or as its own kind asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from transformer_nfn.models import Network, WholeNetwork
+from transformer_nfn.prediction.dataset import Dataset, Parts, joined
+from transformer_nfn.prediction.probe_search import STEPS, STEPS_AN_EPOCH, find_probes
+
+SHORTEST_EPOCH = 512
+"""Networks that an epoch of the model of whole networks takes at least."""
+
+
+class Manner:
+    """As the paper trains: Adam, binary cross-entropy, every network once an epoch.
+
+    Attributes:
+        stacked: whether seeds can share each step, as one pass over stacked parameters.
+    """
+
+    stacked = True
+
+    def read(self, parts: Parts) -> Parts:
+        """The networks as the module reads them."""
+        return parts
+
+    def per_epoch(self, train: Dataset) -> int:
+        """How many networks an epoch takes."""
+        return len(train)
+
+    def begin(self, module: nn.Module, train: Dataset, seed: int, epochs: int, fresh: bool) -> None:
+        """What a module does before it is trained; ``fresh`` unless a killed training goes on."""
+
+    def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
+        """Of one seed on one batch."""
+        return binary_cross_entropy_with_logits(logits, accuracy)
+
+    def optimiser(
+        self, state: Mapping[str, Tensor], rate: float, device: torch.device
+    ) -> torch.optim.Optimizer:
+        """Over the parameters of all seeds, by their names behind the number of the seed."""
+        return torch.optim.Adam(list(state.values()), **_means(rate, device))
+
+
+class WholeNetworkManner(Manner):
+    """Probes first, all checkpoints, order beside cross-entropy, weight decay but for probes."""
+
+    stacked = False  # each seed has probes of its own
+
+    def __init__(self, module: WholeNetwork) -> None:
+        self.module = module
+
+    def read(self, parts: Parts) -> Parts:
+        """With further checkpoints, and with their invariants computed once."""
+        train = parts.train if parts.more is None else joined(parts.train, parts.more)
+        return Parts(
+            prepared(self.module, train), prepared(self.module, parts.val), parts.test
+        )
+
+    def per_epoch(self, train: Dataset) -> int:
+        """One checkpoint a run; of a few runs more, or it is over after a handful of steps."""
+        runs = len(np.unique(train.columns["run"].astype(str)))
+        return max(runs, SHORTEST_EPOCH)
+
+    def begin(self, module: nn.Module, train: Dataset, seed: int, epochs: int, fresh: bool) -> None:
+        """Learns what invariants are usual, and finds where good networks agree."""
+        assert isinstance(module, WholeNetwork)
+        module.standardise(train.network)
+        if fresh:
+            find_probes(module, train, seed, steps=min(STEPS, STEPS_AN_EPOCH * epochs))
+
+    def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
+        """The model's own."""
+        return self.module.loss(logits, accuracy)
+
+    def optimiser(
+        self, state: Mapping[str, Tensor], rate: float, device: torch.device
+    ) -> torch.optim.Optimizer:
+        """Adam with decoupled weight decay of everything but probes."""
+        free = [name for name in state if self.module.undecayed(name.split(".", 1)[1])]
+        rest = [name for name in state if name not in free]
+        groups = [
+            {"params": [state[name] for name in rest], "weight_decay": self.module.weight_decay},
+            {"params": [state[name] for name in free], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW([g for g in groups if g["params"]], **_means(rate, device))
+
+
+def manner_of(module: nn.Module) -> Manner:
+    """How this module is trained."""
+    return WholeNetworkManner(module) if isinstance(module, WholeNetwork) else Manner()
+
+
+def prepared(module: Any, data: Dataset) -> Dataset:
+    """The networks with what every seed would have to compute of them, where it is much."""
+    if not isinstance(module, WholeNetwork):
+        return data
+    return replace(data, network=cast("Network", module.prepared(data.network)))
+
+
+def _means(rate: float, device: torch.device) -> dict[str, Any]:
+    fused = device.type in ("cpu", "cuda")
+    return dict(lr=rate, fused=fused, capturable=device.type == "cuda")
