@@ -172,6 +172,10 @@ class Predictor:
         """The networks with what every seed would have to compute of them, where it is much."""
         return prepared(self.inner, data)
 
+    def on_cpu(self) -> Predictor:
+        """The same, where files and users' networks are."""
+        return self if self.name in TABULAR else Predictor(self.name, self.inner.cpu())
+
     @property
     def num_parameters(self) -> int | None:
         """Trainable numbers; None for trees."""

@@ -116,7 +116,7 @@ def train_run(
             report=report,
             save_every=save_every,
         )
-        predictors = [Predictor(model, module.cpu()) for module in trained.modules]
+        predictors = [Predictor(model, module) for module in trained.modules]
         rows = [
             {"best_epoch": e, "val_tau": t}
             for e, t in zip(trained.best_epoch, trained.val_tau, strict=True)
@@ -137,6 +137,7 @@ def train_run(
                 report({"epoch": i + 1, "epochs": len(seeds)})
     seconds = (time.perf_counter() - start) / len(seeds)
     columns, rows, residuals = _measure(predictors, parts, seeds, rows)
+    predictors = [predictor.on_cpu() for predictor in predictors]
     for row in rows:
         row["seconds"] = seconds
     write_predictions(out, columns)
@@ -212,8 +213,8 @@ def _measure(
     """Predictions of every seed on both held-out parts, scores, residuals of their mean."""
     parts = replace(
         parts,
-        val=predictors[0].prepared(parts.val.to("cpu")),
-        test=predictors[0].prepared(parts.test.to("cpu")),
+        val=predictors[0].prepared(parts.val),
+        test=predictors[0].prepared(parts.test),
     )
     columns: dict[str, list[np.ndarray]] = {}
     out = []
