@@ -107,6 +107,11 @@ class WholeNetwork(Pretrained):
         )
         self.weigh = _reader(self.layers.width, hidden // 2) if self.layers is not None else None
 
+    @property
+    def any_task(self) -> bool:
+        """Whether networks of other patches, tokens and classes are read: by invariants alone."""
+        return self.probes is None and self.layers is None
+
     def undecayed(self, name: str) -> bool:
         """Whether weight decay leaves a parameter alone: probes are inputs, not weights."""
         return name.startswith("probes.")
