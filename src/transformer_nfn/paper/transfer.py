@@ -216,13 +216,7 @@ def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -
     if len(rows) < FEWEST:
         raise RunError(f"not enough networks: {len(rows)} of '{zoo.path}' are selected")
     data = load_rows(zoo, rows)
-    standing = standings(folder, data, str(zoo.about["task"]["name"]))
-    known = len(standing) - standing.count("unseen")
-    if known:
-        raise RunError(
-            f"'{zoo.path}' holds {known} networks of runs that '{folder}' was trained on or "
-            "selected by: name a zoo of other networks"
-        )
+    _check_unseen(folder, record, zoo, data)
     said = np.stack([p.predict(readable(p, data, zoo.arch)).double().numpy() for p in predictors])
     accuracy = data.accuracy.double().numpy()
     taus = [kendall_tau(accuracy, each) for each in said]
@@ -233,6 +227,20 @@ def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -
         error=standard_error(taus) if several else None,
         together=kendall_tau(accuracy, said.mean(0)) if several else None,
     )
+
+
+def _check_unseen(folder: Path, record: RunRecord, zoo: Zoo, data: Dataset) -> None:
+    """Refuses networks that were learned from, which only those of the same task can be."""
+    task = str(zoo.about["task"]["name"])
+    if record.zoo.get("task") != task:
+        return
+    standing = standings(folder, data, task)
+    known = len(standing) - standing.count("unseen")
+    if known:
+        raise RunError(
+            f"'{zoo.path}' holds {known} networks of runs that '{folder}' was trained on or "
+            "selected by: name a zoo of other networks"
+        )
 
 
 def misfit(predictor: Predictor, found: NetworkSizes, trained: NetworkSizes) -> str | None:
