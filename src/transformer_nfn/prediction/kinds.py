@@ -12,6 +12,8 @@ import torch
 from transformer_nfn.prediction.dataset import (
     PERCENT,
     Dataset,
+    Parts,
+    joined,
     load_parts,
     load_rows,
     select_rows,
@@ -20,6 +22,9 @@ from transformer_nfn.prediction.records import RunError
 
 if TYPE_CHECKING:
     from transformer_nfn.zoo import MixedZoo
+
+PLAIN = ""
+"""The name of the kind where there is only one, and nobody has to tell it from others."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,27 @@ class Kinds:
     more: list[Dataset | None] = field(default_factory=list)
 
     @property
+    def learned(self) -> list[Dataset]:
+        """Of each kind everything there is to learn from, further networks too."""
+        more = self.more or [None] * len(self.names)
+        pairs = zip(self.train, more, strict=True)
+        return [data if rest is None else joined(data, rest) for data, rest in pairs]
+
+    @property
+    def named(self) -> bool:
+        """Whether they come from a mixed zoo, whose kinds are told apart."""
+        return self.names != (PLAIN,)
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """What a record says of them: how many in each part, of each kind if there are kinds."""
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        totals = {part: sum(map(len, sets)) for part, sets in parts.items()}
+        if not self.named:
+            return totals
+        return {**totals, "kinds": self.counts, "left_out": list(self.left_out)}
+
+    @property
     def counts(self) -> dict[str, dict[str, int]]:
         """How many networks of each kind each part has."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
@@ -63,6 +89,13 @@ class Kinds:
             left_out={name: data.to(device) for name, data in self.left_out.items()},
             more=[data if data is None else data.to(device) for data in self.more],
         )
+
+
+def as_kinds(parts: Parts | Kinds) -> Kinds:
+    """Parts of a zoo of one kind as what they are a case of: a list of one, which needs no name."""
+    if isinstance(parts, Kinds):
+        return parts
+    return Kinds((PLAIN,), [parts.train], [parts.val], [parts.test], more=[parts.more])
 
 
 def load_kinds(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +17,14 @@ from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.identity import KEY, is_of, training_identity
 from transformer_nfn.prediction.intervals import LEVEL, coverage, radius
+from transformer_nfn.prediction.kinds import Kinds, as_kinds, describe_mixed
+from transformer_nfn.prediction.known_sizes import KnownSizes
+from transformer_nfn.prediction.measuring import Judgements
 from transformer_nfn.prediction.metrics import scores, standard_error
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import (
     ALL_CHECKPOINTS,
+    ANY_SIZE,
     NEURAL,
     Predictor,
     check_name,
@@ -29,22 +33,22 @@ from transformer_nfn.prediction.predictors import (
 )
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import (
-    CONFIGURATION,
     RUN_FILE,
     RunError,
     RunRecord,
     write_predictions,
 )
 from transformer_nfn.prediction.trained_on import TrainedOn
-from transformer_nfn.prediction.training import SAVE_SECONDS, STATE_FILE, Report, train_seeds
-from transformer_nfn.zoo import NetworkSizes
+from transformer_nfn.prediction.training import SAVE_SECONDS, Report, train_seeds
+from transformer_nfn.prediction.training_state import STATE_FILE
+from transformer_nfn.prediction.widening import measure_widening
+from transformer_nfn.zoo import MixedZoo, NetworkSizes, Zoo
 
-if TYPE_CHECKING:
-    from transformer_nfn.zoo import Zoo
 
-
-def describe_zoo(zoo: Zoo) -> dict[str, Any]:
+def describe_zoo(zoo: Zoo | MixedZoo) -> dict[str, Any]:
     """What a record says of the zoo."""
+    if isinstance(zoo, MixedZoo):
+        return describe_mixed(zoo)
     return {
         "name": zoo.path.name,
         "task": zoo.about["task"]["name"],
@@ -57,7 +61,7 @@ def describe_zoo(zoo: Zoo) -> dict[str, Any]:
 
 def train_run(
     zoo: Mapping[str, Any],
-    parts: Parts,
+    parts: Parts | Kinds,
     model: str,
     out: Path,
     *,
@@ -78,8 +82,8 @@ def train_run(
 
     Args:
         zoo: from `describe_zoo`.
-        parts: the networks, on the device to train on.
-        model: one of `PREDICTORS`.
+        parts: the networks, of one kind or several, on the device to train on.
+        model: one of `PREDICTORS`; for several kinds one of `ANY_SIZE`.
         out: the run folder.
         seeds: of initialisation and order; each makes a predictor.
         protocol: of neural predictors; `Protocol.of` the model by default.
@@ -93,13 +97,15 @@ def train_run(
         damaged: relatives of the networks that a `Guard` beside the predictors learns from.
     """
     check_name(model)
+    kinds = as_kinds(parts)
+    check_kinds(model, kinds, damaged)
     if model not in ALL_CHECKPOINTS:
-        parts = replace(parts, more=None)
+        kinds = replace(kinds, more=[])
     protocol, options = protocol or Protocol.of(model), dict(options or {})
-    identity = training_identity(model, options, parts, protocol, seeds, damaged)
+    identity = training_identity(model, options, kinds, protocol, seeds, damaged)
     if (out / RUN_FILE).is_file():
         record = RunRecord.read(out)
-        if is_of(record, identity, model, options, parts, protocol, seeds):
+        if is_of(record, identity, model, options, kinds, protocol, seeds):
             return _with_seeds(record, zoo, out)
         raise RunError(f"'{out}' holds another run ({record.model}); choose another folder")
     out.mkdir(parents=True, exist_ok=True)
@@ -107,8 +113,8 @@ def train_run(
     rows: list[dict[str, Any]]
     if model in NEURAL:
         trained = train_seeds(
-            module_builder(model, parts.train, options),
-            parts,
+            module_builder(model, kinds.train[0], options),
+            kinds,
             protocol,
             seeds,
             folder=out,
@@ -117,18 +123,19 @@ def train_run(
             save_every=save_every,
         )
         predictors = [Predictor(model, module) for module in trained.modules]
+        train = trained.read
         rows = [
             {"best_epoch": e, "val_tau": t}
             for e, t in zip(trained.best_epoch, trained.val_tau, strict=True)
         ]
     else:
-        predictors, rows = [], []
+        predictors, rows, train = [], [], kinds.train
         for i, seed in enumerate(seeds):
             inner = tabular_class(model)(**options)
             inner.fit(
-                parts.train.network,
-                parts.train.accuracy,
-                validation=(parts.val.network, parts.val.accuracy),
+                train[0].network,
+                train[0].accuracy,
+                validation=(kinds.val[0].network, kinds.val[0].accuracy),
                 seed=seed,
             )
             predictors.append(Predictor(model, inner))
@@ -136,25 +143,36 @@ def train_run(
             if report is not None:
                 report({"epoch": i + 1, "epochs": len(seeds)})
     seconds = (time.perf_counter() - start) / len(seeds)
-    columns, rows, residuals = _measure(predictors, parts, seeds, rows)
+    read = _as_read(predictors[0], kinds, train)
+    judged = Judgements.of(predictors, read)
+    tested = judged.seed_rows(seeds)
+    rows = [{**row, **test, "seconds": seconds} for row, test in zip(rows, tested, strict=True)]
+    residuals = {split: judged.residuals(split) for split in ("val", "test")}
+    reach = radius(np.concatenate([residuals["val"], residuals["test"]]))
+    sizes = {n: NetworkSizes.from_json(a) for n, a in zoo.get("architectures", {}).items()}
+    widening = measure_widening(predictors[0].inner, read, sizes)
+    known = KnownSizes(tuple(sizes[name] for name in kinds.names if name), reach, widening)
+    of_kinds: dict[str, Any] = {}
+    if kinds.named:
+        figures = judged.by_kind(lambda kind: known.reach(sizes[kind]))
+        of_kinds = {**figures, "widening": widening}
     predictors = [predictor.on_cpu() for predictor in predictors]
-    for row in rows:
-        row["seconds"] = seconds
+    columns = judged.columns(seeds, lambda kind: known.factor(sizes[kind]), named=kinds.named)
     write_predictions(out, columns)
     if keep:
         for seed, predictor in zip(seeds, predictors, strict=True):
             predictor.save(out / f"seed-{seed}")
-        Seen.of(parts.train).save(out)
-        TrainedOn.of(parts, str(zoo["task"])).save(out)
+        Seen.of(read.train, any_size=model in ANY_SIZE).save(out)
+        TrainedOn.of(kinds, str(zoo["task"])).save(out)
     guarded: dict[str, Any] = {}
-    if damaged is not None:
+    if damaged is not None and isinstance(parts, Parts):
         guard, guarded = _guard(predictors, parts.to("cpu"), damaged, zoo)
         guard.save(out)
     taus = [row["tau"] for row in rows]
     record = RunRecord(
         model=model,
         zoo=dict(zoo),
-        selection={**(selection or {}), **parts.counts},
+        selection={**(selection or {}), **kinds.selection},
         protocol={**protocol.to_json(), "options": options, KEY: identity},
         seeds=rows,
         summary={
@@ -164,7 +182,8 @@ def train_run(
             "mae": float(np.mean([row["mae"] for row in rows])),
             "coverage": coverage(residuals["val"], residuals["test"]),
             "level": LEVEL,
-            "radius": radius(np.concatenate([residuals["val"], residuals["test"]])),
+            "radius": reach,
+            **of_kinds,
             **guarded,
             **(measure(predictors) if measure is not None else {}),
         },
@@ -174,6 +193,19 @@ def train_run(
     record.write(out)
     (out / STATE_FILE).unlink(missing_ok=True)
     return record
+
+
+def check_kinds(model: str, kinds: Kinds, damaged: Damaged | None) -> None:
+    """Refuses to train on networks of several kinds what reads one size alone."""
+    if not kinds.named:
+        return
+    if model not in ANY_SIZE:
+        raise RunError(
+            f"'{model}' reads networks of one size: of a mixed zoo name one kind by its folder, or "
+            f"train {', '.join(ANY_SIZE)}"
+        )
+    if damaged is not None:
+        raise RunError("a guard against damaged networks is learned from one kind, not several")
 
 
 def _guard(
@@ -207,44 +239,22 @@ def _with_seeds(record: RunRecord, zoo: Mapping[str, Any], out: Path) -> RunReco
     return record
 
 
-def _measure(
-    predictors: list[Predictor], parts: Parts, seeds: list[int], rows: list[dict[str, Any]]
-) -> tuple[dict[str, np.ndarray], list[dict[str, Any]], dict[str, np.ndarray]]:
-    """Predictions of every seed on both held-out parts, scores, residuals of their mean."""
-    parts = replace(
-        parts,
-        val=predictors[0].prepared(parts.val),
-        test=predictors[0].prepared(parts.test),
+def _as_read(predictor: Predictor, kinds: Kinds, train: list[Dataset]) -> Kinds:
+    """The networks with what all seeds and measures read of them computed once.
+
+    Args:
+        predictor: one of them.
+        kinds: the networks.
+        train: those to train on as they were read, further ones behind them.
+    """
+    own = zip(train, kinds.train, strict=True)
+    return replace(
+        kinds,
+        train=[predictor.prepared(data.take(torch.arange(len(first)))) for data, first in own],
+        val=[predictor.prepared(data) for data in kinds.val],
+        test=[predictor.prepared(data) for data in kinds.test],
+        left_out={name: predictor.prepared(data) for name, data in kinds.left_out.items()},
     )
-    columns: dict[str, list[np.ndarray]] = {}
-    out = []
-    total: dict[str, np.ndarray] = {}
-    for seed, predictor, row in zip(seeds, predictors, rows, strict=True):
-        found = {
-            name: predictor.predict(part).double().numpy()
-            for name, part in (("val", parts.val), ("test", parts.test))
-        }
-        reach = radius(_truth(parts.val) - found["val"])
-        for name, part in (("val", parts.val), ("test", parts.test)):
-            predicted = found[name]
-            total[name] = total.get(name, 0.0) + predicted / len(seeds)
-            values = {
-                "seed": np.full(len(part), seed),
-                "split": np.full(len(part), name, dtype=object),
-                "accuracy": _truth(part),
-                "predicted": predicted,
-                "low": np.clip(predicted - reach, 0, 1),
-                "high": np.clip(predicted + reach, 0, 1),
-                **{key: part.columns[key] for key in ("row", "run", *CONFIGURATION)},
-            }
-            for key, value in values.items():
-                columns.setdefault(key, []).append(value)
-        out.append({"seed": seed, **row, **scores(_truth(parts.test), found["test"])})
-    residuals = {
-        "val": _truth(parts.val) - total["val"],
-        "test": _truth(parts.test) - total["test"],
-    }
-    return {k: np.concatenate(v) for k, v in columns.items()}, out, residuals
 
 
 def _truth(data: Dataset) -> np.ndarray:
