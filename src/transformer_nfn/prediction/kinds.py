@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,7 @@ from transformer_nfn.prediction.dataset import (
     select_rows,
 )
 from transformer_nfn.prediction.records import RunError
-
-if TYPE_CHECKING:
-    from transformer_nfn.zoo import MixedZoo
+from transformer_nfn.zoo import MixedZoo, Zoo
 
 PLAIN = ""
 """The name of the kind where there is only one, and nobody has to tell it from others."""
@@ -150,6 +148,17 @@ def load_kinds(
         unseen,
         [p.more for p in parts] if all_checkpoints else [],
     )
+
+
+def load_networks(
+    zoo: Zoo | MixedZoo, *, leave_out: Sequence[str] = (), **selection: Any
+) -> Parts | Kinds:
+    """`load_parts` of a zoo, `load_kinds` of a mixed one; only of these kinds can be left out."""
+    if isinstance(zoo, MixedZoo):
+        return load_kinds(zoo, leave_out=leave_out, **selection)
+    if leave_out:
+        raise RunError(f"'{zoo.path}' has networks of one kind: there is none to leave out")
+    return load_parts(zoo, **selection)
 
 
 def describe_mixed(mixed: MixedZoo) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class Judgements:
 
         Args:
             seeds: which.
-            widened: how many times wider the intervals of a kind left out are.
+            widened: how many times wider the intervals of a kind are; 1 where it was seen.
             named: whether kinds are told apart.
         """
         parts = [*self.val, *self.test, *self.left_out]
@@ -120,7 +120,7 @@ class Judgements:
             reach = radius(np.concatenate([part.truth - part.said[i] for part in self.val]))
             for part in parts:
                 count, predicted = len(part.truth), part.said[i]
-                wide = min(1.0, reach * (widened(part.kind) if part.split == LEFT_OUT else 1.0))
+                wide = reach * widened(part.kind)
                 values = {
                     "seed": np.full(count, seed),
                     "split": np.full(count, part.split, dtype=object),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def train_run(
     """
     check_name(model)
     kinds = as_kinds(parts)
-    check_kinds(model, kinds, damaged)
+    check_kinds(model, mixed=kinds.named, damaged=damaged is not None)
     if model not in ALL_CHECKPOINTS:
         kinds = replace(kinds, more=[])
     protocol, options = protocol or Protocol.of(model), dict(options or {})
@@ -109,56 +109,18 @@ def train_run(
             return _with_seeds(record, zoo, out)
         raise RunError(f"'{out}' holds another run ({record.model}); choose another folder")
     out.mkdir(parents=True, exist_ok=True)
-    start = time.perf_counter()
-    rows: list[dict[str, Any]]
-    if model in NEURAL:
-        trained = train_seeds(
-            module_builder(model, kinds.train[0], options),
-            kinds,
-            protocol,
-            seeds,
-            folder=out,
-            identity=identity,
-            report=report,
-            save_every=save_every,
-        )
-        predictors = [Predictor(model, module) for module in trained.modules]
-        train = trained.read
-        rows = [
-            {"best_epoch": e, "val_tau": t}
-            for e, t in zip(trained.best_epoch, trained.val_tau, strict=True)
-        ]
-    else:
-        predictors, rows, train = [], [], kinds.train
-        for i, seed in enumerate(seeds):
-            inner = tabular_class(model)(**options)
-            inner.fit(
-                train[0].network,
-                train[0].accuracy,
-                validation=(kinds.val[0].network, kinds.val[0].accuracy),
-                seed=seed,
-            )
-            predictors.append(Predictor(model, inner))
-            rows.append({"best_epoch": None})
-            if report is not None:
-                report({"epoch": i + 1, "epochs": len(seeds)})
-    seconds = (time.perf_counter() - start) / len(seeds)
-    read = _as_read(predictors[0], kinds, train)
-    judged = Judgements.of(predictors, read)
-    tested = judged.seed_rows(seeds)
-    rows = [{**row, **test, "seconds": seconds} for row, test in zip(rows, tested, strict=True)]
+    fitted = _fit(model, kinds, protocol, options, seeds, out, identity, report, save_every)
+    read = _as_read(fitted, kinds)
+    judged = Judgements.of(fitted.predictors, read)
+    rows = [
+        {**row, **tested}
+        for row, tested in zip(fitted.rows, judged.seed_rows(seeds), strict=True)
+    ]
     residuals = {split: judged.residuals(split) for split in ("val", "test")}
     reach = radius(np.concatenate([residuals["val"], residuals["test"]]))
-    sizes = {n: NetworkSizes.from_json(a) for n, a in zoo.get("architectures", {}).items()}
-    widening = measure_widening(predictors[0].inner, read, sizes)
-    known = KnownSizes(tuple(sizes[name] for name in kinds.names if name), reach, widening)
-    of_kinds: dict[str, Any] = {}
-    if kinds.named:
-        figures = judged.by_kind(lambda kind: known.reach(sizes[kind]))
-        of_kinds = {**figures, "widening": widening}
-    predictors = [predictor.on_cpu() for predictor in predictors]
-    columns = judged.columns(seeds, lambda kind: known.factor(sizes[kind]), named=kinds.named)
-    write_predictions(out, columns)
+    by_kind, factor = _by_kind(fitted.predictors[0], read, judged, reach, zoo)
+    write_predictions(out, judged.columns(seeds, factor, named=kinds.named))
+    predictors = [predictor.on_cpu() for predictor in fitted.predictors]
     if keep:
         for seed, predictor in zip(seeds, predictors, strict=True):
             predictor.save(out / f"seed-{seed}")
@@ -183,7 +145,7 @@ def train_run(
             "coverage": coverage(residuals["val"], residuals["test"]),
             "level": LEVEL,
             "radius": reach,
-            **of_kinds,
+            **by_kind,
             **guarded,
             **(measure(predictors) if measure is not None else {}),
         },
@@ -195,16 +157,14 @@ def train_run(
     return record
 
 
-def check_kinds(model: str, kinds: Kinds, damaged: Damaged | None) -> None:
-    """Refuses to train on networks of several kinds what reads one size alone."""
-    if not kinds.named:
-        return
-    if model not in ANY_SIZE:
+def check_kinds(model: str, *, mixed: bool, damaged: bool) -> None:
+    """Refuses to train on a mixed zoo what reads one size alone."""
+    if mixed and model not in ANY_SIZE:
         raise RunError(
             f"'{model}' reads networks of one size: of a mixed zoo name one kind by its folder, or "
             f"train {', '.join(ANY_SIZE)}"
         )
-    if damaged is not None:
+    if mixed and damaged:
         raise RunError("a guard against damaged networks is learned from one kind, not several")
 
 
@@ -239,22 +199,85 @@ def _with_seeds(record: RunRecord, zoo: Mapping[str, Any], out: Path) -> RunReco
     return record
 
 
-def _as_read(predictor: Predictor, kinds: Kinds, train: list[Dataset]) -> Kinds:
-    """The networks with what all seeds and measures read of them computed once.
+@dataclass(frozen=True)
+class _Fitted:
+    """A predictor for each seed, what its training tells, and the networks as they were read.
 
-    Args:
-        predictor: one of them.
-        kinds: the networks.
-        train: those to train on as they were read, further ones behind them.
+    Attributes:
+        train: of each kind those to train on, further ones behind them.
     """
-    own = zip(train, kinds.train, strict=True)
+
+    predictors: list[Predictor]
+    rows: list[dict[str, Any]]
+    train: list[Dataset]
+
+
+def _fit(
+    model: str,
+    kinds: Kinds,
+    protocol: Protocol,
+    options: Mapping[str, Any],
+    seeds: list[int],
+    out: Path,
+    identity: str,
+    report: Report | None,
+    save_every: float,
+) -> _Fitted:
+    start = time.perf_counter()
+    if model in NEURAL:
+        trained = train_seeds(
+            module_builder(model, kinds.train[0], options),
+            kinds,
+            protocol,
+            seeds,
+            folder=out,
+            identity=identity,
+            report=report,
+            save_every=save_every,
+        )
+        predictors = [Predictor(model, module) for module in trained.modules]
+        told = zip(trained.best_epoch, trained.val_tau, strict=True)
+        rows: list[dict[str, Any]] = [{"best_epoch": e, "val_tau": t} for e, t in told]
+        read = trained.read
+    else:
+        (train,), (val,) = kinds.train, kinds.val
+        predictors, rows, read = [], [], [train]
+        for i, seed in enumerate(seeds):
+            inner = tabular_class(model)(**options)
+            held = (val.network, val.accuracy)
+            inner.fit(train.network, train.accuracy, validation=held, seed=seed)
+            predictors.append(Predictor(model, inner))
+            rows.append({"best_epoch": None})
+            if report is not None:
+                report({"epoch": i + 1, "epochs": len(seeds)})
+    seconds = (time.perf_counter() - start) / len(seeds)
+    return _Fitted(predictors, [{**row, "seconds": seconds} for row in rows], read)
+
+
+def _as_read(fitted: _Fitted, kinds: Kinds) -> Kinds:
+    """The networks with what all seeds and measures read of them computed once."""
+    prepared = fitted.predictors[0].prepared
+    own = zip(fitted.train, kinds.train, strict=True)
     return replace(
         kinds,
-        train=[predictor.prepared(data.take(torch.arange(len(first)))) for data, first in own],
-        val=[predictor.prepared(data) for data in kinds.val],
-        test=[predictor.prepared(data) for data in kinds.test],
-        left_out={name: predictor.prepared(data) for name, data in kinds.left_out.items()},
+        train=[prepared(data.take(torch.arange(len(first)))) for data, first in own],
+        val=[prepared(data) for data in kinds.val],
+        test=[prepared(data) for data in kinds.test],
+        left_out={name: prepared(data) for name, data in kinds.left_out.items()},
     )
+
+
+def _by_kind(
+    predictor: Predictor, kinds: Kinds, judged: Judgements, reach: float, zoo: Mapping[str, Any]
+) -> tuple[dict[str, Any], Callable[[str], float]]:
+    """Of a mixed zoo the figures by kind, and how much wider intervals of a kind are."""
+    if not kinds.named:
+        return {}, lambda _: 1.0
+    sizes = {name: NetworkSizes.from_json(a) for name, a in zoo["architectures"].items()}
+    widening = measure_widening(predictor.inner, kinds, sizes)
+    known = KnownSizes(tuple(sizes[name] for name in kinds.names), reach, widening)
+    figures = judged.by_kind(lambda kind: known.reach(sizes[kind]))
+    return {**figures, "widening": widening}, lambda kind: known.factor(sizes[kind])
 
 
 def _truth(data: Dataset) -> np.ndarray:
