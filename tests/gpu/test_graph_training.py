@@ -8,9 +8,10 @@ import pytest
 import torch
 from made_networks import parts
 
+from transformer_nfn.prediction.batches import seed_orders
 from transformer_nfn.prediction.predictors import module_builder
 from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.training import SeedTrainer, _order, train_seeds
+from transformer_nfn.prediction.training import SeedTrainer, train_seeds
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +45,7 @@ def test_the_captured_step_is_the_step(data, model, seeds):
     captured = trainer(data, seeds, model)
     eager = trainer(data, seeds, model, capture=False)
     losses = [[t.train_epoch() for _ in range(2)] for t in (captured, eager)]
-    assert set(captured.graphs.captured) == {16, 8}
+    assert set(captured.graphs.captured) == {(0, 16), (0, 8)}
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert close(captured.state, eager.state)
     # The steps before a capture are not counted.
@@ -127,12 +128,17 @@ def test_an_epoch_waits_for_nothing(data):
 
 def test_orders_are_drawn_on_the_gpu_from_the_seed_alone():
     device = torch.device("cuda")
-    order = _order(1000, 3, 5, device)
+
+    def order_of(seed, epoch):
+        (order,) = seed_orders([1000], [1000], seed, epoch, device)
+        return order
+
+    order = order_of(3, 5)
     assert order.is_cuda
     assert torch.equal(order.sort().values, torch.arange(1000, device=device))
-    assert torch.equal(order, _order(1000, 3, 5, device))
-    assert not torch.equal(order, _order(1000, 3, 6, device))
-    assert not torch.equal(order, _order(1000, 4, 5, device))
+    assert torch.equal(order, order_of(3, 5))
+    assert not torch.equal(order, order_of(3, 6))
+    assert not torch.equal(order, order_of(4, 5))
 
 
 def test_what_cannot_be_captured_says_so_and_trains():

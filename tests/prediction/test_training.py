@@ -14,7 +14,8 @@ from transformer_nfn.prediction.predictors import Predictor, module_builder
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunError, RunRecord, read_predictions
 from transformer_nfn.prediction.runs import train_run
-from transformer_nfn.prediction.training import STATE_FILE, train_seeds
+from transformer_nfn.prediction.training import train_seeds
+from transformer_nfn.prediction.training_state import STATE_FILE
 
 SHORT = Protocol(epochs=4)
 

@@ -31,6 +31,11 @@ def _runs_of(train, count):
     return {**columns, "row": np.arange(1000, 1000 + count)}
 
 
+def orders_of(trainer):
+    batches, _ = trainer.epoch_plan()
+    return torch.cat([batch.picks for batch in batches], 1)
+
+
 def builder(data, **options):
     return module_builder("whole_network", data.train, {**SMALL, **options})
 
@@ -55,7 +60,7 @@ def test_probes_become_what_good_networks_agree_on():
         return float((p.mean(0)[torch.arange(len(labels)), labels]).mean())
 
     before = agreement()
-    find_probes(module, data, 0, steps=60)
+    find_probes(module, [data], 0, steps=60)
     assert agreement() > before + 0.1
 
 
@@ -64,7 +69,7 @@ def test_the_same_seed_finds_the_same_probes():
     for _ in range(2):
         torch.manual_seed(3)
         module = builder(parts())()
-        find_probes(module, parts().train, 3, steps=5)
+        find_probes(module, [parts().train], 3, steps=5)
         found.append(module.probes().detach())
     assert torch.equal(*found)
 
@@ -73,8 +78,8 @@ def test_an_epoch_takes_one_checkpoint_for_each_run(monkeypatch):
     monkeypatch.setattr(manner, "SHORTEST_EPOCH", 1)
     data = with_more()
     trainer = SeedTrainer(builder(data), data, SHORT, [0], together=True)
-    assert len(trainer.parts.train) == 100
-    orders, _ = trainer.epoch_plan()
+    assert len(trainer.kinds.train[0]) == 100
+    orders = orders_of(trainer)
     assert orders.shape == (1, 40)
     assert int(orders.max()) >= 40  # some of the further networks
 
@@ -82,7 +87,7 @@ def test_an_epoch_takes_one_checkpoint_for_each_run(monkeypatch):
 def test_an_epoch_of_few_runs_takes_every_network_before_any_again():
     data = with_more()
     trainer = SeedTrainer(builder(data), data, SHORT, [0], together=True)
-    orders, _ = trainer.epoch_plan()
+    orders = orders_of(trainer)
     assert orders.shape == (1, manner.SHORTEST_EPOCH)
     assert sorted(orders[0, :100].tolist()) == list(range(100))
 

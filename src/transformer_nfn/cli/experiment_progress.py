@@ -74,6 +74,28 @@ def result_table(records: list[RunRecord], title: str) -> Table:
     return table
 
 
+def kinds_table(summary: Mapping[str, Any]) -> Table:
+    """One row per kind of a mixed zoo, those left out of training last, and under them all."""
+    table = Table(title="Kinds of networks: test parts, and all networks of those left out")
+    table.add_column("kind", no_wrap=True)
+    for name in ("networks", "Kendall τ", "R²", "error", "90 % holds"):
+        table.add_column(name, justify="right")
+    shown = list(summary["kinds"].items())
+    shown += [(f"{kind}, left out", found) for kind, found in summary["left_out"].items()]
+    for words, found in shown:
+        held = f"{100 * found['coverage']:.1f} %" if "coverage" in found else ""
+        table.add_row(
+            words,
+            str(found["networks"]),
+            plus_minus(found["tau"], found["tau_se"]),
+            f"{found['r2']:.3f}",
+            f"{found['mae']:.3f}",
+            held,
+        )
+    table.add_row("mean within kinds", "", f"{summary['tau_within']:.3f}")
+    return table
+
+
 def tau_by_kind_table(records: Mapping[str, list[RunRecord]], title: str) -> Table:
     """One row per predictor, τ ± standard error on each kind of zoo; best on the last kind first.
 

@@ -16,7 +16,13 @@ from transformer_nfn.cli.train import DeviceOption, JsonOption, pick_device
 from transformer_nfn.cli.transfer import reproduce_transfer, zoo_or_run
 from transformer_nfn.errors import TransformerNFNError
 
-WHAT = (*(f"table{number}" for number in range(1, 7)), "learning-curve", "transfer", "figures")
+WHAT = (
+    *(f"table{number}" for number in range(1, 7)),
+    "learning-curve",
+    "mixed",
+    "transfer",
+    "figures",
+)
 
 
 def reproduce_command(
@@ -45,6 +51,10 @@ def reproduce_command(
         str | None,
         typer.Option(help="learning-curve: these numbers of networks, separated by commas."),
     ] = None,
+    leave_out: Annotated[
+        str | None,
+        typer.Option(metavar="KIND,…", help="mixed: kinds left out in turn (three of them)."),
+    ] = None,
     to: Annotated[
         list[Path] | None,
         typer.Option("--to", metavar="ZOO", help="transfer: another zoo, whose networks to rank."),
@@ -59,10 +69,11 @@ def reproduce_command(
     table1, table2: six models and our two, five accuracy thresholds (MNIST, AG News).
     table3: components. table4: width and depth. table5: parameters. table6: augmentation by the
     group action. learning-curve: all eight models on 64, 128, … random networks of the training
-    part and on all of it (at least 64), as table and figure. transfer: predictors of this zoo's
-    networks, or those in a run folder, rank the networks of other zoos. figures: histogram,
-    scatter and τ by number of networks, of what is in OUT. Finished cells are kept, so an
-    interrupted call goes on.
+    part and on all of it (at least 64), as table and figure. mixed: of a mixed zoo, τ on each kind
+    of one predictor over all kinds, and on kinds left out of its training. transfer: predictors of
+    this zoo's networks, or those in a run folder, rank the networks of other zoos. figures:
+    histogram, scatter and τ by number of networks, of what is in OUT. Finished cells are kept, so
+    an interrupted call goes on.
 
     [bold]Examples[/bold]
 
@@ -75,6 +86,8 @@ def reproduce_command(
       tnfn reproduce learning-curve zoo --out results --models transformer_nfn,invariant_mlp
 
       tnfn reproduce learning-curve zoo --out results --sizes 100,717
+
+      tnfn reproduce mixed zoos/mixed --out results --leave-out w48-h4-d3,w16-h2-d1
 
       tnfn reproduce transfer mnist-zoo --to fashion-zoo --to digits-zoo --out results
 
@@ -101,10 +114,13 @@ def reproduce_command(
     chosen = models.split(",") if models else None
     for name in chosen or ():
         check_name(name)
-    counts = _whole_numbers(sizes, what)
-    cells = zoo_cells(what, zoo, chosen, percent, counts)
+    counts, kinds = _whole_numbers(sizes, what), _kinds(leave_out, what)
+    cells = zoo_cells(what, zoo, chosen, percent, counts, kinds)
     if what == "learning-curve":
         check_matplotlib()
+    protocol = None if epochs is None else Protocol(epochs=epochs)
+    if what == "mixed":
+        protocol = Protocol.of("whole_network", epochs)
     console = Console(stderr=True, quiet=as_json)
     with counting_bar(console) as bar:
         task = bar.add_task(what, total=len(cells), note="")
@@ -126,10 +142,11 @@ def reproduce_command(
             zoo,
             out,
             seeds=list(range(seeds)),
-            protocol=None if epochs is None else Protocol(epochs=epochs),
+            protocol=protocol,
             models=chosen,
             percent=percent,
             sizes=counts,
+            leave_out=kinds,
             device=pick_device(device),
             progress=progress,
             engine=engine,
@@ -157,6 +174,12 @@ def _whole_numbers(sizes: str | None, what: str) -> list[int] | None:
         raise TransformerNFNError(
             f"--sizes must be whole numbers separated by commas, found '{sizes}'"
         ) from None
+
+
+def _kinds(leave_out: str | None, what: str) -> list[str] | None:
+    if leave_out is not None and what != "mixed":
+        raise TransformerNFNError(f"--leave-out is for mixed, {what} has no kinds")
+    return None if leave_out is None else leave_out.split(",")
 
 
 def _figures(zoo: Path, out: Path) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from transformer_nfn.cli.assets import named
-from transformer_nfn.cli.experiment_progress import epochs_bar, result_table
+from transformer_nfn.cli.experiment_progress import epochs_bar, kinds_table, result_table
 from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.seed_kinds import seeds_text
@@ -77,6 +77,10 @@ def train_command(
         str | None,
         typer.Option(metavar="KIND,…", help="Of --damaged, kinds that are not looked at."),
     ] = None,
+    leave_out: Annotated[
+        str | None,
+        typer.Option(metavar="KIND,…", help="Of a mixed zoo, kinds to test on, not to learn from."),
+    ] = None,
     device: DeviceOption = "auto",
     save_every: Annotated[
         float, typer.Option(min=0, help="Seconds between two saved states to resume from.")
@@ -93,6 +97,9 @@ def train_command(
     and cosine, binary cross-entropy, 50 epochs. The best epoch is chosen by the validation part.
     Killed, the same command goes on where it was.
 
+    From a mixed zoo a predictor that reads any size learns from all kinds at once, but for those
+    that --leave-out names, such as w48-h4-d3; τ is told for every kind and for those left out.
+
     With --damaged the run also keeps a guard against broken networks: a second opinion learned from
     damaged relatives of the training networks, intervals that widen with strangeness, a warning.
 
@@ -104,10 +111,12 @@ def train_command(
 
       tnfn train zoo --model invariant_mlp --min-accuracy 0.4 --seeds 3 --out run
 
+      tnfn train mixed --leave-out w48-h4-d3 --out run
+
       tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
     from transformer_nfn.prediction.damaged import load_damaged
-    from transformer_nfn.prediction.dataset import load_parts
+    from transformer_nfn.prediction.kinds import Kinds, load_networks
     from transformer_nfn.prediction.predictors import (
         ALL_CHECKPOINTS,
         NEURAL,
@@ -115,8 +124,8 @@ def train_command(
         check_name,
     )
     from transformer_nfn.prediction.protocol import Protocol
-    from transformer_nfn.prediction.runs import describe_zoo, train_run
-    from transformer_nfn.zoo import Zoo
+    from transformer_nfn.prediction.runs import check_kinds, describe_zoo, train_run
+    from transformer_nfn.zoo import MixedZoo, Zoo, open_zoo
     from transformer_nfn.zoo.damage_record import parse_damages
 
     if model == "list":
@@ -129,9 +138,11 @@ def train_command(
     options: dict[str, Any] = {}
     if channels is not None:
         options["channels"] = _channels(channels)
-    opened = Zoo.open(zoo)
-    parts = load_parts(
+    opened = open_zoo(zoo)
+    check_kinds(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
+    parts = load_networks(
         opened,
+        leave_out=() if leave_out is None else leave_out.split(","),
         percent=percent,
         min_accuracy=min_accuracy,
         all_checkpoints=model in ALL_CHECKPOINTS,
@@ -139,7 +150,7 @@ def train_command(
     if hold_out is not None and damaged is None:
         raise TransformerNFNError("--hold-out chooses among damaged networks: name --damaged DIR")
     relatives = None
-    if damaged is not None:
+    if damaged is not None and isinstance(opened, Zoo) and not isinstance(parts, Kinds):
         kinds = None if hold_out is None else parse_damages(hold_out)
         relatives = load_damaged(Zoo.open(damaged), opened, parts, kinds)
     if model in NEURAL:
@@ -182,6 +193,8 @@ def _show(record: Any, out: Path, as_json: bool) -> None:
     kind = record.zoo.get("seeds")
     seeds = "" if kind is None else f", {seeds_text(kind)}"
     Console().print(result_table([record], f"{out} ({counts} networks{seeds})"))
+    if "kinds" in record.summary:
+        table_console().print(kinds_table(record.summary))
 
 
 def evaluate_command(
@@ -189,7 +202,8 @@ def evaluate_command(
     zoo: Annotated[
         Path | None,
         typer.Argument(
-            help="Another zoo to measure it on; else what it says itself.", callback=named("zoo")
+            help="Another zoo, or a mixed one, to measure it on; else what it says itself.",
+            callback=named("zoo"),
         ),
     ] = None,
     min_accuracy: Annotated[float, typer.Option(help="Only networks this accurate.")] = 0.0,
@@ -232,8 +246,10 @@ def evaluate_command(
         "interval holds",
         title=f"{zoo} ({seeds_text(found['zoo_seeds'])})",
     )
-    fair = found["unseen"] if found["note"] is not None else None
-    for words, figures in (("all", found), *([("never seen", fair)] if fair else ())):
+    shown = _all_and_fair("all", found)
+    for kind, figures in found.get("kinds", {}).items():
+        shown += _all_and_fair(kind, figures)
+    for words, figures in shown:
         table.add_row(
             words,
             str(figures["networks"]),
@@ -244,8 +260,15 @@ def evaluate_command(
             f"{100 * figures['coverage']:.1f} %",
         )
     table_console().print(table)
-    if found["note"] is not None:
-        typer.echo(f"warning: {found['note']}", err=True)
+    for sentence in (found["note"], found["warning"]):
+        if sentence is not None:
+            typer.echo(f"warning: {sentence}", err=True)
+
+
+def _all_and_fair(words: str, found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The figures of all networks, and of those never seen where these are not all."""
+    fair = found["unseen"] if found["note"] is not None else None
+    return [(words, found), *([(f"{words}, never seen", fair)] if fair else [])]
 
 
 def predict_command(

@@ -9,7 +9,8 @@ from typing import Any
 
 from transformer_nfn.paper.agreement import agreement
 from transformer_nfn.paper.augmentation import augmented
-from transformer_nfn.prediction.dataset import Parts, load_parts
+from transformer_nfn.prediction.dataset import Parts
+from transformer_nfn.prediction.kinds import Kinds, as_kinds, load_networks
 from transformer_nfn.prediction.predictors import (
     ALL_CHECKPOINTS,
     NEURAL,
@@ -35,6 +36,7 @@ class Cell:
         bound: entries of the augmenting group elements; 0 for every network twice as it is,
             None for no augmentation.
         max_train: at most this many networks to train on; None for all.
+        leave_out: kinds of a mixed zoo that are not trained on.
         trained: False where the cell is about the size of the model alone.
     """
 
@@ -46,6 +48,7 @@ class Cell:
     min_accuracy: float = 0.0
     bound: float | None = None
     max_train: int | None = None
+    leave_out: tuple[str, ...] = ()
     trained: bool = True
 
     @property
@@ -61,23 +64,25 @@ class PartsCache:
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] | None = None
-        self._parts: Parts | None = None
+        self._parts: Parts | Kinds | None = None
 
-    def get(self, path: Path, cell: Cell, percent: int | None, device: str) -> Parts:
+    def get(self, path: Path, cell: Cell, percent: int | None, device: str) -> Parts | Kinds:
         """The parts a cell speaks of, on the device."""
-        from transformer_nfn.zoo import Zoo
+        from transformer_nfn.zoo import open_zoo
 
         more = cell.model in ALL_CHECKPOINTS
-        key = (path, cell.min_accuracy, cell.bound, cell.max_train, percent, device, more)
+        chosen = (cell.min_accuracy, cell.bound, cell.max_train, cell.leave_out)
+        key = (path, *chosen, percent, device, more)
         if key != self._key or self._parts is None:
-            parts = load_parts(
-                Zoo.open(path),
+            parts = load_networks(
+                open_zoo(path),
+                leave_out=cell.leave_out,
                 percent=percent,
                 min_accuracy=cell.min_accuracy,
                 max_train=cell.max_train,
                 all_checkpoints=more,
             )
-            if cell.bound is not None:
+            if cell.bound is not None and isinstance(parts, Parts):
                 parts = augmented(parts, cell.bound)
             self._key, self._parts = key, parts.to(device)
         return self._parts
@@ -96,12 +101,12 @@ def fill_cell(
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunRecord:
     """Trains and measures one cell, or reads it if it is there already."""
-    from transformer_nfn.zoo import Zoo
+    from transformer_nfn.zoo import open_zoo
 
     protocol = protocol or Protocol.of(cell.model)
     folder = out / "cells" / cell.folder
     table = {"table": cell.table, "row": cell.row, "column": cell.column}
-    about = describe_zoo(Zoo.open(zoo_path))
+    about = describe_zoo(open_zoo(zoo_path))
     selection = {"percent": percent, "min_accuracy": cell.min_accuracy, "augment": cell.bound}
     if cell.max_train is not None:
         selection["max_train"] = cell.max_train
@@ -116,7 +121,7 @@ def fill_cell(
         record.write(folder)
         return record
     if not cell.trained:
-        module = module_builder(cell.model, parts.train, cell.options)()
+        module = module_builder(cell.model, as_kinds(parts).train[0], cell.options)()
         count = sum(p.numel() for p in module.parameters())
         record = RunRecord(
             cell.model, about, selection, protocol.to_json(), num_parameters=count, table=table
@@ -130,7 +135,7 @@ def fill_cell(
     def measure(predictors: list[Predictor]) -> dict[str, Any]:
         if not cell.bound:
             return {}
-        return {"agreement": agreement(predictors, parts.test, cell.bound)}
+        return {"agreement": agreement(predictors, as_kinds(parts).test[0], cell.bound)}
 
     return train_run(
         about,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer_nfn.paper.mixed_table import MIXED, is_variant
 from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
     MODEL_NAMES,
@@ -90,6 +91,9 @@ class Run:
                 raise RunError(f"'{path}': column '{name}' is not of numbers") from error
         for name in CONFIGURATION:
             columns.setdefault(name, np.full(len(columns["row"]), None, dtype=object))
+        if "kind" in columns and "run" in columns:  # kinds of a mixed zoo count their own runs
+            pairs = zip(columns["kind"].tolist(), columns["run"].tolist(), strict=True)
+            columns["run"] = np.array([f"{kind}/{run}" for kind, run in pairs], dtype=object)
         return columns
 
     @cached_property
@@ -171,7 +175,7 @@ def gather(folders: Iterable[Path]) -> Study:
         zoos=[ZooStudy(label, group, _compared(group)) for label, group in by_zoo.items()],
         tables=[
             view
-            for name in PAPER_TABLES
+            for name in (*PAPER_TABLES, MIXED.name)
             for view in lay_out(name, [run.record for run in runs])
             if view.ours
         ],
@@ -210,7 +214,8 @@ def _compared(runs: list[Run]) -> list[Run]:
 
 
 def _varies(run: Run) -> bool:
-    return run.record.table is not None and run.record.table.get("table") in _VARIANTS
+    table = run.record.table
+    return table is not None and (table.get("table") in _VARIANTS or is_variant(run.record))
 
 
 def _rank(run: Run) -> float:

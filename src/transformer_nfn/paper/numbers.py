@@ -39,14 +39,15 @@ class PaperTable:
     """One table of the paper, or like the paper's.
 
     Attributes:
-        name: ``table1`` to ``table6``, or ``learning-curve``, as ``tnfn reproduce`` calls it.
+        name: ``table1`` to ``table6``, ``learning-curve`` or ``mixed``, as in ``tnfn reproduce``.
         title: what the table shows.
         rows: key and label of each row, in order.
         columns: key and label of each column, in order.
         printed: for each row its cells as printed, ``-`` where the paper has none; empty where
             the paper has no such table.
         corner: what the rows are.
-        quantity: ``tau`` or ``parameters``.
+        quantity: ``tau``, of which the highest of a column is the best; ``parameters``; or another,
+            which is not compared within a column.
         by_task: the columns are tasks, so runs of several zoos share the table.
         together: a line under each of ours says how good the mean of its seeds is.
         zoo: what the paper measured on.
@@ -229,7 +230,6 @@ LEARNING_CURVE = PaperTable(
     note="Fewer networks are a random subset, each within the next larger one; validation and test "
     "networks are the same throughout. Errors are over seeds of the training, on one subset.",
 )
-ALL_TABLES: Mapping[str, PaperTable] = {**PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE}
 
 
 def model_name(model: str) -> str:

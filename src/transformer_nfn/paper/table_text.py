@@ -7,10 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transformer_nfn.known_tasks import task_title
+from transformer_nfn.paper.mixed_table import (
+    HELD,
+    LEFT_OUT,
+    MIXED,
+    TESTED,
+    TESTED_LEFT_OUT,
+    WITHIN,
+    kind_records,
+)
 from transformer_nfn.paper.numbers import (
-    ALL_TABLES,
     LEARNING_CURVE,
     MODEL_NAMES,
+    PAPER_TABLES,
     Number,
     PaperTable,
     model_name,
@@ -19,6 +28,9 @@ from transformer_nfn.prediction.records import RunError, RunRecord
 from transformer_nfn.prediction.together import TOGETHER
 from transformer_nfn.seed_kinds import seeds_text
 
+ALL_TABLES: Mapping[str, PaperTable] = {
+    **PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE, MIXED.name: MIXED
+}  # fmt: skip
 CHANGE = "change"
 ALL_NETWORKS = "all"
 SEEDS_TOGETHER = "seeds together"
@@ -223,6 +235,8 @@ def _empty(paper: PaperTable, zoo: str) -> TableView:
 
 def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurCell]]:
     """Where a record stands in its table: one cell, or two where the table has parameters too."""
+    if paper.name == MIXED.name:
+        return _cells_of_kinds(record)
     table = record.table or {}
     row, column = str(table.get("row")), str(table.get("column"))
     tau = OurCell(record, *_mean(record), mean_text(*_mean(record)))
@@ -239,6 +253,21 @@ def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurC
     elif paper.name == "table6":
         column = column.replace(" ", "")
     return [(row, column, size if paper.quantity == "parameters" else tau)]
+
+
+def _cells_of_kinds(record: RunRecord) -> list[tuple[str, str, OurCell]]:
+    """A cell of τ for each kind, and how many networks it is of."""
+    found = []
+    for row, column, part in kind_records(record):
+        found.append((row, column, OurCell(part, *_mean(part), mean_text(*_mean(part)))))
+        count, held = part.selection.get("test"), part.summary.get("coverage")
+        left_out = column == LEFT_OUT
+        if part.status == "done" and row != WITHIN and isinstance(count, int):
+            where = TESTED_LEFT_OUT if left_out else TESTED
+            found.append((row, where, OurCell(part, count, None, f"{count:,}")))
+        if left_out and held is not None:
+            found.append((row, HELD, OurCell(part, held, None, f"{100 * held:.0f} %")))
+    return found
 
 
 def _mean(record: RunRecord) -> tuple[float | None, float | None]:

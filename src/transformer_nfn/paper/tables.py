@@ -12,14 +12,16 @@ from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.paper.cells import Cell, PartsCache, fill_cell
 from transformer_nfn.paper.cells_on_ray import fill_cells_on_ray
 from transformer_nfn.paper.learning_curve import curve_sizes
-from transformer_nfn.paper.numbers import (
-    ALL_TABLES,
-    LEARNING_CURVE,
-    TABLE_3,
-    TABLE_4,
-    TABLE_6,
+from transformer_nfn.paper.mixed_table import (
+    ALL_KINDS,
+    INVARIANTS,
+    LEFT_OUT,
+    MIXED,
+    WHOLE,
+    kinds_to_leave_out,
 )
-from transformer_nfn.paper.table_text import markdown_table, table_columns
+from transformer_nfn.paper.numbers import LEARNING_CURVE, TABLE_3, TABLE_4, TABLE_6
+from transformer_nfn.paper.table_text import ALL_TABLES, markdown_table, table_columns
 from transformer_nfn.prediction.dataset import PERCENT, count_training
 from transformer_nfn.prediction.predictors import PAPER_MODELS
 from transformer_nfn.prediction.protocol import Protocol
@@ -38,13 +40,27 @@ def zoo_cells(
     models: Iterable[str] | None = None,
     percent: int | None = PERCENT,
     sizes: Sequence[int] | None = None,
+    leave_out: Sequence[str] | None = None,
 ) -> list[Cell]:
-    """The cells of a table for a zoo; see `table_cells`."""
-    from transformer_nfn.zoo import Zoo
+    """The cells of a table for a zoo; see `table_cells` and `mixed_cells`."""
+    from transformer_nfn.zoo import MixedZoo, Zoo
 
+    if name == MIXED.name:
+        weights = {n: zoo.arch.num_weights for n, zoo in MixedZoo.open(zoo_path).zoos.items()}
+        return mixed_cells(kinds_to_leave_out(weights, leave_out))
     zoo = Zoo.open(zoo_path)
     train = count_training(zoo, percent=percent) if name == LEARNING_CURVE.name else 0
     return table_cells(name, str(zoo.about["task"]["name"]), models, train, sizes)
+
+
+def mixed_cells(leave_out: Iterable[str]) -> list[Cell]:
+    """The cells of the table of a mixed zoo: all kinds, invariants alone, and kinds left out."""
+    name, model = MIXED.name, "whole_network"
+    return [
+        Cell(name, ALL_KINDS, WHOLE, model),
+        Cell(name, ALL_KINDS, INVARIANTS, model, {"parts": ["invariants"]}),
+        *(Cell(name, kind, LEFT_OUT, model, leave_out=(kind,)) for kind in leave_out),
+    ]
 
 
 def table_cells(
@@ -113,6 +129,7 @@ def reproduce(
     models: Iterable[str] | None = None,
     percent: int | None = PERCENT,
     sizes: Sequence[int] | None = None,
+    leave_out: Sequence[str] | None = None,
     device: str = "cpu",
     progress: Progress | None = None,
     engine: str = "local",
@@ -124,19 +141,20 @@ def reproduce(
 
     Args:
         name: see `table_cells`.
-        zoo_path: any zoo.
+        zoo_path: any zoo; for ``mixed`` a mixed one.
         out: folder for cells and tables.
         seeds: of every cell.
         protocol: of neural predictors; `Protocol.of` each model by default.
         models: see `table_cells`.
         percent: which checkpoint of each run.
         sizes: see `table_cells`.
+        leave_out: kinds left out in turn (mixed); a small, a middling and a large one by default.
         device: for neural predictors.
         progress: called with the cell and what happens in it.
         engine: ``local``, or ``ray`` for a cell a task on a cluster.
         address: of the Ray cluster; None starts one here.
     """
-    cells = zoo_cells(name, zoo_path, models, percent, sizes)
+    cells = zoo_cells(name, zoo_path, models, percent, sizes, leave_out)
     how: dict[str, Any] = dict(seeds=seeds, protocol=protocol, percent=percent, device=device)
     if engine == "ray":
         records = fill_cells_on_ray(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,48 @@ from transformer_nfn.files.assets import resolve
 from transformer_nfn.prediction.acceptance import check_sizes
 from transformer_nfn.prediction.dataset import load_rows, select_rows
 from transformer_nfn.prediction.guard import Guard
+from transformer_nfn.prediction.known_sizes import KnownSizes
 from transformer_nfn.prediction.metrics import scores
 from transformer_nfn.prediction.predict import load_predictors
+from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.records import RunError, RunRecord
-from transformer_nfn.prediction.trained_on import standings
-from transformer_nfn.zoo import NetworkSizes, Zoo
+from transformer_nfn.prediction.trained_on import Standing, standings
+from transformer_nfn.zoo import MixedZoo, Zoo, open_zoo
 
 FEWEST = 2
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a run says of networks of one kind, and what they are to it; ``[n]`` each."""
+
+    accuracy: np.ndarray
+    predicted: np.ndarray
+    reach: np.ndarray
+    standing: list[Standing]
+
+    @staticmethod
+    def joined(parts: Sequence[Tested]) -> Tested:
+        """Networks of several kinds, one after the other."""
+        return Tested(
+            np.concatenate([part.accuracy for part in parts]),
+            np.concatenate([part.predicted for part in parts]),
+            np.concatenate([part.reach for part in parts]),
+            [word for part in parts for word in part.standing],
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Scores of all networks, and of those never seen."""
+        unseen = np.array([kind == "unseen" for kind in self.standing])
+        counts = Counter(self.standing)
+        rest = (self.accuracy[unseen], self.predicted[unseen], self.reach[unseen])
+        return {
+            **_figures(self.accuracy, self.predicted, self.reach),
+            "trained_on": counts["trained"],
+            "selected_by": counts["selected"],
+            "unseen": _figures(*rest) if int(unseen.sum()) >= FEWEST else None,
+            "note": _note(counts),
+        }
 
 
 def evaluate(
@@ -30,11 +67,13 @@ def evaluate(
     ``trained_on`` counts the networks that the run was trained on, ``selected_by`` those that
     chose its best epoch, and ``note`` says so in a sentence. ``unseen`` has the same figures for
     the other networks alone; None if these are too few. ``zoo_seeds`` tells what seeds the
-    networks have, see `Zoo.seeds`.
+    networks have, see `Zoo.seeds`. Of sizes that the run has not learned from, ``warning`` says
+    so. For a mixed zoo ``kinds`` has the same for each kind with networks enough.
 
     Args:
         run: a run folder that keeps its predictors, or its name.
-        zoo_path: networks of an architecture that the predictors read; a folder or a name.
+        zoo_path: networks of an architecture that the predictors read: a zoo or a mixed one; a
+            folder or a name.
         percent: which checkpoint of each run.
         min_accuracy: only networks at least this accurate.
     """
@@ -42,34 +81,61 @@ def evaluate(
     record = RunRecord.read(run)
     if record.status != "done" or not record.seeds:
         raise RunError(f"'{run}' holds no predictor: {record.status}")
-    zoo = Zoo.open(zoo_path)
-    predictors = load_predictors(run, record)
-    trained = NetworkSizes.from_json(record.architecture)
-    check_sizes(str(zoo_path), zoo.arch, trained, predictors)
-    rows = select_rows(zoo, percent=percent, min_accuracy=min_accuracy)
-    if len(rows) < FEWEST:
-        raise RunError(f"not enough networks: {len(rows)} of '{zoo_path}' are selected")
+    opened = open_zoo(resolve(zoo_path, "zoo"))
+    zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
+    predictors, known = load_predictors(run, record), KnownSizes.of(record)
+    for name, zoo in zoos.items():
+        check_sizes(name, zoo.arch, known.like, predictors)
+    rows = {
+        name: select_rows(zoo, percent=percent, min_accuracy=min_accuracy)
+        for name, zoo in zoos.items()
+    }
+    total = sum(map(len, rows.values()))
+    if total < FEWEST:
+        raise RunError(f"not enough networks: {total} of '{zoo_path}' are selected")
+    tested = {
+        name: _test(run, zoo, rows[name], predictors, known)
+        for name, zoo in zoos.items()
+        if len(rows[name])
+    }
+    warnings = {name: known.warning(zoos[name].arch) for name in tested}
+    found = {
+        "zoo_seeds": opened.seeds,
+        **Tested.joined(list(tested.values())).figures(),
+        "warning": _size_warning(warnings),
+    }
+    if isinstance(opened, MixedZoo):
+        found["kinds"] = {
+            name: {**part.figures(), "warning": warnings[name]}
+            for name, part in tested.items()
+            if len(part.accuracy) >= FEWEST
+        }
+    return found
+
+
+def _size_warning(warnings: Mapping[str, str | None]) -> str | None:
+    """One sentence about sizes that a run has not learned from."""
+    unseen = [name for name, warning in warnings.items() if warning is not None]
+    if len(warnings) == 1 or not unseen:
+        return next(iter(warnings.values()))
+    return (
+        f"{len(unseen)} of {len(warnings)} kinds of networks were never seen in training "
+        f"({', '.join(unseen)}): their intervals are wider"
+    )
+
+
+def _test(
+    run: Path, zoo: Zoo, rows: np.ndarray, predictors: Sequence[Predictor], known: KnownSizes
+) -> Tested:
     data = load_rows(zoo, rows)
     mean = torch.stack([p.predict(data) for p in predictors]).double().mean(0)
-    reach = np.full(len(data), record.radius)
+    reach = np.full(len(data), known.reach(zoo.arch))
     guard = Guard.load(run)
-    if guard is not None and guard.reads(zoo.arch, trained):
+    if guard is not None and guard.reads(zoo.arch, known.like):
         judged = guard.judge(data, zoo.arch, mean)
         mean, reach = judged.accuracy, judged.radius.numpy()
-    predicted = mean.numpy()
-    accuracy = data.accuracy.double().numpy()
     standing = standings(run, data, zoo.about["task"]["name"])
-    unseen = np.array([kind == "unseen" for kind in standing])
-    counts = Counter(standing)
-    enough = int(unseen.sum()) >= FEWEST
-    return {
-        "zoo_seeds": zoo.seeds,
-        **_figures(accuracy, predicted, reach),
-        "trained_on": counts["trained"],
-        "selected_by": counts["selected"],
-        "unseen": _figures(accuracy[unseen], predicted[unseen], reach[unseen]) if enough else None,
-        "note": _note(counts),
-    }
+    return Tested(data.accuracy.double().numpy(), mean.numpy(), reach, standing)
 
 
 def _figures(accuracy: np.ndarray, predicted: np.ndarray, reach: np.ndarray) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""How does a training step run as one launch? Captured once a batch size, as a CUDA graph."""
+"""How does a training step run as one launch? Captured once per shape, as a CUDA graph."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,11 +34,12 @@ class CapturedStep:
 
 
 class GraphSteps:
-    """Runs a step as a CUDA graph, captured the first time a batch size comes.
+    """Runs a step as a CUDA graph, captured the first time a kind or a batch size comes.
 
     A last incomplete batch of an epoch gets a graph of its own: captured in less time than it
-    would take over the epochs of a training to launch it operation by operation. The graphs
-    share their memory, which they may because they never run at the same time.
+    would take over the epochs of a training to launch it operation by operation. So does every
+    kind of networks, whose tensors have shapes and places of their own. The graphs share their
+    memory, which they may because they never run at the same time.
 
     What cannot be captured is said in a warning, once, and runs operation by operation.
 
@@ -50,16 +51,22 @@ class GraphSteps:
 
     def __init__(self, optimiser: torch.optim.Optimizer) -> None:
         self.optimiser = optimiser
-        self.captured: dict[int, CapturedStep] = {}
+        self.captured: dict[tuple[Hashable, int], CapturedStep] = {}
         self.refused = False
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 
-    def __call__(self, step: Step, picks: Tensor) -> Tensor:
-        """One update by ``step`` on ``picks``, ``[…, batch]``; the loss, valid until the next."""
+    def __call__(self, step: Step, picks: Tensor, of: Hashable = 0) -> Tensor:
+        """One update by ``step`` on ``picks``, ``[…, batch]``; the loss, valid until the next.
+
+        Args:
+            step: the same whenever ``of`` is.
+            picks: which networks.
+            of: which networks they are picked from.
+        """
         if self.refused:
             return step(picks)
-        size = picks.shape[-1]
+        size = of, picks.shape[-1]
         if size not in self.captured:
             with torch.cuda.device(picks.device):
                 made = self._capture(step, picks)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from transformer_nfn.models import tensors_of
 from transformer_nfn.prediction.damaged import Damaged
-from transformer_nfn.prediction.dataset import Parts
+from transformer_nfn.prediction.dataset import Dataset, Parts
+from transformer_nfn.prediction.kinds import Kinds, as_kinds
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunRecord
 
@@ -24,20 +25,27 @@ OLDER_KEY = "fingerprint"
 def training_identity(
     model: str,
     options: Mapping[str, Any],
-    parts: Parts,
+    parts: Parts | Kinds,
     protocol: Protocol,
     seeds: list[int],
     damaged: Damaged | None = None,
 ) -> str:
     """Identifies a training: same model, protocol and seeds, and the same networks bit for bit.
 
-    Every weight and every accuracy of all three parts counts; where they lie and how their
-    tensors are ordered does not.
+    Every weight and every accuracy of all three parts counts, of every kind and of those left
+    out; where they lie and how their tensors are ordered does not.
     """
     digest = hashlib.sha256(_settings(model, options, protocol, seeds))
-    more = [] if parts.more is None else [parts.more]
-    more += [] if damaged is None else [damaged.train, damaged.val]
-    for part in (parts.train, parts.val, parts.test, *more):
+    kinds = as_kinds(parts)
+    more = kinds.more or [None] * len(kinds.names)
+    whole: list[Dataset | None] = []
+    for of_a_kind in zip(kinds.train, kinds.val, kinds.test, more, strict=True):
+        whole += of_a_kind
+    whole += kinds.left_out.values()
+    whole += [] if damaged is None else [damaged.train, damaged.val]
+    for part in whole:
+        if part is None:
+            continue
         tensors = tensors_of(part.network) | {"accuracy": part.accuracy}
         for name in sorted(tensors):
             w = tensors[name]
@@ -51,7 +59,7 @@ def is_of(
     identity: str,
     model: str,
     options: Mapping[str, Any],
-    parts: Parts,
+    parts: Parts | Kinds,
     protocol: Protocol,
     seeds: list[int],
 ) -> bool:
@@ -63,7 +71,8 @@ def is_of(
     if KEY in record.protocol or OLDER_KEY not in record.protocol:
         return record.protocol.get(KEY) == identity
     digest = hashlib.sha256(_settings(model, options, protocol, seeds))
-    for part in (parts.train, parts.val, parts.test):
+    kinds = as_kinds(parts)
+    for part in (*kinds.train, *kinds.val, *kinds.test):
         digest.update(_bytes(part.accuracy))
         digest.update(_bytes(part.network["blocks"][0]["W_Q"]))
     return bool(record.protocol[OLDER_KEY] == digest.hexdigest()[:16])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,14 +12,17 @@ import torch
 from transformer_nfn.prediction.dataset import (
     PERCENT,
     Dataset,
+    Parts,
+    joined,
     load_parts,
     load_rows,
     select_rows,
 )
 from transformer_nfn.prediction.records import RunError
+from transformer_nfn.zoo import MixedZoo, Zoo
 
-if TYPE_CHECKING:
-    from transformer_nfn.zoo import MixedZoo
+PLAIN = ""
+"""The name of the kind where there is only one, and nobody has to tell it from others."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,27 @@ class Kinds:
     more: list[Dataset | None] = field(default_factory=list)
 
     @property
+    def learned(self) -> list[Dataset]:
+        """Of each kind everything there is to learn from, further networks too."""
+        more = self.more or [None] * len(self.names)
+        pairs = zip(self.train, more, strict=True)
+        return [data if rest is None else joined(data, rest) for data, rest in pairs]
+
+    @property
+    def named(self) -> bool:
+        """Whether they come from a mixed zoo, whose kinds are told apart."""
+        return self.names != (PLAIN,)
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """What a record says of them: how many in each part, of each kind if there are kinds."""
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        totals = {part: sum(map(len, sets)) for part, sets in parts.items()}
+        if not self.named:
+            return totals
+        return {**totals, "kinds": self.counts, "left_out": list(self.left_out)}
+
+    @property
     def counts(self) -> dict[str, dict[str, int]]:
         """How many networks of each kind each part has."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
@@ -63,6 +87,13 @@ class Kinds:
             left_out={name: data.to(device) for name, data in self.left_out.items()},
             more=[data if data is None else data.to(device) for data in self.more],
         )
+
+
+def as_kinds(parts: Parts | Kinds) -> Kinds:
+    """Parts of a zoo of one kind as what they are a case of: a list of one, which needs no name."""
+    if isinstance(parts, Kinds):
+        return parts
+    return Kinds((PLAIN,), [parts.train], [parts.val], [parts.test], more=[parts.more])
 
 
 def load_kinds(
@@ -117,6 +148,17 @@ def load_kinds(
         unseen,
         [p.more for p in parts] if all_checkpoints else [],
     )
+
+
+def load_networks(
+    zoo: Zoo | MixedZoo, *, leave_out: Sequence[str] = (), **selection: Any
+) -> Parts | Kinds:
+    """`load_parts` of a zoo, `load_kinds` of a mixed one; only of these kinds can be left out."""
+    if isinstance(zoo, MixedZoo):
+        return load_kinds(zoo, leave_out=leave_out, **selection)
+    if leave_out:
+        raise RunError(f"'{zoo.path}' has networks of one kind: there is none to leave out")
+    return load_parts(zoo, **selection)
 
 
 def describe_mixed(mixed: MixedZoo) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.models import Network, WholeNetwork
-from transformer_nfn.prediction.dataset import Dataset, Parts, joined
+from transformer_nfn.prediction.dataset import Dataset
+from transformer_nfn.prediction.kinds import Kinds
 from transformer_nfn.prediction.probe_search import STEPS, STEPS_AN_EPOCH, find_probes
 
 SHORTEST_EPOCH = 512
@@ -28,15 +29,17 @@ class Manner:
 
     stacked = True
 
-    def read(self, parts: Parts) -> Parts:
+    def read(self, kinds: Kinds) -> Kinds:
         """The networks as the module reads them."""
-        return parts
+        return kinds
 
-    def per_epoch(self, train: Dataset) -> int:
-        """How many networks an epoch takes."""
-        return len(train)
+    def per_epoch(self, train: Sequence[Dataset]) -> list[int]:
+        """How many networks of each kind an epoch takes."""
+        return [len(data) for data in train]
 
-    def begin(self, module: nn.Module, train: Dataset, seed: int, epochs: int, fresh: bool) -> None:
+    def begin(
+        self, module: nn.Module, train: Sequence[Dataset], seed: int, epochs: int, fresh: bool
+    ) -> None:
         """What a module does before it is trained; ``fresh`` unless a killed training goes on."""
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
@@ -58,22 +61,27 @@ class WholeNetworkManner(Manner):
     def __init__(self, module: WholeNetwork) -> None:
         self.module = module
 
-    def read(self, parts: Parts) -> Parts:
+    def read(self, kinds: Kinds) -> Kinds:
         """With further checkpoints, and with their invariants computed once."""
-        train = parts.train if parts.more is None else joined(parts.train, parts.more)
-        return Parts(
-            prepared(self.module, train), prepared(self.module, parts.val), parts.test
+        return replace(
+            kinds,
+            train=[prepared(self.module, data) for data in kinds.learned],
+            val=[prepared(self.module, data) for data in kinds.val],
+            more=[],
         )
 
-    def per_epoch(self, train: Dataset) -> int:
+    def per_epoch(self, train: Sequence[Dataset]) -> list[int]:
         """One checkpoint a run; of a few runs more, or it is over after a handful of steps."""
-        runs = len(np.unique(train.columns["run"].astype(str)))
-        return max(runs, SHORTEST_EPOCH)
+        runs = [len(np.unique(data.columns["run"].astype(str))) for data in train]
+        total = sum(runs)
+        return [-(-n * max(total, SHORTEST_EPOCH) // total) for n in runs]
 
-    def begin(self, module: nn.Module, train: Dataset, seed: int, epochs: int, fresh: bool) -> None:
+    def begin(
+        self, module: nn.Module, train: Sequence[Dataset], seed: int, epochs: int, fresh: bool
+    ) -> None:
         """Learns what invariants are usual, and finds where good networks agree."""
         assert isinstance(module, WholeNetwork)
-        module.standardise(train.network)
+        module.standardise(*(data.network for data in train))
         if fresh and module.search:
             find_probes(module, train, seed, steps=min(STEPS, STEPS_AN_EPOCH * epochs))
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.safetensors_file import read_tensors, write_tensors
+from transformer_nfn.models.network import map_network
+from transformer_nfn.models.scales import signed_log
+from transformer_nfn.models.whole_network import whole_invariants
+from transformer_nfn.models.whole_network.model import INVARIANTS
+from transformer_nfn.models.whole_network.probes import LONGEST
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.records import RunError
 
@@ -17,6 +25,8 @@ SEEN_FILE = "seen.safetensors"
 MAX_KEPT = 4096
 QUANTILE = 0.99
 SLACK = 1.25
+ANY_SIZE = "any_size"
+_TENSORS = ("rows", "mean", "std", "limit")
 
 
 @dataclass(frozen=True)
@@ -28,27 +38,41 @@ class Seen:
         mean: of the features before that, ``[F]``.
         std: of the features before that, ``[F]``.
         limit: the distance to the nearest other one that 1 % of them exceed, and a quarter more.
+        any_size: whether the features are those that networks of all sizes have.
     """
 
     rows: Tensor
     mean: Tensor
     std: Tensor
     limit: Tensor
+    any_size: bool = False
 
     @staticmethod
-    def of(train: Dataset) -> Seen:
-        """Learns it from the training networks."""
-        raw = _features(train)[:MAX_KEPT]
+    def of(train: Sequence[Dataset], *, any_size: bool = False) -> Seen:
+        """Learns it from the training networks.
+
+        Args:
+            train: a data set for each kind.
+            any_size: whether networks of other sizes will be asked about too.
+        """
+        total = sum(map(len, train))
+        kept = [len(data) * min(total, MAX_KEPT) // total for data in train]
+        raw = torch.cat(
+            [
+                _features(data.take(torch.arange(n)), any_size)
+                for n, data in zip(kept, train, strict=True)
+            ]
+        )
         mean, std = raw.mean(0), raw.std(0).clamp_min(1e-6)
         rows = (raw - mean) / std
         apart = torch.cdist(rows, rows)
         apart.fill_diagonal_(float("inf"))
         limit = SLACK * torch.quantile(apart.min(1).values, QUANTILE)
-        return Seen(rows, mean, std, limit)
+        return Seen(rows, mean, std, limit, any_size)
 
     def novelty(self, data: Dataset) -> Tensor:
         """Distance to the nearest training network over the limit; above 1 is outside."""
-        raw = _features(data)
+        raw = _features(data, self.any_size)
         if raw.shape[1] != len(self.mean):
             raise RunError(
                 f"{SEEN_FILE} of the run is of networks with {len(self.mean)} features, found "
@@ -59,14 +83,16 @@ class Seen:
 
     def save(self, folder: Path) -> None:
         """Writes it beside the predictor."""
-        write_tensors(folder / SEEN_FILE, vars(self))
+        tensors = {name: getattr(self, name) for name in _TENSORS}
+        write_tensors(folder / SEEN_FILE, tensors, {ANY_SIZE: "yes"} if self.any_size else None)
 
     @staticmethod
     def load(folder: Path) -> Seen:
         """Reads what `save` wrote."""
         path = folder / SEEN_FILE
         try:
-            seen = Seen(**read_tensors(path)[0])
+            tensors, metadata = read_tensors(path)
+            seen = Seen(**tensors, any_size=ANY_SIZE in metadata)
         except (CheckpointError, TypeError) as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
         seen.check(str(path))
@@ -90,9 +116,17 @@ class Seen:
             raise RunError(f"'{where}': 'std' and 'limit' expected numbers above 0")
 
 
-def _features(data: Dataset) -> Tensor:
+def _features(data: Dataset, any_size: bool) -> Tensor:
     """Invariants of the networks on a logarithmic scale, so that no unit dominates."""
     from transformer_nfn.models import invariant_features
 
+    computed = cast("Mapping[str, Any]", data.network).get(INVARIANTS)
+    if any_size and computed is not None:
+        return torch.as_tensor(computed).float().cpu()
+    if any_size:
+        width = data.network["blocks"][0]["W_Q"].shape[3]
+        places = None if data.tokens is None else sinusoids(min(data.tokens, LONGEST), width)
+        network = map_network(data.network, lambda w: w.cpu())
+        return signed_log(whole_invariants(network, places)).float()
     raw = invariant_features(data.network, data.block_space).float().cpu()
     return torch.sign(raw) * torch.log1p(raw.abs() * 1e3)

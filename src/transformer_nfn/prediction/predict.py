@@ -16,6 +16,7 @@ from transformer_nfn.models import network_of
 from transformer_nfn.prediction.acceptance import FittingNetwork, read_fitting
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.guard import Guard
+from transformer_nfn.prediction.known_sizes import KnownSizes
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.records import RunError, RunRecord
@@ -81,12 +82,12 @@ def predict(run: Path | str, networks: Networks) -> list[Prediction]:
     named = _named(networks)
     predictors = load_predictors(run, record)
     seen, guard = Seen.load(run), Guard.load(run)
-    trained = NetworkSizes.from_json(record.architecture)
+    known = KnownSizes.of(record)
     found: list[Prediction] = []
     for start in range(0, len(named), AT_ONCE):
         chunk = named[start : start + AT_ONCE]
-        read = [_read(network, trained, predictors) for network in chunk]
-        found += _predict(chunk, read, predictors, seen, record.radius, guard, trained)
+        read = [_read(network, known.like, predictors) for network in chunk]
+        found += _predict(chunk, read, predictors, seen, known, guard)
     return found
 
 
@@ -113,9 +114,8 @@ def _predict(
     read: Sequence[FittingNetwork],
     predictors: Sequence[Predictor],
     seen: Seen,
-    reach: float,
+    known: KnownSizes,
     guard: Guard | None,
-    trained: NetworkSizes,
 ) -> list[Prediction]:
     """Predictions in the order of the networks; those of one size are read together."""
     out: dict[int, Prediction] = {}
@@ -124,9 +124,15 @@ def _predict(
         each = torch.stack([p.predict(data) for p in predictors]).double()
         mean = each.mean(0)
         spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
+        size_warning = known.warning(sizes)
+        if size_warning is not None and not seen.any_size:
+            raise RunError(
+                f"'{named[places[0]].name}' is of another architecture: the run keeps nothing by "
+                "which other sizes can be judged, as it was trained by an older version"
+            )
         novelty = seen.novelty(data)
-        reaches, words = torch.full_like(mean, reach), UNLIKE
-        if guard is not None and guard.reads(sizes, trained):
+        reaches, words = torch.full_like(mean, known.reach(sizes)), UNLIKE
+        if guard is not None and guard.reads(sizes, known.like):
             words = STRANGE
             judged = guard.judge(data, sizes, mean)
             mean, reaches, novelty = judged.accuracy, judged.radius, judged.strangeness
@@ -138,7 +144,7 @@ def _predict(
                 min(1.0, float(mean[at] + reaches[at])),
                 float(spread[at]),
                 float(novelty[at]),
-                _warning(float(novelty[at]), words),
+                _warning(float(novelty[at]), words, size_warning),
                 read[i].left_out,
                 read[i].note,
                 named[i].about,
@@ -153,10 +159,12 @@ def _by_sizes(read: Sequence[FittingNetwork]) -> Iterator[tuple[NetworkSizes, li
     yield from places.items()
 
 
-def _warning(novelty: float, words: str) -> str | None:
-    if novelty <= 1:
-        return None
-    return f"{words.format(novelty)}: the number and its interval may be far off"
+def _warning(novelty: float, words: str, size_warning: str | None) -> str | None:
+    """What is strange about the sizes of a network, and about the network itself."""
+    told = [] if size_warning is None else [size_warning]
+    if novelty > 1:
+        told.append(f"{words.format(novelty)}: the number and its interval may be far off")
+    return "; ".join(told) or None
 
 
 def as_dataset(arch: NetworkSizes, named: list[dict[str, Tensor]]) -> Dataset:

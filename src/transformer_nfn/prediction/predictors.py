@@ -94,6 +94,8 @@ TABULAR: Mapping[str, str] = {
 }
 ALL_CHECKPOINTS = ("whole_network",)
 """Predictors that also learn from the other checkpoints of the runs they learn from."""
+ANY_SIZE = ("whole_network",)
+"""Predictors that read networks of any width, number of heads and depth."""
 PREDICTORS = (*NEURAL, *TABULAR)
 """Names of all predictors."""
 SIZE_WORDS: Mapping[str, str] = {

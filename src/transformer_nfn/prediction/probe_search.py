@@ -8,6 +8,8 @@ the task is about in seconds, from weights and accuracies alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,28 +27,30 @@ BATCH = 32
 RATE = 0.01
 
 
-def find_probes(module: Any, data: Dataset, seed: int, *, steps: int = STEPS) -> None:
+def find_probes(module: Any, kinds: Sequence[Dataset], seed: int, *, steps: int = STEPS) -> None:
     """Moves the module's probes to where networks answer with the probes' labels.
 
-    Networks are drawn by the square of their accuracy, from ``seed`` alone.
+    Networks are drawn by the square of their accuracy, from ``seed`` alone; each step asks
+    networks of one kind, drawn by the sum of these squares.
 
     Args:
         module: has ``probes`` and ``answers(network)``; without probes nothing happens.
-        data: networks to ask.
+        kinds: networks to ask, a data set for each kind.
         seed: of the draws.
         steps: of Adam.
     """
     if module.probes is None or steps < 1:
         return
-    device = data.accuracy.device
+    device = kinds[0].accuracy.device
     on_gpu = device.type == "cuda"
     rate = torch.tensor(RATE, device=device) if on_gpu else RATE
     optimiser = torch.optim.Adam(module.probes.parameters(), rate, capturable=on_gpu)
-    picks = _draws(data.accuracy.cpu(), steps, seed).to(device)
+    draws = _draws([data.accuracy.cpu() for data in kinds], steps, seed)
+    draws = [(kind, rows.to(device)) for kind, rows in draws]
 
-    def step(rows: Tensor) -> Tensor:
+    def step(kind: int, rows: Tensor) -> Tensor:
         optimiser.zero_grad(set_to_none=True)
-        found = module.answers(map_network(data.network, lambda w: w[rows])).logits
+        found = module.answers(map_network(kinds[kind].network, lambda w: w[rows])).logits
         labels = module.probes.labels.repeat(len(rows))
         loss = cross_entropy(found.flatten(0, 1), labels)
         loss.backward()
@@ -54,21 +58,28 @@ def find_probes(module: Any, data: Dataset, seed: int, *, steps: int = STEPS) ->
         return loss.detach()
 
     run = GraphSteps(optimiser) if on_gpu else None
-    for number, rows in enumerate(picks):
+    for number, (kind, rows) in enumerate(draws):
         falling = RATE * 0.5 * (1 + math.cos(math.pi * number / steps))
         for group in optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(falling)
             else:
                 group["lr"] = falling
-        step(rows) if run is None else run(step, rows)
+        ask = partial(step, kind)
+        ask(rows) if run is None else run(ask, rows, of=kind)
 
 
-def _draws(accuracy: Tensor, steps: int, seed: int) -> Tensor:
-    """Which networks each step asks, ``[steps, batch]``."""
+def _draws(accuracies: Sequence[Tensor], steps: int, seed: int) -> list[tuple[int, Tensor]]:
+    """For each step the kind it asks, and which of its networks."""
     generator = torch.Generator().manual_seed(seed)
-    chance = accuracy.square() + 1e-3
-    batch = min(BATCH, len(accuracy))
-    return torch.stack(
-        [torch.multinomial(chance, batch, generator=generator) for _ in range(steps)]
+    chances = [accuracy.square() + 1e-3 for accuracy in accuracies]
+    shares = torch.stack([chance.sum() for chance in chances])
+    # From a source of their own, so that one kind alone is asked as ever.
+    turns = torch.multinomial(
+        shares, steps, replacement=True, generator=torch.Generator().manual_seed(seed)
     )
+    drawn = []
+    for kind in turns.tolist():
+        count = min(BATCH, len(chances[kind]))
+        drawn.append((kind, torch.multinomial(chances[kind], count, generator=generator)))
+    return drawn

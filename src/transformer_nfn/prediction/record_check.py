@@ -14,6 +14,10 @@ SEED_NUMBERS = ("tau", "tau_low", "tau_high", "r2", "mae", "seconds")
 OPTIONAL_NUMBERS = ("val_tau", "best_epoch")
 FRACTIONS = ("level", "radius")
 """Of an accuracy, which lies between 0 and 1."""
+BY_KIND = ("kinds", "left_out")
+"""Where a summary has figures for each kind of a mixed zoo."""
+WIDEST = 1e6
+"""Times that an interval may be widened; it never reaches beyond 0 and 1."""
 
 
 def check_record(data: Mapping[str, Any], where: str, kind: type[TransformerNFNError]) -> None:
@@ -36,6 +40,13 @@ def check_record(data: Mapping[str, Any], where: str, kind: type[TransformerNFNE
             zoo.text(name)
     if "architecture" in zoo.data:
         check_sizes(zoo.inner("architecture").data)
+    if "architectures" in zoo.data:
+        kinds = zoo.inner("architectures")
+        for name in kinds.data:
+            check_sizes(kinds.inner(name).data)
+        left_out = fields.inner("selection")
+        if "left_out" in left_out.data:
+            left_out.items("left_out")
     if fields.has("num_parameters"):
         fields.whole("num_parameters")
     if fields.has("table"):
@@ -52,6 +63,16 @@ def _check_summary(summary: Fields) -> None:
     for name in FRACTIONS:
         if name in summary.data:
             summary.number(name, 0.0, 1.0)
+    for name in BY_KIND:
+        if name in summary.data:
+            kinds = summary.inner(name)
+            for found in (kinds.inner(kind) for kind in kinds.data):
+                found.whole("networks")
+                _check_numbers(found, ("tau", "tau_se", "r2", "mae", "coverage"))
+    if "widening" in summary.data:
+        widening = summary.inner("widening")
+        for name in widening.data:
+            widening.number(name, 1.0, WIDEST)
 
 
 def _check_numbers(fields: Fields, names: tuple[str, ...]) -> None:

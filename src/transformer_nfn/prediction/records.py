@@ -46,17 +46,20 @@ class RunRecord:
 
     Attributes:
         model: name of the predictor, as in `transformer_nfn.prediction.predictors.PREDICTORS`.
-        zoo: task, name, number of networks, architecture, and ``seeds``: ``one`` for all its
-            networks, one ``each``, or ``unknown``; records from before that lack it.
+        zoo: task, name, number of networks, architecture (of a mixed zoo ``architectures``, by
+            the name of their kind), and ``seeds``: ``one`` for all its networks, one ``each``, or
+            ``unknown``; records from before that lack it.
         selection: which networks: ``percent``, ``min_accuracy``, counts ``train``, ``val``,
             ``test``, ``augment`` (None, or the range of the entries), and ``max_train`` where
-            those to train on are a subset.
+            those to train on are a subset; of a mixed zoo also the counts by ``kinds``, and the
+            names of those ``left_out``.
         protocol: how it was trained.
         seeds: for each seed a dict with ``seed, tau, tau_low, tau_high, r2, mae, val_tau,
             best_epoch, seconds``.
         summary: ``tau, tau_se, r2, mae, coverage`` over the seeds; ``tau_together`` of the mean
             of all seeds' predictions, which older records lack; with augmentation also
-            ``agreement``, see `transformer_nfn.paper.agreement`.
+            ``agreement``, see `transformer_nfn.paper.agreement`; of a mixed zoo the same by
+            ``kinds``, for kinds ``left_out`` of training, and ``widening``, see `known_sizes`.
         num_parameters: of the predictor, None for trees.
         status: ``done``, or why there is no result (``not enough networks: …``).
         table: which table and cell this belongs to, if any: ``table, row, column``.
@@ -75,12 +78,17 @@ class RunRecord:
     format: int = FORMAT
 
     @property
-    def architecture(self) -> Mapping[str, Any]:
-        """The networks it was trained on; refuses a record without them."""
-        if "architecture" not in self.zoo:
+    def architectures(self) -> list[Mapping[str, Any]]:
+        """The kinds of networks it was trained on, often one; refuses a record without them."""
+        if "architectures" in self.zoo:
+            left_out = self.selection.get("left_out", [])
+            every = self.zoo["architectures"].items()
+            kinds = [sizes for name, sizes in every if name not in left_out]
+        else:
+            kinds = [self.zoo["architecture"]] if "architecture" in self.zoo else []
+        if not kinds:
             raise RunError("the run's record lacks 'zoo.architecture', the networks it can read")
-        found: Mapping[str, Any] = self.zoo["architecture"]
-        return found
+        return kinds
 
     @property
     def radius(self) -> float:
@@ -123,8 +131,9 @@ def _arrow() -> tuple[Any, Any]:
 def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
     """Writes ``predictions.parquet``.
 
-    Columns: ``seed, split`` (val or test)``, row, run, accuracy, predicted, low, high`` and the
-    configuration of the run (``optimizer, learning_rate, l2, init_std, dropout, train_fraction``).
+    Columns: ``seed, split`` (val, test, or left_out for kinds left out of training)``, row, run,
+    accuracy, predicted, low, high``, the configuration of the run (``optimizer, learning_rate, l2,
+    init_std, dropout, train_fraction``), and for a mixed zoo ``kind``.
     """
     pa, pq = _arrow()
     with whole_file(folder / PREDICTIONS_FILE) as beside:

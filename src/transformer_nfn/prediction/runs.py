@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +17,14 @@ from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.identity import KEY, is_of, training_identity
 from transformer_nfn.prediction.intervals import LEVEL, coverage, radius
+from transformer_nfn.prediction.kinds import Kinds, as_kinds, describe_mixed
+from transformer_nfn.prediction.known_sizes import KnownSizes
+from transformer_nfn.prediction.measuring import Judgements
 from transformer_nfn.prediction.metrics import scores, standard_error
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import (
     ALL_CHECKPOINTS,
+    ANY_SIZE,
     NEURAL,
     Predictor,
     check_name,
@@ -29,7 +33,6 @@ from transformer_nfn.prediction.predictors import (
 )
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import (
-    CONFIGURATION,
     RUN_FILE,
     RunError,
     RunRecord,
@@ -37,15 +40,16 @@ from transformer_nfn.prediction.records import (
 )
 from transformer_nfn.prediction.together import TOGETHER, tau_together, with_together
 from transformer_nfn.prediction.trained_on import TrainedOn
-from transformer_nfn.prediction.training import SAVE_SECONDS, STATE_FILE, Report, train_seeds
-from transformer_nfn.zoo import NetworkSizes
+from transformer_nfn.prediction.training import SAVE_SECONDS, Report, train_seeds
+from transformer_nfn.prediction.training_state import STATE_FILE
+from transformer_nfn.prediction.widening import measure_widening
+from transformer_nfn.zoo import MixedZoo, NetworkSizes, Zoo
 
-if TYPE_CHECKING:
-    from transformer_nfn.zoo import Zoo
 
-
-def describe_zoo(zoo: Zoo) -> dict[str, Any]:
+def describe_zoo(zoo: Zoo | MixedZoo) -> dict[str, Any]:
     """What a record says of the zoo."""
+    if isinstance(zoo, MixedZoo):
+        return describe_mixed(zoo)
     return {
         "name": zoo.path.name,
         "task": zoo.about["task"]["name"],
@@ -58,7 +62,7 @@ def describe_zoo(zoo: Zoo) -> dict[str, Any]:
 
 def train_run(
     zoo: Mapping[str, Any],
-    parts: Parts,
+    parts: Parts | Kinds,
     model: str,
     out: Path,
     *,
@@ -79,8 +83,8 @@ def train_run(
 
     Args:
         zoo: from `describe_zoo`.
-        parts: the networks, on the device to train on.
-        model: one of `PREDICTORS`.
+        parts: the networks, of one kind or several, on the device to train on.
+        model: one of `PREDICTORS`; for several kinds one of `ANY_SIZE`.
         out: the run folder.
         seeds: of initialisation and order; each makes a predictor.
         protocol: of neural predictors; `Protocol.of` the model by default.
@@ -94,68 +98,45 @@ def train_run(
         damaged: relatives of the networks that a `Guard` beside the predictors learns from.
     """
     check_name(model)
+    kinds = as_kinds(parts)
+    check_kinds(model, mixed=kinds.named, damaged=damaged is not None)
     if model not in ALL_CHECKPOINTS:
-        parts = replace(parts, more=None)
+        kinds = replace(kinds, more=[])
     protocol, options = protocol or Protocol.of(model), dict(options or {})
-    identity = training_identity(model, options, parts, protocol, seeds, damaged)
+    identity = training_identity(model, options, kinds, protocol, seeds, damaged)
     if (out / RUN_FILE).is_file():
         record = RunRecord.read(out)
-        if is_of(record, identity, model, options, parts, protocol, seeds):
+        if is_of(record, identity, model, options, kinds, protocol, seeds):
             return _completed(record, zoo, out)
         raise RunError(f"'{out}' holds another run ({record.model}); choose another folder")
     out.mkdir(parents=True, exist_ok=True)
-    start = time.perf_counter()
-    rows: list[dict[str, Any]]
-    if model in NEURAL:
-        trained = train_seeds(
-            module_builder(model, parts.train, options),
-            parts,
-            protocol,
-            seeds,
-            folder=out,
-            identity=identity,
-            report=report,
-            save_every=save_every,
-        )
-        predictors = [Predictor(model, module) for module in trained.modules]
-        rows = [
-            {"best_epoch": e, "val_tau": t}
-            for e, t in zip(trained.best_epoch, trained.val_tau, strict=True)
-        ]
-    else:
-        predictors, rows = [], []
-        for i, seed in enumerate(seeds):
-            inner = tabular_class(model)(**options)
-            inner.fit(
-                parts.train.network,
-                parts.train.accuracy,
-                validation=(parts.val.network, parts.val.accuracy),
-                seed=seed,
-            )
-            predictors.append(Predictor(model, inner))
-            rows.append({"best_epoch": None})
-            if report is not None:
-                report({"epoch": i + 1, "epochs": len(seeds)})
-    seconds = (time.perf_counter() - start) / len(seeds)
-    columns, rows, residuals = _measure(predictors, parts, seeds, rows)
-    predictors = [predictor.on_cpu() for predictor in predictors]
-    for row in rows:
-        row["seconds"] = seconds
+    fitted = _fit(model, kinds, protocol, options, seeds, out, identity, report, save_every)
+    read = _as_read(fitted, kinds)
+    judged = Judgements.of(fitted.predictors, read)
+    rows = [
+        {**row, **tested}
+        for row, tested in zip(fitted.rows, judged.seed_rows(seeds), strict=True)
+    ]
+    residuals = {split: judged.residuals(split) for split in ("val", "test")}
+    reach = radius(np.concatenate([residuals["val"], residuals["test"]]))
+    by_kind, factor = _by_kind(fitted.predictors[0], read, judged, reach, zoo)
+    columns = judged.columns(seeds, factor, named=kinds.named)
     write_predictions(out, columns)
+    predictors = [predictor.on_cpu() for predictor in fitted.predictors]
     if keep:
         for seed, predictor in zip(seeds, predictors, strict=True):
             predictor.save(out / f"seed-{seed}")
-        Seen.of(parts.train).save(out)
-        TrainedOn.of(parts, str(zoo["task"])).save(out)
+        Seen.of(read.train, any_size=model in ANY_SIZE).save(out)
+        TrainedOn.of(kinds, str(zoo["task"])).save(out)
     guarded: dict[str, Any] = {}
-    if damaged is not None:
+    if damaged is not None and isinstance(parts, Parts):
         guard, guarded = _guard(predictors, parts.to("cpu"), damaged, zoo)
         guard.save(out)
     taus = [row["tau"] for row in rows]
     record = RunRecord(
         model=model,
         zoo=dict(zoo),
-        selection={**(selection or {}), **parts.counts},
+        selection={**(selection or {}), **kinds.selection},
         protocol={**protocol.to_json(), "options": options, KEY: identity},
         seeds=rows,
         summary={
@@ -166,7 +147,8 @@ def train_run(
             "mae": float(np.mean([row["mae"] for row in rows])),
             "coverage": coverage(residuals["val"], residuals["test"]),
             "level": LEVEL,
-            "radius": radius(np.concatenate([residuals["val"], residuals["test"]])),
+            "radius": reach,
+            **by_kind,
             **guarded,
             **(measure(predictors) if measure is not None else {}),
         },
@@ -176,6 +158,17 @@ def train_run(
     record.write(out)
     (out / STATE_FILE).unlink(missing_ok=True)
     return record
+
+
+def check_kinds(model: str, *, mixed: bool, damaged: bool) -> None:
+    """Refuses to train on a mixed zoo what reads one size alone."""
+    if mixed and model not in ANY_SIZE:
+        raise RunError(
+            f"'{model}' reads networks of one size: of a mixed zoo name one kind by its folder, or "
+            f"train {', '.join(ANY_SIZE)}"
+        )
+    if mixed and damaged:
+        raise RunError("a guard against damaged networks is learned from one kind, not several")
 
 
 def _guard(
@@ -210,44 +203,85 @@ def _completed(record: RunRecord, zoo: Mapping[str, Any], out: Path) -> RunRecor
     return full
 
 
-def _measure(
-    predictors: list[Predictor], parts: Parts, seeds: list[int], rows: list[dict[str, Any]]
-) -> tuple[dict[str, np.ndarray], list[dict[str, Any]], dict[str, np.ndarray]]:
-    """Predictions of every seed on both held-out parts, scores, residuals of their mean."""
-    parts = replace(
-        parts,
-        val=predictors[0].prepared(parts.val),
-        test=predictors[0].prepared(parts.test),
+@dataclass(frozen=True)
+class _Fitted:
+    """A predictor for each seed, what its training tells, and the networks as they were read.
+
+    Attributes:
+        train: of each kind those to train on, further ones behind them.
+    """
+
+    predictors: list[Predictor]
+    rows: list[dict[str, Any]]
+    train: list[Dataset]
+
+
+def _fit(
+    model: str,
+    kinds: Kinds,
+    protocol: Protocol,
+    options: Mapping[str, Any],
+    seeds: list[int],
+    out: Path,
+    identity: str,
+    report: Report | None,
+    save_every: float,
+) -> _Fitted:
+    start = time.perf_counter()
+    if model in NEURAL:
+        trained = train_seeds(
+            module_builder(model, kinds.train[0], options),
+            kinds,
+            protocol,
+            seeds,
+            folder=out,
+            identity=identity,
+            report=report,
+            save_every=save_every,
+        )
+        predictors = [Predictor(model, module) for module in trained.modules]
+        told = zip(trained.best_epoch, trained.val_tau, strict=True)
+        rows: list[dict[str, Any]] = [{"best_epoch": e, "val_tau": t} for e, t in told]
+        read = trained.read
+    else:
+        (train,), (val,) = kinds.train, kinds.val
+        predictors, rows, read = [], [], [train]
+        for i, seed in enumerate(seeds):
+            inner = tabular_class(model)(**options)
+            held = (val.network, val.accuracy)
+            inner.fit(train.network, train.accuracy, validation=held, seed=seed)
+            predictors.append(Predictor(model, inner))
+            rows.append({"best_epoch": None})
+            if report is not None:
+                report({"epoch": i + 1, "epochs": len(seeds)})
+    seconds = (time.perf_counter() - start) / len(seeds)
+    return _Fitted(predictors, [{**row, "seconds": seconds} for row in rows], read)
+
+
+def _as_read(fitted: _Fitted, kinds: Kinds) -> Kinds:
+    """The networks with what all seeds and measures read of them computed once."""
+    prepared = fitted.predictors[0].prepared
+    own = zip(fitted.train, kinds.train, strict=True)
+    return replace(
+        kinds,
+        train=[prepared(data.take(torch.arange(len(first)))) for data, first in own],
+        val=[prepared(data) for data in kinds.val],
+        test=[prepared(data) for data in kinds.test],
+        left_out={name: prepared(data) for name, data in kinds.left_out.items()},
     )
-    columns: dict[str, list[np.ndarray]] = {}
-    out = []
-    total: dict[str, np.ndarray] = {}
-    for seed, predictor, row in zip(seeds, predictors, rows, strict=True):
-        found = {
-            name: predictor.predict(part).double().numpy()
-            for name, part in (("val", parts.val), ("test", parts.test))
-        }
-        reach = radius(_truth(parts.val) - found["val"])
-        for name, part in (("val", parts.val), ("test", parts.test)):
-            predicted = found[name]
-            total[name] = total.get(name, 0.0) + predicted / len(seeds)
-            values = {
-                "seed": np.full(len(part), seed),
-                "split": np.full(len(part), name, dtype=object),
-                "accuracy": _truth(part),
-                "predicted": predicted,
-                "low": np.clip(predicted - reach, 0, 1),
-                "high": np.clip(predicted + reach, 0, 1),
-                **{key: part.columns[key] for key in ("row", "run", *CONFIGURATION)},
-            }
-            for key, value in values.items():
-                columns.setdefault(key, []).append(value)
-        out.append({"seed": seed, **row, **scores(_truth(parts.test), found["test"])})
-    residuals = {
-        "val": _truth(parts.val) - total["val"],
-        "test": _truth(parts.test) - total["test"],
-    }
-    return {k: np.concatenate(v) for k, v in columns.items()}, out, residuals
+
+
+def _by_kind(
+    predictor: Predictor, kinds: Kinds, judged: Judgements, reach: float, zoo: Mapping[str, Any]
+) -> tuple[dict[str, Any], Callable[[str], float]]:
+    """Of a mixed zoo the figures by kind, and how much wider intervals of a kind are."""
+    if not kinds.named:
+        return {}, lambda _: 1.0
+    sizes = {name: NetworkSizes.from_json(a) for name, a in zoo["architectures"].items()}
+    widening = measure_widening(predictor.inner, kinds, sizes)
+    known = KnownSizes(tuple(sizes[name] for name in kinds.names), reach, widening)
+    figures = judged.by_kind(lambda kind: known.reach(sizes[kind]))
+    return {**figures, "widening": widening}, lambda kind: known.factor(sizes[kind])
 
 
 def _truth(data: Dataset) -> np.ndarray:

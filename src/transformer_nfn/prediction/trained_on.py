@@ -16,6 +16,7 @@ from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.safetensors_file import read_tensors, write_tensors
 from transformer_nfn.models import tensors_of
 from transformer_nfn.prediction.dataset import Dataset, Parts
+from transformer_nfn.prediction.kinds import Kinds, as_kinds
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.records import CONFIGURATION, RunError, read_predictions
 
@@ -46,14 +47,15 @@ class TrainedOn:
     selected_runs: Tensor
 
     @staticmethod
-    def of(parts: Parts, task: str) -> TrainedOn:
+    def of(parts: Parts | Kinds, task: str) -> TrainedOn:
         """The marks of what a training sees, further checkpoints too."""
-        learned = [parts.train, *([] if parts.more is None else [parts.more])]
+        kinds = as_kinds(parts)
+        learned = [*kinds.train, *(part for part in kinds.more if part is not None)]
         return TrainedOn(
             torch.cat([network_marks(part) for part in learned]),
             torch.cat([run_marks(part, task) for part in learned]),
-            network_marks(parts.val),
-            run_marks(parts.val, task),
+            torch.cat([network_marks(part) for part in kinds.val]),
+            torch.cat([run_marks(part, task) for part in kinds.val]),
         )
 
     def save(self, folder: Path) -> None:

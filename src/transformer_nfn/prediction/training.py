@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,19 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from transformer_nfn.files.json_object import parse_object
-from transformer_nfn.files.safetensors_file import read_tensors, write_tensors
 from transformer_nfn.files.whole import write_text
 from transformer_nfn.models import map_network
+from transformer_nfn.prediction.batches import Batch, epoch_batches, steps
 from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts
 from transformer_nfn.prediction.graph_step import GraphSteps
+from transformer_nfn.prediction.kinds import Kinds, as_kinds
 from transformer_nfn.prediction.log import read_log
 from transformer_nfn.prediction.manner import manner_of
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import LOG_FILE, RunError
+from transformer_nfn.prediction.training_state import STATE_FILE, read_state, write_state
 
-STATE_FILE = "training.safetensors"
 SAVE_SECONDS = 20.0
 
 Report = Callable[[dict[str, Any]], None]
@@ -40,11 +41,13 @@ class Trained:
         modules: one for each seed, at its best epoch.
         best_epoch: of each seed, counted from 1.
         val_tau: of each seed at that epoch.
+        read: the training networks of each kind as the modules read them, further ones last.
     """
 
     modules: list[nn.Module]
     best_epoch: list[int]
     val_tau: list[float]
+    read: list[Dataset]
 
 
 class SeedTrainer:
@@ -59,9 +62,14 @@ class SeedTrainer:
     (drawn there, so they are others than on a CPU) and the learning rates. A step of seeds
     together, also of one seed, is a CUDA graph; see `GraphSteps`.
 
+    Of several kinds of networks every step takes one kind; see `epoch_batches`. The best epoch is
+    that of the highest τ over the validation networks of all kinds together: those of one kind
+    may be a handful, and a predictor of several kinds is asked which of two unlike networks is
+    better as well.
+
     Args:
         build: makes a fresh module; called after ``torch.manual_seed(seed)``.
-        parts: what to train on and select by, on one device.
+        parts: what to train on and select by, of one kind or several, on one device.
         protocol: how.
         seeds: which.
         together: whether seeds share each step, which is faster; otherwise one after another
@@ -73,7 +81,7 @@ class SeedTrainer:
     def __init__(
         self,
         build: Callable[[], nn.Module],
-        parts: Parts,
+        parts: Parts | Kinds,
         protocol: Protocol,
         seeds: list[int],
         *,
@@ -81,7 +89,8 @@ class SeedTrainer:
         capture: bool = True,
     ) -> None:
         self.protocol, self.seeds = protocol, seeds
-        device = parts.train.accuracy.device
+        kinds = as_kinds(parts)
+        self.device = device = kinds.train[0].accuracy.device
         on_gpu = device.type == "cuda"
         self.modules = []
         for seed in seeds:
@@ -91,8 +100,8 @@ class SeedTrainer:
         first = self.modules[0]
         self.manner = manner_of(first)
         self.together = together and self.manner.stacked and (len(seeds) > 1 or on_gpu)
-        self.parts = self.manner.read(parts)
-        self.per_epoch = self.manner.per_epoch(self.parts.train)
+        self.kinds = self.manner.read(kinds)
+        self.per_epoch = self.manner.per_epoch(self.kinds.train)
         self.epoch = 0
         self.best_epoch = [0] * len(seeds)
         self.val_tau = [-2.0] * len(seeds)
@@ -114,13 +123,13 @@ class SeedTrainer:
     @property
     def steps_per_epoch(self) -> int:
         """Batches in one epoch."""
-        return -(-self.per_epoch // self.protocol.batch)
+        return sum(steps(count, self.protocol.batch) for count in self.per_epoch)
 
     def begin(self) -> None:
         """What modules do before they are trained, see `Manner`."""
         for seed, module in zip(self.seeds, self.modules, strict=True):
             self.manner.begin(
-                module, self.parts.train, seed, self.protocol.epochs, self.epoch == 0
+                module, self.kinds.train, seed, self.protocol.epochs, self.epoch == 0
             )
 
     def _logits_together(self, network: Mapping[str, Any], shared: bool) -> Tensor:
@@ -155,29 +164,31 @@ class SeedTrainer:
         self.epoch += 1
         return float(total) / self.steps_per_epoch
 
-    def epoch_plan(self) -> tuple[Tensor, list[float] | Tensor]:
-        """For the next epoch the orders, ``[seeds, networks]``, and the rate of every step.
+    def epoch_plan(self) -> tuple[list[Batch], list[float] | Tensor]:
+        """For the next epoch the batches, and the rate of every step.
 
         On the device of the networks, the rates too where the optimiser reads them there.
         """
-        device, n = self.parts.train.accuracy.device, len(self.parts.train)
-        orders = torch.stack(
-            [_order(n, self.per_epoch, seed, self.epoch, device) for seed in self.seeds]
-        )
-        rates = self.epoch_rates()
+        sizes = [len(data) for data in self.kinds.train]
+        how = (self.per_epoch, self.protocol.batch, self.seeds, self.epoch, self.device)
+        batches, rates = epoch_batches(sizes, *how), self.epoch_rates()
         if self.rate is None:
-            return orders, rates
-        return orders, torch.tensor(rates, dtype=self.rate.dtype).to(device)
+            return batches, rates
+        return batches, torch.tensor(rates, dtype=self.rate.dtype).to(self.device)
 
-    def run_steps(self, orders: Tensor, rates: list[float] | Tensor) -> Tensor:
+    def run_steps(self, batches: list[Batch], rates: list[float] | Tensor) -> Tensor:
         """The steps of a plan; the sum of their losses.
 
         Waits for a GPU only where it captures: the next step is launched while one runs.
         """
-        total = torch.zeros((), device=orders.device)
-        for rate, picks in zip(rates, orders.split(self.protocol.batch, 1), strict=True):
+        total = torch.zeros((), device=self.device)
+        for rate, batch in zip(rates, batches, strict=True):
             self._use_rate(rate)
-            total += self._step(picks) if self.graphs is None else self.graphs(self._step, picks)
+            step = partial(self._step, batch.kind)
+            if self.graphs is None:
+                total += step(batch.picks)
+            else:
+                total += self.graphs(step, batch.picks, of=batch.kind)
         return total
 
     def _use_rate(self, rate: float | Tensor) -> None:
@@ -187,9 +198,9 @@ class SeedTrainer:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
 
-    def _step(self, picks: Tensor) -> Tensor:
-        """One update of every seed by the networks ``picks``, ``[seeds, batch]``; the loss."""
-        train, picks = self.parts.train, picks.contiguous()
+    def _step(self, kind: int, picks: Tensor) -> Tensor:
+        """One update of every seed by networks of one kind, ``[seeds, batch]``; the loss."""
+        train, picks = self.kinds.train[kind], picks.contiguous()
         self.optimiser.zero_grad(set_to_none=True)
         target = train.accuracy[picks]
         if self.together:
@@ -225,8 +236,9 @@ class SeedTrainer:
 
     def select(self) -> list[float]:
         """Measures τ on the validation part and keeps the state of every seed that improved."""
-        accuracy = self.parts.val.accuracy.cpu().numpy()
-        taus = [kendall_tau(accuracy, p.numpy()) for p in self.predict(self.parts.val)]
+        accuracy = torch.cat([data.accuracy for data in self.kinds.val]).cpu().numpy()
+        said = torch.cat([self.predict(data) for data in self.kinds.val], 1)
+        taus = [kendall_tau(accuracy, p.numpy()) for p in said]
         for i, tau in enumerate(taus):
             if tau > self.val_tau[i]:
                 self.val_tau[i], self.best_epoch[i] = tau, self.epoch
@@ -245,62 +257,17 @@ class SeedTrainer:
                 for name, _ in module.named_parameters()
             }
             module.load_state_dict(own, strict=False)
-        return Trained(list(self.modules), list(self.best_epoch), list(self.val_tau))
-
-    # What a killed training needs to go on as if nothing had happened.
+        modules, train = list(self.modules), self.kinds.train
+        return Trained(modules, list(self.best_epoch), list(self.val_tau), train)
 
     def save(self, path: Path, identity: str) -> None:
-        """Writes the whole state, beside first and then renamed."""
-        tensors = {f"state.{k}": v.detach() for k, v in self.state.items()}
-        tensors |= {f"best.{k}": v for k, v in self.best.items()}
-        for i, entry in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"adam.{i}.{k}": v for k, v in entry.items()}
-        about = {
-            "epoch": self.epoch,
-            "best_epoch": self.best_epoch,
-            "val_tau": self.val_tau,
-            "identity": identity,
-        }
-        write_tensors(path, tensors, {"about": json.dumps(about)})
+        """Writes the whole state, see `training_state`."""
+        about = {"epoch": self.epoch, "best_epoch": self.best_epoch, "val_tau": self.val_tau}
+        write_state(path, identity, self.state, self.best, self.optimiser, about)
 
     def load(self, path: Path, identity: str) -> None:
         """Takes up what `save` wrote; refuses the state of another training."""
-        tensors, metadata = read_tensors(path)
-        about = parse_object(metadata.get("about", "{}"), str(path), RunError)
-        if "identity" not in about:
-            raise RunError(
-                f"'{path}' was begun by an older version, which did not tell trainings apart "
-                "by all their weights; choose another --out or remove it"
-            )
-        if about["identity"] != identity:
-            raise RunError(
-                f"'{path}' is of another training (other networks, model or protocol); "
-                "choose another --out or remove it"
-            )
-        if any(f"state.{name}" not in tensors for name in self.state):
-            raise RunError(
-                f"'{path}' lays out its parameters otherwise (one seed begun on another kind of "
-                "device?); choose another --out or remove it"
-            )
-        with torch.no_grad():
-            for name, value in self.state.items():
-                for part, target in (("state", value), ("best", self.best[name])):
-                    stored = tensors[f"{part}.{name}"]
-                    if stored.shape != target.shape or stored.dtype != target.dtype:
-                        raise RunError(f"'{path}' is damaged: '{part}.{name}' is not as it was")
-                    target.copy_(stored)
-        entries: dict[int, dict[str, Tensor]] = {}
-        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
-        for key, value in tensors.items():
-            if key.startswith("adam."):
-                _, index, name = key.split(".", 2)
-                shape = torch.Size() if name == "step" else parameters[int(index)].shape
-                if value.shape != shape or not value.is_floating_point():
-                    raise RunError(f"'{path}' is damaged: '{key}' is not as it was saved")
-                entries.setdefault(int(index), {})[name] = value
-        state = self.optimiser.state_dict()
-        state["state"] = entries
-        self.optimiser.load_state_dict(state)
+        about = read_state(path, identity, self.state, self.best, self.optimiser)
         # The optimiser has tensors of its own now, in place of those it was given and captured.
         if self.rate is not None:
             self.hold_rate(self.rate)
@@ -324,20 +291,9 @@ class _as_logits:  # noqa: N801
         del self.module.forward
 
 
-def _order(n: int, count: int, seed: int, epoch: int, device: torch.device) -> Tensor:
-    """Which networks one epoch of one seed takes, ``count`` of ``n``, none again before all.
-
-    Drawn on a GPU where they lie on one.
-    """
-    where = device if device.type == "cuda" else torch.device("cpu")
-    source = torch.Generator(where).manual_seed((seed + 1) * 1_000_003 + epoch)
-    rounds = [torch.randperm(n, generator=source, device=where) for _ in range(-(-count // n))]
-    return torch.cat(rounds)[:count].to(device)
-
-
 def train_seeds(
     build: Callable[[], nn.Module],
-    parts: Parts,
+    parts: Parts | Kinds,
     protocol: Protocol,
     seeds: list[int],
     *,
@@ -351,7 +307,7 @@ def train_seeds(
 
     Args:
         build: makes a fresh module with ``logits(network)``.
-        parts: training and validation networks, on the device to use.
+        parts: training and validation networks of one kind or several, on the device to use.
         protocol: how.
         seeds: which.
         folder: where the log and the state to resume from are kept; None keeps nothing.

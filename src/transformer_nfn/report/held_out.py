@@ -192,7 +192,8 @@ class _Gathered:
         self._validation: set[int] = set()
 
     def places(self, part: Columns) -> np.ndarray:
-        rows = part["row"].astype(int).tolist()
+        # Kinds of a mixed zoo count their own rows, which name no network by themselves.
+        rows = [None] * len(part["row"]) if "kind" in part else part["row"].astype(int).tolist()
         runs = part["run"].tolist() if "run" in part else [None] * len(rows)
         accuracy = np.round(part["accuracy"], DIGITS).tolist()
         out = np.zeros(len(rows), dtype=int)

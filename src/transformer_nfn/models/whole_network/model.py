@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,26 @@ FARTHEST = 8.0
 """In standard deviations: beyond what was seen a line is no guide."""
 SURE = 0.02
 """Accuracies that differ by less count for less when two networks are ordered."""
+
+
+class TaskSizes(Protocol):
+    """What of a network's sizes its task decides, and its width."""
+
+    @property
+    def patch(self) -> int:
+        """Pixels in a patch, 0 for word vectors."""
+
+    @property
+    def classes(self) -> int:
+        """Logits."""
+
+    @property
+    def tokens(self) -> int:
+        """Of an input at most."""
+
+    @property
+    def d_model(self) -> int:
+        """The width."""
 
 
 class WholeNetwork(Pretrained):
@@ -116,6 +136,29 @@ class WholeNetwork(Pretrained):
         """Whether weight decay leaves a parameter alone: probes are inputs, not weights."""
         return name.startswith("probes.")
 
+    def misfit(self, found: TaskSizes, trained: TaskSizes) -> str | None:
+        """Why networks of some sizes cannot be read; None where they can.
+
+        Any width, number of heads, depth and number of neurons can; what belongs to the task
+        cannot change, and the width of networks that read word vectors does.
+
+        Args:
+            found: the sizes of the networks in question.
+            trained: those of the networks it was trained on.
+        """
+        if bool(found.patch) != bool(trained.patch):
+            names = {True: "images", False: "word vectors"}
+            wanted, there = names[bool(trained.patch)], names[bool(found.patch)]
+            return f"expected networks that read {wanted}, found some that read {there}"
+        words = {"patch": "{} pixels in a patch", "classes": "{} classes", "tokens": "{} tokens"}
+        if not trained.patch:
+            words["d_model"] = "word vectors of width {}"
+        for size, text in words.items():
+            wanted, there = getattr(trained, size), getattr(found, size)
+            if wanted != there:
+                return f"expected {text.format(wanted)}, found {there}"
+        return None
+
     def prepared(
         self, network: Mapping[str, Any], positions: Tensor | None = None
     ) -> dict[str, Any]:
@@ -125,11 +168,12 @@ class WholeNetwork(Pretrained):
         found = signed_log(whole_invariants(network, self._where(network, positions)))
         return {**network, INVARIANTS: found.to(network["classifier"]["W_1"])}
 
-    def standardise(self, network: Mapping[str, Any]) -> None:
-        """Learns from these networks what is usual for an invariant."""
+    def standardise(self, *networks: Mapping[str, Any]) -> None:
+        """Learns from these networks, of one kind or several, what is usual for an invariant."""
         if self.judge is None or not self.standard:
             return
-        mean, scale = usual(self.prepared(network)[INVARIANTS].double())
+        rows = [self.prepared(network)[INVARIANTS].double() for network in networks]
+        mean, scale = usual(torch.cat(rows))
         self.mean.copy_(mean)
         self.scale.copy_(scale)
 
@@ -152,16 +196,25 @@ class WholeNetwork(Pretrained):
     def logits(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
         out = torch.zeros((), device=self.mean.device)
+        for read, seen in self._readings(network, positions):
+            out = out + read(seen).squeeze(-1)
+        return out
+
+    def reading(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
+        """Everything it judges networks by, ``[batch, F]``: as much of networks of any size."""
+        return torch.cat([seen for _, seen in self._readings(network, positions)], -1)
+
+    def _readings(
+        self, network: Mapping[str, Any], positions: Tensor | None
+    ) -> Iterator[tuple[nn.Module, Tensor]]:
+        """Each reader, and what it reads of the networks."""
         if self.reader is not None:
-            out = out + self.reader(read_answers(self.answers(network, positions))).squeeze(-1)
+            yield self.reader, read_answers(self.answers(network, positions))
         if self.judge is not None:
             x = self.prepared(network, positions)[INVARIANTS]
-            near = ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
-            out = out + self.judge(near).squeeze(-1)
+            yield self.judge, ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
         if self.layers is not None and self.weigh is not None:
-            seen = self.layers(network, self._where(network, positions))
-            out = out + self.weigh(seen).squeeze(-1)
-        return out
+            yield self.weigh, self.layers(network, self._where(network, positions))
 
     def forward(self, network: Mapping[str, Any]) -> Tensor:
         """The predicted accuracy of each network, ``[batch]``, between 0 and 1."""
