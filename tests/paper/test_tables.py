@@ -67,6 +67,32 @@ def test_markdown_has_ours_over_the_papers_and_the_best_bold():
     assert widths == {8}
 
 
+def test_seeds_together_stand_under_each_row():
+    cells = [
+        record("table1", model, "all", 0.7, summary={"tau": 0.7, "tau_se": 0.01, "tau_together": t})
+        for model, t in (("mlp", 0.74), ("statnn", 0.72))
+    ]
+    cells.append(record("table1", "mlp", "0.2", 0.6))  # from before they were measured together
+    lines = markdown_table("table1", cells).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("| MLP"))
+    assert lines[at].startswith("| MLP | here | **0.700 ± 0.010** | 0.600 ± 0.010 |")
+    assert lines[at + 1] == "|  | seeds together | **0.740** | – | – | – | – |"
+    assert lines[at + 2].startswith("|  | paper |")
+    assert "|  | seeds together | 0.720 | – | – | – | – |" in lines
+    assert table_columns("table1", cells)["together"] == [0.74, 0.72, None]
+    curve = [
+        record("learning-curve", "mlp", "64", 0.7, summary={"tau": 0.7, "tau_together": 0.74}),
+        record("learning-curve", "mlp", "all", 0.8),
+    ]
+    assert "| seeds together | 0.740 | – |" in markdown_table("learning-curve", curve)
+
+
+def test_one_seed_is_not_together():
+    alone = {"tau": 0.7, "tau_se": float("nan"), "tau_together": 0.7}
+    cell = record("table1", "mlp", "all", 0.7, summary=alone, seeds=[{"seed": 0}])
+    assert "together" not in markdown_table("table1", [cell])
+
+
 def test_cell_without_enough_networks_says_so():
     why = "not enough networks: 3 | 20"
     text = markdown_table("table1", [record("table1", "mlp", "0.8", status=why, summary={})])

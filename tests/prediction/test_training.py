@@ -8,6 +8,7 @@ import pytest
 import torch
 from killed_training import kill_in_epoch
 from made_networks import ABOUT, parts
+from scipy.stats import kendalltau
 
 from transformer_nfn.prediction.predictors import Predictor, module_builder
 from transformer_nfn.prediction.protocol import Protocol
@@ -108,10 +109,19 @@ def test_a_run_folder_says_everything(tmp_path):
     predictor = Predictor.load("transformer_nfn", tmp_path / "run" / "seed-1")
     assert np.allclose(predictor.predict(data.test).numpy(), found["predicted"][test], atol=1e-6)
     assert (found["low"] <= found["predicted"]).all()
+    mean = (found["predicted"][found["split"] == "test"]).reshape(2, -1).mean(0)
+    expected = kendalltau(data.test.accuracy.numpy(), mean).statistic
+    assert record.summary["tau_together"] == pytest.approx(expected)
     assert not (tmp_path / "run" / STATE_FILE).exists()
     cached = train_run(
         ABOUT, data, "transformer_nfn", tmp_path / "run", seeds=[0, 1], protocol=SHORT
     )
     assert cached == record
+    del record.summary["tau_together"]
+    record.write(tmp_path / "run")
+    older = train_run(
+        ABOUT, data, "transformer_nfn", tmp_path / "run", seeds=[0, 1], protocol=SHORT
+    )
+    assert older == cached, "a record from before seeds were measured together is completed"
     with pytest.raises(RunError, match="holds another run"):
         train_run(ABOUT, data, "mlp", tmp_path / "run", seeds=[0], protocol=SHORT)

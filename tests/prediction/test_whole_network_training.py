@@ -9,6 +9,7 @@ from killed_training import kill_in_epoch
 from made_networks import made, parts
 
 from transformer_nfn.models import map_network
+from transformer_nfn.models.whole_network.model import order_loss
 from transformer_nfn.prediction import manner
 from transformer_nfn.prediction.predictors import Predictor, module_builder
 from transformer_nfn.prediction.probe_search import find_probes
@@ -136,3 +137,18 @@ def test_more_checkpoints_make_another_training(tmp_path):
     assert training_identity("whole_network", {}, plain, SHORT, [0]) != training_identity(
         "whole_network", {}, more, SHORT, [0]
     )
+
+
+def test_what_training_does_can_be_left_out():
+    data = parts()
+    usual, noisy = builder(data)(), builder(data, search=False, order=0.0, standard=False)()
+    noisy.load_state_dict(usual.state_dict())
+    for module in (usual, noisy):
+        manner.manner_of(module).begin(module, data.train, 0, 4, True)
+    assert not torch.equal(usual.probes(), noisy.probes())
+    assert float(noisy.mean.abs().max()) == 0 < float(usual.mean.abs().max())
+    logits, accuracy = torch.tensor([1.0, -1.0]), torch.tensor([0.2, 0.8])
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(logits, accuracy)
+    assert torch.equal(noisy.loss(logits, accuracy), entropy)
+    expected = entropy + 0.3 * order_loss(logits, accuracy)
+    assert torch.equal(usual.loss(logits, accuracy), expected)

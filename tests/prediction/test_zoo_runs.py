@@ -188,6 +188,22 @@ def test_a_record_says_whose_seeds_the_networks_have(zoo, run):
     assert "a seed each" in " ".join(result.output.split())
 
 
+def test_evaluate_tells_how_good_the_seeds_are_together(run, tmp_path):
+    old = shutil.copytree(run, tmp_path / "old")
+    record = json.loads((old / "run.json").read_text())
+    together = record["summary"].pop("tau_together")
+    (old / "run.json").write_text(json.dumps(record))
+    result = CliRunner().invoke(app, ["evaluate", str(old), "--json"])
+    assert json.loads(result.output)["summary"]["tau_together"] == together
+    shown = " ".join(CliRunner().invoke(app, ["evaluate", str(old)]).output.split())
+    assert f"together {together:.3f}" in shown
+    (old / "predictions.parquet").write_bytes(b"no table")
+    result = CliRunner().invoke(app, ["evaluate", str(old)])
+    assert "predictions.parquet' is not readable" in str(result.exception)
+    (old / "predictions.parquet").unlink()
+    assert CliRunner().invoke(app, ["evaluate", str(old)]).exit_code == 0
+
+
 def test_a_run_from_before_zoos_told_their_seeds_is_completed_not_trained(zoo, run, tmp_path):
     old = shutil.copytree(run, tmp_path / "old")
     record = json.loads((old / "run.json").read_text())

@@ -48,7 +48,10 @@ def epochs_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[dict[str
 
 
 def result_table(records: list[RunRecord], title: str) -> Table:
-    """One row a predictor: τ ± standard error, R², mean error, how often the interval holds."""
+    """One row a predictor: τ ± standard error, R², mean error, how often the interval holds.
+
+    Under τ stands that of all seeds together: of their mean, which is what `tnfn predict` answers.
+    """
     table = Table(title=title)
     for name in ("model", "Kendall τ"):
         table.add_column(name, no_wrap=True)
@@ -61,7 +64,7 @@ def result_table(records: list[RunRecord], title: str) -> Table:
         s = record.summary
         table.add_row(
             record.model,
-            plus_minus(s["tau"], s["tau_se"]),
+            plus_minus(s["tau"], s["tau_se"]) + _together_text(record),
             f"{s['r2']:.3f}",
             f"{s['mae']:.3f}",
             f"{100 * s['coverage']:.1f} %",
@@ -124,6 +127,13 @@ def _tau_text(record: RunRecord | None) -> str:
     if record is None or record.status != "done":
         return "–" if record is None else record.status
     return plus_minus(record.summary["tau"], record.summary["tau_se"])
+
+
+def _together_text(record: RunRecord) -> str:
+    together = record.summary.get("tau_together")
+    if together is None or len(record.seeds) < 2:
+        return ""
+    return f"\ntogether {together:.3f}"
 
 
 def _size_text(record: RunRecord) -> str:

@@ -12,15 +12,25 @@ from rich.markdown import Markdown
 
 from transformer_nfn.cli.experiment_progress import counting_bar
 from transformer_nfn.cli.output import echo_json
-from transformer_nfn.cli.train import DeviceOption, JsonOption, ZooArgument, pick_device
+from transformer_nfn.cli.train import DeviceOption, JsonOption, pick_device
+from transformer_nfn.cli.transfer import reproduce_transfer, zoo_or_run
 from transformer_nfn.errors import TransformerNFNError
 
-WHAT = (*(f"table{number}" for number in range(1, 7)), "learning-curve", "mixed", "figures")
+WHAT = (
+    *(f"table{number}" for number in range(1, 7)),
+    "learning-curve", "mixed", "transfer", "figures",
+)  # fmt: skip
 
 
 def reproduce_command(
     what: Annotated[str, typer.Argument(help=", ".join(WHAT))],
-    zoo: ZooArgument,
+    zoo: Annotated[
+        Path,
+        typer.Argument(
+            help="A zoo, from `tnfn zoo build`, or its name; for transfer also a run folder.",
+            callback=zoo_or_run,
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", help="Folder for cells, tables and figures.")],
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds a cell.")] = 5,
     epochs: Annotated[
@@ -42,6 +52,10 @@ def reproduce_command(
         str | None,
         typer.Option(metavar="KIND,…", help="mixed: kinds left out in turn (three of them)."),
     ] = None,
+    to: Annotated[
+        list[Path] | None,
+        typer.Option("--to", metavar="ZOO", help="transfer: another zoo, whose networks to rank."),
+    ] = None,
     device: DeviceOption = "auto",
     engine: Annotated[str, typer.Option(help="local, or ray: a cell a task.")] = "local",
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster; none starts one.")] = None,
@@ -53,9 +67,10 @@ def reproduce_command(
     table3: components. table4: width and depth. table5: parameters. table6: augmentation by the
     group action. learning-curve: all eight models on 64, 128, … random networks of the training
     part and on all of it (at least 64), as table and figure. mixed: of a mixed zoo, τ on each kind
-    of one predictor over all kinds, and on kinds left out of its training. figures: histogram,
-    scatter and τ by number of networks, of what is in OUT. Finished cells are kept, so an
-    interrupted call goes on.
+    of one predictor over all kinds, and on kinds left out of its training. transfer: predictors of
+    this zoo's networks, or those in a run folder, rank the networks of other zoos. figures:
+    histogram, scatter and τ by number of networks, of what is in OUT. Finished cells are kept, so
+    an interrupted call goes on.
 
     [bold]Examples[/bold]
 
@@ -71,12 +86,22 @@ def reproduce_command(
 
       tnfn reproduce mixed zoos/mixed --out results --leave-out w48-h4-d3,w16-h2-d1
 
+      tnfn reproduce transfer mnist-zoo --to fashion-zoo --to digits-zoo --out results
+
       tnfn reproduce figures zoo --out results
     """
     if what not in WHAT:
         raise TransformerNFNError(f"there is no '{what}' to reproduce; there are {', '.join(WHAT)}")
+    if to and what != "transfer":
+        raise TransformerNFNError(f"--to is for transfer, {what} has none")
     if what == "figures":
         _figures(zoo, out)
+        return
+    if what == "transfer":
+        reproduce_transfer(
+            zoo, to or [], out, seeds=seeds, epochs=epochs, models=models, percent=percent,
+            device=device, as_json=as_json,
+        )  # fmt: skip
         return
     from transformer_nfn.paper.figures import check_matplotlib, learning_curve
     from transformer_nfn.paper.tables import reproduce, zoo_cells

@@ -224,10 +224,11 @@ def evaluate_command(
       tnfn evaluate mnist-nfn mnist-sample   # both by name, see `tnfn assets`
     """
     from transformer_nfn.prediction.records import RunRecord
+    from transformer_nfn.prediction.together import with_together
 
     record = RunRecord.read(run)
     if zoo is None:
-        _show(record, run, as_json)
+        _show(with_together(record, run), run, as_json)
         return
     from transformer_nfn.prediction.evaluation import evaluate
 

@@ -20,11 +20,17 @@ from transformer_nfn.models.boosting import Held, LightGBMPredictor
 from transformer_nfn.models.invariants import invariant_features
 from transformer_nfn.models.predictor import PredictorError, TabularPredictor
 from transformer_nfn.models.scales import signed_log, usual
+from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.spaces import WeightSpace, attention_block
 
 
 class InvariantPredictor(TabularPredictor):
-    """A predictor whose table is `invariant_features`."""
+    """A predictor whose table is `invariant_features`, or `whole_invariants`."""
+
+    @property
+    def any_task(self) -> bool:
+        """Whether networks of other patches, tokens and classes give the same numbers."""
+        return bool(self.settings["whole"])
 
     def _set_space(self, space: WeightSpace | str | None) -> None:
         if isinstance(space, str):
@@ -33,7 +39,10 @@ class InvariantPredictor(TabularPredictor):
         self.settings["space"] = None if space is None else space.to_json()
 
     def table(self, network: Mapping[str, object]) -> np.ndarray:
-        """`invariant_features` of the networks, in float64."""
+        """Invariants of the networks, in float64."""
+        if self.any_task:
+            whole: np.ndarray = whole_invariants(network).cpu().numpy()
+            return whole
         if self.space is None:
             self._set_space(space_of(network))
         assert self.space is not None
@@ -50,6 +59,7 @@ class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
         patience: rounds without a better validation error before it stops.
         params: of LightGBM, in place of or besides ours.
         threads: None for as many as OpenMP allows.
+        whole: read `whole_invariants`, as many numbers for networks of any size and task.
     """
 
     PARAMS: Mapping[str, Any] = {
@@ -70,8 +80,10 @@ class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
         patience: int = 50,
         params: Mapping[str, Any] | None = None,
         threads: int | None = None,
+        whole: bool = False,
     ) -> None:
         LightGBMPredictor.__init__(self, rounds, patience, params, threads)
+        self.settings["whole"] = whole
         self._set_space(space)
 
 
@@ -87,6 +99,7 @@ class InvariantMLP(InvariantPredictor):
         learning_rate: of Adam, at its highest.
         weight_decay: decoupled.
         dropout: of the standardised features and of the hidden layer.
+        whole: read `whole_invariants`, as many numbers for networks of any size and task.
     """
 
     def __init__(
@@ -99,6 +112,7 @@ class InvariantMLP(InvariantPredictor):
         learning_rate: float = 3e-3,
         weight_decay: float = 0.1,
         dropout: float = 0.2,
+        whole: bool = False,
     ) -> None:
         self.settings = {
             "hidden": hidden,
@@ -108,6 +122,7 @@ class InvariantMLP(InvariantPredictor):
             "learning_rate": learning_rate,
             "weight_decay": weight_decay,
             "dropout": dropout,
+            "whole": whole,
         }
         self._set_space(space)
         self._state: dict[str, Tensor] = {}

@@ -31,7 +31,7 @@ from transformer_nfn.prediction.records import (
 )
 
 # Tables whose cells change the predictor itself: never what a model is compared by.
-_VARIANTS = ("table3", "table4", "table5")
+_VARIANTS = ("table3", "table4", "table5", "transfer")
 _NEEDED = ("seed", "split", "row", "accuracy", "predicted")
 Columns = dict[str, np.ndarray]
 

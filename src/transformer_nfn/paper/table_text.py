@@ -25,6 +25,7 @@ from transformer_nfn.paper.numbers import (
     model_name,
 )
 from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.prediction.together import TOGETHER
 from transformer_nfn.seed_kinds import seeds_text
 
 ALL_TABLES: Mapping[str, PaperTable] = {
@@ -32,6 +33,7 @@ ALL_TABLES: Mapping[str, PaperTable] = {
 }  # fmt: skip
 CHANGE = "change"
 ALL_NETWORKS = "all"
+SEEDS_TOGETHER = "seeds together"
 _NOTHING = "–"
 
 
@@ -43,6 +45,13 @@ class OurCell:
     value: float | None
     error: float | None
     text: str
+
+    @property
+    def together(self) -> float | None:
+        """τ of the mean over the seeds; None for one seed, and in records older than that."""
+        if self.record.status != "done" or len(self.record.seeds) < 2:
+            return None
+        return _finite(self.record.summary.get(TOGETHER))
 
     @property
     def reason(self) -> str | None:
@@ -73,14 +82,20 @@ class TableView:
         """The rows whose τ is the highest of the column, as printed."""
         if column in (CHANGE, "parameters") or self.paper.quantity != "tau":
             return set()
-        found = {
-            row: round(cell.value, 3)
-            for (row, at), cell in self.ours.items()
-            if at == column and cell.value is not None
-        }
-        if len(found) < 2:
-            return set()
-        return {row for row, value in found.items() if value == max(found.values())}
+        return _highest(
+            {row: cell.value for (row, at), cell in self.ours.items() if at == column}
+        )
+
+    def together(self, row: str) -> list[str]:
+        """How good the mean of the seeds is in each cell of a row; empty where nothing says so."""
+        if not self.paper.together:
+            return []
+        texts = []
+        for column in self.columns:
+            every = {r: cell.together for (r, at), cell in self.ours.items() if at == column}
+            text = mean_text(every.get(row), None)
+            texts.append(f"**{text}**" if row in _highest(every) else text)
+        return texts if any(text != _NOTHING for text in texts) else []
 
     def reasons(self) -> list[str]:
         """A sentence for each cell without a number."""
@@ -195,6 +210,7 @@ def table_columns(name: str, records: list[RunRecord]) -> dict[str, list[Any]]:
                 "column": column,
                 "value": cell.value,
                 "error": cell.error,
+                "together": cell.together,
                 "paper": paper.value if paper else None,
                 "paper_error": paper.error if paper else None,
                 "r2": record.summary.get("r2"),
@@ -280,6 +296,14 @@ def _components(row: str) -> str:
     return "+".join([part for part in order if part in parts] or [row])
 
 
+def _highest(values: Mapping[str, float | None]) -> set[str]:
+    """The keys of the highest value as printed; none where there is nothing to compare."""
+    known = {key: round(value, 3) for key, value in values.items() if value is not None}
+    if len(known) < 2:
+        return set()
+    return {key for key, value in known.items() if value == max(known.values())}
+
+
 def _add_changes(view: TableView) -> None:
     view.columns[CHANGE] = "Largest change"
     for row in view.rows:
@@ -336,6 +360,9 @@ def _markdown(view: TableView) -> str:
             printed = view.paper_cell(row, column)
             theirs.append(f"*{printed.text}*" if printed else _NOTHING)
         lines.append("| " + " | ".join(ours) + " |")
+        if together := view.together(row):
+            first = ["", SEEDS_TOGETHER] if whose else [SEEDS_TOGETHER]
+            lines.append("| " + " | ".join([*first, *together]) + " |")
         if any(text != _NOTHING for text in theirs[2:]):
             lines.append("| " + " | ".join(theirs) + " |")
     notes = [*([paper.note] if paper.note else []), *view.agreements(), *view.reasons()]

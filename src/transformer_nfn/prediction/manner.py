@@ -82,7 +82,7 @@ class WholeNetworkManner(Manner):
         """Learns what invariants are usual, and finds where good networks agree."""
         assert isinstance(module, WholeNetwork)
         module.standardise(*(data.network for data in train))
-        if fresh:
+        if fresh and module.search:
             find_probes(module, train, seed, steps=min(STEPS, STEPS_AN_EPOCH * epochs))
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:

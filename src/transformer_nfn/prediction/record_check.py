@@ -59,7 +59,7 @@ def check_record(data: Mapping[str, Any], where: str, kind: type[TransformerNFNE
 
 
 def _check_summary(summary: Fields) -> None:
-    _check_numbers(summary, ("tau", "tau_se", "r2", "mae", "coverage"))
+    _check_numbers(summary, ("tau", "tau_se", "tau_together", "r2", "mae", "coverage"))
     for name in FRACTIONS:
         if name in summary.data:
             summary.number(name, 0.0, 1.0)

@@ -56,7 +56,8 @@ class RunRecord:
         protocol: how it was trained.
         seeds: for each seed a dict with ``seed, tau, tau_low, tau_high, r2, mae, val_tau,
             best_epoch, seconds``.
-        summary: ``tau, tau_se, r2, mae, coverage`` over the seeds; with augmentation also
+        summary: ``tau, tau_se, r2, mae, coverage`` over the seeds; ``tau_together`` of the mean
+            of all seeds' predictions, which older records lack; with augmentation also
             ``agreement``, see `transformer_nfn.paper.agreement`; of a mixed zoo the same by
             ``kinds``, for kinds ``left_out`` of training, and ``widening``, see `known_sizes`.
         num_parameters: of the predictor, None for trees.

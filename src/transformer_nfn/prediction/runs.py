@@ -38,6 +38,7 @@ from transformer_nfn.prediction.records import (
     RunRecord,
     write_predictions,
 )
+from transformer_nfn.prediction.together import TOGETHER, tau_together, with_together
 from transformer_nfn.prediction.trained_on import TrainedOn
 from transformer_nfn.prediction.training import SAVE_SECONDS, Report, train_seeds
 from transformer_nfn.prediction.training_state import STATE_FILE
@@ -106,7 +107,7 @@ def train_run(
     if (out / RUN_FILE).is_file():
         record = RunRecord.read(out)
         if is_of(record, identity, model, options, kinds, protocol, seeds):
-            return _with_seeds(record, zoo, out)
+            return _completed(record, zoo, out)
         raise RunError(f"'{out}' holds another run ({record.model}); choose another folder")
     out.mkdir(parents=True, exist_ok=True)
     fitted = _fit(model, kinds, protocol, options, seeds, out, identity, report, save_every)
@@ -119,7 +120,8 @@ def train_run(
     residuals = {split: judged.residuals(split) for split in ("val", "test")}
     reach = radius(np.concatenate([residuals["val"], residuals["test"]]))
     by_kind, factor = _by_kind(fitted.predictors[0], read, judged, reach, zoo)
-    write_predictions(out, judged.columns(seeds, factor, named=kinds.named))
+    columns = judged.columns(seeds, factor, named=kinds.named)
+    write_predictions(out, columns)
     predictors = [predictor.on_cpu() for predictor in fitted.predictors]
     if keep:
         for seed, predictor in zip(seeds, predictors, strict=True):
@@ -140,6 +142,7 @@ def train_run(
         summary={
             "tau": float(np.mean(taus)),
             "tau_se": standard_error(taus),
+            TOGETHER: tau_together(columns),
             "r2": float(np.mean([row["r2"] for row in rows])),
             "mae": float(np.mean([row["mae"] for row in rows])),
             "coverage": coverage(residuals["val"], residuals["test"]),
@@ -190,13 +193,14 @@ def _guard(
     return guard, {"guarded": figures}
 
 
-def _with_seeds(record: RunRecord, zoo: Mapping[str, Any], out: Path) -> RunRecord:
-    """A record from before zoos told their seeds, completed: it is of these very networks."""
-    if "seeds" in record.zoo or "seeds" not in zoo:
-        return record
-    record = replace(record, zoo={**record.zoo, "seeds": zoo["seeds"]})
-    record.write(out)
-    return record
+def _completed(record: RunRecord, zoo: Mapping[str, Any], out: Path) -> RunRecord:
+    """A record from before all was kept that is today: it is of these very networks."""
+    full = with_together(record, out)
+    if "seeds" not in record.zoo and "seeds" in zoo:
+        full = replace(full, zoo={**record.zoo, "seeds": zoo["seeds"]})
+    if full is not record:
+        full.write(out)
+    return full
 
 
 @dataclass(frozen=True)

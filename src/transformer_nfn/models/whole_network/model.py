@@ -69,6 +69,9 @@ class WholeNetwork(Pretrained):
         channels: of the layers over the whole network; 0 leaves them out.
         rank: of the matrix of all probes.
         hidden: neurons that read the answers.
+        search: whether training first moves probes to where good networks agree.
+        order: price of pairs of networks in the wrong order; 0 leaves cross-entropy alone.
+        standard: whether invariants are read relative to what is usual.
     """
 
     weight_decay = 0.1
@@ -88,6 +91,9 @@ class WholeNetwork(Pretrained):
         channels: int = 0,
         rank: int = 32,
         hidden: int = 64,
+        search: bool = True,
+        order: float = 0.3,
+        standard: bool = True,
     ) -> None:
         super().__init__()
         if not (probes or invariants or channels):
@@ -103,7 +109,11 @@ class WholeNetwork(Pretrained):
             channels=channels,
             rank=rank,
             hidden=hidden,
+            search=search,
+            order=order,
+            standard=standard,
         )
+        self.search, self.order, self.standard = search, order, standard
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
         self.probes = Probes(probes, tokens, width, classes, rank) if probes else None
         self.reader = _reader(answer_width(probes, classes), hidden) if probes else None
@@ -116,6 +126,11 @@ class WholeNetwork(Pretrained):
             RoleLayers(channels, classes=classes, patch=patch, tokens=tokens) if channels else None
         )
         self.weigh = _reader(self.layers.width, hidden // 2) if self.layers is not None else None
+
+    @property
+    def any_task(self) -> bool:
+        """Whether networks of other patches, tokens and classes are read: by invariants alone."""
+        return self.probes is None and self.layers is None
 
     def undecayed(self, name: str) -> bool:
         """Whether weight decay leaves a parameter alone: probes are inputs, not weights."""
@@ -155,7 +170,7 @@ class WholeNetwork(Pretrained):
 
     def standardise(self, *networks: Mapping[str, Any]) -> None:
         """Learns from these networks, of one kind or several, what is usual for an invariant."""
-        if self.judge is None:
+        if self.judge is None or not self.standard:
             return
         rows = [self.prepared(network)[INVARIANTS].double() for network in networks]
         mean, scale = usual(torch.cat(rows))
@@ -205,12 +220,10 @@ class WholeNetwork(Pretrained):
         """The predicted accuracy of each network, ``[batch]``, between 0 and 1."""
         return torch.sigmoid(self.logits(network))
 
-    @staticmethod
-    def loss(logits: Tensor, accuracy: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """Cross-entropy, and a price for every pair of networks in the wrong order."""
-        return binary_cross_entropy_with_logits(logits, accuracy) + 0.3 * order_loss(
-            logits, accuracy
-        )
+        entropy = binary_cross_entropy_with_logits(logits, accuracy)
+        return entropy + self.order * order_loss(logits, accuracy) if self.order else entropy
 
     @property
     def config(self) -> dict[str, Any]:

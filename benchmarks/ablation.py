@@ -1,0 +1,163 @@
+"""What does each part of the model of whole networks bring? Each alone, each left out.
+
+Trains the model with parts of it and of its training left out, all on the same networks, and
+prints Kendall's tau on the test part: the mean over seeds with its standard error, and that of the
+seeds together (of the mean of their predictions); of all test networks, and of those at least
+80 % accurate. Finished rows are kept in DIR and read, so an interrupted call goes on:
+
+    python benchmarks/ablation.py ZOO --out DIR [--device auto] [--seeds 5] [--train N]
+        [--epochs N] [--only whole,probes,…] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer_nfn.cli.train import pick_device
+from transformer_nfn.prediction.dataset import PERCENT, Parts, load_parts
+from transformer_nfn.prediction.metrics import kendall_tau, standard_error
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.records import RunRecord, read_predictions
+from transformer_nfn.prediction.runs import describe_zoo, train_run
+from transformer_nfn.prediction.together import seeds_on_test
+from transformer_nfn.zoo import Zoo
+
+MODEL = "whole_network"
+HIGH = 0.8
+FEWEST = 10
+"""Test networks from 80 % on that a tau of them needs."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: what it is called, and how the model differs from the default."""
+
+    words: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    all_checkpoints: bool = True
+
+
+ROWS: Mapping[str, Row] = {
+    "whole": Row("**Whole network** (probes and invariants)"),
+    "with-layers": Row("with layers too", {"parts": ["probes", "invariants", "layers"]}),
+    "probes": Row("probes alone", {"parts": ["probes"]}),
+    "invariants": Row("invariants alone", {"parts": ["invariants"]}),
+    "layers": Row("layers alone", {"parts": ["layers"]}),
+    "probes-layers": Row("probes and layers", {"parts": ["probes", "layers"]}),
+    "invariants-layers": Row("invariants and layers", {"parts": ["invariants", "layers"]}),
+    "no-checkpoints": Row(f"without other checkpoints than that at {PERCENT} %", {}, False),
+    "no-search": Row("without the search of probes (from noise)", {"search": False}),
+    "no-order": Row("without the price of wrong order", {"order": 0.0}),
+    "no-standard": Row("without normalised invariants", {"standard": False}),
+    "no-training": Row(
+        "without all four of these",
+        {"search": False, "order": 0.0, "standard": False},
+        all_checkpoints=False,
+    ),
+    "probes-32": Row("32 probes", {"probes": 32}),
+    "probes-128": Row("128 probes", {"probes": 128}),
+}
+HEADER = (
+    "| Model | Parameters | τ, each seed | together | τ from 80 %, each seed | together |\n"
+    "|---|--:|--:|--:|--:|--:|"
+)
+
+
+def main() -> None:
+    """Fills the rows that were asked for and prints them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("zoo")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--train", type=int, help="at most this many networks to train on")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--only", default=",".join(ROWS), help=f"of {', '.join(ROWS)}")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    names = given.only.split(",")
+    if unknown := [name for name in names if name not in ROWS]:
+        parser.error(f"there is no row '{unknown[0]}'; there are {', '.join(ROWS)}")
+    zoo = Zoo.open(given.zoo)
+    parts = load_parts(zoo, max_train=given.train, all_checkpoints=True)
+    parts = parts.to(pick_device(given.device))
+    high = int((parts.test.accuracy >= HIGH).sum())
+    counts = ", ".join(f"{number:,} {part}" for part, number in parts.counts.items())
+    print(f"{zoo.path.name}: {counts}; {high} of the test networks from 80 %\n")
+    print(HEADER, flush=True)
+    found = {}
+    for name in names:
+        found[name] = fill(name, zoo, parts, given)
+        print(line(ROWS[name].words, found[name]), flush=True)
+    if given.json is not None:
+        about = {"zoo": describe_zoo(zoo), "networks": parts.counts, "test_from_80": high}
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
+
+
+def fill(name: str, zoo: Zoo, parts: Parts, given: argparse.Namespace) -> dict[str, Any]:
+    """Trains one row, or reads it where it is there, and measures it."""
+    row = ROWS[name]
+    selection: dict[str, Any] = {"percent": PERCENT, "min_accuracy": 0.0, "augment": None}
+    if given.train is not None:
+        selection["max_train"] = given.train
+    if not row.all_checkpoints:
+        selection["all_checkpoints"] = False
+    record = train_run(
+        describe_zoo(zoo),
+        parts if row.all_checkpoints else replace(parts, more=None),
+        MODEL,
+        given.out / name,
+        seeds=list(range(given.seeds)),
+        protocol=Protocol.of(MODEL, given.epochs),
+        options=row.options,
+        selection=selection,
+        keep=False,
+    )
+    return {"options": dict(row.options), **measured(record, given.out / name)}
+
+
+def measured(record: RunRecord, folder: Path) -> dict[str, Any]:
+    """Tau of each seed and of all together, of all test networks and of the accurate ones."""
+    accuracy, predicted = seeds_on_test(read_predictions(folder))
+    found: dict[str, Any] = {
+        "parameters": record.num_parameters,
+        "seconds_a_seed": record.seeds[0]["seconds"],
+    }
+    for where, chosen in (("all", accuracy >= 0), ("from_80", accuracy >= HIGH)):
+        if int(chosen.sum()) < FEWEST:
+            found[where] = None
+            continue
+        taus = [kendall_tau(accuracy[chosen], one[chosen]) for one in predicted]
+        error = standard_error(taus)
+        found[where] = {
+            "tau": float(np.mean(taus)),
+            "tau_se": None if np.isnan(error) else error,
+            "tau_together": kendall_tau(accuracy[chosen], predicted.mean(0)[chosen]),
+            "seeds": taus,
+        }
+    return found
+
+
+def line(words: str, found: Mapping[str, Any]) -> str:
+    """A row of the table."""
+    cells = [words, f"{found['parameters']:,}"]
+    for where in ("all", "from_80"):
+        one = found[where]
+        if one is None:
+            cells += ["–", "–"]
+            continue
+        error = "" if one["tau_se"] is None else f" ± {one['tau_se']:.3f}"
+        cells += [f"{one['tau']:.3f}{error}", f"{one['tau_together']:.3f}"]
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""How far do predictions move when a network is written in other weights? By every symmetry.
+
+Trains every predictor on a zoo (one seed), writes the networks that it was not trained on in other
+weights, one symmetry at a time, and prints the largest and the mean move of its predictions.
+Symmetries act in float64 and the result is rounded to float32, as networks are stored. That the
+function stays is checked on random inputs: networks whose own answers (probabilities) move by more
+than 1e-5 are left out, because LayerNorm's epsilon sees their scale:
+
+    python benchmarks/invariance.py ZOO --out DIR [--epochs N] [--models mlp,…] [--device cpu]
+        [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.cli.train import pick_device
+from transformer_nfn.models import map_network
+from transformer_nfn.models.whole_network.answers import answers
+from transformer_nfn.paper.numbers import model_name
+from transformer_nfn.prediction.dataset import Dataset, Parts, joined, load_parts
+from transformer_nfn.prediction.predict import load_predictors
+from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL, PREDICTORS, Predictor
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.responses import drawn_inputs
+from transformer_nfn.prediction.runs import describe_zoo, train_run
+from transformer_nfn.zoo import Zoo
+
+# The symmetries that the layers and invariants are tested by.
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "nn"))
+from whole_networks import MOVES, Moved, Net, move, move_all
+
+SAME = 1e-5
+"""By so much may a probability that a network answers with move."""
+CONDITION = 100.0
+"""Of the matrices in elements of the paper's group at most: more costs digits of float32."""
+WORDS: Mapping[str, str] = {
+    "paper": "the paper's group",
+    "permute_heads": "heads permuted",
+    "change_head_bases": "bases of heads",
+    "permute_first_stream": "first stream permuted, with its positions",
+    "permute_later_streams": "later streams permuted",
+    "permute_middle_streams": "streams before MLPs permuted",
+    "permute_neurons": "neurons permuted",
+    "permute_hidden_units": "classifier's units permuted",
+    "scale_neurons": "scales of ReLU",
+    "scale_what_norms_read": "scales before LayerNorm",
+    "shift_what_norms_read": "shifts before LayerNorm",
+    "shift_what_reads_norms": "shifts behind LayerNorm",
+    "all": "all of them",
+}
+
+
+@dataclass(frozen=True)
+class Disguise:
+    """The networks that kept their function under one symmetry, before and after."""
+
+    before: Dataset
+    after: Dataset
+    positions: Tensor
+    answers_move: float
+
+
+def main() -> None:
+    """Trains, moves, prints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("zoo")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--models", default=",".join(PREDICTORS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    zoo = Zoo.open(given.zoo)
+    parts = load_parts(zoo, all_checkpoints=True)
+    unseen = joined(parts.val, parts.test)
+    disguises = {name: disguise(name, unseen, zoo) for name in WORDS}
+    print(f"{len(unseen)} networks of {zoo.path.name}; those that keep their function, and how far")
+    for name, made in disguises.items():
+        kept, moved = len(made.after), made.answers_move
+        print(f"- {WORDS[name]}: {kept}, probabilities move by at most {moved:.0e}")
+    predictors = {model: fitted(model, zoo, parts, given) for model in given.models.split(",")}
+    found = {
+        model: {name: moves(predictor, made) for name, made in disguises.items()}
+        for model, predictor in predictors.items()
+    }
+    print()
+    print(table(found))
+    if given.json is not None:
+        kept = {name: len(made.after) for name, made in disguises.items()}
+        given.json.write_text(json.dumps({"networks": kept, "moves": found}, indent=1) + "\n")
+
+
+def fitted(model: str, zoo: Zoo, parts: Parts, given: argparse.Namespace) -> Predictor:
+    """One seed of a predictor, trained or read."""
+    if model not in ALL_CHECKPOINTS:
+        parts = replace(parts, more=None)
+    out = given.out / model
+    on = pick_device(given.device) if model in NEURAL else "cpu"
+    record = train_run(
+        describe_zoo(zoo), parts.to(on), model, out, seeds=[0],
+        protocol=Protocol.of(model, given.epochs),
+        selection={"percent": 75, "min_accuracy": 0.0, "augment": None},
+    )  # fmt: skip
+    return load_predictors(out, record)[0]
+
+
+def disguise(name: str, data: Dataset, zoo: Zoo) -> Disguise:
+    """The networks under one symmetry, in float32."""
+    positions = zoo.arch.positions().double()
+    wide = replace(data, network=map_network(data.network, lambda w: w.double()))
+    if name == "paper":
+        moved = Moved(_paper(wide), positions, {})
+    elif name == "all":
+        moved = move_all(_net(wide), positions)
+    else:
+        how: Callable[[Net, Tensor], Moved] = next(m for m in MOVES if m.__name__ == name)
+        moved = move(how, _net(wide), positions)
+    after = replace(data, network=map_network(moved.network, lambda w: w.float()))
+    change = _answers(after, zoo, moved.positions) - _answers(data, zoo, positions)
+    apart = change.abs().flatten(1).amax(1)
+    kept = (apart <= SAME).nonzero()[:, 0]
+    largest = float(apart[kept].max()) if len(kept) else float("nan")
+    return Disguise(data.take(kept), after.take(kept), moved.positions.float(), largest)
+
+
+def _paper(data: Dataset) -> Net:
+    """Every block moved by an element of its own of the paper's group."""
+    generator = torch.Generator().manual_seed(0)
+    group = data.block_space.group
+    elements = [
+        group.random(generator, batch=len(data), max_condition=CONDITION)
+        for _ in data.network["blocks"]
+    ]
+    pairs = zip(elements, data.network["blocks"], strict=True)
+    return {**data.network, "blocks": [element.act(block) for element, block in pairs]}
+
+
+def _net(data: Dataset) -> Net:
+    return deepcopy({part: value for part, value in data.network.items() if value is not None})
+
+
+@torch.no_grad()
+def _answers(data: Dataset, zoo: Zoo, positions: Tensor) -> Tensor:
+    """Probabilities that the networks answer with, computed in float64."""
+    wide = map_network(data.network, lambda w: w.double())
+    return answers(wide, drawn_inputs(zoo.arch).double(), positions).logits.softmax(-1)
+
+
+def moves(predictor: Predictor, made: Disguise) -> dict[str, float]:
+    """The largest and the mean move of the predictions."""
+    if not len(made.after):
+        return {"largest": float("nan"), "mean": float("nan")}
+    after = made.after
+    if predictor.name == "whole_network":
+        # The only predictor that reads positions: they are part of a network whose first stream
+        # is permuted or shifted.
+        with torch.no_grad():
+            said = torch.sigmoid(predictor.inner.logits(after.network, made.positions))
+    else:
+        said = predictor.predict(after)
+    apart = (said - predictor.predict(made.before)).abs()
+    return {"largest": float(apart.max()), "mean": float(apart.mean())}
+
+
+def table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """A row for each symmetry, a column for each model: largest move, and mean."""
+    lines = [
+        "| Symmetry | " + " | ".join(model_name(model) for model in found) + " |",
+        "|---|" + "--:|" * len(found),
+    ]
+    for name, words in WORDS.items():
+        cells = [f"{m[name]['largest']:.0e} ({m[name]['mean']:.0e})" for m in found.values()]
+        lines.append(f"| {words} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

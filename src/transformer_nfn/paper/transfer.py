@@ -1,0 +1,309 @@
+"""Does what a predictor learned of one task's networks hold for those of another task?
+
+Accuracies of different tasks are not comparable, their order is: a cell is Kendall's τ alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from transformer_nfn.files.whole import whole_file, write_text
+from transformer_nfn.models import Network, WholeNetwork
+from transformer_nfn.models.whole_network.probes import LONGEST
+from transformer_nfn.paper.numbers import model_name
+from transformer_nfn.paper.table_text import SEEDS_TOGETHER, mean_text, zoo_label
+from transformer_nfn.paper.tables import EXTRA_MODELS
+from transformer_nfn.prediction.dataset import PERCENT, Dataset, load_parts, load_rows, select_rows
+from transformer_nfn.prediction.metrics import kendall_tau, standard_error
+from transformer_nfn.prediction.predict import load_predictors
+from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL, PAPER_MODELS, Predictor
+from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.records import RUN_FILE, RunError, RunRecord, find_runs
+from transformer_nfn.prediction.runs import describe_zoo, train_run
+from transformer_nfn.prediction.together import TOGETHER, with_together
+from transformer_nfn.prediction.trained_on import standings
+from transformer_nfn.zoo import NetworkSizes, Zoo
+
+NAME = "transfer"
+FEWEST = 2
+_NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A predictor in one of its forms."""
+
+    words: str
+    model: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+LEARNERS: Mapping[str, Learner] = {
+    **{name: Learner(model_name(name), name) for name in (*PAPER_MODELS, *EXTRA_MODELS)},
+    "whole_network:invariants": Learner(
+        "Whole network, invariants alone", "whole_network", {"parts": ["invariants"]}
+    ),
+    "invariant_boosting:whole": Learner(
+        "Boosting on whole invariants", "invariant_boosting", {"whole": True}
+    ),
+    "invariant_mlp:whole": Learner("MLP on whole invariants", "invariant_mlp", {"whole": True}),
+}
+"""The models of all tables, and those that read networks of any patch, tokens and classes."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How well the predictors of one run rank the networks of one zoo.
+
+    Attributes:
+        row: the predictor in words.
+        home: the zoo it was trained on, in words.
+        zoo: the zoo whose networks are ranked, in words.
+        at_home: whether these are the test part of its own zoo.
+        networks: how many are ranked.
+        tau: Kendall's τ, the mean over seeds; None where the predictor cannot read them.
+        error: its standard error; None for one seed.
+        together: τ of the mean over the seeds; None for one seed.
+        status: ``done``, or why the predictor cannot read these networks.
+    """
+
+    row: str
+    home: str
+    zoo: str
+    at_home: bool
+    networks: int
+    tau: float | None = None
+    error: float | None = None
+    together: float | None = None
+    status: str = "done"
+
+
+Progress = Callable[[str, dict[str, Any]], None]
+
+
+def transfer(
+    home: Path,
+    targets: Sequence[Path],
+    out: Path,
+    *,
+    seeds: list[int],
+    epochs: int | None = None,
+    learners: Iterable[str] | None = None,
+    percent: int | None = PERCENT,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> list[Ranking]:
+    """Ranks the networks of other zoos and writes the table as Parquet and Markdown.
+
+    Args:
+        home: a zoo to train predictors on (finished ones are read), or a folder in or below which
+            there are runs that keep their predictors.
+        targets: the other zoos.
+        out: folder for cells and the table.
+        seeds: of every predictor that is trained.
+        epochs: of neural predictors; None for the models' own.
+        learners: which of `LEARNERS` are trained; None for all.
+        percent: which checkpoint of each run.
+        device: to train neural predictors on.
+        progress: called with the predictor in words and what happens.
+    """
+    names = list(LEARNERS if learners is None else learners)
+    for name in names:
+        if name not in LEARNERS:
+            raise RunError(f"there is no model '{name}'; there are {', '.join(LEARNERS)}")
+    zoos = [Zoo.open(path) for path in targets]
+    _check(zoos)
+    if (home / "zoo.json").is_file():
+        runs = (
+            _trained(home, name, out, seeds, epochs, percent, device, progress) for name in names
+        )
+    else:
+        runs = ((folder, RunRecord.read(folder)) for folder in find_runs([home]))
+    found: list[Ranking] = []
+    for folder, record in runs:
+        own = [_at_home(folder, record)]
+        own += [_elsewhere(folder, record, zoo, percent) for zoo in zoos]
+        if any(r.row == own[0].row and r.home == own[0].home for r in found):
+            own = [replace(r, row=f"{r.row} ({folder.name})") for r in own]
+        found += own
+        if progress is not None:
+            progress(own[0].row, {"rankings": own})
+    _write(found, out)
+    return found
+
+
+def _check(zoos: Sequence[Zoo]) -> None:
+    if not zoos:
+        raise RunError("name another zoo, whose networks are to be ranked, with --to ZOO")
+    names = [zoo.path.name for zoo in zoos]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise RunError(f"two zoos are called '{twice[0]}': they would share a column")
+
+
+def _trained(
+    home: Path,
+    name: str,
+    out: Path,
+    seeds: list[int],
+    epochs: int | None,
+    percent: int | None,
+    device: str,
+    progress: Progress | None,
+) -> tuple[Path, RunRecord]:
+    """The run of one learner, trained or read."""
+    learner, zoo = LEARNERS[name], Zoo.open(home)
+    parts = load_parts(zoo, percent=percent, all_checkpoints=learner.model in ALL_CHECKPOINTS)
+    folder = out / "cells" / f"{NAME}-{name.replace(':', '-')}"
+    record = train_run(
+        describe_zoo(zoo),
+        parts.to(device) if learner.model in NEURAL else parts,
+        learner.model,
+        folder,
+        seeds=seeds,
+        protocol=Protocol.of(learner.model, epochs),
+        options=learner.options,
+        selection={"percent": percent, "min_accuracy": 0.0, "augment": None},
+        table={"table": NAME, "row": name, "column": "home"},
+        report=None if progress is None else lambda line: progress(learner.words, line),
+    )
+    return folder, record
+
+
+def _words(record: RunRecord) -> str:
+    options = record.protocol.get("options") or {}
+    for learner in LEARNERS.values():
+        if learner.model == record.model and dict(learner.options) == options:
+            return learner.words
+    told = ", ".join(f"{key} {value}" for key, value in options.items())
+    return f"{model_name(record.model)} ({told})" if told else model_name(record.model)
+
+
+def _at_home(folder: Path, record: RunRecord) -> Ranking:
+    """What a run says of its own test part."""
+    if record.status != "done" or not record.seeds:
+        raise RunError(f"'{folder / RUN_FILE}' holds no predictor: {record.status}")
+    summary, label = with_together(record, folder).summary, zoo_label(record)
+    several = len(record.seeds) > 1
+    return Ranking(
+        _words(record),
+        label,
+        label,
+        True,
+        int(record.selection.get("test", 0)),
+        float(summary["tau"]),
+        float(summary["tau_se"]) if several else None,
+        summary.get(TOGETHER) if several else None,
+    )
+
+
+def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -> Ranking:
+    """How well a run ranks the networks of another zoo."""
+    predictors = load_predictors(folder, record)
+    rows = select_rows(zoo, percent=percent)
+    other = zoo_label(replace(record, zoo=describe_zoo(zoo)))
+    empty = Ranking(_words(record), zoo_label(record), other, False, len(rows))
+    trained = NetworkSizes.from_json(record.architectures[0])
+    misfits = [why for p in predictors if (why := misfit(p, zoo.arch, trained)) is not None]
+    if misfits:
+        return replace(empty, status=f"cannot read them: {misfits[0]}")
+    if len(rows) < FEWEST:
+        raise RunError(f"not enough networks: {len(rows)} of '{zoo.path}' are selected")
+    data = load_rows(zoo, rows)
+    _check_unseen(folder, record, zoo, data)
+    said = np.stack([p.predict(readable(p, data, zoo.arch)).double().numpy() for p in predictors])
+    accuracy = data.accuracy.double().numpy()
+    taus = [kendall_tau(accuracy, each) for each in said]
+    several = len(taus) > 1
+    return replace(
+        empty,
+        tau=float(np.mean(taus)),
+        error=standard_error(taus) if several else None,
+        together=kendall_tau(accuracy, said.mean(0)) if several else None,
+    )
+
+
+def _check_unseen(folder: Path, record: RunRecord, zoo: Zoo, data: Dataset) -> None:
+    """Refuses networks that were learned from, which only those of the same task can be."""
+    task = str(zoo.about["task"]["name"])
+    if record.zoo.get("task") != task:
+        return
+    standing = standings(folder, data, task)
+    known = len(standing) - standing.count("unseen")
+    if known:
+        raise RunError(
+            f"'{zoo.path}' holds {known} networks of runs that '{folder}' was trained on or "
+            "selected by: name a zoo of other networks"
+        )
+
+
+def misfit(predictor: Predictor, found: NetworkSizes, trained: NetworkSizes) -> str | None:
+    """Why a predictor cannot read networks of another task; None where it can."""
+    if not getattr(predictor.inner, "any_task", False):
+        return predictor.misfit(found, trained)
+    if bool(found.patch) != bool(trained.patch):
+        words = {True: "networks with an embedding of patches", False: "networks of word vectors"}
+        return f"expected {words[bool(trained.patch)]}, found {words[bool(found.patch)]}"
+    return None
+
+
+def readable(predictor: Predictor, data: Dataset, arch: NetworkSizes) -> Dataset:
+    """The networks with what depends on their own number of tokens computed."""
+    if not isinstance(predictor.inner, WholeNetwork) or not predictor.inner.any_task:
+        return data
+    with torch.no_grad():
+        read = predictor.inner.prepared(data.network, arch.positions()[:LONGEST])
+    return replace(data, network=cast("Network", read))
+
+
+def transfer_markdown(rankings: Sequence[Ranking]) -> str:
+    """The table: a row for each predictor, its own zoo's test part first, then the others."""
+    lines = ["**Transfer. Kendall’s τ of predictors on networks of other tasks.**", ""]
+    zoos = list(dict.fromkeys(r.zoo for r in rankings if not r.at_home))
+    for home in dict.fromkeys(r.home for r in rankings):
+        part = [r for r in rankings if r.home == home]
+        lines += [*_rows(home, part, zoos), ""]
+    notes = [f"- {r.row} → {r.zoo}: {r.status}" for r in rankings if r.status != "done"]
+    lines += ["- Order alone is judged; accuracies of different tasks are not comparable.", *notes]
+    return "\n".join([*lines, ""])
+
+
+def _rows(home: str, rankings: Sequence[Ranking], zoos: Sequence[str]) -> list[str]:
+    counts = {r.zoo: r.networks for r in rankings if not r.at_home}
+    tested = {r.networks for r in rankings if r.at_home}
+    at_home = f"at home, {min(tested):,} tested" if len(tested) == 1 else "at home"
+    columns = [f"{zoo}: {counts[zoo]:,} ranked" for zoo in zoos]
+    lines = [
+        f"Trained on: {home}.",
+        "",
+        "| Model | " + " | ".join([at_home, *columns]) + " |",
+        "|---|" + "--:|" * (1 + len(columns)),
+    ]
+    for row in dict.fromkeys(r.row for r in rankings):
+        own = [r for r in rankings if r.row == row]
+        cells = [next(r for r in own if r.at_home)]
+        cells += [next(r for r in own if r.zoo == zoo and not r.at_home) for zoo in zoos]
+        texts = [mean_text(r.tau, r.error) if r.status == "done" else "cannot read" for r in cells]
+        lines.append("| " + " | ".join([row, *texts]) + " |")
+        if any(r.together is not None for r in cells):
+            together = [mean_text(r.together, None) for r in cells]
+            lines.append("| " + " | ".join([SEEDS_TOGETHER, *together]) + " |")
+    return lines
+
+
+def _write(rankings: Sequence[Ranking], out: Path) -> None:
+    """``transfer.md`` and ``transfer.parquet``."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / f"{NAME}.md", transfer_markdown(rankings))
+    columns = {name: [getattr(r, name) for r in rankings] for name in Ranking.__annotations__}
+    with whole_file(out / f"{NAME}.parquet") as beside:
+        pq.write_table(pa.table(columns), beside)

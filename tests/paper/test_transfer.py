@@ -1,0 +1,109 @@
+"""Predictors of one task's networks rank those of another, or say why they cannot."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from scipy.stats import kendalltau
+from typer.testing import CliRunner
+
+from transformer_nfn.cli.app import app
+from transformer_nfn.files.assets import resolve
+from transformer_nfn.paper.transfer import Ranking, transfer, transfer_markdown
+from transformer_nfn.prediction.dataset import load_rows
+from transformer_nfn.prediction.predict import load_predictors, predict
+from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.zoo import Settings, Zoo, build
+
+LEARNERS = ["invariant_mlp", "invariant_mlp:whole", "whole_network:invariants"]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    path = tmp_path_factory.mktemp("zoo") / "digits"
+    return build(path, Settings(task="digits", runs=16, epochs=4), workers=1)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    return tmp_path_factory.mktemp("transfer")
+
+
+@pytest.fixture(scope="module")
+def rankings(digits, out):
+    return transfer(
+        resolve("mnist-sample", "zoo"), [digits.path], out, seeds=[0, 1], epochs=2,
+        learners=LEARNERS,
+    )  # fmt: skip
+
+
+def test_networks_of_another_format_are_read_by_invariants_or_not_at_all(rankings, digits):
+    home = {r.row: r for r in rankings if r.at_home}
+    other = {r.row: r for r in rankings if not r.at_home}
+    assert len(home) == len(other) == 3
+    assert all(r.networks == 24 and r.tau > 0.3 and r.error is not None for r in home.values())
+    refused = other.pop("MLP on invariants")
+    assert refused.status == "cannot read them: expected 16 pixels in a patch, found 4"
+    assert (refused.tau, refused.together) == (None, None)
+    for r in other.values():
+        assert r.networks == len(digits.select(percent=75))
+        assert -1 <= r.tau <= 1 != r.together
+
+
+def test_tau_is_that_of_the_predictions(rankings, digits, out):
+    folder = out / "cells" / "transfer-invariant_mlp-whole"
+    data = load_rows(digits, digits.select(percent=75))
+    taus = [
+        kendalltau(data.accuracy, predictor.predict(data)).statistic
+        for predictor in load_predictors(folder, RunRecord.read(folder))
+    ]
+    found = next(r for r in rankings if r.row == "MLP on whole invariants" and not r.at_home)
+    assert found.tau == pytest.approx(sum(taus) / 2)
+
+
+def test_the_table_is_written(rankings, out):
+    text = (out / "transfer.md").read_text()
+    assert text == transfer_markdown(rankings)
+    assert "Trained on: MNIST (mnist-sample), 160 networks" in text
+    assert "| cannot read |" in text
+    assert "- MLP on invariants → digits, 16 networks" in text.replace("Digits", "digits")
+    table = pq.read_table(out / "transfer.parquet").to_pylist()
+    assert [Ranking(**row) for row in table] == rankings
+
+
+def test_a_run_ranks_networks_it_has_not_seen(tmp_path):
+    told = CliRunner().invoke(
+        app,
+        ["reproduce", "transfer", "mnist-boosting", "--to", "mnist-sample", "--json",
+         "--out", str(tmp_path)],
+    )  # fmt: skip
+    home, other = json.loads(told.stdout)
+    assert (home["at_home"], other["at_home"]) == (True, False)
+    zoo = Zoo.open("mnist-sample")
+    rows = zoo.select(percent=75)
+    said = predict("mnist-boosting", [f"{zoo.path}#{row}" for row in rows])
+    expected = kendalltau(zoo.table["test_accuracy"][rows], [p.accuracy for p in said]).statistic
+    assert other["tau"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["transfer", "mnist-boosting"], "name another zoo, whose networks are to be ranked"),
+        (["transfer", "mnist-sample", "--to", "mnist-sample", "--models", "mlp2"],
+         "there is no model 'mlp2'"),
+        (["transfer", "mnist-boosting", "--to", "mnist-sample", "--to", "mnist-sample"],
+         "two zoos are called 'mnist-sample'"),
+        (["table5", "mnist-sample", "--to", "mnist-sample"], "--to is for transfer"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(arguments, sentence, tmp_path):
+    out = tmp_path / "out"
+    told = CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(out)])
+    assert sentence in str(told.exception)
+    assert not out.exists()
+
+
+def test_networks_that_were_trained_on_are_refused(rankings, out, tmp_path):
+    with pytest.raises(RunError, match=r"136 networks of runs that .* was trained on or selected"):
+        transfer(out / "cells" / "transfer-invariant_mlp", ["mnist-sample"], tmp_path, seeds=[0])
