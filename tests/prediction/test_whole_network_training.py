@@ -144,7 +144,7 @@ def test_what_training_does_can_be_left_out():
     usual, noisy = builder(data)(), builder(data, search=False, order=0.0, standard=False)()
     noisy.load_state_dict(usual.state_dict())
     for module in (usual, noisy):
-        manner.manner_of(module).begin(module, data.train, 0, 4, True)
+        manner.manner_of(module).begin(module, [data.train], 0, 4, True)
     assert not torch.equal(usual.probes(), noisy.probes())
     assert float(noisy.mean.abs().max()) == 0 < float(usual.mean.abs().max())
     logits, accuracy = torch.tensor([1.0, -1.0]), torch.tensor([0.2, 0.8])
