@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_kinds import kinds
 from made_networks import parts
 
 from transformer_nfn.prediction.batches import seed_orders
 from transformer_nfn.prediction.predictors import module_builder
+from transformer_nfn.prediction.probe_search import find_probes
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.training import SeedTrainer, train_seeds
 
@@ -76,6 +78,33 @@ def test_seeds_together_are_seeds_alone(data, model):
         assert torch.allclose(alone.predict(data.val)[0], predicted[i], atol=1e-4)
         apart = [j for j in range(len(seeds)) if j != i]
         assert not torch.allclose(alone.predict(data.val)[0], predicted[apart], atol=1e-3)
+
+
+def test_every_kind_of_network_has_steps_of_its_own():
+    mixed = kinds().to("cuda")
+    build = module_builder("whole_network", mixed.train[0], {"probes": 6, "rank": 4, "hidden": 8})
+    losses, held = [], []
+    for capture in (True, False):
+        each = SeedTrainer(build, mixed, PROTOCOL, [0, 1], together=True, capture=capture)
+        for module in each.modules:  # the search for probes rounds otherwise each time
+            module.standardise(*(data.network for data in each.kinds.train))
+        losses.append([each.train_epoch() for _ in range(2)])
+        held.append(each)
+    captured, eager = held
+    assert {kind for kind, _ in captured.graphs.captured} == {0, 1}
+    assert not captured.graphs.refused
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    for data in mixed.val:
+        assert torch.allclose(captured.predict(data), eager.predict(data), atol=5e-3)
+
+
+def test_probes_are_found_in_networks_of_several_kinds():
+    mixed = kinds().to("cuda")
+    module = module_builder("whole_network", mixed.train[0], {"probes": 6, "rank": 4})().to("cuda")
+    before = module.probes().detach().clone()
+    find_probes(module, mixed.train, 0, steps=12)
+    assert module.probes().isfinite().all()
+    assert not torch.equal(module.probes(), before)
 
 
 @pytest.mark.parametrize("seeds", [[7], [0, 1]])

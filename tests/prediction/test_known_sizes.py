@@ -34,6 +34,7 @@ def test_sizes_that_were_seen_are_as_ever():
         (sizes(48, 4, 2), 1.5, "networks of width 48 were"),
         (sizes(32, 8, 1), 1.3, "networks of 8 heads were"),
         (sizes(32, 4, 4), 2.0, "networks of 4 blocks were"),
+        (sizes(32, 1, 2), 1.3, "networks of 1 head were"),
         (sizes(48, 4, 3), 3.0, "networks of width 48 and 3 blocks were"),
         (sizes(32, 4, 2, d_ff=100), 1.5, "networks of 100 neurons were"),
     ],

@@ -70,7 +70,8 @@ def test_one_kind_is_asked_by_the_probe_search_as_it_always_was():
 def test_one_kind_of_a_mixed_zoo_is_trained_as_its_zoo_alone(tmp_path):
     data = replace(parts(), more=replace(made(20, 5), columns=made(20).columns))
     named = replace(as_kinds(data), names=(WIDE,))
-    options = {"seeds": [0, 1], "protocol": SHORT, "options": SMALL}
+    short = Protocol.of("whole_network", epochs=2, batch=16)
+    options = {"seeds": [0, 1], "protocol": short, "options": {**SMALL, "probes": 3}}
     plain = train_run(PLAIN_ABOUT, data, "whole_network", tmp_path / "plain", **options)
     mixed = train_run(ABOUT, named, "whole_network", tmp_path / "mixed", **options)
     for seed in ("seed-0", "seed-1"):
