@@ -1,13 +1,15 @@
 """How far do predictions move when a network is written in other weights? By every symmetry.
 
 Trains every predictor on a zoo (one seed), writes the networks that it was not trained on in other
-weights, one symmetry at a time, and prints the largest and the mean move of its predictions, and
-how many move by more than 1e-4. Symmetries act in float64 and the result is rounded to float32, as
-networks are stored. That the function stays is checked on random inputs: networks whose own answers
-(probabilities) move by more than 1e-5 are left out, because LayerNorm's epsilon sees their scale:
+weights, one symmetry at a time, and prints the largest and the mean move of its predictions, the
+largest of networks better than chance, and how many move by more than 1e-4. Symmetries act in
+float64 and the result is rounded to float32, as networks are stored. That the function stays is
+checked on random inputs: networks whose own answers (probabilities) move by more than 1e-5 are left
+out, because LayerNorm's epsilon sees their scale:
 
     python benchmarks/invariance.py ZOO --out DIR [--epochs N] [--models mlp,…] [--device cpu]
         [--json FILE]
+    python benchmarks/invariance.py ZOO --run RUN   # a predictor that is trained already
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from transformer_nfn.prediction.dataset import Dataset, Parts, joined, load_part
 from transformer_nfn.prediction.predict import load_predictors
 from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL, PREDICTORS, Predictor
 from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.records import RunRecord
 from transformer_nfn.prediction.responses import drawn_inputs
 from transformer_nfn.prediction.runs import describe_zoo, train_run
 from transformer_nfn.zoo import Zoo
@@ -44,6 +47,8 @@ SAME = 1e-5
 """By so much may a probability that a network answers with move."""
 LIMIT = 1e-4
 """A prediction that moves by more is counted."""
+ABLE = 0.15
+"""More accurate than a network that answers all inputs alike, of ten classes."""
 CONDITION = 100.0
 """Of the matrices in elements of the paper's group at most: more costs digits of float32."""
 WORDS: Mapping[str, str] = {
@@ -77,7 +82,9 @@ def main() -> None:
     """Trains, moves, prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("zoo")
-    parser.add_argument("--out", type=Path, required=True)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--out", type=Path)
+    where.add_argument("--run", type=Path)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--models", default=",".join(PREDICTORS))
     parser.add_argument("--device", default="cpu")
@@ -86,18 +93,25 @@ def main() -> None:
     zoo = Zoo.open(given.zoo)
     parts = load_parts(zoo, all_checkpoints=True)
     unseen = joined(parts.val, parts.test)
+    if given.run is not None:
+        record = RunRecord.read(given.run)
+        unseen = joined(unseen, parts.train)
+        predictors = {record.model: load_predictors(given.run, record)[0]}
     disguises = {name: disguise(name, unseen, zoo) for name in WORDS}
     print(f"{len(unseen)} networks of {zoo.path.name}; those that keep their function, and how far")
     for name, made in disguises.items():
         kept, moved = len(made.after), made.answers_move
         print(f"- {WORDS[name]}: {kept}, probabilities move by at most {moved:.0e}")
-    predictors = {model: fitted(model, zoo, parts, given) for model in given.models.split(",")}
+    if given.run is None:
+        predictors = {model: fitted(model, zoo, parts, given) for model in given.models.split(",")}
     found = {
         model: {name: moves(predictor, made) for name, made in disguises.items()}
         for model, predictor in predictors.items()
     }
     print()
     print(table(found))
+    print(f"\nThe largest move of networks above {ABLE:.0%}:\n")
+    print(table(found, lambda m: f"{m['largest_able']:.0e}"))
     print(f"\nNetworks whose prediction moves by more than {LIMIT:.0e}:\n")
     print(table(found, lambda m: str(m["over"])))
     if given.json is not None:
@@ -164,7 +178,7 @@ def _answers(data: Dataset, zoo: Zoo, positions: Tensor) -> Tensor:
 def moves(predictor: Predictor, made: Disguise) -> dict[str, float]:
     """The largest and the mean move of the predictions."""
     if not len(made.after):
-        return {"largest": float("nan"), "mean": float("nan"), "over": 0}
+        return dict.fromkeys(("largest", "largest_able", "mean", "over"), float("nan"))
     after = made.after
     if predictor.name == "whole_network":
         # The only predictor that reads positions: they are part of a network whose first stream
@@ -174,8 +188,13 @@ def moves(predictor: Predictor, made: Disguise) -> dict[str, float]:
     else:
         said = predictor.predict(after)
     apart = (said - predictor.predict(made.before)).abs()
-    over = int((apart > LIMIT).sum())
-    return {"largest": float(apart.max()), "mean": float(apart.mean()), "over": over}
+    able = apart[made.before.accuracy > ABLE]
+    return {
+        "largest": float(apart.max()),
+        "largest_able": float(able.max()) if len(able) else float("nan"),
+        "mean": float(apart.mean()),
+        "over": int((apart > LIMIT).sum()),
+    }
 
 
 def largest_and_mean(one: Mapping[str, Any]) -> str:
