@@ -1,10 +1,10 @@
 """How far do predictions move when a network is written in other weights? By every symmetry.
 
 Trains every predictor on a zoo (one seed), writes the networks that it was not trained on in other
-weights, one symmetry at a time, and prints the largest and the mean move of its predictions.
-Symmetries act in float64 and the result is rounded to float32, as networks are stored. That the
-function stays is checked on random inputs: networks whose own answers (probabilities) move by more
-than 1e-5 are left out, because LayerNorm's epsilon sees their scale:
+weights, one symmetry at a time, and prints the largest and the mean move of its predictions, and
+how many move by more than 1e-4. Symmetries act in float64 and the result is rounded to float32, as
+networks are stored. That the function stays is checked on random inputs: networks whose own answers
+(probabilities) move by more than 1e-5 are left out, because LayerNorm's epsilon sees their scale:
 
     python benchmarks/invariance.py ZOO --out DIR [--epochs N] [--models mlp,…] [--device cpu]
         [--json FILE]
@@ -42,6 +42,8 @@ from whole_networks import MOVES, Moved, Net, move, move_all
 
 SAME = 1e-5
 """By so much may a probability that a network answers with move."""
+LIMIT = 1e-4
+"""A prediction that moves by more is counted."""
 CONDITION = 100.0
 """Of the matrices in elements of the paper's group at most: more costs digits of float32."""
 WORDS: Mapping[str, str] = {
@@ -96,6 +98,8 @@ def main() -> None:
     }
     print()
     print(table(found))
+    print(f"\nNetworks whose prediction moves by more than {LIMIT:.0e}:\n")
+    print(table(found, lambda m: str(m["over"])))
     if given.json is not None:
         kept = {name: len(made.after) for name, made in disguises.items()}
         given.json.write_text(json.dumps({"networks": kept, "moves": found}, indent=1) + "\n")
@@ -160,7 +164,7 @@ def _answers(data: Dataset, zoo: Zoo, positions: Tensor) -> Tensor:
 def moves(predictor: Predictor, made: Disguise) -> dict[str, float]:
     """The largest and the mean move of the predictions."""
     if not len(made.after):
-        return {"largest": float("nan"), "mean": float("nan")}
+        return {"largest": float("nan"), "mean": float("nan"), "over": 0}
     after = made.after
     if predictor.name == "whole_network":
         # The only predictor that reads positions: they are part of a network whose first stream
@@ -170,17 +174,26 @@ def moves(predictor: Predictor, made: Disguise) -> dict[str, float]:
     else:
         said = predictor.predict(after)
     apart = (said - predictor.predict(made.before)).abs()
-    return {"largest": float(apart.max()), "mean": float(apart.mean())}
+    over = int((apart > LIMIT).sum())
+    return {"largest": float(apart.max()), "mean": float(apart.mean()), "over": over}
 
 
-def table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """A row for each symmetry, a column for each model: largest move, and mean."""
+def largest_and_mean(one: Mapping[str, Any]) -> str:
+    """As a cell of the table."""
+    return f"{one['largest']:.0e} ({one['mean']:.0e})"
+
+
+def table(
+    found: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    cell: Callable[[Mapping[str, Any]], str] = largest_and_mean,
+) -> str:
+    """A row for each symmetry, a column for each model."""
     lines = [
         "| Symmetry | " + " | ".join(model_name(model) for model in found) + " |",
         "|---|" + "--:|" * len(found),
     ]
     for name, words in WORDS.items():
-        cells = [f"{m[name]['largest']:.0e} ({m[name]['mean']:.0e})" for m in found.values()]
+        cells = [cell(moves_of[name]) for moves_of in found.values()]
         lines.append(f"| {words} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

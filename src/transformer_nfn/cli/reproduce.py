@@ -18,8 +18,11 @@ from transformer_nfn.errors import TransformerNFNError
 
 WHAT = (
     *(f"table{number}" for number in range(1, 7)),
-    "learning-curve", "mixed", "transfer", "figures",
-)  # fmt: skip
+    "learning-curve",
+    "mixed",
+    "transfer",
+    "figures",
+)
 
 
 def reproduce_command(

@@ -20,6 +20,7 @@ from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.paper.table_text import SEEDS_TOGETHER, mean_text, zoo_label
 from transformer_nfn.paper.tables import EXTRA_MODELS
 from transformer_nfn.prediction.dataset import PERCENT, Dataset, load_parts, load_rows, select_rows
+from transformer_nfn.prediction.known_sizes import KnownSizes
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
 from transformer_nfn.prediction.predict import load_predictors
 from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL, PAPER_MODELS, Predictor
@@ -209,7 +210,7 @@ def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -
     rows = select_rows(zoo, percent=percent)
     other = zoo_label(replace(record, zoo=describe_zoo(zoo)))
     empty = Ranking(_words(record), zoo_label(record), other, False, len(rows))
-    trained = NetworkSizes.from_json(record.architectures[0])
+    trained = KnownSizes.of(record).like
     misfits = [why for p in predictors if (why := misfit(p, zoo.arch, trained)) is not None]
     if misfits:
         return replace(empty, status=f"cannot read them: {misfits[0]}")
