@@ -81,7 +81,7 @@ class KnownSizes:
         what = f"networks of {_listed(told)} were never seen in training"
         wider = f"the interval is {self.factor(sizes):.1f} times as wide"
         if all(self._measured(name, sizes) for name in new):
-            return f"{what}: {wider}, as measured by leaving out sizes that were"
+            return f"{what}: {wider}, as measured by leaving out sizes that were seen"
         return f"{what}, and how far off it is there was not measured: {wider}, a rule of thumb"
 
     def _seen(self, name: str) -> set[int]:
