@@ -6,11 +6,10 @@ from transformer_nfn.paper.cells import fill_cell
 from transformer_nfn.paper.table_text import markdown_table
 from transformer_nfn.paper.tables import reproduce, table_cells
 from transformer_nfn.prediction.dataset import load_parts
-from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunError, RunRecord, find_runs
 from transformer_nfn.zoo import Settings, build
 
-SHORT = Protocol(epochs=3)
+SHORT = 3
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def test_tables_have_the_papers_cells():
 
 def test_a_table_is_filled_written_and_cached(zoo, tmp_path):
     records = reproduce(
-        "table1", zoo.path, tmp_path, seeds=[0, 1], protocol=SHORT, models=["mlp", "lightgbm"]
+        "table1", zoo.path, tmp_path, seeds=[0, 1], epochs=SHORT, models=["mlp", "lightgbm"]
     )
     assert len(records) == 10
     done = [r for r in records if r.status == "done"]
@@ -49,7 +48,7 @@ def test_a_table_is_filled_written_and_cached(zoo, tmp_path):
     assert "not enough networks" in text
     stamp = {p: p.stat().st_mtime_ns for p in tmp_path.glob("cells/*/predictions.parquet")}
     again = reproduce(
-        "table1", zoo.path, tmp_path, seeds=[0, 1], protocol=SHORT, models=["mlp", "lightgbm"]
+        "table1", zoo.path, tmp_path, seeds=[0, 1], epochs=SHORT, models=["mlp", "lightgbm"]
     )
     assert [r.summary for r in again] == [r.summary for r in records]
     assert stamp == {p: p.stat().st_mtime_ns for p in tmp_path.glob("cells/*/predictions.parquet")}
@@ -61,7 +60,7 @@ def test_parameters_and_augmentation_tables(zoo, tmp_path):
     assert set(counts) == {"transformer_nfn", "mlp", "statnn"}
     assert all(n > 10_000 for n in counts.values())
     _, twice, _, moved, _ = table_cells("table6", "digits", ["transformer_nfn"])
-    how = dict(seeds=[0], protocol=SHORT, percent=75, device="cpu")
+    how = dict(seeds=[0], epochs=SHORT, percent=75, device="cpu")
     records = [fill_cell(zoo.path, cell, tmp_path, **how) for cell in (twice, moved)]
     assert [r.selection["augment"] for r in records] == [0.0, 10.0]
     for record in records:
@@ -74,7 +73,7 @@ def test_predictions_for_gU_and_U_are_compared(zoo, tmp_path):
     columns = ("[-1,1]", "[-100,100]")
     models = ["transformer_nfn", "mlp", "invariant_boosting"]
     cells = [c for c in table_cells("table6", "digits", models) if c.column in columns]
-    how = dict(seeds=[0], protocol=Protocol(epochs=2), percent=75, device="cpu")
+    how = dict(seeds=[0], epochs=2, percent=75, device="cpu")
     for cell in cells:
         found = fill_cell(zoo.path, cell, tmp_path, **how).summary["agreement"]
         assert found["networks"] == load_parts(zoo).counts["test"]

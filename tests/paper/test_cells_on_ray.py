@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from transformer_nfn.paper.tables import reproduce
-from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.zoo import Settings, build
 
@@ -21,14 +20,13 @@ import json, sys
 from pathlib import Path
 import torch
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.paper.tables import reproduce
 
 import ray
 torch.set_num_threads(1)
 zoo, out, models = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-how = dict(protocol=Protocol(epochs=2), models=models, engine="ray")
+how = dict(epochs=2, models=models, engine="ray")
 told = []
 reproduce("table1", zoo, out, seeds=[0, 1], progress=lambda c, line: told.append(c.folder), **how)
 try:
@@ -50,7 +48,7 @@ def test_ray_fills_the_same_table(zoo, tmp_path):
         zoo.path,
         tmp_path / "local",
         seeds=[0, 1],
-        protocol=Protocol(epochs=2),
+        epochs=2,
         models=MODELS,
     )
     quiet = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_MODE": "disabled"}

@@ -13,12 +13,11 @@ from transformer_nfn.cli import main
 from transformer_nfn.cli.app import app
 from transformer_nfn.files.assets import resolve
 from transformer_nfn.paper.tables import reproduce, table_cells, zoo_cells
-from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunError, RunRecord, read_predictions
 from transformer_nfn.zoo import Zoo
 
 MODELS = ["statnn", "lightgbm"]
-SHORT = Protocol(epochs=2)
+SHORT = 2
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +106,7 @@ def test_an_interrupted_curve_goes_on(zoo, tmp_path):
         if "record" in line:
             raise KeyboardInterrupt
 
-    how = dict(seeds=[0], protocol=SHORT, models=["statnn"])
+    how = dict(seeds=[0], epochs=SHORT, models=["statnn"])
     with pytest.raises(KeyboardInterrupt):
         reproduce("learning-curve", zoo, tmp_path, progress=stop, **how)
     first = tmp_path / "cells" / "learning-curve-statnn-64" / "run.json"

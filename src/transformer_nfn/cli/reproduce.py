@@ -109,7 +109,6 @@ def reproduce_command(
     from transformer_nfn.paper.figures import check_matplotlib, learning_curve
     from transformer_nfn.paper.tables import reproduce, zoo_cells
     from transformer_nfn.prediction.predictors import check_name
-    from transformer_nfn.prediction.protocol import Protocol
 
     chosen = models.split(",") if models else None
     for name in chosen or ():
@@ -118,9 +117,6 @@ def reproduce_command(
     cells = zoo_cells(what, zoo, chosen, percent, counts, kinds)
     if what == "learning-curve":
         check_matplotlib()
-    protocol = None if epochs is None else Protocol(epochs=epochs)
-    if what == "mixed":
-        protocol = Protocol.of("whole_network", epochs)
     console = Console(stderr=True, quiet=as_json)
     with counting_bar(console) as bar:
         task = bar.add_task(what, total=len(cells), note="")
@@ -142,7 +138,7 @@ def reproduce_command(
             zoo,
             out,
             seeds=list(range(seeds)),
-            protocol=protocol,
+            epochs=epochs,
             models=chosen,
             percent=percent,
             sizes=counts,

@@ -94,7 +94,7 @@ def fill_cell(
     out: Path,
     *,
     seeds: list[int],
-    protocol: Protocol | None,
+    epochs: int | None,
     percent: int | None,
     device: str,
     cache: PartsCache | None = None,
@@ -103,7 +103,7 @@ def fill_cell(
     """Trains and measures one cell, or reads it if it is there already."""
     from transformer_nfn.zoo import open_zoo
 
-    protocol = protocol or Protocol.of(cell.model)
+    protocol = Protocol.of(cell.model, epochs)
     folder = out / "cells" / cell.folder
     table = {"table": cell.table, "row": cell.row, "column": cell.column}
     about = describe_zoo(open_zoo(zoo_path))

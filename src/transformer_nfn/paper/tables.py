@@ -24,7 +24,6 @@ from transformer_nfn.paper.numbers import LEARNING_CURVE, TABLE_3, TABLE_4, TABL
 from transformer_nfn.paper.table_text import ALL_TABLES, markdown_table, table_columns
 from transformer_nfn.prediction.dataset import PERCENT, count_training
 from transformer_nfn.prediction.predictors import PAPER_MODELS
-from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunError, RunRecord
 
 THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
@@ -125,7 +124,7 @@ def reproduce(
     out: Path,
     *,
     seeds: list[int],
-    protocol: Protocol | None = None,
+    epochs: int | None = None,
     models: Iterable[str] | None = None,
     percent: int | None = PERCENT,
     sizes: Sequence[int] | None = None,
@@ -144,7 +143,7 @@ def reproduce(
         zoo_path: any zoo; for ``mixed`` a mixed one.
         out: folder for cells and tables.
         seeds: of every cell.
-        protocol: of neural predictors; `Protocol.of` each model by default.
+        epochs: of neural predictors; each model's own by default.
         models: see `table_cells`.
         percent: which checkpoint of each run.
         sizes: see `table_cells`.
@@ -155,7 +154,7 @@ def reproduce(
         address: of the Ray cluster; None starts one here.
     """
     cells = zoo_cells(name, zoo_path, models, percent, sizes, leave_out)
-    how: dict[str, Any] = dict(seeds=seeds, protocol=protocol, percent=percent, device=device)
+    how: dict[str, Any] = dict(seeds=seeds, epochs=epochs, percent=percent, device=device)
     if engine == "ray":
         records = fill_cells_on_ray(
             zoo_path, cells, out, how, address=address, progress=progress
