@@ -66,9 +66,9 @@ def reproduce_command(
 ) -> None:
     """Rebuild a table of the paper from any zoo, at any size, beside the paper's own numbers.
 
-    table1, table2: six models and our two, five accuracy thresholds (MNIST, AG News).
+    table1, table2: six models and our three, five accuracy thresholds (MNIST, AG News).
     table3: components. table4: width and depth. table5: parameters. table6: augmentation by the
-    group action. learning-curve: all eight models on 64, 128, … random networks of the training
+    group action. learning-curve: all nine models on 64, 128, … random networks of the training
     part and on all of it (at least 64), as table and figure. mixed: of a mixed zoo, τ on each kind
     of one predictor over all kinds, and on kinds left out of its training. transfer: predictors of
     this zoo's networks, or those in a run folder, rank the networks of other zoos. figures:
