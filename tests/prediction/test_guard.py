@@ -14,6 +14,7 @@ from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guard import GUARD_FILE, Guard
+from transformer_nfn.prediction.guard_fit import fit_guard
 from transformer_nfn.prediction.guard_parts import Harm, Opinion
 from transformer_nfn.prediction.intervals import rank_quantile
 from transformer_nfn.prediction.records import RunError
@@ -78,7 +79,7 @@ def test_what_is_kept_judges_alike_and_seldom_warns_of_healthy_networks(tmp_path
     broken = [replace(random_networks(30, s, 0.1), accuracy=torch.full((30,), 0.1)) for s in (3, 4)]
     damaged = Damaged(*broken, torch.full((30,), 0.5))
     parts = Parts(train, val, val)
-    guard = Guard.of(parts, damaged, ARCH, val.accuracy, torch.full((30,), 0.6))
+    guard = fit_guard(parts, damaged, ARCH, val.accuracy, torch.full((30,), 0.6), steps=3)
     guard.save(tmp_path)
     again = Guard.load(tmp_path)
     assert again is not None
