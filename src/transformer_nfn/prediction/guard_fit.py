@@ -67,9 +67,6 @@ class _Models:
     @staticmethod
     def of(healthy: _Read, harmed: _Read, drop: Tensor, chance: float) -> _Models:
         good, worse = healthy.accuracy > chance + HARM, drop > HARM
-        for what, there in (("trained networks above chance", good), ("harmed networks", worse)):
-            if int(there.sum()) < FEWEST:
-                raise RunError(f"not enough {what}: {int(there.sum())}, {FEWEST} are needed")
         opinion = Opinion.of(
             torch.cat([healthy.answers, harmed.answers]),
             torch.cat([healthy.accuracy, harmed.accuracy]),
@@ -103,6 +100,8 @@ def fit_guard(
         steps: of the search for inputs.
     """
     chance = 1 / arch.classes
+    _check_enough("trained networks above chance", parts.train.accuracy > chance + HARM)
+    _check_enough("harmed networks", damaged.train_drop > HARM)
     agreed = agreed_inputs(parts.train, arch, steps=steps)
     train, val, harmed, harmed_val = (
         _Read.of(data.to("cpu"), arch, agreed)
@@ -122,6 +121,11 @@ def fit_guard(
     unseen = _unseen_signs(train, harmed, parts.train, damaged, chance)
     good = models.opinion(train.answers) > guard.floor
     return _with_warnings(guard, signs, said > guard.floor, unseen, good)
+
+
+def _check_enough(what: str, there: Tensor) -> None:
+    if int(there.sum()) < FEWEST:
+        raise RunError(f"not enough {what}: {int(there.sum())}, {FEWEST} are needed")
 
 
 def _with_intervals(
