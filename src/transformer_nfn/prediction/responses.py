@@ -69,14 +69,16 @@ def agreed_inputs(
 class _Asker(nn.Module):
     """What `find_probes` moves: probes, and what networks answer to them."""
 
+    positions: Tensor
+
     def __init__(self, arch: NetworkSizes) -> None:
         super().__init__()
         self.probes = Probes(AGREED, *input_shape(arch), arch.classes, RANK)
-        self.positions = arch.positions()
+        # On the device of the probes: a step on a GPU is captured as a graph, which copies nothing.
+        self.register_buffer("positions", arch.positions(), persistent=False)
 
     def answers(self, network: Mapping[str, Any]) -> Answers:
-        inputs = self.probes()
-        return answers(network, inputs, self.positions.to(inputs))
+        return answers(network, self.probes(), self.positions)
 
 
 @torch.no_grad()
