@@ -18,14 +18,7 @@ from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.safetensors_file import read_tensors, write_tensors
 from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.dataset import Dataset
-from transformer_nfn.prediction.guard_parts import (
-    Blend,
-    Distance,
-    Harm,
-    Opinion,
-    rebuilt,
-    tensors_of,
-)
+from transformer_nfn.prediction.guard_parts import Distance, Harm, Opinion, rebuilt, tensors_of
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.prediction.responses import AGREED, COUNT, input_shape, responses
 from transformer_nfn.zoo import NetworkSizes
@@ -58,7 +51,7 @@ class Guard:
         opinion: accuracy from responses.
         harm: whether responses are those of a harmed network.
         distance: of how tensors fit each other, to healthy networks.
-        blend: of predictor and opinion.
+        weight: of the predictor beside the opinion, scalar.
         error: to be expected where predictor and opinion agree, and for each 1 that they differ
             by, ``[2]``.
         centre, width: of the signs of strangeness on healthy networks, ``[SIGNS]``.
@@ -71,7 +64,7 @@ class Guard:
     opinion: Opinion
     harm: Harm
     distance: Distance
-    blend: Blend
+    weight: Tensor
     error: Tensor
     centre: Tensor
     width: Tensor
@@ -81,14 +74,14 @@ class Guard:
 
     @staticmethod
     def blank(inputs: tuple[int, int], fits: int) -> Guard:
-        """One that knows nothing yet: every tensor in its shape.
+        """One that knows nothing yet: every tensor in its shape, zero.
 
         Args:
             inputs: tokens of an input and numbers in each.
             fits: numbers that `tensor_fit` gives.
         """
-        parts = (Opinion.blank(COUNT), Harm.blank(COUNT), Distance.blank(fits), Blend.blank())
-        shapes = ((2,), (SIGNS,), (SIGNS,), (), (), ())
+        parts = (Opinion.blank(COUNT), Harm.blank(COUNT), Distance.blank(fits))
+        shapes = ((), (2,), (SIGNS,), (SIGNS,), (), (), ())
         return Guard(
             torch.zeros((AGREED, *inputs), dtype=torch.float64),
             *parts,
@@ -103,7 +96,7 @@ class Guard:
         said = self.opinion(answers)
         apart = (predicted.double() - said).abs()
         signs = torch.stack([self.harm(answers), self.distance(fit), apart], -1)
-        accuracy = self.blend(predicted.double(), said, 1 / arch.classes)
+        accuracy = self.weight * predicted + (1 - self.weight) * said
         strange = ((signs - self.centre) / self.width).amax(-1) / self.limit
         told = torch.where(accuracy > self.floor, strange, strange.clamp(max=1.0))
         reach = self.quantile * (self.error[0] + self.error[1] * apart)
@@ -155,6 +148,6 @@ def _check(found: dict[str, Tensor], like: dict[str, Tensor], where: str) -> Non
             )
         if not bool(tensor.isfinite().all()):
             raise RunError(f"'{where}': '{name}' holds values that are not finite")
-    for name in ("width", "limit", "blend.fade"):
+    for name in ("width", "limit"):
         if not bool((found[name] > 0).all()):
             raise RunError(f"'{where}': '{name}' expected numbers above 0")

@@ -13,7 +13,7 @@ from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guard import Guard
-from transformer_nfn.prediction.guard_parts import Blend, Distance, Harm, Opinion
+from transformer_nfn.prediction.guard_parts import Distance, Harm, Opinion
 from transformer_nfn.prediction.intervals import radius, rank_quantile
 from transformer_nfn.prediction.probe_search import STEPS
 from transformer_nfn.prediction.records import RunError
@@ -117,7 +117,7 @@ def fit_guard(
         guard, val, harmed_val, predicted.double(), predicted_damaged.double(), chance
     )
     signs = torch.cat([models.signs(val), apart[:, None]], 1)
-    said = guard.blend(predicted.double(), models.opinion(val.answers), chance)
+    said = guard.weight * predicted + (1 - guard.weight) * models.opinion(val.answers)
     unseen = _unseen_signs(train, harmed, parts.train, damaged, chance)
     good = models.opinion(train.answers) > guard.floor
     return _with_warnings(guard, signs, said > guard.floor, unseen, good)
@@ -141,8 +141,8 @@ def _with_intervals(
     second = guard.opinion(torch.cat([healthy.answers, harmed.answers]))
     truth = torch.cat([healthy.accuracy, harmed.accuracy])
     even = _even(len(healthy), len(harmed))
-    blend = Blend.of(first, second, truth, even, chance)
-    wrong = (truth - blend(first, second, chance)).abs()
+    weight = _share(first, second, truth, even)
+    wrong = (truth - weight * first - (1 - weight) * second).abs()
     apart = (first - second).abs()
     error = _expected_error(apart, wrong, even)
     ratio = (wrong / (error[0] + error[1] * apart)).numpy()
@@ -154,7 +154,7 @@ def _with_intervals(
     # Harm brings accuracy down to chance: where that is within reach anyway, nobody is misled.
     floor = torch.tensor(chance + radius(wrong[: len(healthy)].numpy()) / 2, dtype=torch.float64)
     made = replace(
-        guard, blend=blend, error=error, floor=floor,
+        guard, weight=weight, error=error, floor=floor,
         quantile=torch.tensor(quantile, dtype=torch.float64),
     )  # fmt: skip
     return made, apart[: len(healthy)]
@@ -209,6 +209,13 @@ def _even(healthy: int, harmed: int) -> Tensor:
     """Weights of so many of each, with which both count the same in all."""
     both = [torch.ones(healthy), torch.full((harmed,), healthy / harmed)]
     return torch.cat(both).double()
+
+
+def _share(first: Tensor, second: Tensor, truth: Tensor, weight: Tensor) -> Tensor:
+    """The weight of the first beside the second that brings them nearest to the truth."""
+    gap = first - second
+    total = (weight * gap.square()).sum().clamp(min=1e-12)
+    return ((weight * (truth - second) * gap).sum() / total).clamp(0, 1)
 
 
 def _expected_error(apart: Tensor, error: Tensor, weight: Tensor) -> Tensor:

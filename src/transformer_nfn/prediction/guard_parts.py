@@ -16,9 +16,6 @@ from transformer_nfn.models.scales import usual
 
 FARTHEST = 4.0
 """Standard deviations beyond which nothing counts as farther."""
-FADES = (0.05, 0.1, 0.2, 0.3, 0.5)
-RISE = 0.2
-"""Of accuracy above chance, from which on a network counts as working."""
 Made = TypeVar("Made")
 
 
@@ -43,43 +40,6 @@ def rebuilt(like: Made, tensors: Mapping[str, Tensor], prefix: str = "") -> Made
             rebuilt(value, tensors, f"{name}.") if is_dataclass(value) else tensors[name]
         )
     return type(like)(**values)
-
-
-@dataclass(frozen=True)
-class Blend:
-    """Predictor and second opinion in one number.
-
-    The predictor is heard where the two are near each other: a healthy network. Where they are
-    far apart one of them is fooled, and it is not the one that asked the network; nor is there
-    anything to hear where that one sees no more than chance.
-
-    Attributes:
-        share: of the predictor where both say the same, scalar.
-        fade: how far apart they are where hardly a third of it is left, scalar.
-    """
-
-    share: Tensor
-    fade: Tensor
-
-    @staticmethod
-    def blank() -> Blend:
-        """That hears the opinion alone."""
-        return Blend(_zeros(), _zeros() + 1)
-
-    @staticmethod
-    def of(first: Tensor, second: Tensor, truth: Tensor, weight: Tensor, chance: float) -> Blend:
-        """The one that is nearest to the truth, each network counted so often."""
-        tried = [
-            Blend(_zeros() + share / 10, _zeros() + fade) for share in range(11) for fade in FADES
-        ]
-        wrong = [float((weight * (b(first, second, chance) - truth).square()).sum()) for b in tried]
-        return tried[wrong.index(min(wrong))]
-
-    def __call__(self, first: Tensor, second: Tensor, chance: float) -> Tensor:
-        """From what the predictor says and what the opinion, ``[n]`` each."""
-        gap = first - second
-        heard = self.share * (-(gap / self.fade).square()).exp()
-        return second + heard * ((second - chance) / RISE).clamp(0, 1) * gap
 
 
 @dataclass(frozen=True)
