@@ -4,22 +4,28 @@ Trains with some kinds of damage, holds others out, and prints for each held-out
 networks lie outside their interval and how many of those carry a warning; also false warnings and
 Kendall's tau on healthy networks that were not seen, with the guard and without:
 
-    python benchmarks/damage.py ZOO --work DIR [--models invariant_boosting,invariant_mlp]
-        [--data DIR] [--seeds 5] [--count 200] [--learn 480]
+    python benchmarks/damage.py ZOO --work DIR [--models invariant_boosting,whole_network]
+        [--seen KINDS --held-out KINDS] [--split-seed 0] [--data DIR] [--device cuda]
+        [--seeds 5] [--count 200] [--learn 480]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from transformer_nfn.prediction.damaged import load_damaged
 from transformer_nfn.prediction.dataset import FRACTIONS, load_parts, select_rows
+from transformer_nfn.prediction.guard import GUARD_FILE
+from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.predict import Prediction, predict
-from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS
+from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL
 from transformer_nfn.prediction.runs import describe_zoo, train_run
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage_record import damages
@@ -31,78 +37,99 @@ NEAR = 0.1
 
 
 def main() -> None:
-    """Makes the damaged zoos, trains each model with and without them, prints the table."""
+    """Makes the damaged zoos, trains each model beside a guard, prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("zoo")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--models", default="invariant_boosting,invariant_mlp")
+    parser.add_argument("--seen", default=SEEN)
+    parser.add_argument("--held-out", default=HELD_OUT)
+    parser.add_argument("--split-seed", type=int, default=0)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--learn", type=int, default=480)
     given = parser.parse_args()
     zoo = Zoo.open(given.zoo)
-    train, val, test = zoo.split(select_rows(zoo), FRACTIONS)
-    how = {"data": given.data}
-    learn = damage_zoo(
-        zoo, given.work / "learn", kinds=SEEN, count=given.learn,
+    train, val, test = zoo.split(select_rows(zoo), FRACTIONS, seed=given.split_seed)
+    how: dict[str, Any] = {"data": given.data, "device": given.device}
+    learn = _timed("damage to learn from", lambda: damage_zoo(
+        zoo, given.work / "learn", kinds=given.seen, count=given.learn,
         rows=np.concatenate([train, val]), **how,
-    )  # fmt: skip
-    held = damage_zoo(
-        zoo, given.work / "held-out", kinds=HELD_OUT, count=given.count, rows=test, **how
-    )
+    ))  # fmt: skip
+    held = _timed("damage held out", lambda: damage_zoo(
+        zoo, given.work / "held-out", kinds=given.held_out, count=given.count, rows=test, **how
+    ))  # fmt: skip
     for model in given.models.split(","):
-        parts = load_parts(zoo, all_checkpoints=model in ALL_CHECKPOINTS)
-        found = {}
-        for name, relatives in (("plain", None), ("guarded", load_damaged(learn, zoo, parts))):
-            out = given.work / f"{model}-{name}"
-            record = train_run(
-                describe_zoo(zoo), parts, model, out, seeds=list(range(given.seeds)),
-                selection={"percent": 75, "min_accuracy": 0.0, "augment": None}, damaged=relatives,
-            )  # fmt: skip
-            found[name] = record.summary
-            broken = predict(out, held)
-            healthy = predict(out, [f"{zoo.path}#{row}" for row in test])
-            print(f"\n{model}, {name}")
-            _print_healthy(healthy)
-            _print_kinds(broken, held)
-        print(json.dumps({name: summary.get("guarded") for name, summary in found.items()}))
+        parts = load_parts(
+            zoo, split_seed=given.split_seed, all_checkpoints=model in ALL_CHECKPOINTS
+        )
+        relatives = load_damaged(learn, zoo, parts)
+        guarded, plain = (given.work / f"{model}-{name}" for name in ("guarded", "plain"))
+        on = parts.to(given.device) if model in NEURAL else parts
+        start = time.perf_counter()
+        train_run(
+            describe_zoo(zoo), on, model, guarded, seeds=list(range(given.seeds)),
+            selection={"percent": 75, "min_accuracy": 0.0, "augment": None}, damaged=relatives,
+        )  # fmt: skip
+        print(f"training {model}: {time.perf_counter() - start:.0f} s", flush=True)
+        # The same predictors, with nobody beside them.
+        shutil.copytree(guarded, plain, ignore=shutil.ignore_patterns(GUARD_FILE))
+        for run in (plain, guarded):
+            print(f"\n{run.name}: learned from {given.seen}")
+            healthy = _print_healthy(predict(run, [f"{zoo.path}#{row}" for row in test]))
+            broken = _print_kinds(predict(run, held), held)
+            print(json.dumps({"run": run.name, **healthy, **broken}), flush=True)
+
+
+def _timed(words: str, what: Any) -> Any:
+    start = time.perf_counter()
+    found = what()
+    print(f"{words}: {time.perf_counter() - start:.0f} s", flush=True)
+    return found
 
 
 def _truth(found: list[Prediction]) -> np.ndarray:
     return np.array([p.recorded["test_accuracy"] for p in found if p.recorded is not None])
 
 
-def _print_healthy(found: list[Prediction]) -> None:
-    from transformer_nfn.prediction.metrics import kendall_tau
-
+def _print_healthy(found: list[Prediction]) -> dict[str, float]:
     truth, said = _truth(found), np.array([p.accuracy for p in found])
     inside = np.array([p.low <= t <= p.high for p, t in zip(found, truth, strict=True)])
     warned = np.array([p.warning is not None for p in found])
     width = np.median([p.high - p.low for p in found])
+    tau = kendall_tau(truth, said)
     print(
-        f"  healthy, unseen: {len(found)} networks, tau {kendall_tau(truth, said):.3f}, mean error "
+        f"  healthy, unseen: {len(found)} networks, tau {tau:.3f}, mean error "
         f"{np.abs(truth - said).mean():.3f}, intervals hold {inside.mean():.1%} (median width "
         f"{width:.3f}), warned {warned.mean():.1%}"
     )
+    return {"tau": tau, "false_warnings": float(warned.mean()), "width": float(width)}
 
 
-def _print_kinds(found: list[Prediction], held: Zoo) -> None:
+def _print_kinds(found: list[Prediction], held: Zoo) -> dict[str, float]:
     kinds = np.array([damage.kind for damage in damages(held)])
     truth, said = _truth(found), np.array([p.accuracy for p in found])
     outside = np.array([not p.low <= t <= p.high for p, t in zip(found, truth, strict=True)])
     warned = np.array([p.warning is not None for p in found])
     width = np.array([p.high - p.low for p in found])
+    near = (np.abs(truth - said) <= NEAR) | warned
     print("  kind        networks  error  width  outside  of them warned  near or warned")
-    for kind in dict.fromkeys(kinds.tolist()):
-        here = kinds == kind
+    for kind in [*dict.fromkeys(kinds.tolist()), "all"]:
+        here = (kinds == kind) | (kind == "all")
         out = outside & here
         caught = f"{int((warned & out).sum())}" if out.any() else "-"
-        near = (np.abs(truth - said) <= NEAR) | warned
         print(
             f"  {kind:<12}{here.sum():>8}{np.abs(truth - said)[here].mean():>7.3f}"
             f"{np.median(width[here]):>7.3f}{out.sum():>9}{caught:>16}{near[here].mean():>16.1%}"
         )
+    unnoticed = int((outside & ~warned).sum())
+    print(f"  outside without a warning: {unnoticed} of {len(found)}")
+    return {
+        "networks": len(found), "outside": int(outside.sum()), "outside_unwarned": unnoticed,
+        "warned_of_outside": 1 - unnoticed / max(1, int(outside.sum())),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from transformer_nfn.files.assets import (
     read_index,
 )
 from transformer_nfn.files.whole import write_text
+from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.novelty import SEEN_FILE
 from transformer_nfn.prediction.records import (
     LOG_FILE,
@@ -152,10 +153,10 @@ _WRITTEN_ANEW = ("format", "kind", "made_by", "architecture", "space")
 def copy_run(source: Path, record: RunRecord, out: Path) -> None:
     """What a finished run folder needs to predict, and what it says of itself."""
     out.mkdir(parents=True)
-    for name in (RUN_FILE, PREDICTIONS_FILE, SEEN_FILE, TRAINED_FILE, LOG_FILE):
+    for name in (RUN_FILE, PREDICTIONS_FILE, SEEN_FILE, TRAINED_FILE, LOG_FILE, GUARD_FILE):
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
-        elif name not in (TRAINED_FILE, LOG_FILE):
+        elif name not in (TRAINED_FILE, LOG_FILE, GUARD_FILE):
             raise AssetError(f"'{source}' has no {name}, so it cannot predict")
     for row in record.seeds:
         folder = f"seed-{row['seed']}"

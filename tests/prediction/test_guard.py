@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guard import GUARD_FILE, Guard
+from transformer_nfn.prediction.guard_fit import fit_guard
 from transformer_nfn.prediction.guard_parts import Harm, Opinion
 from transformer_nfn.prediction.intervals import rank_quantile
 from transformer_nfn.prediction.records import RunError
+from transformer_nfn.prediction.responses import _agreement
 from transformer_nfn.zoo import NetworkSizes
 
 ARCH = NetworkSizes(16, 10, 4)
@@ -64,6 +67,21 @@ def test_opinion_and_harm_learn_what_there_is_to_learn() -> None:
     assert float(((harm(x) > 0) == (x[:, 2] > 0)).double().mean()) > 0.97
 
 
+def test_agreement_is_how_often_networks_give_the_label() -> None:
+    labels = torch.arange(20) % 10
+    right = 5 * torch.nn.functional.one_hot(labels, 10).double()
+    half = right.clone()
+    half[:10] = half[:10].roll(1, -1)
+    uneven = right.clone()
+    uneven[labels < 5] = right[labels < 5].roll(1, -1)
+    found = _agreement(torch.stack([right, half, uneven]))
+    assert found[:, 0].tolist() == [1.0, 0.5, 0.5]
+    assert float(found[0, 1]) > 0.9 > float(found[1, 1])
+    assert found[:2, 5].tolist() == [0.0, 0.0]
+    assert float(found[2, 5]) > 0.5
+    assert float(found[0, 4]) > 0 > float(found[1, 4]) - 1e-9
+
+
 def random_networks(n: int, seed: int, size: float = 1.0) -> Dataset:
     """Networks of random weights, with accuracies that their last layer decides."""
     named = {k: size * w for k, w in network(n, seed).items()}
@@ -78,7 +96,7 @@ def test_what_is_kept_judges_alike_and_seldom_warns_of_healthy_networks(tmp_path
     broken = [replace(random_networks(30, s, 0.1), accuracy=torch.full((30,), 0.1)) for s in (3, 4)]
     damaged = Damaged(*broken, torch.full((30,), 0.5))
     parts = Parts(train, val, val)
-    guard = Guard.of(parts, damaged, ARCH, val.accuracy, torch.full((30,), 0.6))
+    guard = fit_guard(parts, damaged, ARCH, val.accuracy, torch.full((30,), 0.6), steps=3)
     guard.save(tmp_path)
     again = Guard.load(tmp_path)
     assert again is not None
@@ -97,6 +115,26 @@ def test_a_run_without_a_guard_has_none_and_a_damaged_one_is_refused(tmp_path: P
     (tmp_path / GUARD_FILE).write_bytes(b"nothing")
     with pytest.raises(RunError, match="not readable"):
         Guard.load(tmp_path)
+
+
+def test_tensors_that_are_no_guards_are_named(tmp_path: Path) -> None:
+    one = torch.ones((), dtype=torch.float64)
+    blank = replace(Guard.blank((16, 4), 5), width=one.expand(3), limit=one)
+    blank.save(tmp_path)
+    assert Guard.load(tmp_path) is not None
+    for change, words in (
+        ({"error": torch.zeros(3).double()}, "'error' expected [2] in float64, found [3]"),
+        ({"limit": torch.zeros(()).double()}, "'limit' expected numbers above 0"),
+        ({"floor": torch.tensor(torch.nan).double()}, "'floor' holds values that are not finite"),
+    ):
+        replace(blank, **change).save(tmp_path)
+        with pytest.raises(RunError, match=re.escape(words)):
+            Guard.load(tmp_path)
+    blank.save(tmp_path)
+    loaded = Guard.load(tmp_path)
+    assert loaded is not None
+    with pytest.raises(RunError, match="is of other networks"):
+        loaded.judge(random_networks(3, 0), ARCH, torch.zeros(3))
 
 
 def test_too_few_sizes_exclude_nothing() -> None:

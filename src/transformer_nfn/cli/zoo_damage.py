@@ -37,6 +37,9 @@ def damage(
         Path | None,
         typer.Option("--data", metavar="DIR", help="The task's files; fetched if not given."),
     ] = None,
+    device: Annotated[
+        str, typer.Option(help="Where networks are tested: cpu or cuda.")
+    ] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for another program.")] = (
         False
     ),
@@ -48,6 +51,7 @@ def damage(
     exchanged between networks, untrained networks, noise, pruning, quantisation to few bits.
     Killed, the same command goes on where it was.
     """
+    from transformer_nfn.cli.train import pick_device
     from transformer_nfn.zoo.summary import summarise
     from transformer_nfn.zoo.training.damaged_zoo import damage_zoo
 
@@ -61,6 +65,7 @@ def damage(
             seed=seed,
             percent=percent,
             data=data,
+            device=pick_device(device),
             tick=lambda done, total: bar.update(task, completed=done, total=total),
         )
     found = summarise(zoo)

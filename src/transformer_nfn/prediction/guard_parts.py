@@ -5,7 +5,9 @@ All of them standardise what they read and cut it off far outside what they were
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +16,30 @@ from transformer_nfn.models.scales import usual
 
 FARTHEST = 4.0
 """Standard deviations beyond which nothing counts as farther."""
+Made = TypeVar("Made")
+
+
+def tensors_of(made: Any, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a frozen dataclass and of those inside it, ``opinion.inner.mean``."""
+    found: dict[str, Tensor] = {}
+    for field in fields(made):
+        value = getattr(made, field.name)
+        if is_dataclass(value):
+            found |= tensors_of(value, f"{prefix}{field.name}.")
+        else:
+            found[prefix + field.name] = value.double().contiguous()
+    return found
+
+
+def rebuilt(like: Made, tensors: Mapping[str, Tensor], prefix: str = "") -> Made:
+    """One of the same kind from what `tensors_of` gave."""
+    values: dict[str, Any] = {}
+    for field in fields(like):  # type: ignore[arg-type]
+        value, name = getattr(like, field.name), prefix + field.name
+        values[field.name] = (
+            rebuilt(value, tensors, f"{name}.") if is_dataclass(value) else tensors[name]
+        )
+    return type(like)(**values)
 
 
 @dataclass(frozen=True)
@@ -22,6 +48,11 @@ class Frame:
 
     mean: Tensor
     scale: Tensor
+
+    @staticmethod
+    def blank(count: int) -> Frame:
+        """Of so many columns, zero."""
+        return Frame(_zeros(count), _zeros(count))
 
     @staticmethod
     def of(x: Tensor) -> Frame:
@@ -40,6 +71,12 @@ class Opinion:
     inner: Frame
     outer: Frame
     coef: Tensor
+
+    @staticmethod
+    def blank(count: int) -> Opinion:
+        """Of so many numbers, zero."""
+        products = count + count * (count + 1) // 2
+        return Opinion(Frame.blank(count), Frame.blank(products), _zeros(products + 1))
 
     @staticmethod
     def of(x: Tensor, accuracy: Tensor, weight: Tensor, ridge: float = 3.0) -> Opinion:
@@ -64,6 +101,11 @@ class Harm:
 
     frame: Frame
     coef: Tensor
+
+    @staticmethod
+    def blank(count: int) -> Harm:
+        """Of so many numbers, zero."""
+        return Harm(Frame.blank(count), _zeros(count + 1))
 
     @staticmethod
     def of(healthy: Tensor, harmed: Tensor, ridge: float = 0.1, steps: int = 25) -> Harm:
@@ -97,6 +139,11 @@ class Distance:
     inverse: Tensor
 
     @staticmethod
+    def blank(count: int) -> Distance:
+        """Of so many numbers, zero."""
+        return Distance(Frame.blank(count), _zeros(count, count))
+
+    @staticmethod
     def of(healthy: Tensor, shrunk: float = 0.1) -> Distance:
         """Of rows ``[n, F]``."""
         frame = Frame.of(healthy)
@@ -109,6 +156,10 @@ class Distance:
         """The logarithm of the squared distance of each network, ``[n]``."""
         rows = self.frame(x, 12.0)
         return ((rows @ self.inverse) * rows).sum(-1).clamp(min=1e-8).log()
+
+
+def _zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float64)
 
 
 def _with_one(x: Tensor) -> Tensor:

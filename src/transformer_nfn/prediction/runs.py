@@ -15,6 +15,7 @@ from torch import Tensor
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guard import Guard
+from transformer_nfn.prediction.guard_fit import fit_guard
 from transformer_nfn.prediction.identity import KEY, is_of, training_identity
 from transformer_nfn.prediction.intervals import LEVEL, coverage, radius
 from transformer_nfn.prediction.kinds import Kinds, as_kinds, describe_mixed
@@ -31,6 +32,7 @@ from transformer_nfn.prediction.predictors import (
     module_builder,
     tabular_class,
 )
+from transformer_nfn.prediction.probe_search import STEPS, STEPS_AN_EPOCH
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import (
     RUN_FILE,
@@ -130,7 +132,7 @@ def train_run(
         TrainedOn.of(kinds, str(zoo["task"])).save(out)
     guarded: dict[str, Any] = {}
     if damaged is not None and isinstance(parts, Parts):
-        guard, guarded = _guard(predictors, parts.to("cpu"), damaged, zoo)
+        guard, guarded = _guard(predictors, parts, damaged, zoo, protocol.epochs)
         guard.save(out)
     taus = [row["tau"] for row in rows]
     record = RunRecord(
@@ -172,7 +174,11 @@ def check_kinds(model: str, *, mixed: bool, damaged: bool) -> None:
 
 
 def _guard(
-    predictors: list[Predictor], parts: Parts, damaged: Damaged, zoo: Mapping[str, Any]
+    predictors: list[Predictor],
+    parts: Parts,
+    damaged: Damaged,
+    zoo: Mapping[str, Any],
+    epochs: int,
 ) -> tuple[Guard, dict[str, Any]]:
     """The guard, and for the summary how it does on the healthy networks of the test part."""
 
@@ -180,9 +186,11 @@ def _guard(
         return torch.stack([p.predict(data) for p in predictors]).double().mean(0)
 
     arch = NetworkSizes.from_json(zoo["architecture"])
-    guard = Guard.of(parts, damaged, arch, mean(parts.val), mean(damaged.val))
-    judged = guard.judge(parts.test, arch, mean(parts.test))
-    truth, said = _truth(parts.test), judged.accuracy.numpy()
+    val, test = parts.val.to("cpu"), parts.test.to("cpu")
+    steps = min(STEPS, STEPS_AN_EPOCH * epochs)
+    guard = fit_guard(parts, damaged, arch, mean(val), mean(damaged.val), steps=steps)
+    judged = guard.judge(test, arch, mean(test))
+    truth, said = _truth(test), judged.accuracy.numpy()
     found = scores(truth, said)
     figures = {
         **{key: found[key] for key in ("tau", "r2", "mae")},

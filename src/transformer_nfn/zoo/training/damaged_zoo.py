@@ -34,6 +34,8 @@ from transformer_nfn.zoo.word_vectors import VECTORS_FILE
 PERCENT = 75
 SHARD_ROWS = 128
 BATCH = 128
+BATCH_CUDA = 512
+"""Samples at a time on a GPU: few of them would leave it idle."""
 Tick = Callable[[int, int], None]
 """Called with how many networks are done, and of how many."""
 
@@ -59,6 +61,7 @@ def damage_zoo(
     percent: int | None = PERCENT,
     rows: np.ndarray | None = None,
     data: Path | str | None = None,
+    device: str = "cpu",
     tick: Tick | None = None,
 ) -> Zoo:
     """Makes damaged relatives of a zoo's networks, tests them, and stores them as a zoo.
@@ -75,6 +78,7 @@ def damage_zoo(
         percent: which checkpoint of each run; None for all of them.
         rows: which rows of the zoo, instead of those at ``percent``.
         data: the folder of the task's files; None fetches them.
+        device: where networks are tested, ``cpu`` or ``cuda``.
         tick: told of progress.
     """
     zoo = zoo if isinstance(zoo, Zoo) else Zoo.open(zoo)
@@ -87,14 +91,14 @@ def damage_zoo(
         check_fresh(out)
     else:
         _check_same(out, about)
-    task = _load_task(zoo, data)
+    task = _load_task(zoo, data).to(device)
     folder = _folder(zoo, out, about)
     _check_same(out, about)
     for i, shard in enumerate(folder.shards):
         with folder.claim(shard, wait=True):
             if not folder.shard_path(shard).exists():
                 part = items[i * SHARD_ROWS : (i + 1) * SHARD_ROWS]
-                _make_shard(zoo, folder, shard, part, task, seed)
+                _make_shard(zoo, folder, shard, part, task, seed, device)
         if tick is not None:
             tick(min((i + 1) * SHARD_ROWS, len(items)), len(items))
     folder.merge()
@@ -193,7 +197,13 @@ def _load_task(zoo: Zoo, data: Path | str | None) -> Task:
 
 
 def _make_shard(
-    zoo: Zoo, folder: Folder, shard: str, items: Sequence[_Item], task: Task, seed: int
+    zoo: Zoo,
+    folder: Folder,
+    shard: str,
+    items: Sequence[_Item],
+    task: Task,
+    seed: int,
+    device: str,
 ) -> None:
     dtype = DTYPES[folder.about["dtype"]]
     donors = [item.other if item.other >= 0 else item.row for item in items]
@@ -214,7 +224,8 @@ def _make_shard(
         records.append(Damage(item.kind, item.strength, item.row, part, item.other, run))
     # What is tested is what will be read back.
     flat = torch.cat(made).to(dtype).float()
-    loss, accuracy = measure(task, flat, zoo.about["recipe"].get("batch", BATCH))
+    batch = BATCH_CUDA if "cuda" in device else zoo.about["recipe"].get("batch", BATCH)
+    loss, accuracy = measure(task, flat.to(device), batch)
     rows = [
         _row(zoo, item, record, float(loss[i]), float(accuracy[i]))
         for i, (item, record) in enumerate(zip(items, records, strict=True))
@@ -225,11 +236,13 @@ def _make_shard(
 
 def measure(task: Task, weights: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     """Mean loss and accuracy of networks ``[n, weights]`` on the test data, as a build does it."""
-    no_dropout = torch.zeros(len(weights), dtype=torch.int32)
-    runner = choose_runner("auto", task, weights, no_dropout, "float32", batch)
+    no_dropout = torch.zeros(len(weights), dtype=torch.int32, device=weights.device)
+    # Nothing is trained: compiling for it would take longer than it saves.
+    path = "torch" if weights.is_cuda else "auto"
+    runner = choose_runner(path, task, weights, no_dropout, "float32", batch)
     loss, hits = runner.evaluate(weights, "test")
     n = task.sizes["test"]
-    return loss / n, hits / n
+    return (loss / n).cpu(), (hits / n).cpu()
 
 
 def _row(zoo: Zoo, item: _Item, record: Damage, loss: float, accuracy: float) -> dict[str, Any]:
