@@ -130,7 +130,9 @@ def stored_tensor(chance: Random, path: Path) -> Damage:
     right = REFUSED
     if how in CHANGES:
         change, right = CHANGES[how]
-        state[name] = change(state[name]).contiguous()
+        old, state[name] = state[name], change(state[name]).contiguous()
+        if old.dtype == state[name].dtype and torch.equal(old, state[name]):
+            right = EQUAL  # whole numbers made whole numbers
     else:
         old = state.pop(name)
         if how == "renamed":

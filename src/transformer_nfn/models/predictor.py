@@ -26,6 +26,7 @@ FORMAT = 1
 ABOUT = "predictor.json"
 WIDEST = 1 << 30
 """Numbers that a network can have for a predictor."""
+MOST_THREADS = 4096
 Validation = tuple[Mapping[str, object], Tensor]
 
 
@@ -124,6 +125,7 @@ class TabularPredictor:
                 f"{cls.__name__}"
             )
         files = {name: _checked(folder, name, sha) for name, sha in about["sha256"].items()}
+        _check_threads(about["settings"].get("threads"), folder / ABOUT)
         try:
             made = kind(**about["settings"])
             made.width = int(about["width"])
@@ -206,7 +208,7 @@ def _about(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise PredictorError(f"'{path.parent}' holds no {path.name}")
     data = read_object(path, PredictorError)
-    if data.get("format") != FORMAT:
+    if type(data.get("format")) is not int or data["format"] != FORMAT:
         raise PredictorError(f"'{path}' has format {data.get('format')!r}, expected {FORMAT}")
     fields = Fields(data, str(path), PredictorError)
     fields.text("predictor")
@@ -216,6 +218,14 @@ def _about(path: Path) -> dict[str, Any]:
     for name in sums.data:
         sums.text(name)
     return data
+
+
+def _check_threads(threads: Any, path: Path) -> None:
+    if threads is not None and (type(threads) is not int or not 0 <= threads <= MOST_THREADS):
+        raise PredictorError(
+            f"'{path}': 'settings.threads' expected null or a whole number up to {MOST_THREADS}, "
+            f"found {str(threads)[:40]}"
+        )
 
 
 def _checked(folder: Path, name: str, sha256: str) -> bytes:

@@ -25,7 +25,8 @@ SEEN_FILE = "seen.safetensors"
 MAX_KEPT = 4096
 QUANTILE = 0.99
 SLACK = 1.25
-ANY_SIZE = "any_size"
+ANY_SIZE, COUNTED = "any_size", "networks"
+"""What a file says beside its tensors."""
 _TENSORS = ("rows", "mean", "std", "limit")
 
 
@@ -84,7 +85,8 @@ class Seen:
     def save(self, folder: Path) -> None:
         """Writes it beside the predictor."""
         tensors = {name: getattr(self, name) for name in _TENSORS}
-        write_tensors(folder / SEEN_FILE, tensors, {ANY_SIZE: "yes"} if self.any_size else None)
+        about = {COUNTED: str(len(self.rows))} | ({ANY_SIZE: "yes"} if self.any_size else {})
+        write_tensors(folder / SEEN_FILE, tensors, about)
 
     @staticmethod
     def load(folder: Path) -> Seen:
@@ -96,6 +98,10 @@ class Seen:
         except (CheckpointError, TypeError) as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
         seen.check(str(path))
+        found = str(len(seen.rows))
+        told = metadata.get(COUNTED, found)
+        if told != found:
+            raise RunError(f"'{path}': 'rows' expected {told[:20]} networks, found {found}")
         return seen
 
     def check(self, where: str) -> None:

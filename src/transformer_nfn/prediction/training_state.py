@@ -91,8 +91,8 @@ def _adam_entries(
     for key, value in tensors.items():
         if key.startswith("adam."):
             _, index, name = key.split(".", 2)
-            shape = torch.Size() if name == "step" else parameters[int(index)].shape
-            if value.shape != shape or not value.is_floating_point():
+            like = torch.zeros(()) if name == "step" else parameters[int(index)]
+            if value.shape != like.shape or value.dtype != like.dtype:
                 raise RunError(f"'{path}' is damaged: '{key}' is not as it was saved")
             entries.setdefault(int(index), {})[name] = value
     return entries

@@ -166,7 +166,8 @@ def recognise(checkpoint: Checkpoint, like: NetworkSizes | None = None) -> Netwo
             blocks = sum(name.endswith(".W_Q") for name in checkpoint)
             (classes,) = checkpoint.info("classifier.b_2").shape
             d_ff = checkpoint.info("blocks.0.W_A").shape[1]
-            patch = checkpoint.info("embedding.W").shape[0] if "embedding.W" in checkpoint else 0
+            inputs = "embedding.W", "embedding.b"
+            patch = checkpoint.info(inputs[0]).shape[0] if inputs[0] in checkpoint else 0
         elif _AUTHORS in checkpoint:
             # The authors' files do not say how many heads share a matrix; theirs have two.
             heads = heads_in(checkpoint) or (like.heads if like else HEADS)
@@ -174,14 +175,14 @@ def recognise(checkpoint: Checkpoint, like: NetworkSizes | None = None) -> Netwo
             blocks = sum(name.endswith(".queries.weight") for name in checkpoint)
             (classes,) = checkpoint.info("classifier.fc2.bias").shape
             d_ff = checkpoint.info("encoder.0.fc1.weight").shape[0]
-            conv = "embedding.conv1.weight"
-            side = checkpoint.info(conv).shape[-1] if conv in checkpoint else 0
+            inputs = "embedding.conv1.weight", "embedding.conv1.bias"
+            side = checkpoint.info(inputs[0]).shape[-1] if inputs[0] in checkpoint else 0
             patch = side * side
         else:
             return None
     except (CheckpointError, ZooError, ValueError, IndexError):
         return None
-    if heads == 0 or d_model % heads:
+    if heads == 0 or d_model % heads or (inputs[0] in checkpoint) != (inputs[1] in checkpoint):
         return None
     found = NetworkSizes(
         tokens=49 if patch else 512,  # of no weight's shape

@@ -26,6 +26,8 @@ def export_authors(zoo: Zoo | MixedZoo, out: Path) -> int:
         raise StoreError(f"'{out}' is not empty: name an empty folder")
     if isinstance(zoo, MixedZoo):
         return sum(export_authors(one, out / name) for name, one in zoo.zoos.items())
+    if not len(zoo):
+        raise StoreError(f"'{zoo.path}' has no networks to export")
     name = zoo.about["task"]["name"]
     (out / name).mkdir(parents=True, exist_ok=True)
     (out / "metadata").mkdir(exist_ok=True)

@@ -96,6 +96,13 @@ class WholeNetwork(Pretrained):
         standard: bool = True,
     ) -> None:
         super().__init__()
+        sizes = dict(
+            tokens=tokens, width=width, classes=classes, probes=probes, channels=channels,
+            rank=rank, hidden=hidden,
+        )  # fmt: skip
+        for name, size in sizes.items():
+            if type(size) is not int or size < 0:
+                raise SpaceError(f"'{name}' expected a whole number, found {str(size)[:40]}")
         if not (probes or invariants or channels):
             raise SpaceError("a model needs at least one of probes, invariants and layers")
         self.space = space

@@ -6,8 +6,13 @@ a head changes neither `Q Kᵀ` nor `V O`.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+LARGE = 1e12
+"""Weights beyond this are scaled down before they are squared."""
 
 
 def product_spectrum(left: Tensor, right: Tensor) -> Tensor:
@@ -32,11 +37,15 @@ def matrix_spectrum(W: Tensor) -> Tensor:
     """
     if W.shape[0] > W.shape[1]:
         W = W.mT
+    # Squares of large weights leave float32; a power of two changes no digit.
+    size = float(W.abs().amax()) if W.numel() else 0.0
+    scale = 2.0 ** math.frexp(size)[1] if size > LARGE else 1.0
+    W = W / scale
     gram = torch.zeros(len(W), len(W), dtype=torch.float64)
     for part in W.split(1024, dim=1):
         gram += (part @ part.mT).double()
     values: Tensor = torch.linalg.eigvalsh(gram).flip(0)
-    return values.clamp_min(0).sqrt()
+    return values.clamp_min(0).sqrt() * scale
 
 
 def stable_rank(values: Tensor) -> Tensor:
