@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from transformer_nfn.seed_kinds import seeds_text
@@ -29,6 +36,25 @@ def counting_bar(console: Console) -> Progress:
         console=console,
         disable=not console.is_terminal,
     )
+
+
+def count_one(
+    bar: Progress, task: TaskID, what: str, line: Mapping[str, Any], said: str | None
+) -> None:
+    """Tells of one of several trainings: what came out of it, or which epoch it is in.
+
+    Args:
+        bar: from `counting_bar`.
+        task: of the bar.
+        what: is trained.
+        line: what its training reports.
+        said: what came out; None while it goes on.
+    """
+    if said is not None:
+        bar.console.print(f"{what}: {said}", highlight=False)
+        bar.advance(task)
+    elif "epoch" in line:
+        bar.update(task, note=f"{what}, epoch {line['epoch']}/{line['epochs']}")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from transformer_nfn.cli.experiment_progress import counting_bar
+from transformer_nfn.cli.experiment_progress import count_one, counting_bar
 from transformer_nfn.cli.output import echo_json
 from transformer_nfn.cli.train import DeviceOption, JsonOption, pick_device
 from transformer_nfn.cli.transfer import reproduce_transfer, zoo_or_run
@@ -122,16 +122,10 @@ def reproduce_command(
         task = bar.add_task(what, total=len(cells), note="")
 
         def progress(cell: Any, line: dict[str, Any]) -> None:
-            where = f"{cell.row} · {cell.column}"
-            if "record" in line:
-                record = line["record"]
-                said = record.status
-                if record.summary:
-                    said = f"τ {record.summary['tau']:.3f}"
-                bar.console.print(f"{where}: {said}", highlight=False)
-                bar.advance(task)
-            elif "epoch" in line:
-                bar.update(task, note=f"{where}, epoch {line['epoch']}/{line['epochs']}")
+            said, record = None, line.get("record")
+            if record is not None:
+                said = f"τ {record.summary['tau']:.3f}" if record.summary else record.status
+            count_one(bar, task, f"{cell.row} · {cell.column}", line, said)
 
         records = reproduce(
             what,

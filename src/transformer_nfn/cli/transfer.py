@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from transformer_nfn.cli.experiment_progress import counting_bar
+from transformer_nfn.cli.experiment_progress import count_one, counting_bar
 from transformer_nfn.cli.output import echo_json
 from transformer_nfn.cli.train import pick_device
 
@@ -47,12 +47,10 @@ def reproduce_transfer(
         task = bar.add_task(NAME, total=len(learners or LEARNERS), note="")
 
         def progress(words: str, line: dict[str, Any]) -> None:
-            if "rankings" in line:
-                taus = [r.status if r.tau is None else f"τ {r.tau:.3f}" for r in line["rankings"]]
-                bar.console.print(f"{words}: {', '.join(taus)}", highlight=False)
-                bar.advance(task)
-            elif "epoch" in line:
-                bar.update(task, note=f"{words}, epoch {line['epoch']}/{line['epochs']}")
+            taus = [
+                r.status if r.tau is None else f"τ {r.tau:.3f}" for r in line.get("rankings", [])
+            ]
+            count_one(bar, task, words, line, ", ".join(taus) or None)
 
         found = transfer(
             home,

@@ -188,8 +188,7 @@ def _words(record: RunRecord) -> str:
 
 def _at_home(folder: Path, record: RunRecord) -> Ranking:
     """What a run says of its own test part."""
-    if record.status != "done" or not record.seeds:
-        raise RunError(f"'{folder / RUN_FILE}' holds no predictor: {record.status}")
+    record.check_finished(folder / RUN_FILE)
     summary, label = with_together(record, folder).summary, zoo_label(record)
     several = len(record.seeds) > 1
     return Ranking(
@@ -219,7 +218,7 @@ def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -
     data = load_rows(zoo, rows)
     _check_unseen(folder, record, zoo, data)
     said = np.stack([p.predict(readable(p, data, zoo.arch)).double().numpy() for p in predictors])
-    accuracy = data.accuracy.double().numpy()
+    accuracy = data.truth
     taus = [kendall_tau(accuracy, each) for each in said]
     several = len(taus) > 1
     return replace(

@@ -44,6 +44,11 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.accuracy)
 
+    @property
+    def truth(self) -> np.ndarray:
+        """The accuracies as statistics read them, ``[n]`` in float64."""
+        return np.asarray(self.accuracy.cpu().double().numpy())
+
     def take(self, index: Tensor | np.ndarray) -> Dataset:
         """Some of the networks, in the order given."""
         where = torch.as_tensor(index, device=self.accuracy.device)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from transformer_nfn.files.assets import resolve
 from transformer_nfn.prediction.acceptance import check_sizes
@@ -18,7 +17,7 @@ from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.known_sizes import KnownSizes
 from transformer_nfn.prediction.metrics import scores
 from transformer_nfn.prediction.predict import load_predictors
-from transformer_nfn.prediction.predictors import Predictor
+from transformer_nfn.prediction.predictors import Predictor, mean_prediction
 from transformer_nfn.prediction.records import RunError, RunRecord
 from transformer_nfn.prediction.trained_on import Standing, standings
 from transformer_nfn.zoo import MixedZoo, Zoo, open_zoo
@@ -79,8 +78,7 @@ def evaluate(
     """
     run = resolve(run, "predictor")
     record = RunRecord.read(run)
-    if record.status != "done" or not record.seeds:
-        raise RunError(f"'{run}' holds no predictor: {record.status}")
+    record.check_finished(run)
     opened = open_zoo(resolve(zoo_path, "zoo"))
     zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
     predictors, known = load_predictors(run, record), KnownSizes.of(record)
@@ -128,14 +126,14 @@ def _test(
     run: Path, zoo: Zoo, rows: np.ndarray, predictors: Sequence[Predictor], known: KnownSizes
 ) -> Tested:
     data = load_rows(zoo, rows)
-    mean = torch.stack([p.predict(data) for p in predictors]).double().mean(0)
+    mean = mean_prediction(predictors, data)
     reach = np.full(len(data), known.reach(zoo.arch))
     guard = Guard.load(run)
     if guard is not None and guard.reads(zoo.arch, known.like):
         judged = guard.judge(data, zoo.arch, mean)
         mean, reach = judged.accuracy, judged.radius.numpy()
     standing = standings(run, data, zoo.about["task"]["name"])
-    return Tested(data.accuracy.double().numpy(), mean.numpy(), reach, standing)
+    return Tested(data.truth, mean.numpy(), reach, standing)
 
 
 def _figures(accuracy: np.ndarray, predicted: np.ndarray, reach: np.ndarray) -> dict[str, Any]:

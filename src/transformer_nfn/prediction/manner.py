@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformer_nfn.models import Network, WholeNetwork
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.kinds import Kinds
-from transformer_nfn.prediction.probe_search import STEPS, STEPS_AN_EPOCH, find_probes
+from transformer_nfn.prediction.probe_search import find_probes, search_steps
 
 SHORTEST_EPOCH = 512
 """Networks that an epoch of the model of whole networks takes at least."""
@@ -83,7 +83,7 @@ class WholeNetworkManner(Manner):
         assert isinstance(module, WholeNetwork)
         module.standardise(*(data.network for data in train))
         if fresh and module.search:
-            find_probes(module, train, seed, steps=min(STEPS, STEPS_AN_EPOCH * epochs))
+            find_probes(module, train, seed, steps=search_steps(epochs))
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """The model's own."""

@@ -71,8 +71,7 @@ class Judgements:
 
         def ask(kind: str, split: str, data: Dataset) -> Judged:
             said = np.stack([p.predict(data).double().numpy() for p in predictors])
-            truth = np.asarray(data.accuracy.cpu().double().numpy())
-            return Judged(kind, split, dict(data.columns), truth, said)
+            return Judged(kind, split, dict(data.columns), data.truth, said)
 
         return Judgements(
             [ask(name, "val", part) for name, part in zip(kinds.names, kinds.val, strict=True)],

@@ -77,8 +77,7 @@ def predict(run: Path | str, networks: Networks) -> list[Prediction]:
     """
     run = resolve(run, "predictor")
     record = RunRecord.read(run)
-    if record.status != "done" or not record.seeds:
-        raise RunError(f"'{run}' holds no predictor: {record.status}")
+    record.check_finished(run)
     named = _named(networks)
     predictors = load_predictors(run, record)
     seen, guard = Seen.load(run), Guard.load(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,11 @@ def module_builder(name: str, data: Dataset, options: Mapping[str, Any]) -> Buil
 def tabular_class(name: str) -> Any:
     """The class of a predictor that fits itself."""
     return getattr(models, TABULAR[name])
+
+
+def mean_prediction(predictors: Sequence[Predictor], data: Dataset) -> Tensor:
+    """What the seeds of a run say together, ``[n]`` in float64."""
+    return torch.stack([p.predict(data) for p in predictors]).double().mean(0)
 
 
 @dataclass(frozen=True)

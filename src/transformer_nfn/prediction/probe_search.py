@@ -27,6 +27,11 @@ BATCH = 32
 RATE = 0.01
 
 
+def search_steps(epochs: int) -> int:
+    """How many steps the search takes before a training of so many epochs."""
+    return min(STEPS, STEPS_AN_EPOCH * epochs)
+
+
 def find_probes(module: Any, kinds: Sequence[Dataset], seed: int, *, steps: int = STEPS) -> None:
     """Moves the module's probes to where networks answer with the probes' labels.
 

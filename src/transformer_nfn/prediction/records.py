@@ -77,6 +77,11 @@ class RunRecord:
     table: Mapping[str, Any] | None = None
     format: int = FORMAT
 
+    def check_finished(self, where: object) -> None:
+        """Refuses a run without predictors; ``where`` is what the error calls it."""
+        if self.status != "done" or not self.seeds:
+            raise RunError(f"'{where}' holds no predictor: {self.status}")
+
     @property
     def architectures(self) -> list[Mapping[str, Any]]:
         """The kinds of networks it was trained on, often one; refuses a record without them."""

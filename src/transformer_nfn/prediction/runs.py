@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
@@ -29,10 +28,11 @@ from transformer_nfn.prediction.predictors import (
     NEURAL,
     Predictor,
     check_name,
+    mean_prediction,
     module_builder,
     tabular_class,
 )
-from transformer_nfn.prediction.probe_search import STEPS, STEPS_AN_EPOCH
+from transformer_nfn.prediction.probe_search import search_steps
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import (
     RUN_FILE,
@@ -181,16 +181,15 @@ def _guard(
     epochs: int,
 ) -> tuple[Guard, dict[str, Any]]:
     """The guard, and for the summary how it does on the healthy networks of the test part."""
-
-    def mean(data: Dataset) -> Tensor:
-        return torch.stack([p.predict(data) for p in predictors]).double().mean(0)
-
     arch = NetworkSizes.from_json(zoo["architecture"])
     val, test = parts.val.to("cpu"), parts.test.to("cpu")
-    steps = min(STEPS, STEPS_AN_EPOCH * epochs)
-    guard = fit_guard(parts, damaged, arch, mean(val), mean(damaged.val), steps=steps)
-    judged = guard.judge(test, arch, mean(test))
-    truth, said = _truth(test), judged.accuracy.numpy()
+    on_val, on_damaged, on_test = (
+        mean_prediction(predictors, data) for data in (val, damaged.val, test)
+    )
+    steps = search_steps(epochs)
+    guard = fit_guard(parts, damaged, arch, on_val, on_damaged, steps=steps)
+    judged = guard.judge(test, arch, on_test)
+    truth, said = test.truth, judged.accuracy.numpy()
     found = scores(truth, said)
     figures = {
         **{key: found[key] for key in ("tau", "r2", "mae")},
@@ -290,7 +289,3 @@ def _by_kind(
     known = KnownSizes(tuple(sizes[name] for name in kinds.names), reach, widening)
     figures = judged.by_kind(lambda kind: known.reach(sizes[kind]))
     return {**figures, "widening": widening}, lambda kind: known.factor(sizes[kind])
-
-
-def _truth(data: Dataset) -> np.ndarray:
-    return np.asarray(data.accuracy.cpu().double().numpy())
