@@ -7,13 +7,13 @@ import torch
 from made_kinds import DEEP, SIZES, WIDE, kinds
 
 from transformer_nfn.models import WholeNetwork
-from transformer_nfn.prediction.known_sizes import FAR, TOGETHER, UNKNOWN, KnownSizes
+from transformer_nfn.prediction.known_sizes import COMBINATION, FAR, UNKNOWN, KnownSizes
 from transformer_nfn.prediction.widening import MARGIN, measure_widening
 from transformer_nfn.zoo import Kind, NetworkSizes, all_kinds
 
 TASK = NetworkSizes(tokens=16, classes=10, patch=4)
 GRID = tuple(TASK.resized(kind) for kind in all_kinds([16, 32], [2, 4], [1, 2]))
-MEASURED = {TOGETHER: 1.2, "d_model": 1.5, "d_ff": 1.5, "heads": 1.3, "blocks": 2.0}
+MEASURED = {COMBINATION: 1.2, "d_model": 1.5, "d_ff": 1.5, "heads": 1.3, "blocks": 2.0}
 
 
 def sizes(width, heads, depth, **others):
@@ -83,7 +83,7 @@ def columns(network):
 def test_error_on_sizes_left_out_is_measured():
     data = kinds()
     fair = measure_widening(Read(columns), data, SIZES)
-    assert set(fair) == {TOGETHER, "d_model", "d_ff", "heads", "blocks"}
+    assert set(fair) == {COMBINATION, "d_model", "d_ff", "heads", "blocks"}
     assert all(1 <= factor < 4 for factor in fair.values())
     lower = {
         name: [
@@ -110,7 +110,7 @@ def test_widening_is_the_ratio_of_two_quantiles():
     # Left out at random, 64 networks of 0.3 and 44 of 0.5 are told about 0.3815; left out by kind,
     # they are told the accuracy of the others.
     found = measure_widening(blind, replace(data, **even), SIZES)
-    assert found[TOGETHER] == pytest.approx(MARGIN * 0.2 / 0.119, rel=0.1)
+    assert found[COMBINATION] == pytest.approx(MARGIN * 0.2 / 0.119, rel=0.1)
 
 
 def test_one_kind_tells_nothing_of_others():

@@ -16,7 +16,7 @@ WORDS: Mapping[str, str] = {
     "d_ff": "{} neurons",
 }
 """Sizes in which networks of one task may differ, and how they are told."""
-TOGETHER = "kind"
+COMBINATION = "kind"
 """In place of a size: each was seen, but never these together."""
 UNKNOWN = 3.0
 """How many times wider an interval is for sizes of which nothing was measured.
@@ -35,7 +35,7 @@ class KnownSizes:
     Attributes:
         kinds: the sizes of the networks it learned from.
         radius: half the width of its intervals for networks of these sizes.
-        widening: how many times wider they are where one of `WORDS`, or `TOGETHER`, was never
+        widening: how many times wider they are where one of `WORDS`, or `COMBINATION`, was never
             seen, as measured in training; empty where networks of one kind tell nothing of it.
     """
 
@@ -55,11 +55,11 @@ class KnownSizes:
         return self.kinds[0]
 
     def unseen(self, sizes: NetworkSizes) -> list[str]:
-        """Which of `WORDS` no network had so; `TOGETHER` where each was seen; none if known."""
+        """Which of `WORDS` no network had so; `COMBINATION` where each was seen; none if known."""
         if sizes in self.kinds:
             return []
         new = [name for name in WORDS if getattr(sizes, name) not in self._seen(name)]
-        return _without_neurons(new) or [TOGETHER]
+        return _without_neurons(new) or [COMBINATION]
 
     def factor(self, sizes: NetworkSizes) -> float:
         """How many times wider the interval is for networks of some sizes."""
@@ -76,7 +76,7 @@ class KnownSizes:
         new = self.unseen(sizes)
         if not new:
             return None
-        names = [name for name in WORDS if name != "d_ff"] if new == [TOGETHER] else new
+        names = [name for name in WORDS if name != "d_ff"] if new == [COMBINATION] else new
         told = [_told(name, getattr(sizes, name)) for name in names]
         what = f"networks of {_listed(told)} were never seen in training"
         wider = f"the interval is {self.factor(sizes):.1f} times as wide"

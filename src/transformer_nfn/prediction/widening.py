@@ -19,7 +19,7 @@ from torch import Tensor
 
 from transformer_nfn.prediction.intervals import LEVEL, rank_quantile
 from transformer_nfn.prediction.kinds import Kinds
-from transformer_nfn.prediction.known_sizes import TOGETHER, WORDS
+from transformer_nfn.prediction.known_sizes import COMBINATION, WORDS
 from transformer_nfn.zoo import NetworkSizes
 
 FOLDS = 10
@@ -44,7 +44,7 @@ def measure_widening(
         sizes: of the kinds, by name.
 
     Returns:
-        For each of `WORDS` that the kinds differ in, and for `TOGETHER`; empty for one kind.
+        For each of `WORDS` that the kinds differ in, and for `COMBINATION`; empty for one kind.
     """
     if len(kinds.names) < 2:
         return {}
@@ -61,14 +61,14 @@ def measure_widening(
         worst = max(_error(errors[groups == value]) for value in set(values))
         found[name] = max(1.0, MARGIN * worst / usual)
     # Leaving out more is never easier.
-    return {name: max(factor, found[TOGETHER]) for name, factor in found.items()}
+    return {name: max(factor, found[COMBINATION]) for name, factor in found.items()}
 
 
 def _labels(kinds: Sequence[NetworkSizes]) -> dict[str, list[int]]:
-    """For every size that they differ in its value in each kind; for `TOGETHER` their numbers."""
+    """For every size they differ in its value in each kind; for `COMBINATION` their numbers."""
     by_size = {name: [int(getattr(kind, name)) for kind in kinds] for name in WORDS}
     differing = {name: values for name, values in by_size.items() if len(set(values)) > 1}
-    return {TOGETHER: list(range(len(kinds))), **differing}
+    return {COMBINATION: list(range(len(kinds))), **differing}
 
 
 def _folds(count: int) -> np.ndarray:
