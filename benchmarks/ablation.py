@@ -54,6 +54,7 @@ ROWS: Mapping[str, Row] = {
     "invariants-layers": Row("invariants and layers", {"parts": ["invariants", "layers"]}),
     "no-checkpoints": Row(f"without other checkpoints than that at {PERCENT} %", {}, False),
     "no-search": Row("without the search of probes (from noise)", {"search": False}),
+    "no-bounds": Row("without bounds on pixels", {"bounded": False}),
     "no-order": Row("without the price of wrong order", {"order": 0.0}),
     "no-standard": Row("without normalised invariants", {"standard": False}),
     "no-training": Row(

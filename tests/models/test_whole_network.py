@@ -8,6 +8,7 @@ from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models import WholeNetwork, network_of
 from transformer_nfn.models.whole_network.answers import CHUNK, answers
+from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.model import answer_width, order_loss, read_answers
 from transformer_nfn.models.whole_network.probes import Probes
 from transformer_nfn.spaces import attention_block
@@ -190,6 +191,40 @@ def test_probes_share_what_they_consist_of():
     assert probes().shape == (10, TOKENS, PATCH)
     assert torch.linalg.matrix_rank(probes().flatten(1).detach() - probes.base) == 3
     assert probes.labels.tolist() == [0, 1, 2, 3, 4] * 2
+
+
+def test_probes_of_images_lie_between_black_and_white_and_start_dark():
+    torch.manual_seed(0)
+    probes = Probes(10, TOKENS, PATCH, CLASSES, rank=3, bounded=True)
+    with torch.no_grad():
+        assert float(probes().mean()) < -0.7
+        probes.base.fill_(50.0)
+        assert float(probes().abs().max()) <= 1
+        free = Probes(10, TOKENS, PATCH, CLASSES, rank=3)
+        free.base.fill_(50.0)
+        assert float(free().max()) > 40
+
+
+def test_a_model_from_before_there_were_bounds_is_read_without():
+    _, named = networks(dtype=torch.float32)
+    reader = model({k: w.double() for k, w in named.items()})
+    config = {k: v for k, v in reader.config.items() if k not in ("bounded", "space")}
+    assert not WholeNetwork(reader.space, **config).probes.bounded
+
+
+def test_what_rounding_leaves_of_a_dead_neuron_is_not_seen():
+    _, named = networks()
+    positions = sinusoids(TOKENS, 8).double()
+    before = whole_invariants(network_of(named), positions)
+    named["blocks.0.W_A"][..., 0] = named["blocks.0.b_A"][..., 0] = 0
+    dead = whole_invariants(network_of(named), positions)
+    noise = torch.Generator().manual_seed(0)
+    for name in ("blocks.0.W_A", "blocks.0.b_A"):
+        left = named[name][..., 0]
+        left += 1e-7 * torch.randn(left.shape, generator=noise, dtype=left.dtype)
+    left = whole_invariants(network_of(named), positions)
+    assert float((dead - before).abs().max()) > 1e-2
+    assert float((left - dead).abs().max()) < 1e-6
 
 
 def test_a_model_of_nothing_is_refused():

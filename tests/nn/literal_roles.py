@@ -31,11 +31,10 @@ class _Literal:
         self.L, self.D = len(blocks), positions.shape[1]
         self.H = len(ends["b_1"])
         self.blocks = [self.block(b) for b in blocks]
-        W_1, self.b_1, norms = unit_neurons(ends["W_1"], ends["b_1"])
-        W_2 = torch.stack([ends["W_2"][i] * norms[i] for i in range(self.H)])
+        W_1, self.b_1, W_2 = unit_neurons(ends["W_1"], ends["b_1"], ends["W_2"])
         self.b_2 = centre_rows(ends["b_2"][None])[0]
         self.sides_1 = W_1.T * math.sqrt(self.D)
-        self.sides_2 = centre_rows(W_2) * math.sqrt(self.H)
+        self.sides_2 = W_2 * math.sqrt(self.H)
         self.parts = [centre_rows(positions)]
         if "embedding" in network:
             e = {k: w[at] for k, w in network["embedding"].items()}
@@ -47,10 +46,9 @@ class _Literal:
         QK = [centre_both(w["W_Q"][a] @ w["W_K"][a].T) * D / math.sqrt(d) for a in range(heads)]
         VO = [centre_both(w["W_V"][a] @ w["W_O"][a]) for a in range(heads)]
         rms = math.sqrt(sum(float((x**2).sum()) for x in VO) / (heads * D * D))
-        A, b_A, norms = unit_neurons(w["W_A"], w["b_A"])
-        B = centre_rows(torch.stack([w["W_B"][i] * norms[i] for i in range(len(norms))]))
+        A, b_A, B = unit_neurons(w["W_A"], w["b_A"], w["W_B"])
         b_B = centre_rows(w["b_B"][None])[0]
-        total = float((B**2).sum() + (b_B**2).sum()) / (D * (len(norms) + 1))
+        total = float((B**2).sum() + (b_B**2).sum()) / (D * (len(b_A) + 1))
         return {
             "attention": [[QK[a], VO[a] / rms] for a in range(heads)],
             "mlp": [[A.T * math.sqrt(D), B / math.sqrt(total)]],
@@ -265,9 +263,18 @@ def centre_both(x: Tensor) -> Tensor:
     return centre_rows(centre_rows(x).T).T
 
 
-def unit_neurons(W: Tensor, b: Tensor) -> tuple[Tensor, Tensor, list[float]]:
-    """Incoming weights centred, and with the bias of norm 1; the norms."""
+def unit_neurons(W: Tensor, b: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Incoming weights centred, and with the bias of norm 1; outgoing ones times the norms.
+
+    What a neuron passes on is the mean square of its outgoing weights then; one that passes on a
+    millionth of the layer's mean has its incoming weights halved, one that passes on less, more.
+    """
     W = centre_rows(W.T).T
-    norms = [math.sqrt(float((W[:, i] ** 2).sum() + b[i] ** 2)) for i in range(len(b))]
-    columns = [W[:, i] / norms[i] for i in range(len(b))]
-    return torch.stack(columns, 1), torch.stack([b[i] / norms[i] for i in range(len(b))]), norms
+    every = range(len(b))
+    norms = [math.sqrt(float((W[:, i] ** 2).sum() + b[i] ** 2)) for i in every]
+    out = centre_rows(torch.stack([out[i] * norms[i] for i in every]))
+    passed = [float((out[i] ** 2).mean()) for i in every]
+    usual = sum(passed) / len(passed)
+    share = [passed[i] / (passed[i] + 1e-6 * usual) / norms[i] for i in every]
+    columns = [W[:, i] * share[i] for i in every]
+    return torch.stack(columns, 1), torch.stack([b[i] * share[i] for i in every]), out

@@ -60,7 +60,7 @@ def test_probes_become_what_good_networks_agree_on():
         return float((p.mean(0)[torch.arange(len(labels)), labels]).mean())
 
     before = agreement()
-    find_probes(module, [data], 0, steps=60)
+    find_probes(module, [data], 0, steps=240)
     assert agreement() > before + 0.1
 
 

@@ -65,6 +65,7 @@ def _whole_network(data: Dataset, **options: Any) -> nn.Module:
     if "layers" in parts:
         options.setdefault("channels", 8)
     embedding = data.network.get("embedding")
+    options.setdefault("bounded", embedding is not None)
     first, last = data.network["blocks"][0]["W_Q"], data.network["classifier"]
     assert isinstance(last, Mapping)
     assert embedding is None or isinstance(embedding, Mapping)

@@ -20,10 +20,13 @@ from transformer_nfn.models import map_network
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.graph_step import GraphSteps
 
-STEPS = 120
-STEPS_AN_EPOCH = 15
+STEPS = 480
+STEPS_AN_EPOCH = 60
 """In a training of a few epochs the search is short too."""
-BATCH = 32
+BATCH = 8
+"""Networks a step asks: few, so that a probe is what some agree on, not what all would."""
+POWER = 6
+"""Networks are drawn by this power of their accuracy."""
 RATE = 0.01
 
 
@@ -35,8 +38,8 @@ def search_steps(epochs: int) -> int:
 def find_probes(module: Any, kinds: Sequence[Dataset], seed: int, *, steps: int = STEPS) -> None:
     """Moves the module's probes to where networks answer with the probes' labels.
 
-    Networks are drawn by the square of their accuracy, from ``seed`` alone; each step asks
-    networks of one kind, drawn by the sum of these squares.
+    Networks are drawn by a high power of their accuracy, from ``seed`` alone; each step asks
+    networks of one kind, drawn by the sum of these powers.
 
     Args:
         module: has ``probes`` and ``answers(network)``; without probes nothing happens.
@@ -77,7 +80,8 @@ def find_probes(module: Any, kinds: Sequence[Dataset], seed: int, *, steps: int 
 def _draws(accuracies: Sequence[Tensor], steps: int, seed: int) -> list[tuple[int, Tensor]]:
     """For each step the kind it asks, and which of its networks."""
     generator = torch.Generator().manual_seed(seed)
-    chances = [accuracy.square() + 1e-3 for accuracy in accuracies]
+    best = max(float(accuracy.max()) for accuracy in accuracies)
+    chances = [(accuracy / max(best, 1e-6)) ** POWER + 1e-3 for accuracy in accuracies]
     shares = torch.stack([chance.sum() for chance in chances])
     # From a source of their own, so that one kind alone is asked as ever.
     turns = torch.multinomial(

@@ -73,7 +73,9 @@ class _Asker(nn.Module):
 
     def __init__(self, arch: NetworkSizes) -> None:
         super().__init__()
-        self.probes = Probes(AGREED, *input_shape(arch), arch.classes, RANK)
+        self.probes = Probes(
+            AGREED, *input_shape(arch), arch.classes, RANK, bounded=bool(arch.patch)
+        )
         # On the device of the probes: a step on a GPU is captured as a graph, which copies nothing.
         self.register_buffer("positions", arch.positions(), persistent=False)
 

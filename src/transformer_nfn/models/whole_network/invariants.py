@@ -30,8 +30,8 @@ SPECTRUM = 6
 FLOOR = 1e-3
 """Below this share of the largest, singular values flatten out, or rounding would show."""
 
-TINY = 1e-30
-"""The logarithm of nothing is that of this."""
+DEAD = 1e-3
+"""Entries of a product of this size do nothing: below it logarithms flatten out."""
 
 
 @torch.no_grad()
@@ -126,26 +126,31 @@ def _heads(left: Tensor, right: Tensor) -> Tensor:
     if left.numel() == 0:  # there is nothing between the blocks of a single one
         return left.new_zeros(*left.shape[:-2], 1 + COUNT + SPECTRUM)
     product = left @ right.mT
-    norm = product.square().mean((-2, -1)).sqrt().clamp(min=TINY).log()
+    norm = (product.square().mean((-2, -1)) + DEAD**2).log() / 2
     # Orthonormal columns on either side do not change the singular values.
     left, right = (torch.linalg.qr(x, mode="r").R for x in (left, right))
-    return torch.cat([norm.unsqueeze(-1), _statistics(product), _spectrum(left @ right.mT)], -1)
+    spectrum = _spectrum(left @ right.mT, product.shape[-2] * product.shape[-1])
+    return torch.cat([norm.unsqueeze(-1), _statistics(product), spectrum], -1)
 
 
 def _matrix(x: Tensor) -> Tensor:
     """Statistics of the entries ``[…, I, J]``, and the spectrum."""
-    return torch.cat([_statistics(x), _spectrum(x)], -1)
+    return torch.cat([_statistics(x), _spectrum(x, x.shape[-2] * x.shape[-1])], -1)
 
 
 def _statistics(x: Tensor) -> Tensor:
     return sorted_statistics(x.flatten(-2))
 
 
-def _spectrum(x: Tensor) -> Tensor:
-    """Quantiles of the logarithms of singular values in falling order, ``[…, SPECTRUM]``."""
+def _spectrum(x: Tensor, entries: int) -> Tensor:
+    """Quantiles of the logarithms of singular values in falling order, ``[…, SPECTRUM]``.
+
+    ``entries`` of the matrix that has these singular values: their squares sum to its entries'.
+    """
     gram = x.mT @ x if x.shape[-1] <= x.shape[-2] else x @ x.mT
     squares = torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)
-    logs = (squares + FLOOR**2 * squares[..., :1]).clamp(min=TINY**2).log() / 2
+    least = FLOOR**2 * squares[..., :1] + DEAD**2 * entries
+    logs = (squares + least).log() / 2
     last, found = logs.shape[-1] - 1, []
     for i in range(SPECTRUM):
         place = i / (SPECTRUM - 1) * last

@@ -68,6 +68,7 @@ class WholeNetwork(Pretrained):
         invariants: whether invariants are read.
         channels: of the layers over the whole network; 0 leaves them out.
         rank: of the matrix of all probes.
+        bounded: whether probes are images, of pixels between -1 and 1.
         hidden: neurons that read the answers.
         search: whether training first moves probes to where good networks agree.
         order: price of pairs of networks in the wrong order; 0 leaves cross-entropy alone.
@@ -90,6 +91,7 @@ class WholeNetwork(Pretrained):
         invariants: bool = True,
         channels: int = 0,
         rank: int = 32,
+        bounded: bool = False,
         hidden: int = 64,
         search: bool = True,
         order: float = 0.3,
@@ -115,6 +117,7 @@ class WholeNetwork(Pretrained):
             invariants=invariants,
             channels=channels,
             rank=rank,
+            bounded=bounded,
             hidden=hidden,
             search=search,
             order=order,
@@ -122,7 +125,9 @@ class WholeNetwork(Pretrained):
         )
         self.search, self.order, self.standard = search, order, standard
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
-        self.probes = Probes(probes, tokens, width, classes, rank) if probes else None
+        self.probes = (
+            Probes(probes, tokens, width, classes, rank, bounded=bounded) if probes else None
+        )
         self.reader = _reader(answer_width(probes, classes), hidden) if probes else None
         count = count_invariants(images) if invariants else 0
         self.register_buffer("mean", torch.zeros(count))

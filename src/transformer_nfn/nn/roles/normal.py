@@ -8,6 +8,10 @@
   norm, its outgoing weights multiplied by it. The same for the classifier's hidden units.
 - Logits count up to a common number: W_2 and b_2 are centred over the classes.
 
+What is dead is left out, or what rounding left of it would be scaled up to the size of the rest: a
+neuron whose path in and out is a thousandth of its layer's, and what is written too small for a
+LayerNorm to see beside its ε.
+
 Two networks that differ by any of these have one normal form, exactly. (A LayerNorm's ε keeps the
 two functions themselves a little apart.) What is left are permutations of streams, neurons, hidden
 units and heads, and an invertible matrix for each head's QK and VO, which the products do not see.
@@ -34,6 +38,10 @@ BLOCK_AXES = {
     "W_B": "F D",
     "b_B": "D",
 }
+UNSEEN = 1e-6
+"""What is written at this size a LayerNorm does not scale up: ε is far larger."""
+DEAD = 1e-3
+"""A neuron whose path in and out is this share of its layer's says nothing."""
 CLASSIFIER_AXES = {"W_1": "D H", "b_1": "H", "W_2": "H C", "b_2": "C"}
 EMBEDDING_AXES = {"W": "P D", "b": "D"}
 
@@ -50,11 +58,11 @@ class NormalForm:
         V: ``[n, L, h, D, v]``.
         O: ``[n, L, h, v, D]``.
         A: ``[n, L, D, F]``.
-        b_A: ``[n, L, F]``; each column of A and its b_A have norm 1 together.
+        b_A: ``[n, L, F]``; each column of A and its b_A have norm 1 together, 0 if dead.
         B: ``[n, L, F, D]``.
         b_B: ``[n, L, D]``.
         W_1: ``[n, D, H]``.
-        b_1: ``[n, H]``; with the column of W_1 of norm 1.
+        b_1: ``[n, H]``; with the column of W_1 of norm 1, 0 if dead.
         W_2: ``[n, H, classes]``.
         b_2: ``[n, classes]``.
         log_scales: ``[n, L, 2]``, the logarithms of what V O and B, b_B were divided by. Not
@@ -105,11 +113,11 @@ def normal_form(network: Mapping[str, Any], positions: Tensor | None = None) -> 
     output = _centred(w["W_O"], -1)
     V = _centred(w["W_V"], -2)
     VO_scale = _safe(_root_mean_square(V @ output, (-3, -2, -1)))
-    A, b_A, norm = _unit_neurons(w["W_A"], w["b_A"])
-    B, b_B = _centred(w["W_B"] * norm.unsqueeze(-1), -1), _centred(w["b_B"], -1)
+    A, b_A, B = _unit_neurons(w["W_A"], w["b_A"], w["W_B"])
+    b_B = _centred(w["b_B"], -1)
     written = torch.cat([B, b_B.unsqueeze(-2)], -2)
     B_scale = _safe(_root_mean_square(written, (-2, -1)))
-    W_1, b_1, hidden_norm = _unit_neurons(classifier["W_1"], classifier["b_1"])
+    W_1, b_1, W_2 = _unit_neurons(*(classifier[name] for name in ("W_1", "b_1", "W_2")))
     return NormalForm(
         embedding=None if embedding is None else _centred(_with_bias(embedding), -1),
         positions=None if positions is None else _centred(_positions(positions, n, D, V), -1),
@@ -123,7 +131,7 @@ def normal_form(network: Mapping[str, Any], positions: Tensor | None = None) -> 
         b_B=b_B / B_scale.squeeze(-1),
         W_1=W_1,
         b_1=b_1,
-        W_2=_centred(classifier["W_2"] * hidden_norm.unsqueeze(-1), -1),
+        W_2=W_2,
         b_2=_centred(classifier["b_2"], -1),
         log_scales=torch.cat([VO_scale.flatten(2), B_scale.flatten(2)], -1).log(),
     )
@@ -141,11 +149,18 @@ def evenly_sized(form: NormalForm) -> NormalForm:
     )
 
 
-def _unit_neurons(weights: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Centred incoming weights ``[…, D, F]`` and biases ``[…, F]`` of norm 1, and the norms."""
+def _unit_neurons(weights: Tensor, bias: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Centred incoming weights ``[…, D, F]`` and biases of norm 1, outgoing ones that took it up.
+
+    Incoming weights of dead neurons become zero, smoothly, by what no scale can change.
+    """
     weights = _centred(weights, -2)
-    norm = _safe((weights.square().sum(-2) + bias.square()).sqrt())
-    return weights / norm.unsqueeze(-2), bias / norm, norm
+    norm = (weights.square().sum(-2) + bias.square()).sqrt()
+    out = _centred(out * norm.unsqueeze(-1), -1)
+    path = out.square().mean(-1)
+    alive = path / _safe(path + DEAD**2 * path.mean(-1, keepdim=True), 0.0)
+    unit = alive / _safe(norm, 0.0)
+    return weights * unit.unsqueeze(-2), bias * unit, out
 
 
 def _centred(x: Tensor, axis: int) -> Tensor:
@@ -156,9 +171,9 @@ def _root_mean_square(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return x.square().mean(axes, keepdim=True).sqrt()
 
 
-def _safe(scale: Tensor) -> Tensor:
+def _safe(scale: Tensor, least: float = UNSEEN) -> Tensor:
     """The scale, and 1 where there is nothing to scale."""
-    return torch.where(scale > 0, scale, torch.ones_like(scale))
+    return torch.where(scale > least, scale, torch.ones_like(scale))
 
 
 def _with_bias(embedding: Mapping[str, Tensor]) -> Tensor:
