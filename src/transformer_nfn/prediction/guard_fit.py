@@ -226,14 +226,15 @@ def _with_limits(guard: Guard, signs: Tensor, above: Tensor, unseen: Tensor) -> 
         above: which of them may be warned of.
         unseen: signs of training networks that may be warned of, ``[m, 2]``.
     """
-    known = signs[above] if int(above.sum()) >= FEWEST else signs
-    each = [torch.cat([known[:, i], unseen[:, i]]) for i in range(2)] + [known[:, 2]]
+    # A gap of networks near chance is not strange either; their answers are.
+    gaps = signs[above, 2] if int(above.sum()) >= FEWEST else signs[:, 2]
+    each = [*torch.cat([signs[above, :2], unseen]).unbind(-1), gaps]
     centre = torch.stack([x.quantile(0.5) for x in each])
     alarms = (HARM_ALARM, FIT_ALARM, GAP_ALARM)
     limits = torch.stack([_at_rank(x, 1 - a) for x, a in zip(each, alarms, strict=True)])
     width = (limits - centre).clamp(min=1e-6)
     # What few networks do not exceed, others may: validation is small, and the predictor saw it.
-    width[2] *= 1 + 1 / math.sqrt(len(known))
+    width[2] *= 1 + 1 / math.sqrt(len(gaps))
     return replace(guard, centre=centre, width=width)
 
 
