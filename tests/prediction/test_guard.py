@@ -15,11 +15,12 @@ from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guard import GUARD_FILE, Guard
+from transformer_nfn.prediction.guard_curves import KNOTS, Curve, smoothed_by_others
 from transformer_nfn.prediction.guard_fit import fit_guard
 from transformer_nfn.prediction.guard_parts import Harm, Opinion
 from transformer_nfn.prediction.intervals import rank_quantile
 from transformer_nfn.prediction.records import RunError
-from transformer_nfn.prediction.responses import _agreement
+from transformer_nfn.prediction.responses import COUNT, _agreement
 from transformer_nfn.zoo import NetworkSizes
 
 ARCH = NetworkSizes(16, 10, 4)
@@ -91,23 +92,91 @@ def random_networks(n: int, seed: int, size: float = 1.0) -> Dataset:
     return Dataset(ARCH.block_space, network_of(named), accuracy, columns)
 
 
-def test_what_is_kept_judges_alike_and_seldom_warns_of_healthy_networks(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def fitted() -> tuple[Guard, Dataset]:
+    """A guard of random networks, and the healthy ones that calibrated it."""
     train, val = random_networks(40, 1), random_networks(40, 2)
     broken = [replace(random_networks(30, s, 0.1), accuracy=torch.full((30,), 0.1)) for s in (3, 4)]
     damaged = Damaged(*broken, torch.full((30,), 0.5))
+    predicted = val.accuracy + 0.05 * torch.randn(40, generator=torch.Generator().manual_seed(0))
     parts = Parts(train, val, val)
-    guard = fit_guard(parts, damaged, ARCH, val.accuracy, torch.full((30,), 0.6), steps=3)
+    return fit_guard(parts, damaged, ARCH, predicted, torch.full((30,), 0.6), steps=3), val
+
+
+def test_what_is_kept_judges_alike_and_seldom_warns_of_healthy_networks(
+    fitted: tuple[Guard, Dataset], tmp_path: Path
+) -> None:
+    guard, val = fitted
     guard.save(tmp_path)
     again = Guard.load(tmp_path)
     assert again is not None
     first, second = (g.judge(val, ARCH, val.accuracy.double()) for g in (guard, again))
-    assert torch.allclose(first.accuracy, second.accuracy)
-    assert torch.allclose(first.radius, second.radius)
-    assert float((first.strangeness > 1).double().mean()) <= 0.04
-    other = random_networks(20, 5, 0.1)
-    fooled = again.judge(other, ARCH, torch.full((20,), 0.9).double())
-    held = (fooled.accuracy - 0.1).abs() <= fooled.radius
-    assert bool((held | (fooled.strangeness > 1)).all())
+    for name in ("accuracy", "low", "high", "strangeness"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+    assert float((first.strangeness > 1).double().mean()) <= 0.05
+    assert float(first.holds(val.accuracy.double()).double().mean()) >= 0.95
+
+
+def test_a_network_that_is_not_strange_keeps_what_the_predictor_says(
+    fitted: tuple[Guard, Dataset],
+) -> None:
+    """Bit for bit, whatever is said; a broken one of which much is said is warned of."""
+    guard, _ = fitted
+    draw = torch.Generator().manual_seed(0)
+    networks = [random_networks(40, seed, size) for seed, size in ((6, 1.0), (7, 0.5), (8, 0.1))]
+    warned = []
+    for data in networks:
+        said = torch.linspace(0, 1, 40, dtype=torch.float64)[torch.randperm(40, generator=draw)]
+        judged = guard.judge(data, ARCH, said)
+        quiet = judged.strangeness <= 1
+        assert torch.equal(judged.accuracy[quiet], said[quiet])
+        assert bool((judged.low <= judged.accuracy).all())
+        assert bool((judged.accuracy <= judged.high).all())
+        warned.append(~quiet)
+    # Above the floor a broken network is told from a healthy one; below it nobody is warned.
+    broken = guard.judge(networks[2], ARCH, torch.full((40,), 0.9).double())
+    assert float((broken.strangeness > 1).double().mean()) > 0.9
+    unheard = guard.judge(networks[2], ARCH, torch.full((40,), 0.1).double())
+    assert bool((unheard.strangeness <= 1).all())
+    assert 0 < int(torch.cat(warned).sum()) < 120
+
+
+def test_the_number_leans_on_the_opinion_where_two_signs_are_beyond_their_limits() -> None:
+    """Signs that are given: one far beyond is a warning, two move the number."""
+    one = torch.ones((), dtype=torch.float64)
+    blank = Guard.blank((5, 16, 4), 2)
+    curve = Curve(torch.full((KNOTS,), 0.1, dtype=torch.float64))
+    guard = replace(
+        blank, width=torch.ones(3).double(), gap_spread=curve, error=curve, opinion_error=curve,
+        radius=0.05 * one, reach=one, strange_reach=one, floor=0.2 * one,
+        harm=replace(blank.harm, coef=torch.full_like(blank.harm.coef, 1.0)),
+    )  # fmt: skip
+    # An opinion of 0 and tensors that fit: signs are the logit 1, log(1e-8), and 10 x predicted.
+    answers, fit = torch.zeros(1, COUNT, dtype=torch.float64), torch.zeros(1, 2).double()
+    judge = lambda harm, said: replace(  # noqa: E731
+        guard, centre=torch.tensor([1.0 - harm, 0, 0]).double()
+    ).judge_read(answers, fit, torch.tensor([said], dtype=torch.float64))
+    quiet, warned, strange = judge(0.5, 0.05), judge(0.5, 0.8), judge(3.0, 0.8)
+    assert float(quiet.strangeness) <= 1
+    assert float(quiet.accuracy) == 0.05
+    assert float(warned.strangeness) == pytest.approx(8)
+    assert float(warned.accuracy) == 0.8
+    assert (float(warned.low), float(warned.high)) == (0.0, pytest.approx(0.95))
+    assert float(strange.accuracy) == pytest.approx(0.0)
+    assert float(strange.high) == pytest.approx(0.1)
+    half = judge(1.4, 0.8)
+    assert float(half.accuracy) == pytest.approx(0.4)
+
+
+def test_curves_follow_what_is_usual_and_others_do_not_hear_oneself() -> None:
+    accuracy = torch.linspace(0, 1, 200, dtype=torch.float64)
+    curve = Curve.of(accuracy, 2 * accuracy)
+    middle = torch.tensor([0.3, 0.5, 0.66], dtype=torch.float64)
+    assert torch.allclose(curve(middle), 2 * middle, atol=0.02)
+    alone = torch.tensor([0.2, 0.2, 0.2, 0.9], dtype=torch.float64)
+    heard = smoothed_by_others(alone, torch.tensor([1.0, 2.0, 3.0, 50.0], dtype=torch.float64))
+    assert heard[0].item() == pytest.approx(2.5, abs=0.01)
+    assert heard[3].item() == pytest.approx(2.0)
 
 
 def test_a_run_without_a_guard_has_none_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
@@ -119,12 +188,18 @@ def test_a_run_without_a_guard_has_none_and_a_damaged_one_is_refused(tmp_path: P
 
 def test_tensors_that_are_no_guards_are_named(tmp_path: Path) -> None:
     one = torch.ones((), dtype=torch.float64)
-    blank = replace(Guard.blank((16, 4), 5), width=one.expand(3), limit=one)
+    blank = replace(
+        Guard.blank((7, 16, 4), 5), width=one.expand(3), gap_spread=Curve(one.expand(KNOTS))
+    )
     blank.save(tmp_path)
     assert Guard.load(tmp_path) is not None
     for change, words in (
-        ({"error": torch.zeros(3).double()}, "'error' expected [2] in float64, found [3]"),
-        ({"limit": torch.zeros(()).double()}, "'limit' expected numbers above 0"),
+        (
+            {"error": Curve(torch.zeros(3).double())},
+            f"'error.values' expected [{KNOTS}] in float64, found [3]",
+        ),
+        ({"width": torch.zeros(3).double()}, "'width' expected numbers above 0"),
+        ({"gap_spread": Curve.blank()}, "'gap_spread.values' expected numbers above 0"),
         ({"floor": torch.tensor(torch.nan).double()}, "'floor' holds values that are not finite"),
     ):
         replace(blank, **change).save(tmp_path)

@@ -59,11 +59,12 @@ def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(damaged: Path, tmp_pa
     for name in (run, plain):
         found = tnfn("predict", name, which)
         assert isinstance(found, list)
-        near = [abs(float(str(p["accuracy"])) - CHANCE) <= 0.1 for p in found]
+        held = [p["low"] <= CHANCE <= p["high"] for p in found]
         warned = [p["warning"] is not None for p in found]
-        shares[name.name] = float(np.mean(np.array(near) | np.array(warned)))
-    # A search of one epoch, and one kind of damage: far from all it can do, yet most are noticed.
-    assert shares["guarded"] >= 0.7
+        shares[name.name] = float(np.mean(np.array(held) | np.array(warned)))
+    # A search of one epoch, 160 networks and one kind of damage: few warnings can come of these,
+    # but intervals reach down to what the answers of a network suggest.
+    assert shares["guarded"] >= 0.95
     assert shares["guarded"] > shares["plain"] + 0.3
 
 

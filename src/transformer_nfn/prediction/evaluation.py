@@ -27,11 +27,14 @@ FEWEST = 2
 
 @dataclass(frozen=True)
 class Tested:
-    """What a run says of networks of one kind, and what they are to it; ``[n]`` each."""
+    """What a run says of networks of one kind, whether its intervals hold, and what they are to it.
+
+    ``[n]`` each.
+    """
 
     accuracy: np.ndarray
     predicted: np.ndarray
-    reach: np.ndarray
+    held: np.ndarray
     standing: list[Standing]
 
     @staticmethod
@@ -40,7 +43,7 @@ class Tested:
         return Tested(
             np.concatenate([part.accuracy for part in parts]),
             np.concatenate([part.predicted for part in parts]),
-            np.concatenate([part.reach for part in parts]),
+            np.concatenate([part.held for part in parts]),
             [word for part in parts for word in part.standing],
         )
 
@@ -48,9 +51,9 @@ class Tested:
         """Scores of all networks, and of those never seen."""
         unseen = np.array([kind == "unseen" for kind in self.standing])
         counts = Counter(self.standing)
-        rest = (self.accuracy[unseen], self.predicted[unseen], self.reach[unseen])
+        rest = (self.accuracy[unseen], self.predicted[unseen], self.held[unseen])
         return {
-            **_figures(self.accuracy, self.predicted, self.reach),
+            **_figures(self.accuracy, self.predicted, self.held),
             "trained_on": counts["trained"],
             "selected_by": counts["selected"],
             "unseen": _figures(*rest) if int(unseen.sum()) >= FEWEST else None,
@@ -127,17 +130,16 @@ def _test(
 ) -> Tested:
     data = load_rows(zoo, rows)
     mean = mean_prediction(predictors, data)
-    reach = np.full(len(data), known.reach(zoo.arch))
+    held = np.abs(data.truth - mean.numpy()) <= known.reach(zoo.arch)
     guard = Guard.load(run)
     if guard is not None and guard.reads(zoo.arch, known.like):
         judged = guard.judge(data, zoo.arch, mean)
-        mean, reach = judged.accuracy, judged.radius.numpy()
+        mean, held = judged.accuracy, judged.holds(data.accuracy.double()).numpy()
     standing = standings(run, data, zoo.about["task"]["name"])
-    return Tested(data.truth, mean.numpy(), reach, standing)
+    return Tested(data.truth, mean.numpy(), held, standing)
 
 
-def _figures(accuracy: np.ndarray, predicted: np.ndarray, reach: np.ndarray) -> dict[str, Any]:
-    held = np.abs(accuracy - predicted) <= reach
+def _figures(accuracy: np.ndarray, predicted: np.ndarray, held: np.ndarray) -> dict[str, Any]:
     return {
         "networks": len(accuracy),
         **scores(accuracy, predicted),

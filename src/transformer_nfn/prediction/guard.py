@@ -1,9 +1,15 @@
-"""Is a predictor fooled? A second opinion, intervals that widen with strangeness, and a warning.
+"""Is a predictor fooled? A warning, and for networks that are strange a second opinion.
 
 A predictor that reads weights may take a broken network for a good one. The guard asks the network
 itself (`responses`) and looks how well its tensors fit each other (`tensor_fit`). It learns from
 healthy networks and from damaged relatives whose accuracy was measured, and others calibrate it
 (`guard_fit`).
+
+Three signs of strangeness, each 1 at its limit: answers of a harmed network, tensors that fit each
+other as those of no healthy one, and a prediction above what the answers suggest, in units of what
+is usual for healthy networks of that predicted accuracy. One sign above its limit is a warning.
+What the predictor says of a network without a warning is left as it is; only where a second sign
+is above its limit too, the number leans on the opinion.
 """
 
 from __future__ import annotations
@@ -18,13 +24,18 @@ from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.safetensors_file import read_tensors, write_tensors
 from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.dataset import Dataset
+from transformer_nfn.prediction.guard_curves import Curve
 from transformer_nfn.prediction.guard_parts import Distance, Harm, Opinion, rebuilt, tensors_of
 from transformer_nfn.prediction.records import RunError
-from transformer_nfn.prediction.responses import AGREED, COUNT, input_shape, responses
+from transformer_nfn.prediction.responses import COUNT, input_shape, responses
 from transformer_nfn.zoo import NetworkSizes
 
 GUARD_FILE = "guard.safetensors"
 SIGNS = 3
+LEAN_FROM, LEAN_TO = 1.2, 1.6
+"""Where the second sign begins to move the number, and where the number is the opinion's."""
+WIDEN = 0.5
+"""Intervals of networks at the limit are wider by this share than those of usual ones."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +43,20 @@ class Judgement:
     """What a guard says of networks, ``[n]`` each.
 
     Attributes:
-        accuracy: predictor and second opinion together.
-        radius: half the width of the interval.
+        accuracy: the predictor's own where strangeness is 1 or less.
+        low: lower end of the interval.
+        high: its upper end.
         strangeness: above 1 is a warning.
     """
 
     accuracy: Tensor
-    radius: Tensor
+    low: Tensor
+    high: Tensor
     strangeness: Tensor
+
+    def holds(self, truth: Tensor) -> Tensor:
+        """Whether the interval of each network contains its accuracy."""
+        return (self.low <= truth) & (truth <= self.high)
 
 
 @dataclass(frozen=True)
@@ -47,44 +64,52 @@ class Guard:
     """See the module.
 
     Attributes:
-        agreed: inputs that accurate networks agree on, ``[AGREED, tokens, width]``.
+        agreed: inputs that accurate networks agree on, ``[inputs, tokens, width]``.
         opinion: accuracy from responses.
         harm: whether responses are those of a harmed network.
         distance: of how tensors fit each other, to healthy networks.
-        weight: of the predictor beside the opinion, scalar.
-        error: to be expected where predictor and opinion agree, and for each 1 that they differ
-            by, ``[2]``.
-        centre, width: of the signs of strangeness on healthy networks, ``[SIGNS]``.
-        limit: above it a network is warned of, scalar.
+        usual_gap: of healthy networks, predicted accuracy above the opinion, by what is predicted.
+        gap_spread: its standard deviation.
+        error: of predictions of healthy networks, by what is predicted.
+        opinion_error: of the opinion, by what it is; healthy and damaged networks alike.
+        centre: of the signs on healthy networks, ``[SIGNS]``.
+        width: from there to their limits, ``[SIGNS]``.
         floor: below this accuracy there is nothing to warn of: harm would not show, scalar.
-        quantile: of errors, in units of what is to be expected, scalar.
+        radius: what an interval reaches beyond both opinions at least, scalar.
+        reach: the same in units of the error to be expected, scalar.
+        strange_reach: of intervals that lean on the opinion, in units of its error, scalar.
     """
 
     agreed: Tensor
     opinion: Opinion
     harm: Harm
     distance: Distance
-    weight: Tensor
-    error: Tensor
+    usual_gap: Curve
+    gap_spread: Curve
+    error: Curve
+    opinion_error: Curve
     centre: Tensor
     width: Tensor
-    limit: Tensor
     floor: Tensor
-    quantile: Tensor
+    radius: Tensor
+    reach: Tensor
+    strange_reach: Tensor
 
     @staticmethod
-    def blank(inputs: tuple[int, int], fits: int) -> Guard:
+    def blank(inputs: tuple[int, ...], fits: int) -> Guard:
         """One that knows nothing yet: every tensor in its shape, zero.
 
         Args:
-            inputs: tokens of an input and numbers in each.
+            inputs: how many agreed inputs, tokens of an input and numbers in each.
             fits: numbers that `tensor_fit` gives.
         """
         parts = (Opinion.blank(COUNT), Harm.blank(COUNT), Distance.blank(fits))
-        shapes = ((), (2,), (SIGNS,), (SIGNS,), (), (), ())
+        curves = (Curve.blank(), Curve.blank(), Curve.blank(), Curve.blank())
+        shapes = ((SIGNS,), (SIGNS,), (), (), (), ())
         return Guard(
-            torch.zeros((AGREED, *inputs), dtype=torch.float64),
+            torch.zeros(inputs, dtype=torch.float64),
             *parts,
+            *curves,
             *(torch.zeros(shape, dtype=torch.float64) for shape in shapes),
         )
 
@@ -92,15 +117,40 @@ class Guard:
         """What to say of networks of which the predictor says ``predicted``."""
         fit = tensor_fit(data.network)
         self._check_fit(arch, fit)
-        answers = responses(data, arch, self.agreed)
+        return self.judge_read(responses(data, arch, self.agreed), fit, predicted.double())
+
+    def judge_read(self, answers: Tensor, fit: Tensor, predicted: Tensor) -> Judgement:
+        """The same of networks that were read, with what `responses` and `tensor_fit` gave."""
         said = self.opinion(answers)
-        apart = (predicted.double() - said).abs()
-        signs = torch.stack([self.harm(answers), self.distance(fit), apart], -1)
-        accuracy = self.weight * predicted + (1 - self.weight) * said
-        strange = ((signs - self.centre) / self.width).amax(-1) / self.limit
-        told = torch.where(accuracy > self.floor, strange, strange.clamp(max=1.0))
-        reach = self.quantile * (self.error[0] + self.error[1] * apart)
-        return Judgement(accuracy, reach.clamp(max=1.0), told)
+        signs = torch.stack(
+            [self.harm(answers), self.distance(fit), self.gap(predicted, said)], -1
+        )
+        above = predicted > self.floor
+        second, first = self.scaled(signs).sort(-1).values[:, -2:].unbind(-1)
+        strangeness = torch.where(above, first, first.clamp(max=1.0))
+        lean = ((second - LEAN_FROM) / (LEAN_TO - LEAN_FROM)).clamp(0, 1) * above
+        radius = torch.maximum(self.reach * self.expected_error(predicted, first), self.radius)
+        strange_radius = self.strange_reach * self.opinion_error(said)
+        low = torch.minimum(predicted, said) - radius
+        high = torch.maximum(predicted, said) + radius
+        return Judgement(
+            predicted + lean * (said - predicted),
+            (low + lean * (said - strange_radius - low)).clamp(0, 1),
+            (high + lean * (said + strange_radius - high)).clamp(0, 1),
+            strangeness,
+        )
+
+    def gap(self, predicted: Tensor, said: Tensor) -> Tensor:
+        """How much farther than usual predictions are above the opinion, ``[n]``."""
+        return (predicted - said - self.usual_gap(predicted)) / self.gap_spread(predicted)
+
+    def scaled(self, signs: Tensor) -> Tensor:
+        """Signs ``[n, SIGNS]`` such that each has its limit at 1."""
+        return (signs - self.centre) / self.width
+
+    def expected_error(self, predicted: Tensor, strangeness: Tensor) -> Tensor:
+        """Of predictions, larger near the limit of strangeness."""
+        return self.error(predicted) * widening(strangeness)
 
     def reads(self, arch: NetworkSizes, trained: NetworkSizes) -> bool:
         """Whether networks of some sizes are such as it was fitted on."""
@@ -131,10 +181,15 @@ class Guard:
         except CheckpointError as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
         agreed, fits = (tensors.get(k) for k in ("agreed", "distance.frame.mean"))
-        inputs = (0, 0) if agreed is None or agreed.ndim != 3 else tuple(agreed.shape[1:])
-        like = Guard.blank((inputs[0], inputs[1]), 0 if fits is None else fits.numel())
+        inputs = (0, 0, 0) if agreed is None or agreed.ndim != 3 else tuple(agreed.shape)
+        like = Guard.blank(inputs, 0 if fits is None else fits.numel())
         _check(tensors, tensors_of(like), str(path))
         return rebuilt(like, tensors)
+
+
+def widening(strangeness: Tensor) -> Tensor:
+    """By what intervals of networks so strange are wider than those of usual ones."""
+    return 1 + WIDEN * strangeness.clamp(0, 1)
 
 
 def _check(found: dict[str, Tensor], like: dict[str, Tensor], where: str) -> None:
@@ -148,6 +203,6 @@ def _check(found: dict[str, Tensor], like: dict[str, Tensor], where: str) -> Non
             )
         if not bool(tensor.isfinite().all()):
             raise RunError(f"'{where}': '{name}' holds values that are not finite")
-    for name in ("width", "limit"):
+    for name in ("width", "gap_spread.values"):
         if not bool((found[name] > 0).all()):
             raise RunError(f"'{where}': '{name}' expected numbers above 0")

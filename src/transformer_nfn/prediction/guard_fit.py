@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,32 +13,31 @@ from torch import Tensor
 from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
-from transformer_nfn.prediction.guard import Guard
+from transformer_nfn.prediction.guard import Guard, widening
+from transformer_nfn.prediction.guard_curves import Curve, smoothed_by_others
 from transformer_nfn.prediction.guard_parts import Distance, Harm, Opinion
-from transformer_nfn.prediction.intervals import radius, rank_quantile
+from transformer_nfn.prediction.intervals import LEVEL, radius, rank_quantile
 from transformer_nfn.prediction.probe_search import STEPS
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.prediction.responses import agreed_inputs, responses
 from transformer_nfn.zoo import NetworkSizes
 
-ALARM = 0.04
-"""Of healthy networks, the share that may be warned of."""
+HARM_ALARM, FIT_ALARM, GAP_ALARM = 0.01, 0.0025, 0.02
+"""Of healthy networks, the share that each sign of strangeness may take for strange."""
 HARM = 0.1
 """A network is harmed that lost this much accuracy, and good that has this much above chance."""
-HEALTHY_LEVEL = 0.98
-"""Of healthy networks, the share that intervals hold for: a broken one hides among the rest."""
-DAMAGED_LEVEL = 0.995
-"""Of damaged networks of the kinds seen, that share."""
-SLACK = 1.25
-"""Intervals are so much wider: other kinds of damage err more than those seen."""
-SMALLEST = 0.005
+HEALTHY_LEVEL = 0.99
+"""Of healthy networks without a warning, the share that intervals hold for."""
+SLACK = 1.5
+"""Intervals are so much wider: slight damage of kinds never seen hides among healthy networks."""
+SMALLEST = 0.01
 """Of an expected error."""
 FEWEST = 20
 FOLDS = 5
 
 
 @dataclass(frozen=True)
-class _Read:
+class Read:
     """What a guard reads of networks, and their accuracy; ``[n, …]`` each."""
 
     answers: Tensor
@@ -45,27 +45,27 @@ class _Read:
     accuracy: Tensor
 
     @staticmethod
-    def of(data: Dataset, arch: NetworkSizes, agreed: Tensor) -> _Read:
+    def of(data: Dataset, arch: NetworkSizes, agreed: Tensor) -> Read:
         answers = responses(data, arch, agreed)
-        return _Read(answers, tensor_fit(data.network), data.accuracy.double())
+        return Read(answers, tensor_fit(data.network), data.accuracy.double())
 
-    def take(self, index: Tensor) -> _Read:
-        return _Read(self.answers[index], self.fit[index], self.accuracy[index])
+    def take(self, index: Tensor) -> Read:
+        return Read(self.answers[index], self.fit[index], self.accuracy[index])
 
     def __len__(self) -> int:
         return len(self.accuracy)
 
 
 @dataclass(frozen=True)
-class _Models:
-    """The three small models, and what they say."""
+class Models:
+    """The three small models, and what two of them say."""
 
     opinion: Opinion
     harm: Harm
     distance: Distance
 
     @staticmethod
-    def of(healthy: _Read, harmed: _Read, drop: Tensor, chance: float) -> _Models:
+    def of(healthy: Read, harmed: Read, drop: Tensor, chance: float) -> Models:
         good, worse = healthy.accuracy > chance + HARM, drop > HARM
         opinion = Opinion.of(
             torch.cat([healthy.answers, harmed.answers]),
@@ -73,11 +73,45 @@ class _Models:
             _even(len(healthy), len(harmed)),
         )
         harm = Harm.of(healthy.answers[good], harmed.answers[worse])
-        return _Models(opinion, harm, Distance.of(healthy.fit[good]))
+        return Models(opinion, harm, Distance.of(healthy.fit[good]))
 
-    def signs(self, read: _Read) -> Tensor:
+    def signs(self, read: Read) -> Tensor:
         """The signs of strangeness that need no predictor, ``[n, 2]``."""
         return torch.stack([self.harm(read.answers), self.distance(read.fit)], -1)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Training networks that a guard learns from.
+
+    Attributes:
+        healthy: as they were trained.
+        harmed: their damaged relatives.
+        drop: how much accuracy these lost.
+        chance: the accuracy of guessing.
+    """
+
+    healthy: Read
+    harmed: Read
+    drop: Tensor
+    chance: float
+
+    @cached_property
+    def models(self) -> Models:
+        """What all of them teach."""
+        return Models.of(self.healthy, self.harmed, self.drop, self.chance)
+
+    def unseen_signs(self, folds: tuple[Tensor, Tensor]) -> Tensor:
+        """Signs ``[n, 2]`` of the healthy ones, by models that never saw their folds."""
+        at, harmed_at = folds
+        signs = torch.zeros(len(self.healthy), 2, dtype=torch.float64)
+        for i in range(FOLDS):
+            rest = harmed_at != i
+            models = Models.of(
+                self.healthy.take(at != i), self.harmed.take(rest), self.drop[rest], self.chance
+            )
+            signs[at == i] = models.signs(self.healthy.take(at == i))
+        return signs
 
 
 def fit_guard(
@@ -104,23 +138,60 @@ def fit_guard(
     _check_enough("harmed networks", damaged.train_drop > HARM)
     agreed = agreed_inputs(parts.train, arch, steps=steps)
     train, val, harmed, harmed_val = (
-        _Read.of(data.to("cpu"), arch, agreed)
+        Read.of(data.to("cpu"), arch, agreed)
         for data in (parts.train, parts.val, damaged.train, damaged.val)
     )
-    models = _Models.of(train, harmed, damaged.train_drop, chance)
-    blank = Guard.blank((agreed.shape[1], agreed.shape[2]), train.fit.shape[1])
-    guard = replace(
-        blank, agreed=agreed.double(), opinion=models.opinion, harm=models.harm,
-        distance=models.distance,
+    learned = Learned(train, harmed, damaged.train_drop, chance)
+    return fit_read(
+        agreed, learned, learned.unseen_signs(_folds(parts.train, damaged)), val, harmed_val,
+        predicted.double(), predicted_damaged.double(),
     )  # fmt: skip
-    guard, apart = _with_intervals(
-        guard, val, harmed_val, predicted.double(), predicted_damaged.double(), chance
+
+
+def fit_read(
+    agreed: Tensor,
+    learned: Learned,
+    unseen: Tensor,
+    val: Read,
+    harmed_val: Read,
+    predicted: Tensor,
+    predicted_damaged: Tensor,
+) -> Guard:
+    """The same from networks that were read.
+
+    Args:
+        agreed: the inputs they were asked.
+        learned: from training networks.
+        unseen: signs of the healthy ones among these, by models that never saw their runs,
+            ``[n, 2]``: more networks than validation has tell better what is usual.
+        val: healthy networks that calibrate.
+        harmed_val: damaged ones that calibrate.
+        predicted: what the predictor says of ``val``.
+        predicted_damaged: what it says of ``harmed_val``.
+    """
+    models = learned.models
+    least = radius((predicted - val.accuracy).numpy())
+    # Harm brings accuracy down to chance: where that is within reach anyway, nobody is misled.
+    floor = learned.chance + 0.75 * min(least, HARM)
+    gap = predicted - models.opinion(val.answers)
+    guard = replace(
+        Guard.blank(tuple(agreed.shape), val.fit.shape[1]),
+        agreed=agreed.double(),
+        opinion=models.opinion,
+        harm=models.harm,
+        distance=models.distance,
+        usual_gap=Curve.of(predicted, gap),
+        gap_spread=_spread(predicted, gap),
+        error=Curve.of_size(predicted, predicted - val.accuracy, smallest=SMALLEST),
+        floor=_scalar(floor),
+        radius=_scalar(least),
     )
-    signs = torch.cat([models.signs(val), apart[:, None]], 1)
-    said = guard.weight * predicted + (1 - guard.weight) * models.opinion(val.answers)
-    unseen = _unseen_signs(train, harmed, parts.train, damaged, chance)
-    good = models.opinion(train.answers) > guard.floor
-    return _with_warnings(guard, signs, said > guard.floor, unseen, good)
+    signs = torch.cat([models.signs(val), _gap_by_others(predicted, gap)[:, None]], 1)
+    guard = _with_limits(
+        guard, signs, predicted > floor, unseen[learned.healthy.accuracy > floor]
+    )
+    guard = _with_intervals(guard, val, signs, predicted)
+    return _with_strange_intervals(guard, val, harmed_val, predicted_damaged)
 
 
 def _check_enough(what: str, there: Tensor) -> None:
@@ -128,81 +199,78 @@ def _check_enough(what: str, there: Tensor) -> None:
         raise RunError(f"not enough {what}: {int(there.sum())}, {FEWEST} are needed")
 
 
-def _with_intervals(
-    guard: Guard,
-    healthy: _Read,
-    harmed: _Read,
-    predicted: Tensor,
-    predicted_harmed: Tensor,
-    chance: float,
-) -> tuple[Guard, Tensor]:
-    """The guard that weighs predictor and opinion and has intervals; how far these are apart."""
-    first = torch.cat([predicted, predicted_harmed])
-    second = guard.opinion(torch.cat([healthy.answers, harmed.answers]))
-    truth = torch.cat([healthy.accuracy, harmed.accuracy])
-    even = _even(len(healthy), len(harmed))
-    weight = _share(first, second, truth, even)
-    wrong = (truth - weight * first - (1 - weight) * second).abs()
-    apart = (first - second).abs()
-    error = _expected_error(apart, wrong, even)
-    ratio = (wrong / (error[0] + error[1] * apart)).numpy()
-    # Wide enough for healthy networks as for damaged ones of the kinds seen.
-    quantile = SLACK * max(
-        _highest(ratio[: len(healthy)], HEALTHY_LEVEL),
-        _highest(ratio[len(healthy) :], DAMAGED_LEVEL),
-    )
-    # Harm brings accuracy down to chance: where that is within reach anyway, nobody is misled.
-    floor = torch.tensor(chance + radius(wrong[: len(healthy)].numpy()) / 2, dtype=torch.float64)
-    made = replace(
-        guard, weight=weight, error=error, floor=floor,
-        quantile=torch.tensor(quantile, dtype=torch.float64),
-    )  # fmt: skip
-    return made, apart[: len(healthy)]
+def _folds(networks: Dataset, damaged: Damaged) -> tuple[Tensor, Tensor]:
+    """For each healthy and each damaged training network its fold; relatives share theirs."""
+    runs, own = (d.columns["run"].astype(str).tolist() for d in (networks, damaged.train))
+    fold = {run: i % FOLDS for i, run in enumerate(dict.fromkeys(runs))}
+    return torch.tensor([fold[run] for run in runs]), torch.tensor([fold.get(r, -1) for r in own])
 
 
-def _unseen_signs(
-    train: _Read, harmed: _Read, networks: Dataset, damaged: Damaged, chance: float
-) -> Tensor:
-    """Signs ``[n, 2]`` of training networks, by models that never saw their runs."""
-    runs, own = (d.columns["run"].astype(str) for d in (networks, damaged.train))
-    fold = {run: i % FOLDS for i, run in enumerate(dict.fromkeys(runs.tolist()))}
-    at = torch.tensor([fold[run] for run in runs.tolist()])
-    harmed_at = torch.tensor([fold.get(run, -1) for run in own.tolist()])
-    signs = torch.zeros(len(train), 2, dtype=torch.float64)
-    for i in range(FOLDS):
-        rest = harmed_at != i
-        models = _Models.of(
-            train.take(at != i), harmed.take(rest), damaged.train_drop[rest], chance
-        )
-        signs[at == i] = models.signs(train.take(at == i))
-    return signs
+def _spread(predicted: Tensor, gap: Tensor) -> Curve:
+    mean, square = Curve.of(predicted, gap).values, Curve.of(predicted, gap.square()).values
+    return Curve((square - mean.square()).clamp(min=SMALLEST**2).sqrt())
 
 
-def _with_warnings(
-    guard: Guard, signs: Tensor, above: Tensor, unseen: Tensor, good: Tensor
-) -> Guard:
-    """The guard with its limit: of healthy networks no more than `ALARM` are above it.
+def _gap_by_others(predicted: Tensor, gap: Tensor) -> Tensor:
+    """`Guard.gap` of the networks that it is fitted on, each judged by all the others."""
+    mean, square = (smoothed_by_others(predicted, y) for y in (gap, gap.square()))
+    return (gap - mean) / (square - mean.square()).clamp(min=SMALLEST**2).sqrt()
+
+
+def _with_limits(guard: Guard, signs: Tensor, above: Tensor, unseen: Tensor) -> Guard:
+    """The guard with the limits of its signs, which few healthy networks exceed.
 
     Args:
         guard: without.
         signs: of validation networks, ``[n, SIGNS]``; the last needs the predictor.
         above: which of them may be warned of.
-        unseen: signs of training networks that the predictor is not needed for, ``[m, 2]``: more
-            networks than validation has tell better what is usual.
-        good: which of these may be warned of.
+        unseen: signs of training networks that may be warned of, ``[m, 2]``.
     """
-    known = signs[above] if int(above.sum()) >= FEWEST else signs
-    usual = [torch.cat([known[:, 0], unseen[good][:, 0]]),
-             torch.cat([known[:, 1], unseen[good][:, 1]]), known[:, 2]]  # fmt: skip
-    centre = torch.stack([x.quantile(0.5) for x in usual])
-    width = (torch.stack([x.quantile(0.95) for x in usual]) - centre).clamp(min=1e-6)
-    strange = ((signs - centre) / width).amax(-1)
-    strange_unseen = ((unseen - centre[:2]) / width[:2]).amax(-1)
-    limit = torch.maximum(
-        _at_rank(torch.where(above, strange, -torch.inf), 1 - ALARM),
-        _at_rank(torch.where(good, strange_unseen, -torch.inf), 1 - ALARM * 2 / 3),
+    # A gap of networks near chance is not strange either; their answers are.
+    gaps = signs[above, 2] if int(above.sum()) >= FEWEST else signs[:, 2]
+    each = [*torch.cat([signs[above, :2], unseen]).unbind(-1), gaps]
+    centre = torch.stack([x.quantile(0.5) for x in each])
+    alarms = (HARM_ALARM, FIT_ALARM, GAP_ALARM)
+    limits = torch.stack([_at_rank(x, 1 - a) for x, a in zip(each, alarms, strict=True)])
+    width = (limits - centre).clamp(min=1e-6)
+    # What few networks do not exceed, others may: validation is small, and the predictor saw it.
+    width[2] *= 1 + 1 / math.sqrt(len(gaps))
+    return replace(guard, centre=centre, width=width)
+
+
+def _with_intervals(guard: Guard, healthy: Read, signs: Tensor, predicted: Tensor) -> Guard:
+    """The guard with the reach of intervals of networks that it does not warn of."""
+    said, first = guard.opinion(healthy.answers), guard.scaled(signs).amax(-1)
+    beyond = torch.maximum(
+        torch.minimum(predicted, said) - healthy.accuracy,
+        healthy.accuracy - torch.maximum(predicted, said),
     )
-    return replace(guard, centre=centre, width=width, limit=limit.clamp(min=1e-6))
+    error = smoothed_by_others(predicted, (predicted - healthy.accuracy).square())
+    expected = error.sqrt().clamp(min=SMALLEST) * widening(first)
+    quiet = (first <= 1) | (predicted <= guard.floor)
+    ratio = (beyond / expected)[quiet].clamp(min=0)
+    return replace(guard, reach=_scalar(SLACK * _highest(ratio.numpy(), HEALTHY_LEVEL)))
+
+
+def _with_strange_intervals(
+    guard: Guard, healthy: Read, harmed: Read, predicted_harmed: Tensor
+) -> Guard:
+    """The guard with intervals of networks whose number is the opinion's."""
+    said, said_harmed = guard.opinion(healthy.answers), guard.opinion(harmed.answers)
+    wrong, wrong_harmed = said - healthy.accuracy, said_harmed - harmed.accuracy
+    error = Curve.of_size(
+        torch.cat([said, said_harmed]),
+        torch.cat([wrong, wrong_harmed]),
+        _even(len(healthy), len(harmed)),
+        smallest=SMALLEST,
+    )
+    judged = guard.judge_read(harmed.answers, harmed.fit, predicted_harmed)
+    warned = judged.strangeness > 1
+    counted = warned if int(warned.sum()) >= FEWEST else torch.ones_like(warned)
+    ratio = (wrong_harmed.abs() / error(said_harmed))[counted]
+    return replace(
+        guard, opinion_error=error, strange_reach=_scalar(_highest(ratio.numpy(), LEVEL))
+    )
 
 
 def _even(healthy: int, harmed: int) -> Tensor:
@@ -211,31 +279,16 @@ def _even(healthy: int, harmed: int) -> Tensor:
     return torch.cat(both).double()
 
 
-def _share(first: Tensor, second: Tensor, truth: Tensor, weight: Tensor) -> Tensor:
-    """The weight of the first beside the second that brings them nearest to the truth."""
-    gap = first - second
-    total = (weight * gap.square()).sum().clamp(min=1e-12)
-    return ((weight * (truth - second) * gap).sum() / total).clamp(0, 1)
-
-
-def _expected_error(apart: Tensor, error: Tensor, weight: Tensor) -> Tensor:
-    """A line through how far two opinions are apart and how large the error is, not falling."""
-    mean = (weight * apart).sum() / weight.sum()
-    level = (weight * error).sum() / weight.sum()
-    spread = (weight * (apart - mean).square()).sum().clamp(min=1e-12)
-    slope = ((weight * (apart - mean) * (error - level)).sum() / spread).clamp(min=0)
-    return torch.stack([(level - slope * mean).clamp(min=SMALLEST), slope])
-
-
 def _highest(sizes: np.ndarray, level: float) -> float:
     """The size that a new one stays below with probability ``level``, or the highest possible."""
     return rank_quantile(sizes, min(level, len(sizes) / (len(sizes) + 1)))
 
 
 def _at_rank(values: Tensor, level: float) -> Tensor:
-    """The value that a new one exceeds with probability ``1 - level`` at most."""
+    """The value that a new one exceeds with probability ``1 - level`` at most, or the highest."""
     rank = math.ceil(level * (len(values) + 1))
-    ordered = values.sort().values
-    found = ordered[min(rank, len(ordered)) - 1]
-    # Where so few are above the floor that any alarm is allowed, the strangest sets the limit.
-    return found if bool(found.isfinite()) else torch.ones((), dtype=values.dtype)
+    return values.sort().values[min(rank, len(values)) - 1]
+
+
+def _scalar(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)

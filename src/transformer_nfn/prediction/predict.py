@@ -130,17 +130,19 @@ def _predict(
                 "which other sizes can be judged, as it was trained by an older version"
             )
         novelty = seen.novelty(data)
-        reaches, words = torch.full_like(mean, known.reach(sizes)), UNLIKE
+        reach, words = known.reach(sizes), UNLIKE
+        low, high = (mean - reach).clamp(min=0.0), (mean + reach).clamp(max=1.0)
         if guard is not None and guard.reads(sizes, known.like):
             words = STRANGE
             judged = guard.judge(data, sizes, mean)
-            mean, reaches, novelty = judged.accuracy, judged.radius, judged.strangeness
+            mean, novelty = judged.accuracy, judged.strangeness
+            low, high = judged.low, judged.high
         for at, i in enumerate(places):
             out[i] = Prediction(
                 named[i].name,
                 float(mean[at]),
-                max(0.0, float(mean[at] - reaches[at])),
-                min(1.0, float(mean[at] + reaches[at])),
+                float(low[at]),
+                float(high[at]),
                 float(spread[at]),
                 float(novelty[at]),
                 _warning(float(novelty[at]), words, size_warning),

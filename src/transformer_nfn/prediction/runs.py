@@ -193,7 +193,7 @@ def _guard(
     found = scores(truth, said)
     figures = {
         **{key: found[key] for key in ("tau", "r2", "mae")},
-        "coverage": float((np.abs(truth - said) <= judged.radius.numpy()).mean()),
+        "coverage": float(judged.holds(torch.from_numpy(truth)).double().mean()),
         "warned": float((judged.strangeness > 1).double().mean()),
         "damaged": damaged.counts,
     }
