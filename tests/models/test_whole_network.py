@@ -227,6 +227,21 @@ def test_what_rounding_leaves_of_a_dead_neuron_is_not_seen():
     assert float((left - dead).abs().max()) < 1e-6
 
 
+def test_spectra_that_one_solver_gives_up_on_are_found_by_another(monkeypatch):
+    _, named = networks()
+    expected, solve = whole_invariants(network_of(named)), torch.linalg.eigvalsh
+    asked = []
+
+    def fails_first(gram):
+        asked.append(len(gram))
+        if len(asked) == 1:
+            raise torch.linalg.LinAlgError("failed to converge")
+        return solve(gram)
+
+    monkeypatch.setattr(torch.linalg, "eigvalsh", fails_first)
+    assert torch.equal(whole_invariants(network_of(named)), expected)
+
+
 def test_a_model_of_nothing_is_refused():
     with pytest.raises(SpaceError, match="at least one of probes, invariants"):
         WholeNetwork(block_space(), tokens=2, width=2, classes=2, probes=0, invariants=False)

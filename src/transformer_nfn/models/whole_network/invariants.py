@@ -148,7 +148,7 @@ def _spectrum(x: Tensor, entries: int) -> Tensor:
     ``entries`` of the matrix that has these singular values: their squares sum to its entries'.
     """
     gram = x.mT @ x if x.shape[-1] <= x.shape[-2] else x @ x.mT
-    squares = torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)
+    squares = _eigenvalues(gram).flip(-1).clamp(min=0)
     least = FLOOR**2 * squares[..., :1] + DEAD**2 * entries
     logs = (squares + least).log() / 2
     last, found = logs.shape[-1] - 1, []
@@ -158,6 +158,14 @@ def _spectrum(x: Tensor, entries: int) -> Tensor:
         high, share = min(low + 1, last), place - low
         found.append(logs[..., low] * (1 - share) + logs[..., high] * share)
     return torch.stack(found, -1)
+
+
+def _eigenvalues(gram: Tensor) -> Tensor:
+    """Of symmetric matrices; a GPU's solver gives up on some that a CPU's does not."""
+    try:
+        return torch.linalg.eigvalsh(gram)
+    except torch.linalg.LinAlgError:
+        return torch.linalg.eigvalsh(gram.cpu()).to(gram.device)
 
 
 def _over_heads(x: Tensor) -> Tensor:
