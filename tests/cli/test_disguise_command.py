@@ -58,6 +58,21 @@ def test_networks_of_this_library_take_a_condition_too(tmp_path: Path) -> None:
     assert tnfn("compare", net, out)[0] == 0
 
 
+def test_a_folder_that_holds_files_is_left_alone(folder: Path, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    assert tnfn("disguise", folder, "--out", full)[0] == 0, "an empty folder is as good as none"
+    for name in ("model.safetensors", "notes.md"):
+        for path in full.iterdir():
+            path.unlink()
+        (full / name).write_text("mine")
+        code, said, error = tnfn("disguise", folder, "--out", full)
+        assert (code, said) == (2, "")
+        assert error == f"error: '{full}' holds other files ('{name}'): name an empty folder\n"
+        assert [path.name for path in full.iterdir()] == [name]
+        assert (full / name).read_text() == "mine"
+
+
 def test_what_cannot_be_disguised_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     net, out = tmp_path / "net.safetensors", tmp_path / "out"
     assert tnfn("sample", "attention_block:8,2,3,4,10", "--out", net)[0] == 0

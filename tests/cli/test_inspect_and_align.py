@@ -84,6 +84,7 @@ def test_what_cannot_be_aligned_is_one_sentence(folder: Path, tmp_path: Path) ->
         (("align", gpt2, tmp_path / "none", "--out", tmp_path / "out"), "none"),
         (("align", gpt2, "mnist-sample#0", "--out", tmp_path / "out"), "no symmetry joins"),
         (("align", gpt2, gpt2, "--out", full), "already there"),
+        (("align", "mnist-sample#0", "mnist-sample#1", "--out", full), "already there"),
         (("inspect", broken), "NaN"),
         (("inspect", tmp_path / "none"), "none"),
         (("inspect", gpt2, "--figure", tmp_path / "x.nothing"), "could not be drawn"),
@@ -94,3 +95,4 @@ def test_what_cannot_be_aligned_is_one_sentence(folder: Path, tmp_path: Path) ->
         assert said in err
         assert len(err.strip().splitlines()) == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["broken", "full"]
+    assert [p.name for p in full.iterdir()] == ["mine.txt"]

@@ -64,11 +64,15 @@ def write_run(
     predictions: bool = True,
     name: str | None = None,
     zoo_seeds: str | None = None,
+    same_parts: bool = False,
+    together: bool = False,
 ) -> Path:
     """Writes one run folder and returns it.
 
     Args:
         zoo_seeds: what the record says of the zoo's seeds; None for a record older than that.
+        same_parts: whether every seed tests the same networks, as training has it.
+        together: whether the record has τ of the mean over such seeds.
     """
     noise, parameters = MODELS.get(model, (0.1, None))
     zoo = make_zoo(networks)
@@ -80,7 +84,7 @@ def write_run(
     summary: list[dict[str, Any]] = []
     for seed in range(seeds if status == "done" else 0):
         rng = np.random.default_rng([seed, len(model), train])
-        for split, part in _split(kept, seed, val, test).items():
+        for split, part in _split(kept, 0 if same_parts else seed, val, test).items():
             chosen = {key: values[part] for key, values in zoo.items()}
             wild = 1.0 + 1.5 * (chosen["optimizer"] == "rmsprop")
             drawn = chosen["accuracy"] + noise * wild * rng.standard_normal(len(part))
@@ -103,6 +107,7 @@ def write_run(
     if log and model in NEURAL and status == "done":
         _write_log(folder, seeds, noise)
     taus = [entry["tau"] for entry in summary]
+    mean = {"tau_together": _together(rows)} if together else {}
     RunRecord(
         model=model,
         zoo={
@@ -129,6 +134,7 @@ def write_run(
             "tau": float(np.mean(taus)),
             "tau_se": float(np.std(taus, ddof=1) / len(taus) ** 0.5) if len(taus) > 1 else None,
             **{key: float(np.mean([s[key] for s in summary])) for key in ("r2", "mae", "coverage")},
+            **mean,
         },
         num_parameters=parameters,
         status=status,
@@ -213,6 +219,12 @@ def _scores(seed: int, part: dict[str, np.ndarray]) -> dict[str, Any]:
         "val_tau": tau + 0.005,
         "seconds": 12.5,
     }
+
+
+def _together(rows: dict[str, list[np.ndarray]]) -> float:
+    # Parts follow each other, of each seed validation and test.
+    tested = {key: np.stack(values[1::2]) for key, values in rows.items()}
+    return float(kendalltau(tested["accuracy"][0], tested["predicted"].mean(0)).statistic)
 
 
 def _write_log(folder: Path, seeds: int, noise: float) -> None:

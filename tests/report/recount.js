@@ -65,6 +65,18 @@
     });
   };
 
+  // τ of the mean over the seeds, which all tested the same networks in the same order; as
+  // recorded where the page does not carry their predictions.
+  const togetherOf = (zoo, model) => {
+    if (model.seeds.length < 2) return [];
+    const [part, ...others] = model.seeds.map((seed) => seed.part);
+    if (part === undefined || others.some((other) => other !== part)) {
+      return known([model.recorded.tau_together]);
+    }
+    const said = zoo.parts[part].map((_, i) => mean(model.seeds.map((seed) => seed.predicted[i])));
+    return [kendall(zoo.parts[part].map((n) => zoo.networks.accuracy[n]), said)];
+  };
+
   const hasInterval = (row) => row.low !== null && row.high !== null;
   const isInside = (row) => row.low <= row.truth && row.truth <= row.high;
   const share = (rows, test) => 100 * (rows.filter(test).length / rows.length);
@@ -179,6 +191,7 @@
 
     models.forEach((model, m) => {
       put(`m${m}.tau`, withError(model.scores.map((score) => score.tau)));
+      put(`m${m}.together`, togetherOf(zoo, model));
       put(`m${m}.r2`, [over(model, "r2")]);
       put(`m${m}.mae`, [over(model, "mae")]);
       put(`m${m}.inside`, insideOf(model));

@@ -11,7 +11,14 @@ from typer.testing import CliRunner
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.gather import gather
 from transformer_nfn.paper.numbers import model_name
-from transformer_nfn.prediction.records import PREDICTIONS_FILE, RUN_FILE, RunError
+from transformer_nfn.prediction.records import (
+    PREDICTIONS_FILE,
+    RUN_FILE,
+    RunError,
+    RunRecord,
+    read_predictions,
+)
+from transformer_nfn.prediction.together import tau_together
 from transformer_nfn.report import write_report
 from transformer_nfn.report.findings import (
     ALWAYS_THE_MEAN,
@@ -62,6 +69,31 @@ def test_best_model_is_bold_and_first(text, study):
     first = re.search(r"<tbody>(.*?)</tr>", text[text.index('id="models"') :], re.S)[1]
     assert best.name in first
     assert f"<strong>{best.record.summary['tau']:.3f} ±" in plain(first)
+
+
+def test_seeds_together_are_what_their_mean_ranks(tmp_path):
+    same = {"networks": 120, "same_parts": True, "log": False}
+    recorded = write_run(tmp_path / "a", "mlp", together=True, **same)
+    older = write_run(tmp_path / "b", "statnn", **same)
+    write_run(tmp_path / "c", "xgboost", together=True, seeds=1, **same)
+    write_run(tmp_path / "d", "random_forest", **same | {"same_parts": False})
+    write_report([tmp_path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    names = [model["name"] for model in data_of(text)["zoos"][0]["models"]]
+    told = {name: shown(text, f"z0.m{i}.together") for i, name in enumerate(names)}
+    expected = {
+        model_name(RunRecord.read(run).model): tau_together(read_predictions(run))
+        for run in (recorded, older)
+    }
+    assert told == {
+        **{name: f"{tau:.3f}" for name, tau in expected.items()},
+        "XGBoost": "–",
+        "Random Forest": "–",
+    }
+    best = max(expected, key=expected.get)
+    at = names.index(best)
+    assert f'<strong><span data-n="z0.m{at}.together">{told[best]}' in text
+    assert '<th scope="col">Seeds together</th>' in text
 
 
 def test_reproduced_cells_stand_over_the_papers(text):

@@ -124,6 +124,17 @@ def variants_alone(folder):
     return [folder], []
 
 
+def seeds_taken_together(folder):
+    """Recorded, recorded alone, only in the predictions, of one seed, and not to be known."""
+    same = {"networks": 120, "same_parts": True, "log": False}
+    write_run(folder / "a", "mlp", together=True, **same)
+    write_run(folder / "b", "statnn", together=True, predictions=False, **same)
+    write_run(folder / "c", "xgboost", **same)
+    write_run(folder / "d", "lightgbm", seeds=1, together=True, **same)
+    write_run(folder / "e", "random_forest", **same | {"same_parts": False})
+    return [folder], []
+
+
 def many_networks(folder):
     write_run(folder / "a", "mlp", networks=6800, seeds=2, log=False)
     return [folder], []
@@ -143,8 +154,8 @@ def shipped_predictors(folder):
 
 @pytest.fixture(
     scope="module",
-    params=[study, two_zoos_and_a_curve, narrow_and_incomplete, variants_alone, many_networks,
-            with_its_zoo, shipped_predictors],
+    params=[study, two_zoos_and_a_curve, narrow_and_incomplete, variants_alone,
+            seeds_taken_together, many_networks, with_its_zoo, shipped_predictors],
     ids=lambda make: make.__name__,
 )  # fmt: skip
 def opened(request, browser, tmp_path_factory):

@@ -103,9 +103,9 @@ def _checkpoint(A: Model, B: Model, out: Path, rounds: int | None, untie: bool) 
 def _network(
     first: str, second: str, out: Path, rounds: int | None, untie: bool, as_json: bool
 ) -> None:
-    from transformer_nfn.files.errors import WriteError
     from transformer_nfn.files.network import save_network
     from transformer_nfn.symmetry.alignment import align_networks
+    from transformer_nfn.symmetry.alignment.files import free_place
 
     if untie:
         raise TransformerNFNError(f"--untie is for tied checkpoints, and '{first}' is none")
@@ -114,9 +114,8 @@ def _network(
         raise SpaceError(
             f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
         )
-    file = out if out.suffix else out / "model.safetensors"
-    if file.exists():
-        raise WriteError(f"'{file}' is already there: name a new place")
+    place = free_place(out)
+    file = place if place.suffix and not place.is_dir() else place / "model.safetensors"
     limit: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
     found = align_networks(left, A, B, **limit)
     save_network(file, left, found.weights)

@@ -32,7 +32,10 @@ CONDITION = 10.0
 
 def disguise_command(
     file: NetworkArgument,
-    out: Annotated[Path, typer.Option("--out", help="The file or folder to write.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="The file to write; a new folder where a folder is read."),
+    ],
     space: SpaceOption = None,
     part: PartOption = None,
     architecture: ArchitectureOption = None,

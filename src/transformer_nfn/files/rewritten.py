@@ -19,14 +19,13 @@ from transformer_nfn.files.foreign import StateDict
 from transformer_nfn.files.hub_folder import (
     CONFIG,
     INDEX,
-    WEIGHTS,
     find_weights,
     inside,
     read_shard_index,
 )
 from transformer_nfn.files.safetensors_file import DTYPES, parse_header, raw_header, read_at
 from transformer_nfn.files.source import TensorInfo
-from transformer_nfn.files.whole import whole_file
+from transformer_nfn.files.whole import is_left_over, whole_file
 
 # What a folder of a hub holds beside weights: config, tokenizer, its notes.
 SMALL = (".json", ".txt", ".model", ".jinja")
@@ -73,14 +72,14 @@ def rewritten(
     Args:
         checkpoint: the source, open.
         path: where it was opened from.
-        out: a folder if the source is one, else a file.
+        out: a new or empty folder if the source is one, else a file.
         additions: what it gets that the source does not have.
     """
     additions = Additions() if additions is None else additions
     home, weights = _files(checkpoint, path)
     target = out if home is not None else out.parent
     names = {file: file.name if home is not None else out.name for file in weights}
-    _check_place(path if home is None else home, home, out, set(names.values()))
+    _check_place(path if home is None else home, home, out)
     with ExitStack() as stack:
         sinks: dict[str, _Sink] = {}
         shards: list[_Sink] = []
@@ -142,20 +141,17 @@ def _files(checkpoint: Checkpoint, path: Path) -> tuple[Path | None, dict[Path, 
     return home, held
 
 
-def _check_place(source: Path, home: Path | None, out: Path, written: set[str]) -> None:
+def _check_place(source: Path, home: Path | None, out: Path) -> None:
     if out.exists() and out.resolve() == source.resolve():
         raise WriteError(f"'{out}' is what the weights are read from: choose another place")
-    if home is None:
+    if home is None or not out.exists():
         return
-    if out.exists() and not out.is_dir():
+    if not out.is_dir():
         raise WriteError(f"'{out}' is a file: '{source}' is a folder, and so is what is written")
-    copied = {path.name for path in _small_files(home)}
-    for name in WEIGHTS:
-        if name not in written | copied and (out / name).exists():
-            raise WriteError(
-                f"'{out}' holds '{name}' of another model, which would be taken for this one's: "
-                "choose another place"
-            )
+    # Another model's weights, config or tokenizer would be taken for this one's, or be lost.
+    foreign = sorted(path.name for path in out.iterdir() if not is_left_over(path.name))
+    if foreign:
+        raise WriteError(f"'{out}' holds other files ('{foreign[0]}'): name an empty folder")
 
 
 def _small_files(home: Path) -> list[Path]:

@@ -112,7 +112,8 @@ def train_run(
             return _completed(record, zoo, out)
         raise RunError(f"'{out}' holds another run ({record.model}); choose another folder")
     out.mkdir(parents=True, exist_ok=True)
-    fitted = _fit(model, kinds, protocol, options, seeds, out, identity, report, save_every)
+    training = _Training(model, options, kinds, protocol, seeds, identity)
+    fitted = _fit(training, out, report, save_every)
     read = _as_read(fitted, kinds)
     judged = Judgements.of(fitted.predictors, read)
     rows = [
@@ -211,6 +212,18 @@ def _completed(record: RunRecord, zoo: Mapping[str, Any], out: Path) -> RunRecor
 
 
 @dataclass(frozen=True)
+class _Training:
+    """What is fitted to which networks; ``identity`` tells it from every other training."""
+
+    model: str
+    options: Mapping[str, Any]
+    kinds: Kinds
+    protocol: Protocol
+    seeds: list[int]
+    identity: str
+
+
+@dataclass(frozen=True)
 class _Fitted:
     """A predictor for each seed, what its training tells, and the networks as they were read.
 
@@ -224,45 +237,49 @@ class _Fitted:
 
 
 def _fit(
-    model: str,
-    kinds: Kinds,
-    protocol: Protocol,
-    options: Mapping[str, Any],
-    seeds: list[int],
-    out: Path,
-    identity: str,
-    report: Report | None,
-    save_every: float,
+    training: _Training, folder: Path, report: Report | None, save_every: float
 ) -> _Fitted:
+    """Fits every seed; ``folder`` keeps the log, and the state to go on from."""
     start = time.perf_counter()
-    if model in NEURAL:
-        trained = train_seeds(
-            module_builder(model, kinds.train[0], options),
-            kinds,
-            protocol,
-            seeds,
-            folder=out,
-            identity=identity,
-            report=report,
-            save_every=save_every,
-        )
-        predictors = [Predictor(model, module) for module in trained.modules]
-        told = zip(trained.best_epoch, trained.val_tau, strict=True)
-        rows: list[dict[str, Any]] = [{"best_epoch": e, "val_tau": t} for e, t in told]
-        read = trained.read
+    if training.model in NEURAL:
+        fitted = _fit_neural(training, folder, report, save_every)
     else:
-        (train,), (val,) = kinds.train, kinds.val
-        predictors, rows, read = [], [], [train]
-        for i, seed in enumerate(seeds):
-            inner = tabular_class(model)(**options)
-            held = (val.network, val.accuracy)
-            inner.fit(train.network, train.accuracy, validation=held, seed=seed)
-            predictors.append(Predictor(model, inner))
-            rows.append({"best_epoch": None})
-            if report is not None:
-                report({"epoch": i + 1, "epochs": len(seeds)})
-    seconds = (time.perf_counter() - start) / len(seeds)
-    return _Fitted(predictors, [{**row, "seconds": seconds} for row in rows], read)
+        fitted = _fit_tabular(training, report)
+    seconds = (time.perf_counter() - start) / len(training.seeds)
+    return replace(fitted, rows=[{**row, "seconds": seconds} for row in fitted.rows])
+
+
+def _fit_neural(
+    training: _Training, folder: Path, report: Report | None, save_every: float
+) -> _Fitted:
+    trained = train_seeds(
+        module_builder(training.model, training.kinds.train[0], training.options),
+        training.kinds,
+        training.protocol,
+        training.seeds,
+        folder=folder,
+        identity=training.identity,
+        report=report,
+        save_every=save_every,
+    )
+    predictors = [Predictor(training.model, module) for module in trained.modules]
+    best = zip(trained.best_epoch, trained.val_tau, strict=True)
+    rows = [{"best_epoch": epoch, "val_tau": tau} for epoch, tau in best]
+    return _Fitted(predictors, rows, trained.read)
+
+
+def _fit_tabular(training: _Training, report: Report | None) -> _Fitted:
+    """Trees and the like have no epochs: progress is told seed by seed, and nothing is saved."""
+    (train,), (val,) = training.kinds.train, training.kinds.val
+    predictors = []
+    for i, seed in enumerate(training.seeds):
+        inner = tabular_class(training.model)(**training.options)
+        held = (val.network, val.accuracy)
+        inner.fit(train.network, train.accuracy, validation=held, seed=seed)
+        predictors.append(Predictor(training.model, inner))
+        if report is not None:
+            report({"epoch": i + 1, "epochs": len(training.seeds)})
+    return _Fitted(predictors, [{"best_epoch": None} for _ in predictors], [train])
 
 
 def _as_read(fitted: _Fitted, kinds: Kinds) -> Kinds:

@@ -12,6 +12,7 @@ from transformer_nfn.paper.gather import Run, Study, ZooStudy, model_order
 from transformer_nfn.paper.learning_curve import curve_lines
 from transformer_nfn.paper.table_text import OurCell, TableView, zoo_size
 from transformer_nfn.prediction.records import CONFIGURATION, RunRecord
+from transformer_nfn.prediction.together import TOGETHER
 from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel
 from transformer_nfn.report.whole_zoos import WholeZoo
 
@@ -149,7 +150,7 @@ def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) ->
         "tau": number(summary.get("tau"), 6),
         "error": number(summary.get("tau_se"), 6) if len(run.record.seeds) > 1 else None,
         "level": number(summary.get("level")),
-        "recorded": {key: number(summary.get(key), 6) for key in ("coverage", "radius")},
+        "recorded": {key: number(summary.get(key), 6) for key in ("coverage", "radius", TOGETHER)},
         "parameters": run.record.num_parameters,
         "seeds": seeds,
     }

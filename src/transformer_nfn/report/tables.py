@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformer_nfn.report.findings import (
     WorstNetwork,
     baseline,
     calibration,
+    tau_together,
 )
 from transformer_nfn.report.held_out import HeldOut
 from transformer_nfn.report.number_text import (
@@ -75,46 +76,54 @@ def plain_text(html: str) -> str:
 
 
 def models_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
-    """Every compared model, best first: τ, R², MAE, coverage, parameters; last, the mean."""
+    """Every compared model, best first: τ, R², MAE, coverage, parameters; last, the mean.
+
+    Beside the mean τ of the seeds stands that of the seeds together.
+    """
+    figures = [
+        {name: _real(run.record.summary, name) for name in ("tau", "r2", "mae")}
+        | {"together": tau_together(tested, run)}
+        for run in zoo.finished
+    ]
     best = {
-        "tau": _extreme(zoo.finished, "tau", max),
-        "r2": _extreme(zoo.finished, "r2", max),
-        "mae": _extreme(zoo.finished, "mae", min),
+        name: _extreme([own[name] for own in figures], min if name == "mae" else max)
+        for name in ("tau", "together", "r2", "mae")
     }
     rows = []
-    for index, run in enumerate(zoo.finished):
-        summary, at = run.record.summary, f"{key}.m{index}"
-        error = summary.get("tau_se") if len(run.record.seeds) > 1 else None
+    for index, (run, own) in enumerate(zip(zoo.finished, figures, strict=True)):
+        size, at = run.record.num_parameters, f"{key}.m{index}"
+        error = run.record.summary.get("tau_se") if len(run.record.seeds) > 1 else None
         model = tested.of(run)
         held = None if model is None else calibration(tested, model)
-        size = run.record.num_parameters
         cells = {
-            "tau": mean_text(_real(summary, "tau"), error),
-            "r2": decimal(_real(summary, "r2")),
-            "mae": decimal(_real(summary, "mae")),
+            "tau": mean_text(own["tau"], error),
+            "together": decimal(own["together"]),
+            "r2": decimal(own["r2"]),
+            "mae": decimal(own["mae"]),
             "inside": NOTHING if held is None else percent(held.inside),
             "parameters": NOTHING if size is None else f"{size:,}",
         }
         marked = (
-            _best(shown(f"{at}.{name}", text), name in best and _at(summary, name) == best[name])
+            _best(shown(f"{at}.{name}", text), name in best and _printed(own[name]) == best[name])
             for name, text in cells.items()
         )
         rows.append(_row(quoted(run.name), marked))
     for run in zoo.main:
         if not run.done:
-            why = f'<td colspan="5" class="why">{quoted(run.record.status)}</td>'
+            why = f'<td colspan="6" class="why">{quoted(run.record.status)}</td>'
             rows.append(f'<tr><th scope="row">{quoted(run.name)}</th>{why}</tr>')
     always = baseline(tested)
     if always is not None:
         cells = {
             "tau": NOTHING,
+            "together": NOTHING,
             "r2": shown(f"{key}.mean.r2", decimal(always.r2)),
             "mae": shown(f"{key}.mean.mae", decimal(always.mae)),
             "inside": NOTHING,
             "parameters": NOTHING,
         }
         rows.append(_row(f"<i>{ALWAYS_THE_MEAN}</i>", cells.values(), "baseline"))
-    head = ["Model", "Kendall’s τ", "R²", "MAE", "In interval", "Parameters"]
+    head = ["Model", "Kendall’s τ", "Seeds together", "R²", "MAE", "In interval", "Parameters"]
     caption = f"How well each model ranks the test networks · {quoted(zoo.label)}"
     return table(caption, head, rows, "numbers", _models_note(key, zoo, always))
 
@@ -124,7 +133,11 @@ def _models_note(key: str, zoo: ZooStudy, always: Baseline | None) -> str:
     note = "One seed only, so τ has no standard error. "
     if seeds and seeds[-1] > 1:
         text = "–".join(str(n) for n in sorted({seeds[0], seeds[-1]}))
-        note = f"τ with its standard error over {shown(f'{key}.seeds', text)} seeds. "
+        note = (
+            f"τ with its standard error over {shown(f'{key}.seeds', text)} seeds. Seeds together: "
+            "τ of the mean of all seeds’ predictions, which is what <code>tnfn predict</code> "
+            "answers. "
+        )
     known = (_real(run.record.summary, "level") for run in zoo.finished)
     levels = [level for level in known if level is not None]
     aim = ""
@@ -336,12 +349,11 @@ def _real(summary: Any, key: str) -> float | None:
     return float(value)
 
 
-def _at(summary: Any, key: str) -> float | None:
-    value = _real(summary, key)
+def _printed(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def _extreme(runs: list[Run], key: str, choose: Any) -> float | None:
-    """The best value as printed, None where there is nothing to compare."""
-    found = [value for run in runs if (value := _at(run.record.summary, key)) is not None]
+def _extreme(values: Iterable[float | None], choose: Callable[[list[float]], float]) -> float:
+    """The best value as printed, NaN where there is nothing to compare."""
+    found = [printed for value in values if (printed := _printed(value)) is not None]
     return choose(found) if len(found) > 1 else float("nan")

@@ -155,7 +155,7 @@ def test_nothing_is_overwritten_by_mistake(tmp_path: Path) -> None:
     with open_model(tmp_path / "a") as model:
         with pytest.raises(WriteError, match="is what the weights are read from"):
             write_model(model, tensors(model), tmp_path / "a")
-        with pytest.raises(WriteError, match=r"holds 'model\.safetensors' of another model"):
+        with pytest.raises(WriteError, match=r"holds other files \('config\.json'\)"):
             write_model(model, tensors(model), tmp_path / "b")
         with pytest.raises(WriteError, match="is a file"):
             write_model(model, tensors(model), tmp_path / "b" / "config.json")

@@ -30,7 +30,7 @@ def write_model(
         model: the source, still open.
         tensors: every tensor by canonical name, a mapping or pairs in any order; those named
             ``kept.…`` may be left out and stay as they are.
-        out: a folder if the source is one, else a file.
+        out: a new or empty folder if the source is one, else a file.
         untied: a tied model gets an output matrix of its own, ``head`` among the tensors, and its
             config says so.
 

@@ -162,10 +162,12 @@ def _spectrum(x: Tensor, entries: int) -> Tensor:
 
 def _eigenvalues(gram: Tensor) -> Tensor:
     """Of symmetric matrices; a GPU's solver gives up on some that a CPU's does not."""
+    values: Tensor
     try:
-        return torch.linalg.eigvalsh(gram)
-    except torch.linalg.LinAlgError:
-        return torch.linalg.eigvalsh(gram.cpu()).to(gram.device)
+        values = torch.linalg.eigvalsh(gram)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        values = torch.linalg.eigvalsh(gram.cpu()).to(gram.device)
+    return values
 
 
 def _over_heads(x: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def align(
         untie: a tied model is written untied, which lets more act on its stream.
         progress: told the name of each block that is matched.
     """
-    place = None if out is None else _free_place(Path(out))
+    place = None if out is None else free_place(Path(out))
     walk = Alignment(A, B, rounds=rounds, untie=untie, progress=progress)
     if place is None:
         tensors = {name: w.to(torch.float64) for name, w in walk}
@@ -118,8 +118,10 @@ def _told(walk: Alignment, **more: Any) -> Aligned:
     return Aligned(before, after, parts, walk.rounds, walk.action, **more)  # type: ignore[arg-type]
 
 
-def _free_place(out: Path) -> Path:
-    if out.is_symlink() or out.is_file() or (out.is_dir() and any(out.iterdir())):
+def free_place(out: Path) -> Path:
+    """Refuses a place where something is; an empty folder is nothing."""
+    taken = any(out.iterdir()) if out.is_dir() else out.exists()
+    if taken or out.is_symlink():
         raise WriteError(f"'{out}' is already there: name a new place")
     return out
 

@@ -197,7 +197,7 @@ def disguise(
 
     Args:
         model: the source, open.
-        out: a folder if the source is one, else a file.
+        out: a new or empty folder if the source is one, else a file.
         generator: where the randomness comes from.
         condition: of every matrix that re-bases a head, and the spread of scales.
         keep_tie: leave out what would part the output matrix from the token embedding; else a
