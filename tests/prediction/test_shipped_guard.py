@@ -1,4 +1,4 @@
-"""The shipped predictor is not fooled by networks without function."""
+"""The shipped predictors with a guard are not fooled by networks without function."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from transformer_nfn.zoo.training import damaged_zoo
 CHANCE, NEAR = 0.1, 0.1
 
 
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Zoo, list[Prediction]]:
-    """All of mnist-sample, shuffled and untrained, and what `mnist-boosting` says of them.
+@pytest.fixture(scope="module", params=["mnist-boosting", "mnist-whole"])
+def broken(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Zoo, list[Prediction]]:
+    """All of mnist-sample, shuffled and untrained, and what a predictor says of them.
 
     Theirs is chance, so no test data are needed to know it.
     """
@@ -30,7 +32,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Zoo, list[Predicti
         patch.setattr(damaged_zoo, "measure", at_chance)
         damaged_zoo.damage_zoo("mnist-sample", out, kinds="shuffled:1,untrained")
     zoo = Zoo.open(out)
-    return zoo, predict("mnist-boosting", zoo)
+    return zoo, predict(request.param, zoo)
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "untrained"])
@@ -44,8 +46,9 @@ def test_networks_without_function_are_warned_of_or_told_as_such(
     assert float(np.mean(seen_through)) >= 0.99
 
 
-def test_few_healthy_networks_are_warned_of_and_the_rest_keep_their_intervals() -> None:
-    found = predict("mnist-boosting", "mnist-sample")
+@pytest.mark.parametrize("name", ["mnist-boosting", "mnist-whole"])
+def test_few_healthy_networks_are_warned_of_and_the_rest_keep_their_intervals(name: str) -> None:
+    found = predict(name, "mnist-sample")
     warned = np.array([p.warning is not None for p in found])
     truth = np.array([p.recorded["test_accuracy"] for p in found if p.recorded is not None])
     held = np.array([p.low <= t <= p.high for p, t in zip(found, truth, strict=True)])

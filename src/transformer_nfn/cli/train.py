@@ -221,7 +221,7 @@ def evaluate_command(
 
       tnfn evaluate run other-zoo --json
 
-      tnfn evaluate mnist-nfn mnist-sample   # both by name, see `tnfn assets`
+      tnfn evaluate mnist-whole mnist-sample   # both by name, see `tnfn assets`
     """
     from transformer_nfn.prediction.records import RunRecord
     from transformer_nfn.prediction.together import with_together
@@ -294,7 +294,7 @@ def predict_command(
 
       tnfn predict run 'nets/*.pt' --json
 
-      tnfn predict mnist-nfn mnist-sample   # both by name, see `tnfn assets`
+      tnfn predict mnist-whole mnist-sample   # both by name, see `tnfn assets`
     """
     from transformer_nfn.cli.network_tables import predictions_table
     from transformer_nfn.prediction.predict import predict

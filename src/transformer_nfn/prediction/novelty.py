@@ -22,7 +22,8 @@ from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.records import RunError
 
 SEEN_FILE = "seen.safetensors"
-MAX_KEPT = 4096
+MAX_KEPT = 1024
+"""Training networks that are kept: more would make files of many megabytes, and say little more."""
 QUANTILE = 0.99
 SLACK = 1.25
 ANY_SIZE, COUNTED = "any_size", "networks"
@@ -60,7 +61,7 @@ class Seen:
         kept = [len(data) * min(total, MAX_KEPT) // total for data in train]
         raw = torch.cat(
             [
-                _features(data.take(torch.arange(n)), any_size)
+                _features(data.take(torch.linspace(0, len(data) - 1, n).long()), any_size)
                 for n, data in zip(kept, train, strict=True)
             ]
         )
