@@ -25,7 +25,7 @@ from transformer_nfn.files.hub_folder import (
 )
 from transformer_nfn.files.safetensors_file import DTYPES, parse_header, raw_header, read_at
 from transformer_nfn.files.source import TensorInfo
-from transformer_nfn.files.whole import is_left_over, whole_file
+from transformer_nfn.files.whole import foreign_files, whole_file
 
 # What a folder of a hub holds beside weights: config, tokenizer, its notes.
 SMALL = (".json", ".txt", ".model", ".jinja")
@@ -149,7 +149,7 @@ def _check_place(source: Path, home: Path | None, out: Path) -> None:
     if not out.is_dir():
         raise WriteError(f"'{out}' is a file: '{source}' is a folder, and so is what is written")
     # Another model's weights, config or tokenizer would be taken for this one's, or be lost.
-    foreign = sorted(path.name for path in out.iterdir() if not is_left_over(path.name))
+    foreign = foreign_files(out)
     if foreign:
         raise WriteError(f"'{out}' holds other files ('{foreign[0]}'): name an empty folder")
 

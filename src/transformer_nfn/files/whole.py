@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,6 +73,12 @@ def write_text(path: Path, text: str) -> None:
 def is_left_over(name: str) -> bool:
     """Whether a file of that name is what a killed writer left beside its file."""
     return bool(_BESIDE.fullmatch(name) or _OLDER.fullmatch(name))
+
+
+def foreign_files(folder: Path, own: Container[str] = ()) -> list[str]:
+    """What lies in a folder but for ``own`` names and what killed writers left, in order."""
+    names = (path.name for path in folder.iterdir())
+    return sorted(name for name in names if name not in own and not is_left_over(name))
 
 
 def sweep(folder: Path) -> None:

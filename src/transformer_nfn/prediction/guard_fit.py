@@ -208,13 +208,18 @@ def _folds(networks: Dataset, damaged: Damaged) -> tuple[Tensor, Tensor]:
 
 def _spread(predicted: Tensor, gap: Tensor) -> Curve:
     mean, square = Curve.of(predicted, gap).values, Curve.of(predicted, gap.square()).values
-    return Curve((square - mean.square()).clamp(min=SMALLEST**2).sqrt())
+    return Curve(_deviation(mean, square))
 
 
 def _gap_by_others(predicted: Tensor, gap: Tensor) -> Tensor:
     """`Guard.gap` of the networks that it is fitted on, each judged by all the others."""
     mean, square = (smoothed_by_others(predicted, y) for y in (gap, gap.square()))
-    return (gap - mean) / (square - mean.square()).clamp(min=SMALLEST**2).sqrt()
+    return (gap - mean) / _deviation(mean, square)
+
+
+def _deviation(mean: Tensor, square: Tensor) -> Tensor:
+    """The standard deviation of what has this mean and this mean of squares."""
+    return (square - mean.square()).clamp(min=SMALLEST**2).sqrt()
 
 
 def _with_limits(guard: Guard, signs: Tensor, above: Tensor, unseen: Tensor) -> Guard:

@@ -30,7 +30,7 @@ SPECTRUM = 6
 FLOOR = 1e-3
 """Below this share of the largest, singular values flatten out, or rounding would show."""
 
-DEAD = 1e-3
+IDLE = 1e-3
 """Entries of a product of this size do nothing: below it logarithms flatten out."""
 
 
@@ -126,7 +126,7 @@ def _heads(left: Tensor, right: Tensor) -> Tensor:
     if left.numel() == 0:  # there is nothing between the blocks of a single one
         return left.new_zeros(*left.shape[:-2], 1 + COUNT + SPECTRUM)
     product = left @ right.mT
-    norm = (product.square().mean((-2, -1)) + DEAD**2).log() / 2
+    norm = (product.square().mean((-2, -1)) + IDLE**2).log() / 2
     # Orthonormal columns on either side do not change the singular values.
     left, right = (torch.linalg.qr(x, mode="r").R for x in (left, right))
     spectrum = _spectrum(left @ right.mT, product.shape[-2] * product.shape[-1])
@@ -149,7 +149,7 @@ def _spectrum(x: Tensor, entries: int) -> Tensor:
     """
     gram = x.mT @ x if x.shape[-1] <= x.shape[-2] else x @ x.mT
     squares = _eigenvalues(gram).flip(-1).clamp(min=0)
-    least = FLOOR**2 * squares[..., :1] + DEAD**2 * entries
+    least = FLOOR**2 * squares[..., :1] + IDLE**2 * entries
     logs = (squares + least).log() / 2
     last, found = logs.shape[-1] - 1, []
     for i in range(SPECTRUM):

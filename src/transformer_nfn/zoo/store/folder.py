@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn import __version__
-from transformer_nfn.files.whole import is_left_over, sweep
+from transformer_nfn.files.whole import foreign_files, sweep
 from transformer_nfn.seed_kinds import SEED_KINDS, UNKNOWN
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
@@ -142,9 +142,7 @@ def check_fresh(path: Path) -> None:
         raise StoreError(f"'{path}' is a file, not a folder")
     if (path / KINDS_FILE).is_file():
         raise StoreError(f"'{path}' holds a mixed zoo: name an empty folder")
-    foreign = sorted(
-        p.name for p in path.iterdir() if p.name not in _OWN and not is_left_over(p.name)
-    )
+    foreign = foreign_files(path, _OWN)
     if foreign:
         raise StoreError(f"'{path}' holds other files ('{foreign[0]}'): name an empty folder")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from transformer_nfn.files.whole import is_left_over
+from transformer_nfn.files.whole import foreign_files
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.kind import Kind
@@ -145,10 +145,7 @@ def _check_folder(out: Path, kinds: Sequence[Kind]) -> None:
                 f"'{out}' holds another mixed zoo: kinds {', '.join(there)}, asked for "
                 f"{', '.join(asked)}"
             )
-    own = _OWN | set(asked)
-    foreign = sorted(
-        p.name for p in out.iterdir() if p.name not in own and not is_left_over(p.name)
-    )
+    foreign = foreign_files(out, _OWN | set(asked))
     if foreign:
         raise StoreError(f"'{out}' holds other files ('{foreign[0]}'): name an empty folder")
 
