@@ -9,8 +9,9 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.models import WholeNetwork, network_of
 from transformer_nfn.models.whole_network.answers import CHUNK, answers
 from transformer_nfn.models.whole_network.invariants import whole_invariants
-from transformer_nfn.models.whole_network.model import answer_width, order_loss, read_answers
+from transformer_nfn.models.whole_network.model import order_loss
 from transformer_nfn.models.whole_network.probes import Probes
+from transformer_nfn.models.whole_network.reading import answer_width, read_answers
 from transformer_nfn.spaces import attention_block
 
 TOKENS, CLASSES, PATCH = 7, 5, 6
@@ -160,11 +161,12 @@ def test_what_is_usual_is_learned_from_the_training_networks():
     )
 
 
-def test_answers_read_as_numbers_of_middling_size():
+@pytest.mark.parametrize("logarithms", [False, True])
+def test_answers_read_as_numbers_of_middling_size(logarithms):
     _, named = networks()
     reader = model(named, invariants=False)
     with torch.no_grad():
-        numbers = read_answers(reader.answers(network_of(named)))
+        numbers = read_answers(reader.answers(network_of(named)), logarithms=logarithms)
     assert numbers.shape == (3, answer_width(6, CLASSES))
     assert float(numbers.abs().max()) < 10
 
@@ -193,6 +195,27 @@ def test_probes_share_what_they_consist_of():
     assert probes.labels.tolist() == [0, 1, 2, 3, 4] * 2
 
 
+def test_probes_of_two_groups_share_nothing():
+    torch.manual_seed(0)
+    probes = Probes(10, TOKENS, PATCH, CLASSES, rank=2, groups=2)
+    probes()[:5].sum().backward()
+    for stacked in (probes.codes, probes.mix, probes.pieces, probes.base):
+        first, second = stacked.grad.chunk(2)
+        assert float(first.abs().max()) > 0 == float(second.abs().max())
+    with pytest.raises(SpaceError, match="10 probes do not fall into 3 groups"):
+        Probes(10, TOKENS, PATCH, CLASSES, rank=2, groups=3)
+
+
+def test_what_is_kept_of_networks_is_judged_as_the_networks_are():
+    _, named = networks()
+    for options in ({}, {"channels": 2}, {"invariants": False}):
+        reader, network = model(named, **options), network_of(named)
+        with torch.no_grad():
+            kept = reader.kept(network)
+            assert ("classifier" in kept) == bool(options.get("channels"))
+            assert torch.equal(reader.logits(kept), reader.logits(network))
+
+
 def test_probes_of_images_lie_between_black_and_white_and_start_dark():
     torch.manual_seed(0)
     probes = Probes(10, TOKENS, PATCH, CLASSES, rank=3, bounded=True)
@@ -205,11 +228,13 @@ def test_probes_of_images_lie_between_black_and_white_and_start_dark():
         assert float(free().max()) > 40
 
 
-def test_a_model_from_before_there_were_bounds_is_read_without():
+def test_a_model_from_before_bounds_and_groups_is_read_without():
     _, named = networks(dtype=torch.float32)
     reader = model({k: w.double() for k, w in named.items()})
-    config = {k: v for k, v in reader.config.items() if k not in ("bounded", "space")}
-    assert not WholeNetwork(reader.space, **config).probes.bounded
+    newer = ("bounded", "groups", "logarithms", "space")
+    config = {k: v for k, v in reader.config.items() if k not in newer}
+    before = WholeNetwork(reader.space, **config)
+    assert (before.probes.bounded, before.logarithms, before.probes.groups) == (False, False, 1)
 
 
 def test_what_rounding_leaves_of_a_dead_neuron_is_not_seen():

@@ -61,8 +61,8 @@ def test_one_kind_is_asked_by_the_probe_search_as_if_there_were_no_others():
     accuracy = made(50).accuracy
     source = torch.Generator().manual_seed(5)
     chance = (accuracy / accuracy.max()) ** 6 + 1e-3
-    literal = [torch.multinomial(chance, 8, generator=source) for _ in range(7)]
-    drawn = probe_search._draws([accuracy], 7, 5)
+    literal = [torch.multinomial(chance, 8, generator=source)[None] for _ in range(7)]
+    drawn = probe_search._draws([accuracy], 7, 5, groups=1, asked=8)
     assert [kind for kind, _ in drawn] == [0] * 7
     assert all(torch.equal(a, b) for (_, a), b in zip(drawn, literal, strict=True))
 
@@ -71,7 +71,7 @@ def test_one_kind_of_a_mixed_zoo_is_trained_as_its_zoo_alone(tmp_path):
     data = replace(parts(), more=replace(made(20, 5), columns=made(20).columns))
     named = replace(as_kinds(data), names=(WIDE,))
     short = Protocol.of("whole_network", epochs=2, batch=16)
-    options = {"seeds": [0, 1], "protocol": short, "options": {**SMALL, "probes": 3}}
+    options = {"seeds": [0, 1], "protocol": short, "options": {**SMALL, "probes": 4}}
     plain = train_run(PLAIN_ABOUT, data, "whole_network", tmp_path / "plain", **options)
     mixed = train_run(ABOUT, named, "whole_network", tmp_path / "mixed", **options)
     for seed in ("seed-0", "seed-1"):
@@ -122,7 +122,7 @@ def test_an_epoch_takes_kinds_by_how_many_runs_they_have():
 def test_invariants_are_standardised_over_all_kinds():
     data = kinds()
     trainer = SeedTrainer(builder(data), data, SHORT, [0], together=True)
-    trainer.begin()
+    list(trainer.begin())
     module = trainer.modules[0]
     rows = torch.cat([part.network["invariants"] for part in trainer.kinds.train])
     assert torch.allclose(module.mean, rows.double().mean(0).float(), atol=1e-5)
@@ -133,10 +133,10 @@ def test_the_best_epoch_is_that_of_all_validation_networks_together():
 
     data = kinds()
     trainer = SeedTrainer(builder(data), data, SHORT, [0], together=True)
-    trainer.begin()
+    list(trainer.begin())
     trainer.train_epoch()
     (tau,) = trainer.select()
-    said = torch.cat([trainer.predict(part)[0] for part in trainer.kinds.val])
+    said = torch.cat([trainer.predict(kind)[0] for kind in range(len(data.val))])
     truth = torch.cat([part.accuracy for part in data.val])
     assert tau == pytest.approx(kendalltau(truth, said).statistic)
 

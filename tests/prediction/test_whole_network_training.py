@@ -11,8 +11,9 @@ from made_networks import made, parts
 from transformer_nfn.models import map_network
 from transformer_nfn.models.whole_network.model import order_loss
 from transformer_nfn.prediction import manner
+from transformer_nfn.prediction.kinds import as_kinds
 from transformer_nfn.prediction.predictors import Predictor, module_builder
-from transformer_nfn.prediction.probe_search import find_probes
+from transformer_nfn.prediction.probe_search import _draws, find_probes
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import train_run
 from transformer_nfn.prediction.training import SeedTrainer, train_seeds
@@ -102,13 +103,60 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
             assert torch.equal(value, theirs.state_dict()[name]), name
 
 
-def test_weight_decay_leaves_probes_alone():
+def test_a_training_killed_between_two_seeds_does_not_search_again(tmp_path, monkeypatch):
+    data, searched = parts(), []
+    whole = train_seeds(builder(data), data, SHORT, [0, 1])
+    find = manner.find_probes
+
+    def watched(module, kinds, seed, **options):
+        searched.append(seed)
+        if searched == [0, 1]:
+            raise KeyboardInterrupt
+        find(module, kinds, seed, **options)
+
+    monkeypatch.setattr(manner, "find_probes", watched)
+    how = {"folder": tmp_path, "identity": "x", "save_every": 0}
+    with pytest.raises(KeyboardInterrupt):
+        train_seeds(builder(data), data, SHORT, [0, 1], **how)
+    resumed = train_seeds(builder(data), data, SHORT, [0, 1], **how)
+    assert searched == [0, 1, 1]
+    for ours, theirs in zip(resumed.modules, whole.modules, strict=True):
+        for name, value in ours.state_dict().items():
+            assert torch.equal(value, theirs.state_dict()[name]), name
+
+
+def test_readers_learn_with_weight_decay_and_probes_stay_as_found():
     data = parts()
     trainer = SeedTrainer(builder(data), data, SHORT, [0], together=True)
-    decayed, free = trainer.optimiser.param_groups
-    assert decayed["weight_decay"] > 0 == free["weight_decay"]
-    probes = {id(p) for p in trainer.modules[0].probes.parameters()}
-    assert {id(p) for p in free["params"]} == probes
+    list(trainer.begin())
+    module = trainer.modules[0]
+    (learned,) = trainer.optimiser.param_groups
+    assert learned["weight_decay"] > 0
+    found = {id(p) for p in module.probes.parameters()}
+    everything = {id(p) for p in module.parameters()}
+    assert {id(p) for p in learned["params"]} == everything - found
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    trainer.train_epoch()
+    moved = {n for n, value in module.state_dict().items() if not torch.equal(value, before[n])}
+    assert {name.split(".")[0] for name in moved} == {"reader", "judge"}
+
+
+def test_every_seed_learns_from_the_answers_to_its_own_probes():
+    data = with_more()
+    trainer = SeedTrainer(builder(data), data, SHORT, [0, 1], together=True)
+    list(trainer.begin())
+    for module, own in zip(trainer.modules, trainer.own, strict=True):
+        with torch.no_grad():
+            asked = module.logits(trainer.kinds.train[0].network)
+        assert torch.allclose(module.logits(own.train[0]), asked, atol=1e-5)
+    first, second = (own.train[0]["answers"] for own in trainer.own)
+    assert float((first - second).abs().max()) > 0.1
+
+
+def test_groups_of_probes_ask_networks_of_their_own():
+    drawn = _draws([torch.rand(30)], 4, 0, groups=2, asked=3)
+    assert all(rows.shape == (2, 3) for _, rows in drawn)
+    assert not all(torch.equal(*rows) for _, rows in drawn)
 
 
 @pytest.mark.parametrize("chosen", [["probes"], ["invariants"], ["probes", "invariants"]])
@@ -144,7 +192,7 @@ def test_what_training_does_can_be_left_out():
     usual, noisy = builder(data)(), builder(data, search=False, order=0.0, standard=False)()
     noisy.load_state_dict(usual.state_dict())
     for module in (usual, noisy):
-        manner.manner_of(module).begin(module, [data.train], 0, 4, True)
+        manner.manner_of(module).begin(module, as_kinds(data), 0, 4, True)
     assert not torch.equal(usual.probes(), noisy.probes())
     assert float(noisy.mean.abs().max()) == 0 < float(usual.mean.abs().max())
     logits, accuracy = torch.tensor([1.0, -1.0]), torch.tensor([0.2, 0.8])

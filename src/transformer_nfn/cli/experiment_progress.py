@@ -53,6 +53,8 @@ def count_one(
     if said is not None:
         bar.console.print(f"{what}: {said}", highlight=False)
         bar.advance(task)
+    elif "note" in line:
+        bar.update(task, note=f"{what}, {line['note']}")
     elif "epoch" in line:
         bar.update(task, note=f"{what}, epoch {line['epoch']}/{line['epochs']}")
 
@@ -65,6 +67,9 @@ def epochs_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[dict[str
         task = bar.add_task(what, total=1, note="")
 
         def report(line: dict[str, Any]) -> None:
+            if "note" in line:
+                bar.update(task, note=line["note"])
+                return
             note = ""
             if "val_tau" in line:
                 note = f"loss {line['loss']:.4f}  validation τ {line['val_tau']:.3f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +18,21 @@ from transformer_nfn.prediction.probe_search import find_probes, search_steps
 
 SHORTEST_EPOCH = 512
 """Networks that an epoch of the model of whole networks takes at least."""
+ASKED = 2
+"""Networks that a group of its probes asks in a step: its probes are many, which makes up for it."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """The networks of each kind as one module reads them: to learn from, and to be chosen by."""
+
+    train: Sequence[Mapping[str, Any]]
+    val: Sequence[Mapping[str, Any]]
+
+    @staticmethod
+    def plain(kinds: Kinds) -> Read:
+        """As they are."""
+        return Read([data.network for data in kinds.train], [data.network for data in kinds.val])
 
 
 class Manner:
@@ -25,9 +40,11 @@ class Manner:
 
     Attributes:
         stacked: whether seeds can share each step, as one pass over stacked parameters.
+        beginning: what `begin` does, in words, where it takes long.
     """
 
     stacked = True
+    beginning = ""
 
     def read(self, kinds: Kinds) -> Kinds:
         """The networks as the module reads them."""
@@ -38,9 +55,10 @@ class Manner:
         return [len(data) for data in train]
 
     def begin(
-        self, module: nn.Module, train: Sequence[Dataset], seed: int, epochs: int, fresh: bool
-    ) -> None:
+        self, module: nn.Module, kinds: Kinds, seed: int, epochs: int, fresh: bool
+    ) -> Read:
         """What a module does before it is trained; ``fresh`` unless a killed training goes on."""
+        return Read.plain(kinds)
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """Of one seed on one batch."""
@@ -54,9 +72,10 @@ class Manner:
 
 
 class WholeNetworkManner(Manner):
-    """Probes first, all checkpoints, order beside cross-entropy, weight decay but for probes."""
+    """Probes first, which stay; then readers of what all checkpoints answer."""
 
     stacked = False  # each seed has probes of its own
+    beginning = "finds probes, and what all networks answer to them"
 
     def __init__(self, module: WholeNetwork) -> None:
         self.module = module
@@ -77,13 +96,14 @@ class WholeNetworkManner(Manner):
         return [-(-n * max(total, SHORTEST_EPOCH) // total) for n in runs]
 
     def begin(
-        self, module: nn.Module, train: Sequence[Dataset], seed: int, epochs: int, fresh: bool
-    ) -> None:
-        """Learns what invariants are usual, and finds where good networks agree."""
+        self, module: nn.Module, kinds: Kinds, seed: int, epochs: int, fresh: bool
+    ) -> Read:
+        """Learns what invariants are usual, finds where good networks agree, and asks all there."""
         assert isinstance(module, WholeNetwork)
-        module.standardise(*(data.network for data in train))
+        module.standardise(*(data.network for data in kinds.train))
         if fresh and module.search:
-            find_probes(module, train, seed, steps=search_steps(epochs))
+            find_probes(module, kinds.train, seed, steps=search_steps(epochs), asked=ASKED)
+        return Read(*([module.kept(d.network) for d in part] for part in (kinds.train, kinds.val)))
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """The model's own."""
@@ -92,14 +112,10 @@ class WholeNetworkManner(Manner):
     def optimiser(
         self, state: Mapping[str, Tensor], rate: float, device: torch.device
     ) -> torch.optim.Optimizer:
-        """Adam with decoupled weight decay of everything but probes."""
-        free = [name for name in state if self.module.undecayed(name.split(".", 1)[1])]
-        rest = [name for name in state if name not in free]
-        groups = [
-            {"params": [state[name] for name in rest], "weight_decay": self.module.weight_decay},
-            {"params": [state[name] for name in free], "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW([g for g in groups if g["params"]], **_means(rate, device))
+        """Adam with decoupled weight decay of the readers; probes are not learned any further."""
+        learned = [v for name, v in state.items() if not self.module.is_found(_within(name))]
+        decay = self.module.weight_decay
+        return torch.optim.AdamW(learned, weight_decay=decay, **_means(rate, device))
 
 
 def manner_of(module: nn.Module) -> Manner:
@@ -112,6 +128,11 @@ def prepared(module: Any, data: Dataset) -> Dataset:
     if not isinstance(module, WholeNetwork):
         return data
     return replace(data, network=cast("Network", module.prepared(data.network)))
+
+
+def _within(name: str) -> str:
+    """The name of a parameter within its module."""
+    return name.split(".", 1)[1]
 
 
 def _means(rate: float, device: torch.device) -> dict[str, Any]:

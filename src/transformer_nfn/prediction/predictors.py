@@ -20,6 +20,10 @@ from transformer_nfn.zoo import NetworkSizes
 
 Build = Callable[[], nn.Module]
 
+PROBES, GROUPS = 512, 2
+MOST_ANSWERS = 5632
+"""To all probes: probes times classes and one."""
+
 
 def _sizes(data: Dataset, components: list[str] | None) -> dict[str, Any]:
     sizes: dict[str, Any] = data.sizes
@@ -65,18 +69,25 @@ def _whole_network(data: Dataset, **options: Any) -> nn.Module:
     if "layers" in parts:
         options.setdefault("channels", 8)
     embedding = data.network.get("embedding")
-    options.setdefault("bounded", embedding is not None)
     first, last = data.network["blocks"][0]["W_Q"], data.network["classifier"]
     assert isinstance(last, Mapping)
     assert embedding is None or isinstance(embedding, Mapping)
+    classes = last["W_2"].shape[-1]
+    own = {"probes": _probes_for(classes), "groups": GROUPS, "rank": 32, "hidden": 16}
+    own |= {"bounded": embedding is not None, "logarithms": True}
     return models.WholeNetwork(
         data.block_space,
         tokens=min(data.tokens or LONGEST, LONGEST),
         width=first.shape[3] if embedding is None else embedding["W"].shape[1],
-        classes=last["W_2"].shape[-1],
+        classes=classes,
         images=embedding is not None,
-        **options,
+        **(own | options),
     )
+
+
+def _probes_for(classes: int) -> int:
+    """As many probes as readers of few parameters can take: fewer where each has many answers."""
+    return GROUPS * max(32, min(PROBES, MOST_ANSWERS // (classes + 1)) // GROUPS)
 
 
 NEURAL: Mapping[str, tuple[str, Callable[..., nn.Module]]] = {

@@ -23,8 +23,8 @@ from transformer_nfn.prediction.graph_step import GraphSteps
 STEPS = 480
 STEPS_AN_EPOCH = 60
 """In a training of a few epochs the search is short too."""
-BATCH = 8
-"""Networks a step asks: few, so that a probe is what some agree on, not what all would."""
+ASKED = 8
+"""Networks a group asks in a step: few, so that a probe is what some agree on, not all."""
 POWER = 6
 """Networks are drawn by this power of their accuracy."""
 RATE = 0.01
@@ -35,17 +35,26 @@ def search_steps(epochs: int) -> int:
     return min(STEPS, STEPS_AN_EPOCH * epochs)
 
 
-def find_probes(module: Any, kinds: Sequence[Dataset], seed: int, *, steps: int = STEPS) -> None:
+def find_probes(
+    module: Any,
+    kinds: Sequence[Dataset],
+    seed: int,
+    *,
+    steps: int = STEPS,
+    asked: int = ASKED,
+) -> None:
     """Moves the module's probes to where networks answer with the probes' labels.
 
     Networks are drawn by a high power of their accuracy, from ``seed`` alone; each step asks
-    networks of one kind, drawn by the sum of these powers.
+    networks of one kind, drawn by the sum of these powers. Every group of probes asks networks of
+    its own.
 
     Args:
-        module: has ``probes`` and ``answers(network)``; without probes nothing happens.
+        module: has ``probes`` and ``ask(network, inputs)``; without probes nothing happens.
         kinds: networks to ask, a data set for each kind.
         seed: of the draws.
         steps: of Adam.
+        asked: networks that a group asks in a step.
     """
     if module.probes is None or steps < 1:
         return
@@ -53,14 +62,18 @@ def find_probes(module: Any, kinds: Sequence[Dataset], seed: int, *, steps: int 
     on_gpu = device.type == "cuda"
     rate = torch.tensor(RATE, device=device) if on_gpu else RATE
     optimiser = torch.optim.Adam(module.probes.parameters(), rate, capturable=on_gpu)
-    draws = _draws([data.accuracy.cpu() for data in kinds], steps, seed)
+    groups = module.probes.groups
+    draws = _draws([data.accuracy.cpu() for data in kinds], steps, seed, groups, asked)
     draws = [(kind, rows.to(device)) for kind, rows in draws]
 
     def step(kind: int, rows: Tensor) -> Tensor:
         optimiser.zero_grad(set_to_none=True)
-        found = module.answers(map_network(kinds[kind].network, lambda w: w[rows])).logits
-        labels = module.probes.labels.repeat(len(rows))
-        loss = cross_entropy(found.flatten(0, 1), labels)
+        inputs, labels = module.probes().chunk(groups), module.probes.labels.chunk(groups)
+        loss = torch.zeros((), device=device)
+        for own, probes, wanted in zip(rows, inputs, labels, strict=True):
+            network = map_network(kinds[kind].network, lambda w, own=own: w[own])
+            found = module.ask(network, probes).logits.flatten(0, 1)
+            loss = loss + cross_entropy(found, wanted.repeat(len(own)))
         loss.backward()
         optimiser.step()
         return loss.detach()
@@ -77,8 +90,10 @@ def find_probes(module: Any, kinds: Sequence[Dataset], seed: int, *, steps: int 
         ask(rows) if run is None else run(ask, rows, of=kind)
 
 
-def _draws(accuracies: Sequence[Tensor], steps: int, seed: int) -> list[tuple[int, Tensor]]:
-    """For each step the kind it asks, and which of its networks."""
+def _draws(
+    accuracies: Sequence[Tensor], steps: int, seed: int, groups: int, asked: int
+) -> list[tuple[int, Tensor]]:
+    """For each step the kind it asks, and which of its networks, ``[groups, networks]``."""
     generator = torch.Generator().manual_seed(seed)
     best = max(float(accuracy.max()) for accuracy in accuracies)
     chances = [(accuracy / max(best, 1e-6)) ** POWER + 1e-3 for accuracy in accuracies]
@@ -89,6 +104,7 @@ def _draws(accuracies: Sequence[Tensor], steps: int, seed: int) -> list[tuple[in
     )
     drawn = []
     for kind in turns.tolist():
-        count = min(BATCH, len(chances[kind]))
-        drawn.append((kind, torch.multinomial(chances[kind], count, generator=generator)))
+        count = min(asked, len(chances[kind]))
+        rows = [torch.multinomial(chances[kind], count, generator=generator) for _ in range(groups)]
+        drawn.append((kind, torch.stack(rows)))
     return drawn

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformer_nfn.prediction.records import RunError
 
-OWN: Mapping[str, dict[str, Any]] = {"whole_network": {"epochs": 16, "batch": 32, "lr": 2e-3}}
+OWN: Mapping[str, dict[str, Any]] = {"whole_network": {"epochs": 30, "batch": 32, "lr": 2e-3}}
 """Where a model is not trained as the paper trains."""
 
 

@@ -67,7 +67,7 @@ def agreed_inputs(
 
 
 class _Asker(nn.Module):
-    """What `find_probes` moves: probes, and what networks answer to them."""
+    """What `find_probes` moves: probes, and how networks are asked."""
 
     positions: Tensor
 
@@ -79,8 +79,8 @@ class _Asker(nn.Module):
         # On the device of the probes: a step on a GPU is captured as a graph, which copies nothing.
         self.register_buffer("positions", arch.positions(), persistent=False)
 
-    def answers(self, network: Mapping[str, Any]) -> Answers:
-        return answers(network, self.probes(), self.positions)
+    def ask(self, network: Mapping[str, Any], inputs: Tensor) -> Answers:
+        return answers(network, inputs, self.positions)
 
 
 @torch.no_grad()

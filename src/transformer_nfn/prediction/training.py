@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts
 from transformer_nfn.prediction.graph_step import GraphSteps
 from transformer_nfn.prediction.kinds import Kinds, as_kinds
 from transformer_nfn.prediction.log import read_log
-from transformer_nfn.prediction.manner import manner_of
+from transformer_nfn.prediction.manner import Read, manner_of
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import LOG_FILE, RunError
@@ -102,6 +102,8 @@ class SeedTrainer:
         self.together = together and self.manner.stacked and (len(seeds) > 1 or on_gpu)
         self.kinds = self.manner.read(kinds)
         self.per_epoch = self.manner.per_epoch(self.kinds.train)
+        self.own = [Read.plain(self.kinds)] * len(seeds)
+        self.begun = 0
         self.epoch = 0
         self.best_epoch = [0] * len(seeds)
         self.val_tau = [-2.0] * len(seeds)
@@ -125,12 +127,15 @@ class SeedTrainer:
         """Batches in one epoch."""
         return sum(steps(count, self.protocol.batch) for count in self.per_epoch)
 
-    def begin(self) -> None:
-        """What modules do before they are trained, see `Manner`."""
-        for seed, module in zip(self.seeds, self.modules, strict=True):
-            self.manner.begin(
-                module, self.kinds.train, seed, self.protocol.epochs, self.epoch == 0
+    def begin(self) -> Iterator[int]:
+        """What modules do before they are trained, see `Manner`; each seed before its turn."""
+        for i, (seed, module) in enumerate(zip(self.seeds, self.modules, strict=True)):
+            yield seed
+            fresh = i >= self.begun
+            self.own[i] = self.manner.begin(
+                module, self.kinds, seed, self.protocol.epochs, fresh
             )
+            self.begun = max(self.begun, i + 1)
 
     def _logits_together(self, network: Mapping[str, Any], shared: bool) -> Tensor:
         base = self.modules[0]
@@ -213,7 +218,7 @@ class SeedTrainer:
         else:
             value = torch.zeros((), device=target.device)
             for i, module in enumerate(self.modules):
-                network = map_network(train.network, lambda w, i=i: w[picks[i]])
+                network = map_network(self.own[i].train[kind], lambda w, i=i: w[picks[i]])
                 loss = self.manner.loss(module.logits(network), target[i])  # type: ignore[operator]
                 loss.backward()
                 value += loss.detach() / len(self.seeds)
@@ -221,23 +226,25 @@ class SeedTrainer:
         return value
 
     @torch.no_grad()
-    def predict(self, data: Dataset) -> Tensor:
-        """What every seed says now, ``[seeds, n]`` between 0 and 1."""
+    def predict(self, kind: int) -> Tensor:
+        """What every seed says now of a kind's validation networks, ``[seeds, n]``, 0 to 1."""
         out = []
-        for start in range(0, len(data), EVALUATE):
-            stop = min(start + EVALUATE, len(data))
-            index = torch.arange(start, stop, device=data.accuracy.device)
-            network = map_network(data.network, lambda w, index=index: w[index])
+        for index in torch.arange(len(self.kinds.val[kind]), device=self.device).split(EVALUATE):
+            picked = [
+                map_network(own.val[kind], lambda w, index=index: w[index])
+                for own in (self.own[:1] if self.together else self.own)
+            ]
             if self.together:
-                out.append(self._logits_together(network, shared=True))
+                out.append(self._logits_together(picked[0], shared=True))
             else:
-                out.append(torch.stack([m.logits(network) for m in self.modules]))  # type: ignore[operator]
+                pairs = zip(self.modules, picked, strict=True)
+                out.append(torch.stack([module.logits(network) for module, network in pairs]))  # type: ignore[operator]
         return torch.sigmoid(torch.cat(out, 1)).cpu()
 
     def select(self) -> list[float]:
         """Measures τ on the validation part and keeps the state of every seed that improved."""
         accuracy = torch.cat([data.accuracy for data in self.kinds.val]).cpu().numpy()
-        said = torch.cat([self.predict(data) for data in self.kinds.val], 1)
+        said = torch.cat([self.predict(kind) for kind in range(len(self.kinds.val))], 1)
         taus = [kendall_tau(accuracy, p.numpy()) for p in said]
         for i, tau in enumerate(taus):
             if tau > self.val_tau[i]:
@@ -262,7 +269,12 @@ class SeedTrainer:
 
     def save(self, path: Path, identity: str) -> None:
         """Writes the whole state, see `training_state`."""
-        about = {"epoch": self.epoch, "best_epoch": self.best_epoch, "val_tau": self.val_tau}
+        about = {
+            "begun": self.begun,
+            "epoch": self.epoch,
+            "best_epoch": self.best_epoch,
+            "val_tau": self.val_tau,
+        }
         write_state(path, identity, self.state, self.best, self.optimiser, about)
 
     def load(self, path: Path, identity: str) -> None:
@@ -273,7 +285,7 @@ class SeedTrainer:
             self.hold_rate(self.rate)
         if self.graphs is not None:
             self.graphs.forget()
-        self.epoch = int(about["epoch"])
+        self.epoch, self.begun = int(about["epoch"]), int(about["begun"])
         self.best_epoch = [int(e) for e in about["best_epoch"]]
         self.val_tau = [float(t) for t in about["val_tau"]]
 
@@ -330,8 +342,13 @@ def train_seeds(
             ) from error
         lines = read_log(folder / LOG_FILE) if (folder / LOG_FILE).is_file() else []
         log = [json.dumps(line) for line in lines if line["epoch"] <= trainer.epoch]
-    trainer.begin()
     saved = time.monotonic()
+    for seed in trainer.begin():
+        if report is not None and trainer.manner.beginning:
+            report({"note": f"seed {seed} {trainer.manner.beginning}"})
+        if state is not None and trainer.begun and time.monotonic() - saved >= save_every:
+            trainer.save(state, identity)
+            saved = time.monotonic()
     while trainer.epoch < protocol.epochs:
         rate = trainer.epoch_rates()[-1]
         loss = trainer.train_epoch()

@@ -18,11 +18,12 @@ from transformer_nfn.models.scales import signed_log, usual
 from transformer_nfn.models.whole_network.answers import Answers, answers
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.probes import Probes
+from transformer_nfn.models.whole_network.reading import answer_width, read_answers
 from transformer_nfn.nn.roles import RoleLayers
 from transformer_nfn.spaces import WeightSpace
 
-INVARIANTS = "invariants"
-"""The part of a network that holds its invariants, where they were computed before."""
+INVARIANTS, ANSWERS = "invariants", "answers"
+"""Parts of a network that hold its invariants and its answers, where they were computed before."""
 FARTHEST = 8.0
 """In standard deviations: beyond what was seen a line is no guide."""
 SURE = 0.02
@@ -67,8 +68,10 @@ class WholeNetwork(Pretrained):
         probes: how many; 0 leaves them out.
         invariants: whether invariants are read.
         channels: of the layers over the whole network; 0 leaves them out.
-        rank: of the matrix of all probes.
+        rank: of the matrix of the probes of a group.
+        groups: of probes, see `Probes`.
         bounded: whether probes are images, of pixels between -1 and 1.
+        logarithms: whether answers are read as logarithms of probabilities, see `read_answers`.
         hidden: neurons that read the answers.
         search: whether training first moves probes to where good networks agree.
         order: price of pairs of networks in the wrong order; 0 leaves cross-entropy alone.
@@ -91,7 +94,9 @@ class WholeNetwork(Pretrained):
         invariants: bool = True,
         channels: int = 0,
         rank: int = 32,
+        groups: int = 1,
         bounded: bool = False,
+        logarithms: bool = False,
         hidden: int = 64,
         search: bool = True,
         order: float = 0.3,
@@ -100,7 +105,7 @@ class WholeNetwork(Pretrained):
         super().__init__()
         sizes = dict(
             tokens=tokens, width=width, classes=classes, probes=probes, channels=channels,
-            rank=rank, hidden=hidden,
+            rank=rank, groups=groups, hidden=hidden,
         )  # fmt: skip
         for name, size in sizes.items():
             if type(size) is not int or size < 0:
@@ -117,35 +122,42 @@ class WholeNetwork(Pretrained):
             invariants=invariants,
             channels=channels,
             rank=rank,
+            groups=groups,
             bounded=bounded,
+            logarithms=logarithms,
             hidden=hidden,
             search=search,
             order=order,
             standard=standard,
         )
         self.search, self.order, self.standard = search, order, standard
+        self.logarithms = logarithms
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
         self.probes = (
-            Probes(probes, tokens, width, classes, rank, bounded=bounded) if probes else None
+            Probes(probes, tokens, width, classes, rank, bounded=bounded, groups=groups)
+            if probes
+            else None
         )
         self.reader = _reader(answer_width(probes, classes), hidden) if probes else None
         count = count_invariants(images) if invariants else 0
         self.register_buffer("mean", torch.zeros(count))
         self.register_buffer("scale", torch.ones(count))
-        self.judge = _reader(count, hidden // 4) if invariants else None
+        self.judge = _reader(count, max(16, hidden // 4)) if invariants else None
         patch = width if images else 0
         self.layers = (
             RoleLayers(channels, classes=classes, patch=patch, tokens=tokens) if channels else None
         )
-        self.weigh = _reader(self.layers.width, hidden // 2) if self.layers is not None else None
+        self.weigh = (
+            _reader(self.layers.width, max(32, hidden // 2)) if self.layers is not None else None
+        )
 
     @property
     def any_task(self) -> bool:
         """Whether networks of other patches, tokens and classes are read: by invariants alone."""
         return self.probes is None and self.layers is None
 
-    def undecayed(self, name: str) -> bool:
-        """Whether weight decay leaves a parameter alone: probes are inputs, not weights."""
+    def is_found(self, name: str) -> bool:
+        """Whether a parameter is found before the readers learn and stays: that of a probe."""
         return name.startswith("probes.")
 
     def misfit(self, found: TaskSizes, trained: TaskSizes) -> str | None:
@@ -180,6 +192,19 @@ class WholeNetwork(Pretrained):
         found = signed_log(whole_invariants(network, self._where(network, positions)))
         return {**network, INVARIANTS: found.to(network["classifier"]["W_1"])}
 
+    @torch.no_grad()
+    def kept(self, network: Mapping[str, Any], positions: Tensor | None = None) -> dict[str, Any]:
+        """All that the readers learn from: weights only where layers read them.
+
+        Probes that stay as they are get the same answers in every epoch.
+        """
+        parts = self.prepared(network, positions) if self.layers is not None else {}
+        if self.judge is not None:
+            parts[INVARIANTS] = self.prepared(network, positions)[INVARIANTS]
+        if self.probes is not None:
+            parts[ANSWERS] = self._answers_read(network, positions)
+        return parts
+
     def standardise(self, *networks: Mapping[str, Any]) -> None:
         """Learns from these networks, of one kind or several, what is usual for an invariant."""
         if self.judge is None or not self.standard:
@@ -193,7 +218,19 @@ class WholeNetwork(Pretrained):
         """What the networks answer to the probes."""
         if self.probes is None:
             raise SpaceError("this model has no probes")
-        return answers(network, self.probes(), self._where(network, positions))
+        return self.ask(network, self.probes(), positions)
+
+    def ask(
+        self, network: Mapping[str, Any], inputs: Tensor, positions: Tensor | None = None
+    ) -> Answers:
+        """What the networks answer to inputs like its probes, ``[inputs, tokens, width]``."""
+        return answers(network, inputs, self._where(network, positions))
+
+    def _answers_read(self, network: Mapping[str, Any], positions: Tensor | None) -> Tensor:
+        if ANSWERS in network:
+            found: Tensor = network[ANSWERS]
+            return found
+        return read_answers(self.answers(network, positions), logarithms=self.logarithms)
 
     def _where(self, network: Mapping[str, Any], given: Tensor | None) -> Tensor:
         """The fixed positions for networks of this width, made once on each device."""
@@ -221,7 +258,7 @@ class WholeNetwork(Pretrained):
     ) -> Iterator[tuple[nn.Module, Tensor]]:
         """Each reader, and what it reads of the networks."""
         if self.reader is not None:
-            yield self.reader, read_answers(self.answers(network, positions))
+            yield self.reader, self._answers_read(network, positions)
         if self.judge is not None:
             x = self.prepared(network, positions)[INVARIANTS]
             yield self.judge, ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
@@ -241,28 +278,6 @@ class WholeNetwork(Pretrained):
     def config(self) -> dict[str, Any]:
         """The arguments that build this model, as JSON values."""
         return {"space": self.space.to_json(), **self._config}
-
-
-def answer_width(probes: int, classes: int) -> int:
-    """How many numbers `read_answers` gives, whatever the width, heads and depth of networks."""
-    return 2 * probes * classes + 2 * probes + 1
-
-
-def read_answers(given: Answers) -> Tensor:
-    """Answers as numbers of middling size: probabilities, logits at scale 1, that scale, tokens."""
-    logits = given.logits - given.logits.mean(-1, keepdim=True)
-    size = (logits.square().mean((1, 2), keepdim=True) + 1e-12).sqrt()
-    usual = given.logits.softmax(-1) - 1 / logits.shape[-1]
-    return torch.cat(
-        [
-            3 * usual.flatten(1),
-            (logits / size).flatten(1),
-            size[:, 0].log().clamp(-FARTHEST, FARTHEST),
-            given.alike.mean(-1),
-            given.alike[..., -1],
-        ],
-        -1,
-    )
 
 
 def order_loss(logits: Tensor, accuracy: Tensor) -> Tensor:

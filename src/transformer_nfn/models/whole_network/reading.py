@@ -1,0 +1,44 @@
+"""What networks answer, as numbers that a small reader can judge them by."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.models.whole_network.answers import Answers
+
+RAREST = 8.0
+"""Logarithms end here: what is rarer, or larger, is as good as impossible."""
+
+
+def answer_width(probes: int, classes: int) -> int:
+    """How many numbers `read_answers` gives, whatever the width, heads and depth of networks."""
+    return 2 * probes * classes + 2 * probes + 1
+
+
+def read_answers(given: Answers, *, logarithms: bool) -> Tensor:
+    """Answers as numbers of middling size, ``[networks, answer_width]``.
+
+    How sure a network is of every class, its logits at scale 1, that scale, and how alike tokens
+    are in the mean over blocks and behind the last.
+
+    Args:
+        given: what the networks answer.
+        logarithms: whether sureness is a probability's logarithm, not the probability.
+    """
+    logits = given.logits - given.logits.mean(-1, keepdim=True)
+    size = (logits.square().mean((1, 2), keepdim=True) + 1e-12).sqrt()
+    if logarithms:
+        sure = given.logits.log_softmax(-1).clamp(min=-RAREST) / 2 + 1
+    else:
+        sure = 3 * (given.logits.softmax(-1) - 1 / logits.shape[-1])
+    return torch.cat(
+        [
+            sure.flatten(1),
+            (logits / size).flatten(1),
+            size[:, 0].log().clamp(-RAREST, RAREST),
+            given.alike.mean(-1),
+            given.alike[..., -1],
+        ],
+        -1,
+    )
