@@ -19,7 +19,7 @@ from transformer_nfn.prediction.probe_search import find_probes, search_steps
 SHORTEST_EPOCH = 512
 """Networks that an epoch of the model of whole networks takes at least."""
 ASKED = 2
-"""Networks that a group of its probes asks in a step: its probes are many, which makes up for it."""
+"""Networks that a group of its probes asks in a step: many probes make up for it."""
 
 
 @dataclass(frozen=True)
