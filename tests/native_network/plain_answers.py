@@ -75,7 +75,7 @@ def _one(
         before = _norm(out) @ w["W_A"] + w["b_A"]
         near.append(before.detach().abs().amin((1, 2)))
         x = before.relu() @ w["W_B"] + w["b_B"]
-        spread.append(_norm(x).mean(1).square().mean(-1))
+        spread.append(_norm(x, 0.0).mean(1).square().mean(-1))
     last = network["classifier"]
     before = _norm(x).mean(1) @ last["W_1"] + last["b_1"]
     near.append(before.detach().abs().amin(1))
@@ -83,5 +83,5 @@ def _one(
     return logits, torch.stack(spread, -1), torch.stack(near).amin(0)
 
 
-def _norm(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:])
+def _norm(x: Tensor, eps: float = 1e-5) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], eps=eps)

@@ -11,19 +11,20 @@
 
 #define ROWS 100   /* of tokens at a time, at most, unless one probe has more */
 #define PORTION 16 /* probes for which the weights of a network are prepared once */
+#define LEAST 1e-30f
 #define SLICES 8   /* of the networks; each sums gradients apart, so that threads do not matter */
 
 typedef struct {
     int n, P, T, Tp, patch, columns, classes, G; /* columns: of a token, whole vectors */
     Layout l;
-    const float *weights, *probes, *pos, *dlogits, *dspread;
+    const float *weights, *probes, *pos, *dlogits;
     float *logits, *spread, *dprobes, *kept;
     long record; /* of what is kept of a group of probes in one network */
 } Task;
 
 typedef struct { /* what the way back needs */
     Kept block[BLOCKS];
-    float *z[BLOCKS], *nf, *rf, *c1;
+    float *z, *nf, *rf, *c1;
 } Record;
 
 typedef struct {
@@ -38,9 +39,9 @@ static long carve_record(const Task *task, Record *s, float *base) {
     for (int i = 0; i < BLOCKS; i++) {
         CUT(block[i].n1, R * D) CUT(block[i].r1, R) CUT(block[i].qkv, R * 3 * D)
         CUT(block[i].P, R * H * task->Tp) CUT(block[i].n2, R * D) CUT(block[i].r2, R)
-        CUT(block[i].hid, R * F) CUT(z[i], G * D)
+        CUT(block[i].hid, R * F)
     }
-    CUT(nf, R * D) CUT(rf, R) CUT(c1, G * D)
+    CUT(nf, R * D) CUT(rf, R) CUT(z, G * D) CUT(c1, G * D)
     return at + PAD(VL); /* readable behind the last, see LAST_TILE */
 }
 
@@ -61,7 +62,7 @@ static long carve(const Task *task, Scratch *s, float *base) {
     return at + VL;
 }
 
-/* Logits of G probes, and in z the mean token behind each block and its LayerNorm. */
+/* Logits of G probes, and in z the mean token behind the last LayerNorm. */
 static void forward(const Task *task, const float *w, Scratch *s, Record *r, int G,
                     const float *x) {
     int T = task->T;
@@ -69,44 +70,38 @@ static void forward(const Task *task, const float *w, Scratch *s, Record *r, int
     for (int i = 0; i < BLOCKS; i++) {
         r->block[i].a = s->a;
         attention(&task->l, w, i, r->block + i, G, T, task->Tp, s->kt, s->h);
-        if (i) mean_rows(G, T, r->block[i].n1, r->z[i - 1]);
         neurons(&task->l, w, i, r->block + i, G * T, s->h);
     }
     norm(G * T, s->h, r->nf, r->rf);
-    mean_rows(G, T, r->nf, r->z[BLOCKS - 1]);
-    classify(&task->l, w, &s->turned, G, r->z[BLOCKS - 1], r->c1, s->logits);
+    mean_rows(G, T, r->nf, r->z);
+    classify(&task->l, w, &s->turned, G, r->z, r->c1, s->logits);
 }
 
-static float mean_square(const float *z) {
-    vf q = {0};
-    for (int d = 0; d < D; d += VL) q += load(z + d) * load(z + d);
-    return sum(q) / D;
-}
-
-/* Adds to the gradients of mean tokens what the spread behind block i says; dspread is of G probes,
-   one after the other. */
-static void spread_back(int G, int i, const float *dspread, const float *z, float *dz) {
-    for (int g = 0; g < G; g++)
-        for (int d = g * D; d < (g + 1) * D; d += VL)
-            store(dz + d, load(dz + d) + load(z + d) * (dspread[g * BLOCKS + i] * 2.0f / D));
+/* How alike T tokens n behind a LayerNorm are: the mean square of their mean, each brought to mean
+   square 1 before, because LayerNorm leaves small ones smaller and so would tell how large they were. */
+static float alike(int T, const float *n) {
+    vf mean[D / VL] = {{0}}, square = {0};
+    for (int t = 0; t < T; t++, n += D) {
+        vf q = {0};
+        for (int d = 0; d < D; d += VL) q += load(n + d) * load(n + d);
+        float size = sum(q) / D, to_one = 1 / sqrtf(size > LEAST ? size : LEAST);
+        for (int d = 0; d < D; d += VL) mean[d / VL] += load(n + d) * to_one;
+    }
+    for (int d = 0; d < D / VL; d++) square += mean[d] * mean[d];
+    return sum(square) / ((float)D * T * T);
 }
 
 /* The gradient of G probes, whole vectors a token; s->logits holds that of the logits. */
-static const float *backward(const Task *task, Scratch *s, const Record *r, int G,
-                             const float *dspread) {
+static const float *backward(const Task *task, Scratch *s, const Record *r, int G) {
     int T = task->T, R = G * T;
     const Turned *t = &s->turned;
     classify_back(t, G, s->logits, r->c1, s->dc, s->dz);
-    spread_back(G, BLOCKS - 1, dspread, r->z[BLOCKS - 1], s->dz);
     mean_rows_back(G, T, s->dz, s->g);
     norm_back(R, s->g, r->nf, r->rf, s->g);
     for (int i = BLOCKS - 1; i >= 0; i--) {
         neurons_back(t, i, r->block + i, R, s->g, s->ghid);
         attention_back(t, i, r->block + i, G, T, task->Tp, s->g, s->gqkv, s->kt, s->da, s->ds);
-        memset(s->dz, 0, G * D * sizeof(float));
-        if (i) spread_back(G, i - 1, dspread, r->z[i - 1], s->dz);
-        mean_rows_back(G, T, s->dz, s->g);
-        matmul(R, D, 3 * D, s->gqkv, 3 * D, 1, t->qkvT[i], D, s->g, D, 1);
+        matmul(R, D, 3 * D, s->gqkv, 3 * D, 1, t->qkvT[i], D, s->g, D, 0);
         norm_back(R, s->g, r->block[i].n1, r->block[i].r1, s->g);
     }
     if (!task->patch) return s->g;
@@ -128,7 +123,8 @@ static void write_answers(const Task *task, const Scratch *s, const Record *r, i
         memcpy(task->logits + pair * task->classes, s->logits + g * LOGITS,
                task->classes * sizeof(float));
         for (int i = 0; i < BLOCKS; i++)
-            task->spread[pair * BLOCKS + i] = mean_square(r->z[i] + g * D);
+            task->spread[pair * BLOCKS + i] = alike(
+                task->T, (i < BLOCKS - 1 ? r->block[i + 1].n1 : r->nf) + g * task->T * D);
     }
 }
 
@@ -139,7 +135,7 @@ static void add_gradient(const Task *task, Scratch *s, const Record *r, int G, l
     for (int g = 0; g < G; g++)
         memcpy(s->logits + g * LOGITS, task->dlogits + (pair + g) * task->classes,
                task->classes * sizeof(float));
-    const float *dx = backward(task, s, r, G, task->dspread + pair * BLOCKS);
+    const float *dx = backward(task, s, r, G);
     for (int i = 0; i < G * task->T; i++)
         for (int c = 0; c < width; c++) out[i * width + c] += dx[i * task->columns + c];
 }
@@ -186,16 +182,15 @@ long tnfn_kept(int P, int T) {
 int tnfn_slices(void) { return SLICES; }
 
 /* Logits [n, P, classes] and spread [n, P, BLOCKS] of n networks on P probes [P, T, patch], or, where
-   dprobes is given, what their gradients make of it: [SLICES, P, T, patch], zeros before. Word
+   dprobes is given, what the logits' gradients make of it: [SLICES, P, T, patch], zeros before. Word
    vectors have no patch (0) but D columns. kept is what tnfn_kept asks for, written where answers are
    asked for and read where gradients are; or null. Returns 1 where memory is missing. */
 int tnfn_probe(int n, int P, int T, int patch, int classes, const float *weights,
                const float *probes, const float *pos, float *logits, float *spread,
-               const float *dlogits, const float *dspread, float *dprobes, float *kept,
-               int threads) {
+               const float *dlogits, float *dprobes, float *kept, int threads) {
     Task task = {n, P, T, WHOLE(T), patch, patch ? WHOLE(patch) : D, classes, group_size(T),
-                 layout(patch, classes), weights, probes, pos, dlogits, dspread, logits, spread,
-                 dprobes, kept, 0};
+                 layout(patch, classes), weights, probes, pos, dlogits, logits, spread, dprobes,
+                 kept, 0};
     int portions = (P + PORTION - 1) / PORTION, failed = 0;
     Scratch measure;
     task.record = carve_record(&task, &measure.record, 0);

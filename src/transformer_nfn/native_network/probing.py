@@ -70,9 +70,9 @@ def probe_answers(
 ) -> tuple[Tensor, Tensor]:
     """Logits ``[n, P, classes]`` of every network on every probe, and spread ``[n, P, blocks]``.
 
-    The spread behind a block is the mean square of the mean token after LayerNorm: 1 where all
-    tokens are one vector. Differentiable once, with respect to the probes. The same numbers to the
-    bit whatever the number of threads.
+    The spread behind a block is the mean square of the mean token after LayerNorm, tokens brought
+    to mean square 1: 1 where all tokens are one vector. Logits are differentiable once, with
+    respect to the probes; spread is not. The same bits whatever the number of threads.
 
     Args:
         network: a `models.Network` that `fits`.
@@ -113,20 +113,20 @@ class _ProbeAnswers(torch.autograd.Function):
         pairs = len(weights), len(probes)
         logits = torch.empty(*pairs, sizes.classes)
         spread = torch.empty(*pairs, sizes.compiled.blocks)
-        _run(sizes, weights, probes, positions, logits, spread, None, None, None, kept)
+        _run(sizes, weights, probes, positions, logits, spread, None, None, kept)
+        ctx.mark_non_differentiable(spread)
         return logits, spread
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, dlogits: Tensor, dspread: Tensor
+        ctx: Any, dlogits: Tensor, _: Tensor | None
     ) -> tuple[Tensor, None, None, None, None]:
         probes, weights, positions = ctx.saved_tensors
         lib = _library(ctx.sizes.compiled)
         parts = torch.zeros(lib.tnfn_slices(), *probes.shape)
-        given = dlogits.contiguous(), dspread.contiguous()
         kept = _room.of(ctx.guest)
-        _run(ctx.sizes, weights, probes, positions, None, None, *given, parts, kept)
+        _run(ctx.sizes, weights, probes, positions, None, None, dlogits.contiguous(), parts, kept)
         return parts.sum(0), None, None, None, None
 
 
@@ -169,7 +169,7 @@ def library(sizes: CompiledSizes) -> tuple[ctypes.CDLL | None, str]:
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
-    lib.tnfn_probe.argtypes = [ctypes.c_int] * 5 + [ctypes.c_void_p] * 9 + [ctypes.c_int]
+    lib.tnfn_probe.argtypes = [ctypes.c_int] * 5 + [ctypes.c_void_p] * 8 + [ctypes.c_int]
     lib.tnfn_probe.restype = ctypes.c_int
     lib.tnfn_kept.argtypes = [ctypes.c_int] * 2
     lib.tnfn_kept.restype = ctypes.c_long

@@ -19,6 +19,8 @@ from transformer_nfn import native_network
 from transformer_nfn.architectures.zoo_network import EPS
 from transformer_nfn.models.network import map_network
 
+LEAST = 1e-30
+"""Tokens of a smaller mean square are nothing."""
 CHUNK = 16
 """Networks at a time where nothing is differentiated: their activations stay in the cache."""
 
@@ -29,7 +31,7 @@ class Answers(NamedTuple):
     Attributes:
         logits: ``[networks, inputs, classes]``.
         alike: ``[networks, inputs, blocks]``: how alike the tokens are behind each block, 1 where
-            all are one vector.
+            all are one vector. Of directions alone: scales that LayerNorm discards do not show.
     """
 
     logits: Tensor
@@ -73,12 +75,17 @@ def _answers(network: Mapping[str, Any], inputs: Tensor, positions: Tensor) -> A
     alike = []
     for block in network["blocks"]:
         x = _block({name: w[:, 0] for name, w in block.items()}, F.layer_norm(x, (D,), eps=EPS))
-        normal = F.layer_norm(x, (D,), eps=EPS)
-        alike.append(normal.mean(2).square().mean(-1))
+        alike.append(_alike(F.layer_norm(x, (D,), eps=EPS).detach()))
     pooled = F.layer_norm(x, (D,), eps=EPS).mean(2)
     hidden = torch.baddbmm(last["b_1"][:, None], pooled, last["W_1"]).relu()
     logits = torch.baddbmm(last["b_2"][:, None], hidden, last["W_2"])
     return Answers(logits, torch.stack(alike, -1))
+
+
+def _alike(x: Tensor) -> Tensor:
+    """Tokens ``[n, inputs, T, D]`` are brought to mean square 1, which LayerNorm's ε forbids."""
+    size = x.square().mean(-1, keepdim=True).clamp(min=LEAST)
+    return (x * size.rsqrt()).mean(2).square().mean(-1)
 
 
 def _block(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
