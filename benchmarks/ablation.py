@@ -53,7 +53,7 @@ ROWS: Mapping[str, Row] = {
     "probes-layers": Row("probes and layers", {"parts": ["probes", "layers"]}),
     "invariants-layers": Row("invariants and layers", {"parts": ["invariants", "layers"]}),
     "no-checkpoints": Row(f"without other checkpoints than that at {PERCENT} %", {}, False),
-    "no-search": Row("without the search of probes (from noise)", {"search": False}),
+    "no-search": Row("without the search of probes (noise)", {"search": False}),
     "no-bounds": Row("without bounds on pixels", {"bounded": False}),
     "no-order": Row("without the price of wrong order", {"order": 0.0}),
     "no-standard": Row("without normalised invariants", {"standard": False}),
@@ -62,8 +62,10 @@ ROWS: Mapping[str, Row] = {
         {"search": False, "order": 0.0, "standard": False},
         all_checkpoints=False,
     ),
-    "probes-32": Row("32 probes", {"probes": 32}),
-    "probes-128": Row("128 probes", {"probes": 128}),
+    "no-logarithms": Row("probabilities in place of their logarithms", {"logarithms": False}),
+    "one-group": Row("one group of probes", {"groups": 1}),
+    "probes-64": Row("64 probes", {"probes": 64, "hidden": 64}),
+    "probes-256": Row("256 probes", {"probes": 256, "hidden": 32}),
 }
 HEADER = (
     "| Model | Parameters | τ, each seed | together | τ from 80 %, each seed | together |\n"
