@@ -16,7 +16,7 @@ from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.kinds import Kinds
 from transformer_nfn.prediction.probe_search import find_probes, search_steps
 
-SHORTEST_EPOCH = 512
+SHORTEST_EPOCH = 192
 """Networks that an epoch of the model of whole networks takes at least."""
 ASKED = 2
 """Networks that a group of its probes asks in a step: many probes make up for it."""
