@@ -30,6 +30,11 @@ ENDINGS: dict[str, tuple[BaseException, int, str]] = {
     ),
     "interrupted": (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
     "end of input": (EOFError(), INTERNAL_FAULT, "internal error: EOFError"),
+    "GPU": (
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        INTERNAL_FAULT,
+        "the GPU broke off (CUDA error: an illegal memory access was encountered); what a build",
+    ),
     "fault": (RuntimeError("?"), INTERNAL_FAULT, "internal error: RuntimeError (?)"),
     "index": (IndexError("out of range"), INTERNAL_FAULT, "internal error: IndexError (out of"),
     "recursion": (RecursionError("deep"), INTERNAL_FAULT, "internal error: RecursionError"),

@@ -52,6 +52,13 @@ def explained() -> Iterator[None]:
             _end(REFUSED, "error: there is not enough memory for this")
         if _is_of_the_command_line(error):
             raise
+        if _is_of_the_gpu(error):
+            _end(
+                INTERNAL_FAULT,
+                f"internal error: the GPU broke off{_detail(error)}; what a build or a training "
+                "had finished is kept: run the same command again, and report it if it breaks "
+                "off again",
+            )
         _end(
             INTERNAL_FAULT,
             f"internal error: {type(error).__name__}{_detail(error)}; this is a fault of "
@@ -120,6 +127,11 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and (
         "can't allocate memory" in text or "not enough memory" in text or "out of memory" in text
     )
+
+
+def _is_of_the_gpu(error: Exception) -> bool:
+    """Whether a GPU lost its work, after which nothing in this process can use it."""
+    return isinstance(error, RuntimeError) and "CUDA error" in str(error)
 
 
 def _is_of_the_command_line(error: Exception) -> bool:
