@@ -33,7 +33,7 @@ ENDINGS: dict[str, tuple[BaseException, int, str]] = {
     "GPU": (
         RuntimeError("CUDA error: an illegal memory access was encountered"),
         INTERNAL_FAULT,
-        "internal error: the GPU broke off (CUDA error: an illegal memory access was encountered); ",
+        "internal error: the GPU broke off (CUDA error: an illegal memory access was",
     ),
     "fault": (RuntimeError("?"), INTERNAL_FAULT, "internal error: RuntimeError (?)"),
     "index": (IndexError("out of range"), INTERNAL_FAULT, "internal error: IndexError (out of"),

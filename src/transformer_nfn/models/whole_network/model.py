@@ -78,7 +78,7 @@ class WholeNetwork(Pretrained):
         standard: whether invariants are read relative to what is usual.
     """
 
-    weight_decay = 1.0
+    weight_decay = 0.1
     mean: Tensor
     scale: Tensor
 
