@@ -11,7 +11,7 @@
 
 #define ROWS 100   /* of tokens at a time, at most, unless one probe has more */
 #define PORTION 16 /* probes for which the weights of a network are prepared once */
-#define LEAST 1e-30f
+#define LEAST 1e-8f
 #define SLICES 8   /* of the networks; each sums gradients apart, so that threads do not matter */
 
 typedef struct {

@@ -19,7 +19,7 @@ from transformer_nfn import native_network
 from transformer_nfn.architectures.zoo_network import EPS
 from transformer_nfn.models.network import map_network
 
-LEAST = 1e-30
+LEAST = 1e-8
 """Tokens of a smaller mean square are nothing."""
 CHUNK = 16
 """Networks at a time where nothing is differentiated: their activations stay in the cache."""
