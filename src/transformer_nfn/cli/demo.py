@@ -51,8 +51,8 @@ class Size:
 
 QUICK_TIME = "a minute"
 """How long the quick demo takes, in words, on two Arm cores with nothing else to do."""
-FULL = Size(runs=192, zoo_epochs=12, seeds=3, epochs=40, probe_epochs=4)
-QUICK = Size(runs=64, zoo_epochs=4, seeds=2, epochs=15, probe_epochs=1)
+FULL = Size(runs=192, zoo_epochs=12, seeds=3, epochs=40, probe_epochs=20)
+QUICK = Size(runs=64, zoo_epochs=4, seeds=2, epochs=15, probe_epochs=4)
 
 
 def demo_command(

@@ -91,7 +91,7 @@ class WholeNetworkManner(Manner):
 
     def per_epoch(self, train: Sequence[Dataset]) -> list[int]:
         """One checkpoint a run; of a few runs more, or it is over after a handful of steps."""
-        runs = [len(np.unique(data.columns["run"].astype(str))) for data in train]
+        runs = [_runs(data) for data in train]
         total = sum(runs)
         return [-(-n * max(total, SHORTEST_EPOCH) // total) for n in runs]
 
@@ -102,7 +102,8 @@ class WholeNetworkManner(Manner):
         assert isinstance(module, WholeNetwork)
         module.standardise(*(data.network for data in kinds.train))
         if fresh and module.search:
-            find_probes(module, kinds.train, seed, steps=search_steps(epochs), asked=ASKED)
+            steps = search_steps(epochs, sum(_runs(data) for data in kinds.train))
+            find_probes(module, kinds.train, seed, steps=steps, asked=ASKED)
         return Read(*([module.kept(d.network) for d in part] for part in (kinds.train, kinds.val)))
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
@@ -128,6 +129,11 @@ def prepared(module: Any, data: Dataset) -> Dataset:
     if not isinstance(module, WholeNetwork):
         return data
     return replace(data, network=cast("Network", module.prepared(data.network)))
+
+
+def _runs(data: Dataset) -> int:
+    """How many runs the networks are of."""
+    return len(np.unique(data.columns["run"].astype(str)))
 
 
 def _within(name: str) -> str:
