@@ -39,7 +39,7 @@ class Size:
             that the predictors read.
         seeds: of every predictor.
         epochs: of the neural predictors.
-        probe_epochs: of the one that learns probes.
+        probe_epochs: of the one that asks probes.
     """
 
     runs: int

@@ -18,21 +18,21 @@ from transformer_nfn.prediction.probe_search import find_probes, search_steps
 
 SHORTEST_EPOCH = 192
 """Networks that an epoch of the model of whole networks takes at least."""
-ASKED = 2
-"""Networks that a group of its probes asks in a step: many probes make up for it."""
+GROUP_ASKS = 2
+"""Networks that each of its groups asks in a step of the search: many probes make up for few."""
 
 
 @dataclass(frozen=True)
-class Read:
+class AsRead:
     """The networks of each kind as one module reads them: to learn from, and to be chosen by."""
 
     train: Sequence[Mapping[str, Any]]
     val: Sequence[Mapping[str, Any]]
 
     @staticmethod
-    def plain(kinds: Kinds) -> Read:
+    def plain(kinds: Kinds) -> AsRead:
         """As they are."""
-        return Read([data.network for data in kinds.train], [data.network for data in kinds.val])
+        return AsRead([data.network for data in kinds.train], [data.network for data in kinds.val])
 
 
 class Manner:
@@ -56,9 +56,9 @@ class Manner:
 
     def begin(
         self, module: nn.Module, kinds: Kinds, seed: int, epochs: int, fresh: bool
-    ) -> Read:
+    ) -> AsRead:
         """What a module does before it is trained; ``fresh`` unless a killed training goes on."""
-        return Read.plain(kinds)
+        return AsRead.plain(kinds)
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """Of one seed on one batch."""
@@ -97,14 +97,15 @@ class WholeNetworkManner(Manner):
 
     def begin(
         self, module: nn.Module, kinds: Kinds, seed: int, epochs: int, fresh: bool
-    ) -> Read:
+    ) -> AsRead:
         """Learns what invariants are usual, finds where good networks agree, and asks all there."""
         assert isinstance(module, WholeNetwork)
         module.standardise(*(data.network for data in kinds.train))
         if fresh and module.search:
             steps = search_steps(epochs, sum(_runs(data) for data in kinds.train))
-            find_probes(module, kinds.train, seed, steps=steps, asked=ASKED)
-        return Read(*([module.kept(d.network) for d in part] for part in (kinds.train, kinds.val)))
+            find_probes(module, kinds.train, seed, steps=steps, asked=GROUP_ASKS)
+        train, val = ([module.kept(d.network) for d in part] for part in (kinds.train, kinds.val))
+        return AsRead(train, val)
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """The model's own."""

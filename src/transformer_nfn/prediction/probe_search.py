@@ -21,8 +21,8 @@ from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.graph_step import GraphSteps
 
 STEPS = 480
-STEPS_AN_EPOCH, STEPS_A_NETWORK = 60, 1
-"""In a training of a few epochs, or of a few networks, the search is short too."""
+STEPS_AN_EPOCH = 60
+"""In a training of a few epochs the search is short too; so it is of a few networks."""
 ASKED = 8
 """Networks a group asks in a step: few, so that a probe is what some agree on, not all."""
 POWER = 6
@@ -32,7 +32,7 @@ RATE = 0.01
 
 def search_steps(epochs: int, networks: int = STEPS) -> int:
     """How many steps the search takes before a training of so many epochs and networks."""
-    return min(STEPS, STEPS_AN_EPOCH * epochs, STEPS_A_NETWORK * networks)
+    return min(STEPS, STEPS_AN_EPOCH * epochs, networks)
 
 
 def find_probes(

@@ -22,7 +22,7 @@ from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts
 from transformer_nfn.prediction.graph_step import GraphSteps
 from transformer_nfn.prediction.kinds import Kinds, as_kinds
 from transformer_nfn.prediction.log import read_log
-from transformer_nfn.prediction.manner import Read, manner_of
+from transformer_nfn.prediction.manner import AsRead, manner_of
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import LOG_FILE, RunError
@@ -102,7 +102,7 @@ class SeedTrainer:
         self.together = together and self.manner.stacked and (len(seeds) > 1 or on_gpu)
         self.kinds = self.manner.read(kinds)
         self.per_epoch = self.manner.per_epoch(self.kinds.train)
-        self.own = [Read.plain(self.kinds)] * len(seeds)
+        self.own = [AsRead.plain(self.kinds)] * len(seeds)
         self.begun = 0
         self.epoch = 0
         self.best_epoch = [0] * len(seeds)

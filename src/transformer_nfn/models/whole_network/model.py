@@ -198,9 +198,9 @@ class WholeNetwork(Pretrained):
 
         Probes that stay as they are get the same answers in every epoch.
         """
-        parts = self.prepared(network, positions) if self.layers is not None else {}
-        if self.judge is not None:
-            parts[INVARIANTS] = self.prepared(network, positions)[INVARIANTS]
+        parts = self.prepared(network, positions)
+        if self.layers is None:
+            parts = {name: part for name, part in parts.items() if name == INVARIANTS}
         if self.probes is not None:
             parts[ANSWERS] = self._answers_read(network, positions)
         return parts
