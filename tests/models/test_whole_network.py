@@ -11,7 +11,7 @@ from transformer_nfn.models.whole_network.answers import CHUNK, answers
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.model import order_loss
 from transformer_nfn.models.whole_network.probes import Probes
-from transformer_nfn.models.whole_network.reading import answer_width, read_answers
+from transformer_nfn.models.whole_network.reading import answer_width, read_answers, told_apart
 from transformer_nfn.spaces import attention_block
 
 TOKENS, CLASSES, PATCH = 7, 5, 6
@@ -231,10 +231,30 @@ def test_probes_of_images_lie_between_black_and_white_and_start_dark():
 def test_a_model_from_before_bounds_and_groups_is_read_without():
     _, named = networks(dtype=torch.float32)
     reader = model({k: w.double() for k, w in named.items()})
-    newer = ("bounded", "groups", "logarithms", "space")
+    newer = ("answers_first", "bounded", "groups", "logarithms", "space")
     config = {k: v for k, v in reader.config.items() if k not in newer}
     before = WholeNetwork(reader.space, **config)
     assert (before.probes.bounded, before.logarithms, before.probes.groups) == (False, False, 1)
+    assert not before.answers_first
+
+
+@pytest.mark.parametrize("logarithms", [False, True])
+def test_weights_count_only_where_answers_differ_from_probe_to_probe(logarithms):
+    _, named = networks()
+    named["classifier.W_2"][0] = 0  # the first answers everything by its biases
+    network = network_of(named)
+    options = {"answers_first": True, "logarithms": logarithms, "channels": 2}
+    reader = model(named, **options)
+    with torch.no_grad():
+        share = told_apart(reader.kept(network)["answers"], 6, CLASSES)
+        assert float(share[0]) == 0
+        assert float(share[1:].min()) > 0.99
+        said = reader.logits(network)
+        for part in (reader.judge, reader.weigh):
+            part[-1].bias += 3.0
+        moved = reader.logits(network) - said
+    assert float(moved[0]) == 0
+    torch.testing.assert_close(moved[1:], 6 * share[1:])
 
 
 def test_what_rounding_leaves_of_a_dead_neuron_is_not_seen():

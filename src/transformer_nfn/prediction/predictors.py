@@ -74,7 +74,7 @@ def _whole_network(data: Dataset, **options: Any) -> nn.Module:
     assert embedding is None or isinstance(embedding, Mapping)
     classes = last["W_2"].shape[-1]
     own = {"probes": _probes_for(classes), "groups": GROUPS, "rank": 32, "hidden": 16}
-    own |= {"bounded": embedding is not None, "logarithms": True}
+    own |= {"bounded": embedding is not None, "logarithms": True, "answers_first": True}
     return models.WholeNetwork(
         data.block_space,
         tokens=min(data.tokens or LONGEST, LONGEST),

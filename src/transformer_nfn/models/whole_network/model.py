@@ -18,7 +18,7 @@ from transformer_nfn.models.scales import signed_log, usual
 from transformer_nfn.models.whole_network.answers import Answers, answers
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.probes import Probes
-from transformer_nfn.models.whole_network.reading import answer_width, read_answers
+from transformer_nfn.models.whole_network.reading import answer_width, read_answers, told_apart
 from transformer_nfn.nn.roles import RoleLayers
 from transformer_nfn.spaces import WeightSpace
 
@@ -72,6 +72,8 @@ class WholeNetwork(Pretrained):
         groups: of probes, see `Probes`.
         bounded: whether probes are images, of pixels between -1 and 1.
         logarithms: whether answers are read as logarithms of probabilities, see `read_answers`.
+        answers_first: whether weights are read only of networks that answer different probes
+            differently: of one that does nothing its normal form is rounding.
         hidden: neurons that read the answers.
         search: whether training first moves probes to where good networks agree.
         order: price of pairs of networks in the wrong order; 0 leaves cross-entropy alone.
@@ -97,6 +99,7 @@ class WholeNetwork(Pretrained):
         groups: int = 1,
         bounded: bool = False,
         logarithms: bool = False,
+        answers_first: bool = False,
         hidden: int = 64,
         search: bool = True,
         order: float = 0.3,
@@ -125,13 +128,14 @@ class WholeNetwork(Pretrained):
             groups=groups,
             bounded=bounded,
             logarithms=logarithms,
+            answers_first=answers_first,
             hidden=hidden,
             search=search,
             order=order,
             standard=standard,
         )
         self.search, self.order, self.standard = search, order, standard
-        self.logarithms = logarithms
+        self.logarithms, self.answers_first = logarithms, answers_first
         self._positions: dict[tuple[int, torch.device], Tensor] = {}
         self.probes = (
             Probes(probes, tokens, width, classes, rank, bounded=bounded, groups=groups)
@@ -202,7 +206,7 @@ class WholeNetwork(Pretrained):
         if self.layers is None:
             parts = {name: part for name, part in parts.items() if name == INVARIANTS}
         if self.probes is not None:
-            parts[ANSWERS] = self._answers_read(network, positions)
+            parts[ANSWERS] = self._asked(network, positions)[ANSWERS]
         return parts
 
     def standardise(self, *networks: Mapping[str, Any]) -> None:
@@ -226,11 +230,18 @@ class WholeNetwork(Pretrained):
         """What the networks answer to inputs like its probes, ``[inputs, tokens, width]``."""
         return answers(network, inputs, self._where(network, positions))
 
-    def _answers_read(self, network: Mapping[str, Any], positions: Tensor | None) -> Tensor:
-        if ANSWERS in network:
-            found: Tensor = network[ANSWERS]
-            return found
-        return read_answers(self.answers(network, positions), logarithms=self.logarithms)
+    def _asked(self, network: Mapping[str, Any], positions: Tensor | None) -> Mapping[str, Any]:
+        """The network with what it answers beside its weights, so that it is asked once."""
+        if self.probes is None or ANSWERS in network:
+            return network
+        given = self.answers(network, positions)
+        return {**network, ANSWERS: read_answers(given, logarithms=self.logarithms)}
+
+    def _share(self, network: Mapping[str, Any]) -> Tensor | float:
+        """How much what weights say counts, of networks that were asked: ``[batch]``, or all."""
+        if self.probes is None or not self.answers_first:
+            return 1.0
+        return told_apart(network[ANSWERS], self._config["probes"], self._config["classes"])
 
     def _where(self, network: Mapping[str, Any], given: Tensor | None) -> Tensor:
         """The fixed positions for networks of this width, made once on each device."""
@@ -244,21 +255,24 @@ class WholeNetwork(Pretrained):
 
     def logits(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
+        network = self._asked(network, positions)
         out = torch.zeros((), device=self.mean.device)
         for read, seen in self._readings(network, positions):
-            out = out + read(seen).squeeze(-1)
+            said = read(seen).squeeze(-1)
+            out = out + (said if read is self.reader else self._share(network) * said)
         return out
 
     def reading(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
         """Everything it judges networks by, ``[batch, F]``: as much of networks of any size."""
+        network = self._asked(network, positions)
         return torch.cat([seen for _, seen in self._readings(network, positions)], -1)
 
     def _readings(
         self, network: Mapping[str, Any], positions: Tensor | None
     ) -> Iterator[tuple[nn.Module, Tensor]]:
-        """Each reader, and what it reads of the networks."""
+        """Each reader, and what it reads of networks that were asked."""
         if self.reader is not None:
-            yield self.reader, self._answers_read(network, positions)
+            yield self.reader, network[ANSWERS]
         if self.judge is not None:
             x = self.prepared(network, positions)[INVARIANTS]
             yield self.judge, ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)

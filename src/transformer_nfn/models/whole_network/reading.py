@@ -9,6 +9,8 @@ from transformer_nfn.models.whole_network.answers import Answers
 
 RAREST = 8.0
 """Logarithms end here: what is rarer, or larger, is as good as impossible."""
+SAME = 1e-3
+"""How sure a network is of a class differs from probe to probe by no more: it answers all alike."""
 
 
 def answer_width(probes: int, classes: int) -> int:
@@ -42,3 +44,16 @@ def read_answers(given: Answers, *, logarithms: bool) -> Tensor:
         ],
         -1,
     )
+
+
+def told_apart(read: Tensor, probes: int, classes: int) -> Tensor:
+    """Whether networks answer different probes differently, ``[networks]``: 0 if alike, or 1.
+
+    Args:
+        read: what `read_answers` gave.
+        probes: how many there are.
+        classes: of the networks' task.
+    """
+    sure = read[:, : probes * classes].unflatten(1, (probes, classes))
+    spread: Tensor = sure.var(1, correction=0).mean(-1)
+    return spread / (spread + SAME**2)
