@@ -28,11 +28,15 @@ class Damaged:
         train: relatives of networks to learn from.
         val: of those that calibrate. None of a run that tests.
         train_drop: by how much accuracy fell, from that of the network it was, ``[n]``.
+        train_kinds: what was done to each of ``train``, ``[n]`` of words.
+        val_kinds: to each of ``val``.
     """
 
     train: Dataset
     val: Dataset
     train_drop: torch.Tensor
+    train_kinds: np.ndarray
+    val_kinds: np.ndarray
 
     @property
     def counts(self) -> dict[str, int]:
@@ -82,7 +86,8 @@ def load_damaged(
     train, val = (load_rows(damaged, np.array(rows)) for rows in chosen)
     before = zoo.table["test_accuracy"][[told[row].row for row in chosen[0]]]
     drop = torch.as_tensor(before, dtype=torch.float32) - train.accuracy
-    return Damaged(train, val, drop)
+    kinds = [np.array([told[row].kind for row in rows]) for rows in chosen]
+    return Damaged(train, val, drop, *kinds)
 
 
 def _check_parents(damaged: Zoo, zoo: Zoo, told: list[Damage]) -> None:

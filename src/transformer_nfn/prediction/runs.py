@@ -184,11 +184,13 @@ def _guard(
     """The guard, and for the summary how it does on the healthy networks of the test part."""
     arch = NetworkSizes.from_json(zoo["architecture"])
     val, test = parts.val.to("cpu"), parts.test.to("cpu")
-    on_val, on_damaged, on_test = (
-        mean_prediction(predictors, data) for data in (val, damaged.val, test)
+    on_val, on_test, *on_damaged = (
+        mean_prediction(predictors, data) for data in (val, test, damaged.train, damaged.val)
     )
     steps = search_steps(epochs)
-    guard = fit_guard(parts, damaged, arch, on_val, on_damaged, steps=steps)
+    guard = fit_guard(
+        parts, damaged, arch, on_val, (on_damaged[0], on_damaged[1]), steps=steps
+    )
     judged = guard.judge(test, arch, on_test)
     truth, said = test.truth, judged.accuracy.numpy()
     found = scores(truth, said)
