@@ -26,7 +26,7 @@ from transformer_nfn.prediction.records import RunError
 from transformer_nfn.prediction.responses import agreed_inputs
 from transformer_nfn.zoo import NetworkSizes
 
-HARM_ALARM, FIT_ALARM, GAP_ALARM = 0.0075, 0.0025, 0.015
+HARM_ALARM, FIT_ALARM, GAP_ALARM = 0.0075, 0.0025, 0.02
 """Of healthy networks, the share that each sign of strangeness may take for strange."""
 HEALTHY_LEVEL = 0.99
 """Of healthy networks without a warning, the share that intervals hold for."""
