@@ -1,10 +1,10 @@
 """Fits a guard beside a run folder that is kept, without training its predictors again.
 
-python tools/guard_run.py RUN ZOO DAMAGED [--split-seed 0]
+python tools/guard_run.py RUN ZOO DAMAGED… [--split-seed 0]
 
 RUN: a run folder, changed in place (guard.safetensors, and `guarded` in its run.json).
 ZOO: networks of its sizes that are new to it, or the zoo and split it was trained on.
-DAMAGED: from `tnfn zoo damage ZOO`.
+DAMAGED: one or several, from `tnfn zoo damage ZOO`.
 For runs from before guards, and for guards from before a change of their rules.
 """
 
@@ -27,11 +27,12 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=F
 def main(
     run: Annotated[Path, typer.Argument(help="A run folder, as `tnfn train` writes it.")],
     zoo: Annotated[Path, typer.Argument(help="A zoo folder.")],
-    damaged: Annotated[Path, typer.Argument(help="Damaged relatives of its networks.")],
+    damaged: Annotated[list[Path], typer.Argument(help="Damaged relatives of its networks.")],
     split_seed: Annotated[int, typer.Option(help="As the run was trained with.")] = 0,
 ) -> None:
     """Fits the guard and prints how it does on healthy test networks."""
-    record = guard_run(run, Zoo.open(zoo), Zoo.open(damaged), split_seed=split_seed)
+    relatives = [Zoo.open(folder) for folder in damaged]
+    record = guard_run(run, Zoo.open(zoo), relatives, split_seed=split_seed)
     typer.echo(json.dumps(record.summary["guarded"]))
 
 

@@ -272,6 +272,22 @@ def test_kinds_that_hide_from_a_guard_of_the_others_make_intervals_reach_farther
     assert fitted_reaches(0.09, ("noise",))[1] == pytest.approx(MOST_DOWN)
 
 
+def test_damaged_networks_of_two_zoos_are_joined_in_order() -> None:
+    first, second = (
+        Damaged(
+            random_networks(2, seed), random_networks(1, seed + 1), torch.full((2,), seed / 10),
+            np.array([f"kind {seed}"] * 2), np.array([f"kind {seed}"]),
+        )
+        for seed in (1, 5)
+    )  # fmt: skip
+    both = first.with_more(second)
+    assert both.counts == {"train": 4, "val": 2}
+    assert both.train.columns["run"].tolist() == ["1-0", "1-1", "5-0", "5-1"]
+    assert both.train_kinds.tolist() == ["kind 1"] * 2 + ["kind 5"] * 2
+    assert both.val_kinds.tolist() == ["kind 1", "kind 5"]
+    assert both.train_drop.tolist() == pytest.approx([0.1, 0.1, 0.5, 0.5])
+
+
 def test_curves_follow_what_is_usual_and_others_do_not_hear_oneself() -> None:
     accuracy = torch.linspace(0, 1, 200, dtype=torch.float64)
     curve = Curve.of(accuracy, 2 * accuracy)

@@ -78,10 +78,10 @@ def check_a_guard_fitted_later_is_the_same(plain: Path, guarded: Path, damaged: 
     """Beside the predictors as they were kept; networks they learned from do not calibrate it."""
     zoo, all_kinds = Zoo.open("mnist-sample"), Zoo.open(damaged)
     with pytest.raises(RunError, match=r"trained on \d+ of the 24 validation networks"):
-        guard_run(plain, zoo, all_kinds, split_seed=1)
+        guard_run(plain, zoo, [all_kinds], split_seed=1)
     assert not (plain / GUARD_FILE).exists()
     record = guard_run(
-        plain, zoo, all_kinds, hold_out=parse_damages("untrained"), steps=search_steps(1)
+        plain, zoo, [all_kinds], hold_out=parse_damages("untrained"), steps=search_steps(1)
     )
     assert record.summary["guarded"]["zoo"] == "mnist-sample"
     kept, later = (read_tensors(folder / GUARD_FILE)[0] for folder in (guarded, plain))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from transformer_nfn.prediction.dataset import Dataset, Parts, load_rows
+from transformer_nfn.prediction.dataset import Dataset, Parts, joined, load_rows
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.zoo.damage_record import Damage, damages
 
@@ -42,6 +42,16 @@ class Damaged:
     def counts(self) -> dict[str, int]:
         """How many there are in each part."""
         return {"train": len(self.train), "val": len(self.val)}
+
+    def with_more(self, other: Damaged) -> Damaged:
+        """These and others."""
+        return Damaged(
+            joined(self.train, other.train),
+            joined(self.val, other.val),
+            torch.cat([self.train_drop, other.train_drop]),
+            np.concatenate([self.train_kinds, other.train_kinds]),
+            np.concatenate([self.val_kinds, other.val_kinds]),
+        )
 
 
 def load_damaged(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def fit_beside(
 def guard_run(
     run: Path,
     zoo: Zoo,
-    damaged: Zoo,
+    damaged: Sequence[Zoo],
     *,
     hold_out: Mapping[str, tuple[float, ...]] | None = None,
     split_seed: int = 0,
@@ -64,7 +65,7 @@ def guard_run(
     Args:
         run: the folder; its predictors stay as they are.
         zoo: the run's own, or another of the same sizes.
-        damaged: relatives of its networks.
+        damaged: relatives of its networks, of one zoo or several.
         hold_out: kinds of damage not to be looked at.
         split_seed: as the run was trained with: what calibrates must be new to the predictors.
         steps: of the search for inputs.
@@ -83,7 +84,8 @@ def guard_run(
                 f"'{run}' was trained on {seen} of the {len(part)} {name} networks of "
                 f"'{zoo.path}' with split seed {split_seed}: a guard needs networks new to it"
             )
-    relatives = load_damaged(damaged, zoo, parts, hold_out)
+    each = [load_damaged(some, zoo, parts, hold_out) for some in damaged]
+    relatives = reduce(Damaged.with_more, each)
     guard, figures = fit_beside(
         load_predictors(run, record), parts, relatives, zoo.arch, steps
     )
