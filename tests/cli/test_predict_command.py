@@ -101,6 +101,17 @@ def test_names_are_never_cut_in_a_pipe(state: dict[str, Tensor], tmp_path: Path)
         assert shown in out
 
 
+def test_where_no_guard_stands_behind_a_prediction_it_is_said() -> None:
+    told = "note: no guard stands behind 2 of 2 predictions: a broken network may pass for a good"
+    code, _, err = tnfn("predict", "ag-news-boosting", "ag-news-sample#0-1")
+    assert code == 0
+    assert [line for line in err.splitlines() if line.startswith(told)]
+    code, _, err = tnfn("predict", RUN, "mnist-sample#3")
+    assert code == 0
+    assert "no guard" not in err
+    assert predicted("mnist-sample#3")[0]["guarded"] is True
+
+
 @pytest.mark.parametrize(
     "wrap",
     [

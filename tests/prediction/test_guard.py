@@ -10,14 +10,25 @@ import numpy as np
 import pytest
 import torch
 
+from transformer_nfn.files.safetensors_file import write_tensors
 from transformer_nfn.models import network_of
 from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guard import GUARD_FILE, Guard
 from transformer_nfn.prediction.guard_curves import KNOTS, Curve, smoothed_by_others
-from transformer_nfn.prediction.guard_fit import fit_guard
-from transformer_nfn.prediction.guard_parts import Harm, Opinion
+from transformer_nfn.prediction.guard_fit import (
+    LEAST_DOWN,
+    MOST_DOWN,
+    SLACK,
+    Calibration,
+    Harmed,
+    fit_guard,
+    fit_read,
+    reach_down,
+)
+from transformer_nfn.prediction.guard_learn import Learned, Read
+from transformer_nfn.prediction.guard_parts import Harm, Opinion, tensors_of
 from transformer_nfn.prediction.intervals import rank_quantile
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.prediction.responses import COUNT, _agreement
@@ -97,10 +108,12 @@ def fitted() -> tuple[Guard, Dataset]:
     """A guard of random networks, and the healthy ones that calibrated it."""
     train, val = random_networks(40, 1), random_networks(40, 2)
     broken = [replace(random_networks(30, s, 0.1), accuracy=torch.full((30,), 0.1)) for s in (3, 4)]
-    damaged = Damaged(*broken, torch.full((30,), 0.5))
+    kinds = np.array(["noise", "pruned"] * 15)
+    damaged = Damaged(*broken, torch.full((30,), 0.5), kinds, kinds)
     predicted = val.accuracy + 0.05 * torch.randn(40, generator=torch.Generator().manual_seed(0))
     parts = Parts(train, val, val)
-    return fit_guard(parts, damaged, ARCH, predicted, torch.full((30,), 0.6), steps=3), val
+    said = torch.full((30,), 0.6)
+    return fit_guard(parts, damaged, ARCH, predicted, (said, said), steps=3), val
 
 
 def test_what_is_kept_judges_alike_and_seldom_warns_of_healthy_networks(
@@ -148,7 +161,7 @@ def test_the_number_leans_on_the_opinion_where_two_signs_are_beyond_their_limits
     curve = Curve(torch.full((KNOTS,), 0.1, dtype=torch.float64))
     guard = replace(
         blank, width=torch.ones(3).double(), gap_spread=curve, error=curve, opinion_error=curve,
-        radius=0.05 * one, reach=one, strange_reach=one, floor=0.2 * one,
+        radius=0.05 * one, reach=one, reach_down=2 * one, strange_reach=one, floor=0.2 * one,
         harm=replace(blank.harm, coef=torch.full_like(blank.harm.coef, 1.0)),
     )  # fmt: skip
     # An opinion of 0 and tensors that fit: signs are the logit 1, log(1e-8), and 10 x predicted.
@@ -168,6 +181,113 @@ def test_the_number_leans_on_the_opinion_where_two_signs_are_beyond_their_limits
     assert float(half.accuracy) == pytest.approx(0.4)
 
 
+def test_intervals_reach_down_and_up_apart_and_no_less_than_the_radius() -> None:
+    one = torch.ones((), dtype=torch.float64)
+    curve = Curve(torch.full((KNOTS,), 0.1, dtype=torch.float64))
+    blank = Guard.blank((5, 16, 4), 2)
+    answers, fit = torch.zeros(1, COUNT, dtype=torch.float64), torch.zeros(1, 2).double()
+
+    def ends(said: float, up: float) -> tuple[float, float]:
+        # Of a regression that knows nothing the opinion is its constant.
+        coef = blank.opinion.coef.clone()
+        coef[-1] = said
+        guard = replace(
+            blank, width=torch.ones(3).double(), gap_spread=curve, error=curve,
+            opinion_error=curve, radius=0.05 * one, reach=up * one, reach_down=3 * one,
+            floor=one, opinion=replace(blank.opinion, coef=coef),
+        )  # fmt: skip
+        judged = guard.judge_read(answers, fit, torch.tensor([0.6], dtype=torch.float64))
+        return float(judged.low), float(judged.high)
+
+    assert ends(said=0.6, up=1.0) == (pytest.approx(0.3), pytest.approx(0.7))
+    assert ends(said=0.7, up=1.0) == (pytest.approx(0.3), pytest.approx(0.8))
+    assert ends(said=0.6, up=0.1) == (pytest.approx(0.3), pytest.approx(0.65))
+
+
+def test_reach_down_is_what_unnoticed_damage_of_unseen_kinds_needs_within_bounds() -> None:
+    short = torch.linspace(-3, 3, 100).double()
+    assert reach_down(short, 1.0) == pytest.approx(rank_quantile(short.clamp(min=0).numpy(), 0.975))
+    assert LEAST_DOWN < reach_down(short, 1.0) < MOST_DOWN
+    assert reach_down(short, 2.0) == LEAST_DOWN * 2
+    assert reach_down(short, 0.5) == MOST_DOWN * 0.5
+    assert reach_down(torch.empty(0).double(), 1.0) == LEAST_DOWN
+    # Of too few the farthest counts; where nobody knows, as far as may be.
+    assert reach_down(torch.tensor([0.0, 3.5]).double(), 1.0) == 3.5
+    assert reach_down(None, 1.0) == MOST_DOWN
+
+
+def read_networks(answers: torch.Tensor, accuracy: torch.Tensor, seed: int) -> Read:
+    """Networks with these answers in the first two of their numbers; the rest is noise."""
+    draw = torch.Generator().manual_seed(seed)
+    numbers = 0.01 * torch.randn(len(answers), COUNT, generator=draw, dtype=torch.float64)
+    numbers[:, :2] += answers
+    fit = torch.randn(len(answers), 3, generator=draw, dtype=torch.float64)
+    return Read(numbers, fit, accuracy)
+
+
+def healthy_networks(n: int, seed: int) -> tuple[Read, torch.Tensor]:
+    """Networks whose answers tell their accuracy, and what a predictor says of them."""
+    draw = torch.Generator().manual_seed(seed)
+    truth = torch.rand(n, generator=draw).double() * 0.6 + 0.3
+    said = truth + 0.03 * torch.randn(n, generator=draw).double()
+    return read_networks(torch.stack([truth, 0 * truth], 1), truth, seed), said
+
+
+def harmed_networks(n: int, seed: int, hidden: float) -> Harmed:
+    """Two kinds show in the answers. The third does not, and is worse than it looks by little."""
+    looks = torch.rand(3 * n, generator=torch.Generator().manual_seed(seed)).double() * 0.6 + 0.3
+    shown = torch.arange(3 * n) < 2 * n
+    truth = torch.where(shown, 0.1, looks - hidden)
+    answers = torch.stack([torch.where(shown, 0.1, looks), torch.where(shown, 5.0, 0.0)], 1)
+    kinds = np.repeat(["noise", "tensor", "pruned"], n)
+    return Harmed(read_networks(answers, truth, seed), kinds, looks)
+
+
+def fitted_reaches(hidden: float, kinds: tuple[str, ...]) -> tuple[float, float]:
+    """How far a guard reaches up, and how much farther down, that learned from some kinds."""
+    learned, calibrating = (
+        harmed.take(torch.from_numpy(np.isin(harmed.kinds, kinds)))
+        for harmed in (harmed_networks(40, 3, hidden), harmed_networks(20, 4, hidden))
+    )
+    count = len(learned.read)
+    folds = (torch.arange(200) % 5, torch.arange(count) % 5)
+    drop = learned.predicted - learned.read.accuracy
+    guard = fit_read(
+        torch.zeros(5, 16, 4).double(),
+        Learned(healthy_networks(200, 1)[0], learned.read, drop, 0.1, folds),
+        learned,
+        Calibration(*healthy_networks(100, 2), calibrating),
+    )
+    healthy_reach = float(guard.reach) / SLACK
+    return healthy_reach, float(guard.reach_down) / healthy_reach
+
+
+def test_kinds_that_hide_from_a_guard_of_the_others_make_intervals_reach_farther_down() -> None:
+    every = ("noise", "tensor", "pruned")
+    assert fitted_reaches(0.0, every)[1] == pytest.approx(LEAST_DOWN)
+    assert LEAST_DOWN + 0.2 < fitted_reaches(0.09, every)[1] <= MOST_DOWN
+    # What does not hide is warned of, also by those who never saw its kind.
+    assert fitted_reaches(0.09, ("noise", "tensor"))[1] == pytest.approx(LEAST_DOWN)
+    # From one kind nobody learns how far others fall.
+    assert fitted_reaches(0.09, ("noise",))[1] == pytest.approx(MOST_DOWN)
+
+
+def test_damaged_networks_of_two_zoos_are_joined_in_order() -> None:
+    first, second = (
+        Damaged(
+            random_networks(2, seed), random_networks(1, seed + 1), torch.full((2,), seed / 10),
+            np.array([f"kind {seed}"] * 2), np.array([f"kind {seed}"]),
+        )
+        for seed in (1, 5)
+    )  # fmt: skip
+    both = first.with_more(second)
+    assert both.counts == {"train": 4, "val": 2}
+    assert both.train.columns["run"].tolist() == ["1-0", "1-1", "5-0", "5-1"]
+    assert both.train_kinds.tolist() == ["kind 1"] * 2 + ["kind 5"] * 2
+    assert both.val_kinds.tolist() == ["kind 1", "kind 5"]
+    assert both.train_drop.tolist() == pytest.approx([0.1, 0.1, 0.5, 0.5])
+
+
 def test_curves_follow_what_is_usual_and_others_do_not_hear_oneself() -> None:
     accuracy = torch.linspace(0, 1, 200, dtype=torch.float64)
     curve = Curve.of(accuracy, 2 * accuracy)
@@ -177,6 +297,22 @@ def test_curves_follow_what_is_usual_and_others_do_not_hear_oneself() -> None:
     heard = smoothed_by_others(alone, torch.tensor([1.0, 2.0, 3.0, 50.0], dtype=torch.float64))
     assert heard[0].item() == pytest.approx(2.5, abs=0.01)
     assert heard[3].item() == pytest.approx(2.0)
+
+
+def test_a_guard_of_an_older_version_reaches_as_far_down_as_up(
+    fitted: tuple[Guard, Dataset], tmp_path: Path
+) -> None:
+    guard, _ = fitted
+    kept = tensors_of(replace(guard, reach=guard.reach_down))
+    del kept["reach_down"]
+    write_tensors(tmp_path / GUARD_FILE, kept)
+    old = Guard.load(tmp_path)
+    assert old is not None
+    assert torch.equal(old.reach_down, old.reach)
+    del kept["reach"]
+    write_tensors(tmp_path / GUARD_FILE, kept)
+    with pytest.raises(RunError, match=re.escape("'reach' expected [] in float64, found None")):
+        Guard.load(tmp_path)
 
 
 def test_a_run_without_a_guard_has_none_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
@@ -201,6 +337,10 @@ def test_tensors_that_are_no_guards_are_named(tmp_path: Path) -> None:
         ({"width": torch.zeros(3).double()}, "'width' expected numbers above 0"),
         ({"gap_spread": Curve.blank()}, "'gap_spread.values' expected numbers above 0"),
         ({"floor": torch.tensor(torch.nan).double()}, "'floor' holds values that are not finite"),
+        (
+            {"reach_down": torch.zeros(2).double()},
+            "'reach_down' expected [] in float64, found [2] in torch.float64",
+        ),
     ):
         replace(blank, **change).save(tmp_path)
         with pytest.raises(RunError, match=re.escape(words)):

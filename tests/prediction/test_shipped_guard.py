@@ -17,11 +17,12 @@ from transformer_nfn.zoo.training import damaged_zoo
 CHANCE, NEAR = 0.1, 0.1
 
 
-@pytest.fixture(scope="module", params=["mnist-boosting", "mnist-whole"])
-def broken(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Zoo, list[Prediction]]:
-    """All of mnist-sample, shuffled and untrained, and what a predictor says of them.
+GUARDED = ["mnist-boosting", "mnist-whole", "mnist-nfn"]
+
+
+@pytest.fixture(scope="module")
+def broken_zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
+    """All of mnist-sample, shuffled and untrained.
 
     Theirs is chance, so no test data are needed to know it.
     """
@@ -31,22 +32,36 @@ def broken(
         at_chance = lambda _, w, __: (torch.full((len(w),), 2.3), torch.full((len(w),), CHANCE))  # noqa: E731
         patch.setattr(damaged_zoo, "measure", at_chance)
         damaged_zoo.damage_zoo("mnist-sample", out, kinds="shuffled:1,untrained")
-    zoo = Zoo.open(out)
-    return zoo, predict(request.param, zoo)
+    return Zoo.open(out)
+
+
+@pytest.fixture(scope="module", params=GUARDED)
+def broken(
+    request: pytest.FixtureRequest, broken_zoo: Zoo
+) -> tuple[str, dict[str, list[Prediction]]]:
+    """What a predictor says of them, by kind."""
+    found: dict[str, list[Prediction]] = {"shuffled": [], "untrained": []}
+    said = predict(request.param, broken_zoo)
+    for prediction, damage in zip(said, damages(broken_zoo), strict=True):
+        found[damage.kind].append(prediction)
+    return request.param, found
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "untrained"])
 def test_networks_without_function_are_warned_of_or_told_as_such(
-    broken: tuple[Zoo, list[Prediction]], kind: str
+    broken: tuple[str, dict[str, list[Prediction]]], kind: str
 ) -> None:
-    zoo, found = broken
-    of_kind = [p for p, d in zip(found, damages(zoo), strict=True) if d.kind == kind]
-    seen_through = [p.warning is not None or abs(p.accuracy - CHANCE) <= NEAR for p in of_kind]
-    assert len(of_kind) == 160
-    assert float(np.mean(seen_through)) >= 0.99
+    name, found = broken
+    assert len(found[kind]) == 160
+    warned = np.array([p.warning is not None for p in found[kind]])
+    near = np.array([abs(p.accuracy - CHANCE) <= NEAR for p in found[kind]])
+    held = np.array([p.low <= CHANCE <= p.high for p in found[kind]])
+    # Of all networks, Transformer-NFN errs by more than a tenth: its interval is what tells.
+    seen_through = held if name == "mnist-nfn" else near
+    assert float((warned | seen_through).mean()) >= 0.99
 
 
-@pytest.mark.parametrize("name", ["mnist-boosting", "mnist-whole"])
+@pytest.mark.parametrize("name", GUARDED)
 def test_few_healthy_networks_are_warned_of_and_the_rest_keep_their_intervals(name: str) -> None:
     found = predict(name, "mnist-sample")
     warned = np.array([p.warning is not None for p in found])

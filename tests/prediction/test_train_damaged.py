@@ -13,7 +13,11 @@ import torch
 from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
+from transformer_nfn.files.safetensors_file import read_tensors
 from transformer_nfn.prediction.guard import GUARD_FILE
+from transformer_nfn.prediction.guarded import guard_run
+from transformer_nfn.prediction.probe_search import search_steps
+from transformer_nfn.prediction.records import RunError
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage_record import parse_damages, rows_of
 from transformer_nfn.zoo.training import damaged_zoo
@@ -62,10 +66,27 @@ def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(damaged: Path, tmp_pa
         held = [p["low"] <= CHANCE <= p["high"] for p in found]
         warned = [p["warning"] is not None for p in found]
         shares[name.name] = float(np.mean(np.array(held) | np.array(warned)))
+    check_a_guard_fitted_later_is_the_same(plain, run, damaged)
+
     # A search of one epoch, 160 networks and one kind of damage: few warnings can come of these,
     # but intervals reach down to what the answers of a network suggest.
     assert shares["guarded"] >= 0.95
     assert shares["guarded"] > shares["plain"] + 0.3
+
+
+def check_a_guard_fitted_later_is_the_same(plain: Path, guarded: Path, damaged: Path) -> None:
+    """Beside the predictors as they were kept; networks they learned from do not calibrate it."""
+    zoo, all_kinds = Zoo.open("mnist-sample"), Zoo.open(damaged)
+    with pytest.raises(RunError, match=r"trained on \d+ of the 24 validation networks"):
+        guard_run(plain, zoo, [all_kinds], split_seed=1)
+    assert not (plain / GUARD_FILE).exists()
+    record = guard_run(
+        plain, zoo, [all_kinds], hold_out=parse_damages("untrained"), steps=search_steps(1)
+    )
+    assert record.summary["guarded"]["zoo"] == "mnist-sample"
+    kept, later = (read_tensors(folder / GUARD_FILE)[0] for folder in (guarded, plain))
+    assert kept.keys() == later.keys()
+    assert all(torch.equal(kept[name], later[name]) for name in kept)
 
 
 def test_holding_out_needs_damaged_networks_to_choose_from(tmp_path: Path) -> None:

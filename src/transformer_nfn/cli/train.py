@@ -309,6 +309,13 @@ def predict_command(
         for sentence in (p.warning, p.note):
             if sentence is not None:
                 typer.echo(f"warning: {p.name}: {sentence}", err=True)
+    alone = sum(not p.guarded for p in found)
+    if alone:
+        typer.echo(
+            f"note: no guard stands behind {alone} of {len(found)} predictions: a broken network "
+            "may pass for a good one without a warning (train --damaged keeps a guard)",
+            err=True,
+        )
 
 
 def register(app: typer.Typer) -> None:

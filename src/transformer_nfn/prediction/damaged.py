@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from transformer_nfn.prediction.dataset import Dataset, Parts, load_rows
+from transformer_nfn.prediction.dataset import Dataset, Parts, joined, load_rows
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.zoo.damage_record import Damage, damages
 
@@ -28,16 +28,30 @@ class Damaged:
         train: relatives of networks to learn from.
         val: of those that calibrate. None of a run that tests.
         train_drop: by how much accuracy fell, from that of the network it was, ``[n]``.
+        train_kinds: what was done to each of ``train``, ``[n]`` of words.
+        val_kinds: to each of ``val``.
     """
 
     train: Dataset
     val: Dataset
     train_drop: torch.Tensor
+    train_kinds: np.ndarray
+    val_kinds: np.ndarray
 
     @property
     def counts(self) -> dict[str, int]:
         """How many there are in each part."""
         return {"train": len(self.train), "val": len(self.val)}
+
+    def with_more(self, other: Damaged) -> Damaged:
+        """These and others."""
+        return Damaged(
+            joined(self.train, other.train),
+            joined(self.val, other.val),
+            torch.cat([self.train_drop, other.train_drop]),
+            np.concatenate([self.train_kinds, other.train_kinds]),
+            np.concatenate([self.val_kinds, other.val_kinds]),
+        )
 
 
 def load_damaged(
@@ -82,7 +96,8 @@ def load_damaged(
     train, val = (load_rows(damaged, np.array(rows)) for rows in chosen)
     before = zoo.table["test_accuracy"][[told[row].row for row in chosen[0]]]
     drop = torch.as_tensor(before, dtype=torch.float32) - train.accuracy
-    return Damaged(train, val, drop)
+    kinds = [np.array([told[row].kind for row in rows]) for rows in chosen]
+    return Damaged(train, val, drop, *kinds)
 
 
 def _check_parents(damaged: Zoo, zoo: Zoo, told: list[Damage]) -> None:

@@ -76,7 +76,8 @@ class Guard:
         width: from there to their limits, ``[SIGNS]``.
         floor: below this accuracy there is nothing to warn of: harm would not show, scalar.
         radius: what an interval reaches beyond both opinions at least, scalar.
-        reach: the same in units of the error to be expected, scalar.
+        reach: the same upwards, in units of the error to be expected, scalar.
+        reach_down: the same downwards: damage of kinds never seen makes networks worse, not better.
         strange_reach: of intervals that lean on the opinion, in units of its error, scalar.
     """
 
@@ -93,6 +94,7 @@ class Guard:
     floor: Tensor
     radius: Tensor
     reach: Tensor
+    reach_down: Tensor
     strange_reach: Tensor
 
     @staticmethod
@@ -105,7 +107,7 @@ class Guard:
         """
         parts = (Opinion.blank(COUNT), Harm.blank(COUNT), Distance.blank(fits))
         curves = (Curve.blank(), Curve.blank(), Curve.blank(), Curve.blank())
-        shapes = ((SIGNS,), (SIGNS,), (), (), (), ())
+        shapes = ((SIGNS,), (SIGNS,), (), (), (), (), ())
         return Guard(
             torch.zeros(inputs, dtype=torch.float64),
             *parts,
@@ -122,23 +124,26 @@ class Guard:
     def judge_read(self, answers: Tensor, fit: Tensor, predicted: Tensor) -> Judgement:
         """The same of networks that were read, with what `responses` and `tensor_fit` gave."""
         said = self.opinion(answers)
-        signs = torch.stack(
-            [self.harm(answers), self.distance(fit), self.gap(predicted, said)], -1
-        )
+        signs = self.signs(answers, fit, predicted, said)
         above = predicted > self.floor
         second, first = self.scaled(signs).sort(-1).values[:, -2:].unbind(-1)
         strangeness = torch.where(above, first, first.clamp(max=1.0))
         lean = ((second - LEAN_FROM) / (LEAN_TO - LEAN_FROM)).clamp(0, 1) * above
-        radius = torch.maximum(self.reach * self.expected_error(predicted, first), self.radius)
+        error = self.expected_error(predicted, first)
+        low = torch.minimum(predicted, said) - torch.maximum(self.reach_down * error, self.radius)
+        high = torch.maximum(predicted, said) + torch.maximum(self.reach * error, self.radius)
         strange_radius = self.strange_reach * self.opinion_error(said)
-        low = torch.minimum(predicted, said) - radius
-        high = torch.maximum(predicted, said) + radius
         return Judgement(
             predicted + lean * (said - predicted),
             (low + lean * (said - strange_radius - low)).clamp(0, 1),
             (high + lean * (said + strange_radius - high)).clamp(0, 1),
             strangeness,
         )
+
+    def signs(self, answers: Tensor, fit: Tensor, predicted: Tensor, said: Tensor) -> Tensor:
+        """The three signs of strangeness, ``[n, SIGNS]``; ``said`` is the opinion."""
+        gap = self.gap(predicted, said)
+        return torch.stack([self.harm(answers), self.distance(fit), gap], -1)
 
     def gap(self, predicted: Tensor, said: Tensor) -> Tensor:
         """How much farther than usual predictions are above the opinion, ``[n]``."""
@@ -180,6 +185,9 @@ class Guard:
             tensors = read_tensors(path)[0]
         except CheckpointError as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
+        if "reach" in tensors:
+            # Guards of older versions reach as far down as up.
+            tensors.setdefault("reach_down", tensors["reach"])
         agreed, fits = (tensors.get(k) for k in ("agreed", "distance.frame.mean"))
         inputs = (0, 0, 0) if agreed is None or agreed.ndim != 3 else tuple(agreed.shape)
         like = Guard.blank(inputs, 0 if fits is None else fits.numel())

@@ -4,114 +4,79 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.damaged import Damaged
-from transformer_nfn.prediction.dataset import Dataset, Parts
+from transformer_nfn.prediction.dataset import Parts
 from transformer_nfn.prediction.guard import Guard, widening
 from transformer_nfn.prediction.guard_curves import Curve, smoothed_by_others
-from transformer_nfn.prediction.guard_parts import Distance, Harm, Opinion
+from transformer_nfn.prediction.guard_learn import (
+    HARM,
+    Learned,
+    Read,
+    even_weights,
+    folds_of_runs,
+)
 from transformer_nfn.prediction.intervals import LEVEL, radius, rank_quantile
 from transformer_nfn.prediction.probe_search import STEPS
 from transformer_nfn.prediction.records import RunError
-from transformer_nfn.prediction.responses import agreed_inputs, responses
+from transformer_nfn.prediction.responses import agreed_inputs
 from transformer_nfn.zoo import NetworkSizes
 
-HARM_ALARM, FIT_ALARM, GAP_ALARM = 0.01, 0.0025, 0.02
+HARM_ALARM, FIT_ALARM, GAP_ALARM = 0.0075, 0.0025, 0.02
 """Of healthy networks, the share that each sign of strangeness may take for strange."""
-HARM = 0.1
-"""A network is harmed that lost this much accuracy, and good that has this much above chance."""
 HEALTHY_LEVEL = 0.99
 """Of healthy networks without a warning, the share that intervals hold for."""
-SLACK = 1.5
-"""Intervals are so much wider: slight damage of kinds never seen hides among healthy networks."""
+SLACK = 1.25
+"""Intervals reach so much farther: validation is small, and the predictor saw it."""
+UNSEEN_LEVEL = 0.975
+"""Of damaged networks without a warning, of a kind not learned from, the share held from below."""
+LEAST_DOWN, MOST_DOWN = 2.0, 4.0
+"""Times what healthy networks need: few damaged networks stay without a warning to tell better."""
 SMALLEST = 0.01
 """Of an expected error."""
 FEWEST = 20
-FOLDS = 5
 
 
 @dataclass(frozen=True)
-class Read:
-    """What a guard reads of networks, and their accuracy; ``[n, …]`` each."""
+class Harmed:
+    """Damaged networks that were read, ``[n, …]`` each.
 
-    answers: Tensor
-    fit: Tensor
-    accuracy: Tensor
+    Attributes:
+        read: what was read.
+        kinds: what was done to each.
+        predicted: what the predictor says of it.
+    """
 
-    @staticmethod
-    def of(data: Dataset, arch: NetworkSizes, agreed: Tensor) -> Read:
-        answers = responses(data, arch, agreed)
-        return Read(answers, tensor_fit(data.network), data.accuracy.double())
+    read: Read
+    kinds: np.ndarray
+    predicted: Tensor
 
-    def take(self, index: Tensor) -> Read:
-        return Read(self.answers[index], self.fit[index], self.accuracy[index])
+    def take(self, index: Tensor) -> Harmed:
+        """Some of them, by booleans."""
+        return Harmed(self.read.take(index), self.kinds[index.numpy()], self.predicted[index])
 
-    def __len__(self) -> int:
-        return len(self.accuracy)
-
-
-@dataclass(frozen=True)
-class Models:
-    """The three small models, and what two of them say."""
-
-    opinion: Opinion
-    harm: Harm
-    distance: Distance
-
-    @staticmethod
-    def of(healthy: Read, harmed: Read, drop: Tensor, chance: float) -> Models:
-        good, worse = healthy.accuracy > chance + HARM, drop > HARM
-        opinion = Opinion.of(
-            torch.cat([healthy.answers, harmed.answers]),
-            torch.cat([healthy.accuracy, harmed.accuracy]),
-            _even(len(healthy), len(harmed)),
-        )
-        harm = Harm.of(healthy.answers[good], harmed.answers[worse])
-        return Models(opinion, harm, Distance.of(healthy.fit[good]))
-
-    def signs(self, read: Read) -> Tensor:
-        """The signs of strangeness that need no predictor, ``[n, 2]``."""
-        return torch.stack([self.harm(read.answers), self.distance(read.fit)], -1)
+    def of_kind(self, kind: str) -> Tensor:
+        """Which are of a kind, ``[n]`` of booleans."""
+        return torch.from_numpy(self.kinds == kind)
 
 
 @dataclass(frozen=True)
-class Learned:
-    """Training networks that a guard learns from.
+class Calibration:
+    """Validation networks.
 
     Attributes:
         healthy: as they were trained.
-        harmed: their damaged relatives.
-        drop: how much accuracy these lost.
-        chance: the accuracy of guessing.
+        predicted: what the predictor says of them.
+        harmed: damaged ones.
     """
 
     healthy: Read
-    harmed: Read
-    drop: Tensor
-    chance: float
-
-    @cached_property
-    def models(self) -> Models:
-        """What all of them teach."""
-        return Models.of(self.healthy, self.harmed, self.drop, self.chance)
-
-    def unseen_signs(self, folds: tuple[Tensor, Tensor]) -> Tensor:
-        """Signs ``[n, 2]`` of the healthy ones, by models that never saw their folds."""
-        at, harmed_at = folds
-        signs = torch.zeros(len(self.healthy), 2, dtype=torch.float64)
-        for i in range(FOLDS):
-            rest = harmed_at != i
-            models = Models.of(
-                self.healthy.take(at != i), self.harmed.take(rest), self.drop[rest], self.chance
-            )
-            signs[at == i] = models.signs(self.healthy.take(at == i))
-        return signs
+    predicted: Tensor
+    harmed: Harmed
 
 
 def fit_guard(
@@ -119,7 +84,7 @@ def fit_guard(
     damaged: Damaged,
     arch: NetworkSizes,
     predicted: Tensor,
-    predicted_damaged: Tensor,
+    predicted_damaged: tuple[Tensor, Tensor],
     *,
     steps: int = STEPS,
 ) -> Guard:
@@ -130,7 +95,7 @@ def fit_guard(
         damaged: their relatives.
         arch: the sizes of all of them.
         predicted: what the predictor says of ``parts.val``.
-        predicted_damaged: what it says of ``damaged.val``.
+        predicted_damaged: what it says of ``damaged.train`` and of ``damaged.val``.
         steps: of the search for inputs.
     """
     chance = 1 / arch.classes
@@ -141,34 +106,77 @@ def fit_guard(
         Read.of(data.to("cpu"), arch, agreed)
         for data in (parts.train, parts.val, damaged.train, damaged.val)
     )
-    learned = Learned(train, harmed, damaged.train_drop, chance)
+    folds = folds_of_runs(parts.train, damaged.train)
+    on_train, on_val = (said.double() for said in predicted_damaged)
     return fit_read(
-        agreed, learned, learned.unseen_signs(_folds(parts.train, damaged)), val, harmed_val,
-        predicted.double(), predicted_damaged.double(),
-    )  # fmt: skip
+        agreed,
+        Learned(train, harmed, damaged.train_drop, chance, folds),
+        Harmed(harmed, damaged.train_kinds, on_train),
+        Calibration(val, predicted.double(), Harmed(harmed_val, damaged.val_kinds, on_val)),
+    )
 
 
 def fit_read(
-    agreed: Tensor,
-    learned: Learned,
-    unseen: Tensor,
-    val: Read,
-    harmed_val: Read,
-    predicted: Tensor,
-    predicted_damaged: Tensor,
+    agreed: Tensor, learned: Learned, learned_harmed: Harmed, calibration: Calibration
 ) -> Guard:
     """The same from networks that were read.
 
     Args:
         agreed: the inputs they were asked.
         learned: from training networks.
-        unseen: signs of the healthy ones among these, by models that never saw their runs,
-            ``[n, 2]``: more networks than validation has tell better what is usual.
-        val: healthy networks that calibrate.
-        harmed_val: damaged ones that calibrate.
-        predicted: what the predictor says of ``val``.
-        predicted_damaged: what it says of ``harmed_val``.
+        learned_harmed: the damaged ones among these.
+        calibration: networks to calibrate on.
     """
+    guard, healthy_reach = _fitted(agreed, learned, calibration)
+    short = _unseen_shortfalls(agreed, learned, learned_harmed, calibration)
+    guard = replace(guard, reach_down=_scalar(reach_down(short, healthy_reach)))
+    return _with_strange_intervals(guard, calibration.healthy, calibration.harmed)
+
+
+def reach_down(short: Tensor | None, healthy_reach: float) -> float:
+    """How far intervals reach down.
+
+    Args:
+        short: of damaged networks without a warning, of kinds that a guard had not learned from,
+            how far they lie below both opinions, in units of the error to be expected; None where
+            nobody knows, then intervals reach as far as may be.
+        healthy_reach: what healthy networks need.
+    """
+    if short is None:
+        return MOST_DOWN * healthy_reach
+    needed = _highest(short.clamp(min=0).numpy(), UNSEEN_LEVEL) if len(short) else 0.0
+    return min(max(needed, LEAST_DOWN * healthy_reach), MOST_DOWN * healthy_reach)
+
+
+def _unseen_shortfalls(
+    agreed: Tensor, learned: Learned, learned_harmed: Harmed, calibration: Calibration
+) -> Tensor | None:
+    """What `reach_down` takes: each kind is judged by a guard that learned from all the others."""
+    short = []
+    for kind in dict.fromkeys(learned_harmed.kinds.tolist()):
+        own, own_val = learned_harmed.of_kind(kind), calibration.harmed.of_kind(kind)
+        others = learned.of_some(~own)
+        if int((others.drop > HARM).sum()) < FEWEST:
+            return None
+        stranger, _ = _fitted(agreed, others, calibration)
+        for harmed in (learned_harmed.take(own), calibration.harmed.take(own_val)):
+            short.append(_unnoticed_shortfall(stranger, harmed))
+    return torch.cat(short)
+
+
+def _unnoticed_shortfall(guard: Guard, harmed: Harmed) -> Tensor:
+    """How far networks that may be warned of, and are not, lie below both opinions."""
+    answers, predicted = harmed.read.answers, harmed.predicted
+    said = guard.opinion(answers)
+    first = guard.scaled(guard.signs(answers, harmed.read.fit, predicted, said)).amax(-1)
+    short = torch.minimum(predicted, said) - harmed.read.accuracy
+    unnoticed = (first <= 1) & (predicted > guard.floor)
+    return (short / guard.expected_error(predicted, first))[unnoticed]
+
+
+def _fitted(agreed: Tensor, learned: Learned, calibration: Calibration) -> tuple[Guard, float]:
+    """A guard but for how far down it reaches, and the reach that healthy networks need."""
+    val, predicted = calibration.healthy, calibration.predicted
     models = learned.models
     least = radius((predicted - val.accuracy).numpy())
     # Harm brings accuracy down to chance: where that is within reach anyway, nobody is misled.
@@ -187,23 +195,15 @@ def fit_read(
         radius=_scalar(least),
     )
     signs = torch.cat([models.signs(val), _gap_by_others(predicted, gap)[:, None]], 1)
-    guard = _with_limits(
-        guard, signs, predicted > floor, unseen[learned.healthy.accuracy > floor]
-    )
-    guard = _with_intervals(guard, val, signs, predicted)
-    return _with_strange_intervals(guard, val, harmed_val, predicted_damaged)
+    unseen = learned.unseen_signs()[learned.healthy.accuracy > floor]
+    guard = _with_limits(guard, signs, predicted > floor, unseen)
+    reach = _healthy_reach(guard, val, signs, predicted)
+    return replace(guard, reach=_scalar(SLACK * reach)), reach
 
 
 def _check_enough(what: str, there: Tensor) -> None:
     if int(there.sum()) < FEWEST:
         raise RunError(f"not enough {what}: {int(there.sum())}, {FEWEST} are needed")
-
-
-def _folds(networks: Dataset, damaged: Damaged) -> tuple[Tensor, Tensor]:
-    """For each healthy and each damaged training network its fold; relatives share theirs."""
-    runs, own = (d.columns["run"].astype(str).tolist() for d in (networks, damaged.train))
-    fold = {run: i % FOLDS for i, run in enumerate(dict.fromkeys(runs))}
-    return torch.tensor([fold[run] for run in runs]), torch.tensor([fold.get(r, -1) for r in own])
 
 
 def _spread(predicted: Tensor, gap: Tensor) -> Curve:
@@ -243,8 +243,8 @@ def _with_limits(guard: Guard, signs: Tensor, above: Tensor, unseen: Tensor) -> 
     return replace(guard, centre=centre, width=width)
 
 
-def _with_intervals(guard: Guard, healthy: Read, signs: Tensor, predicted: Tensor) -> Guard:
-    """The guard with the reach of intervals of networks that it does not warn of."""
+def _healthy_reach(guard: Guard, healthy: Read, signs: Tensor, predicted: Tensor) -> float:
+    """How far healthy networks without a warning lie beyond both opinions, in expected errors."""
     said, first = guard.opinion(healthy.answers), guard.scaled(signs).amax(-1)
     beyond = torch.maximum(
         torch.minimum(predicted, said) - healthy.accuracy,
@@ -253,35 +253,27 @@ def _with_intervals(guard: Guard, healthy: Read, signs: Tensor, predicted: Tenso
     error = smoothed_by_others(predicted, (predicted - healthy.accuracy).square())
     expected = error.sqrt().clamp(min=SMALLEST) * widening(first)
     quiet = (first <= 1) | (predicted <= guard.floor)
-    ratio = (beyond / expected)[quiet].clamp(min=0)
-    return replace(guard, reach=_scalar(SLACK * _highest(ratio.numpy(), HEALTHY_LEVEL)))
+    return _highest((beyond / expected)[quiet].clamp(min=0).numpy(), HEALTHY_LEVEL)
 
 
-def _with_strange_intervals(
-    guard: Guard, healthy: Read, harmed: Read, predicted_harmed: Tensor
-) -> Guard:
+def _with_strange_intervals(guard: Guard, healthy: Read, damaged: Harmed) -> Guard:
     """The guard with intervals of networks whose number is the opinion's."""
+    harmed = damaged.read
     said, said_harmed = guard.opinion(healthy.answers), guard.opinion(harmed.answers)
     wrong, wrong_harmed = said - healthy.accuracy, said_harmed - harmed.accuracy
     error = Curve.of_size(
         torch.cat([said, said_harmed]),
         torch.cat([wrong, wrong_harmed]),
-        _even(len(healthy), len(harmed)),
+        even_weights(len(healthy), len(harmed)),
         smallest=SMALLEST,
     )
-    judged = guard.judge_read(harmed.answers, harmed.fit, predicted_harmed)
+    judged = guard.judge_read(harmed.answers, harmed.fit, damaged.predicted)
     warned = judged.strangeness > 1
     counted = warned if int(warned.sum()) >= FEWEST else torch.ones_like(warned)
     ratio = (wrong_harmed.abs() / error(said_harmed))[counted]
     return replace(
         guard, opinion_error=error, strange_reach=_scalar(_highest(ratio.numpy(), LEVEL))
     )
-
-
-def _even(healthy: int, harmed: int) -> Tensor:
-    """Weights of so many of each, with which both count the same in all."""
-    both = [torch.ones(healthy), torch.full((harmed,), healthy / harmed)]
-    return torch.cat(both).double()
 
 
 def _highest(sizes: np.ndarray, level: float) -> float:

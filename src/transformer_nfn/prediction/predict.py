@@ -50,6 +50,7 @@ class Prediction:
         note: one sentence about them, else None.
         recorded: what a zoo says of the network: run, epoch, configuration and the test accuracy
             that was measured; None for files.
+        guarded: whether a guard against broken networks has judged it.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Prediction:
     left_out: tuple[str, ...] = ()
     note: str | None = None
     recorded: Mapping[str, Any] | None = None
+    guarded: bool = False
 
 
 Networks = str | Path | Zoo | Iterable[str | Path]
@@ -132,7 +134,8 @@ def _predict(
         novelty = seen.novelty(data)
         reach, words = known.reach(sizes), UNLIKE
         low, high = (mean - reach).clamp(min=0.0), (mean + reach).clamp(max=1.0)
-        if guard is not None and guard.reads(sizes, known.like):
+        guarded = guard is not None and guard.reads(sizes, known.like)
+        if guard is not None and guarded:
             words = STRANGE
             judged = guard.judge(data, sizes, mean)
             mean, novelty = judged.accuracy, judged.strangeness
@@ -149,6 +152,7 @@ def _predict(
                 read[i].left_out,
                 read[i].note,
                 named[i].about,
+                guarded,
             )
     return [out[i] for i in range(len(named))]
 

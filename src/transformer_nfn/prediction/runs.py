@@ -13,14 +13,13 @@ import torch
 
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
-from transformer_nfn.prediction.guard import Guard
-from transformer_nfn.prediction.guard_fit import fit_guard
+from transformer_nfn.prediction.guarded import fit_beside
 from transformer_nfn.prediction.identity import KEY, is_of, training_identity
 from transformer_nfn.prediction.intervals import LEVEL, coverage, radius
 from transformer_nfn.prediction.kinds import Kinds, as_kinds, describe_mixed
 from transformer_nfn.prediction.known_sizes import KnownSizes
 from transformer_nfn.prediction.measuring import Judgements
-from transformer_nfn.prediction.metrics import scores, standard_error
+from transformer_nfn.prediction.metrics import standard_error
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import (
     ALL_CHECKPOINTS,
@@ -28,7 +27,6 @@ from transformer_nfn.prediction.predictors import (
     NEURAL,
     Predictor,
     check_name,
-    mean_prediction,
     module_builder,
     tabular_class,
 )
@@ -133,7 +131,9 @@ def train_run(
         TrainedOn.of(kinds, str(zoo["task"])).save(out)
     guarded: dict[str, Any] = {}
     if damaged is not None and isinstance(parts, Parts):
-        guard, guarded = _guard(predictors, parts, damaged, zoo, protocol.epochs)
+        arch = NetworkSizes.from_json(zoo["architecture"])
+        steps = search_steps(protocol.epochs)
+        guard, guarded = fit_beside(predictors, parts, damaged, arch, steps)
         guard.save(out)
     taus = [row["tau"] for row in rows]
     record = RunRecord(
@@ -172,33 +172,6 @@ def check_kinds(model: str, *, mixed: bool, damaged: bool) -> None:
         )
     if mixed and damaged:
         raise RunError("a guard against damaged networks is learned from one kind, not several")
-
-
-def _guard(
-    predictors: list[Predictor],
-    parts: Parts,
-    damaged: Damaged,
-    zoo: Mapping[str, Any],
-    epochs: int,
-) -> tuple[Guard, dict[str, Any]]:
-    """The guard, and for the summary how it does on the healthy networks of the test part."""
-    arch = NetworkSizes.from_json(zoo["architecture"])
-    val, test = parts.val.to("cpu"), parts.test.to("cpu")
-    on_val, on_damaged, on_test = (
-        mean_prediction(predictors, data) for data in (val, damaged.val, test)
-    )
-    steps = search_steps(epochs)
-    guard = fit_guard(parts, damaged, arch, on_val, on_damaged, steps=steps)
-    judged = guard.judge(test, arch, on_test)
-    truth, said = test.truth, judged.accuracy.numpy()
-    found = scores(truth, said)
-    figures = {
-        **{key: found[key] for key in ("tau", "r2", "mae")},
-        "coverage": float(judged.holds(torch.from_numpy(truth)).double().mean()),
-        "warned": float((judged.strangeness > 1).double().mean()),
-        "damaged": damaged.counts,
-    }
-    return guard, {"guarded": figures}
 
 
 def _completed(record: RunRecord, zoo: Mapping[str, Any], out: Path) -> RunRecord:
