@@ -12,6 +12,7 @@ from transformer_nfn import spaces
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models import MLP, Network, StatNN
 from transformer_nfn.models.statistics import statistics
+from transformer_nfn.models.statnn import STATISTICS
 
 SPACE = spaces.attention_block(6, 2, 3, 2, 5)
 PAPER = spaces.attention_block(32, 2, 16, 16, 64)
@@ -152,6 +153,12 @@ def test_statnn_features_are_computed_once() -> None:
     features = model.features(network)
     assert features.shape == (3, 2 * 8 * 7 + 4 * 7 + 30)
     assert torch.equal(model.logits_from_features(features), model.logits(network))
+    kept = model.prepared(network)
+    assert torch.equal(kept[STATISTICS], features)
+    assert torch.equal(model.logits({STATISTICS: features}), model.logits(network))
+    # What is kept is read, not computed again.
+    kept["blocks"] = None
+    assert torch.equal(model.prepared(kept)[STATISTICS], features)
 
 
 def test_statnn_reads_a_classifier_flat_or_by_tensor() -> None:

@@ -20,6 +20,9 @@ from transformer_nfn.models.plain import (
 from transformer_nfn.models.statistics import COUNT, pieces, statistics
 from transformer_nfn.spaces import WeightSpace
 
+STATISTICS = "statistics"
+"""The part of a network that holds what `StatNN` reads of it, where it was computed before."""
+
 # W_1, W_2, b_1, b_2: what a classifier of two layers has.
 CLASSIFIER_TENSORS = 4
 
@@ -28,7 +31,7 @@ class StatNN(PlainModel):
     """Mean, variance and quartiles of each tensor, an MLP on them (Unterthiner et al., 2020).
 
     The embedding is read whole, as in the paper. The statistics do not change while the model
-    learns: `features` computes them once, `logits_from_features` reads them.
+    learns: `prepared` keeps them beside the weights, and they are not computed again.
 
     Args:
         space: of one block.
@@ -101,9 +104,18 @@ class StatNN(PlainModel):
             parts.append(self.embedding(embedding))
         return self.read(self.head, [torch.relu(x) for x in parts])
 
-    def logits(self, network: Mapping[str, object]) -> Tensor:
+    @torch.no_grad()
+    def prepared(self, network: Mapping[str, Any]) -> dict[str, Any]:
+        """The network with its statistics beside its weights, so that they are computed once."""
+        return {**network, STATISTICS: self._read(network)}
+
+    def logits(self, network: Mapping[str, Any]) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
-        return self.logits_from_features(self.features(network))
+        return self.logits_from_features(self._read(network))
+
+    def _read(self, network: Mapping[str, Any]) -> Tensor:
+        found: Tensor | None = network.get(STATISTICS)
+        return self.features(network) if found is None else found
 
     @property
     def config(self) -> dict[str, Any]:

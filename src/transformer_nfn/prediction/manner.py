@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from transformer_nfn.models import Network, WholeNetwork
+from transformer_nfn.models import Network, StatNN, WholeNetwork
+from transformer_nfn.models.statnn import STATISTICS
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.kinds import Kinds
 from transformer_nfn.prediction.probe_search import find_probes, search_steps
@@ -71,6 +72,29 @@ class Manner:
         return torch.optim.Adam(list(state.values()), **_means(rate, device))
 
 
+class StatisticsManner(Manner):
+    """As the paper trains, on statistics that are computed once."""
+
+    def __init__(self, module: StatNN) -> None:
+        self.module = module
+
+    def read(self, kinds: Kinds) -> Kinds:
+        """With their statistics."""
+        train, val = ([prepared(self.module, d) for d in part] for part in (kinds.train, kinds.val))
+        return replace(kinds, train=train, val=val)
+
+    def begin(
+        self, module: nn.Module, kinds: Kinds, seed: int, epochs: int, fresh: bool
+    ) -> AsRead:
+        """Leaves the weights aside."""
+        plain = AsRead.plain(kinds)
+        train, val = (
+            [{STATISTICS: network[STATISTICS]} for network in part]
+            for part in (plain.train, plain.val)
+        )
+        return AsRead(train, val)
+
+
 class WholeNetworkManner(Manner):
     """Probes first, which stay; then readers of what all checkpoints answer."""
 
@@ -122,12 +146,14 @@ class WholeNetworkManner(Manner):
 
 def manner_of(module: nn.Module) -> Manner:
     """How this module is trained."""
-    return WholeNetworkManner(module) if isinstance(module, WholeNetwork) else Manner()
+    if isinstance(module, WholeNetwork):
+        return WholeNetworkManner(module)
+    return StatisticsManner(module) if isinstance(module, StatNN) else Manner()
 
 
 def prepared(module: Any, data: Dataset) -> Dataset:
     """The networks with what every seed would have to compute of them, where it is much."""
-    if not isinstance(module, WholeNetwork):
+    if not isinstance(module, WholeNetwork | StatNN):
         return data
     return replace(data, network=cast("Network", module.prepared(data.network)))
 

@@ -205,11 +205,11 @@ class SeedTrainer:
 
     def _step(self, kind: int, picks: Tensor) -> Tensor:
         """One update of every seed by networks of one kind, ``[seeds, batch]``; the loss."""
-        train, picks = self.kinds.train[kind], picks.contiguous()
+        picks = picks.contiguous()
         self.optimiser.zero_grad(set_to_none=True)
-        target = train.accuracy[picks]
+        target = self.kinds.train[kind].accuracy[picks]
         if self.together:
-            network = map_network(train.network, lambda w: w[picks])
+            network = map_network(self.own[0].train[kind], lambda w: w[picks])
             logits = self._logits_together(network, shared=False)
             # A sum over seeds: each seed's gradient is that of its own mean.
             loss = binary_cross_entropy_with_logits(logits, target, reduction="none").mean(1).sum()
