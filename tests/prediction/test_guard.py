@@ -25,6 +25,7 @@ from transformer_nfn.prediction.guard_fit import (
     Harmed,
     fit_guard,
     fit_read,
+    near_chance,
     reach_down,
 )
 from transformer_nfn.prediction.guard_learn import Learned, Read
@@ -187,14 +188,17 @@ def test_intervals_reach_down_and_up_apart_and_no_less_than_the_radius() -> None
     blank = Guard.blank((5, 16, 4), 2)
     answers, fit = torch.zeros(1, COUNT, dtype=torch.float64), torch.zeros(1, 2).double()
 
-    def ends(said: float, up: float) -> tuple[float, float]:
+    def ends(
+        said: float, up: float, floor: float = 1.0, near_chance: float = 0.0
+    ) -> tuple[float, float]:
         # Of a regression that knows nothing the opinion is its constant.
         coef = blank.opinion.coef.clone()
         coef[-1] = said
         guard = replace(
             blank, width=torch.ones(3).double(), gap_spread=curve, error=curve,
             opinion_error=curve, radius=0.05 * one, reach=up * one, reach_down=3 * one,
-            floor=one, opinion=replace(blank.opinion, coef=coef),
+            floor=floor * one, near_chance=near_chance * one,
+            opinion=replace(blank.opinion, coef=coef),
         )  # fmt: skip
         judged = guard.judge_read(answers, fit, torch.tensor([0.6], dtype=torch.float64))
         return float(judged.low), float(judged.high)
@@ -202,6 +206,23 @@ def test_intervals_reach_down_and_up_apart_and_no_less_than_the_radius() -> None
     assert ends(said=0.6, up=1.0) == (pytest.approx(0.3), pytest.approx(0.7))
     assert ends(said=0.7, up=1.0) == (pytest.approx(0.3), pytest.approx(0.8))
     assert ends(said=0.6, up=0.1) == (pytest.approx(0.3), pytest.approx(0.65))
+    # Below the floor nobody is warned: what was seen there may be.
+    assert ends(said=0.6, up=1.0, near_chance=0.9) == (pytest.approx(0.3), pytest.approx(0.9))
+    assert ends(said=0.6, up=1.0, near_chance=0.6) == (pytest.approx(0.3), pytest.approx(0.7))
+    above = ends(said=0.6, up=1.0, floor=0.5, near_chance=0.9)
+    assert above[1] == pytest.approx(0.7)
+
+
+def test_near_chance_is_what_damaged_networks_predicted_there_have() -> None:
+    accuracy = torch.linspace(0, 1, 101).double()
+    blank = torch.zeros(101, 1).double()
+    harmed = Harmed(Read(blank, blank, accuracy), np.array(["noise"] * 101), accuracy / 2)
+    floor = torch.tensor(0.203).double()
+    there = accuracy[:41].numpy()
+    assert near_chance(floor, harmed) == pytest.approx(rank_quantile(there, 0.975))
+    better = Harmed(Read(blank, blank, accuracy + 1), harmed.kinds, accuracy)
+    assert near_chance(floor, harmed, better) > 1  # all that are given count
+    assert near_chance(torch.tensor(-1.0).double(), harmed) == 0
 
 
 def test_reach_down_is_what_unnoticed_damage_of_unseen_kinds_needs_within_bounds() -> None:

@@ -78,6 +78,8 @@ class Guard:
         radius: what an interval reaches beyond both opinions at least, scalar.
         reach: the same upwards, in units of the error to be expected, scalar.
         reach_down: the same downwards: damage of kinds never seen makes networks worse, not better.
+        near_chance: networks at the floor and below, of which nobody is warned, may have this
+            accuracy, scalar.
         strange_reach: of intervals that lean on the opinion, in units of its error, scalar.
     """
 
@@ -95,6 +97,7 @@ class Guard:
     radius: Tensor
     reach: Tensor
     reach_down: Tensor
+    near_chance: Tensor
     strange_reach: Tensor
 
     @staticmethod
@@ -107,7 +110,7 @@ class Guard:
         """
         parts = (Opinion.blank(COUNT), Harm.blank(COUNT), Distance.blank(fits))
         curves = (Curve.blank(), Curve.blank(), Curve.blank(), Curve.blank())
-        shapes = ((SIGNS,), (SIGNS,), (), (), (), (), ())
+        shapes = ((SIGNS,), (SIGNS,), (), (), (), (), (), ())
         return Guard(
             torch.zeros(inputs, dtype=torch.float64),
             *parts,
@@ -132,6 +135,7 @@ class Guard:
         error = self.expected_error(predicted, first)
         low = torch.minimum(predicted, said) - torch.maximum(self.reach_down * error, self.radius)
         high = torch.maximum(predicted, said) + torch.maximum(self.reach * error, self.radius)
+        high = torch.where(above, high, torch.maximum(high, self.near_chance))
         strange_radius = self.strange_reach * self.opinion_error(said)
         return Judgement(
             predicted + lean * (said - predicted),
@@ -186,8 +190,9 @@ class Guard:
         except CheckpointError as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
         if "reach" in tensors:
-            # Guards of older versions reach as far down as up.
+            # Guards of older versions reach as far down as up, and near chance as elsewhere.
             tensors.setdefault("reach_down", tensors["reach"])
+            tensors.setdefault("near_chance", torch.zeros_like(tensors["reach"]))
         agreed, fits = (tensors.get(k) for k in ("agreed", "distance.frame.mean"))
         inputs = (0, 0, 0) if agreed is None or agreed.ndim != 3 else tuple(agreed.shape)
         like = Guard.blank(inputs, 0 if fits is None else fits.numel())

@@ -33,7 +33,8 @@ HEALTHY_LEVEL = 0.99
 SLACK = 1.25
 """Intervals reach so much farther: validation is small, and the predictor saw it."""
 UNSEEN_LEVEL = 0.975
-"""Of damaged networks without a warning, of a kind not learned from, the share held from below."""
+"""Of damaged networks without a warning, of a kind not learned from, the share held from below;
+of those predicted near chance the share held from above."""
 LEAST_DOWN, MOST_DOWN = 2.0, 4.0
 """Times what healthy networks need: few damaged networks stay without a warning to tell better."""
 SMALLEST = 0.01
@@ -129,7 +130,11 @@ def fit_read(
     """
     guard, healthy_reach = _fitted(agreed, learned, calibration)
     short = _unseen_shortfalls(agreed, learned, learned_harmed, calibration)
-    guard = replace(guard, reach_down=_scalar(reach_down(short, healthy_reach)))
+    guard = replace(
+        guard,
+        reach_down=_scalar(reach_down(short, healthy_reach)),
+        near_chance=_scalar(near_chance(guard.floor, learned_harmed, calibration.harmed)),
+    )
     return _with_strange_intervals(guard, calibration.healthy, calibration.harmed)
 
 
@@ -146,6 +151,13 @@ def reach_down(short: Tensor | None, healthy_reach: float) -> float:
         return MOST_DOWN * healthy_reach
     needed = _highest(short.clamp(min=0).numpy(), UNSEEN_LEVEL) if len(short) else 0.0
     return min(max(needed, LEAST_DOWN * healthy_reach), MOST_DOWN * healthy_reach)
+
+
+def near_chance(floor: Tensor, *damaged: Harmed) -> float:
+    """How accurate damaged networks are that are predicted at the floor or below; 0 if none is."""
+    there = [harmed.read.accuracy[harmed.predicted <= floor] for harmed in damaged]
+    accuracy = torch.cat(there).numpy()
+    return _highest(accuracy, UNSEEN_LEVEL) if len(accuracy) else 0.0
 
 
 def _unseen_shortfalls(
