@@ -75,6 +75,7 @@ def main() -> None:
         )  # fmt: skip
         print(f"training {model}: {time.perf_counter() - start:.0f} s", flush=True)
         # The same predictors, with nobody beside them.
+        shutil.rmtree(plain, ignore_errors=True)
         shutil.copytree(guarded, plain, ignore=shutil.ignore_patterns(GUARD_FILE))
         for run in (plain, guarded):
             print(f"\n{run.name}: learned from {given.seen}")

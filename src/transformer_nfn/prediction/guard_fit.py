@@ -31,10 +31,9 @@ HARM_ALARM, FIT_ALARM, GAP_ALARM = 0.0075, 0.0025, 0.02
 HEALTHY_LEVEL = 0.99
 """Of healthy networks without a warning, the share that intervals hold for."""
 SLACK = 1.25
-"""Intervals reach so much farther: validation is small, and the predictor saw it."""
+"""Intervals reach so much farther up: validation is small, and the predictor saw it."""
 UNSEEN_LEVEL = 0.975
-"""Of damaged networks without a warning, of a kind not learned from, the share held from below;
-of those predicted near chance the share held from above."""
+"""Of damaged networks without a warning, of a kind not learned from, the share held from below."""
 LEAST_DOWN, MOST_DOWN = 2.0, 4.0
 """Times what healthy networks need: few damaged networks stay without a warning to tell better."""
 SMALLEST = 0.01
@@ -133,7 +132,9 @@ def fit_read(
     guard = replace(
         guard,
         reach_down=_scalar(reach_down(short, healthy_reach)),
-        near_chance=_scalar(near_chance(guard.floor, learned_harmed, calibration.harmed)),
+        near_chance=_scalar(
+            near_chance(guard.floor, learned.chance, learned_harmed, calibration.harmed)
+        ),
     )
     return _with_strange_intervals(guard, calibration.healthy, calibration.harmed)
 
@@ -153,11 +154,14 @@ def reach_down(short: Tensor | None, healthy_reach: float) -> float:
     return min(max(needed, LEAST_DOWN * healthy_reach), MOST_DOWN * healthy_reach)
 
 
-def near_chance(floor: Tensor, *damaged: Harmed) -> float:
-    """How accurate damaged networks are that are predicted at the floor or below; 0 if none is."""
-    there = [harmed.read.accuracy[harmed.predicted <= floor] for harmed in damaged]
-    accuracy = torch.cat(there).numpy()
-    return _highest(accuracy, UNSEEN_LEVEL) if len(accuracy) else 0.0
+def near_chance(floor: Tensor, chance: float, *damaged: Harmed) -> float:
+    """How accurate networks may be that are predicted at the floor or below: nobody is warned.
+
+    As the best of the damaged ones that are given, and somewhat farther from chance.
+    """
+    there = torch.cat([harmed.read.accuracy[harmed.predicted <= floor] for harmed in damaged])
+    best = float(there.max()) if len(there) else chance
+    return chance + SLACK * max(best - chance, 0.0)
 
 
 def _unseen_shortfalls(
