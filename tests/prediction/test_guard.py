@@ -325,11 +325,12 @@ def test_a_guard_of_an_older_version_reaches_as_far_down_as_up(
 ) -> None:
     guard, _ = fitted
     kept = tensors_of(replace(guard, reach=guard.reach_down))
-    del kept["reach_down"]
+    del kept["reach_down"], kept["near_chance"]
     write_tensors(tmp_path / GUARD_FILE, kept)
     old = Guard.load(tmp_path)
     assert old is not None
     assert torch.equal(old.reach_down, old.reach)
+    assert float(old.near_chance) == 0
     del kept["reach"]
     write_tensors(tmp_path / GUARD_FILE, kept)
     with pytest.raises(RunError, match=re.escape("'reach' expected [] in float64, found None")):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from transformer_nfn.models import Network, StatNN, WholeNetwork
+from transformer_nfn.models import StatNN, WholeNetwork
 from transformer_nfn.models.statnn import STATISTICS
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.kinds import Kinds
@@ -47,9 +47,13 @@ class Manner:
     stacked = True
     beginning = ""
 
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
     def read(self, kinds: Kinds) -> Kinds:
-        """The networks as the module reads them."""
-        return kinds
+        """The networks as the module reads them, see `prepared`."""
+        train, val = ([prepared(self.module, d) for d in part] for part in (kinds.train, kinds.val))
+        return replace(kinds, train=train, val=val)
 
     def per_epoch(self, train: Sequence[Dataset]) -> list[int]:
         """How many networks of each kind an epoch takes."""
@@ -75,14 +79,6 @@ class Manner:
 class StatisticsManner(Manner):
     """As the paper trains, on statistics that are computed once."""
 
-    def __init__(self, module: StatNN) -> None:
-        self.module = module
-
-    def read(self, kinds: Kinds) -> Kinds:
-        """With their statistics."""
-        train, val = ([prepared(self.module, d) for d in part] for part in (kinds.train, kinds.val))
-        return replace(kinds, train=train, val=val)
-
     def begin(
         self, module: nn.Module, kinds: Kinds, seed: int, epochs: int, fresh: bool
     ) -> AsRead:
@@ -101,17 +97,11 @@ class WholeNetworkManner(Manner):
     stacked = False  # each seed has probes of its own
     beginning = "finds probes, and what all networks answer to them"
 
-    def __init__(self, module: WholeNetwork) -> None:
-        self.module = module
+    module: WholeNetwork
 
     def read(self, kinds: Kinds) -> Kinds:
-        """With further checkpoints, and with their invariants computed once."""
-        return replace(
-            kinds,
-            train=[prepared(self.module, data) for data in kinds.learned],
-            val=[prepared(self.module, data) for data in kinds.val],
-            more=[],
-        )
+        """With further checkpoints to learn from."""
+        return super().read(replace(kinds, train=kinds.learned, more=[]))
 
     def per_epoch(self, train: Sequence[Dataset]) -> list[int]:
         """One checkpoint a run; of a few runs more, or it is over after a handful of steps."""
@@ -148,14 +138,13 @@ def manner_of(module: nn.Module) -> Manner:
     """How this module is trained."""
     if isinstance(module, WholeNetwork):
         return WholeNetworkManner(module)
-    return StatisticsManner(module) if isinstance(module, StatNN) else Manner()
+    return StatisticsManner(module) if isinstance(module, StatNN) else Manner(module)
 
 
 def prepared(module: Any, data: Dataset) -> Dataset:
     """The networks with what every seed would have to compute of them, where it is much."""
-    if not isinstance(module, WholeNetwork | StatNN):
-        return data
-    return replace(data, network=cast("Network", module.prepared(data.network)))
+    own = getattr(module, "prepared", None)
+    return data if own is None else replace(data, network=own(data.network))
 
 
 def _runs(data: Dataset) -> int:
