@@ -40,7 +40,8 @@ def reproduce_transfer(
 ) -> None:
     """Fills the table and shows it; see `transformer_nfn.paper.transfer`."""
     from transformer_nfn.files.assets import resolve
-    from transformer_nfn.paper.transfer import LEARNERS, NAME, transfer
+    from transformer_nfn.paper.transfer import LEARNERS, transfer
+    from transformer_nfn.paper.transfer_table import NAME
 
     learners = models.split(",") if models else None
     with counting_bar(Console(stderr=True, quiet=as_json)) as bar:
