@@ -15,7 +15,7 @@ from transformer_nfn.models import network_of
 from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
-from transformer_nfn.prediction.guard import GUARD_FILE, Guard
+from transformer_nfn.prediction.guard import GUARD_FILE, OLD_WIDEN, Guard
 from transformer_nfn.prediction.guard_curves import KNOTS, Curve, smoothed_by_others
 from transformer_nfn.prediction.guard_fit import (
     LEAST_DOWN,
@@ -163,6 +163,7 @@ def test_the_number_leans_on_the_opinion_where_two_signs_are_beyond_their_limits
     guard = replace(
         blank, width=torch.ones(3).double(), gap_spread=curve, error=curve, opinion_error=curve,
         radius=0.05 * one, reach=one, reach_down=2 * one, strange_reach=one, floor=0.2 * one,
+        widen=0.5 * one,
         harm=replace(blank.harm, coef=torch.full_like(blank.harm.coef, 1.0)),
     )  # fmt: skip
     # An opinion of 0 and tensors that fit: signs are the logit 1, log(1e-8), and 10 x predicted.
@@ -280,7 +281,7 @@ def fitted_reaches(hidden: float, kinds: tuple[str, ...]) -> tuple[float, float]
         Calibration(*healthy_networks(100, 2), calibrating),
     )
     healthy_reach = float(guard.reach) / SLACK
-    return healthy_reach, float(guard.reach_down) / healthy_reach
+    return healthy_reach, float(guard.reach_down) / (SLACK * healthy_reach)
 
 
 def test_kinds_that_hide_from_a_guard_of_the_others_make_intervals_reach_farther_down() -> None:
@@ -325,12 +326,13 @@ def test_a_guard_of_an_older_version_reaches_as_far_down_as_up(
 ) -> None:
     guard, _ = fitted
     kept = tensors_of(replace(guard, reach=guard.reach_down))
-    del kept["reach_down"], kept["near_chance"]
+    del kept["reach_down"], kept["near_chance"], kept["widen"]
     write_tensors(tmp_path / GUARD_FILE, kept)
     old = Guard.load(tmp_path)
     assert old is not None
     assert torch.equal(old.reach_down, old.reach)
     assert float(old.near_chance) == 0
+    assert float(old.widen) == OLD_WIDEN
     del kept["reach"]
     write_tensors(tmp_path / GUARD_FILE, kept)
     with pytest.raises(RunError, match=re.escape("'reach' expected [] in float64, found None")):

@@ -34,8 +34,8 @@ GUARD_FILE = "guard.safetensors"
 SIGNS = 3
 LEAN_FROM, LEAN_TO = 1.2, 1.6
 """Where the second sign begins to move the number, and where the number is the opinion's."""
-WIDEN = 0.5
-"""Intervals of networks at the limit are wider by this share than those of usual ones."""
+OLD_WIDEN = 0.5
+"""What `Guard.widen` was for guards that do not say."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Guard:
         near_chance: networks at the floor and below, of which nobody is warned, may have this
             accuracy, scalar.
         strange_reach: of intervals that lean on the opinion, in units of its error, scalar.
+        widen: intervals of networks at the limit are wider by this share than those of usual
+            ones, scalar.
     """
 
     agreed: Tensor
@@ -99,6 +101,7 @@ class Guard:
     reach_down: Tensor
     near_chance: Tensor
     strange_reach: Tensor
+    widen: Tensor
 
     @staticmethod
     def blank(inputs: tuple[int, ...], fits: int) -> Guard:
@@ -110,7 +113,7 @@ class Guard:
         """
         parts = (Opinion.blank(COUNT), Harm.blank(COUNT), Distance.blank(fits))
         curves = (Curve.blank(), Curve.blank(), Curve.blank(), Curve.blank())
-        shapes = ((SIGNS,), (SIGNS,), (), (), (), (), (), ())
+        shapes = ((SIGNS,), (SIGNS,), (), (), (), (), (), (), ())
         return Guard(
             torch.zeros(inputs, dtype=torch.float64),
             *parts,
@@ -159,7 +162,11 @@ class Guard:
 
     def expected_error(self, predicted: Tensor, strangeness: Tensor) -> Tensor:
         """Of predictions, larger near the limit of strangeness."""
-        return self.error(predicted) * widening(strangeness)
+        return self.error(predicted) * self.widening(strangeness)
+
+    def widening(self, strangeness: Tensor) -> Tensor:
+        """By what intervals of networks so strange are wider than those of usual ones."""
+        return 1 + self.widen * strangeness.clamp(0, 1)
 
     def reads(self, arch: NetworkSizes, trained: NetworkSizes) -> bool:
         """Whether networks of some sizes are such as it was fitted on."""
@@ -193,16 +200,12 @@ class Guard:
             # Guards of older versions reach as far down as up, and near chance as elsewhere.
             tensors.setdefault("reach_down", tensors["reach"])
             tensors.setdefault("near_chance", torch.zeros_like(tensors["reach"]))
+            tensors.setdefault("widen", torch.full_like(tensors["reach"], OLD_WIDEN))
         agreed, fits = (tensors.get(k) for k in ("agreed", "distance.frame.mean"))
         inputs = (0, 0, 0) if agreed is None or agreed.ndim != 3 else tuple(agreed.shape)
         like = Guard.blank(inputs, 0 if fits is None else fits.numel())
         _check(tensors, tensors_of(like), str(path))
         return rebuilt(like, tensors)
-
-
-def widening(strangeness: Tensor) -> Tensor:
-    """By what intervals of networks so strange are wider than those of usual ones."""
-    return 1 + WIDEN * strangeness.clamp(0, 1)
 
 
 def _check(found: dict[str, Tensor], like: dict[str, Tensor], where: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Parts
-from transformer_nfn.prediction.guard import Guard, widening
+from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.guard_curves import Curve, smoothed_by_others
 from transformer_nfn.prediction.guard_learn import (
     HARM,
@@ -31,7 +31,9 @@ HARM_ALARM, FIT_ALARM, GAP_ALARM = 0.0075, 0.0025, 0.02
 HEALTHY_LEVEL = 0.99
 """Of healthy networks without a warning, the share that intervals hold for."""
 SLACK = 1.25
-"""Intervals reach so much farther up: validation is small, and the predictor saw it."""
+"""Intervals reach so much farther: validation is small, and the predictor saw it."""
+WIDEN = 1.0
+"""See `Guard.widen`: near the limit of strangeness are more broken networks than healthy ones."""
 UNSEEN_LEVEL = 0.975
 """Of damaged networks without a warning, of a kind not learned from, the share held from below."""
 LEAST_DOWN, MOST_DOWN = 2.0, 4.0
@@ -131,7 +133,7 @@ def fit_read(
     short = _unseen_shortfalls(agreed, learned, learned_harmed, calibration)
     guard = replace(
         guard,
-        reach_down=_scalar(reach_down(short, healthy_reach)),
+        reach_down=_scalar(SLACK * reach_down(short, healthy_reach)),
         near_chance=_scalar(
             near_chance(guard.floor, learned.chance, learned_harmed, calibration.harmed)
         ),
@@ -140,7 +142,7 @@ def fit_read(
 
 
 def reach_down(short: Tensor | None, healthy_reach: float) -> float:
-    """How far intervals reach down.
+    """How far down intervals must reach.
 
     Args:
         short: of damaged networks without a warning, of kinds that a guard had not learned from,
@@ -209,6 +211,7 @@ def _fitted(agreed: Tensor, learned: Learned, calibration: Calibration) -> tuple
         error=Curve.of_size(predicted, predicted - val.accuracy, smallest=SMALLEST),
         floor=_scalar(floor),
         radius=_scalar(least),
+        widen=_scalar(WIDEN),
     )
     signs = torch.cat([models.signs(val), _gap_by_others(predicted, gap)[:, None]], 1)
     unseen = learned.unseen_signs()[learned.healthy.accuracy > floor]
@@ -267,7 +270,7 @@ def _healthy_reach(guard: Guard, healthy: Read, signs: Tensor, predicted: Tensor
         healthy.accuracy - torch.maximum(predicted, said),
     )
     error = smoothed_by_others(predicted, (predicted - healthy.accuracy).square())
-    expected = error.sqrt().clamp(min=SMALLEST) * widening(first)
+    expected = error.sqrt().clamp(min=SMALLEST) * guard.widening(first)
     quiet = (first <= 1) | (predicted <= guard.floor)
     return _highest((beyond / expected)[quiet].clamp(min=0).numpy(), HEALTHY_LEVEL)
 
