@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from tnfn_command import tnfn
 from transformer_nfn.files import Checkpoint
+from transformer_nfn.files.assets import CHECKOUT
 from transformer_nfn.prediction.acceptance import check_sizes, read_fitting
+from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.records import RunError
@@ -101,9 +104,12 @@ def test_names_are_never_cut_in_a_pipe(state: dict[str, Tensor], tmp_path: Path)
         assert shown in out
 
 
-def test_where_no_guard_stands_behind_a_prediction_it_is_said() -> None:
+def test_where_no_guard_stands_behind_a_prediction_it_is_said(tmp_path: Path) -> None:
     told = "note: no guard stands behind 2 of 2 predictions: a broken network may pass for a good"
-    code, _, err = tnfn("predict", "ag-news-boosting", "ag-news-sample#0-1")
+    shutil.copytree(
+        CHECKOUT / "ag-news-boosting", tmp_path / "run", ignore=shutil.ignore_patterns(GUARD_FILE)
+    )
+    code, _, err = tnfn("predict", tmp_path / "run", "ag-news-sample#0-1")
     assert code == 0
     assert [line for line in err.splitlines() if line.startswith(told)]
     code, _, err = tnfn("predict", RUN, "mnist-sample#3")
