@@ -65,7 +65,8 @@ def build(
         str | None, typer.Option(help="Of a Ray cluster; a local one if not given.")
     ] = None,
     vectors: Annotated[
-        Path | None, typer.Option(help="A word2vec file; vectors are trained if not given.")
+        Path | None,
+        typer.Option(help="A word2vec file, or a text zoo; vectors are trained if not given."),
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Train on so many samples at most.")] = None,
     batch: Annotated[
@@ -97,6 +98,7 @@ def build(
     folder of its own: a mixed zoo.
     """
     from transformer_nfn.cli.zoo_progress import BuildBar
+    from transformer_nfn.files.assets import resolve
     from transformer_nfn.zoo.kind import all_kinds
     from transformer_nfn.zoo.summary import summarise, summarise_mixed
     from transformer_nfn.zoo.training.build import build as build_zoo
@@ -126,7 +128,7 @@ def build(
     with BuildBar(Console(stderr=True)) as bar:
         how: dict[str, Any] = {
             "data": data,
-            "vectors": vectors,
+            "vectors": None if vectors is None else resolve(vectors, "zoo"),
             "device": device,
             "engine": engine,
             "workers": workers,

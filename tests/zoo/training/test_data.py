@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_nfn.zoo import DataError, Recipe, Settings, build, load_task, train
+from transformer_nfn.files.assets import CHECKOUT
+from transformer_nfn.zoo import DataError, Recipe, Settings, ZooError, build, load_task, train
 from transformer_nfn.zoo.training.grid import Config
 from transformer_nfn.zoo.training.tasks import TextTask, images
 from transformer_nfn.zoo.training.tasks.text import read_ag_news
@@ -160,6 +161,22 @@ def test_a_text_zoo_keeps_its_word_vectors(tmp_path: Path) -> None:
     assert "Common4" in vectors.vocabulary  # case is kept
     assert verify(zoo.path, data=folder, sample=4).ok
     assert zoo.network(0)(torch.randn(2, 7, 32)).shape == (2, 4)
+
+
+def test_a_text_zoo_lends_its_word_vectors_to_another(tmp_path: Path) -> None:
+    data, more = write_news(tmp_path / "news"), write_news(tmp_path / "more", rows=200)
+    settings = Settings("ag_news", runs=2, epochs=1, batch=64)
+    first = build(tmp_path / "first", settings, data=data, workers=1)
+    second = build(tmp_path / "second", settings, data=more, vectors=first.path, workers=1)
+    lent, own = second.word_vectors(), first.word_vectors()
+    assert lent is not None
+    assert own is not None
+    assert lent.vocabulary == own.vocabulary
+    assert torch.equal(lent.vectors, own.vectors)
+    assert verify(second.path, data=more, sample=2).ok
+    with pytest.raises(ZooError, match="holds no word vectors: it is no zoo of text"):
+        build(tmp_path / "third", settings, data=data, vectors=CHECKOUT / "mnist-sample")
+    assert not (tmp_path / "third").exists()
 
 
 def _word2vec(path: Path, binary: bool, width: int = 40) -> np.ndarray:

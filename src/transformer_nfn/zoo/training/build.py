@@ -35,7 +35,7 @@ def build(
     Args:
         out: the folder; empty, not there yet, or one this very build was begun in.
         data: the folder of the task's files; None fetches them.
-        vectors: for text, a word2vec file; None trains vectors on the task's text.
+        vectors: for text, a word2vec file or a zoo that has some; None trains them on the text.
         device: ``auto``, ``cpu`` or ``cuda``.
         engine: ``local`` (this machine) or ``ray`` (a cluster).
         workers: processes at once; None for one a core (CPU) or one (CUDA).

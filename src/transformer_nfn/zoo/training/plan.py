@@ -16,7 +16,7 @@ from transformer_nfn.zoo.store.folder import Folder, check_fresh, claim
 from transformer_nfn.zoo.training.grid import GRID_SIZE, Config, grid, sample
 from transformer_nfn.zoo.training.tasks import Task, TextTask, load_task
 from transformer_nfn.zoo.training.trainer import Recipe
-from transformer_nfn.zoo.word_vectors import VECTORS_FILE
+from transformer_nfn.zoo.word_vectors import VECTORS_FILE, WordVectors
 
 # Networks a shard. On the CPU little is lost when a build is stopped; a GPU wants many at once.
 SHARD_RUNS = {"cpu": 8, "cuda": 256}
@@ -146,7 +146,7 @@ def make_plan(
             data,
             held=0.0 if settings.select == "test" else None,
             samples=settings.samples,
-            vectors=vectors,
+            vectors=_vectors(vectors),
             kind=settings.kind,
         )
         about = _describe(settings, task, configs, device)
@@ -164,6 +164,16 @@ def make_plan(
         task = Plan(folder, task).load_task(data)  # what is wrong with the data is found first
         folder = _grow(out, settings, device)
     return Plan(folder, task)
+
+
+def _vectors(given: Path | None) -> Path | WordVectors | None:
+    """Those of another zoo where its folder is given; files are left to who reads them."""
+    if given is None or not given.is_dir():
+        return given
+    words = Folder.open(given).word_vectors()
+    if words is None:
+        raise ZooError(f"'{given}' holds no word vectors: it is no zoo of text")
+    return words
 
 
 def _grow(out: Path, settings: Settings, device: str) -> Folder:
