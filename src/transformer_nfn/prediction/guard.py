@@ -31,7 +31,7 @@ from transformer_nfn.prediction.responses import COUNT, input_shape, responses
 from transformer_nfn.zoo import NetworkSizes
 
 GUARD_FILE = "guard.safetensors"
-SIGNS = 3
+SIGNS, SCALARS = 3, 7
 LEAN_FROM, LEAN_TO = 1.2, 1.6
 """Where the second sign begins to move the number, and where the number is the opinion's."""
 OLD_WIDEN = 0.5
@@ -113,7 +113,7 @@ class Guard:
         """
         parts = (Opinion.blank(COUNT), Harm.blank(COUNT), Distance.blank(fits))
         curves = (Curve.blank(), Curve.blank(), Curve.blank(), Curve.blank())
-        shapes = ((SIGNS,), (SIGNS,), (), (), (), (), (), (), ())
+        shapes = ((SIGNS,), (SIGNS,), *((),) * SCALARS)
         return Guard(
             torch.zeros(inputs, dtype=torch.float64),
             *parts,
@@ -196,16 +196,24 @@ class Guard:
             tensors = read_tensors(path)[0]
         except CheckpointError as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
-        if "reach" in tensors:
-            # Guards of older versions reach as far down as up, and near chance as elsewhere.
-            tensors.setdefault("reach_down", tensors["reach"])
-            tensors.setdefault("near_chance", torch.zeros_like(tensors["reach"]))
-            tensors.setdefault("widen", torch.full_like(tensors["reach"], OLD_WIDEN))
+        tensors = {**_unsaid(tensors), **tensors}
         agreed, fits = (tensors.get(k) for k in ("agreed", "distance.frame.mean"))
         inputs = (0, 0, 0) if agreed is None or agreed.ndim != 3 else tuple(agreed.shape)
         like = Guard.blank(inputs, 0 if fits is None else fits.numel())
         _check(tensors, tensors_of(like), str(path))
         return rebuilt(like, tensors)
+
+
+def _unsaid(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What guards of older versions did not say: as far down as up, near chance as elsewhere."""
+    if "reach" not in tensors:
+        return {}
+    reach = tensors["reach"]
+    return {
+        "reach_down": reach,
+        "near_chance": torch.zeros_like(reach),
+        "widen": torch.full_like(reach, OLD_WIDEN),
+    }
 
 
 def _check(found: dict[str, Tensor], like: dict[str, Tensor], where: str) -> None:

@@ -11,8 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+from tnfn_command import tnfn
 from transformer_nfn.files.assets import CHECKOUT
-from transformer_nfn.zoo import DataError, Recipe, Settings, ZooError, build, load_task, train
+from transformer_nfn.zoo import (
+    DataError,
+    Recipe,
+    Settings,
+    Zoo,
+    ZooError,
+    build,
+    load_task,
+    train,
+)
 from transformer_nfn.zoo.training.grid import Config
 from transformer_nfn.zoo.training.tasks import TextTask, images
 from transformer_nfn.zoo.training.tasks.text import read_ag_news
@@ -177,6 +187,21 @@ def test_a_text_zoo_lends_its_word_vectors_to_another(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match="holds no word vectors: it is no zoo of text"):
         build(tmp_path / "third", settings, data=data, vectors=CHECKOUT / "mnist-sample")
     assert not (tmp_path / "third").exists()
+
+
+def test_word_vectors_of_a_zoo_are_taken_by_its_name(tmp_path: Path) -> None:
+    data, out = write_news(tmp_path / "news"), tmp_path / "zoo"
+    how = ("--task", "ag_news", "--out", out, "--runs", 1, "--epochs", 1, "--data", data)
+    code, _, err = tnfn("zoo", "build", *how, "--vectors", "no-such-zoo")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "no zoo of that name" in err
+    assert not out.exists()
+    code, _, err = tnfn("zoo", "build", *how, "--vectors", "ag-news-sample")
+    assert code == 0, err
+    lent, own = Zoo.open(out).word_vectors(), Zoo.open("ag-news-sample").word_vectors()
+    assert lent is not None
+    assert own is not None
+    assert torch.equal(lent.vectors, own.vectors)
 
 
 def _word2vec(path: Path, binary: bool, width: int = 40) -> np.ndarray:
