@@ -6,7 +6,7 @@ Kendall's tau on healthy networks that were not seen, with the guard and without
 
     python benchmarks/damage.py ZOO --work DIR [--models invariant_boosting,whole_network]
         [--seen KINDS --held-out KINDS] [--split-seed 0] [--data DIR] [--device cuda]
-        [--seeds 5] [--count 200] [--learn 480]
+        [--seeds 5] [--count 200] [--learn 480] [--seed 0]
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--learn", type=int, default=480)
+    parser.add_argument("--seed", type=int, default=0, help="of the damage")
     given = parser.parse_args()
     zoo = Zoo.open(given.zoo)
     train, val, test = zoo.split(select_rows(zoo), FRACTIONS, seed=given.split_seed)
-    how: dict[str, Any] = {"data": given.data, "device": given.device}
+    how: dict[str, Any] = {"data": given.data, "device": given.device, "seed": given.seed}
     learn = _timed("damage to learn from", lambda: damage_zoo(
         zoo, given.work / "learn", kinds=given.seen, count=given.learn,
         rows=np.concatenate([train, val]), **how,
@@ -109,14 +110,14 @@ def _print_healthy(found: list[Prediction]) -> dict[str, float]:
     return {"tau": tau, "false_warnings": float(warned.mean()), "width": float(width)}
 
 
-def _print_kinds(found: list[Prediction], held: Zoo) -> dict[str, float]:
+def _print_kinds(found: list[Prediction], held: Zoo) -> dict[str, Any]:
     kinds = np.array([damage.kind for damage in damages(held)])
     truth, said = _truth(found), np.array([p.accuracy for p in found])
     outside = np.array([not p.low <= t <= p.high for p, t in zip(found, truth, strict=True)])
     warned = np.array([p.warning is not None for p in found])
     width = np.array([p.high - p.low for p in found])
     near = (np.abs(truth - said) <= NEAR) | warned
-    print("  kind        networks  error  width  outside  of them warned  near or warned")
+    print("  kind        networks  error  width  outside  of them warned  near or warned  warned")
     for kind in [*dict.fromkeys(kinds.tolist()), "all"]:
         here = (kinds == kind) | (kind == "all")
         out = outside & here
@@ -124,12 +125,15 @@ def _print_kinds(found: list[Prediction], held: Zoo) -> dict[str, float]:
         print(
             f"  {kind:<12}{here.sum():>8}{np.abs(truth - said)[here].mean():>7.3f}"
             f"{np.median(width[here]):>7.3f}{out.sum():>9}{caught:>16}{near[here].mean():>16.1%}"
+            f"{warned[here].mean():>8.1%}"
         )
     unnoticed = int((outside & ~warned).sum())
     print(f"  outside without a warning: {unnoticed} of {len(found)}")
     return {
         "networks": len(found), "outside": int(outside.sum()), "outside_unwarned": unnoticed,
         "warned_of_outside": 1 - unnoticed / max(1, int(outside.sum())),
+        "near_or_warned": {k: float(near[kinds == k].mean()) for k in sorted(set(kinds.tolist()))},
+        "error": float(np.abs(truth - said).mean()), "warned": float(warned.mean()),
     }  # fmt: skip
 
 

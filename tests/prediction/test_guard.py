@@ -15,14 +15,17 @@ from transformer_nfn.models import network_of
 from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
-from transformer_nfn.prediction.guard import GUARD_FILE, OLD_WIDEN, Guard
+from transformer_nfn.prediction.guard import DEAD_RAMP, GUARD_FILE, NEVER_DEAD, OLD_WIDEN, Guard
 from transformer_nfn.prediction.guard_curves import KNOTS, Curve, smoothed_by_others
 from transformer_nfn.prediction.guard_fit import (
+    DEAD,
     LEAST_DOWN,
     MOST_DOWN,
     SLACK,
+    SLACK_DOWN,
     Calibration,
     Harmed,
+    dead_limit,
     fit_guard,
     fit_read,
     near_chance,
@@ -32,7 +35,7 @@ from transformer_nfn.prediction.guard_learn import Learned, Read
 from transformer_nfn.prediction.guard_parts import Harm, Opinion, tensors_of
 from transformer_nfn.prediction.intervals import rank_quantile
 from transformer_nfn.prediction.records import RunError
-from transformer_nfn.prediction.responses import COUNT, _agreement
+from transformer_nfn.prediction.responses import COUNT, _agreement, responses
 from transformer_nfn.zoo import NetworkSizes
 
 ARCH = NetworkSizes(16, 10, 4)
@@ -143,7 +146,8 @@ def test_a_network_that_is_not_strange_keeps_what_the_predictor_says(
         said = torch.linspace(0, 1, 40, dtype=torch.float64)[torch.randperm(40, generator=draw)]
         judged = guard.judge(data, ARCH, said)
         quiet = judged.strangeness <= 1
-        assert torch.equal(judged.accuracy[quiet], said[quiet])
+        alive = guard.opinion(responses(data, ARCH, guard.agreed)) > guard.dead + DEAD_RAMP
+        assert torch.equal(judged.accuracy[quiet & alive], said[quiet & alive])
         assert bool((judged.low <= judged.accuracy).all())
         assert bool((judged.accuracy <= judged.high).all())
         warned.append(~quiet)
@@ -163,7 +167,7 @@ def test_the_number_leans_on_the_opinion_where_two_signs_are_beyond_their_limits
     guard = replace(
         blank, width=torch.ones(3).double(), gap_spread=curve, error=curve, opinion_error=curve,
         radius=0.05 * one, reach=one, reach_down=2 * one, strange_reach=one, floor=0.2 * one,
-        widen=0.5 * one,
+        widen=0.5 * one, dead=NEVER_DEAD * one,
         harm=replace(blank.harm, coef=torch.full_like(blank.harm.coef, 1.0)),
     )  # fmt: skip
     # An opinion of 0 and tensors that fit: signs are the logit 1, log(1e-8), and 10 x predicted.
@@ -190,7 +194,7 @@ def test_intervals_reach_down_and_up_apart_and_no_less_than_the_radius() -> None
     answers, fit = torch.zeros(1, COUNT, dtype=torch.float64), torch.zeros(1, 2).double()
 
     def ends(
-        said: float, up: float, floor: float = 1.0, near_chance: float = 0.0
+        said: float, up: float, floor: float = 1.0, near_chance: float = 0.0, dead: float = -1.0
     ) -> tuple[float, float]:
         # Of a regression that knows nothing the opinion is its constant.
         coef = blank.opinion.coef.clone()
@@ -198,7 +202,7 @@ def test_intervals_reach_down_and_up_apart_and_no_less_than_the_radius() -> None
         guard = replace(
             blank, width=torch.ones(3).double(), gap_spread=curve, error=curve,
             opinion_error=curve, radius=0.05 * one, reach=up * one, reach_down=3 * one,
-            floor=floor * one, near_chance=near_chance * one,
+            floor=floor * one, near_chance=near_chance * one, dead=dead * one,
             opinion=replace(blank.opinion, coef=coef),
         )  # fmt: skip
         judged = guard.judge_read(answers, fit, torch.tensor([0.6], dtype=torch.float64))
@@ -210,31 +214,90 @@ def test_intervals_reach_down_and_up_apart_and_no_less_than_the_radius() -> None
     # Below the floor nobody is warned: what was seen there may be.
     assert ends(said=0.6, up=1.0, near_chance=0.9) == (pytest.approx(0.3), pytest.approx(0.9))
     assert ends(said=0.6, up=1.0, near_chance=0.6) == (pytest.approx(0.3), pytest.approx(0.7))
-    above = ends(said=0.6, up=1.0, floor=0.5, near_chance=0.9)
-    assert above[1] == pytest.approx(0.7)
+    assert ends(said=0.6, up=1.0, dead=0.1) == (0.0, pytest.approx(0.7))
+    above = ends(said=0.6, up=1.0, floor=0.5, near_chance=0.9, dead=0.1)
+    assert above == (pytest.approx(0.3), pytest.approx(0.7))
 
 
 def test_near_chance_is_what_damaged_networks_predicted_there_have() -> None:
     accuracy = torch.linspace(0, 1, 101).double()
     blank = torch.zeros(101, 1).double()
     harmed = Harmed(Read(blank, blank, accuracy), np.array(["noise"] * 101), accuracy / 2)
-    floor = torch.tensor(0.203).double()
-    assert near_chance(floor, 0.1, harmed) == pytest.approx(0.1 + SLACK * 0.3)
+    at = lambda floor, dead=NEVER_DEAD: given_opinion(0.1, floor, dead)  # noqa: E731
+    assert near_chance(at(0.203), 0.1, harmed) == pytest.approx(0.1 + SLACK_DOWN * 0.3)
     better = Harmed(Read(blank, blank, accuracy + 1), harmed.kinds, accuracy)
-    assert near_chance(floor, 0.1, harmed, better) > 1  # all that are given count
-    assert near_chance(floor, 0.5, harmed) == 0.5  # chance is within reach
-    assert near_chance(torch.tensor(-1.0).double(), 0.1, harmed) == 0.1
+    assert near_chance(at(0.203), 0.1, harmed, better) > 1  # all that are given count
+    assert near_chance(at(0.203), 0.5, harmed) == 0.5  # chance is within reach
+    assert near_chance(at(-1.0), 0.1, harmed) == 0.1
+    # Networks that answer as if they guessed are told to be there, whatever was predicted.
+    assert near_chance(at(0.203, dead=0.15), 0.1, harmed) == pytest.approx(0.1 + SLACK_DOWN * 0.9)
+
+
+def given_opinion(said: float, floor: float, dead: float) -> Guard:
+    """A guard that says the same of all networks, with signs of a tenth of its width."""
+    one = torch.ones((), dtype=torch.float64)
+    blank = Guard.blank((5, 16, 4), 2)
+    # Of a regression that knows nothing the opinion is its constant.
+    coef = blank.opinion.coef.clone()
+    coef[-1] = said
+    curve = Curve(torch.full((KNOTS,), 0.1, dtype=torch.float64))
+    return replace(
+        blank, width=torch.full((3,), 10.0).double(), gap_spread=curve, error=curve,
+        opinion_error=curve, radius=0.05 * one, reach=one, reach_down=2 * one, floor=floor * one,
+        dead=dead * one, opinion=replace(blank.opinion, coef=coef), near_chance=0.3 * one,
+        strange_reach=one,
+    )  # fmt: skip
+
+
+def test_a_network_that_answers_as_if_it_guessed_is_told_to_be_at_chance() -> None:
+    """Whatever its weights look like; a warning only where these look far better."""
+    answers, fit = torch.zeros(3, COUNT, dtype=torch.float64), torch.zeros(3, 2).double()
+    predicted = torch.tensor([0.12, 0.5, 0.95], dtype=torch.float64)
+
+    def judged(said: float, dead: float = 0.15) -> tuple[list[float], ...]:
+        found = given_opinion(said, floor=0.17, dead=dead).judge_read(answers, fit, predicted)
+        assert bool((found.low <= found.accuracy).all())
+        assert bool((found.accuracy <= found.high).all())
+        return tuple(x.tolist() for x in (found.accuracy, found.low, found.high))
+
+    number, low, high = judged(0.1)
+    assert number == pytest.approx([0.12, 0.1, 0.1])  # at the floor the predictor keeps its word
+    assert low == [0, 0, 0]
+    assert high == pytest.approx([0.3, 0.3, 0.3])  # the best that was seen there
+    # Beyond the limit the opinion has less and less to say, and then nothing.
+    assert judged(0.15 + DEAD_RAMP / 2)[0] == pytest.approx([0.12, 0.3375, 0.5625])
+    assert judged(0.15 + DEAD_RAMP)[0] == predicted.tolist()
+    assert judged(0.1, dead=NEVER_DEAD)[0] == predicted.tolist()
+    assert judged(0.1, dead=NEVER_DEAD)[1][0] == 0.0  # 0.1 less 2 x 0.1, which is below 0 anyway
+    assert judged(0.6)[0] == predicted.tolist()
+    # Gaps are 0.02, 4 and 8.5 spreads: with a limit of 5 the last is told, the others are not.
+    guard = given_opinion(0.1, floor=0.17, dead=0.15)
+    narrow = replace(guard, width=torch.tensor([1e-3, 1e-3, 5.0]).double())
+    centred = replace(narrow, centre=torch.tensor([-1.0, -1e9, 0.0]).double())
+    assert (centred.judge_read(answers, fit, predicted).strangeness > 1).tolist() == [0, 0, 1]
+
+
+def test_answers_are_trusted_to_tell_who_guesses_where_they_do() -> None:
+    said, none = torch.full((100,), 0.1).double(), torch.zeros(100).double()
+    assert dead_limit(0.1, said, none + 0.12) == pytest.approx(0.1 + DEAD)
+    some = none + 0.12
+    some[:2] = 0.5
+    assert dead_limit(0.1, said, some) == pytest.approx(0.1 + DEAD)
+    some[2] = 0.5  # 3 of 100 are far better than was said
+    assert dead_limit(0.1, said, some) == NEVER_DEAD
+    assert dead_limit(0.1, said[:19], none[:19]) == NEVER_DEAD  # too few to tell
+    assert dead_limit(0.1, said + 0.2, some) == NEVER_DEAD
 
 
 def test_reach_down_is_what_unnoticed_damage_of_unseen_kinds_needs_within_bounds() -> None:
-    short = torch.linspace(-3, 3, 100).double()
+    short = torch.linspace(-2.9, 2.9, 100).double()
     assert reach_down(short, 1.0) == pytest.approx(rank_quantile(short.clamp(min=0).numpy(), 0.975))
     assert LEAST_DOWN < reach_down(short, 1.0) < MOST_DOWN
     assert reach_down(short, 2.0) == LEAST_DOWN * 2
     assert reach_down(short, 0.5) == MOST_DOWN * 0.5
     assert reach_down(torch.empty(0).double(), 1.0) == LEAST_DOWN
     # Of too few the farthest counts; where nobody knows, as far as may be.
-    assert reach_down(torch.tensor([0.0, 3.5]).double(), 1.0) == 3.5
+    assert reach_down(torch.tensor([0.0, 2.5]).double(), 1.0) == 2.5
     assert reach_down(None, 1.0) == MOST_DOWN
 
 
@@ -281,7 +344,7 @@ def fitted_reaches(hidden: float, kinds: tuple[str, ...]) -> tuple[float, float]
         Calibration(*healthy_networks(100, 2), calibrating),
     )
     healthy_reach = float(guard.reach) / SLACK
-    return healthy_reach, float(guard.reach_down) / (SLACK * healthy_reach)
+    return healthy_reach, float(guard.reach_down) / (SLACK_DOWN * healthy_reach)
 
 
 def test_kinds_that_hide_from_a_guard_of_the_others_make_intervals_reach_farther_down() -> None:
@@ -326,13 +389,14 @@ def test_a_guard_of_an_older_version_reaches_as_far_down_as_up(
 ) -> None:
     guard, _ = fitted
     kept = tensors_of(replace(guard, reach=guard.reach_down))
-    del kept["reach_down"], kept["near_chance"], kept["widen"]
+    del kept["reach_down"], kept["near_chance"], kept["widen"], kept["dead"]
     write_tensors(tmp_path / GUARD_FILE, kept)
     old = Guard.load(tmp_path)
     assert old is not None
     assert torch.equal(old.reach_down, old.reach)
     assert float(old.near_chance) == 0
     assert float(old.widen) == OLD_WIDEN
+    assert float(old.dead) == NEVER_DEAD
     del kept["reach"]
     write_tensors(tmp_path / GUARD_FILE, kept)
     with pytest.raises(RunError, match=re.escape("'reach' expected [] in float64, found None")):

@@ -309,6 +309,8 @@ def predict_command(
         for sentence in (p.warning, p.note):
             if sentence is not None:
                 typer.echo(f"warning: {p.name}: {sentence}", err=True)
+        if p.explanation is not None:
+            typer.echo(f"note: {p.name}: {p.explanation}", err=True)
     alone = sum(not p.guarded for p in found)
     if alone:
         typer.echo(

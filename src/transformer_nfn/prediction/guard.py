@@ -8,8 +8,10 @@ healthy networks and from damaged relatives whose accuracy was measured, and oth
 Three signs of strangeness, each 1 at its limit: answers of a harmed network, tensors that fit each
 other as those of no healthy one, and a prediction above what the answers suggest, in units of what
 is usual for healthy networks of that predicted accuracy. One sign above its limit is a warning.
-What the predictor says of a network without a warning is left as it is; only where a second sign
-is above its limit too, the number leans on the opinion.
+
+The number is the predictor's, but for two kinds of networks. One that answers as if it guessed is
+told to be at chance, whatever its weights look like: answers hardly ever err there. And where two
+signs are above their limits, the number leans on the opinion.
 """
 
 from __future__ import annotations
@@ -31,11 +33,15 @@ from transformer_nfn.prediction.responses import COUNT, input_shape, responses
 from transformer_nfn.zoo import NetworkSizes
 
 GUARD_FILE = "guard.safetensors"
-SIGNS, SCALARS = 3, 7
+SIGNS, SCALARS = 3, 8
 LEAN_FROM, LEAN_TO = 1.2, 1.6
 """Where the second sign begins to move the number, and where the number is the opinion's."""
+DEAD_RAMP = 0.05
+"""Beyond `Guard.dead`, until the opinion has no more say."""
 OLD_WIDEN = 0.5
 """What `Guard.widen` was for guards that do not say."""
+NEVER_DEAD = -1.0
+"""What `Guard.dead` is where the opinion is not to be trusted so far."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,8 @@ class Guard:
         strange_reach: of intervals that lean on the opinion, in units of its error, scalar.
         widen: intervals of networks at the limit are wider by this share than those of usual
             ones, scalar.
+        dead: what the opinion says of networks that answer as if they guessed, at most; the number
+            is then the opinion's, scalar.
     """
 
     agreed: Tensor
@@ -102,6 +110,7 @@ class Guard:
     near_chance: Tensor
     strange_reach: Tensor
     widen: Tensor
+    dead: Tensor
 
     @staticmethod
     def blank(inputs: tuple[int, ...], fits: int) -> Guard:
@@ -130,22 +139,46 @@ class Guard:
     def judge_read(self, answers: Tensor, fit: Tensor, predicted: Tensor) -> Judgement:
         """The same of networks that were read, with what `responses` and `tensor_fit` gave."""
         said = self.opinion(answers)
-        signs = self.signs(answers, fit, predicted, said)
-        above = predicted > self.floor
-        second, first = self.scaled(signs).sort(-1).values[:, -2:].unbind(-1)
-        strangeness = torch.where(above, first, first.clamp(max=1.0))
+        signs = self.scaled(self.signs(answers, fit, predicted, said))
+        believed = self.believed(predicted, said)
+        second, first = signs.sort(-1).values[:, -2:].unbind(-1)
+        above = believed > self.floor
         lean = ((second - LEAN_FROM) / (LEAN_TO - LEAN_FROM)).clamp(0, 1) * above
-        error = self.expected_error(predicted, first)
-        low = torch.minimum(predicted, said) - torch.maximum(self.reach_down * error, self.radius)
-        high = torch.maximum(predicted, said) + torch.maximum(self.reach * error, self.radius)
-        high = torch.where(above, high, torch.maximum(high, self.near_chance))
+        low, high = self._interval(believed, said, first)
         strange_radius = self.strange_reach * self.opinion_error(said)
         return Judgement(
-            predicted + lean * (said - predicted),
+            believed + lean * (said - believed),
             (low + lean * (said - strange_radius - low)).clamp(0, 1),
             (high + lean * (said + strange_radius - high)).clamp(0, 1),
-            strangeness,
+            self.strangeness(signs, predicted, believed),
         )
+
+    def believed(self, predicted: Tensor, said: Tensor) -> Tensor:
+        """What is left of predictions: the opinion where answers are those of guessing, ``[n]``."""
+        guesses = ((self.dead - said) / DEAD_RAMP + 1).clamp(0, 1) * (predicted > self.floor)
+        return predicted - guesses * (predicted - said).clamp(min=0)
+
+    def strangeness(self, scaled: Tensor, predicted: Tensor, believed: Tensor) -> Tensor:
+        """The largest of the signs ``[n, SIGNS]`` that may be a warning, ``[n]``.
+
+        Of networks that are told to be at chance nobody is warned: harm could not make them worse.
+        Only where their weights look far better than that, the gap is told.
+        """
+        first, gap = scaled.amax(-1), scaled[:, 2]
+        quiet = torch.where(predicted > self.floor, gap, 1.0).maximum(first.clamp(max=1.0))
+        return torch.where(believed > self.floor, first, quiet)
+
+    def _interval(
+        self, believed: Tensor, said: Tensor, strangeness: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Around predictor and opinion, by the error to be expected; ``[n]`` each."""
+        error = self.expected_error(believed, strangeness)
+        low = torch.minimum(believed, said) - torch.maximum(self.reach_down * error, self.radius)
+        high = torch.maximum(believed, said) + torch.maximum(self.reach * error, self.radius)
+        above = believed > self.floor
+        # At chance a network may also confuse classes, and be below.
+        low = torch.where(above | (self.dead < 0), low, 0.0)
+        return low, torch.where(above, high, torch.maximum(high, self.near_chance))
 
     def signs(self, answers: Tensor, fit: Tensor, predicted: Tensor, said: Tensor) -> Tensor:
         """The three signs of strangeness, ``[n, SIGNS]``; ``said`` is the opinion."""
@@ -213,6 +246,7 @@ def _unsaid(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         "reach_down": reach,
         "near_chance": torch.zeros_like(reach),
         "widen": torch.full_like(reach, OLD_WIDEN),
+        "dead": torch.full_like(reach, NEVER_DEAD),
     }
 
 

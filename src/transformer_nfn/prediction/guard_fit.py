@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Parts
-from transformer_nfn.prediction.guard import Guard
+from transformer_nfn.prediction.guard import NEVER_DEAD, Guard
 from transformer_nfn.prediction.guard_curves import Curve, smoothed_by_others
 from transformer_nfn.prediction.guard_learn import (
     HARM,
@@ -26,20 +26,24 @@ from transformer_nfn.prediction.records import RunError
 from transformer_nfn.prediction.responses import agreed_inputs
 from transformer_nfn.zoo import NetworkSizes
 
-HARM_ALARM, FIT_ALARM, GAP_ALARM = 0.0075, 0.0025, 0.02
+HARM_ALARM, FIT_ALARM, GAP_ALARM = 0.01, 0.005, 0.03
 """Of healthy networks, the share that each sign of strangeness may take for strange."""
 HEALTHY_LEVEL = 0.99
 """Of healthy networks without a warning, the share that intervals hold for."""
 SLACK = 1.25
 """Intervals reach so much farther: validation is small, and the predictor saw it."""
+SLACK_DOWN = 1.5
+"""The same where damage of kinds never seen is concerned."""
 WIDEN = 1.0
 """See `Guard.widen`: near the limit of strangeness are more broken networks than healthy ones."""
 UNSEEN_LEVEL = 0.975
 """Of damaged networks without a warning, of a kind not learned from, the share held from below."""
-LEAST_DOWN, MOST_DOWN = 2.0, 4.0
+LEAST_DOWN, MOST_DOWN = 2.0, 3.0
 """Times what healthy networks need: few damaged networks stay without a warning to tell better."""
 SMALLEST = 0.01
 """Of an expected error."""
+DEAD = HARM / 2
+"""Above chance, what the opinion says of networks that answer as if they guessed, at most."""
 FEWEST = 20
 
 
@@ -133,9 +137,9 @@ def fit_read(
     short = _unseen_shortfalls(agreed, learned, learned_harmed, calibration)
     guard = replace(
         guard,
-        reach_down=_scalar(SLACK * reach_down(short, healthy_reach)),
+        reach_down=_scalar(SLACK_DOWN * reach_down(short, healthy_reach)),
         near_chance=_scalar(
-            near_chance(guard.floor, learned.chance, learned_harmed, calibration.harmed)
+            near_chance(guard, learned.chance, learned_harmed, calibration.harmed)
         ),
     )
     return _with_strange_intervals(guard, calibration.healthy, calibration.harmed)
@@ -156,14 +160,37 @@ def reach_down(short: Tensor | None, healthy_reach: float) -> float:
     return min(max(needed, LEAST_DOWN * healthy_reach), MOST_DOWN * healthy_reach)
 
 
-def near_chance(floor: Tensor, chance: float, *damaged: Harmed) -> float:
+def near_chance(guard: Guard, chance: float, *damaged: Harmed) -> float:
     """How accurate networks may be that are predicted at the floor or below: nobody is warned.
 
     As the best of the damaged ones that are given, and somewhat farther from chance.
     """
-    there = torch.cat([harmed.read.accuracy[harmed.predicted <= floor] for harmed in damaged])
+    there = torch.cat([harmed.read.accuracy[_at_floor(guard, harmed)] for harmed in damaged])
     best = float(there.max()) if len(there) else chance
-    return chance + SLACK * max(best - chance, 0.0)
+    return chance + SLACK_DOWN * max(best - chance, 0.0)
+
+
+def _at_floor(guard: Guard, harmed: Harmed) -> Tensor:
+    said = guard.opinion(harmed.read.answers)
+    return guard.believed(harmed.predicted, said) <= guard.floor
+
+
+def dead_limit(chance: float, said: Tensor, accuracy: Tensor) -> float:
+    """Up to which opinion networks are told to be at chance, see `Guard.dead`.
+
+    `NEVER_DEAD` where few networks tell whether opinions can be trusted so far, or where they
+    tell that it is not: hardly one may be better than was said.
+
+    Args:
+        chance: the accuracy of guessing.
+        said: opinions of networks, healthy and damaged, that they were not learned from.
+        accuracy: what these have.
+    """
+    there = said <= chance + DEAD
+    better = (accuracy - said)[there] > HARM
+    if len(better) < FEWEST or float(better.double().mean()) > 1 - UNSEEN_LEVEL:
+        return NEVER_DEAD
+    return chance + DEAD
 
 
 def _unseen_shortfalls(
@@ -186,10 +213,11 @@ def _unnoticed_shortfall(guard: Guard, harmed: Harmed) -> Tensor:
     """How far networks that may be warned of, and are not, lie below both opinions."""
     answers, predicted = harmed.read.answers, harmed.predicted
     said = guard.opinion(answers)
-    first = guard.scaled(guard.signs(answers, harmed.read.fit, predicted, said)).amax(-1)
-    short = torch.minimum(predicted, said) - harmed.read.accuracy
-    unnoticed = (first <= 1) & (predicted > guard.floor)
-    return (short / guard.expected_error(predicted, first))[unnoticed]
+    scaled = guard.scaled(guard.signs(answers, harmed.read.fit, predicted, said))
+    believed = guard.believed(predicted, said)
+    short = torch.minimum(believed, said) - harmed.read.accuracy
+    unnoticed = (guard.strangeness(scaled, predicted, believed) <= 1) & (believed > guard.floor)
+    return (short / guard.expected_error(believed, scaled.amax(-1)))[unnoticed]
 
 
 def _fitted(agreed: Tensor, learned: Learned, calibration: Calibration) -> tuple[Guard, float]:
@@ -199,7 +227,13 @@ def _fitted(agreed: Tensor, learned: Learned, calibration: Calibration) -> tuple
     least = radius((predicted - val.accuracy).numpy())
     # Harm brings accuracy down to chance: where that is within reach anyway, nobody is misled.
     floor = learned.chance + 0.75 * min(least, HARM)
-    gap = predicted - models.opinion(val.answers)
+    said = models.opinion(val.answers)
+    gap, harmed = predicted - said, calibration.harmed.read
+    dead = dead_limit(
+        learned.chance,
+        torch.cat([said, models.opinion(harmed.answers)]),
+        torch.cat([val.accuracy, harmed.accuracy]),
+    )
     guard = replace(
         Guard.blank(tuple(agreed.shape), val.fit.shape[1]),
         agreed=agreed.double(),
@@ -208,14 +242,17 @@ def _fitted(agreed: Tensor, learned: Learned, calibration: Calibration) -> tuple
         distance=models.distance,
         usual_gap=Curve.of(predicted, gap),
         gap_spread=_spread(predicted, gap),
-        error=Curve.of_size(predicted, predicted - val.accuracy, smallest=SMALLEST),
         floor=_scalar(floor),
         radius=_scalar(least),
         widen=_scalar(WIDEN),
+        dead=_scalar(dead),
     )
+    believed = guard.believed(predicted, said)
+    error = Curve.of_size(believed, believed - val.accuracy, smallest=SMALLEST)
+    guard = replace(guard, error=error)
     signs = torch.cat([models.signs(val), _gap_by_others(predicted, gap)[:, None]], 1)
     unseen = learned.unseen_signs()[learned.healthy.accuracy > floor]
-    guard = _with_limits(guard, signs, predicted > floor, unseen)
+    guard = _with_limits(guard, signs, (believed > floor, predicted > floor), unseen)
     reach = _healthy_reach(guard, val, signs, predicted)
     return replace(guard, reach=_scalar(SLACK * reach)), reach
 
@@ -241,18 +278,21 @@ def _deviation(mean: Tensor, square: Tensor) -> Tensor:
     return (square - mean.square()).clamp(min=SMALLEST**2).sqrt()
 
 
-def _with_limits(guard: Guard, signs: Tensor, above: Tensor, unseen: Tensor) -> Guard:
+def _with_limits(
+    guard: Guard, signs: Tensor, above: tuple[Tensor, Tensor], unseen: Tensor
+) -> Guard:
     """The guard with the limits of its signs, which few healthy networks exceed.
 
     Args:
         guard: without.
         signs: of validation networks, ``[n, SIGNS]``; the last needs the predictor.
-        above: which of them may be warned of.
+        above: which of them may be warned of, by any sign and by their gap.
         unseen: signs of training networks that may be warned of, ``[m, 2]``.
     """
     # A gap of networks near chance is not strange either; their answers are.
-    gaps = signs[above, 2] if int(above.sum()) >= FEWEST else signs[:, 2]
-    each = [*torch.cat([signs[above, :2], unseen]).unbind(-1), gaps]
+    alive, open_to_gap = above
+    gaps = signs[open_to_gap, 2] if int(open_to_gap.sum()) >= FEWEST else signs[:, 2]
+    each = [*torch.cat([signs[alive, :2], unseen]).unbind(-1), gaps]
     centre = torch.stack([x.quantile(0.5) for x in each])
     alarms = (HARM_ALARM, FIT_ALARM, GAP_ALARM)
     limits = torch.stack([_at_rank(x, 1 - a) for x, a in zip(each, alarms, strict=True)])
@@ -264,14 +304,15 @@ def _with_limits(guard: Guard, signs: Tensor, above: Tensor, unseen: Tensor) -> 
 
 def _healthy_reach(guard: Guard, healthy: Read, signs: Tensor, predicted: Tensor) -> float:
     """How far healthy networks without a warning lie beyond both opinions, in expected errors."""
-    said, first = guard.opinion(healthy.answers), guard.scaled(signs).amax(-1)
+    said, scaled = guard.opinion(healthy.answers), guard.scaled(signs)
+    believed = guard.believed(predicted, said)
     beyond = torch.maximum(
-        torch.minimum(predicted, said) - healthy.accuracy,
-        healthy.accuracy - torch.maximum(predicted, said),
+        torch.minimum(believed, said) - healthy.accuracy,
+        healthy.accuracy - torch.maximum(believed, said),
     )
-    error = smoothed_by_others(predicted, (predicted - healthy.accuracy).square())
-    expected = error.sqrt().clamp(min=SMALLEST) * guard.widening(first)
-    quiet = (first <= 1) | (predicted <= guard.floor)
+    error = smoothed_by_others(believed, (believed - healthy.accuracy).square())
+    expected = error.sqrt().clamp(min=SMALLEST) * guard.widening(scaled.amax(-1))
+    quiet = guard.strangeness(scaled, predicted, believed) <= 1
     return _highest((beyond / expected)[quiet].clamp(min=0).numpy(), HEALTHY_LEVEL)
 
 

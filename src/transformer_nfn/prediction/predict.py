@@ -31,6 +31,8 @@ STRANGE = (
     "strange ({:.1f} times the limit): its answers, or how its tensors fit each other, are not "
     "those of a healthy network"
 )
+FAR = 0.1
+"""A number that is so much below what the weights alone say is explained."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Prediction:
         recorded: what a zoo says of the network: run, epoch, configuration and the test accuracy
             that was measured; None for files.
         guarded: whether a guard against broken networks has judged it.
+        by_weights: what the predictor alone says, which reads weights; a guard, which asks the
+            network, may lower it.
     """
 
     name: str
@@ -64,6 +68,17 @@ class Prediction:
     note: str | None = None
     recorded: Mapping[str, Any] | None = None
     guarded: bool = False
+    by_weights: float | None = None
+
+    @property
+    def explanation(self) -> str | None:
+        """Why the number is not what the weights say, in a sentence; None where it is."""
+        if self.by_weights is None or self.by_weights - self.accuracy <= FAR:
+            return None
+        return (
+            f"by its weights alone it would have {self.by_weights:.1%}, but it answers inputs "
+            "that healthy networks agree on as one that has less"
+        )
 
 
 Networks = str | Path | Zoo | Iterable[str | Path]
@@ -123,7 +138,7 @@ def _predict(
     for sizes, places in _by_sizes(read):
         data = as_dataset(sizes, [read[i].weights for i in places])
         each = torch.stack([p.predict(data) for p in predictors]).double()
-        mean = each.mean(0)
+        by_weights = mean = each.mean(0)
         spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
         size_warning = known.warning(sizes)
         if size_warning is not None and not seen.any_size:
@@ -153,6 +168,7 @@ def _predict(
                 read[i].note,
                 named[i].about,
                 guarded,
+                float(by_weights[at]),
             )
     return [out[i] for i in range(len(named))]
 
