@@ -21,7 +21,6 @@ from transformer_nfn.prediction.guard_fit import (
     DEAD,
     LEAST_DOWN,
     MOST_DOWN,
-    SLACK,
     SLACK_DOWN,
     Calibration,
     Harmed,
@@ -29,7 +28,7 @@ from transformer_nfn.prediction.guard_fit import (
     fit_guard,
     fit_read,
     near_chance,
-    reach_down,
+    reach_below,
 )
 from transformer_nfn.prediction.guard_learn import Learned, Read
 from transformer_nfn.prediction.guard_parts import Harm, Opinion, tensors_of
@@ -194,8 +193,9 @@ def test_intervals_reach_down_and_up_apart_and_no_less_than_the_radius() -> None
     answers, fit = torch.zeros(1, COUNT, dtype=torch.float64), torch.zeros(1, 2).double()
 
     def ends(
-        said: float, up: float, floor: float = 1.0, near_chance: float = 0.0, dead: float = -1.0
-    ) -> tuple[float, float]:
+        said: float, up: float, floor: float = 1.0, near_chance: float = 0.0, dead: float = -1.0,
+        below: float = 0.0,
+    ) -> tuple[float, float]:  # fmt: skip
         # Of a regression that knows nothing the opinion is its constant.
         coef = blank.opinion.coef.clone()
         coef[-1] = said
@@ -203,7 +203,7 @@ def test_intervals_reach_down_and_up_apart_and_no_less_than_the_radius() -> None
             blank, width=torch.ones(3).double(), gap_spread=curve, error=curve,
             opinion_error=curve, radius=0.05 * one, reach=up * one, reach_down=3 * one,
             floor=floor * one, near_chance=near_chance * one, dead=dead * one,
-            opinion=replace(blank.opinion, coef=coef),
+            opinion=replace(blank.opinion, coef=coef), reach_below=below * one,
         )  # fmt: skip
         judged = guard.judge_read(answers, fit, torch.tensor([0.6], dtype=torch.float64))
         return float(judged.low), float(judged.high)
@@ -211,6 +211,8 @@ def test_intervals_reach_down_and_up_apart_and_no_less_than_the_radius() -> None
     assert ends(said=0.6, up=1.0) == (pytest.approx(0.3), pytest.approx(0.7))
     assert ends(said=0.7, up=1.0) == (pytest.approx(0.3), pytest.approx(0.8))
     assert ends(said=0.6, up=0.1) == (pytest.approx(0.3), pytest.approx(0.65))
+    # What older guards reach down and what newer ones do add up; a guard has one of them.
+    assert ends(said=0.6, up=1.0, below=1.0) == (pytest.approx(0.2), pytest.approx(0.7))
     # Below the floor nobody is warned: what was seen there may be.
     assert ends(said=0.6, up=1.0, near_chance=0.9) == (pytest.approx(0.3), pytest.approx(0.9))
     assert ends(said=0.6, up=1.0, near_chance=0.6) == (pytest.approx(0.3), pytest.approx(0.7))
@@ -289,16 +291,19 @@ def test_answers_are_trusted_to_tell_who_guesses_where_they_do() -> None:
     assert dead_limit(0.1, said + 0.2, some) == NEVER_DEAD
 
 
-def test_reach_down_is_what_unnoticed_damage_of_unseen_kinds_needs_within_bounds() -> None:
-    short = torch.linspace(-2.9, 2.9, 100).double()
-    assert reach_down(short, 1.0) == pytest.approx(rank_quantile(short.clamp(min=0).numpy(), 0.975))
-    assert LEAST_DOWN < reach_down(short, 1.0) < MOST_DOWN
-    assert reach_down(short, 2.0) == LEAST_DOWN * 2
-    assert reach_down(short, 0.5) == MOST_DOWN * 0.5
-    assert reach_down(torch.empty(0).double(), 1.0) == LEAST_DOWN
-    # Of too few the farthest counts; where nobody knows, as far as may be.
-    assert reach_down(torch.tensor([0.0, 2.5]).double(), 1.0) == 2.5
-    assert reach_down(None, 1.0) == MOST_DOWN
+def test_reach_below_is_what_unnoticed_damage_of_unseen_kinds_needs_within_bounds() -> None:
+    short = torch.linspace(-2.3, 2.3, 100).double()
+    needed = rank_quantile(short.clamp(min=0).numpy(), 0.975)
+    assert LEAST_DOWN < needed < MOST_DOWN
+    assert reach_below(short, 1.0) == pytest.approx(needed)
+    assert reach_below(short / 2, 1.0) == LEAST_DOWN
+    assert reach_below(short * 2, 1.0) == MOST_DOWN
+    assert reach_below(torch.empty(0).double(), 1.0) == LEAST_DOWN
+    # Of too few the farthest counts; where nobody knows, as far as may be; never less than
+    # healthy networks need.
+    assert reach_below(torch.tensor([0.0, 2.25]).double(), 1.0) == 2.25
+    assert reach_below(None, 1.0) == MOST_DOWN
+    assert reach_below(None, 7.0) == reach_below(short, 7.0) == 7.0
 
 
 def read_networks(answers: torch.Tensor, accuracy: torch.Tensor, seed: int) -> Read:
@@ -328,8 +333,8 @@ def harmed_networks(n: int, seed: int, hidden: float) -> Harmed:
     return Harmed(read_networks(answers, truth, seed), kinds, looks)
 
 
-def fitted_reaches(hidden: float, kinds: tuple[str, ...]) -> tuple[float, float]:
-    """How far a guard reaches up, and how much farther down, that learned from some kinds."""
+def fitted_reach(hidden: float, kinds: tuple[str, ...]) -> float:
+    """How far down a guard reaches that learned from some kinds, but for the slack."""
     learned, calibrating = (
         harmed.take(torch.from_numpy(np.isin(harmed.kinds, kinds)))
         for harmed in (harmed_networks(40, 3, hidden), harmed_networks(20, 4, hidden))
@@ -343,18 +348,18 @@ def fitted_reaches(hidden: float, kinds: tuple[str, ...]) -> tuple[float, float]
         learned,
         Calibration(*healthy_networks(100, 2), calibrating),
     )
-    healthy_reach = float(guard.reach) / SLACK
-    return healthy_reach, float(guard.reach_down) / (SLACK_DOWN * healthy_reach)
+    assert float(guard.reach_down) == 0
+    return float(guard.reach_below) / SLACK_DOWN
 
 
 def test_kinds_that_hide_from_a_guard_of_the_others_make_intervals_reach_farther_down() -> None:
     every = ("noise", "tensor", "pruned")
-    assert fitted_reaches(0.0, every)[1] == pytest.approx(LEAST_DOWN)
-    assert LEAST_DOWN + 0.2 < fitted_reaches(0.09, every)[1] <= MOST_DOWN
+    assert fitted_reach(0.0, every) == pytest.approx(LEAST_DOWN)
+    assert LEAST_DOWN + 0.2 < fitted_reach(0.09, every) <= MOST_DOWN
     # What does not hide is warned of, also by those who never saw its kind.
-    assert fitted_reaches(0.09, ("noise", "tensor"))[1] == pytest.approx(LEAST_DOWN)
+    assert fitted_reach(0.09, ("noise", "tensor")) == pytest.approx(LEAST_DOWN)
     # From one kind nobody learns how far others fall.
-    assert fitted_reaches(0.09, ("noise",))[1] == pytest.approx(MOST_DOWN)
+    assert fitted_reach(0.09, ("noise",)) == pytest.approx(MOST_DOWN)
 
 
 def test_damaged_networks_of_two_zoos_are_joined_in_order() -> None:
@@ -388,13 +393,14 @@ def test_a_guard_of_an_older_version_reaches_as_far_down_as_up(
     fitted: tuple[Guard, Dataset], tmp_path: Path
 ) -> None:
     guard, _ = fitted
-    kept = tensors_of(replace(guard, reach=guard.reach_down))
-    del kept["reach_down"], kept["near_chance"], kept["widen"], kept["dead"]
+    kept = tensors_of(guard)
+    for name in ("reach_down", "reach_below", "near_chance", "widen", "dead"):
+        del kept[name]
     write_tensors(tmp_path / GUARD_FILE, kept)
     old = Guard.load(tmp_path)
     assert old is not None
     assert torch.equal(old.reach_down, old.reach)
-    assert float(old.near_chance) == 0
+    assert float(old.near_chance) == float(old.reach_below) == 0
     assert float(old.widen) == OLD_WIDEN
     assert float(old.dead) == NEVER_DEAD
     del kept["reach"]

@@ -33,7 +33,7 @@ from transformer_nfn.prediction.responses import COUNT, input_shape, responses
 from transformer_nfn.zoo import NetworkSizes
 
 GUARD_FILE = "guard.safetensors"
-SIGNS, SCALARS = 3, 8
+SIGNS, SCALARS = 3, 9
 LEAN_FROM, LEAN_TO = 1.2, 1.6
 """Where the second sign begins to move the number, and where the number is the opinion's."""
 DEAD_RAMP = 0.05
@@ -83,7 +83,9 @@ class Guard:
         floor: below this accuracy there is nothing to warn of: harm would not show, scalar.
         radius: what an interval reaches beyond both opinions at least, scalar.
         reach: the same upwards, in units of the error to be expected, scalar.
-        reach_down: the same downwards: damage of kinds never seen makes networks worse, not better.
+        reach_down: the same downwards, of guards of older versions; 0 since.
+        reach_below: the same downwards, in units of the opinion's error: damage of kinds never seen
+            makes networks worse, not better, and where opinions are unsure by more, scalar.
         near_chance: networks at the floor and below, of which nobody is warned, may have this
             accuracy, scalar.
         strange_reach: of intervals that lean on the opinion, in units of its error, scalar.
@@ -107,6 +109,7 @@ class Guard:
     radius: Tensor
     reach: Tensor
     reach_down: Tensor
+    reach_below: Tensor
     near_chance: Tensor
     strange_reach: Tensor
     widen: Tensor
@@ -173,7 +176,8 @@ class Guard:
     ) -> tuple[Tensor, Tensor]:
         """Around predictor and opinion, by the error to be expected; ``[n]`` each."""
         error = self.expected_error(believed, strangeness)
-        low = torch.minimum(believed, said) - torch.maximum(self.reach_down * error, self.radius)
+        down = self.reach_down * error + self.reach_below * self.unsure(said, strangeness)
+        low = torch.minimum(believed, said) - torch.maximum(down, self.radius)
         high = torch.maximum(believed, said) + torch.maximum(self.reach * error, self.radius)
         above = believed > self.floor
         # At chance a network may also confuse classes, and be below.
@@ -196,6 +200,10 @@ class Guard:
     def expected_error(self, predicted: Tensor, strangeness: Tensor) -> Tensor:
         """Of predictions, larger near the limit of strangeness."""
         return self.error(predicted) * self.widening(strangeness)
+
+    def unsure(self, said: Tensor, strangeness: Tensor) -> Tensor:
+        """The expected error of opinions, larger near the limit of strangeness."""
+        return self.opinion_error(said) * self.widening(strangeness)
 
     def widening(self, strangeness: Tensor) -> Tensor:
         """By what intervals of networks so strange are wider than those of usual ones."""
@@ -244,6 +252,7 @@ def _unsaid(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     reach = tensors["reach"]
     return {
         "reach_down": reach,
+        "reach_below": torch.zeros_like(reach),
         "near_chance": torch.zeros_like(reach),
         "widen": torch.full_like(reach, OLD_WIDEN),
         "dead": torch.full_like(reach, NEVER_DEAD),

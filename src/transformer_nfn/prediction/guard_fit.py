@@ -38,8 +38,8 @@ WIDEN = 1.0
 """See `Guard.widen`: near the limit of strangeness are more broken networks than healthy ones."""
 UNSEEN_LEVEL = 0.975
 """Of damaged networks without a warning, of a kind not learned from, the share held from below."""
-LEAST_DOWN, MOST_DOWN = 2.0, 3.0
-"""Times what healthy networks need: few damaged networks stay without a warning to tell better."""
+LEAST_DOWN, MOST_DOWN = 2.0, 2.5
+"""Errors of the opinion: few damaged networks stay without a warning to tell better."""
 SMALLEST = 0.01
 """Of an expected error."""
 DEAD = HARM / 2
@@ -133,31 +133,31 @@ def fit_read(
         learned_harmed: the damaged ones among these.
         calibration: networks to calibrate on.
     """
-    guard, healthy_reach = _fitted(agreed, learned, calibration)
+    guard, healthy_need = _fitted(agreed, learned, calibration)
     short = _unseen_shortfalls(agreed, learned, learned_harmed, calibration)
     guard = replace(
         guard,
-        reach_down=_scalar(SLACK_DOWN * reach_down(short, healthy_reach)),
+        reach_below=_scalar(SLACK_DOWN * reach_below(short, healthy_need)),
         near_chance=_scalar(
             near_chance(guard, learned.chance, learned_harmed, calibration.harmed)
         ),
     )
-    return _with_strange_intervals(guard, calibration.healthy, calibration.harmed)
+    return _with_strange_reach(guard, calibration.harmed)
 
 
-def reach_down(short: Tensor | None, healthy_reach: float) -> float:
-    """How far down intervals must reach.
+def reach_below(short: Tensor | None, healthy_need: float) -> float:
+    """How far down intervals must reach, see `Guard.reach_below`.
 
     Args:
         short: of damaged networks without a warning, of kinds that a guard had not learned from,
-            how far they lie below both opinions, in units of the error to be expected; None where
+            how far they lie below both opinions, in units of the opinion's error; None where
             nobody knows, then intervals reach as far as may be.
-        healthy_reach: what healthy networks need.
+        healthy_need: what healthy networks need.
     """
     if short is None:
-        return MOST_DOWN * healthy_reach
+        return max(MOST_DOWN, healthy_need)
     needed = _highest(short.clamp(min=0).numpy(), UNSEEN_LEVEL) if len(short) else 0.0
-    return min(max(needed, LEAST_DOWN * healthy_reach), MOST_DOWN * healthy_reach)
+    return max(min(max(needed, LEAST_DOWN), MOST_DOWN), healthy_need)
 
 
 def near_chance(guard: Guard, chance: float, *damaged: Harmed) -> float:
@@ -196,14 +196,15 @@ def dead_limit(chance: float, said: Tensor, accuracy: Tensor) -> float:
 def _unseen_shortfalls(
     agreed: Tensor, learned: Learned, learned_harmed: Harmed, calibration: Calibration
 ) -> Tensor | None:
-    """What `reach_down` takes: each kind is judged by a guard that learned from all the others."""
+    """What `reach_below` takes: each kind is judged by a guard that learned from all the others."""
     short = []
     for kind in dict.fromkeys(learned_harmed.kinds.tolist()):
         own, own_val = learned_harmed.of_kind(kind), calibration.harmed.of_kind(kind)
         others = learned.of_some(~own)
         if int((others.drop > HARM).sum()) < FEWEST:
             return None
-        stranger, _ = _fitted(agreed, others, calibration)
+        rest = replace(calibration, harmed=calibration.harmed.take(~own_val))
+        stranger, _ = _fitted(agreed, others, rest)
         for harmed in (learned_harmed.take(own), calibration.harmed.take(own_val)):
             short.append(_unnoticed_shortfall(stranger, harmed))
     return torch.cat(short)
@@ -217,11 +218,11 @@ def _unnoticed_shortfall(guard: Guard, harmed: Harmed) -> Tensor:
     believed = guard.believed(predicted, said)
     short = torch.minimum(believed, said) - harmed.read.accuracy
     unnoticed = (guard.strangeness(scaled, predicted, believed) <= 1) & (believed > guard.floor)
-    return (short / guard.expected_error(believed, scaled.amax(-1)))[unnoticed]
+    return (short / guard.unsure(said, scaled.amax(-1)))[unnoticed]
 
 
 def _fitted(agreed: Tensor, learned: Learned, calibration: Calibration) -> tuple[Guard, float]:
-    """A guard but for how far down it reaches, and the reach that healthy networks need."""
+    """A guard but for how far down it reaches, and how far healthy networks need it to."""
     val, predicted = calibration.healthy, calibration.predicted
     models = learned.models
     least = radius((predicted - val.accuracy).numpy())
@@ -229,11 +230,8 @@ def _fitted(agreed: Tensor, learned: Learned, calibration: Calibration) -> tuple
     floor = learned.chance + 0.75 * min(least, HARM)
     said = models.opinion(val.answers)
     gap, harmed = predicted - said, calibration.harmed.read
-    dead = dead_limit(
-        learned.chance,
-        torch.cat([said, models.opinion(harmed.answers)]),
-        torch.cat([val.accuracy, harmed.accuracy]),
-    )
+    every_said = torch.cat([said, models.opinion(harmed.answers)])
+    every_accuracy = torch.cat([val.accuracy, harmed.accuracy])
     guard = replace(
         Guard.blank(tuple(agreed.shape), val.fit.shape[1]),
         agreed=agreed.double(),
@@ -245,7 +243,13 @@ def _fitted(agreed: Tensor, learned: Learned, calibration: Calibration) -> tuple
         floor=_scalar(floor),
         radius=_scalar(least),
         widen=_scalar(WIDEN),
-        dead=_scalar(dead),
+        dead=_scalar(dead_limit(learned.chance, every_said, every_accuracy)),
+        opinion_error=Curve.of_size(
+            every_said,
+            every_said - every_accuracy,
+            even_weights(len(val), len(harmed)),
+            smallest=SMALLEST,
+        ),
     )
     believed = guard.believed(predicted, said)
     error = Curve.of_size(believed, believed - val.accuracy, smallest=SMALLEST)
@@ -253,8 +257,8 @@ def _fitted(agreed: Tensor, learned: Learned, calibration: Calibration) -> tuple
     signs = torch.cat([models.signs(val), _gap_by_others(predicted, gap)[:, None]], 1)
     unseen = learned.unseen_signs()[learned.healthy.accuracy > floor]
     guard = _with_limits(guard, signs, (believed > floor, predicted > floor), unseen)
-    reach = _healthy_reach(guard, val, signs, predicted)
-    return replace(guard, reach=_scalar(SLACK * reach)), reach
+    up, down = _healthy_reaches(guard, val, signs, predicted)
+    return replace(guard, reach=_scalar(SLACK * up)), down
 
 
 def _check_enough(what: str, there: Tensor) -> None:
@@ -302,38 +306,34 @@ def _with_limits(
     return replace(guard, centre=centre, width=width)
 
 
-def _healthy_reach(guard: Guard, healthy: Read, signs: Tensor, predicted: Tensor) -> float:
-    """How far healthy networks without a warning lie beyond both opinions, in expected errors."""
+def _healthy_reaches(
+    guard: Guard, healthy: Read, signs: Tensor, predicted: Tensor
+) -> tuple[float, float]:
+    """How far healthy networks without a warning lie beyond both opinions, and how far below.
+
+    In units of the errors to be expected, of the predictor and of the opinion.
+    """
     said, scaled = guard.opinion(healthy.answers), guard.scaled(signs)
-    believed = guard.believed(predicted, said)
-    beyond = torch.maximum(
-        torch.minimum(believed, said) - healthy.accuracy,
-        healthy.accuracy - torch.maximum(believed, said),
-    )
+    believed, first = guard.believed(predicted, said), scaled.amax(-1)
+    below = torch.minimum(believed, said) - healthy.accuracy
+    beyond = torch.maximum(below, healthy.accuracy - torch.maximum(believed, said))
     error = smoothed_by_others(believed, (believed - healthy.accuracy).square())
-    expected = error.sqrt().clamp(min=SMALLEST) * guard.widening(scaled.amax(-1))
+    expected = error.sqrt().clamp(min=SMALLEST) * guard.widening(first)
     quiet = guard.strangeness(scaled, predicted, believed) <= 1
-    return _highest((beyond / expected)[quiet].clamp(min=0).numpy(), HEALTHY_LEVEL)
+    needs = (beyond / expected, below / guard.unsure(said, first))
+    up, down = (_highest(x[quiet].clamp(min=0).numpy(), HEALTHY_LEVEL) for x in needs)
+    return up, down
 
 
-def _with_strange_intervals(guard: Guard, healthy: Read, damaged: Harmed) -> Guard:
+def _with_strange_reach(guard: Guard, damaged: Harmed) -> Guard:
     """The guard with intervals of networks whose number is the opinion's."""
-    harmed = damaged.read
-    said, said_harmed = guard.opinion(healthy.answers), guard.opinion(harmed.answers)
-    wrong, wrong_harmed = said - healthy.accuracy, said_harmed - harmed.accuracy
-    error = Curve.of_size(
-        torch.cat([said, said_harmed]),
-        torch.cat([wrong, wrong_harmed]),
-        even_weights(len(healthy), len(harmed)),
-        smallest=SMALLEST,
-    )
-    judged = guard.judge_read(harmed.answers, harmed.fit, damaged.predicted)
+    read = damaged.read
+    said = guard.opinion(read.answers)
+    judged = guard.judge_read(read.answers, read.fit, damaged.predicted)
     warned = judged.strangeness > 1
     counted = warned if int(warned.sum()) >= FEWEST else torch.ones_like(warned)
-    ratio = (wrong_harmed.abs() / error(said_harmed))[counted]
-    return replace(
-        guard, opinion_error=error, strange_reach=_scalar(_highest(ratio.numpy(), LEVEL))
-    )
+    ratio = ((said - read.accuracy).abs() / guard.opinion_error(said))[counted]
+    return replace(guard, strange_reach=_scalar(_highest(ratio.numpy(), LEVEL)))
 
 
 def _highest(sizes: np.ndarray, level: float) -> float:

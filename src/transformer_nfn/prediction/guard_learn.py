@@ -117,5 +117,5 @@ def folds_of_runs(networks: Dataset, relatives: Dataset) -> tuple[Tensor, Tensor
 
 def even_weights(healthy: int, harmed: int) -> Tensor:
     """Weights of so many of each, with which both count the same in all."""
-    both = [torch.ones(healthy), torch.full((harmed,), healthy / harmed)]
+    both = [torch.ones(healthy), torch.full((harmed,), healthy / max(harmed, 1))]
     return torch.cat(both).double()
