@@ -118,6 +118,29 @@ def test_where_no_guard_stands_behind_a_prediction_it_is_said(tmp_path: Path) ->
     assert predicted("mnist-sample#3")[0]["guarded"] is True
 
 
+def test_a_shuffled_network_has_the_accuracy_of_its_answers_and_is_explained(
+    zoo: Zoo, tmp_path: Path
+) -> None:
+    """Weights that look like training, and no function: accuracy 0.097 where it was measured."""
+    draw, best = torch.Generator().manual_seed(0), int(zoo.table["test_accuracy"].argmax())
+    named = {name: w[0].float() for name, w in zoo.weights([best]).items()}
+    state = to_state_dict(zoo.arch, named)
+    for name, w in state.items():
+        if "pos" not in name:
+            state[name] = w.flatten()[torch.randperm(w.numel(), generator=draw)].view_as(w)
+    torch.save(state, tmp_path / "net.pt")
+    (found,) = predicted(tmp_path / "net.pt")
+    assert found["by_weights"] > 0.5
+    assert found["accuracy"] < 0.2
+    assert found["low"] <= 0.1 <= found["high"]
+    code, _, err = tnfn("predict", RUN, tmp_path / "net.pt")
+    assert code == 0
+    assert f"note: {tmp_path / 'net.pt'}: by its weights alone it would have " in err
+    (healthy,) = predicted(f"mnist-sample#{best}")
+    assert healthy["by_weights"] == healthy["accuracy"] > 0.9
+    assert "by its weights" not in tnfn("predict", RUN, f"mnist-sample#{best}")[2]
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
