@@ -83,7 +83,7 @@ def test_a_run_ranks_networks_it_has_not_seen(tmp_path):
     zoo = Zoo.open("mnist-sample")
     rows = zoo.select(percent=75)
     said = predict("mnist-boosting", [f"{zoo.path}#{row}" for row in rows])
-    expected = kendalltau(zoo.table["test_accuracy"][rows], [p.accuracy for p in said]).statistic
+    expected = kendalltau(zoo.table["test_accuracy"][rows], [p.by_weights for p in said]).statistic
     assert other["tau"] == pytest.approx(expected)
 
 
