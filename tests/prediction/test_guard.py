@@ -277,6 +277,9 @@ def test_a_network_that_answers_as_if_it_guessed_is_told_to_be_at_chance() -> No
     narrow = replace(guard, width=torch.tensor([1e-3, 1e-3, 5.0]).double())
     centred = replace(narrow, centre=torch.tensor([-1.0, -1e9, 0.0]).double())
     assert (centred.judge_read(answers, fit, predicted).strangeness > 1).tolist() == [0, 0, 1]
+    # How strange a network is that nobody is warned of is told too.
+    usual = guard.judge_read(answers, fit, predicted).strangeness
+    assert usual.tolist() == pytest.approx([0.02, 0.4, 0.85], abs=1e-6)
 
 
 def test_answers_are_trusted_to_tell_who_guesses_where_they_do() -> None:

@@ -168,8 +168,9 @@ class Guard:
         Only where their weights look far better than that, the gap is told.
         """
         first, gap = scaled.amax(-1), scaled[:, 2]
-        quiet = torch.where(predicted > self.floor, gap, 1.0).maximum(first.clamp(max=1.0))
-        return torch.where(believed > self.floor, first, quiet)
+        quiet = first.clamp(max=1.0)
+        at_chance = torch.where(predicted > self.floor, torch.maximum(quiet, gap), quiet)
+        return torch.where(believed > self.floor, first, at_chance)
 
     def _interval(
         self, believed: Tensor, said: Tensor, strangeness: Tensor
