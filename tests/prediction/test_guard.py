@@ -17,21 +17,18 @@ from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guard import DEAD_RAMP, GUARD_FILE, NEVER_DEAD, OLD_WIDEN, Guard
 from transformer_nfn.prediction.guard_curves import KNOTS, Curve, smoothed_by_others
-from transformer_nfn.prediction.guard_fit import (
+from transformer_nfn.prediction.guard_fit import Calibration, fit_guard, fit_read
+from transformer_nfn.prediction.guard_learn import Harmed, Learned, Read
+from transformer_nfn.prediction.guard_parts import Harm, Opinion, tensors_of
+from transformer_nfn.prediction.guard_reach import (
     DEAD,
     LEAST_DOWN,
     MOST_DOWN,
     SLACK_DOWN,
-    Calibration,
-    Harmed,
     dead_limit,
-    fit_guard,
-    fit_read,
     near_chance,
     reach_below,
 )
-from transformer_nfn.prediction.guard_learn import Learned, Read
-from transformer_nfn.prediction.guard_parts import Harm, Opinion, tensors_of
 from transformer_nfn.prediction.intervals import rank_quantile
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.prediction.responses import COUNT, _agreement, responses
@@ -186,24 +183,33 @@ def test_the_number_leans_on_the_opinion_where_two_signs_are_beyond_their_limits
     assert float(half.accuracy) == pytest.approx(0.4)
 
 
+def given_opinion(said: float, floor: float, dead: float) -> Guard:
+    """A guard that says the same of all networks, with signs of a tenth of its width."""
+    one = torch.ones((), dtype=torch.float64)
+    blank = Guard.blank((5, 16, 4), 2)
+    # Of a regression that knows nothing the opinion is its constant.
+    coef = blank.opinion.coef.clone()
+    coef[-1] = said
+    curve = Curve(torch.full((KNOTS,), 0.1, dtype=torch.float64))
+    return replace(
+        blank, width=torch.full((3,), 10.0).double(), gap_spread=curve, error=curve,
+        opinion_error=curve, radius=0.05 * one, reach=one, reach_down=2 * one, floor=floor * one,
+        dead=dead * one, opinion=replace(blank.opinion, coef=coef), near_chance=0.3 * one,
+        strange_reach=one,
+    )  # fmt: skip
+
+
 def test_intervals_reach_down_and_up_apart_and_no_less_than_the_radius() -> None:
     one = torch.ones((), dtype=torch.float64)
-    curve = Curve(torch.full((KNOTS,), 0.1, dtype=torch.float64))
-    blank = Guard.blank((5, 16, 4), 2)
     answers, fit = torch.zeros(1, COUNT, dtype=torch.float64), torch.zeros(1, 2).double()
 
     def ends(
         said: float, up: float, floor: float = 1.0, near_chance: float = 0.0, dead: float = -1.0,
         below: float = 0.0,
     ) -> tuple[float, float]:  # fmt: skip
-        # Of a regression that knows nothing the opinion is its constant.
-        coef = blank.opinion.coef.clone()
-        coef[-1] = said
         guard = replace(
-            blank, width=torch.ones(3).double(), gap_spread=curve, error=curve,
-            opinion_error=curve, radius=0.05 * one, reach=up * one, reach_down=3 * one,
-            floor=floor * one, near_chance=near_chance * one, dead=dead * one,
-            opinion=replace(blank.opinion, coef=coef), reach_below=below * one,
+            given_opinion(said, floor, dead), reach=up * one, reach_down=3 * one,
+            reach_below=below * one, near_chance=near_chance * one,
         )  # fmt: skip
         judged = guard.judge_read(answers, fit, torch.tensor([0.6], dtype=torch.float64))
         return float(judged.low), float(judged.high)
@@ -233,22 +239,6 @@ def test_near_chance_is_what_damaged_networks_predicted_there_have() -> None:
     assert near_chance(at(-1.0), 0.1, harmed) == 0.1
     # Networks that answer as if they guessed are told to be there, whatever was predicted.
     assert near_chance(at(0.203, dead=0.15), 0.1, harmed) == pytest.approx(0.1 + SLACK_DOWN * 0.9)
-
-
-def given_opinion(said: float, floor: float, dead: float) -> Guard:
-    """A guard that says the same of all networks, with signs of a tenth of its width."""
-    one = torch.ones((), dtype=torch.float64)
-    blank = Guard.blank((5, 16, 4), 2)
-    # Of a regression that knows nothing the opinion is its constant.
-    coef = blank.opinion.coef.clone()
-    coef[-1] = said
-    curve = Curve(torch.full((KNOTS,), 0.1, dtype=torch.float64))
-    return replace(
-        blank, width=torch.full((3,), 10.0).double(), gap_spread=curve, error=curve,
-        opinion_error=curve, radius=0.05 * one, reach=one, reach_down=2 * one, floor=floor * one,
-        dead=dead * one, opinion=replace(blank.opinion, coef=coef), near_chance=0.3 * one,
-        strange_reach=one,
-    )  # fmt: skip
 
 
 def test_a_network_that_answers_as_if_it_guessed_is_told_to_be_at_chance() -> None:

@@ -181,7 +181,8 @@ class Guard:
         low = torch.minimum(believed, said) - torch.maximum(down, self.radius)
         high = torch.maximum(believed, said) + torch.maximum(self.reach * error, self.radius)
         above = believed > self.floor
-        # At chance a network may also confuse classes, and be below.
+        # At chance a network may also confuse classes, and be below. (Guards that do not tell who
+        # guesses have calibrated this end as any other.)
         low = torch.where(above | (self.dead < 0), low, 0.0)
         return low, torch.where(above, high, torch.maximum(high, self.near_chance))
 

@@ -5,22 +5,30 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Parts
-from transformer_nfn.prediction.guard import NEVER_DEAD, Guard
+from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.guard_curves import Curve, smoothed_by_others
 from transformer_nfn.prediction.guard_learn import (
+    FEWEST,
     HARM,
+    Harmed,
     Learned,
     Read,
     even_weights,
     folds_of_runs,
 )
-from transformer_nfn.prediction.intervals import LEVEL, radius, rank_quantile
+from transformer_nfn.prediction.guard_reach import (
+    SLACK_DOWN,
+    dead_limit,
+    highest,
+    near_chance,
+    reach_below,
+)
+from transformer_nfn.prediction.intervals import LEVEL, radius
 from transformer_nfn.prediction.probe_search import STEPS
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.prediction.responses import agreed_inputs
@@ -32,42 +40,10 @@ HEALTHY_LEVEL = 0.99
 """Of healthy networks without a warning, the share that intervals hold for."""
 SLACK = 1.25
 """Intervals reach so much farther: validation is small, and the predictor saw it."""
-SLACK_DOWN = 1.5
-"""The same where damage of kinds never seen is concerned."""
 WIDEN = 1.0
 """See `Guard.widen`: near the limit of strangeness are more broken networks than healthy ones."""
-UNSEEN_LEVEL = 0.975
-"""Of damaged networks without a warning, of a kind not learned from, the share held from below."""
-LEAST_DOWN, MOST_DOWN = 2.0, 2.5
-"""Errors of the opinion: few damaged networks stay without a warning to tell better."""
 SMALLEST = 0.01
 """Of an expected error."""
-DEAD = HARM / 2
-"""Above chance, what the opinion says of networks that answer as if they guessed, at most."""
-FEWEST = 20
-
-
-@dataclass(frozen=True)
-class Harmed:
-    """Damaged networks that were read, ``[n, …]`` each.
-
-    Attributes:
-        read: what was read.
-        kinds: what was done to each.
-        predicted: what the predictor says of it.
-    """
-
-    read: Read
-    kinds: np.ndarray
-    predicted: Tensor
-
-    def take(self, index: Tensor) -> Harmed:
-        """Some of them, by booleans."""
-        return Harmed(self.read.take(index), self.kinds[index.numpy()], self.predicted[index])
-
-    def of_kind(self, kind: str) -> Tensor:
-        """Which are of a kind, ``[n]`` of booleans."""
-        return torch.from_numpy(self.kinds == kind)
 
 
 @dataclass(frozen=True)
@@ -143,54 +119,6 @@ def fit_read(
         ),
     )
     return _with_strange_reach(guard, calibration.harmed)
-
-
-def reach_below(short: Tensor | None, healthy_need: float) -> float:
-    """How far down intervals must reach, see `Guard.reach_below`.
-
-    Args:
-        short: of damaged networks without a warning, of kinds that a guard had not learned from,
-            how far they lie below both opinions, in units of the opinion's error; None where
-            nobody knows, then intervals reach as far as may be.
-        healthy_need: what healthy networks need.
-    """
-    if short is None:
-        return max(MOST_DOWN, healthy_need)
-    needed = _highest(short.clamp(min=0).numpy(), UNSEEN_LEVEL) if len(short) else 0.0
-    return max(min(max(needed, LEAST_DOWN), MOST_DOWN), healthy_need)
-
-
-def near_chance(guard: Guard, chance: float, *damaged: Harmed) -> float:
-    """How accurate networks may be that are predicted at the floor or below: nobody is warned.
-
-    As the best of the damaged ones that are given, and somewhat farther from chance.
-    """
-    there = torch.cat([harmed.read.accuracy[_at_floor(guard, harmed)] for harmed in damaged])
-    best = float(there.max()) if len(there) else chance
-    return chance + SLACK_DOWN * max(best - chance, 0.0)
-
-
-def _at_floor(guard: Guard, harmed: Harmed) -> Tensor:
-    said = guard.opinion(harmed.read.answers)
-    return guard.believed(harmed.predicted, said) <= guard.floor
-
-
-def dead_limit(chance: float, said: Tensor, accuracy: Tensor) -> float:
-    """Up to which opinion networks are told to be at chance, see `Guard.dead`.
-
-    `NEVER_DEAD` where few networks tell whether opinions can be trusted so far, or where they
-    tell that it is not: hardly one may be better than was said.
-
-    Args:
-        chance: the accuracy of guessing.
-        said: opinions of networks, healthy and damaged, that they were not learned from.
-        accuracy: what these have.
-    """
-    there = said <= chance + DEAD
-    better = (accuracy - said)[there] > HARM
-    if len(better) < FEWEST or float(better.double().mean()) > 1 - UNSEEN_LEVEL:
-        return NEVER_DEAD
-    return chance + DEAD
 
 
 def _unseen_shortfalls(
@@ -321,7 +249,7 @@ def _healthy_reaches(
     expected = error.sqrt().clamp(min=SMALLEST) * guard.widening(first)
     quiet = guard.strangeness(scaled, predicted, believed) <= 1
     needs = (beyond / expected, below / guard.unsure(said, first))
-    up, down = (_highest(x[quiet].clamp(min=0).numpy(), HEALTHY_LEVEL) for x in needs)
+    up, down = (highest(x[quiet].clamp(min=0).numpy(), HEALTHY_LEVEL) for x in needs)
     return up, down
 
 
@@ -333,12 +261,7 @@ def _with_strange_reach(guard: Guard, damaged: Harmed) -> Guard:
     warned = judged.strangeness > 1
     counted = warned if int(warned.sum()) >= FEWEST else torch.ones_like(warned)
     ratio = ((said - read.accuracy).abs() / guard.opinion_error(said))[counted]
-    return replace(guard, strange_reach=_scalar(_highest(ratio.numpy(), LEVEL)))
-
-
-def _highest(sizes: np.ndarray, level: float) -> float:
-    """The size that a new one stays below with probability ``level``, or the highest possible."""
-    return rank_quantile(sizes, min(level, len(sizes) / (len(sizes) + 1)))
+    return replace(guard, strange_reach=_scalar(highest(ratio.numpy(), LEVEL)))
 
 
 def _at_rank(values: Tensor, level: float) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from transformer_nfn.zoo import NetworkSizes
 HARM = 0.1
 """A network is harmed that lost this much accuracy, and good that has this much above chance."""
 FOLDS = 5
+FEWEST = 20
+"""Networks without which nothing is concluded."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,29 @@ class Read:
 
     def __len__(self) -> int:
         return len(self.accuracy)
+
+
+@dataclass(frozen=True)
+class Harmed:
+    """Damaged networks that were read, ``[n, …]`` each.
+
+    Attributes:
+        read: what was read.
+        kinds: what was done to each.
+        predicted: what the predictor says of it.
+    """
+
+    read: Read
+    kinds: np.ndarray
+    predicted: Tensor
+
+    def take(self, index: Tensor) -> Harmed:
+        """Some of them, by booleans."""
+        return Harmed(self.read.take(index), self.kinds[index.numpy()], self.predicted[index])
+
+    def of_kind(self, kind: str) -> Tensor:
+        """Which are of a kind, ``[n]`` of booleans."""
+        return torch.from_numpy(self.kinds == kind)
 
 
 @dataclass(frozen=True)
