@@ -257,6 +257,29 @@ def test_weights_count_only_where_answers_differ_from_probe_to_probe(logarithms)
     torch.testing.assert_close(moved[1:], 6 * share[1:])
 
 
+@pytest.mark.parametrize("logarithms", [False, True])
+def test_tokens_count_only_where_answers_differ_from_probe_to_probe(logarithms):
+    _, named = networks()
+    named["classifier.W_2"][0] = 0  # the first answers everything by its biases
+    _, others = networks(seed=1)
+    written = {k: torch.cat([w[:1], named[k][1:]]) for k, w in others.items()}
+    for name in ("classifier.W_2", "classifier.b_2"):
+        written[name] = named[name]
+    seen, anyway = (
+        model(named, answers_first=first, logarithms=logarithms) for first in (True, False)
+    )
+    with torch.no_grad():
+        moved = (seen.logits(network_of(named)) - seen.logits(network_of(written))).abs()
+        read, raw = (m.kept(network_of(named))["answers"] for m in (seen, anyway))
+        other = anyway.kept(network_of(written))["answers"]
+    assert float(moved.max()) == 0
+    assert float((raw - other)[0].abs().max()) > 1e-3
+    alike = slice(-2 * 6, None)
+    assert torch.equal(read[0, alike], torch.ones(12).double())
+    torch.testing.assert_close(read[1:], raw[1:], rtol=0, atol=1e-3)
+    assert float(raw[1:, alike].min()) < 0.95
+
+
 def test_what_rounding_leaves_of_a_dead_neuron_is_not_seen():
     _, named = networks()
     positions = sinusoids(TOKENS, 8).double()

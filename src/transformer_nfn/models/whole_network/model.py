@@ -72,8 +72,8 @@ class WholeNetwork(Pretrained):
         groups: of probes, see `Probes`.
         bounded: whether probes are images, of pixels between -1 and 1.
         logarithms: whether answers are read as logarithms of probabilities, see `read_answers`.
-        answers_first: whether weights are read only of networks that answer different probes
-            differently: of one that does nothing its normal form is rounding.
+        answers_first: whether weights and tokens are read only of networks that answer different
+            probes differently: of one that does nothing both are rounding.
         hidden: neurons that read the answers.
         search: whether training first moves probes to where good networks agree.
         order: price of pairs of networks in the wrong order; 0 leaves cross-entropy alone.
@@ -235,7 +235,8 @@ class WholeNetwork(Pretrained):
         if self.probes is None or ANSWERS in network:
             return network
         given = self.answers(network, positions)
-        return {**network, ANSWERS: read_answers(given, logarithms=self.logarithms)}
+        read = read_answers(given, logarithms=self.logarithms, answers_first=self.answers_first)
+        return {**network, ANSWERS: read}
 
     def _share(self, network: Mapping[str, Any]) -> Tensor | float:
         """How much what weights say counts, of networks that were asked: ``[batch]``, or all."""

@@ -18,7 +18,7 @@ def answer_width(probes: int, classes: int) -> int:
     return 2 * probes * classes + 2 * probes + 1
 
 
-def read_answers(given: Answers, *, logarithms: bool) -> Tensor:
+def read_answers(given: Answers, *, logarithms: bool, answers_first: bool = False) -> Tensor:
     """Answers as numbers of middling size, ``[networks, answer_width]``.
 
     How sure a network is of every class, its logits at scale 1, that scale, and how alike tokens
@@ -27,6 +27,8 @@ def read_answers(given: Answers, *, logarithms: bool) -> Tensor:
     Args:
         given: what the networks answer.
         logarithms: whether sureness is a probability's logarithm, not the probability.
+        answers_first: whether tokens count as alike where all answers are: the directions of
+            tokens that a dead block writes are rounding.
     """
     logits = given.logits - given.logits.mean(-1, keepdim=True)
     size = (logits.square().mean((1, 2), keepdim=True) + 1e-12).sqrt()
@@ -34,13 +36,15 @@ def read_answers(given: Answers, *, logarithms: bool) -> Tensor:
         sure = given.logits.log_softmax(-1).clamp(min=-RAREST) / 2 + 1
     else:
         sure = 3 * (given.logits.softmax(-1) - 1 / logits.shape[-1])
+    alike = torch.cat([given.alike.mean(-1), given.alike[..., -1]], -1)
+    if answers_first:
+        alike = 1 - _told_apart(sure)[:, None] * (1 - alike)
     return torch.cat(
         [
             sure.flatten(1),
             (logits / size).flatten(1),
             size[:, 0].log().clamp(-RAREST, RAREST),
-            given.alike.mean(-1),
-            given.alike[..., -1],
+            alike,
         ],
         -1,
     )
@@ -54,6 +58,9 @@ def told_apart(read: Tensor, probes: int, classes: int) -> Tensor:
         probes: how many there are.
         classes: of the networks' task.
     """
-    sure = read[:, : probes * classes].unflatten(1, (probes, classes))
-    spread: Tensor = sure.var(1, correction=0).mean(-1)
+    return _told_apart(read[:, : probes * classes].unflatten(1, (probes, classes)))
+
+
+def _told_apart(sure: Tensor) -> Tensor:
+    spread = sure.var(1, correction=0).mean(-1)
     return spread / (spread + SAME**2)
