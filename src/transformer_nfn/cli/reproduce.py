@@ -39,7 +39,7 @@ def reproduce_command(
     epochs: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10**6, help="Of neural predictors (50, as in the paper; ours 16)."
+            min=1, max=10**6, help="Of neural predictors (50, as in the paper; ours 30)."
         ),
     ] = None,
     models: Annotated[
