@@ -280,6 +280,17 @@ def test_tokens_count_only_where_answers_differ_from_probe_to_probe(logarithms):
     assert float(raw[1:, alike].min()) < 0.95
 
 
+@pytest.mark.parametrize("parts", [{}, {"probes": 0}, {"channels": 2}, {"invariants": False}])
+def test_on_another_scale_logits_are_stretched_and_shifted(parts):
+    _, named = networks()
+    named["classifier.W_2"][0] = 0  # its weights do not count
+    reader, network = model(named, answers_first=True, **parts), network_of(named)
+    with torch.no_grad():
+        said = reader.logits(network)
+        reader.rescale(0.25, 1.5)
+        torch.testing.assert_close(reader.logits(network), 0.25 * said + 1.5, rtol=0, atol=1e-12)
+
+
 def test_what_rounding_leaves_of_a_dead_neuron_is_not_seen():
     _, named = networks()
     positions = sinusoids(TOKENS, 8).double()

@@ -200,3 +200,22 @@ def test_what_training_does_can_be_left_out():
     assert torch.equal(noisy.loss(logits, accuracy), entropy)
     expected = entropy + 0.3 * order_loss(logits, accuracy)
     assert torch.equal(usual.loss(logits, accuracy), expected)
+
+
+def test_what_it_says_is_on_the_scale_of_the_validation_networks(monkeypatch):
+    data = parts()
+    narrow = {
+        name: replace(part, accuracy=0.8 + 0.05 * part.accuracy)
+        for name, part in (("train", data.train), ("val", data.val), ("test", data.test))
+    }
+    data = replace(data, **narrow)
+    scaled = train_seeds(builder(data), data, SHORT, [0]).modules[0]
+    monkeypatch.setattr(manner.WholeNetworkManner, "finish", manner.Manner.finish)
+    raw = train_seeds(builder(data), data, SHORT, [0]).modules[0]
+    with torch.no_grad():
+        here, before = scaled.logits(data.val.network), raw.logits(data.val.network)
+        error, stretched = (
+            float((x.sigmoid() - data.val.accuracy).abs().mean()) for x in (here, before)
+        )
+    assert torch.equal(here.argsort(), before.argsort())
+    assert error < 0.8 * stretched

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from transformer_nfn.models import StatNN, WholeNetwork
+from transformer_nfn.models import StatNN, WholeNetwork, map_network
 from transformer_nfn.models.statnn import STATISTICS
-from transformer_nfn.prediction.dataset import Dataset
+from transformer_nfn.prediction.dataset import EVALUATE, Dataset
 from transformer_nfn.prediction.kinds import Kinds
 from transformer_nfn.prediction.probe_search import find_probes, search_steps
+from transformer_nfn.prediction.scale import fit_scale
 
 SHORTEST_EPOCH = 192
 """Networks that an epoch of the model of whole networks takes at least."""
@@ -64,6 +65,9 @@ class Manner:
     ) -> AsRead:
         """What a module does before it is trained; ``fresh`` unless a killed training goes on."""
         return AsRead.plain(kinds)
+
+    def finish(self, module: nn.Module, kinds: Kinds, own: AsRead) -> None:
+        """What a module does when it is trained and at its best epoch."""
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """Of one seed on one batch."""
@@ -120,6 +124,18 @@ class WholeNetworkManner(Manner):
             find_probes(module, kinds.train, seed, steps=steps, asked=GROUP_ASKS)
         train, val = ([module.kept(d.network) for d in part] for part in (kinds.train, kinds.val))
         return AsRead(train, val)
+
+    @torch.no_grad()
+    def finish(self, module: nn.Module, kinds: Kinds, own: AsRead) -> None:
+        """Brings what it says to the scale of the validation networks; their order stays."""
+        assert isinstance(module, WholeNetwork)
+        said = [
+            module.logits(map_network(network, lambda w, rows=rows: w[rows]))
+            for data, network in zip(kinds.val, own.val, strict=True)
+            for rows in torch.arange(len(data), device=data.accuracy.device).split(EVALUATE)
+        ]
+        truth = np.concatenate([data.truth for data in kinds.val])
+        module.rescale(*fit_scale(torch.cat(said).double().cpu().numpy(), truth))
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """The model's own."""

@@ -264,6 +264,7 @@ class SeedTrainer:
                 for name, _ in module.named_parameters()
             }
             module.load_state_dict(own, strict=False)
+            self.manner.finish(module, self.kinds, self.own[i])
         modules, train = list(self.modules), self.kinds.train
         return Trained(modules, list(self.best_epoch), list(self.val_tau), train)
 

@@ -280,6 +280,16 @@ class WholeNetwork(Pretrained):
         if self.layers is not None and self.weigh is not None:
             yield self.weigh, self.layers(network, self._where(network, positions))
 
+    @torch.no_grad()
+    def rescale(self, stretch: float, shift: float) -> None:
+        """From now on logits are ``stretch`` times what they were, and ``shift`` more."""
+        readers = [r for r in (self.reader, self.judge, self.weigh) if r is not None]
+        for reader in readers:
+            for p in reader[-1].parameters():
+                p.mul_(stretch)
+        # What the first reader says counts of every network.
+        readers[0][-1].get_parameter("bias").add_(shift)
+
     def forward(self, network: Mapping[str, Any]) -> Tensor:
         """The predicted accuracy of each network, ``[batch]``, between 0 and 1."""
         return torch.sigmoid(self.logits(network))
