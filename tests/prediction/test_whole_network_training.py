@@ -13,7 +13,7 @@ from transformer_nfn.models.whole_network.model import order_loss
 from transformer_nfn.prediction import manner
 from transformer_nfn.prediction.kinds import as_kinds
 from transformer_nfn.prediction.predictors import Predictor, module_builder
-from transformer_nfn.prediction.probe_search import _draws, find_probes
+from transformer_nfn.prediction.probe_search import _draws, find_probes, search_steps
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import train_run
 from transformer_nfn.prediction.training import SeedTrainer, train_seeds
@@ -101,6 +101,26 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     for ours, theirs in zip(resumed.modules, whole.modules, strict=True):
         for name, value in ours.state_dict().items():
             assert torch.equal(value, theirs.state_dict()[name]), name
+
+
+def test_the_more_networks_there_are_the_more_the_search_asks():
+    steps = {100: 100, 480: 480, 3840: 480, 5600: 700, 11_200: 1400, 20_000: 1440}
+    assert {n: search_steps(30, n) for n in steps} == steps
+    assert search_steps(2, 11_200) == 120
+    asked = {256: 2, 1050: 3, 1434: 4, 2800: 8, 11_200: 8}
+    assert {n: manner.group_asks(n) for n in asked} == asked
+
+
+@pytest.mark.parametrize(("each", "asked"), [(5, 8), (20, 5), (1000, 2)])
+def test_a_training_asks_by_how_many_runs_there_are(monkeypatch, each, asked):
+    data, found = parts(train=100), []
+    monkeypatch.setattr(manner, "NETWORKS_ASKED", each)
+    monkeypatch.setattr(
+        manner, "find_probes", lambda *_, steps, asked: found.append((steps, asked))
+    )
+    module = builder(data)()
+    manner.manner_of(module).begin(module, as_kinds(data), 0, 4, True)
+    assert found == [(100, asked)]
 
 
 def test_a_training_killed_between_two_seeds_does_not_search_again(tmp_path, monkeypatch):

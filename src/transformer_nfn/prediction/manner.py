@@ -20,8 +20,10 @@ from transformer_nfn.prediction.scale import fit_scale
 
 SHORTEST_EPOCH = 192
 """Networks that an epoch of the model of whole networks takes at least."""
-GROUP_ASKS = 2
-"""Networks that each of its groups asks in a step of the search: many probes make up for few."""
+GROUP_ASKS, GROUP_ASKS_MOST = 2, 8
+"""Networks that each of its groups asks in a step of the search: few of few, which is faster."""
+NETWORKS_ASKED = 350
+"""So many networks to learn from for each that a group asks."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,9 @@ class WholeNetworkManner(Manner):
         assert isinstance(module, WholeNetwork)
         module.standardise(*(data.network for data in kinds.train))
         if fresh and module.search:
-            steps = search_steps(epochs, sum(_runs(data) for data in kinds.train))
-            find_probes(module, kinds.train, seed, steps=steps, asked=GROUP_ASKS)
+            runs = sum(_runs(data) for data in kinds.train)
+            steps, asked = search_steps(epochs, runs), group_asks(runs)
+            find_probes(module, kinds.train, seed, steps=steps, asked=asked)
         train, val = ([module.kept(d.network) for d in part] for part in (kinds.train, kinds.val))
         return AsRead(train, val)
 
@@ -148,6 +151,11 @@ class WholeNetworkManner(Manner):
         learned = [v for name, v in state.items() if not self.module.is_found(_within(name))]
         decay = self.module.weight_decay
         return torch.optim.AdamW(learned, weight_decay=decay, **_means(rate, device))
+
+
+def group_asks(networks: int) -> int:
+    """How many networks each group of probes asks in a step, of so many to learn from."""
+    return max(GROUP_ASKS, min(GROUP_ASKS_MOST, networks // NETWORKS_ASKED))
 
 
 def manner_of(module: nn.Module) -> Manner:

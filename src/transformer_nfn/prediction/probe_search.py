@@ -20,9 +20,11 @@ from transformer_nfn.models import map_network
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.graph_step import GraphSteps
 
-STEPS = 480
+STEPS, MOST_STEPS = 480, 1440
 STEPS_AN_EPOCH = 60
 """In a training of a few epochs the search is short too; so it is of a few networks."""
+NETWORKS_A_STEP = 8
+"""Of many networks the search takes a step for so many of them."""
 ASKED = 8
 """Networks a group asks in a step: few, so that a probe is what some agree on, not all."""
 POWER = 6
@@ -32,7 +34,8 @@ RATE = 0.01
 
 def search_steps(epochs: int, networks: int = STEPS) -> int:
     """How many steps the search takes before a training of so many epochs and networks."""
-    return min(STEPS, STEPS_AN_EPOCH * epochs, networks)
+    many = min(MOST_STEPS, networks // NETWORKS_A_STEP)
+    return min(max(STEPS, many), STEPS_AN_EPOCH * epochs, networks)
 
 
 def find_probes(

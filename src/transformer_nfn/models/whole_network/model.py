@@ -80,7 +80,7 @@ class WholeNetwork(Pretrained):
         standard: whether invariants are read relative to what is usual.
     """
 
-    weight_decay = 0.1
+    weight_decay = 0.5
     mean: Tensor
     scale: Tensor
 
