@@ -10,10 +10,10 @@ from made_networks import made, parts
 
 from transformer_nfn.models import map_network
 from transformer_nfn.models.whole_network.model import order_loss
-from transformer_nfn.prediction import manner
+from transformer_nfn.prediction import manner, probe_search
 from transformer_nfn.prediction.kinds import as_kinds
 from transformer_nfn.prediction.predictors import Predictor, module_builder
-from transformer_nfn.prediction.probe_search import _draws, find_probes, search_steps
+from transformer_nfn.prediction.probe_search import _draws, find_probes, group_asks, search_steps
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.runs import train_run
 from transformer_nfn.prediction.training import SeedTrainer, train_seeds
@@ -108,13 +108,13 @@ def test_the_more_networks_there_are_the_more_the_search_asks():
     assert {n: search_steps(30, n) for n in steps} == steps
     assert search_steps(2, 11_200) == 120
     asked = {256: 2, 1050: 3, 1434: 4, 2800: 8, 11_200: 8}
-    assert {n: manner.group_asks(n) for n in asked} == asked
+    assert {n: group_asks(n) for n in asked} == asked
 
 
 @pytest.mark.parametrize(("each", "asked"), [(5, 8), (20, 5), (1000, 2)])
 def test_a_training_asks_by_how_many_runs_there_are(monkeypatch, each, asked):
     data, found = parts(train=100), []
-    monkeypatch.setattr(manner, "NETWORKS_ASKED", each)
+    monkeypatch.setattr(probe_search, "NETWORKS_ASKED", each)
     monkeypatch.setattr(
         manner, "find_probes", lambda *_, steps, asked: found.append((steps, asked))
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,20 @@ class Dataset:
     def sizes(self) -> dict[str, int | None]:
         """Numbers in the embedding (None for text) and the classifier of one network."""
         return {part: _size(self.network.get(part)) for part in ("embedding", "classifier")}
+
+
+def in_batches(
+    logits: Callable[[Mapping[str, Any]], Tensor], network: Mapping[str, Any], data: Dataset
+) -> Tensor:
+    """What ``logits`` says of networks, some at a time.
+
+    Args:
+        logits: gives the networks in its last axis.
+        network: what it reads of them, in parts; ``[n, …]`` each.
+        data: the networks.
+    """
+    rows = torch.arange(len(data), device=data.accuracy.device).split(EVALUATE)
+    return torch.cat([logits(map_network(network, lambda w, at=at: w[at])) for at in rows], -1)
 
 
 def _size(part: Any) -> int | None:

@@ -11,19 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from transformer_nfn.models import StatNN, WholeNetwork, map_network
+from transformer_nfn.models import StatNN, WholeNetwork
 from transformer_nfn.models.statnn import STATISTICS
-from transformer_nfn.prediction.dataset import EVALUATE, Dataset
+from transformer_nfn.prediction.dataset import Dataset, in_batches
 from transformer_nfn.prediction.kinds import Kinds
-from transformer_nfn.prediction.probe_search import find_probes, search_steps
+from transformer_nfn.prediction.probe_search import find_probes, group_asks, search_steps
 from transformer_nfn.prediction.scale import fit_scale
 
 SHORTEST_EPOCH = 192
 """Networks that an epoch of the model of whole networks takes at least."""
-GROUP_ASKS, GROUP_ASKS_MOST = 2, 8
-"""Networks that each of its groups asks in a step of the search: few of few, which is faster."""
-NETWORKS_ASKED = 350
-"""So many networks to learn from for each that a group asks."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +129,8 @@ class WholeNetworkManner(Manner):
         """Brings what it says to the scale of the validation networks; their order stays."""
         assert isinstance(module, WholeNetwork)
         said = [
-            module.logits(map_network(network, lambda w, rows=rows: w[rows]))
+            in_batches(module.logits, network, data)
             for data, network in zip(kinds.val, own.val, strict=True)
-            for rows in torch.arange(len(data), device=data.accuracy.device).split(EVALUATE)
         ]
         truth = np.concatenate([data.truth for data in kinds.val])
         module.rescale(*fit_scale(torch.cat(said).double().cpu().numpy(), truth))
@@ -151,11 +146,6 @@ class WholeNetworkManner(Manner):
         learned = [v for name, v in state.items() if not self.module.is_found(_within(name))]
         decay = self.module.weight_decay
         return torch.optim.AdamW(learned, weight_decay=decay, **_means(rate, device))
-
-
-def group_asks(networks: int) -> int:
-    """How many networks each group of probes asks in a step, of so many to learn from."""
-    return max(GROUP_ASKS, min(GROUP_ASKS_MOST, networks // NETWORKS_ASKED))
 
 
 def manner_of(module: nn.Module) -> Manner:

@@ -25,8 +25,10 @@ STEPS_AN_EPOCH = 60
 """In a training of a few epochs the search is short too; so it is of a few networks."""
 NETWORKS_A_STEP = 8
 """Of many networks the search takes a step for so many of them."""
-ASKED = 8
+ASKED, FEWEST_ASKED = 8, 2
 """Networks a group asks in a step: few, so that a probe is what some agree on, not all."""
+NETWORKS_ASKED = 350
+"""So many networks to learn from for each that a group asks: of few fewer, which is faster."""
 POWER = 6
 """Networks are drawn by this power of their accuracy."""
 RATE = 0.01
@@ -36,6 +38,11 @@ def search_steps(epochs: int, networks: int = STEPS) -> int:
     """How many steps the search takes before a training of so many epochs and networks."""
     many = min(MOST_STEPS, networks // NETWORKS_A_STEP)
     return min(max(STEPS, many), STEPS_AN_EPOCH * epochs, networks)
+
+
+def group_asks(networks: int) -> int:
+    """How many networks each group of probes asks in a step, of so many to learn from."""
+    return max(FEWEST_ASKED, min(ASKED, networks // NETWORKS_ASKED))
 
 
 def find_probes(

@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformer_nfn.files.whole import write_text
 from transformer_nfn.models import map_network
 from transformer_nfn.prediction.batches import Batch, epoch_batches, steps
-from transformer_nfn.prediction.dataset import EVALUATE, Dataset, Parts
+from transformer_nfn.prediction.dataset import Dataset, Parts, in_batches
 from transformer_nfn.prediction.graph_step import GraphSteps
 from transformer_nfn.prediction.kinds import Kinds, as_kinds
 from transformer_nfn.prediction.log import read_log
@@ -228,18 +228,14 @@ class SeedTrainer:
     @torch.no_grad()
     def predict(self, kind: int) -> Tensor:
         """What every seed says now of a kind's validation networks, ``[seeds, n]``, 0 to 1."""
-        out = []
-        for index in torch.arange(len(self.kinds.val[kind]), device=self.device).split(EVALUATE):
-            picked = [
-                map_network(own.val[kind], lambda w, index=index: w[index])
-                for own in (self.own[:1] if self.together else self.own)
-            ]
-            if self.together:
-                out.append(self._logits_together(picked[0], shared=True))
-            else:
-                pairs = zip(self.modules, picked, strict=True)
-                out.append(torch.stack([module.logits(network) for module, network in pairs]))  # type: ignore[operator]
-        return torch.sigmoid(torch.cat(out, 1)).cpu()
+        data = self.kinds.val[kind]
+        if self.together:
+            logits = partial(self._logits_together, shared=True)
+            said = in_batches(logits, self.own[0].val[kind], data)
+        else:
+            pairs = zip(self.modules, self.own, strict=True)
+            said = torch.stack([in_batches(m.logits, own.val[kind], data) for m, own in pairs])  # type: ignore[arg-type]
+        return torch.sigmoid(said).cpu()
 
     def select(self) -> list[float]:
         """Measures τ on the validation part and keeps the state of every seed that improved."""
