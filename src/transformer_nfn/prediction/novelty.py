@@ -84,8 +84,8 @@ class Seen:
         return torch.cdist(rows, self.rows).min(1).values / self.limit
 
     def save(self, folder: Path) -> None:
-        """Writes it beside the predictor."""
-        tensors = {name: getattr(self, name) for name in _TENSORS}
+        """Writes it beside the predictor; rows by half precision, which no distance shows."""
+        tensors = {name: getattr(self, name) for name in _TENSORS} | {"rows": self.rows.half()}
         about = {COUNTED: str(len(self.rows))} | ({ANY_SIZE: "yes"} if self.any_size else {})
         write_tensors(folder / SEEN_FILE, tensors, about)
 
@@ -95,6 +95,8 @@ class Seen:
         path = folder / SEEN_FILE
         try:
             tensors, metadata = read_tensors(path)
+            if "rows" in tensors and tensors["rows"].dtype == torch.float16:
+                tensors["rows"] = tensors["rows"].float()
             seen = Seen(**tensors, any_size=ANY_SIZE in metadata)
         except (CheckpointError, TypeError) as error:
             raise RunError(f"'{path}' is not readable: {error}") from error
