@@ -18,7 +18,6 @@ def test_every_shipped_asset_is_whole(name):
 @pytest.mark.parametrize(
     ("predictor", "sample", "least"),
     [
-        ("mnist-whole", "mnist-sample", 0.9),
         ("mnist-boosting", "mnist-sample", 0.83),
         ("ag-news-boosting", "ag-news-sample", 0.65),
     ],

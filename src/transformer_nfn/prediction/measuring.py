@@ -12,7 +12,7 @@ from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.intervals import radius
 from transformer_nfn.prediction.kinds import Kinds
 from transformer_nfn.prediction.metrics import kendall_tau, r_squared, scores, standard_error
-from transformer_nfn.prediction.predictors import Predictor
+from transformer_nfn.prediction.predictors import Predictor, seed_predictions
 from transformer_nfn.prediction.records import CONFIGURATION
 
 LEFT_OUT = "left_out"
@@ -70,7 +70,7 @@ class Judgements:
         """Asks every predictor about every network that it was not trained on."""
 
         def ask(kind: str, split: str, data: Dataset) -> Judged:
-            said = np.stack([p.predict(data).double().numpy() for p in predictors])
+            said = seed_predictions(predictors, data).numpy()
             return Judged(kind, split, dict(data.columns), data.truth, said)
 
         return Judgements(

@@ -18,7 +18,7 @@ from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.known_sizes import KnownSizes
 from transformer_nfn.prediction.novelty import Seen
-from transformer_nfn.prediction.predictors import Predictor
+from transformer_nfn.prediction.predictors import Predictor, seed_predictions
 from transformer_nfn.prediction.records import RunError, RunRecord
 from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.named import NamedNetwork, named_networks
@@ -137,7 +137,7 @@ def _predict(
     out: dict[int, Prediction] = {}
     for sizes, places in _by_sizes(read):
         data = as_dataset(sizes, [read[i].weights for i in places])
-        each = torch.stack([p.predict(data) for p in predictors]).double()
+        each = seed_predictions(predictors, data)
         by_weights = mean = each.mean(0)
         spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
         size_warning = known.warning(sizes)

@@ -140,9 +140,15 @@ def tabular_class(name: str) -> Any:
     return getattr(models, TABULAR[name])
 
 
+def seed_predictions(predictors: Sequence[Predictor], data: Dataset) -> Tensor:
+    """What each seed of a run says, ``[seeds, n]`` in float64."""
+    ready = predictors[0].prepared(data)
+    return torch.stack([p.predict(ready) for p in predictors]).double()
+
+
 def mean_prediction(predictors: Sequence[Predictor], data: Dataset) -> Tensor:
     """What the seeds of a run say together, ``[n]`` in float64."""
-    return torch.stack([p.predict(data) for p in predictors]).double().mean(0)
+    return seed_predictions(predictors, data).mean(0)
 
 
 @dataclass(frozen=True)
