@@ -9,7 +9,7 @@ out, because LayerNorm's epsilon sees their scale:
 
     python benchmarks/invariance.py ZOO --out DIR [--epochs N] [--models mlp,…] [--device cpu]
         [--json FILE]
-    python benchmarks/invariance.py ZOO --run RUN   # a predictor that is trained already
+    python benchmarks/invariance.py ZOO --run RUN   # every seed of one that is trained already
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.cli.train import pick_device
+from transformer_nfn.files.assets import resolve
 from transformer_nfn.models import map_network
 from transformer_nfn.models.whole_network.answers import answers
 from transformer_nfn.paper.numbers import model_name
@@ -67,6 +68,9 @@ WORDS: Mapping[str, str] = {
     "all": "all of them",
 }
 
+SEED = ":"
+"""Between the name of a model and the number of its seed."""
+
 
 @dataclass(frozen=True)
 class Disguise:
@@ -84,7 +88,7 @@ def main() -> None:
     parser.add_argument("zoo")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--out", type=Path)
-    where.add_argument("--run", type=Path)
+    where.add_argument("--run", help="a run folder, or its name")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--models", default=",".join(PREDICTORS))
     parser.add_argument("--device", default="cpu")
@@ -94,9 +98,11 @@ def main() -> None:
     parts = load_parts(zoo, all_checkpoints=True)
     unseen = joined(parts.val, parts.test)
     if given.run is not None:
-        record = RunRecord.read(given.run)
+        run = resolve(given.run, "predictor")
+        record = RunRecord.read(run)
         unseen = joined(unseen, parts.train)
-        predictors = {record.model: load_predictors(given.run, record)[0]}
+        seeds = enumerate(load_predictors(run, record))
+        predictors = {f"{record.model}{SEED}{i}": seed for i, seed in seeds}
     disguises = {name: disguise(name, unseen, zoo) for name in WORDS}
     print(f"{len(unseen)} networks of {zoo.path.name}; those that keep their function, and how far")
     for name, made in disguises.items():
@@ -202,13 +208,19 @@ def largest_and_mean(one: Mapping[str, Any]) -> str:
     return f"{one['largest']:.0e} ({one['mean']:.0e})"
 
 
+def heading(model: str) -> str:
+    """Of a model's column, or of one of its seeds."""
+    name, *seed = model.split(SEED)
+    return ", seed ".join([model_name(name), *seed])
+
+
 def table(
     found: Mapping[str, Mapping[str, Mapping[str, Any]]],
     cell: Callable[[Mapping[str, Any]], str] = largest_and_mean,
 ) -> str:
     """A row for each symmetry, a column for each model."""
     lines = [
-        "| Symmetry | " + " | ".join(model_name(model) for model in found) + " |",
+        "| Symmetry | " + " | ".join(heading(model) for model in found) + " |",
         "|---|" + "--:|" * len(found),
     ]
     for name, words in WORDS.items():
