@@ -68,9 +68,6 @@ WORDS: Mapping[str, str] = {
     "all": "all of them",
 }
 
-SEED = ":"
-"""Between the name of a model and the number of its seed."""
-
 
 @dataclass(frozen=True)
 class Disguise:
@@ -102,14 +99,15 @@ def main() -> None:
         record = RunRecord.read(run)
         unseen = joined(unseen, parts.train)
         seeds = enumerate(load_predictors(run, record))
-        predictors = {f"{record.model}{SEED}{i}": seed for i, seed in seeds}
+        predictors = {f"{model_name(record.model)}, seed {i}": seed for i, seed in seeds}
     disguises = {name: disguise(name, unseen, zoo) for name in WORDS}
     print(f"{len(unseen)} networks of {zoo.path.name}; those that keep their function, and how far")
     for name, made in disguises.items():
         kept, moved = len(made.after), made.answers_move
         print(f"- {WORDS[name]}: {kept}, probabilities move by at most {moved:.0e}")
     if given.run is None:
-        predictors = {model: fitted(model, zoo, parts, given) for model in given.models.split(",")}
+        models = given.models.split(",")
+        predictors = {model_name(model): fitted(model, zoo, parts, given) for model in models}
     found = {
         model: {name: moves(predictor, made) for name, made in disguises.items()}
         for model, predictor in predictors.items()
@@ -208,19 +206,13 @@ def largest_and_mean(one: Mapping[str, Any]) -> str:
     return f"{one['largest']:.0e} ({one['mean']:.0e})"
 
 
-def heading(model: str) -> str:
-    """Of a model's column, or of one of its seeds."""
-    name, *seed = model.split(SEED)
-    return ", seed ".join([model_name(name), *seed])
-
-
 def table(
     found: Mapping[str, Mapping[str, Mapping[str, Any]]],
     cell: Callable[[Mapping[str, Any]], str] = largest_and_mean,
 ) -> str:
     """A row for each symmetry, a column for each model."""
     lines = [
-        "| Symmetry | " + " | ".join(heading(model) for model in found) + " |",
+        "| Symmetry | " + " | ".join(found) + " |",
         "|---|" + "--:|" * len(found),
     ]
     for name, words in WORDS.items():

@@ -18,6 +18,8 @@ def test_every_shipped_asset_is_whole(name):
 @pytest.mark.parametrize(
     ("predictor", "sample", "least"),
     [
+        ("mnist-whole", "mnist-sample", 0.93),
+        ("mnist-nfn", "mnist-sample", 0.5),
         ("mnist-boosting", "mnist-sample", 0.83),
         ("ag-news-boosting", "ag-news-sample", 0.65),
     ],

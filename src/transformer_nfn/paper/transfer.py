@@ -23,7 +23,13 @@ from transformer_nfn.prediction.dataset import PERCENT, Dataset, load_parts, loa
 from transformer_nfn.prediction.known_sizes import KnownSizes
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
 from transformer_nfn.prediction.predict import load_predictors
-from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL, PAPER_MODELS, Predictor
+from transformer_nfn.prediction.predictors import (
+    ALL_CHECKPOINTS,
+    NEURAL,
+    PAPER_MODELS,
+    Predictor,
+    seed_predictions,
+)
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RUN_FILE, RunError, RunRecord, find_runs
 from transformer_nfn.prediction.runs import describe_zoo, train_run
@@ -188,7 +194,7 @@ def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -
         raise RunError(f"not enough networks: {len(rows)} of '{zoo.path}' are selected")
     data = load_rows(zoo, rows)
     _check_unseen(folder, record, zoo, data)
-    said = np.stack([p.predict(readable(p, data, zoo.arch)).double().numpy() for p in predictors])
+    said = seed_predictions(predictors, readable(predictors[0], data, zoo.arch)).numpy()
     accuracy = data.truth
     taus = [kendall_tau(accuracy, each) for each in said]
     several = len(taus) > 1

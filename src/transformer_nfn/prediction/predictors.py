@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformer_nfn import models
 from transformer_nfn.models import map_network
 from transformer_nfn.models.whole_network.probes import LONGEST
-from transformer_nfn.prediction.dataset import EVALUATE, Dataset
+from transformer_nfn.prediction.dataset import Dataset, in_batches
 from transformer_nfn.prediction.manner import prepared
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.zoo import NetworkSizes
@@ -164,14 +164,16 @@ class Predictor:
         if self.name in TABULAR:
             out: Tensor = self.inner.predict(data.network)
             return out.float().clamp(0, 1)
+        if not len(data):
+            return torch.empty(0)
         self.inner.eval()
         place = next(self.inner.parameters())
-        parts = []
-        for start in range(0, len(data), EVALUATE):
-            batch = data.take(torch.arange(start, min(start + EVALUATE, len(data)))).network
-            batch = map_network(batch, lambda w: w.to(place))
-            parts.append(torch.sigmoid(self.inner.logits(batch)).cpu())
-        return torch.cat(parts) if parts else torch.empty(0)
+
+        def logits(network: Mapping[str, Any]) -> Tensor:
+            found: Tensor = self.inner.logits(map_network(network, lambda w: w.to(place)))
+            return found
+
+        return torch.sigmoid(in_batches(logits, data.network, data)).cpu()
 
     def misfit(self, found: NetworkSizes, trained: NetworkSizes) -> str | None:
         """Why this predictor cannot read networks of some sizes; None where it can.
