@@ -72,6 +72,7 @@ TINY: dict[str, Tiny] = {
     }),
     "bert": Tiny("BertForMaskedLM", "BertConfig", _BERT),
     "bert-base": Tiny("BertModel", "BertConfig", _BERT),
+    "bert-class": Tiny("BertForSequenceClassification", "BertConfig", {**_BERT, "num_labels": 5}),
     "roberta": Tiny("RobertaForMaskedLM", "RobertaConfig", {**_BERT, "pad_token_id": 1}),
     "distilbert": Tiny("DistilBertForMaskedLM", "DistilBertConfig", {
         "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "vocab_size": VOCAB,

@@ -20,13 +20,13 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_a_disguise_is_the_same_by_score_and_by_proof(folder, tmp_path):
+def test_a_disguise_is_the_same_by_proof_and_only_then(folder, tmp_path):
     figure = tmp_path / "blocks.png"
-    done = tnfn("compare", folder / "a", folder / "disguised", "--figure", figure)
-    assert done.returncode == 0, done.stderr
-    assert "same (score 1.000)" in done.stdout
+    done = tnfn("compare", folder / "a", folder / "disguised", "--no-prove", "--figure", figure)
+    assert done.returncode == 3, done.stderr
+    assert "consistent with a disguise, not proved (score 1.000)" in done.stdout
     assert figure.stat().st_size > 1000
-    done = tnfn("compare", folder / "a", folder / "disguised", "--prove", "--json")
+    done = tnfn("compare", folder / "a", folder / "disguised", "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["verdict"] == "same"

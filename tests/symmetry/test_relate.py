@@ -23,9 +23,9 @@ def with_block(model, other, block):
 @pytest.mark.parametrize("family", TINY)
 def test_a_disguise_scores_one_in_every_family(tiny, family):
     A = tiny(family, BFLOAT16)
-    relation = relate(A, disguised(A, 1))
-    assert relation.verdict == "same", str(relation)
-    assert relation.same_function is True
+    relation = relate(A, disguised(A, 1), prove=False)
+    assert relation.verdict == "consistent with a disguise, not proved", str(relation)
+    assert relation.same_function is None
     assert min(p.score for parts in relation.blocks.values() for p in parts.values()) > 0.99
     assert min(relation.tables.values()) > 0.99
 

@@ -1,4 +1,4 @@
-"""The command that compares two networks of any kind: the same, related, or strangers?"""
+"""The command that compares two networks of any kind."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ def compare_command(
         str, typer.Option(help="'paper', or 'enlarged' with LayerNorm and ReLU scalings.")
     ] = "paper",
     prove: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--prove",
-            help="Checkpoints: an element verified on every tensor, or token ids that tell them "
-            "apart. Networks of a weight space are always proved.",
+            "--prove/--no-prove",
+            help="Checkpoints: also look for token ids that tell apart what scores call different; "
+            "or leave it at scores. By default a disguise is proved, an element verified on every "
+            "tensor. Networks of a weight space are always proved.",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     figure: Annotated[
         Path | None,
         typer.Option("--figure", help="Checkpoints: draw blocks of A against blocks of B here."),
@@ -60,22 +62,23 @@ def compare_command(
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Are two networks the same function, or related? Whatever disguise either of them wears.
+    """Compare two networks: the same function, related, or strangers, whatever their disguise.
 
-    Checkpoints of a known family (see `tnfn architectures`) are the same, derived, partly the
-    same (which blocks), share embeddings only, or are unrelated; where scores cannot tell, the
-    answer is unclear. Which came first is not something weights say. Networks of a weight space
-    are compared with proof: a group element, or a witness input.
+    Checkpoints of a known family (see `tnfn architectures`) are *same*, *same backbone* (only
+    output heads differ), *derived*, *partly* (which blocks agree), share *embeddings only*, or are
+    *unrelated*; where that cannot be decided, the verdict is *unclear*. *Same* is always proved:
+    an element of the symmetry group is verified on every tensor. Which of the two came first
+    cannot be seen from weights. Networks of a weight space are compared with proof, too.
 
-    Exit code 0 if they are the same function, 1 if they are not, 3 if that is undecidable (also
-    where no forward is known for a space), 2 if the question cannot be put. Shapes that no
-    disguise can change (other widths, other norms) are a no.
+    Exit code 0 if they are the same function, with proof; 1 if they are not; 3 if that is
+    undecided (also with --no-prove, and where no forward is known for a space); 2 for bad input.
+    Shapes that no disguise can change (other widths, other norms) are a no.
 
     [bold]Examples[/bold]
 
       tnfn compare gpt2/ suspect/ --figure blocks.png
 
-      tnfn compare gpt2/ suspect/ --prove --json
+      tnfn compare gpt2/ suspect/ --no-prove --json
 
       tnfn compare net.safetensors other.safetensors
 
@@ -84,7 +87,7 @@ def compare_command(
       tnfn compare --matrix models/ --out pairs.json --figure pairs.png
     """
     if matrix is not None:
-        if first is not None or space is not None or part is not None or prove:
+        if first is not None or space is not None or part is not None or prove is not None:
             raise TransformerNFNError(
                 "--matrix compares all checkpoints of a folder: without A and B, --space, --part "
                 "and --prove"
@@ -127,7 +130,7 @@ def compare_command(
 
 
 def _compare_checkpoints(
-    A: Model, B: Model, *, prove: bool, figure: Path | None, json_output: bool
+    A: Model, B: Model, *, prove: bool | None, figure: Path | None, json_output: bool
 ) -> None:
     from transformer_nfn.symmetry import relate
     from transformer_nfn.symmetry.relations import as_json, draw_relation

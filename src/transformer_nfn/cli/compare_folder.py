@@ -16,8 +16,8 @@ from transformer_nfn.cli.output import echo_json, table_console
 if TYPE_CHECKING:
     from transformer_nfn.symmetry.all_pairs import AllPairs, Pair
 
-TOLD = ("same", "derived", "partly", "embeddings only", "unclear", "failed")
-"""Verdicts whose pairs are listed; of the others there is a count."""
+LISTED = ("same", "same backbone", "derived", "partly", "embeddings only", "unclear", "failed")
+"""Verdicts whose pairs are listed; the others are counted."""
 
 
 def compare_folder(
@@ -57,7 +57,7 @@ def compare_folder(
 
 
 def _show(result: AllPairs) -> None:
-    listed = [pair for pair in result.pairs if pair.verdict in TOLD]
+    listed = [pair for pair in result.pairs if pair.verdict in LISTED]
     if listed:
         table = Table("A", "B", "verdict", "score", "why")
         for p in sorted(listed, key=lambda p: -(p.score or 0.0)):

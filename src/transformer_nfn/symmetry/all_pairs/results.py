@@ -14,7 +14,7 @@ from transformer_nfn.files.regular import read_regular
 from transformer_nfn.files.whole import write_text
 
 KIND, FORMAT = "transformer-nfn pairs", 1
-RELATED = ("same", "derived", "partly")
+RELATED = ("same", "same backbone", "derived", "partly")
 """Verdicts that put two models into one group."""
 
 

@@ -1,4 +1,4 @@
-"""What does a block do to the same random vectors of the stream? A sketch that disguises share.
+"""Sketch of a block: what it does to fixed random vectors of the stream, shared by all disguises.
 
 Gaussian vectors z of the stream, brought to each model's own coordinates, are read by queries,
 keys, values and neurons, and further ones y read what is written. Heads then show the numbers
@@ -42,10 +42,18 @@ def draw_probes(width: int, *, centred: bool, dtype: torch.dtype) -> Probes:
 
 @dataclass(frozen=True)
 class HeadSketch:
-    """Heads of one attention: ``QK [h, …]`` scores of probes, ``VO [h, …]`` what they write."""
+    """Heads of one attention.
+
+    Attributes:
+        QK: ``[h, …]`` scores of the probes.
+        VO: ``[h, …]`` what they write.
+        noise: ``[h]`` each, of QK and VO: expected squares of the relative rounding error. A
+            basis of large condition makes them large: products of large numbers cancel.
+    """
 
     QK: Tensor
     VO: Tensor
+    noise: tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,30 +64,44 @@ class NeuronSketch:
         read: ``[f, n]`` what each reads of the probes (the gate, where it is gated).
         up: ``[f, n]`` the other factor of gated neurons, or None.
         write: ``[f, n]`` how what it writes is read by the probes.
+        noise: ``[f]`` each, of ``read`` and of ``write`` (with ``up``): expected squares of the
+            relative rounding error.
     """
 
     read: Tensor
     up: Tensor | None
     write: Tensor
+    noise: tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class BlockSketch:
-    """Attentions by the prefix of their tensors, the MLP, and constants added to the stream."""
+    """One block.
+
+    Attributes:
+        heads: attentions by the prefix of their tensors.
+        neurons: the MLP.
+        constants: what is added to the stream whatever is read, seen by the probes.
+        constants_error: expected square of their rounding error.
+    """
 
     heads: Mapping[str, HeadSketch]
     neurons: NeuronSketch
     constants: Tensor
+    constants_error: float
 
 
 def sketch_block(block: ReducedBlock, probes: Probes) -> BlockSketch:
     """What a block does to the probes (in the model's own coordinates)."""
     heads = {prefix: _heads(block, prefix, about, probes) for prefix, about in block.attentions()}
-    constants = [block.output_bias(prefix) for prefix, _ in block.attentions()]
-    constants.append(block.mlp_bias())
-    written = [probes.out @ c.value for c in constants if c is not None]
+    biases = [block.output_bias(prefix) for prefix, _ in block.attentions()]
+    constants = [c for c in (*biases, block.mlp_bias()) if c is not None]
+    written = [probes.out @ c.value for c in constants]
+    error = sum(float(c.error.sum()) for c in constants) * float(probes.out.square().mean())
     empty = probes.out.new_zeros(0)
-    return BlockSketch(heads, _neurons(block, probes), torch.cat([empty, *written]))
+    return BlockSketch(
+        heads, _neurons(block, probes), torch.cat([empty, *written]), error * len(probes.out)
+    )
 
 
 def _read(probes: Tensor, weight: Piece, bias: Piece | None) -> Tensor:
@@ -95,18 +117,34 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
     return x.reshape(len(x), heads, -1).movedim(1, 0)
 
 
-def query_key_probes(
+def _query_key_probes(
     block: ReducedBlock, prefix: str, about: Attention, into: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Queries ``[h, n, d]`` and keys ``[g, n, d]`` of the probes, before positions turn them."""
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Queries ``[h, n, d]`` of the probes before positions turn them, with their expected squared
+    rounding errors ``[h, d]`` summed over the probes; and keys ``[g, n, d]`` likewise."""
     pieces = block.query_key(prefix, about)
-    q, k = (_read(into, pieces[f"W_{p}"], pieces.get(f"b_{p}")) for p in "QK")
-    if about.qk_norm:
-        q, k = (
-            z / (z.square().mean(-1, keepdim=True) + 1e-12).sqrt() * pieces[f"{p}_norm.g"].value
-            for p, z in (("q", q), ("k", k))
-        )
-    return q, k
+    out = []
+    for part in "QK":
+        weight, bias = pieces[f"W_{part}"], pieces.get(f"b_{part}")
+        z, error = _read(into, weight, bias), _read_error(into, weight, bias)
+        if about.qk_norm:
+            size = (z.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+            gain = pieces[f"{part.lower()}_norm.g"].value
+            error = error * (gain / size).square().mean(-2)
+            z = z / size * gain
+        out.append((z, error))
+    return out[0], out[1]
+
+
+def _read_error(probes: Tensor, weight: Piece, bias: Piece | None) -> Tensor:
+    """Expected squares of the rounding error of `_read`, summed over the probes."""
+    error = weight.error * probes.square().mean()
+    return len(probes) * (error if bias is None else error + bias.error)
+
+
+def _relative(error: Tensor, size: Tensor) -> Tensor:
+    """``error / size``; 0 where there is no error, at most 1e6 where there is nothing else."""
+    return error / torch.maximum(size, 1e-6 * error).clamp_min(1e-30)
 
 
 def turned(q: Tensor, about: Attention, offset: int) -> Tensor:
@@ -122,25 +160,53 @@ def turned(q: Tensor, about: Attention, offset: int) -> Tensor:
 
 def _heads(block: ReducedBlock, prefix: str, about: Attention, probes: Probes) -> HeadSketch:
     share = about.heads // about.groups
-    q, k = query_key_probes(block, prefix, about, probes.into)
-    k = k.repeat_interleave(share, dim=0)
+    (q, q_error), (k, k_error) = _query_key_probes(block, prefix, about, probes.into)
+    k, k_error = (x.repeat_interleave(share, dim=0) for x in (k, k_error))
     offsets = OFFSETS if about.rotary else OFFSETS[:1]
     # Each offset has its own third of the queries, so that the sketch stays as small.
     chunks = q.chunk(len(offsets), 1)
     parts = [turned(c, about, o) for c, o in zip(chunks, offsets, strict=True)]
-    QK = torch.cat(parts, 1) @ k.mT
+    QK = (torch.cat(parts, 1) @ k.mT).flatten(1)
+    QK_noise = _product_noise((q, q_error), (k.mT, k_error), QK)
     del q, k, parts
-    v = _read(probes.into, block.reader(f"{prefix}W_V")[0], None)
-    W_O = block.writer(f"{prefix}W_O").value
-    o = (W_O.flatten(0, 1) @ probes.out.mT).reshape(len(W_O), -1, len(probes.out))
-    VO = v.repeat_interleave(share, dim=0) @ o
-    return HeadSketch(QK.flatten(1), VO.flatten(1))
+    W_V, W_O = block.reader(f"{prefix}W_V")[0], block.writer(f"{prefix}W_O")
+    v = _read(probes.into, W_V, None).repeat_interleave(share, dim=0)
+    v_error = _read_error(probes.into, W_V, None).repeat_interleave(share, dim=0)
+    o = (W_O.value.flatten(0, 1) @ probes.out.mT).reshape(len(v), -1, len(probes.out))
+    VO = (v @ o).flatten(1)
+    o_error = W_O.error * probes.out.square().sum() / probes.out.shape[1]
+    return HeadSketch(QK, VO, (QK_noise, _product_noise((v, v_error), (o, o_error), VO)))
+
+
+def _product_noise(
+    left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], product: Tensor
+) -> Tensor:
+    """Expected square of the relative rounding error of ``x y``, for every head.
+
+    Args:
+        left: x ``[h, n, d]`` and its squared errors ``[h, d]``.
+        right: y ``[h, d, n]`` and its squared errors ``[h, d]``.
+        product: ``[h, n · n]``.
+    """
+    (x, x_error), (y, y_error) = left, right
+    error = x_error * y.square().sum(-1) + x.square().sum(-2) * y_error
+    return _relative(error.sum(-1), product.square().sum(-1))
 
 
 def _neurons(block: ReducedBlock, probes: Probes) -> NeuronSketch:
-    first = _read(probes.into, *block.reader("W_A")).mT
-    gate = _read(probes.into, *block.reader("W_G")).mT if block.about.mlp.gated else None
-    write = block.writer("W_B").value @ probes.out.mT
-    if gate is None:
-        return NeuronSketch(first, None, write)
-    return NeuronSketch(gate, first, write)
+    def read(tensor: str) -> tuple[Tensor, Tensor]:
+        weight, bias = block.reader(tensor)
+        values = _read(probes.into, weight, bias).mT
+        return values, _relative(
+            _read_error(probes.into, weight, bias), values.square().sum(-1)
+        )
+
+    W_B = block.writer("W_B")
+    write = W_B.value @ probes.out.mT
+    error = W_B.error * probes.out.square().sum() / probes.out.shape[1]
+    write_noise = _relative(error, write.square().sum(-1))
+    first, first_noise = read("W_A")
+    if not block.about.mlp.gated:
+        return NeuronSketch(first, None, write, (first_noise, write_noise))
+    gate, gate_noise = read("W_G")
+    return NeuronSketch(gate, first, write, (gate_noise, write_noise + first_noise))

@@ -1,11 +1,11 @@
-"""How alike are two blocks? Heads and neurons are matched on one half and scored on the other.
+"""Scores of two blocks: heads and neurons are matched on one half and scored on the other.
 
 Whatever is matched on is alike by selection: among thousands of strangers' neurons the nearest
 one always looks near. So heads are matched on QK and scored on VO, and the reverse; neurons are
 matched on what they read and scored on what they write, and the reverse. A score is the mean
-cosine of matched pairs, 0 for strangers, 1 for a disguise. Who found no partner counts as unlike:
-of two models that learnt the same text, a third of the neurons are each other's nearest, and those
-few do resemble each other in the first block.
+cosine of matched pairs, 0 for strangers, 1 for a disguise. Unmatched units score zero: of two
+models that learnt the same text, a third of the neurons are each other's nearest, and those few do
+resemble each other in the first block.
 """
 
 from __future__ import annotations
@@ -26,16 +26,20 @@ A mean over a thousand cosines is known to 0.002."""
 
 @dataclass(frozen=True)
 class Part:
-    """How alike one part of two blocks is.
+    """Agreement of one part of two blocks.
 
     Attributes:
         score: mean cosine of pairs matched on the other half, at least 0; 0 for what has no pair.
-        distance: root mean square relative distance of those pairs; infinite where too few
-            neurons found a partner to speak of all of them.
+        distance: root mean square relative distance of those pairs, in direction; infinite where
+            the numbers of heads differ.
+        noise: the same distance as the rounding of both files alone is expected to cause it.
+        ceiling: the score that rounding is expected to leave of an exact disguise.
     """
 
     score: float
     distance: float
+    noise: float
+    ceiling: float
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,16 @@ class Directions:
         plain: the same as they are.
         written: ``[f, n]`` each: what neurons write, and the other factor of gated ones, whose
             signs only cancel together.
+        head_noise: see `HeadSketch`.
+        neuron_noise: see `NeuronSketch`.
     """
 
     heads: Mapping[str, tuple[Tensor, Tensor, Tensor]]
     read: Tensor
     plain: Tensor
     written: tuple[Tensor, ...]
+    head_noise: Mapping[str, tuple[Tensor, Tensor]]
+    neuron_noise: tuple[Tensor, Tensor]
 
 
 def unit_directions(sketch: BlockSketch) -> Directions:
@@ -67,6 +75,8 @@ def unit_directions(sketch: BlockSketch) -> Directions:
         _unit(n.read - n.read.mean(1, keepdim=True)),
         _unit(n.read),
         (_unit(n.write),) if n.up is None else (_unit(n.write), _unit(n.up)),
+        {prefix: h.noise for prefix, h in sketch.heads.items()},
+        n.noise,
     )
 
 
@@ -81,10 +91,10 @@ def compare_blocks(a: Directions, b: Directions, neurons: int = NEURONS) -> dict
     parts: dict[str, Part] = {}
     for prefix in a.heads.keys() & b.heads.keys():
         word = prefix.replace(".", " ")
-        on_VO, on_QK = compare_heads(a.heads[prefix], b.heads[prefix])
+        on_QK, on_VO = _compare_heads(a, b, prefix)
         parts |= {f"{word}QK": on_QK, f"{word}VO": on_VO}
     if len(a.written) == len(b.written):
-        parts |= compare_neurons(a, b, neurons)
+        parts |= _compare_neurons(a, b, neurons)
     order = ("QK", "VO", "cross QK", "cross VO", "read", "write")
     return {name: parts[name] for name in order if name in parts}
 
@@ -94,17 +104,35 @@ def block_score(parts: Mapping[str, Part]) -> float:
     return sum(p.score for p in parts.values()) / max(len(parts), 1)
 
 
-def compare_heads(
-    a: tuple[Tensor, Tensor, Tensor], b: tuple[Tensor, Tensor, Tensor]
-) -> tuple[Part, Part]:
-    """VO of heads matched on QK, and QK of heads matched on VO; distances of QK as it is."""
-    QK, VO, plain = zip(a, b, strict=True)
+def _compare_heads(a: Directions, b: Directions, prefix: str) -> tuple[Part, Part]:
+    """QK of heads matched on VO, and VO of heads matched on QK; distances of QK as it is."""
+    QK, VO, plain = zip(a.heads[prefix], b.heads[prefix], strict=True)
+    noise = list(zip(a.head_noise[prefix], b.head_noise[prefix], strict=True))
     by_QK, by_VO = (_assigned(x @ y.mT) for x, y in (QK, VO))
-    on_QK = Part(_part(*QK, *by_VO).score, _part(*plain, *by_VO).distance)
-    return _part(*VO, *by_QK), on_QK
+    most = max(len(x) for x in QK)
+    parts = []
+    for scored, measured, (i, j), errors in (
+        (QK, plain, by_VO, noise[0]),
+        (VO, VO, by_QK, noise[1]),
+    ):
+        cosines = (scored[0][i] * scored[1][j]).sum(-1)
+        away = (measured[0][i] - measured[1][j]).square().sum(-1)
+        if len(i) < most:
+            away = torch.full_like(away, torch.inf)
+        parts.append(_part(cosines, away, errors[0][i] + errors[1][j], most))
+    return parts[0], parts[1]
 
 
-def compare_neurons(a: Directions, b: Directions, most: int) -> dict[str, Part]:
+def _part(cosines: Tensor, away: Tensor, noise: Tensor, units: int) -> Part:
+    """A part from the cosines, squared distances and squared noise of its matched pairs."""
+    if len(cosines) == 0:
+        return Part(0.0, 0.0, 0.0, 1.0)
+    score = max(float(cosines.sum()) / units, 0.0)
+    distance, expected = (float(x.double().mean().sqrt()) for x in (away, noise))
+    return Part(score, distance, expected, float((1 + noise).rsqrt().mean()))
+
+
+def _compare_neurons(a: Directions, b: Directions, most: int) -> dict[str, Part]:
     """What neurons write that read alike, and what they read that write alike.
 
     For gated neurons ``write`` is what scale and sign cannot change: cos(up)·cos(down).
@@ -112,11 +140,16 @@ def compare_neurons(a: Directions, b: Directions, most: int) -> dict[str, Part]:
     sample = torch.linspace(0, len(a.read) - 1, min(most, len(a.read))).long()
     read = [(a.read, b.read)]
     written = list(zip(a.written, b.written, strict=True))
-    by_read, by_write = _mutual(read, sample), _mutual(written, sample)
-    return {
-        "read": _product_part([(a.plain, b.plain)], by_write, len(sample), centred=read),
-        "write": _product_part(written, by_read, len(sample)),
-    }
+    parts = {}
+    for name, scored, measured, (i, j), which in (
+        ("read", read, [(a.plain, b.plain)], _mutual(written, sample), 0),
+        ("write", written, written, _mutual(read, sample), 1),
+    ):
+        noise = a.neuron_noise[which][i] + b.neuron_noise[which][j]
+        parts[name] = _part(
+            _matched_cosines(scored, i, j), _matched_distances(measured, i, j), noise, len(sample)
+        )
+    return parts
 
 
 def _centred(QK: Tensor) -> Tensor:
@@ -142,15 +175,6 @@ def _assigned(cosines: Tensor) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(i), torch.as_tensor(j)
 
 
-def _part(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Part:
-    """Of unit vectors, those matched. Heads left without a partner count as unlike."""
-    cosines = (a[i] * b[j]).sum(-1)
-    away = (a[i] - b[j]).square().sum(-1).double()
-    most = max(len(a), len(b))
-    score = max(float(cosines.sum()) / most, 0.0)
-    return Part(score, float(away.mean().sqrt()) if len(i) == most else float("inf"))
-
-
 def _cosines(factors: list[tuple[Tensor, Tensor]], rows: Tensor, *, back: bool = False) -> Tensor:
     """Products of cosines of some rows of one side with all rows of the other."""
     here, there = (1, 0) if back else (0, 1)
@@ -169,27 +193,20 @@ def _mutual(factors: list[tuple[Tensor, Tensor]], sample: Tensor) -> tuple[Tenso
     return sample[agree], partner[agree]
 
 
-def _product_part(
-    factors: list[tuple[Tensor, Tensor]],
-    matched: tuple[Tensor, Tensor],
-    asked: int,
-    centred: list[tuple[Tensor, Tensor]] | None = None,
-) -> Part:
-    """Product of cosines of matched neurons, mean over all that were asked for; their distance,
-    up to signs that cancel."""
-    i, j = matched
-    if len(i) == 0:
-        return Part(0.0, float("inf"))
-    cosines, away = None, torch.zeros(len(i), dtype=torch.float64)
-    for a, b in centred or factors:
-        own = (a[i] * b[j]).sum(-1)
-        cosines = own if cosines is None else cosines * own
+def _matched_cosines(factors: list[tuple[Tensor, Tensor]], i: Tensor, j: Tensor) -> Tensor:
+    """Products of the cosines of matched neurons."""
+    out = torch.ones(len(i))
     for a, b in factors:
-        signs = torch.where((a[i] * b[j]).sum(-1, keepdim=True) < 0, -1.0, 1.0)
-        if len(factors) == 1:
-            signs = torch.ones_like(signs)
-        away += (a[i] * signs - b[j]).square().sum(-1).double()
-    assert cosines is not None
-    told = len(i) >= 0.99 * asked
-    distance = float(away.mean().sqrt()) if told else float("inf")
-    return Part(max(float(cosines.sum()) / asked, 0.0), distance)
+        out = out * (a[i] * b[j]).sum(-1)
+    return out
+
+
+def _matched_distances(factors: list[tuple[Tensor, Tensor]], i: Tensor, j: Tensor) -> Tensor:
+    """Squared distances of matched neurons, up to signs that cancel between two factors."""
+    out = torch.zeros(len(i))
+    for a, b in factors:
+        signs = torch.ones(len(i), 1)
+        if len(factors) > 1:
+            signs = torch.where((a[i] * b[j]).sum(-1, keepdim=True) < 0, -1.0, 1.0)
+        out = out + (a[i] * signs - b[j]).square().sum(-1)
+    return out

@@ -1,8 +1,10 @@
-"""Which map takes one model's stream to another's? Read off embeddings, positions and outputs.
+"""Map from one model's stream to another's, fitted on embeddings, positions and outputs.
 
 Where only orthogonal matrices act, the map is the polar factor of the cross products of all
 tables with a free axis (orthogonal Procrustes); where only permutations act, an assignment on the
-correlations of their columns. Tokens are compared row by row as far as both have rows.
+correlations of their columns. Tokens are compared row by row as far as both have rows. A model of
+few tokens (characters, amino acids) has fewer rows than its stream has directions: then the map
+is known on the span of those rows only.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transformer_nfn.symmetry.reduced import Reduced, Table
+from transformer_nfn.symmetry.reduced import Piece, Reduced, Table
 
 ROWS = 4096
 """Rows of a table that are in memory at a time."""
@@ -22,8 +24,11 @@ HELD_OUT = 8
 """Every eighth row is not fitted but scored: a map of D² numbers fits anything a little."""
 LARGE = 2048
 """From this width on the polar factor of a fit in float32 is taken in float32."""
-OPEN = 1e-9
-"""Directions smaller than this, against the largest, are not determined."""
+OPEN = {torch.float64: 1e-9, torch.float32: 1e-6}
+"""Singular values of the cross products smaller than this, against the largest, are rounding; their
+directions are not determined. By the dtype that the products were computed in."""
+EMBEDDINGS = ("token", "position", "type", "patch")
+"""Tables that are read from; all others are outputs."""
 Kind = Literal["identity", "orthogonal", "permutation", "signed permutation"]
 
 
@@ -36,14 +41,22 @@ class StreamMap:
         matrix: R ``[D, D]`` where it is orthogonal.
         index: coordinate j of the image is coordinate ``index[j]``, where it is a permutation.
         signs: times ``signs[j]``.
-        determined: the tables left no direction open.
+        span: orthonormal columns ``[D, r]``: the directions of the first stream on which the
+            tables determine an orthogonal map; None where they determine all of it.
     """
 
     kind: Kind
     matrix: Tensor | None = None
     index: Tensor | None = None
     signs: Tensor | None = None
-    determined: bool = True
+    span: Tensor | None = None
+
+    def determined(self, x: Tensor) -> Tensor:
+        """The part of ``x [..., D]`` whose image is known."""
+        if self.span is None:
+            return x
+        basis = self.span.to(x.dtype)
+        return x @ basis @ basis.mT
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x [..., D]`` in the first model's coordinates, in the second's."""
@@ -75,14 +88,19 @@ class StreamFit:
 
     Attributes:
         map: of the first stream to the second.
-        scores: cosine of each table's rows that were not fitted; 0 for strangers.
+        tables: that were fitted.
+        scores: cosine of each table's rows that were not fitted; 0 for strangers. Empty where
+            all rows were needed for the fit.
         distances: relative distance of the same rows.
+        noise: that distance as the rounding of both files alone is expected to cause it.
         rows: rows of each table that both models have.
     """
 
     map: StreamMap
+    tables: tuple[str, ...]
     scores: Mapping[str, float]
     distances: Mapping[str, float]
+    noise: Mapping[str, float]
     rows: Mapping[str, int]
 
 
@@ -95,27 +113,28 @@ def fit_stream(
         A: one model.
         B: the other, of the same width.
         only: the tables to fit; all if not given.
-        hold_out: score on rows that were not fitted; otherwise everything is fitted and nothing
-            scored, for the best map there is.
+        hold_out: score on rows that were not fitted, where enough are left to fit; otherwise
+            everything is fitted and nothing scored, for the best map there is.
     """
     names = [n for n in A.table_names() if n in B.table_names() and (only is None or n in only)]
     both_tied = all(m.about.tied and "head" not in m.names for m in (A, B))
     if both_tied and "head" in names:
         names.remove("head")  # the tokens once more
     D = A.about.width
+    rows = {n: min(m.table_rows(n) for m in (A, B)) for n in names}
+    fitted = sum(n - n // HELD_OUT - int(shifted(A, name)) for name, n in rows.items())
+    hold_out = hold_out and fitted >= D - int(A.centred)
     total = torch.zeros(D, D, dtype=torch.float64)
-    rows = {}
     for name in names:
-        cross, count = _cross(A, B, name, hold_out)
-        rows[name] = count
+        cross = _cross(A, B, name, hold_out)
         if cross is not None:
             total += cross
     found = solve_stream(total, stream_kind(A), A.dtype, centred=A.centred)
     if not hold_out:
-        return StreamFit(found, {}, {}, rows)
+        return StreamFit(found, tuple(names), {}, {}, {}, rows)
     scored = {name: s for name in names if (s := _score(A, B, name, found)) is not None}
-    scores, distances = ({name: s[i] for name, s in scored.items()} for i in (0, 1))
-    return StreamFit(found, scores, distances, rows)
+    scores, distances, noise = ({name: s[i] for name, s in scored.items()} for i in range(3))
+    return StreamFit(found, tuple(names), scores, distances, noise, rows)
 
 
 def solve_stream(
@@ -135,7 +154,8 @@ def solve_stream(
         if centred:
             cross = cross + cross.norm() / len(cross) ** 1.5  # that direction stays as it is
         U, S, Vh = torch.linalg.svd(cross.to(dtype) if len(cross) >= LARGE else cross)
-        return StreamMap("orthogonal", matrix=U @ Vh, determined=bool(S[-1] > OPEN * S[0]))
+        known = OPEN[dtype] * S[0] < S
+        return StreamMap(kind, matrix=U @ Vh, span=None if bool(known.all()) else U[:, known])
     from scipy.optimize import linear_sum_assignment  # slow to import
 
     scaled = cross / cross.norm(dim=1, keepdim=True).clamp_min(1e-300)
@@ -170,49 +190,52 @@ def common_pieces(a: Table, b: Table) -> Iterator[tuple[int, int]]:
         yield start, min(start + ROWS, count)
 
 
-def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Tensor:
-    value = table.rows(start, stop).value
+def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Piece:
+    found = table.rows(start, stop)
     if not hold_out:
-        return value
+        return found
     mask = torch.arange(start, stop) % HELD_OUT == 0
-    return value[mask if held else ~mask]
+    mask = mask if held else ~mask
+    return Piece(found.value[mask], found.error[mask])
 
 
-def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> tuple[Tensor | None, int]:
-    """`AᵀB` of one table, weighted so that each row counts alike; and its number of rows."""
+def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
+    """`AᵀB` of one table, weighted so that each row counts alike."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
     D = A.about.width
     cross = torch.zeros(D, D, dtype=torch.float64)
     means = [torch.zeros(D, dtype=torch.float64) for _ in "ab"]
     sizes, count = [0.0, 0.0], 0
     for start, stop in common_pieces(a, b):
-        x, y = (_rows(t, start, stop, hold_out, False) for t in (a, b))
+        x, y = (_rows(t, start, stop, hold_out, False).value for t in (a, b))
         cross += (x.mT @ y).double()
         for i, z in enumerate((x, y)):
             means[i] += z.sum(0).double()
             sizes[i] += float(z.double().square().sum())
         count += len(x)
-    common = min(len(a), len(b))
     if count == 0 or min(sizes) == 0:
-        return None, common
+        return None
     if shifted(A, name):
         cross -= torch.outer(means[0], means[1]) / count
         sizes = [s - float(m.square().sum()) / count for s, m in zip(sizes, means, strict=True)]
         if min(sizes) <= 0:
-            return None, common
-    return cross * (count / (sizes[0] * sizes[1]) ** 0.5), common
+            return None
+    return cross * (count / (sizes[0] * sizes[1]) ** 0.5)
 
 
-def _score(A: Reduced, B: Reduced, name: str, found: StreamMap) -> tuple[float, float] | None:
-    """Cosine and relative distance of the rows of a table that were not fitted."""
+def _score(
+    A: Reduced, B: Reduced, name: str, found: StreamMap
+) -> tuple[float, float, float] | None:
+    """Cosine, relative distance and its expected noise of a table's rows that were not fitted."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
     # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.
     sums = torch.zeros(3, A.about.width, dtype=torch.float64)
     squares = torch.zeros(3, dtype=torch.float64)
-    count = 0
+    count, error = 0, 0.0
     for start, stop in common_pieces(a, b):
-        x, y = (_rows(t, start, stop, True, True) for t in (a, b))
-        x, y = found(x).double(), y.double()
+        pieces = [_rows(t, start, stop, True, True) for t in (a, b)]
+        error += sum(float(p.error.sum()) for p in pieces)
+        x, y = found(pieces[0].value).double(), pieces[1].value.double()
         for i, z in enumerate((x, y, x - y)):
             sums[i] += z.sum(0)
             squares[i] += z.square().sum()
@@ -225,4 +248,5 @@ def _score(A: Reduced, B: Reduced, name: str, found: StreamMap) -> tuple[float, 
     if min(size_x, size_y) == 0:
         return None
     cosine = (size_x + size_y - apart) / (2 * (size_x * size_y) ** 0.5)
-    return cosine, (apart / max(size_x, size_y)) ** 0.5
+    largest = max(size_x, size_y)
+    return cosine, (apart / largest) ** 0.5, (error / largest) ** 0.5

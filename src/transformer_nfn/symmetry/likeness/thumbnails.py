@@ -1,4 +1,4 @@
-"""Which block of one model resembles which of another? Small sketches, all pairs of blocks.
+"""Scores of all pairs of blocks of two models, from small sketches.
 
 All blocks of both models are in memory at once here, so they are kept small: 64 of the probes.
 """
@@ -6,6 +6,7 @@ All blocks of both models are in memory at once here, so they are kept small: 64
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -34,13 +35,13 @@ Thumbnail = Directions
 def thumbnail(sketch: BlockSketch) -> Thumbnail:
     """A block's sketch on fewer probes."""
     heads = {
-        prefix: HeadSketch(_square(head.QK), _square(head.VO))
+        prefix: HeadSketch(_square(head.QK), _square(head.VO), head.noise)
         for prefix, head in sketch.heads.items()
     }
     n = sketch.neurons
     up = None if n.up is None else n.up[:, :KEPT]
-    neurons = NeuronSketch(n.read[:, :KEPT], up, n.write[:, :KEPT])
-    return unit_directions(BlockSketch(heads, neurons, sketch.constants))
+    neurons = NeuronSketch(n.read[:, :KEPT], up, n.write[:, :KEPT], n.noise)
+    return unit_directions(replace(sketch, heads=heads, neurons=neurons))
 
 
 def _square(x: Tensor) -> Tensor:

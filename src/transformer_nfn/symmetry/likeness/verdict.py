@@ -1,4 +1,4 @@
-"""What do the scores of two models say? Every threshold, and the numbers behind it.
+"""Verdicts from the scores of two models: every threshold, and the numbers behind it.
 
 Measured by ``benchmarks/relations.py`` on eight families of small language models (GPT-2s and
 Llamas, D = 64, three blocks) that were really trained, the second model of each pair disguised by
@@ -28,9 +28,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
+CONSISTENT = "consistent with a disguise, not proved"
+"""Scores differ by no more than rounding explains. They do not see every tensor, nor any scale:
+only a proof makes this *same*."""
 
-Verdict = Literal["same", "derived", "partly", "embeddings only", "unrelated", "unclear"]
+Verdict = Literal[
+    "same",
+    "same backbone",
+    "consistent with a disguise, not proved",
+    "derived",
+    "partly",
+    "embeddings only",
+    "unrelated",
+    "unclear",
+]
 
 RELATED = 0.35
 """A block that scores at least this has the other's weights behind it: midway between the lowest
@@ -44,15 +55,16 @@ STRANGERS, HIGHEST_STRANGER = 130, 0.19
 """Pairs of strangers that were measured, and the highest score of a block among them."""
 DERIVED, LOWEST_DERIVED = 64, 0.45
 """Pairs of relatives that were measured, and the lowest score of a block among them."""
-SAME_DISTANCE = {
-    torch.float64: 5e-5,
-    torch.float32: 5e-5,
-    torch.float16: 1.2e-3,
-    torch.bfloat16: 8.5e-3,
-}
-"""Relative distance of a matched part up to which rounding is an explanation. In bfloat16 a
-disguise of condition 10 leaves 0.6 %; a matrix changed by 1 % stands at 1 %. Scores are computed
-in float32, which leaves 1e-6."""
+FLOAT32 = 5e-5
+"""Distance up to which arithmetic in float32, which scores are computed in, is an explanation."""
+EXPLAINED, EXPLAINED_HALF = 64.0, 4.0
+"""Times the expected noise up to which rounding is an explanation of a distance; the second where
+a file is in half precision, where there is less room between rounding and a change."""
+READABLE = 0.8
+"""A block whose rounding leaves an exact disguise a lower score than this cannot be judged by its
+score: its matrices have a condition that its dtype does not carry."""
+FEWEST = 4
+"""Directions of the stream that tables must determine for scores to mean anything."""
 
 NO_DIRECTION = (
     "Scores are symmetric: which of the two came first, or whether both came from a third, "
@@ -71,25 +83,32 @@ class Judgement:
 
 def judge(
     scores: Mapping[str, float],
-    distances: Sequence[float],
+    ceilings: Mapping[str, float],
+    explained: bool,
     embeddings: float | None,
-    allowed: float,
 ) -> Judgement:
     """The verdict on two models of one depth.
 
     Args:
         scores: of each block, by its name.
-        distances: of every part and table that was compared.
+        ceilings: the scores that rounding leaves of an exact disguise, by block.
+        explained: every distance that was measured is one that rounding explains.
         embeddings: the best score of a table of embeddings; None where there is none.
-        allowed: distance that rounding explains.
     """
-    worst = max(distances, default=float("inf"))
-    if worst <= allowed and all(s >= RELATED for s in scores.values()):
+    if explained and all(s >= RELATED for s in scores.values()):
         return Judgement(
-            "same",
-            f"every part agrees up to {worst:.1g}, which the rounding of the files explains "
-            f"(up to {allowed:.1g}); --prove verifies every tensor",
+            CONSISTENT,
+            "every part that scores compare agrees up to what the rounding of the files explains; "
+            "scores see neither every tensor nor any scale",
             tuple(scores),
+        )
+    unreadable = tuple(name for name, c in ceilings.items() if c < READABLE)
+    if unreadable:
+        return Judgement(
+            "unclear",
+            f"in blocks {listed(unreadable)} rounding leaves even an exact disguise a score of "
+            f"{min(ceilings.values()):.2f} only: their matrices have a condition that the dtype of "
+            "the files does not carry",
         )
     related = tuple(name for name, s in scores.items() if s >= RELATED)
     strange = tuple(name for name, s in scores.items() if s <= STRANGE)

@@ -1,4 +1,4 @@
-"""Do embeddings, positions and outputs of two models agree under a map of the stream?
+"""Checks of embeddings, positions and outputs of two models under a map of the stream.
 
 Tokens, positions and types are added to each other, so a vector may move between them: all but
 one take the shift that fits them best, and the last one has to make up for all of them.
@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from transformer_nfn.architectures.families.description import KEPT
 from transformer_nfn.spaces.actions.matching import match_rows
-from transformer_nfn.symmetry.likeness.stream import StreamMap, common_pieces
+from transformer_nfn.symmetry.likeness.stream import EMBEDDINGS, StreamMap, common_pieces
 from transformer_nfn.symmetry.prove.checks import Check, check
+from transformer_nfn.symmetry.prove.outputs import Outputs
 from transformer_nfn.symmetry.reduced import Piece, Reduced, Table
 
 ADDED = ("token", "type", "position")
@@ -42,23 +44,26 @@ def _mean(table: Table) -> Tensor:
 
 
 def check_ends(
-    A: Reduced, B: Reduced, stream: StreamMap, shifts: Mapping[str, Tensor]
+    A: Reduced, B: Reduced, stream: StreamMap, shifts: Mapping[str, Tensor], outputs: Outputs
 ) -> Iterator[Check]:
-    """Every table and vector outside the blocks."""
+    """Every table and vector outside the blocks that both models have."""
     for name in A.table_names():
+        if name not in EMBEDDINGS and name not in outputs.common:
+            continue
         (a,), (b,) = A.tables((name,)), B.tables((name,))
         yield from check_table(a, b, stream, shifts.get(name))
-    outputs = A.output(), B.output()
-    if outputs[0] is not None and outputs[1] is not None:
-        yield from check_table(outputs[0], outputs[1], stream, None)
+    final, other_final = A.output(), B.output()
+    if final is not None and other_final is not None:
+        yield from check_table(final, other_final, stream, None)
     theirs = B.vectors()
     for name, piece in A.vectors().items():
         moved = piece.value if stream.index is None else piece.value[stream.index]
         other = theirs[name]
         away, size = (moved - other.value).square().sum(), other.value.square().sum()
         yield check(name, away, piece.error + other.error, size, 1, sites=False)
-    yield from _masked_head(A, B, stream)
-    yield from _kept(A, B)
+    if {"head", "extra.mlm"} <= outputs.common:
+        yield from _masked_head(A, B, stream)
+    yield from _kept(A, B, outputs)
 
 
 def check_table(
@@ -114,10 +119,10 @@ def _masked_head(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
     yield from check_table(table, other, stream, None, order)
 
 
-def _kept(A: Reduced, B: Reduced) -> Iterator[Check]:
+def _kept(A: Reduced, B: Reduced, outputs: Outputs) -> Iterator[Check]:
     """Tensors that nothing acts on."""
     for name in A.names:
-        if not name.startswith("kept."):
+        if not name.startswith(KEPT) or (name not in outputs.common and name not in B.names):
             continue
         x, y = (m.model[name].to(m.dtype) for m in (A, B))
         error = A.unit * x.square().sum() + B.unit * y.square().sum()

@@ -1,21 +1,29 @@
-"""Can it be shown that two checkpoints are one function, or that they are not?"""
+"""Proof that two checkpoints are one function, or that they are not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from transformer_nfn.architectures.families.description import KEPT
 from transformer_nfn.symmetry.likeness.probes import Probes, draw_probes, sketch_block
 from transformer_nfn.symmetry.likeness.scores import block_score
-from transformer_nfn.symmetry.likeness.stream import StreamMap, fit_stream
+from transformer_nfn.symmetry.likeness.stream import EMBEDDINGS, StreamMap, fit_stream
 from transformer_nfn.symmetry.likeness.verdict import RELATED
 from transformer_nfn.symmetry.prove.blocks import BlockElement, match_block
 from transformer_nfn.symmetry.prove.checks import Check, Tolerance
 from transformer_nfn.symmetry.prove.ends import check_ends, table_shifts
+from transformer_nfn.symmetry.prove.outputs import (
+    Outputs,
+    compare_outputs,
+    is_output,
+    keeps_inputs,
+)
+from transformer_nfn.symmetry.prove.refine import refine_stream
 from transformer_nfn.symmetry.prove.witness import TokenWitness, find_witness
 from transformer_nfn.symmetry.reduced import Reduced
 
@@ -58,6 +66,8 @@ class Proof:
         tolerance: how many expected rounding errors count as none.
         witness: inputs on which they differ.
         named: tensors beyond what rounding explains.
+        backbone: blocks and embeddings are verified under one element, and outputs differ.
+        not_compared: what was left out, a sentence each.
     """
 
     same: bool | None
@@ -67,6 +77,8 @@ class Proof:
     tolerance: Tolerance | None = None
     witness: TokenWitness | None = None
     named: tuple[str, ...] = ()
+    backbone: bool = False
+    not_compared: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """The proof in words."""
@@ -94,6 +106,7 @@ class Proof:
         return {
             "same_function": self.same,
             "reason": self.reason,
+            "same_backbone": self.backbone or self.same is True,
             "named_tensors": list(self.named),
             "allowance": None if self.tolerance is None else self.tolerance.same,
             "tensors": {
@@ -121,20 +134,24 @@ def prove_pair(A: Model, B: Model, relation: Relation) -> Proof:
     Args:
         A: one model.
         B: the other.
-        relation: what their scores say; where blocks are strangers no element is looked for.
+        relation: by their scores; where blocks are strangers no element is looked for.
     """
-    apart = outputs_apart(A, B)
+    apart = inputs_apart(A, B)
     if apart is not None:
         return Proof(False, apart)
+    outputs = compare_outputs(A, B)
     misfit = shapes_apart(A, B)
     related = bool(relation.blocks) and all(
         block_score(parts) >= RELATED for parts in relation.blocks.values()
     )
     attempt = None
     if misfit is None and related:
-        attempt = find_element(A, B)
-        if attempt.same:
+        attempt = find_element(A, B, outputs, relation.fitted)
+        if attempt.same is not None:
             return attempt
+    apart = outputs.apart()
+    if apart is not None:
+        return Proof(False, apart)
     witness = find_witness(A, B)
     if witness is not None:
         named = () if attempt is None else attempt.named
@@ -180,31 +197,22 @@ def _naming(named: tuple[str, ...]) -> str:
     return f"; beyond what rounding explains: {shown}" if named else ""
 
 
-def outputs_apart(A: Model, B: Model) -> str | None:
-    """Why two models cannot be one function: they read or answer different things."""
+def inputs_apart(A: Model, B: Model) -> str | None:
+    """Why two models cannot be one function: they read different things."""
     a, b = A.about, B.about
     if a.inputs != b.inputs or a.vocab != b.vocab:
         words = [f"{m.inputs} ({m.vocab})" if m.vocab else m.inputs for m in (a, b)]
         return f"they read different inputs, {words[0]} and {words[1]}"
-    sizes = [_answers(m) for m in (A, B)]
-    if sizes[0] != sizes[1]:
-        return f"they give answers of different size, {sizes[0]} and {sizes[1]}"
     if len(a.stacks) != len(b.stacks):
         return "one has an encoder and a decoder, the other has not"
     return None
 
 
-def _answers(model: Model) -> int:
-    about = model.about
-    if about.tied and about.vocab is not None:
-        return about.vocab
-    return model.names["head"][1] if "head" in model.names else about.width
-
-
 def shapes_apart(A: Model, B: Model) -> str | None:
-    """Why no element can take one model to the other; None where one may."""
+    """Why no element can take the blocks and embeddings of one model to the other's; None where
+    one may."""
     a, b = A.about, B.about
-    for what in ("width", "norm", "eps", "final_softcap", "position_offset", "pooler", "mlm"):
+    for what in ("width", "norm", "eps", "final_softcap", "position_offset"):
         if getattr(a, what) != getattr(b, what):
             return f"{what}: one has {getattr(a, what)}, the other {getattr(b, what)}"
     for s, t in zip(a.stacks, b.stacks, strict=True):
@@ -215,35 +223,59 @@ def shapes_apart(A: Model, B: Model) -> str | None:
                 y, attention=replace(y.attention, scale=1.0)
             ):
                 return f"blocks {s.prefix}{i} are built differently"
-    first, second = Reduced(A), Reduced(B)
-    tables = [{t.name: len(t) for t in m.tables()} for m in (first, second)]
-    if tables[0] != tables[1]:
-        return f"embeddings and outputs have other rows, {tables[0]} and {tables[1]}"
-    kept = [{n: s for n, s in m.names.items() if n.startswith("kept.")} for m in (A, B)]
-    if kept[0] != kept[1]:
-        return "tensors outside the network differ in name or shape"
+    embedded = [
+        {n: m.names[n][0] for n in EMBEDDINGS if n in m.names} for m in (A, B)
+    ]
+    if embedded[0] != embedded[1]:
+        return f"embeddings have other rows, {embedded[0]} and {embedded[1]}"
+    if keeps_inputs(a):
+        kept = [{n: s for n, s in m.names.items() if n.startswith(KEPT)} for m in (A, B)]
+        if kept[0] != kept[1]:
+            return "tensors outside the network differ in name or shape"
     return None
 
 
-def find_element(A: Model, B: Model) -> Proof:
-    """The element that takes A's reduced form to B's, verified on every tensor."""
+def find_element(A: Model, B: Model, outputs: Outputs, tables: Sequence[str]) -> Proof:
+    """The element that takes A's reduced form to B's, verified on every tensor that both have.
+
+    Args:
+        A: one model.
+        B: the other, of which `shapes_apart` has nothing to say.
+        outputs: what both have of output heads; only those in common are verified.
+        tables: to fit the map of the stream on.
+    """
     a, b = Reduced(A), Reduced(B)
     tolerance = Tolerance.of(A.dtype, B.dtype)
-    stream = fit_stream(a, b, hold_out=False).map
-    if not stream.determined:
-        return Proof(None, "the embeddings leave directions of the stream open")
+    stream = refine_stream(a, b, fit_stream(a, b, hold_out=False, only=tables).map)
+    if stream.span is not None:
+        return Proof(None, "embeddings, outputs and neurons leave directions of the stream open")
     shifts = table_shifts(a, b, stream)
     blocks: dict[str, BlockElement] = {}
-    checks: list[Check] = list(check_ends(a, b, stream, shifts))
+    checks: list[Check] = list(check_ends(a, b, stream, shifts, outputs))
     for name, part, found in _blocks(a, b, stream):
         blocks[name] = part
         checks += found
-    named = tuple(c.name for c in checks if c.beyond(tolerance))
-    element = ModelElement(stream, shifts, blocks)
-    if all(c.within(tolerance) for c in checks):
-        reason = f"one element of the symmetry group takes A to B on all {len(checks)} tensors"
-        return Proof(True, reason, element, tuple(checks), tolerance)
-    return Proof(None, "", None, tuple(checks), tolerance, named=named)
+    wrong = [c for c in checks if not c.within(tolerance)]
+    attempt = Proof(
+        None,
+        "",
+        ModelElement(stream, shifts, blocks),
+        tuple(checks),
+        tolerance,
+        named=tuple(c.name for c in checks if c.beyond(tolerance)),
+        not_compared=tuple(f"{name}: only one of the two has it" for name in outputs.single),
+    )
+    one = "one element of the symmetry group takes A to B on"
+    apart = outputs.apart()
+    if not wrong and apart is None:
+        return replace(attempt, same=True, reason=f"{one} all {len(checks)} tensors")
+    changed = [c.name for c in wrong if is_output(c.name, A.about) and is_output(c.name, B.about)]
+    if len(changed) == len(wrong) and set(changed) <= set(attempt.named):
+        verified = f"{one} all {len(checks) - len(wrong)} tensors of blocks and embeddings"
+        differs = [f"{', '.join(changed)} differ"] if changed else []
+        reason = "; ".join([verified, *differs, *([apart] if apart else [])])
+        return replace(attempt, same=False, reason=reason, backbone=True)
+    return replace(attempt, element=None)
 
 
 def _blocks(

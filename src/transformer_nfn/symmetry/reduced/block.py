@@ -116,7 +116,7 @@ class ReducedBlock:
             # Error of the value bias (itself a sum that may cancel), and of what it goes through.
             rows = W_O.unflatten(0, (-1, share)).sum(1).square().sum(-1)
             own = (spread.square() * W_O.square().sum(-1)).sum()
-            moved = (b_V.error * rows).sum() / (self._unit or 1.0) + own
+            moved = (b_V.error * rows).sum() / self._unit + own
             total = through if total is None else total + through
             size = moved if size is None else size + moved
         if self.about.order == "parallel" and (b_B := self._maybe("b_B")) is not None:

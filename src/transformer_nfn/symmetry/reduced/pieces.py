@@ -1,4 +1,4 @@
-"""What does the reduced form consist of? Tensors, each with the rounding error to expect in it."""
+"""Tensors of the reduced form, each with the rounding error to expect in it."""
 
 from __future__ import annotations
 
@@ -99,9 +99,7 @@ class Table:
 
 
 def summed_squares(x: Tensor, dim: int, unit: float) -> Tensor:
-    """``unit · Σ x²`` over an axis; nothing is read where the unit is 0."""
-    if unit == 0:
-        return x.new_zeros([n for d, n in enumerate(x.shape) if d != dim % x.ndim])
+    """``unit · Σ x²`` over an axis."""
     return x.square().sum(dim) * unit
 
 
@@ -121,7 +119,7 @@ def folded(
         b: ``[..., n]``.
         gain: of the norm, None where there is none.
         beta: its bias.
-        unit: expected square of the relative rounding error of a weight; 0 if nobody asks.
+        unit: expected square of the relative rounding error of a weight.
         centred: the norm takes the mean away (LayerNorm).
     """
     bias, bias_error = b, None
@@ -129,9 +127,7 @@ def folded(
         bias_error = unit * b.square()
     if beta is not None:
         through = torch.einsum("d,...dk->...k", beta, W)
-        moved = torch.zeros_like(through)
-        if unit:
-            moved = 2 * unit * torch.einsum("d,...dk->...k", beta.square(), W.square())
+        moved = 2 * unit * torch.einsum("d,...dk->...k", beta.square(), W.square())
         bias = through if bias is None else bias + through
         bias_error = moved if bias_error is None else bias_error + moved
     if gain is not None:

@@ -25,17 +25,15 @@ class Reduced:
         about: its description.
         dtype: of everything it gives.
         centred: the all-ones direction of what blocks write is seen by nobody.
-        unit: expected square of the relative rounding error of a weight of the file; 0 where
-            errors were not asked for, which saves a pass over all weights.
+        unit: expected square of the relative rounding error of a weight, by the file's dtype or
+            the working one, whichever is coarser.
         blocks: names of the blocks, ``encoder.0`` for a model with two stacks, in order.
     """
 
-    def __init__(
-        self, model: Model, dtype: torch.dtype = torch.float64, *, errors: bool = True
-    ) -> None:
+    def __init__(self, model: Model, dtype: torch.dtype = torch.float64) -> None:
         self.model, self.about, self.dtype = model, model.about, dtype
         self.names: Mapping[str, tuple[int, ...]] = model.names
-        self.unit = rounding_rms(model.dtype) ** 2 if errors else 0.0
+        self.unit = max(rounding_rms(model.dtype), rounding_rms(dtype)) ** 2
         self.post = "post" in self.about.orders
         self.centred = self.about.hides_mean
         self._at = {
@@ -84,6 +82,13 @@ class Reduced:
         outputs = ["head"] if self.has_head and self.about.mlm is None else []
         extras = [n for n in self.names if n.startswith("extra.") and n.endswith(".W")]
         return (*inputs, *outputs, *(n.removesuffix(".W") for n in extras if n != "extra.mlm.W"))
+
+    def table_rows(self, name: str) -> int:
+        """The number of rows of a table, without reading it."""
+        if name == "head" and "head" not in self.names:
+            name = "token"
+        rows, columns = self.names[f"{name}.W" if name.startswith("extra.") else name]
+        return columns if name == "head" or name.startswith("extra.") else rows
 
     def output(self) -> Table | None:
         """The final stream as an output of its own, where there is no output matrix."""

@@ -1,4 +1,4 @@
-"""Are two checkpoints one model in disguise, relatives, or strangers?"""
+"""Relation of two checkpoints: one model in disguise, relatives, or strangers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,19 @@ from transformer_nfn.symmetry.likeness.scores import (
     compare_blocks,
     unit_directions,
 )
-from transformer_nfn.symmetry.likeness.stream import StreamFit, fit_stream, stream_kind
+from transformer_nfn.symmetry.likeness.stream import (
+    EMBEDDINGS,
+    StreamFit,
+    fit_stream,
+    stream_kind,
+)
 from transformer_nfn.symmetry.likeness.thumbnails import Thumbnail, block_matrix, thumbnail
 from transformer_nfn.symmetry.likeness.verdict import (
-    SAME_DISTANCE,
+    CONSISTENT,
+    EXPLAINED,
+    EXPLAINED_HALF,
+    FEWEST,
+    FLOAT32,
     STRANGE,
     Judgement,
     Verdict,
@@ -27,6 +36,7 @@ from transformer_nfn.symmetry.likeness.verdict import (
     judge_matrix,
 )
 from transformer_nfn.symmetry.prove import Proof, prove_pair
+from transformer_nfn.symmetry.prove.checks import HALF
 from transformer_nfn.symmetry.reduced import Reduced
 from transformer_nfn.symmetry.relations.equal_bytes import equal_bytes
 from transformer_nfn.symmetry.relations.words import describe
@@ -35,24 +45,31 @@ if TYPE_CHECKING:
     from transformer_nfn.architectures.families import Model
 
 
+AGREE = 0.9
+"""A score from which on a replaced output can be all that keeps two models from agreeing."""
+
+
 @dataclass(frozen=True)
 class Relation:
     """What `relate` found.
 
     Attributes:
-        verdict: ``same``, ``derived``, ``partly``, ``embeddings only``, ``unrelated``, ``unclear``.
-        same_function: True or False where that is known (by equal bytes, by shapes, by proof, or
-            with a verdict that says so), None where it is not.
+        verdict: ``same`` (proved), ``same backbone`` (blocks and embeddings proved, heads
+            differ), ``consistent with a disguise, not proved``, ``derived``, ``partly``,
+            ``embeddings only``, ``unrelated``, ``unclear``.
+        same_function: True only by equal bytes or by proof; False where it is known that they
+            are not (by shapes, by proof, or with a verdict that implies it); None otherwise.
         score: mean over the blocks, 0 for strangers, 1 for a disguise; None without blocks to
             compare.
         blocks: parts of each block by its name; empty where the depths differ.
         tables: how embeddings, positions and output matrix agree.
+        fitted: tables that the map of the stream was fitted on.
         matrix: blocks of A (rows) against blocks of B.
         rows: names of the blocks of A. columns: of B.
         related: blocks of A that the verdict rests on.
         not_compared: what was left out, a sentence each.
         reason: one sentence.
-        proof: what `--prove` added.
+        proof: what a proof added, where one was tried.
     """
 
     verdict: Verdict
@@ -60,6 +77,7 @@ class Relation:
     score: float | None
     blocks: Mapping[str, Mapping[str, Part]]
     tables: Mapping[str, float]
+    fitted: tuple[str, ...]
     matrix: Tensor | None
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -72,32 +90,47 @@ class Relation:
         return describe(self)
 
 
-def relate(A: Model, B: Model, *, prove: bool = False) -> Relation:
-    """How two checkpoints are related, whatever disguise either of them wears.
+def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
+    """Relates two checkpoints, whatever disguise either of them wears.
 
     Scores say how alike the blocks are in a basis that embeddings fix; see
     `transformer_nfn.symmetry.likeness.verdict` for what follows from them, with the numbers behind
-    every threshold. No direction is named: a score is the same both ways.
+    every threshold. No direction is named: a score is the same both ways. Where scores are those
+    of a disguise, a proof decides: an element of the symmetry group verified on every tensor,
+    scale included.
 
     Args:
         A: one model, from `open_model`.
         B: the other.
-        prove: also decide whether the two are the same function, by an element of the symmetry
-            group verified on every tensor, or by token ids on which they differ.
+        prove: True proves, or looks for token ids on which the two differ, whatever the scores
+            are; False leaves it at scores. By default only a disguise is proved.
     """
     if equal_bytes(A, B):
         return _identical(A)
     away = incomparable(A, B)
     found = _apart_by_shape(A, B, away) if away else _relate(A, B)
-    if not prove:
+    if prove is False or (prove is None and found.verdict != CONSISTENT):
         return found
-    proof = prove_pair(A, B, found)
+    return _concluded(found, prove_pair(A, B, found))
+
+
+def _concluded(found: Relation, proof: Proof) -> Relation:
+    """The relation after a proof was tried."""
     verdict, reason = found.verdict, found.reason
     if proof.same is True:
         verdict, reason = "same", proof.reason
-    elif verdict == "same":
+    elif proof.backbone:
+        verdict, reason = "same backbone", proof.reason
+    elif verdict == CONSISTENT:
         verdict, reason = ("derived" if proof.same is False else "unclear"), proof.reason
-    return replace(found, verdict=verdict, reason=reason, same_function=proof.same, proof=proof)
+    return replace(
+        found,
+        verdict=verdict,
+        reason=reason,
+        same_function=proof.same,
+        proof=proof,
+        not_compared=found.not_compared if proof.element is None else proof.not_compared,
+    )
 
 
 def incomparable(A: Model, B: Model) -> str | None:
@@ -119,7 +152,7 @@ def incomparable(A: Model, B: Model) -> str | None:
 def _identical(A: Model) -> Relation:
     names = Reduced(A).blocks
     return Relation(
-        "same", True, 1.0, {}, {}, None, names, names, names, (), "both hold the same bytes"
+        "same", True, 1.0, {}, {}, (), None, names, names, names, (), "both hold the same bytes"
     )
 
 
@@ -131,6 +164,7 @@ def _apart_by_shape(A: Model, B: Model, away: str) -> Relation:
         None,
         {},
         {},
+        (),
         None,
         Reduced(A).blocks,
         Reduced(B).blocks,
@@ -142,13 +176,27 @@ def _apart_by_shape(A: Model, B: Model, away: str) -> Relation:
 
 
 def _relate(first: Model, second: Model) -> Relation:
-    A, B = (Reduced(m, torch.float32, errors=False) for m in (first, second))
+    A, B = (Reduced(m, torch.float32) for m in (first, second))
     fit = fit_stream(A, B)
-    into = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
+    found = _scored(A, B, fit)
+    kept = tuple(n for n in fit.tables if n in EMBEDDINGS)
+    replaced = any(fit.scores.get(n, 0.0) < AGREE for n in fit.tables if n not in EMBEDDINGS)
+    alike = all(block_score(parts) >= AGREE for parts in found.blocks.values())
+    if found.verdict == "derived" and kept and replaced and alike:
+        # Outputs that were replaced bend the map; without them the rest may agree exactly.
+        again = _scored(A, B, fit_stream(A, B, only=kept))
+        found = again if again.verdict == CONSISTENT else found
+    return found
+
+
+def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
+    """The relation by scores alone, under one map of the stream."""
+    drawn = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
+    into = Probes(fit.map.determined(drawn.into), fit.map.determined(drawn.out))
     probes = (into, Probes(fit.map(into.into), fit.map(into.out)))
     in_line = A.blocks == B.blocks
     blocks: dict[str, dict[str, Part]] = {}
-    constants: list[float] = []
+    constants: list[tuple[float, float]] = []
     small: tuple[list[Thumbnail], list[Thumbnail]] = ([], [])
     for a, b in _sketches(A, B, probes, in_line):
         for kept, sketch in zip(small, (a, b), strict=True):
@@ -156,17 +204,18 @@ def _relate(first: Model, second: Model) -> Relation:
                 kept.append(thumbnail(sketch[1]))
         if in_line and a is not None and b is not None:
             blocks[a[0]] = compare_blocks(unit_directions(a[1]), unit_directions(b[1]))
-            constants.append(_apart(a[1], b[1]))
+            constants.append(_constants_apart(a[1], b[1]))
     matrix = block_matrix(*small)
     judgement = _judge(A, B, fit, blocks, constants, matrix)
     scores = [block_score(parts) for parts in blocks.values()]
-    different = judgement.verdict != "unclear"
+    undecided = judgement.verdict in ("unclear", CONSISTENT)
     return Relation(
         judgement.verdict,
-        True if judgement.verdict == "same" else False if different else None,
+        None if undecided else False,
         sum(scores) / len(scores) if scores else None,
         blocks,
         fit.scores,
+        fit.tables,
         matrix,
         A.blocks,
         B.blocks,
@@ -191,13 +240,17 @@ def _sketches(
         yield None, (name, sketch_block(B.block(name), probes[1]))
 
 
-def _apart(a: BlockSketch, b: BlockSketch) -> float:
-    """Distance of the constants that two blocks add to the stream, against all that they write."""
+def _constants_apart(a: BlockSketch, b: BlockSketch) -> tuple[float, float]:
+    """Distance of the constants that two blocks add to the stream, against all that they write,
+    and that distance as rounding alone is expected to cause it."""
     x, y = a.constants, b.constants
     if x.shape != y.shape:
-        return float("inf")
+        return float("inf"), 0.0
     size = max(float(z.norm()) for z in (x, y, a.neurons.write, b.neurons.write))
-    return float((x - y).norm()) / size if size > 0 else 0.0
+    if size == 0:
+        return 0.0, 0.0
+    error = (a.constants_error + b.constants_error) ** 0.5
+    return float((x - y).norm()) / size, error / size
 
 
 def _judge(
@@ -205,9 +258,16 @@ def _judge(
     B: Reduced,
     fit: StreamFit,
     blocks: Mapping[str, Mapping[str, Part]],
-    constants: list[float],
+    constants: list[tuple[float, float]],
     matrix: Tensor,
 ) -> Judgement:
+    span = fit.map.span
+    if span is not None and span.shape[1] < FEWEST:
+        return Judgement(
+            "unclear",
+            f"embeddings and outputs determine {span.shape[1]} of {len(span)} directions of the "
+            f"stream, too few to compare blocks by",
+        )
     if A.blocks != B.blocks:
         best = {
             name: (B.blocks[int(row.argmax())], float(row.max()))
@@ -216,17 +276,39 @@ def _judge(
         strange = all(score <= STRANGE for _, score in best.values())
         return judge_matrix(best, _embeddings(A, B) if strange else None)
     scores = {name: block_score(parts) for name, parts in blocks.items()}
-    distances = [p.distance for parts in blocks.values() for p in parts.values()]
-    distances += [*constants, *fit.distances.values()]
-    if any(len(t) != fit.rows.get(t.name, len(t)) for m in (A, B) for t in m.tables()):
-        distances.append(float("inf"))
-    allowed = max(SAME_DISTANCE[m.model.dtype] for m in (A, B))
+    ceilings = {
+        name: sum(p.ceiling for p in parts.values()) / max(len(parts), 1)
+        for name, parts in blocks.items()
+    }
     strange = all(score <= STRANGE for score in scores.values())
-    return judge(scores, distances, _embeddings(A, B) if strange else None, allowed)
+    explained = _explained(A, B, fit, blocks, constants)
+    return judge(scores, ceilings, explained, _embeddings(A, B) if strange else None)
+
+
+def _explained(
+    A: Reduced,
+    B: Reduced,
+    fit: StreamFit,
+    blocks: Mapping[str, Mapping[str, Part]],
+    constants: list[tuple[float, float]],
+) -> bool:
+    """Whether rounding explains every distance of blocks and embeddings. Outputs have no say:
+    models that differ there may share all the rest."""
+    embeddings = [n for n in EMBEDDINGS if n in A.names or n in B.names]
+    if any((n in A.names) != (n in B.names) for n in embeddings):
+        return False
+    if any(A.table_rows(n) != B.table_rows(n) for n in embeddings):
+        return False
+    half = any(m.model.dtype in HALF for m in (A, B))
+    allowed = EXPLAINED_HALF if half else EXPLAINED
+    measured = [(p.distance, p.noise) for parts in blocks.values() for p in parts.values()]
+    measured += constants
+    measured += [(fit.distances[n], fit.noise[n]) for n in embeddings if n in fit.distances]
+    return all(distance <= max(FLOAT32, allowed * noise) for distance, noise in measured)
 
 
 def _embeddings(A: Reduced, B: Reduced) -> float | None:
-    """How the embeddings agree in the basis that is best for them, whatever the outputs say."""
+    """How the embeddings agree in the basis that is best for them, whatever the outputs are."""
     names = [n for n in ("token", "patch") if n in A.names and n in B.names]
     found = [fit_stream(A, B, only=(name,)).scores.values() for name in names]
     return max((score for scores in found for score in scores), default=None)
@@ -242,8 +324,11 @@ def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator
         yield f"only one of the two has {', '.join(sorted(missing))}"
     if not in_line:
         yield f"blocks one by one: A has {len(A.blocks)}, B {len(B.blocks)}; the matrix only"
-    if A.about.mlm is not None:
-        yield "the masked-language head, which --prove checks"
+    if fit.map.span is not None:
+        yield (
+            f"directions of the stream that embeddings and outputs leave open: they determine "
+            f"{fit.map.span.shape[1]} of {len(fit.map.span)}"
+        )
     gated = {b.mlp.gated for m in (A, B) for s in m.about.stacks for b in s.blocks}
     if len(gated) > 1:
         yield "MLPs: those of one model are gated, those of the other are not"

@@ -1,4 +1,4 @@
-"""How is a relation told? As a table by block with a sentence, and as JSON."""
+"""A relation as text (a table by block, the verdict in a sentence) and as JSON."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def describe(relation: Relation) -> str:
             cells = [f"{row[p].score:8.3f}" if p in row else " " * 8 for p in parts]
             lines.append("  ".join([f"{name:{width}}", *cells, f"{block_score(row):8.3f}"]))
     if relation.tables:
-        told = ", ".join(f"{name} {score:.3f}" for name, score in relation.tables.items())
-        lines.append(f"tables: {told}")
+        shown = ", ".join(f"{name} {score:.3f}" for name, score in relation.tables.items())
+        lines.append(f"tables: {shown}")
     score = "" if relation.score is None else f" (score {relation.score:.3f})"
     lines.append(f"{relation.verdict}{score}: {relation.reason}")
     if relation.proof is not None:
-        lines += relation.proof.lines()
+        first, *more = relation.proof.lines()
+        lines += more if relation.proof.reason == relation.reason else [first, *more]
     lines += [f"not compared: {text}" for text in relation.not_compared]
     if relation.verdict in ("derived", "partly", "embeddings only"):
         lines.append(NO_DIRECTION)
@@ -36,7 +37,7 @@ def describe(relation: Relation) -> str:
 
 
 def as_json(relation: Relation) -> dict[str, Any]:
-    """Everything a relation says, as numbers and words."""
+    """A relation as numbers and words."""
     return {
         "verdict": relation.verdict,
         "same_function": relation.same_function,
@@ -49,6 +50,7 @@ def as_json(relation: Relation) -> dict[str, Any]:
                     part: {
                         "score": p.score,
                         "distance": p.distance if math.isfinite(p.distance) else None,
+                        "rounding": p.noise,
                     }
                     for part, p in parts.items()
                 },
