@@ -10,7 +10,7 @@ is known on the span of those rows only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -94,6 +94,8 @@ class StreamFit:
         distances: relative distance of the same rows.
         noise: that distance as the rounding of both files alone is expected to cause it.
         rows: rows of each table that both models have.
+        held_out: some rows were not fitted but scored.
+        crosses: sums of cross products ``[D, D]`` of embeddings (True) and of outputs (False).
     """
 
     map: StreamMap
@@ -102,6 +104,8 @@ class StreamFit:
     distances: Mapping[str, float]
     noise: Mapping[str, float]
     rows: Mapping[str, int]
+    held_out: bool
+    crosses: Mapping[bool, Tensor] = field(repr=False)
 
 
 def fit_stream(
@@ -120,21 +124,32 @@ def fit_stream(
     both_tied = all(m.about.tied and "head" not in m.names for m in (A, B))
     if both_tied and "head" in names:
         names.remove("head")  # the tokens once more
-    D = A.about.width
     rows = {n: min(m.table_rows(n) for m in (A, B)) for n in names}
     fitted = sum(n - n // HELD_OUT - int(shifted(A, name)) for name, n in rows.items())
-    hold_out = hold_out and fitted >= D - int(A.centred)
-    total = torch.zeros(D, D, dtype=torch.float64)
+    hold_out = hold_out and fitted >= A.about.width - int(A.centred)
+    empty = torch.zeros(A.about.width, A.about.width, dtype=torch.float64)
+    crosses = {True: empty.clone(), False: empty}
     for name in names:
         cross = _cross(A, B, name, hold_out)
         if cross is not None:
-            total += cross
-    found = solve_stream(total, stream_kind(A), A.dtype, centred=A.centred)
-    if not hold_out:
-        return StreamFit(found, tuple(names), {}, {}, {}, rows)
-    scored = {name: s for name in names if (s := _score(A, B, name, found)) is not None}
+            crosses[name in EMBEDDINGS] += cross
+    fit = StreamFit(StreamMap(stream_kind(A)), tuple(names), {}, {}, {}, rows, hold_out, crosses)
+    return _solved(A, B, fit, crosses[True] + crosses[False])
+
+
+def without_outputs(A: Reduced, B: Reduced, fit: StreamFit) -> StreamFit:
+    """The same fit on embeddings alone, from what is kept of it."""
+    names = tuple(name for name in fit.tables if name in EMBEDDINGS)
+    return _solved(A, B, replace(fit, tables=names), fit.crosses[True])
+
+
+def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
+    found = solve_stream(cross, stream_kind(A), A.dtype, centred=A.centred)
+    scored = {}
+    if fit.held_out:
+        scored = {n: s for n in fit.tables if (s := _score(A, B, n, found)) is not None}
     scores, distances, noise = ({name: s[i] for name, s in scored.items()} for i in range(3))
-    return StreamFit(found, tuple(names), scores, distances, noise, rows)
+    return replace(fit, map=found, scores=scores, distances=distances, noise=noise)
 
 
 def solve_stream(

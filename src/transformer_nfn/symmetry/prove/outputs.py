@@ -78,8 +78,9 @@ def keeps_inputs(about: Transformer) -> bool:
 def is_output(name: str, about: Transformer) -> bool:
     """Whether a check of that name is of an output head, and not of blocks or embeddings.
 
-    The output matrix of a tied model is its token embedding, behind the last norm.
+    The output matrix of a tied model is its token embedding behind the last norm, if it does not
+    read the stream through a transform of its own.
     """
     if name in ("head", "head_bias"):
-        return not about.tied or "head" in about.tensors
+        return not about.tied or "head" in about.tensors or about.mlm is not None
     return name.startswith(EXTRA) or (name.startswith(KEPT) and not keeps_inputs(about))

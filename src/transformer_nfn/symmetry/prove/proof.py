@@ -183,7 +183,10 @@ def _all_near(checks: tuple[Check, ...]) -> bool:
 
 
 def _places(named: tuple[str, ...]) -> set[str]:
-    """Where named tensors stand; those that share a basis, which was solved for, are one place."""
+    """Where named tensors stand; those that share a basis or a shift, which was solved for, are
+    one place."""
+    if set(named) <= {"token", "position", "type"}:
+        return {"embeddings"}
     pairs = {"W_Q": "W_K", "W_V": "W_O", "W_A": "W_B", "b_Q": "W_K", "b_K": "W_K", "b_A": "W_B"}
     out = set()
     for name in named:
@@ -271,10 +274,10 @@ def find_element(A: Model, B: Model, outputs: Outputs, tables: Sequence[str]) ->
         return replace(attempt, same=True, reason=f"{one} all {len(checks)} tensors")
     changed = [c.name for c in wrong if is_output(c.name, A.about) and is_output(c.name, B.about)]
     if len(changed) == len(wrong) and set(changed) <= set(attempt.named):
-        verified = f"{one} all {len(checks) - len(wrong)} tensors of blocks and embeddings"
-        differs = [f"{', '.join(changed)} differ"] if changed else []
-        reason = "; ".join([verified, *differs, *([apart] if apart else [])])
-        return replace(attempt, same=False, reason=reason, backbone=True)
+        verified = f"{one} {len(checks) - len(wrong)} tensors, all blocks and embeddings among them"
+        differ = f"outputs differ (with the last norm before them): {', '.join(changed)}"
+        reasons = [verified, *([differ] if changed else []), *([apart] if apart else [])]
+        return replace(attempt, same=False, reason="; ".join(reasons), backbone=True)
     return replace(attempt, element=None)
 
 

@@ -19,8 +19,10 @@ from transformer_nfn.symmetry.likeness.scores import (
 from transformer_nfn.symmetry.likeness.stream import (
     EMBEDDINGS,
     StreamFit,
+    StreamMap,
     fit_stream,
     stream_kind,
+    without_outputs,
 )
 from transformer_nfn.symmetry.likeness.thumbnails import Thumbnail, block_matrix, thumbnail
 from transformer_nfn.symmetry.likeness.verdict import (
@@ -29,6 +31,7 @@ from transformer_nfn.symmetry.likeness.verdict import (
     EXPLAINED_HALF,
     FEWEST,
     FLOAT32,
+    RELATED,
     STRANGE,
     Judgement,
     Verdict,
@@ -43,10 +46,6 @@ from transformer_nfn.symmetry.relations.words import describe
 
 if TYPE_CHECKING:
     from transformer_nfn.architectures.families import Model
-
-
-AGREE = 0.9
-"""A score from which on a replaced output can be all that keeps two models from agreeing."""
 
 
 @dataclass(frozen=True)
@@ -179,14 +178,44 @@ def _relate(first: Model, second: Model) -> Relation:
     A, B = (Reduced(m, torch.float32) for m in (first, second))
     fit = fit_stream(A, B)
     found = _scored(A, B, fit)
-    kept = tuple(n for n in fit.tables if n in EMBEDDINGS)
-    replaced = any(fit.scores.get(n, 0.0) < AGREE for n in fit.tables if n not in EMBEDDINGS)
-    alike = all(block_score(parts) >= AGREE for parts in found.blocks.values())
-    if found.verdict == "derived" and kept and replaced and alike:
-        # Outputs that were replaced bend the map; without them the rest may agree exactly.
-        again = _scored(A, B, fit_stream(A, B, only=kept))
-        found = again if again.verdict == CONSISTENT else found
+    if found.verdict == CONSISTENT:
+        return found
+    # Outputs that were replaced bend the map; without them the rest may agree exactly.
+    outputs = [n for n in fit.tables if n not in EMBEDDINGS]
+    if found.verdict != "unrelated" and any(not _fits(A, B, fit, n) for n in outputs):
+        kept = without_outputs(A, B, fit)
+        if kept.tables and all(_fits(A, B, kept, n) for n in kept.distances):
+            again = _scored(A, B, kept)
+            if again.verdict == CONSISTENT:
+                return again
+    # So do embeddings that were replaced; the basis may be the same nevertheless.
+    if found.verdict != "derived" and _undisguised(A, B):
+        again = _scored(A, B, replace(fit, map=StreamMap("identity")))
+        if (again.score or 0.0) > (found.score or 0.0):
+            return again
     return found
+
+
+def _undisguised(A: Reduced, B: Reduced) -> bool:
+    """Whether the first blocks are relatives in the bases that the files have."""
+    probes = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
+    name = A.blocks[0]
+    if name != B.blocks[0]:
+        return False
+    a, b = (unit_directions(sketch_block(m.block(name), probes)) for m in (A, B))
+    return block_score(compare_blocks(a, b)) >= RELATED
+
+
+def _fits(A: Reduced, B: Reduced, fit: StreamFit, name: str) -> bool:
+    """Whether rounding explains how far a table is away under the fitted map."""
+    if name not in fit.distances:
+        return False
+    return _is_rounding(A, B, fit.distances[name], fit.noise[name])
+
+
+def _is_rounding(A: Reduced, B: Reduced, distance: float, noise: float) -> bool:
+    half = any(m.model.dtype in HALF for m in (A, B))
+    return distance <= max(FLOAT32, (EXPLAINED_HALF if half else EXPLAINED) * noise)
 
 
 def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
@@ -299,12 +328,10 @@ def _explained(
         return False
     if any(A.table_rows(n) != B.table_rows(n) for n in embeddings):
         return False
-    half = any(m.model.dtype in HALF for m in (A, B))
-    allowed = EXPLAINED_HALF if half else EXPLAINED
     measured = [(p.distance, p.noise) for parts in blocks.values() for p in parts.values()]
     measured += constants
     measured += [(fit.distances[n], fit.noise[n]) for n in embeddings if n in fit.distances]
-    return all(distance <= max(FLOAT32, allowed * noise) for distance, noise in measured)
+    return all(_is_rounding(A, B, distance, noise) for distance, noise in measured)
 
 
 def _embeddings(A: Reduced, B: Reduced) -> float | None:
