@@ -98,7 +98,7 @@ def relate_block(first: Path, second: Path) -> dict[str, Any]:
     from transformer_nfn.symmetry.reduced import Reduced
 
     with open_model(first) as model_A, open_model(second) as model_B:
-        A, B = (Reduced(m, torch.float32, errors=False) for m in (model_A, model_B))
+        A, B = (Reduced(m, torch.float32) for m in (model_A, model_B))
         start = time.perf_counter()
         fit = fit_stream(A, B)
         stream = time.perf_counter() - start

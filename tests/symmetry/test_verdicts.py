@@ -102,9 +102,9 @@ def check_edit(A, B, name, way, family):
 
 @pytest.mark.parametrize("family", FREE)
 def test_an_edit_of_any_tensor_alone_is_seen(tiny, family):
-    """One of four ways for each tensor; the nightly test has all of them."""
+    """An eighth of all edits; the nightly test has all of them."""
     for A, B, name, way in edited_models(tiny, family, torch.float32):
-        if zlib.crc32(f"{name} {way}".encode()) % 4 == 0:
+        if zlib.crc32(f"{name} {way}".encode()) % 8 == 0:
             check_edit(A, B, name, way, family)
 
 

@@ -61,8 +61,8 @@ EXPLAINED, EXPLAINED_HALF = 64.0, 4.0
 """Times the expected noise up to which rounding is an explanation of a distance; the second where
 a file is in half precision, where there is less room between rounding and a change."""
 READABLE = 0.8
-"""A block whose rounding leaves an exact disguise a lower score than this cannot be judged by its
-score: its matrices have a condition that its dtype does not carry."""
+"""A block in which rounding leaves a part of an exact disguise a lower score than this cannot be
+judged by its score: its matrices have a condition that its dtype does not carry."""
 FEWEST = 4
 """Directions of the stream that tables must determine for scores to mean anything."""
 
@@ -91,7 +91,7 @@ def judge(
 
     Args:
         scores: of each block, by its name.
-        ceilings: the scores that rounding leaves of an exact disguise, by block.
+        ceilings: the lowest score that rounding leaves of a part of an exact disguise, by block.
         explained: every distance that was measured is one that rounding explains.
         embeddings: the best score of a table of embeddings; None where there is none.
     """
@@ -106,9 +106,9 @@ def judge(
     if unreadable:
         return Judgement(
             "unclear",
-            f"in blocks {listed(unreadable)} rounding leaves even an exact disguise a score of "
-            f"{min(ceilings.values()):.2f} only: their matrices have a condition that the dtype of "
-            "the files does not carry",
+            f"in blocks {listed(unreadable)} rounding leaves parts of even an exact disguise a "
+            f"score of {min(ceilings.values()):.2f} only: their matrices have a condition that the "
+            "dtype of the files does not carry",
         )
     related = tuple(name for name, s in scores.items() if s >= RELATED)
     strange = tuple(name for name, s in scores.items() if s <= STRANGE)

@@ -1,4 +1,4 @@
-"""How far is a tensor from where it should be, against what rounding explains?"""
+"""Checks of tensors under an element: how far each is away, against what rounding explains."""
 
 from __future__ import annotations
 
@@ -44,12 +44,13 @@ class Check:
         residual: ``‖moved − found‖ / ‖found‖``.
         expected: what rounding explains of it, in the mean square.
         ratio: residual over expected, of the tensor as a whole.
-        worst: the largest such ratio of one head, neuron or row, divided by what few numbers may
-            deviate from their mean.
-        felt: the same as ``ratio`` and ``worst``, of what the network can notice: a change of an
-            output matrix that nothing reaches is no change of the function.
-        vector: it is a sum of few rounding errors, such as a bias with others folded in, which
-            scatters more than a matrix does: it may be away twice as far.
+        worst: the largest such ratio of one head, neuron, row or entry, divided by what few
+            numbers may deviate from their mean.
+        excess: the larger of the two, as `Tolerance` counts rounding errors. A sum of few rounding
+            errors, such as a bias with others folded in, scatters more than a matrix does: its
+            ``ratio`` counts half.
+        felt: the same as ``excess``, of what the network can notice: a change of an output matrix
+            that nothing reaches is no change of the function.
     """
 
     name: str
@@ -57,13 +58,8 @@ class Check:
     expected: float
     ratio: float
     worst: float
+    excess: float
     felt: float
-    vector: bool = False
-
-    @property
-    def excess(self) -> float:
-        """Rounding errors away, as `Tolerance` counts them."""
-        return self.ratio / 2 if self.vector else max(self.ratio, self.worst)
 
     def within(self, tolerance: Tolerance) -> bool:
         """Whether rounding explains the tensor and each of its parts."""
@@ -71,7 +67,7 @@ class Check:
 
     def beyond(self, tolerance: Tolerance) -> bool:
         """Whether rounding does not."""
-        return (self.felt / 2 if self.vector else self.felt) > tolerance.different
+        return self.felt > tolerance.different
 
 
 def check(
@@ -84,7 +80,7 @@ def check(
     sites: bool = True,
     felt: Tensor | None = None,
 ) -> Check:
-    """Judges a tensor by squares summed over each of its sites (heads, neurons, rows).
+    """Judges a tensor by squares summed over each of its sites (heads, neurons, rows, entries).
 
     Args:
         name: of the tensor.
@@ -92,21 +88,22 @@ def check(
         error: expected squares of the rounding error, ``[sites]``.
         size: squares of the tensor, ``[sites]``.
         entries: numbers that one site sums over; few of them scatter more.
-        sites: whether the sites are judged one by one, too; a vector's are not.
+        sites: whether the sites are judged one by one, too.
         felt: squares of how many rounding errors the change is away where it is used, ``[sites]``;
             as many as the tensor itself if not given.
     """
     away, error, size = (x.double().reshape(-1) for x in (away, error, size))
-    ratio, worst = _ratios(away, error, entries if sites else 0)
-    noticed = max(ratio, worst)
+    counted = entries if sites else 0
+    half = 2.0 if entries == 1 else 1.0
+    ratio, worst = _ratios(away, error, counted)
+    excess = noticed = max(ratio / half, worst)
     if felt is not None:
         # Seen through an ill-conditioned partner a change stands out half as far.
-        noticed = max(
-            _ratios(torch.minimum(away, 4 * felt.reshape(-1) * error), error, entries * sites)
-        )
+        seen = _ratios(torch.minimum(away, 4 * felt.reshape(-1) * error), error, counted)
+        noticed = max(seen[0] / half, seen[1])
     norm = max(float(size.sum()), 1e-300) ** 0.5
     residual, expected = (float(x.sum()) ** 0.5 / norm for x in (away, error))
-    return Check(name, residual, expected, ratio, worst, noticed, vector=not sites)
+    return Check(name, residual, expected, ratio, worst, excess, noticed)
 
 
 def _ratios(away: Tensor, error: Tensor, entries: int) -> tuple[float, float]:
@@ -115,7 +112,7 @@ def _ratios(away: Tensor, error: Tensor, entries: int) -> tuple[float, float]:
     if total == 0:
         return 0.0, 0.0
     worst = 0.0
-    if entries >= 16:
+    if entries:
         # What is exactly zero on both sides has no error to expect; a part of the whole does.
         floor = 1e-4 * error.mean()
         worst = float((away / (error + floor).clamp_min(1e-300)).max() ** 0.5)

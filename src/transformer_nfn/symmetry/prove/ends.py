@@ -92,7 +92,7 @@ def check_table(
     if biases["away"]:
         joined = {k: torch.cat(v) for k, v in biases.items()}
         name = "head_bias" if a.name == "head" else f"{a.name}.b"
-        yield check(name, joined["away"], joined["error"], joined["size"], 1, sites=False)
+        yield check(name, joined["away"], joined["error"], joined["size"], 1)
 
 
 def _note(found: dict[str, list[Tensor]], away: Tensor, error: Tensor, size: Tensor) -> None:
@@ -115,7 +115,7 @@ def _masked_head(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
     error = W.error[order] + V.error
     yield check("extra.mlm.W", away, error, V.value.square().sum(0), len(moved))
     away, size = (c.value[order] - d.value).square(), d.value.square()
-    yield check("extra.mlm.b", away, c.error[order] + d.error, size, 1, sites=False)
+    yield check("extra.mlm.b", away, c.error[order] + d.error, size, 1)
     yield from check_table(table, other, stream, None, order)
 
 
@@ -125,5 +125,5 @@ def _kept(A: Reduced, B: Reduced, outputs: Outputs) -> Iterator[Check]:
         if not name.startswith(KEPT) or (name not in outputs.common and name not in B.names):
             continue
         x, y = (m.model[name].to(m.dtype) for m in (A, B))
-        error = A.unit * x.square().sum() + B.unit * y.square().sum()
-        yield check(name, (x - y).square().sum(), error, y.square().sum(), 1, sites=False)
+        error = A.unit * x.square() + B.unit * y.square()
+        yield check(name, (x - y).square(), error, y.square(), 1)

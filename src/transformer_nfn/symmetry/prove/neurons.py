@@ -1,4 +1,4 @@
-"""Which permutation and scales take one MLP's neurons to another's, and do they fit throughout?"""
+"""Permutation and scales that take one MLP's neurons to another's, with every tensor checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from transformer_nfn.spaces.actions.matching import match_rows
 from transformer_nfn.symmetry.likeness.probes import BlockSketch
 from transformer_nfn.symmetry.prove import solve
-from transformer_nfn.symmetry.prove.checks import check, has_double
+from transformer_nfn.symmetry.prove.checks import has_double
 from transformer_nfn.symmetry.prove.match import BlockMatch
 from transformer_nfn.symmetry.reduced import Piece
 
@@ -80,16 +80,7 @@ def _neuron_bias(
     zero = torch.zeros_like(s)
     x, e = (zero, zero) if a is None else (s * a.value[order], s.square() * a.error[order])
     y, f = (zero, zero) if b is None else (b.value, b.error)
-    match.checks.append(
-        check(
-            f"{match.a.name}.{name}",
-            (x - y).square(),
-            e + f,
-            torch.maximum(x.square(), y.square()),
-            1,
-            sites=False,
-        )
-    )
+    match.add(name, (x - y).square(), e + f, torch.maximum(x.square(), y.square()), 1)
 
 
 def _neuron_features(sketch: BlockSketch, *, gated: bool, scaled: bool) -> Tensor:

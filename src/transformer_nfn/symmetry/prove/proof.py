@@ -187,7 +187,8 @@ def _places(named: tuple[str, ...]) -> set[str]:
     one place."""
     if set(named) <= {"token", "position", "type"}:
         return {"embeddings"}
-    pairs = {"W_Q": "W_K", "W_V": "W_O", "W_A": "W_B", "b_Q": "W_K", "b_K": "W_K", "b_A": "W_B"}
+    pairs = {"W_Q": "W_K", "W_V": "W_O", "b_Q": "W_K", "b_K": "W_K"}
+    pairs |= dict.fromkeys(("W_A", "b_A", "W_G", "b_G"), "W_B")
     out = set()
     for name in named:
         start, _, last = name.split("·")[0].rpartition(".")

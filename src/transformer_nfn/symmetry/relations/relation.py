@@ -306,7 +306,7 @@ def _judge(
         return judge_matrix(best, _embeddings(A, B) if strange else None)
     scores = {name: block_score(parts) for name, parts in blocks.items()}
     ceilings = {
-        name: sum(p.ceiling for p in parts.values()) / max(len(parts), 1)
+        name: min((p.ceiling for p in parts.values()), default=1.0)
         for name, parts in blocks.items()
     }
     strange = all(score <= STRANGE for score in scores.values())
