@@ -243,9 +243,10 @@ def plot(
     from transformer_nfn.zoo.plot import plot_accuracies
     from transformer_nfn.zoo.store import open_zoo
 
+    zoo = open_zoo(resolve(path, "zoo"))
     # Beside the folder, not in it: a zoo holds nothing but its own files. For a name, here.
     target = out or path.resolve().with_suffix(".png")
-    typer.echo(plot_accuracies(open_zoo(resolve(path, "zoo")), target, bins))
+    typer.echo(plot_accuracies(zoo, target, bins))
 
 
 @zoo_app.command(
@@ -306,7 +307,10 @@ def import_command(
     """Reads the authors' published files into a zoo; reports keys that belong to no tensor."""
     from transformer_nfn.zoo.authors import import_authors
 
-    target = out or source.resolve().with_name(source.stem + "-zoo")
+    whole = source.resolve()
+    if out is None and not whole.name:
+        raise TransformerNFNError(f"name the folder of the zoo of '{source}' with --out")
+    target = out or whole.with_name(whole.stem + "-zoo")
     zoo, report = import_authors(source, target)
     if as_json:
         found = {"path": str(target), "checkpoints": len(zoo), "stray": dict(report.stray)}
