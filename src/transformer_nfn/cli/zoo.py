@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -320,7 +321,7 @@ def import_command(
     """Reads the authors' published files into a zoo; reports keys that belong to no tensor."""
     from transformer_nfn.zoo.authors import import_authors
 
-    whole = source.resolve()
+    whole = Path(os.path.realpath(source))
     if out is None and not whole.name:
         raise TransformerNFNError(f"name the folder of the zoo of '{source}' with --out")
     target = out or whole.with_name(whole.stem + "-zoo")

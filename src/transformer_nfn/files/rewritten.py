@@ -142,9 +142,10 @@ def _files(checkpoint: Checkpoint, path: Path) -> tuple[Path | None, dict[Path, 
 
 
 def _check_place(source: Path, home: Path | None, out: Path) -> None:
-    if out.exists() and out.resolve() == source.resolve():
+    place = Path(os.path.realpath(out))
+    if out.exists() and place == source.resolve():
         raise WriteError(f"'{out}' is what the weights are read from: choose another place")
-    if home is not None and home.resolve() in out.resolve().parents:
+    if home is not None and home.resolve() in place.parents:
         raise WriteError(f"'{out}' lies in the folder that weights are read from: name another")
     if home is None or not out.exists():
         return

@@ -74,6 +74,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
 @contextmanager
 def made_folder(path: Path) -> Iterator[None]:
     """Makes a folder and its parents; after an error those that it made and are empty go again."""
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise WriteError(f"'{path}' is not a folder: name a folder to write to")
     missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     try:
         path.mkdir(parents=True, exist_ok=True)
