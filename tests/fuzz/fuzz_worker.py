@@ -204,7 +204,9 @@ def run_range(root: Path, seed: int, numbers: range, limit: float = LIMIT) -> No
             scenario.copy(valid, whole)
             undamaged[key] = case.words, in_child(command(case.words, whole), whole, limit)
             shutil.rmtree(whole, ignore_errors=True)
+        there = set(folder.rglob("*"))
         outcome = in_child(command(case.words, folder), folder, limit)
+        outcome.left = sorted(map(str, set(folder.rglob("*")) - there))
         before = undamaged.get(key, (case.words, outcome))[1]
         wrong = fault(case, outcome, before)
         if before is not outcome and before.status not in case.answers:
@@ -214,7 +216,7 @@ def run_range(root: Path, seed: int, numbers: range, limit: float = LIMIT) -> No
             "damage": case.damage.what, "right": case.damage.right.name, "fault": wrong,
             "status": outcome.status, "seconds": round(outcome.seconds, 2),
             "stderr": outcome.stderr[-2000:], "stdout": outcome.stdout[-300:],
-            "writes": outcome.writes,
+            "writes": outcome.writes, "left": outcome.left,
         }  # fmt: skip
         print(json.dumps(line), flush=True)
         shutil.rmtree(folder, ignore_errors=True)
