@@ -26,6 +26,7 @@ sys.path[:0] = [
     str(HERE.parent / "architectures" / "families"),
 ]  # fmt: skip
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # Arrow's allocator would start one
 
 import torch  # noqa: E402
 from expected import Outcome  # noqa: E402
