@@ -96,7 +96,7 @@ def explained_output() -> Iterator[None]:
     """Standard output and error are an `Output` each; the first is flushed at the end."""
     streams = sys.stdout, sys.stderr
     try:
-        sys.stdout, sys.stderr = (s if s is None else Output(s) for s in streams)  # type: ignore
+        sys.stdout, sys.stderr = (s if s is None else Output(s) for s in streams)
         try:
             yield
         finally:

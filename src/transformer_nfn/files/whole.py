@@ -78,7 +78,8 @@ def made_folder(path: Path) -> Iterator[None]:
         raise WriteError(f"'{path}' is not a folder: name a folder to write to")
     missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        if missing:
+            path.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
         for folder in missing:
