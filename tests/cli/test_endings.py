@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,9 +18,11 @@ from tnfn_command import tnfn
 from transformer_nfn.cli.compare import EXIT
 from transformer_nfn.cli.endings import INTERNAL_FAULT, INTERRUPTED, PIPE_CLOSED, REFUSED
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.files.assets import CHECKOUT
 
 VERDICTS = set(EXIT.values()) | {0, 1}
 """Of `tnfn compare` and `tnfn zoo verify`."""
+SPACE = "attention_block:4,2,2,2,8"
 ENDINGS: dict[str, tuple[BaseException, int, str]] = {
     "refused": (SpaceError("no"), REFUSED, "error: no\n"),
     "many lines": (SpaceError("a\nb\x1b[0m\ud800"), REFUSED, r"error: a b\x1b[0m\ud800" + "\n"),
@@ -74,18 +80,143 @@ def test_mistakes_in_the_command_line_itself_end_with_2() -> None:
         assert tnfn(*words).returncode == REFUSED
 
 
-def test_a_reader_that_goes_away_is_no_verdict() -> None:
-    words = "from transformer_nfn.cli import main; main()"
+def command(*words: object) -> list[str]:
+    """``tnfn`` in a process of its own."""
+    return [sys.executable, "-m", "transformer_nfn", *map(str, words)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("space", SPACE, "--json"),
+        ("zoo", "rows", "mnist-sample"),  # a table, whose library would end with 1
+        ("compare", "mnist-sample#0", "mnist-sample#0"),
+        ("--help",),
+    ],
+)  # fmt: skip
+def test_a_reader_that_goes_away_is_no_verdict(words: tuple[str, ...]) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", words, "space", "attention_block:4,2,2,2,8", "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
         told = process.stderr.read()
         assert process.wait() == PIPE_CLOSED
     assert told == b""
+
+
+@pytest.mark.parametrize("words", [("zoo", "info", "mnist-sample"), ("space", SPACE)])
+def test_an_output_in_ascii_gets_replacements(words: tuple[str, ...]) -> None:
+    """Of bars in a table, and of signs in a line."""
+    done = subprocess.run(
+        command(*words), env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "?" in done.stdout.decode("ascii")
+
+
+def test_an_output_without_room_is_refused() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command("space", SPACE), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == REFUSED
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sample", SPACE, "--out", "new/net.safetensors"),
+        ("sample", SPACE, "--out", "new/net.pt"),
+        ("zoo", "export", "mnist-sample", "--out", "new/files"),
+        ("zoo", "plot", "mnist-sample", "--out", "new/plot.png"),
+    ],
+)
+def test_a_disk_without_room_is_refused_and_nothing_is_left(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a full disk, but for its name
+    try:
+        done = tnfn(*words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert done.returncode == REFUSED
+    assert done.stderr.startswith("error: 'new/")
+    assert "File too large" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_file_to_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    os.symlink("pipe", "link")
+    for words in (("sample", SPACE, "--out"), ("zoo", "plot", "mnist-sample", "--out")):
+        for place in ("pipe", "link", ".", ""):
+            done = tnfn(*words, place)
+            assert (done.returncode, done.stdout) == (REFUSED, "")
+            assert "name a file to write" in done.stderr
+    for words in (("zoo", "export", "mnist-sample", "--out"), ("disguises", "--out")):
+        assert tnfn(*words, "pipe").returncode == REFUSED
+    assert sorted(os.listdir()) == ["link", "pipe"]
+    assert Path("pipe").is_fifo()
+
+
+def test_nothing_is_written_into_a_zoo(tmp_path: Path) -> None:
+    zoo, link = tmp_path / "zoo", tmp_path / "link"
+    shutil.copytree(CHECKOUT / "mnist-sample", zoo)
+    link.symlink_to(zoo)
+    before = sorted(zoo.rglob("*"))
+    for place in (zoo, zoo / "run", link / "run"):
+        for words in (
+            ("train", zoo, "--model", "statnn", "--epochs", 1, "--seeds", 1),
+            ("zoo", "export", zoo),
+        ):
+            done = tnfn(*words, "--out", place)
+            assert done.returncode == REFUSED
+            assert f"lies in the zoo '{zoo}'" in done.stderr
+    assert sorted(zoo.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("filters", "words"),
+    [
+        (("--optimizer", "adm"), "no rows of optimizer 'adm': it has adam, rmsprop, sgd, sgdm"),
+        (("--run", "00084", "--run", "x"), "no rows of run 'x': it has 00084, "),
+        (("--percent", 50), "no rows of percent '50': it has 75"),
+        (("--epoch", 13), "no rows of epoch '13': it has 12"),
+        (("--min-accuracy", "nan"), "--min-accuracy must lie between 0 and 1, found nan"),
+        (("--max-accuracy", 90), "--max-accuracy must lie between 0 and 1, found 90.0"),
+    ],
+)
+def test_filters_that_no_row_can_fit_are_refused(filters: tuple[object, ...], words: str) -> None:
+    done = tnfn("zoo", "rows", "mnist-sample", *filters)
+    assert done.returncode == REFUSED
+    assert words in done.stderr
+
+
+def test_an_interrupted_build_says_so_once(tmp_path: Path) -> None:
+    """Ctrl-C of a terminal reaches the workers too."""
+    words = ("--runs", 16, "--epochs", 100_000, "--shard-runs", 8, "--workers", 2)
+    with subprocess.Popen(
+        command("zoo", "build", "--out", tmp_path / "zoo", *words, "--path", "torch"),
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        locks = [tmp_path / "zoo" / "claims" / f"0000{i}.lock" for i in range(2)]
+        while not all(lock.exists() for lock in locks) and process.poll() is None:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr is not None
+        told = process.stderr.read().splitlines()
+        assert process.wait() == INTERRUPTED
+    assert told == ["steps by plain PyTorch on cpu", "interrupted"]
 
 
 def test_an_import_that_fails_is_explained(tmp_path: Path) -> None:

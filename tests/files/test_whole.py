@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.files.whole import sweep, whole_file, write_bytes, write_text
+from transformer_nfn.files.network import save_network
+from transformer_nfn.files.whole import (
+    sweep,
+    whole_file,
+    whole_folder,
+    write_bytes,
+    write_text,
+)
+from transformer_nfn.spaces import multi_head
 
 KILLED = """
 import os, signal, sys
@@ -106,3 +114,71 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(TransformerNFNError, match=r"a' cannot be written: No space left on device"):
         write_bytes(tmp_path / "a", b"1")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["net.safetensors", "net.pt"])
+def test_files_get_the_usual_mode_and_older_ones_keep_theirs(tmp_path: Path, name: str) -> None:
+    space = multi_head(4, 2, 2, 2)
+    path = tmp_path / name
+    before = os.umask(0o027)
+    try:
+        save_network(path, space, space.randn(1))
+        assert path.stat().st_mode & 0o777 == 0o640
+        path.chmod(0o604)
+        save_network(path, space, space.randn(1))
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o604
+
+
+def test_a_link_stays_a_link_and_the_file_it_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    real, link = tmp_path / "elsewhere" / "real.txt", tmp_path / "link.txt"
+    link.symlink_to("elsewhere/real.txt")
+    for text in ("new", "newer"):
+        write_text(link, text)
+        assert link.is_symlink()
+        assert real.read_text() == text
+    assert [p.name for p in real.parent.iterdir()] == ["real.txt"]
+
+
+def test_what_is_no_regular_file_is_refused_and_stays(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(TransformerNFNError, match="is not a regular file"):
+            write_text(path, "new")
+    for path in (tmp_path, Path(), Path("/")):
+        with pytest.raises(TransformerNFNError, match="is a folder"):
+            write_text(path, "new")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(TransformerNFNError, match="cannot be written"):
+        write_text(tmp_path / "loop", "new")
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+
+
+def test_a_failure_leaves_no_folders(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in ("new/deep", "empty"):
+        for writer in (whole_file(tmp_path / folder / "x"), whole_folder(tmp_path / folder)):
+            with pytest.raises(ZeroDivisionError), writer as beside:
+                (beside / "part" if beside.is_dir() else beside).write_text(f"half {1 / 0}")
+    assert [p.name for p in tmp_path.rglob("*")] == ["empty"]
+
+
+@pytest.mark.parametrize("folder", ["new/deep", "."])
+def test_a_folder_appears_with_all_that_was_written(tmp_path: Path, folder: str) -> None:
+    with whole_folder(tmp_path / folder) as made:
+        write_text(made / "sub" / "a", "1")
+        write_text(made / "b", "2")
+    found = {p.relative_to(tmp_path / folder).as_posix() for p in (tmp_path / folder).rglob("*")}
+    assert found == {"sub", "sub/a", "b"}
+
+
+def test_an_error_in_a_folder_names_the_folder_that_was_meant(tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    with pytest.raises(TransformerNFNError, match=f"'{place}' is a"), whole_folder(place) as made:
+        write_text(made, "1")
+    assert not list(tmp_path.iterdir())

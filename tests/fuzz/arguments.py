@@ -167,6 +167,35 @@ def _sizes() -> list[Words]:
     ]  # fmt: skip
 
 
+def _outputs() -> list[Words]:
+    """Places to write to that are there and no file, or in what is read; filters that fit none."""
+    found: list[Words] = []
+    for place in (".", "", "..", "/", "zoo", "hub", "/dev/fd", "/proc/self/cwd"):
+        found += [
+            ("sample", SPACE, "--out", place), ("canonical", "net.safetensors", "--out", place),
+            ("disguise", "net.safetensors", "--out", place), ("disguise", "hub", "--out", place),
+            ("align", "net.safetensors", "other.safetensors", "--out", place),
+            ("inspect", "hub", "--figure", place), ("report", "statnn", "--out", place),
+            ("zoo", "plot", "zoo", "--out", place), ("zoo", "export", "zoo", "--out", place),
+            ("fingerprint", "hub", "--out", place), ("fingerprint", "hub", "--add", place),
+        ]  # fmt: skip
+    for place in ("zoo", "zoo/run", "./zoo/../zoo/a/b"):
+        found += [
+            ("train", "zoo", "--model", "statnn", "--epochs", "1", "--out", place),
+            ("zoo", "export", "zoo", "--out", place), ("zoo", "import", "authors", "--out", place),
+            ("reproduce", "table1", "zoo", "--models", "statnn", "--epochs", "1", "--out", place),
+        ]  # fmt: skip
+    rows = ("zoo", "rows", "zoo")
+    found += [
+        (*rows, "--optimizer", "adm"), (*rows, "--optimizer", ""), (*rows, "--run", "run"),
+        (*rows, "--run", "run1", "--run", "x"), (*rows, "--percent", "74"), (*rows, "--epoch", "4"),
+        (*rows, "--percent", "0"), (*rows, "--epoch", "-1"), (*rows, "--min-accuracy", "nan"),
+        (*rows, "--min-accuracy", "-0.1"), (*rows, "--max-accuracy", "inf"),
+        (*rows, "--max-accuracy", "90"), ("disguise", "hub", "--out", "hub/inner"),
+    ]  # fmt: skip
+    return found
+
+
 ARGUMENTS: tuple[tuple[Words, Right], ...] = tuple(
-    (words, Right.REFUSED) for words in (*_places(), *_names(), *_numbers(), *_sizes())
+    (words, Right.REFUSED) for words in (*_places(), *_names(), *_numbers(), *_sizes(), *_outputs())
 )

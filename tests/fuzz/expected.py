@@ -50,6 +50,7 @@ class Outcome:
     Attributes:
         status: exit code; negative for the signal that ended it; None if it hung.
         writes: paths outside its own folder that it wrote to, made or removed.
+        left: paths in its own folder that were not there before.
     """
 
     status: int | None
@@ -57,11 +58,13 @@ class Outcome:
     stderr: str
     seconds: float
     writes: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
 
 FAULTS = (
     "traceback", "abort", "hang", "wrongly accepted", "wrongly refused", "wrong answer",
     "not one sentence", "no JSON", "files outside",
+    "files left",
 )  # fmt: skip
 
 
@@ -75,6 +78,8 @@ def fault(case: Case, outcome: Outcome, undamaged: Outcome) -> str | None:
         return "traceback"
     if outcome.writes:
         return "files outside"
+    if outcome.status == 2 and outcome.left:
+        return "files left"
     if outcome.status in case.bad:
         if outcome.status == 2 and not _one_sentence(outcome.stderr):
             return "not one sentence"

@@ -46,7 +46,7 @@ def explain(result: dict[str, Any]) -> str:
     return (
         f"#{result['number']} {result['fault']}: tnfn {shlex.join(result['words'])[:200]}\n"
         f"    {result['damage']}; right: {result['right']}; status {result['status']} after "
-        f"{result['seconds']} s {result['writes'] or ''}\n    {told[0][:400]}"
+        f"{result['seconds']} s {result['writes'] or result['left'] or ''}\n    {told[0][:400]}"
     )
 
 

@@ -26,6 +26,7 @@ sys.path[:0] = [
     str(HERE.parent / "architectures" / "families"),
 ]  # fmt: skip
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # Arrow's allocator would start one
 
 import torch  # noqa: E402
 from expected import Outcome  # noqa: E402
@@ -204,7 +205,9 @@ def run_range(root: Path, seed: int, numbers: range, limit: float = LIMIT) -> No
             scenario.copy(valid, whole)
             undamaged[key] = case.words, in_child(command(case.words, whole), whole, limit)
             shutil.rmtree(whole, ignore_errors=True)
+        there = set(folder.rglob("*"))
         outcome = in_child(command(case.words, folder), folder, limit)
+        outcome.left = sorted(map(str, set(folder.rglob("*")) - there))
         before = undamaged.get(key, (case.words, outcome))[1]
         wrong = fault(case, outcome, before)
         if before is not outcome and before.status not in case.answers:
@@ -214,7 +217,7 @@ def run_range(root: Path, seed: int, numbers: range, limit: float = LIMIT) -> No
             "damage": case.damage.what, "right": case.damage.right.name, "fault": wrong,
             "status": outcome.status, "seconds": round(outcome.seconds, 2),
             "stderr": outcome.stderr[-2000:], "stdout": outcome.stdout[-300:],
-            "writes": outcome.writes,
+            "writes": outcome.writes, "left": outcome.left,
         }  # fmt: skip
         print(json.dumps(line), flush=True)
         shutil.rmtree(folder, ignore_errors=True)

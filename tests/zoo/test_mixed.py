@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
 from transformer_nfn.zoo import (
+    ImportFileError,
     Kind,
     MixedZoo,
     Settings,
@@ -231,6 +232,24 @@ def test_exported_networks_of_four_heads_say_so(mixed: MixedZoo, tmp_path: Path)
     assert space.shapes == zoo.space.shapes
     (two_heads, *_) = (tmp_path / "out" / "w20-h2-d1" / "digits").iterdir()
     assert not any("heads" in key for key in torch.load(two_heads, weights_only=True))
+
+
+def test_an_exported_mixed_zoo_is_imported_as_it_was(mixed: MixedZoo, tmp_path: Path) -> None:
+    export_authors(mixed, tmp_path / "out")
+    code, text = tnfn("zoo", "import", tmp_path / "out", "--out", tmp_path / "back")
+    assert (code, "27 checkpoints" in text) == (0, True)
+    back = MixedZoo.open(tmp_path / "back")
+    assert (back.kinds, back.rows, back.task) == (mixed.kinds, mixed.rows, mixed.task)
+    assert (back.seeds, back.finished) == (mixed.seeds, True)
+    for name, zoo in mixed.zoos.items():
+        ours = {w.numpy().tobytes() for w in zoo.weights(np.arange(len(zoo)))["blocks.0.W_Q"]}
+        again = back[name].weights(np.arange(len(zoo)))["blocks.0.W_Q"]
+        assert {w.numpy().tobytes() for w in again} == ours
+    shutil.rmtree(tmp_path / "out" / "w20-h2-d1")
+    shutil.copytree(tmp_path / "out" / "w16-h4-d1", tmp_path / "out" / "w20-h2-d1")
+    with pytest.raises(ImportFileError, match=r"networks of width 20.* found width 16"):
+        import_authors(tmp_path / "out", tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_networks_of_another_kind_are_imported_as_they_were_exported(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,8 +138,7 @@ def _compare_checkpoints(
     relation = relate(A, B, prove=prove)
     if figure is not None and relation.matrix is not None:
         draw_relation(relation, figure, (A.where, B.where))
-    with suppress(BrokenPipeError):  # the exit code still tells
-        typer.echo(json_text(as_json(relation)) if json_output else str(relation))
+    typer.echo(json_text(as_json(relation)) if json_output else str(relation))
     if figure is not None and relation.matrix is None:
         typer.echo(f"no figure: there are no blocks to draw ({relation.reason})", err=True)
     raise typer.Exit(EXIT[relation.same_function])
@@ -159,8 +158,7 @@ def _compare_networks(
     if group not in ("paper", "enlarged"):
         raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
     result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
-    with suppress(BrokenPipeError):  # the exit code still tells
-        typer.echo(json_text(_as_json(result)) if json_output else str(result))
+    typer.echo(json_text(_as_json(result)) if json_output else str(result))
     raise typer.Exit(EXIT[result.same_function])
 
 

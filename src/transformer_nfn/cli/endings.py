@@ -1,4 +1,4 @@
-"""How does a command end? With its answer, or with one sentence and a code that is no answer.
+"""Endings of commands: an answer, or one sentence and an exit code that is no answer.
 
 Codes that answer belong to the commands: 0, and 1 and 3 of `tnfn compare`, 1 of `tnfn zoo
 verify`. Whatever goes wrong ends with one of the codes below and never with theirs; Python and
@@ -7,12 +7,13 @@ the library that parses the command line would both use 1.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -20,7 +21,7 @@ from typer.core import TyperGroup
 from transformer_nfn.errors import TransformerNFNError
 
 REFUSED = 2
-"""What a user asked for cannot be done: bad input, no room, no such place."""
+"""Bad input, no room, no such place."""
 INTERNAL_FAULT = 70
 """A fault of ours; EX_SOFTWARE of sysexits.h."""
 INTERRUPTED = 130
@@ -28,22 +29,96 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 """Whoever read the output has gone, as shells count it."""
 TRACEBACK_VARIABLE = "TNFN_TRACEBACK"
+_CRASHING = ("strict", "surrogateescape")
+"""Error handlers of a stream that raise for characters its encoding lacks."""
 LONGEST = 1000
 """Characters of a sentence: what a file holds may stand in it, and files are long."""
+
+
+class PipeClosedError(BaseException):
+    """Nobody reads the output any more; no `OSError`, which libraries catch and exit with 1."""
+
+
+class Output(io.TextIOBase):
+    """Standard output or error: prints a replacement for what its encoding lacks.
+
+    Raises `PipeClosedError` where its reader has gone. It has no ``buffer``, by which Typer would
+    write UTF-8 past an ASCII stream.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in _CRASHING:
+            stream.reconfigure(errors="replace")
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """As of the stream."""
+        return self._stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """As of the stream."""
+        return self._stream.errors
+
+    def write(self, text: str) -> int:
+        """Writes a text."""
+        with _written():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """Writes what was held back."""
+        with _written():
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        """As of the stream."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """As of the stream."""
+        return self._stream.isatty()
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise PipeClosedError from error
+    except OSError as error:
+        why = error.strerror or error
+        raise TransformerNFNError(f"the output cannot be written: {why}") from error
+
+
+@contextmanager
+def explained_output() -> Iterator[None]:
+    """Standard output and error are an `Output` each; the first is flushed at the end."""
+    streams = sys.stdout, sys.stderr
+    try:
+        sys.stdout, sys.stderr = (s if s is None else Output(s) for s in streams)
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    finally:
+        sys.stdout, sys.stderr = streams
 
 
 @contextmanager
 def explained() -> Iterator[None]:
     """Whatever is raised inside ends the process with one sentence and a code of this file."""
     try:
-        yield
+        with explained_output():
+            yield
     except TransformerNFNError as error:
         _end(REFUSED, f"error: {error}")
     except MemoryError as error:
         _end(REFUSED, f"error: there is not enough memory for this{_detail(error)}")
     except (KeyboardInterrupt, typer.Abort):
         _end(INTERRUPTED, "interrupted")
-    except BrokenPipeError:
+    except PipeClosedError:
         _end_quietly(PIPE_CLOSED)
     except OSError as error:
         _end(REFUSED, f"error: {_file_fault(error)}")
@@ -90,7 +165,9 @@ def _end(code: int, sentence: str) -> NoReturn:
         traceback.print_exc()
     try:
         sys.stderr.write(f"{_one_line(sentence)}\n")
-    except (OSError, ValueError):
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError, PipeClosedError):
         _end_quietly(code)
     sys.exit(code)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,6 +15,11 @@ from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.cli.zoo_damage import EPILOG, damage
 from transformer_nfn.errors import TransformerNFNError
 
+if TYPE_CHECKING:
+    from transformer_nfn.zoo.store import Zoo
+
+KNOWN_SHOWN = 8
+"""Values of a column that an error names."""
 zoo_app = typer.Typer(
     help="The Small Transformer Zoo: build, look at, check, import and export.",
     no_args_is_help=True,
@@ -201,7 +208,7 @@ def rows(
     from transformer_nfn.cli.network_tables import rows_table
     from transformer_nfn.files.assets import resolve
     from transformer_nfn.zoo.named import NamedNetwork
-    from transformer_nfn.zoo.store import MixedZoo, Zoo, open_zoo
+    from transformer_nfn.zoo.store import MixedZoo, open_zoo
 
     opened = open_zoo(resolve(path, "zoo"))
     zoos: dict[str, Zoo] = (
@@ -209,6 +216,13 @@ def rows(
         if isinstance(opened, MixedZoo)
         else {path: opened}
     )
+    for option, bound in (("--min-accuracy", min_accuracy), ("--max-accuracy", max_accuracy)):
+        if bound is not None and not 0 <= bound <= 1:
+            raise TransformerNFNError(f"{option} must lie between 0 and 1, found {bound}")
+    for column, wanted in (
+        ("run", run or []), ("optimizer", [optimizer]), ("percent", [percent]), ("epoch", [epoch])
+    ):  # fmt: skip
+        _check_known(path, list(zoos.values()), column, [w for w in wanted if w is not None])
     networks = [
         NamedNetwork(f"{name}#{row}", zoo, row)
         for name, zoo in zoos.items()
@@ -243,9 +257,10 @@ def plot(
     from transformer_nfn.zoo.plot import plot_accuracies
     from transformer_nfn.zoo.store import open_zoo
 
+    zoo = open_zoo(resolve(path, "zoo"))
     # Beside the folder, not in it: a zoo holds nothing but its own files. For a name, here.
     target = out or path.resolve().with_suffix(".png")
-    typer.echo(plot_accuracies(open_zoo(resolve(path, "zoo")), target, bins))
+    typer.echo(plot_accuracies(zoo, target, bins))
 
 
 @zoo_app.command(
@@ -306,7 +321,10 @@ def import_command(
     """Reads the authors' published files into a zoo; reports keys that belong to no tensor."""
     from transformer_nfn.zoo.authors import import_authors
 
-    target = out or source.resolve().with_name(source.stem + "-zoo")
+    whole = Path(os.path.realpath(source))
+    if out is None and not whole.name:
+        raise TransformerNFNError(f"name the folder of the zoo of '{source}' with --out")
+    target = out or whole.with_name(whole.stem + "-zoo")
     zoo, report = import_authors(source, target)
     if as_json:
         found = {"path": str(target), "checkpoints": len(zoo), "stray": dict(report.stray)}
@@ -332,6 +350,20 @@ def export(
 
 
 zoo_app.command(epilog=EPILOG)(damage)
+
+
+def _check_known(path: str, zoos: Sequence[Zoo], column: str, wanted: Sequence[Any]) -> None:
+    """Refuses values that a column of a zoo does not have, and names those that it has."""
+    known = sorted({value for zoo in zoos for value in zoo.table[column].tolist()} - {0})
+    for value in wanted:
+        if column == "percent" and any(len(zoo.select(percent=value)) for zoo in zoos):
+            continue  # one checkpoint may stand for several percents
+        if value not in known:
+            shown = ", ".join(map(str, known[:KNOWN_SHOWN]))
+            more = f" and {len(known) - KNOWN_SHOWN:,} more" if len(known) > KNOWN_SHOWN else ""
+            raise TransformerNFNError(
+                f"'{path}' has no rows of {column} '{value}': it has {shown or 'none'}{more}"
+            )
 
 
 def _sizes(text: str, option: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""How is a ``.pt`` file opened that somebody hands in? By its weights only; no code in it runs."""
+"""State dicts of ``torch.save``: opened by their weights only, so that no code in them runs."""
 
 from __future__ import annotations
 
@@ -53,6 +53,17 @@ class StateDict:
     def close(self) -> None:
         """Lets go of the file."""
         self._state = {}
+
+
+def write_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a state dict with ``torch.save``; an `OSError` where the disk does not take it."""
+    with path.open("wb") as file:
+        try:
+            torch.save(dict(tensors), file)
+        except RuntimeError as error:  # torch's own words for a full disk are of its positions
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
 
 
 def _load(path: Path, where: str) -> dict[str, Tensor]:

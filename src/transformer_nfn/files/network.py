@@ -1,4 +1,4 @@
-"""How is one network kept in a file? Its tensors, and the space it lies in beside them."""
+"""One network in a file: its tensors, and its weight space as metadata."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.files.checkpoint import STATE_DICTS, Checkpoint
+from transformer_nfn.files.foreign import write_state_dict
 from transformer_nfn.files.safetensors_file import write_tensors
 from transformer_nfn.files.whole import whole_file
 from transformer_nfn.spaces import Weights, WeightSpace
@@ -40,7 +41,7 @@ def save_network(
     path = Path(path)
     if path.suffix in STATE_DICTS:
         with whole_file(path) as beside:
-            torch.save({name: w.detach().clone() for name, w in tensors.items()}, beside)
+            write_state_dict(beside, {name: w.detach().clone() for name, w in tensors.items()})
         return
     write_tensors(path, tensors, {SPACE_KEY: space.to_json()})
 

@@ -1,4 +1,4 @@
-"""How is a checkpoint written anew with other numbers? As the source lies, whole or not at all."""
+"""Writing a checkpoint anew with other numbers: as its source lies, whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transformer_nfn.files.checkpoint import Checkpoint, is_state_dict
 from transformer_nfn.files.errors import WriteError
-from transformer_nfn.files.foreign import StateDict
+from transformer_nfn.files.foreign import StateDict, write_state_dict
 from transformer_nfn.files.hub_folder import (
     CONFIG,
     INDEX,
@@ -25,7 +25,7 @@ from transformer_nfn.files.hub_folder import (
 )
 from transformer_nfn.files.safetensors_file import DTYPES, parse_header, raw_header, read_at
 from transformer_nfn.files.source import TensorInfo
-from transformer_nfn.files.whole import foreign_files, whole_file
+from transformer_nfn.files.whole import foreign_files, whole_file, whole_folder
 
 # What a folder of a hub holds beside weights: config, tokenizer, its notes.
 SMALL = (".json", ".txt", ".model", ".jinja")
@@ -77,10 +77,10 @@ def rewritten(
     """
     additions = Additions() if additions is None else additions
     home, weights = _files(checkpoint, path)
-    target = out if home is not None else out.parent
     names = {file: file.name if home is not None else out.name for file in weights}
     _check_place(path if home is None else home, home, out)
     with ExitStack() as stack:
+        target = out.parent if home is None else stack.enter_context(whole_folder(out))
         sinks: dict[str, _Sink] = {}
         shards: list[_Sink] = []
         for file, held in weights.items():
@@ -142,8 +142,11 @@ def _files(checkpoint: Checkpoint, path: Path) -> tuple[Path | None, dict[Path, 
 
 
 def _check_place(source: Path, home: Path | None, out: Path) -> None:
-    if out.exists() and out.resolve() == source.resolve():
+    place = Path(os.path.realpath(out))
+    if out.exists() and place == source.resolve():
         raise WriteError(f"'{out}' is what the weights are read from: choose another place")
+    if home is not None and home.resolve() in place.parents:
+        raise WriteError(f"'{out}' lies in the folder that weights are read from: name another")
     if home is None or not out.exists():
         return
     if not out.is_dir():
@@ -209,7 +212,7 @@ class _SafetensorsSink(_Sink):
 
     def begin(self, beside: Path) -> None:
         self._from = self._open(self._source, os.O_RDONLY)
-        self._to = self._open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        self._to = self._open(beside, os.O_WRONLY)
         raw, length = raw_header(self._from, self._where)
         self._before, _ = parse_header(raw, length, self._where)
         self._left = set(self._before)
@@ -233,7 +236,7 @@ class _SafetensorsSink(_Sink):
             os.close(self._handles.pop())
 
     def _open(self, path: Path, flags: int) -> int:
-        self._handles.append(os.open(path, flags, 0o644))
+        self._handles.append(os.open(path, flags))
         return self._handles[-1]
 
     def _put(self, at: int, data: bytes | memoryview) -> None:
@@ -275,7 +278,7 @@ class _StateDictSink(_Sink):
         old, new = self._state, self._new
         names = [*old.infos, *self._added]
         whole = {name: new[name] if name in new else old.read(name) for name in names}
-        torch.save(whole, self._beside)
+        write_state_dict(self._beside, whole)
 
     def close(self) -> None:
         self._new = {}

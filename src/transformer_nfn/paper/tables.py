@@ -177,7 +177,6 @@ def write_table(name: str, records: list[RunRecord], out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    out.mkdir(parents=True, exist_ok=True)
     write_text(out / f"{name}.md", markdown_table(name, records))
     with whole_file(out / f"{name}.parquet") as beside:
         pq.write_table(pa.table(table_columns(name, records)), beside)

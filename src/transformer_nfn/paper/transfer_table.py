@@ -79,7 +79,6 @@ def write_rankings(rankings: Sequence[Ranking], out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    out.mkdir(parents=True, exist_ok=True)
     write_text(out / f"{NAME}.md", transfer_markdown(rankings))
     columns = {name: [getattr(r, name) for r in rankings] for name in Ranking.__annotations__}
     with whole_file(out / f"{NAME}.parquet") as beside:

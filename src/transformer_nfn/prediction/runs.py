@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from transformer_nfn.files.whole import made_folder
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guarded import fit_beside
@@ -44,6 +45,7 @@ from transformer_nfn.prediction.training import SAVE_SECONDS, Report, train_seed
 from transformer_nfn.prediction.training_state import STATE_FILE
 from transformer_nfn.prediction.widening import measure_widening
 from transformer_nfn.zoo import MixedZoo, NetworkSizes, Zoo
+from transformer_nfn.zoo.store import check_outside_zoos
 
 
 def describe_zoo(zoo: Zoo | MixedZoo) -> dict[str, Any]:
@@ -98,6 +100,7 @@ def train_run(
         damaged: relatives of the networks that a `Guard` beside the predictors learns from.
     """
     check_name(model)
+    check_outside_zoos(out)
     kinds = as_kinds(parts)
     check_kinds(model, mixed=kinds.named, damaged=damaged is not None)
     if model not in ALL_CHECKPOINTS:
@@ -109,9 +112,9 @@ def train_run(
         if is_of(record, identity, model, options, kinds, protocol, seeds):
             return _completed(record, zoo, out)
         raise RunError(f"'{out}' holds another run ({record.model}); choose another folder")
-    out.mkdir(parents=True, exist_ok=True)
     training = _Training(model, options, kinds, protocol, seeds, identity)
-    fitted = _fit(training, out, report, save_every)
+    with made_folder(out):  # first: hours later is too late to learn that it cannot be made
+        fitted = _fit(training, out, report, save_every)
     read = _as_read(fitted, kinds)
     judged = Judgements.of(fitted.predictors, read)
     rows = [

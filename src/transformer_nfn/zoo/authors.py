@@ -21,6 +21,7 @@ from torch import Tensor
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
+from transformer_nfn.files.whole import whole_folder
 from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, WIDTH
 from transformer_nfn.seed_kinds import UNKNOWN
 from transformer_nfn.zoo.archive import unpack
@@ -29,7 +30,16 @@ from transformer_nfn.zoo.errors import ImportFileError, StoreError, ZooError
 from transformer_nfn.zoo.kind import Kind
 from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in, to_state_dict
 from transformer_nfn.zoo.sizes import NetworkSizes
-from transformer_nfn.zoo.store import Folder, Zoo, check_fresh, write_shard
+from transformer_nfn.zoo.store import (
+    Folder,
+    MixedZoo,
+    Zoo,
+    check_fresh,
+    check_outside_zoos,
+    open_zoo,
+    write_shard,
+)
+from transformer_nfn.zoo.store.mixed import write_kinds
 
 _FILE = re.compile(r"(?P<run>.+)_(?P<epoch>best1?|[0-9]+)_(?P<accuracy>[0-9]+)\.pt")
 _ACCURACY = ("test_top1_accuracy", "test_accuracy")
@@ -70,36 +80,73 @@ class _File:
     accuracy: float
 
 
-def import_authors(source: Path, out: Path) -> tuple[Zoo, Imported]:
+def import_authors(source: Path, out: Path) -> tuple[Zoo | MixedZoo, Imported]:
     """Reads a folder or zip in the authors' layout into a new zoo at ``out``.
 
     Their layout is ``<name>/<run>_<epoch>_<accuracy·10000>.pt`` and ``metadata/<name>.csv``
     with name ``mnist`` or ``ag_news``, at any depth; what `export_authors` writes of another task
-    bears its name. Nothing is written if any file is wrong.
+    bears its name, and of a mixed zoo each kind is in a folder such as ``w16-h2-d1``, which gives
+    a mixed zoo again. Nothing is written if any file is wrong.
     """
+    check_outside_zoos(out.parent)
     check_fresh(out)
     if (out / "zoo.json").exists():
         raise StoreError(f"'{out}' holds another zoo: name an empty folder")
-    with _as_folder(source) as folder:
-        name, files, table = _survey(folder, source)
-        report = Imported()
-        first = _open(files[0].path)
-        try:
-            arch = _architecture(first, name)
-        except IndexError as error:
-            raise ImportFileError(
-                f"{files[0].path.name}: a tensor that tells its sizes has too few axes"
-            ) from error
-        _check_depth(first, arch, files[0].path)
-        # Shards are written beside the zoo first, so that a bad file in the middle leaves
-        # nothing behind.
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-            made = _write(Path(scratch) / "zoo", arch, name, files, table, report, source, first)
-            out.mkdir(exist_ok=True)
-            for part in sorted(made.iterdir(), key=lambda p: p.name == "zoo.json"):
-                part.rename(out / part.name)
-    return Zoo.open(out), report
+    report = Imported()
+    with _as_folder(source) as folder, whole_folder(out) as made:
+        kinds = _kinds(folder)
+        if kinds:
+            zoos = [_import_kind(at, made, kind, source, report) for kind, at in kinds.items()]
+            tasks = sorted({zoo.about["task"]["name"] for zoo in zoos})
+            if len(tasks) > 1:
+                raise _several_tasks(source, tasks)
+            seeds = {zoo.seeds for zoo in zoos}
+            seed = UNKNOWN if UNKNOWN in seeds else max(seeds, key=lambda s: s == "each")
+            write_kinds(made, list(kinds), {"task": tasks[0], "seeds": seed})
+        else:
+            _import_one(folder, made, source, report)
+    return open_zoo(out), report
+
+
+def _kinds(folder: Path) -> dict[Kind, Path]:
+    """The folders of an exported mixed zoo by their kind; empty for files of one kind."""
+    homes = sorted(
+        {
+            path.parent.parent
+            for path in folder.rglob("*.pt")
+            if _FILE.fullmatch(path.name) and path.parent.name in KNOWN_TASKS
+        }
+    )
+    try:
+        kinds = {Kind.named(home.name): home for home in homes}
+    except ZooError:
+        return {}
+    return dict(sorted(kinds.items())) if len(kinds) == len(homes) > 1 else {}
+
+
+def _import_kind(
+    folder: Path, made: Path, kind: Kind, source: Path, report: Imported
+) -> Folder:
+    zoo = _import_one(folder, made / kind.name, source, report)
+    if zoo.arch.kind != kind:
+        raise ImportFileError(
+            f"'{source}': expected networks of {kind} in '{folder.name}', found {zoo.arch.kind}"
+        )
+    return zoo
+
+
+def _import_one(folder: Path, out: Path, source: Path, report: Imported) -> Folder:
+    """Reads files of one kind into a zoo at ``out``."""
+    name, files, table = _survey(folder, source)
+    first = _open(files[0].path)
+    try:
+        arch = _architecture(first, name)
+    except IndexError as error:
+        raise ImportFileError(
+            f"{files[0].path.name}: a tensor that tells its sizes has too few axes"
+        ) from error
+    _check_depth(first, arch, files[0].path)
+    return _write(out, arch, name, files, table, report, source, first)
 
 
 def _write(
@@ -111,7 +158,7 @@ def _write(
     report: Imported,
     source: Path,
     first: Checkpoint,
-) -> Path:
+) -> Folder:
     groups = [files[i : i + SHARD_ROWS] for i in range(0, len(files), SHARD_ROWS)]
     about = {
         "origin": "import",
@@ -137,7 +184,7 @@ def _write(
     if unknown:
         report.notes.append(f"{unknown} files have no row in metadata/{name}.csv")
     folder.merge()
-    return out
+    return folder
 
 
 def _seeds(files: list[_File], table: dict[str, dict[str, str]]) -> str:
@@ -272,15 +319,18 @@ def _survey(
             f"of another task ({', '.join(KNOWN_TASKS)})"
         )
     if len(found) > 1:
-        raise ImportFileError(
-            f"'{source}' holds both {' and '.join(sorted(found))} files: import one folder at a "
-            "time"
-        )
+        raise _several_tasks(source, sorted(found))
     ((name, files),) = found.items()
     table: dict[str, dict[str, str]] = {}
     for path in folder.rglob(f"metadata/{name}.csv"):
         table |= read_table(path)
     return name, files, table
+
+
+def _several_tasks(source: Path, names: list[str]) -> ImportFileError:
+    return ImportFileError(
+        f"'{source}' holds both {' and '.join(names)} files: import one folder at a time"
+    )
 
 
 @contextmanager

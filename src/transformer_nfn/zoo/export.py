@@ -9,28 +9,35 @@ from typing import Any
 
 import torch
 
-from transformer_nfn.files.whole import whole_file
+from transformer_nfn.files.foreign import write_state_dict
+from transformer_nfn.files.whole import whole_folder
 from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.module import HEADS_KEY, to_state_dict
-from transformer_nfn.zoo.store import MixedZoo, Zoo
+from transformer_nfn.zoo.store import MixedZoo, Zoo, check_outside_zoos
 
 
 def export_authors(zoo: Zoo | MixedZoo, out: Path) -> int:
     """Writes every row as a per-run state dict in the authors' layout; how many there were.
 
-    A mixed zoo gives a folder for each kind. Where a network has not the paper's two heads, its
-    state dict says how many under `HEADS_KEY`.
+    A mixed zoo gives a folder for each kind, which `import_authors` reads back. Where a network
+    has not the paper's two heads, its state dict says how many under `HEADS_KEY`.
     """
-    if out.exists() and any(out.iterdir()):
+    check_outside_zoos(out)
+    if out.is_dir() and any(out.iterdir()):
         raise StoreError(f"'{out}' is not empty: name an empty folder")
-    if isinstance(zoo, MixedZoo):
-        return sum(export_authors(one, out / name) for name, one in zoo.zoos.items())
     if not len(zoo):
         raise StoreError(f"'{zoo.path}' has no networks to export")
+    with whole_folder(out) as made:
+        if isinstance(zoo, MixedZoo):
+            return sum(_export(one, made / name) for name, one in zoo.zoos.items() if len(one))
+        return _export(zoo, made)
+
+
+def _export(zoo: Zoo, out: Path) -> int:
     name = zoo.about["task"]["name"]
-    (out / name).mkdir(parents=True, exist_ok=True)
-    (out / "metadata").mkdir(exist_ok=True)
+    (out / name).mkdir(parents=True)
+    (out / "metadata").mkdir()
     table: list[dict[str, Any]] = []
     for rows, named in zoo.batches(size=256):
         for i, row in enumerate(rows):
@@ -45,14 +52,10 @@ def export_authors(zoo: Zoo | MixedZoo, out: Path) -> int:
                 state["embedding.pos_embedding"] = zoo.positions()
             if zoo.arch.heads != HEADS:
                 state[HEADS_KEY] = torch.tensor(float(zoo.arch.heads))
-            with whole_file(out / name / file, durable=False) as beside:
-                torch.save(state, beside)
+            write_state_dict(out / name / file, state)
             table.append(_metadata(config, name, epoch, file))
-    with (
-        whole_file(out / "metadata" / f"{name}.csv") as beside,
-        beside.open("w", newline="", encoding="utf-8") as sheet,
-    ):
-        writer = csv.DictWriter(sheet, fieldnames=list(table[0]) if table else [])
+    with (out / "metadata" / f"{name}.csv").open("w", newline="", encoding="utf-8") as sheet:
+        writer = csv.DictWriter(sheet, fieldnames=list(table[0]))
         writer.writeheader()
         writer.writerows(table)
     return len(table)

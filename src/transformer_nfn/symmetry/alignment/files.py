@@ -15,7 +15,7 @@ from transformer_nfn.architectures.families import Model, open_model, write_mode
 from transformer_nfn.architectures.families.description import Transformer
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.files.errors import WriteError
-from transformer_nfn.files.whole import take_name
+from transformer_nfn.files.whole import made_folder, take_name
 from transformer_nfn.functional.transformer import Weights, hidden_states, logits
 from transformer_nfn.symmetry.alignment.whole import ROUNDS, Alignment
 from transformer_nfn.symmetry.prove.witness import Shaken
@@ -87,10 +87,11 @@ def align(
     if place is None:
         tensors = {name: w.to(torch.float64) for name, w in walk}
         return _told(walk, tensors=tensors)
-    made = not place.parent.exists()
-    place.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".align-") as folder:
+        with (
+            made_folder(place.parent),
+            tempfile.TemporaryDirectory(dir=place.parent, prefix=".align-") as folder,
+        ):
             beside = Path(folder) / place.name
             write_model(A, walk, beside, untied=untie)
             with open_model(beside) as moved:
@@ -103,9 +104,6 @@ def align(
             take_name(beside, place)
     except OSError as error:
         raise WriteError(f"'{place}' cannot be written: {error.strerror or error}") from error
-    finally:
-        if made and place.parent.exists() and not any(place.parent.iterdir()):
-            place.parent.rmdir()
     return _told(walk, difference=difference, noise=noise)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from transformer_nfn.errors import missing_extra
 from transformer_nfn.files.parquet import open_parquet
-from transformer_nfn.files.whole import whole_file
+from transformer_nfn.files.whole import made_folder, whole_file
 from transformer_nfn.symmetry.prints.stored import (
     BYTES,
     FORMAT,
@@ -283,13 +283,13 @@ def _bytes_of(column: Any, width: int) -> NDArray[np.uint8]:
 def _turn(folder: Path) -> Iterator[None]:
     """One writer in a folder at a time; the system lets go when a process dies."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
+        with made_folder(folder):
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                with contextlib.suppress(OSError):  # some file systems have no locks
+                    fcntl.flock(handle, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(handle)
     except OSError as error:
         raise PrintError(f"'{folder}' cannot be written: {error.strerror}") from error
-    try:
-        with contextlib.suppress(OSError):  # some file systems have no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -1,6 +1,6 @@
 """A zoo on disk: what is written, how it is read, how damage is found."""
 
-from transformer_nfn.zoo.store.folder import FORMAT, Folder, check_fresh
+from transformer_nfn.zoo.store.folder import FORMAT, Folder, check_fresh, check_outside_zoos
 from transformer_nfn.zoo.store.mixed import MixedZoo, open_zoo
 from transformer_nfn.zoo.store.shards import read_header, write_shard
 from transformer_nfn.zoo.store.zoo import Zoo
@@ -11,6 +11,7 @@ __all__ = [
     "MixedZoo",
     "Zoo",
     "check_fresh",
+    "check_outside_zoos",
     "open_zoo",
     "read_header",
     "write_shard",

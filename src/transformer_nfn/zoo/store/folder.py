@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +146,14 @@ def check_fresh(path: Path) -> None:
     foreign = foreign_files(path, _OWN)
     if foreign:
         raise StoreError(f"'{path}' holds other files ('{foreign[0]}'): name an empty folder")
+
+
+def check_outside_zoos(path: Path) -> None:
+    """Refuses a place to write to that is a zoo, or in one: a zoo holds its own files only."""
+    real = Path(os.path.realpath(path))
+    for folder in (real, *real.parents):
+        if any(os.path.isfile(folder / name) for name in ("zoo.json", KINDS_FILE)):
+            raise StoreError(f"'{path}' lies in the zoo '{folder}': choose another place")
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from transformer_nfn.zoo.damage_record import (
     source_text,
 )
 from transformer_nfn.zoo.errors import StoreError, ZooError
-from transformer_nfn.zoo.store import Folder, Zoo, check_fresh, write_shard
+from transformer_nfn.zoo.store import Folder, Zoo, check_fresh, check_outside_zoos, write_shard
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.store.folder import claim
 from transformer_nfn.zoo.store.index import CONFIGURATION
@@ -87,6 +87,7 @@ def damage_zoo(
     chosen = zoo.select(percent=percent) if rows is None else np.asarray(rows, dtype=np.int64)
     items = _plan(zoo, chosen, asked, count, seed)
     about = _describe(zoo, chosen, asked, len(items), count, seed, percent)
+    check_outside_zoos(out.parent)
     if not (out / "zoo.json").exists():
         check_fresh(out)
     else:

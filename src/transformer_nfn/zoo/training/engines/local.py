@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -100,10 +101,16 @@ def _run_processes(
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     worker = "transformer_nfn.zoo.training.engines.worker"
     command = [sys.executable, "-m", worker, json.dumps(order)]
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
-        for _ in range(workers)
-    ]
+    # Ctrl-C reaches all processes of a terminal: this one takes it and ends the workers, which
+    # inherit that it is blocked.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        processes = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+            for _ in range(workers)
+        ]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     errors: list[str] = []
     lock = threading.Lock()
     threads = [
