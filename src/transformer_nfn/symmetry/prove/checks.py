@@ -94,7 +94,7 @@ def check(
     """
     away, error, size = (x.double().reshape(-1) for x in (away, error, size))
     counted = entries if sites else 0
-    half = 2.0 if entries == 1 else 1.0
+    half = 1.0 if counted > 1 else 2.0
     ratio, worst = _ratios(away, error, counted)
     excess = noticed = max(ratio / half, worst)
     if felt is not None:
