@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import CASES, build, save
 from torch import Tensor
 
-from transformer_nfn.architectures.families import OpenOptions, Model, open_model, write_model
+from transformer_nfn.architectures.families import Model, OpenOptions, open_model, write_model
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.errors import CheckpointError, WriteError
 

@@ -35,10 +35,14 @@ class Model(OpenFiles):
         where: what errors call the file.
         config: what ``config.json`` says.
         path: the file or folder.
+        options: how it was opened, and how a copy of it opens.
     """
 
-    def __init__(self, checkpoint: Checkpoint, binding: Binding, path: Path) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, binding: Binding, path: Path, options: OpenOptions
+    ) -> None:
         self.checkpoint, self.binding, self.path = checkpoint, binding, path
+        self.options = options
         self.where, self.config = checkpoint.where, checkpoint.config
         self.about: Transformer = describe(binding, self.where)
         self.names: Mapping[str, tuple[int, ...]] = self.about.names()
@@ -156,7 +160,7 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
         else:
             family = recognise(infos, checkpoint.config, checkpoint.where)
         binding = bind(family, checkpoint, options.settings)
-        return Model(checkpoint, binding, Path(path))
+        return Model(checkpoint, binding, Path(path), options)
     except BaseException:
         checkpoint.close()
         raise
