@@ -58,9 +58,9 @@ def check_format(path: Path, where: str | None = None) -> None:
     elif path.is_file():
         if path.name in ADAPTER:
             refuse(where, ADAPTER_WORDS)
-        what = SUFFIXES.get(path.suffix.lower()) or _by_content(path)
-        if what:
-            refuse(where, what)
+        other = SUFFIXES.get(path.suffix.lower()) or _by_content(path)
+        if other:
+            refuse(where, other)
 
 
 def _by_content(path: Path) -> str | None:
