@@ -8,7 +8,13 @@ E = TypeVar("E", bound="TransformerNFNError")
 
 
 class TransformerNFNError(ValueError):
-    """Any input that this library refuses; the command line turns it into exit code 2."""
+    """Any input that this library refuses; the command line turns it into exit code 2.
+
+    Attributes:
+        lines: text to copy that follows the sentence, such as a file to write.
+    """
+
+    lines: tuple[str, ...] = ()
 
 
 class SpaceError(TransformerNFNError):

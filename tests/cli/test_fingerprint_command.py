@@ -108,11 +108,11 @@ def test_an_interrupted_run_goes_on_where_it_stopped(models, tmp_path):
     out, before = tmp_path / "pairs.json", run.relate_pair
     calls = []
 
-    def stops(a, b, architecture=None):
+    def stops(a, b, options=None):
         calls.append((a.name, b.name))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return before(a, b, architecture)
+        return before(a, b, options)
 
     with patch.object(run, "relate_pair", stops), pytest.raises(KeyboardInterrupt):
         relate_folder(models, out=out)

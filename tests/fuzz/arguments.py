@@ -196,6 +196,30 @@ def _outputs() -> list[Words]:
     return found
 
 
+def _stated() -> list[Words]:
+    """Facts of an encoder that are missing, malformed, unknown or impossible."""
+    known = {"nhead": "4", "norm_first": "true", "activation": "gelu"}
+    wrong = [("nhead", value) for value in ("0", "-1", "7", "1e9", DIGITS, "x", "[4]", "true", "")]
+    wrong += [("activation", value) for value in ("foo", "3", LONG, "{}")]
+    wrong += [("norm_first", value) for value in ("yes", "1", "null", "[]")]
+    found: list[Words] = [("--set", text) for text in ("nhead", "=", "n head=4", "x=1", "D=16", "")]
+    found += [("--family", name) for name in ("", LONG, "gpt5", "bert", "../data/bert")]
+    found += [(), ("--set", "nhead=4"), ("--set", "nhead=4", "--set", "nhead=4")]
+    for name, value in wrong:
+        stated = {**known, name: value}
+        found.append(tuple(w for pair in stated.items() for w in ("--set", "=".join(pair))))
+    return [
+        (*command, *words)
+        for words in found
+        for command in (
+            ("inspect", "encoder.pt"), ("fingerprint", "encoder.pt"),
+            ("disguise", "encoder.pt", "--out", "new.pt"),
+            ("compare", "encoder.pt", "encoder.pt"),
+        )
+    ]  # fmt: skip
+
+
 ARGUMENTS: tuple[tuple[Words, Right], ...] = tuple(
-    (words, Right.REFUSED) for words in (*_places(), *_names(), *_numbers(), *_sizes(), *_outputs())
+    (words, Right.REFUSED)
+    for words in (*_places(), *_names(), *_numbers(), *_sizes(), *_outputs(), *_stated())
 )

@@ -92,6 +92,7 @@ RUN_FIELDS = (
 )  # fmt: skip
 NEEDED_RUN_FIELDS = ("model", "zoo", "zoo/architecture", "zoo/architecture/tokens", "seeds/0/seed",
                      "summary/radius", "format", "selection", "protocol")  # fmt: skip
+STATED = ("--set", "nhead=4", "--set", "norm_first=true", "--set", "activation=gelu")
 ABOUT_FIELDS = ("format", "predictor", "settings", "width", "sha256", "sha256/*")
 CONFIG_FIELDS = ("blocks", "channels", "channels/*", "classifier", "embedding", "features", "space")
 ZOO_FIELDS = ("format", "kind", "architecture", "architecture/*", "shards", "task")
@@ -264,6 +265,7 @@ def _networks() -> list[Scenario]:
         tensor_damage.pickled_whole, d.flipped(ANSWERED), d.flipped(ANSWERED, within=600),
     )  # fmt: skip
     inputs = ("net.safetensors", "other.safetensors")
+    unwrapped = (tensor_damage.wrapped, tensor_damage.quantised_name)
     theirs = ("theirs.pt", "runs/transformer_nfn", "ours.safetensors")
     target = (Target("net.safetensors", stored),)
     return [
@@ -290,13 +292,14 @@ def _networks() -> list[Scenario]:
         ),
         Scenario(
             "state dict inspected", theirs,
-            (("inspect", "theirs.pt", "--json"),), (Target("theirs.pt", pickled),),
+            (("inspect", "theirs.pt", "--json"),), (Target("theirs.pt", (*pickled, *unwrapped)),),
         ),
         Scenario(
             "space", ("space.json", "net.safetensors"),
             (("space", "space.json"), ("sample", "space.json", "--out", "s.safetensors")),
-            (Target("space.json", _json(("format", "axes", "axes/*", "axes/*/*", "tensors",
-                                         "tensors/*"), ("axes", "tensors"), ANSWERED)),),
+            # A tensor without axes is a number: an empty text is not wrong.
+            (Target("space.json", _json(("format", "axes", "axes/*", "axes/*/*", "tensors"),
+                                        ("axes", "tensors"), ANSWERED)),),
         ),
     ]  # fmt: skip
 
@@ -330,7 +333,20 @@ def _checkpoints() -> list[Scenario]:
             "checkpoint's config", ("hub", "disguised"),
             (("inspect", "hub", "--json"), ("disguise", "hub", "--out", "new")),
             (Target("hub/config.json", (d.field_of_wrong_type(sizes, ANSWERED),
+                                        d.field_is_no_text("model_type"),
                                         d.json_text(ANSWERED), d.reformatted)),),
+        ),
+        Scenario(
+            "checkpoint's subfolder", ("hub", "disguised"), (("disguise", "hub", "--out", "new"),),
+            (Target("hub/1_Pooling/config.json", (d.linked_out,)),),
+        ),
+        Scenario(
+            "stated facts", ("encoder.pt",),
+            (("inspect", "encoder.pt", "--json", *STATED),
+             ("disguise", "encoder.pt", "--out", "new.pt", *STATED)),
+            (Target("encoder.pt", (
+                tensor_damage.pickled_tensor, tensor_damage.pickled_whole,
+                tensor_damage.wrapped, tensor_damage.quantised_name)),),
         ),
         Scenario(
             "fingerprints", ("hub", "prints.parquet"),
@@ -384,7 +400,7 @@ def _imports() -> list[Scenario]:
 
 WORDS = Scenario(
     "words", ("net.safetensors", "other.safetensors", "ours.safetensors", "runs/statnn", "zoo",
-              "hub", "authors", "space.json"), (),
+              "hub", "encoder.pt", "authors", "space.json"), (),
 )  # fmt: skip
 SCENARIOS: tuple[Scenario, ...] = (
     *_run_folders(), WORDS, *_reports(), *_zoos(), WORDS, *_networks(), *_checkpoints(), WORDS,

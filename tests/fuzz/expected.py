@@ -94,9 +94,10 @@ def fault(case: Case, outcome: Outcome, undamaged: Outcome) -> str | None:
 
 
 def _one_sentence(stderr: str) -> bool:
-    """One line; or Typer's own box around a mistake in the words of the command."""
-    lines = stderr.splitlines()
-    return (len(lines) == 1 and lines[0].startswith("error: ")) or stderr.startswith("Usage: ")
+    """One line, perhaps with indented lines to copy; or Typer's own box around a wrong word."""
+    first, *copied = stderr.splitlines() or [""]
+    told = first.startswith("error: ") and all(line.startswith("  ") for line in copied)
+    return told or stderr.startswith("Usage: ")
 
 
 def _strict_json(text: str) -> bool:

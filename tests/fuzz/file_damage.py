@@ -25,7 +25,8 @@ FOREIGN = (
     b"", b"\0", b"\0" * 4096, b"\xff" * 64, b"<html></html>", b"\x89PNG\r\n\x1a\n" + b"\0" * 64,
     b"PK\x03\x04", b"PK\x05\x06" + b"\0" * 18, b"PAR1", b"PAR1" + b"\0" * 8 + b"PAR1", b"[", b"[]",
     b"3", b"null", b'"x"', b"{}", b"\x80\x02.", b"\x80\x04N.", b"[" * 100_000, b"\xef\xbb\xbf{}",
-    "{\"é\": 1}".encode("utf-16"), b"GGUF\3\0\0\0", struct.pack("<Q", 2) + b"{}",
+    "{\"é\": 1}".encode("utf-16"), b"GGUF\3\0\0\0", b"\x08\x08\x12\x07pytorch:\0",
+    struct.pack("<Q", 2) + b"{}",
     struct.pack("<Q", 2**63) + b"{}",
 )  # fmt: skip
 
@@ -128,6 +129,25 @@ def field_of_wrong_type(refused: tuple[str, ...], otherwise: Right) -> Damager:
         return Damage(f"{path.name} {'/'.join(map(str, place))} = {str(new)[:30]!r}", right)
 
     return damage
+
+
+def field_is_no_text(field: str) -> Damager:
+    """A field that holds a name is a number, a flag, a list or a table."""
+
+    def damage(chance: Random, path: Path) -> Damage:
+        data = json.loads(path.read_bytes())
+        data[field] = chance.choice([x for x in NONSENSE if not isinstance(x, str | None)])
+        path.write_text(json.dumps(data))
+        return Damage(f"{path.name} {field} = {str(data[field])[:30]!r}", Right.REFUSED)
+
+    return damage
+
+
+def linked_out(chance: Random, path: Path) -> Damage:
+    """The file is a link to one outside of its model's folder."""
+    path.unlink()
+    path.symlink_to(chance.choice(("/etc/passwd", "../../disguised/config.json")))
+    return Damage(f"{path.name} is a link to {path.readlink()}", Right.REFUSED)
 
 
 def field_missing(refused: tuple[str, ...], otherwise: Right) -> Damager:

@@ -110,6 +110,28 @@ def pickled_whole(chance: Random, path: Path) -> Damage:
     return Damage(f"{path.name}: {how} '{name}'", REFUSED)
 
 
+def wrapped(chance: Random, path: Path) -> Damage:
+    """The same state dict as data-parallel, compiled and Lightning modules save it."""
+    state = torch.load(path, weights_only=True)
+    prefixes = ("module.", "_orig_mod.", "model.", "net.")
+    wrapper = "".join(chance.choices(prefixes, k=chance.randint(1, 3)))
+    state = {f"{wrapper}{name}": w for name, w in state.items()}
+    entries = ("state_dict", "model_state_dict", "model")
+    for entry in chance.choices(entries, k=chance.randint(0, 3)):
+        state = {"epoch": 3, "lr": [0.1], entry: state}
+    torch.save(state, path)
+    return Damage(f"{path.name}: wrapped in '{wrapper}'", EQUAL)
+
+
+def quantised_name(chance: Random, path: Path) -> Damage:
+    """A tensor beside the others that only quantised weights or an adapter have."""
+    state = torch.load(path, weights_only=True)
+    name = chance.choice(("qweight", "weight.absmax", "weight_scale_inv", "lora_A.weight"))
+    state[f"x.{name}"] = torch.ones(2)
+    torch.save(state, path)
+    return Damage(f"{path.name}: with 'x.{name}'", REFUSED)
+
+
 class _Trap:
     """Running this would leave a file outside."""
 

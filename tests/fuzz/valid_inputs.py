@@ -129,12 +129,32 @@ def _checkpoints(folder: Path) -> None:
     from tiny_checkpoints import save as save_family
 
     save_family("gpt2", folder / "hub")
+    (folder / "hub/1_Pooling").mkdir()
+    (folder / "hub/1_Pooling/config.json").write_text("{}")
+    _encoder(folder / "encoder.pt")
     save_family("bert", folder / "bert")
     _output("disguise", folder / "hub", "--out", folder / "disguised")
     for name in ("hub", "disguised"):
         shutil.copytree(folder / name, folder / "models" / name)
     _output("fingerprint", folder / "hub", folder / "bert", "--out", folder / "prints.parquet")
     _output("compare", "--matrix", folder / "models", "--out", folder / "pairs.json")
+
+
+def _encoder(path: Path) -> None:
+    """An encoder of torch, whose file states neither heads nor activation nor norms."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "self_attn.in_proj": [48, 16], "self_attn.out_proj": [16, 16], "linear1": [24, 16],
+        "linear2": [16, 24], "norm1": [16], "norm2": [16],
+    }  # fmt: skip
+    state = {}
+    for layer in range(2):
+        for name, shape in shapes.items():
+            dot = "_" if name.endswith("in_proj") else "."
+            for kind, size in (("weight", shape), ("bias", shape[:1])):
+                numbers = torch.randn(size, generator=generator)
+                state[f"layers.{layer}.{name}{dot}{kind}"] = numbers
+    torch.save(state, path)
 
 
 def _authors(folder: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tiny_families import TINY, Network, build, inputs_of, network, run_library, save
-from transformer_nfn.architectures.families import open_model
+from transformer_nfn.architectures.families import OpenOptions, open_model
 from transformer_nfn.errors import GroupError
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.functional.transformer import transformer
@@ -156,10 +156,11 @@ def test_files_without_a_prefix_can_be_untied_too(tmp_path: Path) -> None:
 
 def test_a_lone_file_keeps_its_tie_or_is_refused(tmp_path: Path) -> None:
     save(build("gpt2", dtype=torch.float32), tmp_path)
-    (tmp_path / "mine.toml").write_text('extends = "gpt2"\n[sizes]\nhead = "4"\n')
+    stated = 'n_head = 4\nactivation_function = "gelu_new"\narchitectures = "GPT2LMHeadModel"\n'
+    (tmp_path / "mine.toml").write_text(f'extends = "gpt2"\n[config]\n{stated}')
     (tmp_path / "model.safetensors").rename(tmp_path / "lone.safetensors")
     out = tmp_path / "out.safetensors"
-    with open_model(tmp_path / "lone.safetensors", tmp_path / "mine.toml") as source:
+    with open_model(tmp_path / "lone.safetensors", OpenOptions(tmp_path / "mine.toml")) as source:
         with pytest.raises(CheckpointError, match=r"lone\.safetensors.*keep the tie"):
             disguise(source, out, seeded())
         assert not out.exists()

@@ -152,7 +152,8 @@ def test_an_encoder_of_pytorch_has_its_stream_fixed(tmp_path, norm_first, final)
         for k, w in module.state_dict().items()
     }
     save_file(state, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"nhead": 4, "norm_first": norm_first}))
+    config = {"nhead": 4, "norm_first": norm_first, "activation": "relu"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with open_model(tmp_path) as model:
         A = MemoryModel.of(model)
     assert relate(A, disguised(A, 1), prove=True).same_function is True

@@ -10,7 +10,13 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.architectures import (
+    ArchitectureOption,
+    FamilyOption,
+    SetOption,
+    open_options,
+    refuse_options,
+)
 from transformer_nfn.cli.output import echo_json
 from transformer_nfn.cli.symmetry import JsonOption, NetworkArgument, named_network
 from transformer_nfn.errors import SpaceError, TransformerNFNError
@@ -25,6 +31,8 @@ def align_command(
     second: NetworkArgument,
     out: Annotated[Path, typer.Option("--out", help="A new folder (or file, if A is one).")],
     architecture: ArchitectureOption = None,
+    family: FamilyOption = None,
+    settings: SetOption = None,
     rounds: Annotated[
         int | None, typer.Option(help="At most so many rounds over all blocks.", min=1)
     ] = None,
@@ -51,12 +59,14 @@ def align_command(
     """
     from transformer_nfn.zoo.checkpoints import open_transformer
 
-    A = open_transformer(first, architecture)
+    options = open_options(architecture, family, settings)
+    A = open_transformer(first, options)
     if A is None:
+        refuse_options(options, first)
         _network(first, second, out, rounds, untie, as_json)
         return
     with A:
-        B = open_transformer(second, architecture)
+        B = open_transformer(second, options)
         if B is None:
             raise SpaceError(
                 f"'{first}' is a checkpoint of {A.about.family} and '{second}' is a network of "
@@ -76,6 +86,8 @@ def align_command(
     console.print(table)
     console.print(f"distance ‖A − B‖ / ‖B‖; stream: {found.action}; {found.rounds} rounds")
     _told(out, first, found.difference or 0.0, f", rounding explains {found.noise:.1e}")
+    if options:
+        typer.echo(f"open it with the same options: {options}")
 
 
 def _told(out: Path, first: str, difference: float, more: str) -> None:

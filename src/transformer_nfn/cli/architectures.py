@@ -1,7 +1,10 @@
-"""The command about families of checkpoints: which transformers of others can be read?"""
+"""The command that lists the families of checkpoints, and the options that choose among them."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from transformer_nfn.cli.output import echo_json
+from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
-    from transformer_nfn.architectures.families import Family
+    from transformer_nfn.architectures.families import Family, OpenOptions
 
 ArchitectureOption = Annotated[
     Path | None,
@@ -22,6 +26,65 @@ ArchitectureOption = Annotated[
         "known family, see `tnfn architectures`.",
     ),
 ]
+FamilyOption = Annotated[
+    str | None,
+    typer.Option("--family", help="Read checkpoints as this family, see `tnfn architectures`."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="A config field that the files do not state, such as nhead=8; may be repeated, and "
+        "holds for every checkpoint of the command.",
+    ),
+]
+SETTING = re.compile(r"([A-Za-z_]\w*)=(.+)", re.DOTALL)
+WORDS = {"True": True, "False": False, "None": None}
+
+
+def open_options(
+    architecture: Path | None, family: str | None, settings: Sequence[str] | None
+) -> OpenOptions:
+    """The options of a command that say how its checkpoints are opened."""
+    from transformer_nfn.architectures.families import OpenOptions
+    from transformer_nfn.architectures.families.recognise import known_family
+
+    if family is not None:
+        known_family(family)
+    parsed: dict[str, Any] = {}
+    for text in settings or ():
+        match = SETTING.fullmatch(text)
+        if match is None:
+            raise TransformerNFNError(f"--set expected FIELD=VALUE, as in nhead=8, found '{text}'")
+        if match[1] in parsed:
+            raise TransformerNFNError(f"--set states '{match[1]}' twice")
+        parsed[match[1]] = _setting(match[1], match[2])
+    return OpenOptions(architecture, family, parsed)
+
+
+def _setting(name: str, text: str) -> Any:
+    """A value in JSON or as Python writes it; anything else is text."""
+    if text in WORDS:
+        return WORDS[text]
+    try:
+        value = json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, dict | list):
+        raise TransformerNFNError(
+            f"--set {name} expected a number, true, false or text, found '{text}'"
+        )
+    return value
+
+
+def refuse_options(options: OpenOptions, file: str) -> None:
+    """Refuse options for checkpoints where a network of a weight space is read."""
+    if options:
+        raise TransformerNFNError(
+            f"{options} is for checkpoints of transformers, and '{file}' is read as a network of a "
+            "weight space"
+        )
 
 
 def architectures_command(

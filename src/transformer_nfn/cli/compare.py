@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.architectures import (
+    ArchitectureOption,
+    FamilyOption,
+    SetOption,
+    open_options,
+    refuse_options,
+)
 from transformer_nfn.cli.compare_folder import compare_folder
 from transformer_nfn.cli.output import json_text
 from transformer_nfn.cli.symmetry import (
@@ -34,6 +40,8 @@ def compare_command(
     space: SpaceOption = None,
     part: PartOption = None,
     architecture: ArchitectureOption = None,
+    family: FamilyOption = None,
+    settings: SetOption = None,
     group: Annotated[
         str, typer.Option(help="'paper', or 'enlarged' with LayerNorm and ReLU scalings.")
     ] = "paper",
@@ -86,6 +94,7 @@ def compare_command(
 
       tnfn compare --matrix models/ --out pairs.json --figure pairs.png
     """
+    options = open_options(architecture, family, settings)
     if matrix is not None:
         if first is not None or space is not None or part is not None or prove is not None:
             raise TransformerNFNError(
@@ -93,7 +102,7 @@ def compare_command(
                 "and --prove"
             )
         compare_folder(
-            matrix, out=out, engine=engine, figure=figure, architecture=architecture,
+            matrix, out=out, engine=engine, figure=figure, options=options,
             json_output=json_output,
         )  # fmt: skip
         return
@@ -107,7 +116,7 @@ def compare_command(
         models: list[Model | None] = [None, None]
         if space is None and part is None:
             for i, name in enumerate((first, second)):
-                models[i] = open_transformer(name, architecture)
+                models[i] = open_transformer(name, options)
                 if (model := models[i]) is not None:
                     stack.enter_context(model)
         A, B = models
@@ -120,12 +129,12 @@ def compare_command(
                 f"'{known}' is a checkpoint of a transformer and '{other}' a network of a weight "
                 "space: they do not compare"
             )
-    for option, value in (("--architecture", architecture), ("--figure", figure)):
-        if value is not None:
-            raise TransformerNFNError(
-                f"{option} is for checkpoints of transformers, and '{first}' is read as a network "
-                "of a weight space"
-            )
+    refuse_options(options, first)
+    if figure is not None:
+        raise TransformerNFNError(
+            f"--figure is for checkpoints of transformers, and '{first}' is read as a network of a "
+            "weight space"
+        )
     _compare_networks(first, second, space, part, group, json_output)
 
 

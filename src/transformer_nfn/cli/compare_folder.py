@@ -14,6 +14,7 @@ from rich.table import Table
 from transformer_nfn.cli.output import echo_json, table_console
 
 if TYPE_CHECKING:
+    from transformer_nfn.architectures.families import OpenOptions
     from transformer_nfn.symmetry.all_pairs import AllPairs, Pair
 
 LISTED = ("same", "same backbone", "derived", "partly", "embeddings only", "unclear", "failed")
@@ -26,7 +27,7 @@ def compare_folder(
     out: Path | None,
     engine: str,
     figure: Path | None,
-    architecture: Path | None,
+    options: OpenOptions,
     json_output: bool,
 ) -> None:
     """Relates all pairs, and tells."""
@@ -44,7 +45,7 @@ def compare_folder(
             bar.update(task, completed=done, total=total, description=words)
 
         result = relate_folder(
-            folder, out=out, engine=engine, architecture=architecture, progress=show  # type: ignore[arg-type]
+            folder, out=out, engine=engine, options=options, progress=show  # type: ignore[arg-type]
         )
     if figure is not None:
         draw_pairs(result, figure)

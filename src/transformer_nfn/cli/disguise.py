@@ -11,7 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.architectures import (
+    ArchitectureOption,
+    FamilyOption,
+    SetOption,
+    open_options,
+    refuse_options,
+)
 from transformer_nfn.cli.symmetry import (
     NetworkArgument,
     PartOption,
@@ -39,6 +45,8 @@ def disguise_command(
     space: SpaceOption = None,
     part: PartOption = None,
     architecture: ArchitectureOption = None,
+    family: FamilyOption = None,
+    settings: SetOption = None,
     seed: SeedOption = 0,
     condition: Annotated[
         float | None,
@@ -72,18 +80,22 @@ def disguise_command(
     from transformer_nfn.files.network import save_network
     from transformer_nfn.zoo.checkpoints import open_transformer
 
-    model = open_transformer(file, architecture) if space is None and part is None else None
+    options = open_options(architecture, family, settings)
+    model = open_transformer(file, options) if space is None and part is None else None
     generator = torch.Generator().manual_seed(seed)
     if model is not None:
         with model:
             _checkpoint(
                 model, file, out, generator, CONDITION if condition is None else condition, keep_tie
             )
+        if options:
+            typer.echo(f"open it with the same options: {options}")
         return
-    if architecture is not None or keep_tie:
+    refuse_options(options, file)
+    if keep_tie:
         raise TransformerNFNError(
-            f"--architecture and --keep-tie are for checkpoints of transformers, and '{file}' is "
-            "read as a network of a weight space"
+            f"--keep-tie is for checkpoints of transformers, and '{file}' is read as a network of "
+            "a weight space"
         )
     found, weights = named_network(file, space, part)
     element = found.group.random(generator, max_condition=max_condition, condition=condition)

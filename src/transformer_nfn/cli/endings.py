@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
@@ -113,7 +113,7 @@ def explained() -> Iterator[None]:
         with explained_output():
             yield
     except TransformerNFNError as error:
-        _end(REFUSED, f"error: {error}")
+        _end(REFUSED, f"error: {error}", error.lines)
     except MemoryError as error:
         _end(REFUSED, f"error: there is not enough memory for this{_detail(error)}")
     except (KeyboardInterrupt, typer.Abort):
@@ -160,11 +160,12 @@ def explain_errors(run: Callable[[], Any]) -> None:
         run()
 
 
-def _end(code: int, sentence: str) -> NoReturn:
+def _end(code: int, sentence: str, lines: Iterable[str] = ()) -> NoReturn:
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exc()
     try:
         sys.stderr.write(f"{_one_line(sentence)}\n")
+        sys.stderr.writelines(f"  {_one_line(line)}\n" for line in lines)
         if sys.stdout is not None:
             sys.stdout.flush()
     except (OSError, ValueError, PipeClosedError):

@@ -13,13 +13,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.architectures import (
+    ArchitectureOption,
+    FamilyOption,
+    SetOption,
+    open_options,
+    refuse_options,
+)
 from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.cli.symmetry import JsonOption, PartOption, SpaceOption, named_network
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:
-    from transformer_nfn.architectures.families import Model
+    from transformer_nfn.architectures.families import Model, OpenOptions
     from transformer_nfn.symmetry.prints import Named, Print, Relative
 
 STORED = ".parquet"
@@ -38,6 +44,8 @@ def fingerprint_command(
     space: SpaceOption = None,
     part: PartOption = None,
     architecture: ArchitectureOption = None,
+    family: FamilyOption = None,
+    settings: SetOption = None,
     size: Annotated[
         int | None, typer.Option(help="Networks of a weight space: how many numbers, 64.")
     ] = None,
@@ -77,12 +85,11 @@ def fingerprint_command(
         raise TransformerNFNError("--out begins a new file and --add adds to one: give one of them")
     if out is not None and out.exists():
         raise TransformerNFNError(f"'{out}' is there already: --add adds to it")
-    found = None if space is not None or part is not None else _take(files, architecture)
+    options = open_options(architecture, family, settings)
+    found = None if space is not None or part is not None else _take(files, options)
     if found is None:
-        for option, value in (
-            ("--architecture", architecture), ("--out", out), ("--add", add),
-            ("--search", database),
-        ):  # fmt: skip
+        refuse_options(options, files[0])
+        for option, value in (("--out", out), ("--add", add), ("--search", database)):
             if value is not None:
                 raise TransformerNFNError(
                     f"{option} is for checkpoints of transformers, and '{files[0]}' is read as a "
@@ -121,7 +128,7 @@ def fingerprint_command(
         typer.echo(note)
 
 
-def _take(files: Sequence[str], architecture: Path | None) -> list[Named] | None:
+def _take(files: Sequence[str], options: OpenOptions) -> list[Named] | None:
     """Prints of checkpoints; None where these are networks of a weight space."""
     from transformer_nfn.symmetry.prints import Database, Named
     from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
@@ -137,7 +144,7 @@ def _take(files: Sequence[str], architecture: Path | None) -> list[Named] | None
                 with Database(file) as stored:
                     found += stored
                 continue
-            model = open_transformer(file, architecture)
+            model = open_transformer(file, options)
             if model is None:
                 if found:
                     open_checkpoint(file).close()  # which says what is wrong, if something is

@@ -10,7 +10,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from transformer_nfn.cli.architectures import ArchitectureOption
+from transformer_nfn.cli.architectures import (
+    ArchitectureOption,
+    FamilyOption,
+    SetOption,
+    open_options,
+    refuse_options,
+)
 from transformer_nfn.cli.output import echo_json
 from transformer_nfn.cli.symmetry import (
     JsonOption,
@@ -30,6 +36,8 @@ def inspect_command(
     space: SpaceOption = None,
     part: PartOption = None,
     architecture: ArchitectureOption = None,
+    family: FamilyOption = None,
+    settings: SetOption = None,
     figure: Annotated[
         Path | None,
         typer.Option("--figure", help="Draw the spectra into this file (png, pdf or svg)."),
@@ -50,13 +58,16 @@ def inspect_command(
       tnfn inspect mnist-sample#0 --json
     """
     from transformer_nfn.symmetry.inspection import draw_spectra, inspect_network
-    from transformer_nfn.zoo.checkpoints import open_transformer
+    from transformer_nfn.zoo.checkpoints import check_no_nan, open_transformer
 
-    model = open_transformer(file, architecture) if space is None and part is None else None
+    options = open_options(architecture, family, settings)
+    model = open_transformer(file, options) if space is None and part is None else None
     if model is not None:
         with model:
             found = _inspect(model)
     else:
+        refuse_options(options, file)
+        check_no_nan(file)
         found = inspect_network(file, *named_network(file, space, part))
     if figure is not None:
         draw_spectra(found, figure)

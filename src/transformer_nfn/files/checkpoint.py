@@ -1,4 +1,4 @@
-"""What weights does a file or folder hold? A mapping that reads a tensor when it is asked for."""
+"""Lazy mapping of the tensors that a file or folder holds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from transformer_nfn.files.errors import CheckpointError, MissingTensorError
 from transformer_nfn.files.foreign import StateDict
 from transformer_nfn.files.hub_folder import INDEX, find_weights, read_config, read_shard_index
 from transformer_nfn.files.open_files import OpenFiles
+from transformer_nfn.files.other_formats import check_format
 from transformer_nfn.files.safetensors_file import SafetensorsFile
 from transformer_nfn.files.source import WEIGHT_DTYPES, TensorInfo, TensorSource
-from transformer_nfn.files.wrappers import common_wrapper
+from transformer_nfn.files.wrappers import common_wrappers
 
 STATE_DICTS = (".pt", ".pth", ".bin")
 
@@ -55,6 +57,7 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         """
         path = Path(path)
         where = str(path) if where is None else where
+        check_format(path, where)
         if path.is_dir():
             return Checkpoint(where, _open_source(find_weights(path)), read_config(path))
         if not path.is_file():
@@ -110,7 +113,7 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
 
         It shares this checkpoint's files: closing either closes both.
         """
-        wrapper = common_wrapper(self)
+        wrapper = common_wrappers(self)[-1]
         if not wrapper:
             return self
         infos = {name.removeprefix(wrapper): info for name, info in self._infos.items()}
@@ -121,6 +124,12 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         """Closes the files; tensors that were read stay."""
         self._closed = True
         self._source.close()
+
+
+def check_no_nan(checkpoint: Checkpoint, name: str) -> None:
+    """Refuse a tensor that holds NaN."""
+    if bool(torch.isnan(checkpoint[name]).any()):
+        raise CheckpointError(f"'{checkpoint.where}': '{name}' expected numbers, found NaN")
 
 
 def _open_source(path: Path, where: str | None = None) -> TensorSource:

@@ -1,4 +1,4 @@
-"""Writing a checkpoint anew with other numbers: as its source lies, whole or not at all."""
+"""Write a checkpoint with other numbers in the layout of its source, whole or not at all."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from transformer_nfn.files.whole import foreign_files, whole_file, whole_folder
 # What a folder of a hub holds beside weights: config, tokenizer, its notes.
 SMALL = (".json", ".txt", ".model", ".jinja")
 LARGEST_SMALL = 64 << 20
+MODULES = "modules.json"
+MODULE_WEIGHTS = (".safetensors", ".bin")
 
 Write = Callable[[str, Tensor], None]
 
@@ -79,6 +81,7 @@ def rewritten(
     home, weights = _files(checkpoint, path)
     names = {file: file.name if home is not None else out.name for file in weights}
     _check_place(path if home is None else home, home, out)
+    folders: list[Path] = []
     with ExitStack() as stack:
         target = out.parent if home is None else stack.enter_context(whole_folder(out))
         sinks: dict[str, _Sink] = {}
@@ -100,17 +103,21 @@ def rewritten(
         yield write
         for each in shards:
             each.finish()
-        for small in [] if home is None else _small_files(home):
-            beside = stack.enter_context(whole_file(target / small.name))
-            beside.write_bytes(_with_additions(small, additions))
+        if home is not None:
+            folders, files = _beside_weights(home, target)
+            for small in files:
+                beside = stack.enter_context(whole_file(target / small))
+                beside.write_bytes(_with_additions(home / small, home, additions))
+    for folder in folders:  # empty ones too
+        (target / folder).mkdir(parents=True, exist_ok=True)
 
 
-def _with_additions(path: Path, additions: Additions) -> bytes:
-    """A small file as it stands, or a config or index that says what was added."""
+def _with_additions(path: Path, home: Path, additions: Additions) -> bytes:
+    """A small file as it stands, or the config or index of the model with what was added."""
     data = path.read_bytes()
-    if path.name == CONFIG and additions.config:
+    if path == home / CONFIG and additions.config:
         return _as_json({**json.loads(data), **additions.config})
-    if path.name.endswith(INDEX) and additions.tensors:
+    if path.parent == home and path.name.endswith(INDEX) and additions.tensors:
         index = json.loads(data)
         shard = index["weight_map"][additions.beside]
         index["weight_map"] |= dict.fromkeys(additions.tensors, shard)
@@ -157,13 +164,49 @@ def _check_place(source: Path, home: Path | None, out: Path) -> None:
         raise WriteError(f"'{out}' holds other files ('{foreign[0]}'): name an empty folder")
 
 
-def _small_files(home: Path) -> list[Path]:
-    return [
-        inside(home, path.name, home)
-        for path in sorted(home.iterdir())
-        if path.suffix in SMALL and path.is_file() and path.stat().st_size <= LARGEST_SMALL
-        if not path.name.endswith(INDEX) or path == find_weights(home)
-    ]
+def _beside_weights(home: Path, target: Path) -> tuple[list[Path], list[Path]]:
+    """The folders below a model's, and the small files in all of them, relative to it.
+
+    Weights below it belong to other checkpoints and stay behind, but for those of the modules
+    that ``modules.json`` names, which a sentence transformer runs after the model. Linked and
+    hidden folders stay behind too, and so does what is being written.
+    """
+    folders: list[Path] = []
+    files: list[Path] = []
+    modules = _modules(home)
+    skipped = target.resolve()
+    for where, inner, names in os.walk(home):
+        at = Path(where)
+        inner[:] = sorted(
+            name
+            for name in inner
+            if not name.startswith(".") and not (at / name).is_symlink()
+            if (at / name).resolve() != skipped
+        )
+        folder = at.relative_to(home)
+        folders += [folder / name for name in inner]
+        suffixes = SMALL + MODULE_WEIGHTS if folder in modules else SMALL
+        for name in sorted(names):
+            path = at / name
+            if path.suffix not in suffixes or not path.is_file():
+                continue
+            if path.stat().st_size > LARGEST_SMALL:
+                continue
+            if not name.endswith(INDEX) or path == find_weights(home):
+                files.append(inside(home, (folder / name).as_posix(), home).relative_to(home))
+    return folders, files
+
+
+def _modules(home: Path) -> set[Path]:
+    """The folders of modules that follow the model, as sentence-transformers lists them."""
+    path = home / MODULES
+    if not path.is_file() or path.stat().st_size > LARGEST_SMALL:
+        return set()
+    try:
+        listed = json.loads(inside(home, MODULES, home).read_bytes())
+        return {Path(module["path"]) for module in listed if module["path"]}
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return set()
 
 
 def _as_stored(name: str, value: Tensor, info: TensorInfo) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which network does a word mean? A file, a folder, a row of a zoo: one answer for every command.
+"""Open the network that a user named: a file, a folder, a row of a zoo; used by every command.
 
 This stands in ``zoo`` and not in ``files`` because imports run one way: ``files`` opens what lies
 on a disk and knows no zoo; here both are known, so every command comes here.
@@ -13,12 +13,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.families import Model, UnknownFamilyError, open_model
+from transformer_nfn.architectures.families import (
+    Model,
+    OpenOptions,
+    UnknownFamilyError,
+    open_model,
+)
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.assets import resolve
 from transformer_nfn.files.checkpoint import Checkpoint
+from transformer_nfn.files.checkpoint import check_no_nan as check_tensor
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.network import SPACE_KEY, read_network
+from transformer_nfn.files.other_formats import check_plain
 from transformer_nfn.files.source import TensorInfo
 from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.spaces import Weights, WeightSpace
@@ -34,12 +41,16 @@ POSITIONS = "embedding.pos_embedding"
 _OURS, _AUTHORS = "blocks.0.W_Q", "encoder.0.attention.queries.weight"
 
 
-def open_checkpoint(text: str | Path) -> Checkpoint:
-    """Opens what a user named, without what wraps its names; reads no weights.
+def open_checkpoint(
+    text: str | Path, space: WeightSpace | None = None, part: str | None = None
+) -> Checkpoint:
+    """Open what a user named, without what wraps its names; reads no weights.
 
     Args:
         text: what `Checkpoint.open` takes, or a row of a zoo: ``ZOO#12``, the zoo by its path or
             by its name (see `tnfn assets`). Where a file of that very name exists, it is meant.
+        space: whose tensors are looked for; names that it has wrap nothing.
+        part: what the names of those tensors begin with.
     """
     path, text = Path(text), str(text)
     if not path.exists():
@@ -52,27 +63,45 @@ def open_checkpoint(text: str | Path) -> Checkpoint:
         raise CheckpointError(
             f"'{text}' is a mixed zoo: name one network of one kind, as in {text}/KIND#0"
         )
-    return Checkpoint.open(path, where=text).unwrapped()
+    opened = Checkpoint.open(path, where=text)
+    if SPACE_KEY in opened.metadata:
+        return opened
+    if space is None:
+        check_plain(opened, opened.config, text)
+    prefix = "" if part is None else f"{part}."
+    names = [prefix] if space is None else [f"{prefix}{name}" for name in space.tensors]
+    given = space is not None or part is not None
+    if given and all(any(key.startswith(name) for key in opened) for name in names):
+        return opened
+    return opened.unwrapped()
 
 
-def open_transformer(text: str | Path, architecture: str | Path | None = None) -> Model | None:
+def open_transformer(text: str | Path, options: OpenOptions | None = None) -> Model | None:
     """The transformer of a known family that a user named; None for a network of this library's.
 
     Args:
         text: a file or folder, as `Checkpoint.open` takes it.
-        architecture: see `transformer_nfn.architectures.families.open_model`.
+        options: see `transformer_nfn.architectures.families.open_model`.
     """
     path = Path(text)
-    if architecture is None:
+    if options is None or (options.architecture is None and options.family is None):
         if not path.exists() or (path / "zoo.json").is_file() or (path / KINDS_FILE).is_file():
             return None
         with Checkpoint.open(path, where=str(text)) as checkpoint:
             if SPACE_KEY in checkpoint.metadata or recognise(checkpoint.unwrapped()):
                 return None
     try:
-        return open_model(path, architecture)
+        return open_model(path, options)
     except UnknownFamilyError:
         return None  # of which the other readers may know more
+
+
+def check_no_nan(text: str | Path) -> None:
+    """Refuse a network of this library's that holds NaN in any tensor, read later or not."""
+    with open_checkpoint(text) as checkpoint:
+        for name in checkpoint:
+            if checkpoint.info(name).weight_dtype is not None:
+                check_tensor(checkpoint, name)
 
 
 def _open_row(text: str, zoo: str, row: str) -> Checkpoint:
@@ -120,7 +149,7 @@ def find_network(
         part: only the tensors below this name, such as ``blocks.0`` of the zoo's network; of
             another file its space has to be given.
     """
-    with open_checkpoint(text) as checkpoint:
+    with open_checkpoint(text, space, part) as checkpoint:
         if space is not None:
             return read_network(checkpoint if part is None else checkpoint.part(part), space)
         if part is None and SPACE_KEY in checkpoint.metadata:

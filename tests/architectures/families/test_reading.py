@@ -11,7 +11,13 @@ from safetensors.torch import save_file
 from tiny_checkpoints import CASES, build, save, timm_state
 from torch import Tensor, nn
 
-from transformer_nfn.architectures.families import Model, Transformer, families, open_model
+from transformer_nfn.architectures.families import (
+    Model,
+    OpenOptions,
+    Transformer,
+    families,
+    open_model,
+)
 
 ACTIVATIONS = {
     "gelu": nn.functional.gelu,
@@ -285,9 +291,9 @@ def test_encoders_of_torch(norm_first: bool, bias: bool, tmp_path: Path) -> None
     own = Own(norm_first, bias)
     torch.save(own.state_dict(), tmp_path / "own.pt")
     file = tmp_path / "mine.toml"
-    lines = f"nhead = 4\nnorm_first = {str(norm_first).lower()}\n"
+    lines = f"nhead = 4\nnorm_first = {str(norm_first).lower()}\nactivation = 'relu'\n"
     file.write_text(f'extends = "torch_encoder"\n[config]\n{lines}')
-    with open_model(tmp_path / "own.pt", file) as model:
+    with open_model(tmp_path / "own.pt", OpenOptions(file)) as model:
         about = model.about
         assert about.orders == {"pre" if norm_first else "post"}
         assert about.stacks[0].final_norm == norm_first
@@ -357,7 +363,7 @@ def test_the_data_file_of_the_documentation(tmp_path: Path) -> None:
     state = {f"model.{name}": torch.randn(shape) for name, shape in shapes.items()}
     save_file(state | {"head.weight": torch.randn(17, D)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"width": 16, "heads": 4, "kv_heads": 2}')
-    with open_model(tmp_path, tmp_path / "mine.toml") as model:
+    with open_model(tmp_path, OpenOptions(tmp_path / "mine.toml")) as model:
         about = model.about
         assert (about.family, about.stream_group, about.vocab) == ("mine", "orthogonal", 17)
         assert about.stacks[0].blocks[1].attention.rotary == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,11 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import save
 from torch import Tensor
 
-from transformer_nfn.architectures.families import UnknownFamilyError, open_model, read_family
+from transformer_nfn.architectures.families import (
+    OpenOptions,
+    UnknownFamilyError,
+    UnstatedFactError,
+    open_model,
+    read_family,
+)
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.files.errors import CheckpointError
 
@@ -24,7 +32,11 @@ Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 MLP = "model.layers.0.mlp.down_proj.weight"
 NORM = "model.norm.weight"
 # What the shapes in a file do not say.
-UNSAID = ("num_attention_heads", "num_key_value_heads", "sliding_window")
+UNSAID = (
+    "hidden_act", "hidden_activation", "feed_forward_proj", "num_attention_heads",
+    "num_key_value_heads", "sliding_window", "use_parallel_residual", "rope_parameters",
+    "architectures", "num_heads", "head_dim",
+)  # fmt: skip
 
 
 def _set(**fields: Any) -> Change:
@@ -251,22 +263,87 @@ def test_families_are_known_by_their_tensors(case: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(said))
     with open_model(tmp_path) as model:
         assert model.about.family == case.split()[0]
+    del said[next(iter(said))]
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with pytest.raises(UnstatedFactError, match="does not state"):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("case", "fields"),
+    [
+        ("gpt2", ("n_head", "activation_function", "architectures")),
+        ("gpt2 untied", ("n_head", "activation_function")),
+        ("bert", ("num_attention_heads", "hidden_act")),
+        ("bert classifier", ("num_attention_heads", "hidden_act", "architectures")),
+        ("vit base", ("num_attention_heads", "hidden_act", "pooler_act")),
+        ("opt", ("num_attention_heads", "do_layer_norm_before", "activation_function",
+                 "architectures")),
+        ("llama", ("num_attention_heads", "num_key_value_heads", "hidden_act")),
+        ("gpt_neox", ("num_attention_heads", "use_parallel_residual", "hidden_act",
+                      "rotary_pct")),
+        ("t5", ("feed_forward_proj", "architectures")),
+    ],
+)  # fmt: skip
+def test_every_unstated_fact_is_asked_for_at_once(
+    case: str, fields: tuple[str, ...], tmp_path: Path
+) -> None:
+    save(case, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").rename(tmp_path / "stated.json")
+    families = {"bert classifier": "bert", "bert": "bert", "llama": "llama"}
+    chosen = families.get(case)  # these have the tensors of another family too
+    with pytest.raises(UnstatedFactError) as caught:
+        open_model(tmp_path, OpenOptions(family=chosen))
+    asked = re.findall(r"--set (\w+)=", str(caught.value))
+    assert sorted(asked) == sorted(fields)
+    assert len(str(caught.value).splitlines()) == 1
+    pasted = tmp_path / "pasted.toml"
+    pasted.write_text("\n".join(caught.value.lines))
+    assert set(read_family(pasted).config) == set(fields)
+    config["rotary_pct"] = config.get("rope_parameters", {}).get("partial_rotary_factor")
+    config["architectures"] = config["architectures"][0]
+    stated = OpenOptions(family=chosen, settings={field: config[field] for field in fields})
+    with open_model(tmp_path, stated) as bare:
+        about = bare.about
+    (tmp_path / "stated.json").rename(tmp_path / "config.json")
+    with open_model(tmp_path) as model:
+        assert about.stacks == model.about.stacks
+        assert (about.tied, about.headless) == (model.about.tied, model.about.headless)
+
+
+def test_a_config_that_names_its_model_type_has_the_defaults_of_its_library(
+    tmp_path: Path,
+) -> None:
+    for case, field, family in (
+        ("gpt2", "activation_function", "GPT2"), ("opt", "do_layer_norm_before", "OPT"),
+        ("gpt_neox", "use_parallel_residual", "GPTNeoX"), ("bert", "hidden_act", "Bert"),
+        ("mistral", "hidden_act", "Mistral"), ("distilbert", "activation", "DistilBert"),
+        ("phi", "hidden_act", "Phi"), ("gemma2", "hidden_activation", "Gemma2"),
+    ):  # fmt: skip
+        save(case, tmp_path / case)
+        with open_model(tmp_path / case) as model:
+            before = model.about
+        config = json.loads((tmp_path / case / "config.json").read_text())
+        assert config.pop(field) == getattr(getattr(transformers, f"{family}Config")(), field)
+        (tmp_path / case / "config.json").write_text(json.dumps(config))
+        with open_model(tmp_path / case) as model:
+            assert model.about == before
 
 
 def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
     save("gpt2", tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"does not say the size of 'd_k' of GPT-2 .*--architecture file"
-    ):
-        open_model(tmp_path)
     file = tmp_path / "other.safetensors"
     save_file({"W_Q": torch.ones(2, 2)}, file)
     with pytest.raises(UnknownFamilyError, match="its tensors are those of no known family"):
         open_model(file)
     own = tmp_path / "own.toml"
-    own.write_text('extends = "gpt2"\n[config]\nn_head = 4\n')
-    with open_model(tmp_path, own) as model:
+    own.write_text(
+        'extends = "gpt2"\n[config]\nn_head = 4\nactivation_function = "relu"\n'
+        'architectures = ["GPT2LMHeadModel"]\n'
+    )
+    with open_model(tmp_path, OpenOptions(own)) as model:
         assert model.about.stacks[0].blocks[0].attention.d_k == 4
         assert (model.about.vocab, model.about.tied) == (17, True)
 
@@ -300,7 +377,7 @@ def test_code_in_a_data_file_is_never_run(tmp_path: Path) -> None:
     for text in (f"open('{ran}', 'w')", "().__class__", "[x for x in n_embd]", "lambda: 1"):
         path.write_text(f'extends = "gpt2"\n[sizes]\nD = "{text}"\n')
         with pytest.raises(TransformerNFNError):
-            open_model(tmp_path, path)
+            open_model(tmp_path, OpenOptions(path))
     assert not ran.exists()
 
 

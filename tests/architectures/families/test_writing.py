@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import CASES, build, save
 from torch import Tensor
 
-from transformer_nfn.architectures.families import Model, open_model, write_model
+from transformer_nfn.architectures.families import Model, OpenOptions, open_model, write_model
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.errors import CheckpointError, WriteError
 
@@ -104,7 +104,8 @@ def test_one_file_is_written_as_one_file(tmp_path: Path) -> None:
     library = build("t5")
     library.save_pretrained(tmp_path / "a")  # type: ignore[operator]
     file = tmp_path / "a" / "model.safetensors"
-    with open_model(file) as model:  # its sizes are all in the shapes
+    stated = {"feed_forward_proj": "relu", "architectures": "T5ForConditionalGeneration"}
+    with open_model(file, OpenOptions(settings=stated)) as model:  # sizes are in the shapes
         assert model.about.stacks[1].blocks[0].attention.d_k == 6
         write_model(model, tensors(model), tmp_path / "b.safetensors")
     assert file.read_bytes() == (tmp_path / "b.safetensors").read_bytes()

@@ -1,4 +1,4 @@
-"""Which transformers of others can be read? Families of checkpoints, one data file each."""
+"""Families of transformer checkpoints, one data file each."""
 
 from transformer_nfn.architectures.families.description import (
     Attention,
@@ -10,11 +10,13 @@ from transformer_nfn.architectures.families.description import (
 )
 from transformer_nfn.architectures.families.family import Family
 from transformer_nfn.architectures.families.model import Model, open_model
+from transformer_nfn.architectures.families.options import OpenOptions
 from transformer_nfn.architectures.families.recognise import (
     UnknownFamilyError,
     families,
     read_family,
 )
+from transformer_nfn.architectures.families.unstated import UnstatedFactError
 from transformer_nfn.architectures.families.writer import write_model
 
 __all__ = [
@@ -23,10 +25,12 @@ __all__ = [
     "Family",
     "Mlp",
     "Model",
+    "OpenOptions",
     "RotaryScaling",
     "Stack",
     "Transformer",
     "UnknownFamilyError",
+    "UnstatedFactError",
     "families",
     "open_model",
     "read_family",

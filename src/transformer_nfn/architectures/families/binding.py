@@ -1,14 +1,16 @@
-"""Which tensor of this file is which line of a family? Prefix, blocks, sizes, nothing left over."""
+"""Match the tensors of a file to the lines of a family: prefix, blocks, sizes, no leftovers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, NoReturn
 
+import torch
+
 from transformer_nfn.architectures.families.description import KEPT
-from transformer_nfn.architectures.families.expressions import MissingFieldError, evaluate
+from transformer_nfn.architectures.families.expressions import MissingFieldError, evaluate, truth
 from transformer_nfn.architectures.families.family import Family, Line
 from transformer_nfn.architectures.families.keys import (
     count_blocks,
@@ -17,9 +19,11 @@ from transformer_nfn.architectures.families.keys import (
     is_ignored,
     standard_names,
 )
-from transformer_nfn.architectures.families.sizes import Sizes, from_config, from_shapes
+from transformer_nfn.architectures.families.sizes import Size, Sizes, from_config, from_shapes
+from transformer_nfn.architectures.families.unstated import UnstatedFactError, unstated_facts
 from transformer_nfn.architectures.layout import Slot, file_shape
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.files.checkpoint import Checkpoint
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.source import WEIGHT_DTYPES, TensorInfo
 
@@ -73,17 +77,18 @@ class Binding:
 
 
 def bind(
-    family: Family, infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where: str
+    family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any] | None = None
 ) -> Binding:
-    """Finds every tensor of a family in a file; raises `CheckpointError` for what does not fit.
+    """Match every tensor of a file to a family; raises `CheckpointError` for what does not fit.
 
     Args:
         family: what the file should hold.
-        infos: its tensors.
-        config: what ``config.json`` says; may be empty.
-        where: what errors call the file.
+        checkpoint: the file, open; its config may be empty.
+        settings: config fields that a user states, see `OpenOptions`.
     """
-    config = with_presets(family, config)
+    where = checkpoint.where
+    infos = {name: checkpoint.info(name) for name in checkpoint}
+    config = complete_config(family, checkpoint.config, {} if settings is None else settings)
     keys = standard_names(family, infos)
     prefix = find_prefix(family, keys, where)
     blocks = count_blocks(family, keys, prefix)
@@ -95,11 +100,18 @@ def bind(
             _refuse(where, f"{config_says(family, counter, expected)}, the file holds {n} blocks")
         sizes[counter] = n
     has_head = any(line.tied and line.key in keys for line in family.lines)
-    tied = _tied(family, config, has_head, where)
+    tied = _tied(family, config, has_head, checkpoint, keys, prefix)
     chosen = dict(_present(family, config, keys, prefix, blocks, tied, where))
     known = {keys[line.key]: line for line in chosen.values()}
     _check_dtypes(known, infos, where)
-    solved = from_shapes(family, config, known, infos, sizes, where)
+    unstated = from_shapes(family, config, known, infos, sizes, where)
+    names = {slot.tensor for line in known.values() for slot in line.slots}
+    unstated += unstated_facts(family, {**config, **sizes, "has_head": has_head}, names)
+    if _needs_class(family, config, keys, names, has_head):
+        unstated.append("architectures")
+    if unstated:
+        raise UnstatedFactError(where, family, unstated)
+    solved = Sizes({name: Size(n) for name, n in sizes.items()})
     entries = {
         key: _entry(line, key, infos[key], solved, where)
         for key, line in known.items()
@@ -130,16 +142,34 @@ def bind(
     )  # fmt: skip
 
 
-def with_presets(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with the fields that the name of its architecture implies."""
-    name = config.get("architecture")
-    out: dict[str, Any] = {}
+def complete_config(
+    family: Family, config: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A config with what its names imply and a user states.
+
+    Fields of the user take precedence over ``config.json``, and that over the data file, whose
+    defaults hold only where the config names the family.
+    """
+    for name in settings:
+        if name not in family.fields():
+            raise CheckpointError(
+                f"--set {name}: {family.title} has no such config field, expected one of "
+                f"{', '.join(family.fields())}"
+            )
+    stated = {**family.config, **config, **settings}
+    presets: dict[str, Any] = {}
     for pattern, fields in family.presets.items():
-        if isinstance(name, str) and fnmatchcase(name, pattern):
-            out |= fields
-    fields = {**family.config, **out, **config}
+        if fnmatchcase(str(stated.get("architecture")), pattern):
+            presets |= fields
+    defaults = family.defaults if family.named_by(stated) else {}
+    out = {**defaults, **family.config, **presets, **config, **settings}
+    for table in ("rope_parameters", "rope_scaling"):
+        if isinstance(out.get(table), Mapping):
+            out[table] = {k: v for k, v in out[table].items() if k not in settings}
+    if isinstance(out.get("architectures"), str):
+        out["architectures"] = [out["architectures"]]
     # A size is never a field of the same name.
-    return {field: value for field, value in fields.items() if field not in family.sizes}
+    return {field: value for field, value in out.items() if field not in family.sizes}
 
 
 def _check_refused(family: Family, fields: Mapping[str, Any], where: str) -> None:
@@ -149,16 +179,62 @@ def _check_refused(family: Family, fields: Mapping[str, Any], where: str) -> Non
         except (MissingFieldError, SpaceError):
             continue
         if holds:
-            _refuse(where, f"config.json: {text}: {family.title} with {words} is not supported")
+            _refuse(where, f"config: {text}: {family.title} with {words} is not supported")
 
 
-def _tied(family: Family, config: Mapping[str, Any], has_head: bool, where: str) -> bool:
+def _tied(
+    family: Family,
+    config: Mapping[str, Any],
+    has_head: bool,
+    checkpoint: Checkpoint,
+    keys: Mapping[str, str],
+    prefix: str,
+) -> bool:
+    """Whether output matrix and token embedding are one.
+
+    Where the config does not state it, they are one if the file holds the same numbers twice, and
+    if it holds no output matrix, which then only a tied model can have.
+    """
     if "tied" not in family.facts:
         return False
+    text = family.facts["tied"]
     try:
-        return bool(evaluate(family.facts["tied"], {**config, "has_head": has_head}))
-    except (MissingFieldError, SpaceError) as error:
-        raise CheckpointError(f"'{where}': whether its head is tied is not said: {error}") from None
+        return truth(evaluate(text, {**config, "has_head": has_head}), text)
+    except SpaceError as error:
+        raise CheckpointError(f"'{checkpoint.where}': config: tied: {error}") from None
+    except MissingFieldError:
+        if not has_head:
+            return True
+    head = next(keys[line.key] for line in family.lines if line.tied and line.key in keys)
+    tokens = [
+        keys[key]
+        for line in family.lines
+        if [slot.tensor for slot in line.slots] == ["token"]
+        if (key := line.key if line.outside else prefix + line.key) in keys
+    ]
+    return any(
+        checkpoint.info(head) == checkpoint.info(token)
+        and checkpoint.info(head).weight_dtype is not None
+        and torch.equal(checkpoint[head], checkpoint[token])
+        for token in tokens
+    )
+
+
+def _needs_class(
+    family: Family,
+    config: Mapping[str, Any],
+    keys: Mapping[str, str],
+    names: Container[str],
+    has_head: bool,
+) -> bool:
+    """Whether only the class of the model, which the config lacks, says what its output is."""
+    if config.get("architectures"):
+        return False
+    if any(line.key in keys for lines in family.heads.values() for line in lines):
+        return True
+    transforms = any(s.tensor == "extra.mlm.W" for line in family.lines for s in line.slots)
+    has_matrix = any(line.tied for line in family.lines)
+    return has_matrix and not (transforms or has_head or "head" in names)
 
 
 def _present(

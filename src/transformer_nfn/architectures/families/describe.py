@@ -1,4 +1,4 @@
-"""What transformer is in this file? Its description, from the sizes, the config and the names."""
+"""Describe the transformer in a file from its sizes, config and tensor names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class _Facts:
-    """The facts of one file, each asked for by name."""
+    """The facts of one file by name."""
 
     def __init__(self, binding: Binding, where: str) -> None:
         sizes = {name: axis.size for name, axis in binding.sizes.axes.items()}
@@ -69,10 +69,10 @@ class _Facts:
         except MissingFieldError as error:
             raise CheckpointError(
                 f"'{self._where}' does not say '{error}', on which '{name}' depends: expected it "
-                "in config.json or an --architecture file"
+                f"in config.json or as --set {error}=…"
             ) from None
         except SpaceError as error:
-            raise CheckpointError(f"'{self._where}': config.json: '{name}': {error}") from None
+            raise CheckpointError(f"'{self._where}': config: '{name}': {error}") from None
 
     def number(self, name: str, low: float = 0.0, **more: Any) -> float:
         value = self.get(name, **more)
@@ -92,7 +92,7 @@ class _Facts:
     def refuse(self, name: str, expected: str, found: Any) -> None:
         said = self._facts.get(name, name)
         raise CheckpointError(
-            f"'{self._where}': config.json: {name} ({said}) expected {expected}, found "
+            f"'{self._where}': config: {name} ({said}) expected {expected}, found "
             f"{shown(found)}"
         )
 
@@ -142,7 +142,7 @@ def _output(binding: Binding, where: str) -> tuple[bool, bool]:
     speaks = any(fnmatchcase(c, pattern) for c in classes for pattern in WITH_OUTPUT)
     # A model with a transform before its output has one only if the transform is there.
     transforms = any(s.tensor == "extra.mlm.W" for line in family.lines for s in line.slots)
-    output = "extra.mlm.W" in names if transforms else speaks or not classes
+    output = "extra.mlm.W" in names if transforms else speaks
     if speaks and matrix and not binding.tied:
         raise CheckpointError(
             f"'{where}': lacks '{matrix[0]}', which holds 'head' of {family.title} where it is "

@@ -58,6 +58,21 @@ def evaluate(text: str, fields: Mapping[str, Any]) -> Any:
         raise SpaceError(f"'{text}' has no value ({error})") from error
 
 
+def names_in(text: str) -> set[str]:
+    """The names that an expression reads: config fields, and sizes."""
+    names = {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)}
+    return names - {*WORDS, "first", "root"}
+
+
+def truth(value: Any, what: str) -> bool:
+    """A flag of a config; text and numbers are never taken for true."""
+    if value is None:
+        raise MissingFieldError(what)
+    if not isinstance(value, bool):
+        raise SpaceError(f"'{what}' expected true or false, found {shown(value)}")
+    return value
+
+
 def shown(value: Any) -> str:
     """A value of a config for an error: on one line, and not a page of it."""
     try:
@@ -93,15 +108,19 @@ def _value(node: ast.expr, fields: Mapping[str, Any]) -> Any:
         case ast.UnaryOp(op=ast.USub(), operand=a):
             return -_number(_value(a, fields))
         case ast.UnaryOp(op=ast.Not(), operand=a):
-            return not _value(a, fields)
+            return not _truth(a, fields)
         case ast.BoolOp(op=op, values=values):
-            each = (bool(_value(v, fields)) for v in values)
+            each = (_truth(v, fields) for v in values)
             return all(each) if isinstance(op, ast.And) else any(each)
         case ast.Compare(left=a, ops=[compare], comparators=[b]) if type(compare) in COMPARE:
             return COMPARE[type(compare)](_value(a, fields), _value(b, fields))
         case ast.IfExp(test=test, body=a, orelse=b):
-            return _value(a if _value(test, fields) else b, fields)
+            return _value(a if _truth(test, fields) else b, fields)
     raise SpaceError(f"'{ast.unparse(node)}' is no expression of a data file")
+
+
+def _truth(node: ast.expr, fields: Mapping[str, Any]) -> bool:
+    return truth(_value(node, fields), ast.unparse(node))
 
 
 def _first(args: list[ast.expr], fields: Mapping[str, Any]) -> Any:

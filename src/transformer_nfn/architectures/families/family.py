@@ -17,6 +17,9 @@ A data file is TOML. Its tables:
 - ``[sizes]``, ``[facts]``: see `transformer_nfn.architectures.families.expressions`.
 - ``[config]``: fields of the config where ``config.json`` does not have them;
   ``[presets."vit_huge*"]``: fields that the name of an architecture implies.
+- ``[defaults]``: values that the library of the family gives to fields which a config omits. They
+  hold where the config names the family by its ``model_type`` or ``architecture``; elsewhere they
+  would be guesses, and the fields have to be stated.
 - ``[refused]``: what is said of a model for which an expression is true, as
   ``"qk_layernorm" = "a norm of queries and keys"``.
 - ``[aliases]``: endings of names that stand for others.
@@ -28,24 +31,28 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from transformer_nfn.architectures.families.description import axes_of
-from transformer_nfn.architectures.families.expressions import parse
+from transformer_nfn.architectures.families.expressions import names_in, parse
 from transformer_nfn.architectures.layout import Layout, Slot
 from transformer_nfn.errors import SpaceError
 
+# What expressions may read beside sizes and fields of a config.
+COMPUTED = ("layer", "stack", "has_gate", "has_head")
+ROTARY = ("rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct")
 COUNTER = re.compile(r"\{(\w+)\}")
 TABLES = (
     "title", "extends", "model_types", "architectures", "prefixes", "ignored", "open",
     "gain_offset", "reads", "aliases", "sizes", "facts", "names", "outside", "heads", "shapes",
-    "presets", "stacks", "config", "refused",
+    "presets", "stacks", "config", "defaults", "refused",
 )  # fmt: skip
 MERGED = (
     "aliases", "sizes", "facts", "names", "outside", "heads", "shapes", "presets", "config",
-    "refused",
+    "defaults", "refused",
 )  # fmt: skip
 
 
@@ -104,6 +111,7 @@ class Family:
         counters: the size that counts the blocks of each stack, by the stack's prefix.
         optional: the counters of stacks that may be missing.
         config: fields that hold where ``config.json`` does not have them.
+        defaults: fields that hold where the config also names the family.
         refused: what is said of a model for which an expression is true.
     """
 
@@ -125,7 +133,30 @@ class Family:
     counters: Mapping[str, str]
     optional: frozenset[str]
     config: Mapping[str, Any]
+    defaults: Mapping[str, Any]
     refused: Mapping[str, str]
+
+    def named_by(self, config: Mapping[str, Any]) -> bool:
+        """Whether a config names this family."""
+        architecture = config.get("architecture")
+        return config.get("model_type") in self.model_types or (
+            isinstance(architecture, str)
+            and any(fnmatchcase(architecture, pattern) for pattern in self.architectures)
+        )
+
+    def fields(self) -> list[str]:
+        """The config fields that are read, in the order of the data file."""
+        texts = [*self.sizes.values(), *self.facts.values(), *self.refused]
+        read = [name for text in texts for name in sorted(names_in(text))]
+        if "rotary" in self.facts:
+            read += ROTARY
+        if self.presets:
+            read.append("architecture")
+        if self.heads or any(line.tied for line in self.lines):
+            read.append("architectures")
+        axes = {axis for line in self.lines for slot in line.slots for axis in slot.axes}
+        axes |= {word for line in self.lines for word in line.shape or ()}
+        return [f for f in dict.fromkeys(read) if f not in {*self.sizes, *axes, *COMPUTED}]
 
 
 def read_tables(path: Path) -> dict[str, Any]:
@@ -144,9 +175,9 @@ def read_tables(path: Path) -> dict[str, Any]:
 
 def _is_kind(name: str, value: Any) -> bool:
     """Whether a table holds what a table of that name holds."""
-    if name in ("config", "presets", "heads"):
+    if name in ("config", "defaults", "presets", "heads"):
         inner = value.values() if isinstance(value, dict) else [None]
-        return (name == "config" and isinstance(value, dict)) or all(
+        return (name in ("config", "defaults") and isinstance(value, dict)) or all(
             isinstance(v, dict) and (name == "presets" or _is_kind("names", v)) for v in inner
         )
     if name in MERGED:
@@ -233,6 +264,7 @@ def _build(name: str, tables: Mapping[str, Any]) -> Family:
         counters={stack.get("prefix", ""): COUNTER.findall(stack["at"])[0] for stack in stacks},
         optional=frozenset(COUNTER.findall(s["at"])[0] for s in stacks if s.get("optional", False)),
         config=dict(tables.get("config", {})),
+        defaults=dict(tables.get("defaults", {})),
         refused=dict(tables.get("refused", {})),
     )
 

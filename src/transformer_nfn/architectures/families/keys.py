@@ -1,4 +1,4 @@
-"""What are the names in a file, once prefixes, aliases and the numbers of blocks are known?"""
+"""Names in a file: wrappers, aliases, prefixes and the numbers of blocks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,29 @@ from typing import Any
 from transformer_nfn.architectures.families.family import COUNTER, Family, Line
 from transformer_nfn.files.errors import CheckpointError
 from transformer_nfn.files.source import TensorInfo
-from transformer_nfn.files.wrappers import common_wrapper
+from transformer_nfn.files.wrappers import common_wrappers
+
+
+def find_wrapper(family: Family, infos: Mapping[str, TensorInfo]) -> str:
+    """What a training program put before all names of a file, such as ``module.``.
+
+    A ``model.`` may also be the family's own: of several readings the one with most of its names
+    is taken, and of those the shortest.
+    """
+    found = common_wrappers(infos)
+    if len(found) == 1 or family.prefixes == ("*",):
+        return ""
+    names = [COUNTER.sub("0", line.key) for line in family.lines if not line.outside]
+
+    def hits(wrapper: str) -> int:
+        return max(sum(f"{wrapper}{p}{name}" in infos for name in names) for p in family.prefixes)
+
+    return max(found, key=hits)
 
 
 def standard_names(family: Family, infos: Mapping[str, TensorInfo]) -> dict[str, str]:
     """The file's names by what they are called without wrappers and aliases."""
-    wrapper = common_wrapper(infos)
+    wrapper = find_wrapper(family, infos)
     out = {}
     for key in infos:
         standard = key.removeprefix(wrapper)

@@ -1,4 +1,4 @@
-"""How is a checkpoint of a known family read? Lazily, under canonical names and shapes."""
+"""Lazy reading of a checkpoint of a known family under canonical names and shapes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from torch import Tensor
 from transformer_nfn.architectures.families.binding import Binding, bind
 from transformer_nfn.architectures.families.describe import describe
 from transformer_nfn.architectures.families.description import Transformer
-from transformer_nfn.architectures.families.recognise import read_family, recognise
-from transformer_nfn.architectures.families.refusals import check_contents, check_path
+from transformer_nfn.architectures.families.options import OpenOptions
+from transformer_nfn.architectures.families.recognise import (
+    known_family,
+    read_family,
+    recognise,
+)
+from transformer_nfn.architectures.families.refusals import check_contents
 from transformer_nfn.architectures.layout import take
-from transformer_nfn.files.checkpoint import Checkpoint
+from transformer_nfn.files.checkpoint import Checkpoint, check_no_nan
 from transformer_nfn.files.errors import CheckpointError, MissingTensorError
 from transformer_nfn.files.open_files import OpenFiles
 
@@ -30,10 +35,14 @@ class Model(OpenFiles):
         where: what errors call the file.
         config: what ``config.json`` says.
         path: the file or folder.
+        options: how it was opened, and how a copy of it opens.
     """
 
-    def __init__(self, checkpoint: Checkpoint, binding: Binding, path: Path) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, binding: Binding, path: Path, options: OpenOptions
+    ) -> None:
         self.checkpoint, self.binding, self.path = checkpoint, binding, path
+        self.options = options
         self.where, self.config = checkpoint.where, checkpoint.config
         self.about: Transformer = describe(binding, self.where)
         self.names: Mapping[str, tuple[int, ...]] = self.about.names()
@@ -83,6 +92,17 @@ class Model(OpenFiles):
         )
         return self.read([name for name in self.names if not name.startswith(prefixes)], dtype)
 
+    def check_numbers(self) -> None:
+        """Refuse NaN in any tensor of the file, and infinity where it is a weight of the network.
+
+        Buffers on which nothing acts, such as attention masks, may hold infinity.
+        """
+        for key in self.checkpoint:
+            if key in self.binding.entries:
+                self._finite(key)
+            elif self.checkpoint.info(key).weight_dtype is not None:
+                check_no_nan(self.checkpoint, key)
+
     def _held(self, name: str) -> dict[str, Tensor]:
         """What the tensor of the file that holds ``name`` holds."""
         if name not in self.binding.holders:
@@ -118,25 +138,29 @@ class Model(OpenFiles):
         return f"Model('{self.where}', {self.about.family}, {len(self.names)} tensors)"
 
 
-def open_model(path: str | Path, architecture: str | Path | None = None) -> Model:
-    """Opens a checkpoint of a known family; reads its config and headers, no weights.
+def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
+    """Open a checkpoint of a known family; reads its config and headers, no weights.
+
+    Where nothing states whether the output matrix is the token embedding, both are read.
 
     Args:
         path: a file or folder, as `Checkpoint.open` takes it.
-        architecture: a data file of one's own for it; without one the family is found by
+        options: what its files do not state; without a family in them it is recognised by
             ``config.json``, or by the names of the tensors.
     """
-    check_path(Path(path))
+    options = OpenOptions() if options is None else options
     checkpoint = Checkpoint.open(path)
     try:
         infos = {name: checkpoint.info(name) for name in checkpoint}
         check_contents(infos, checkpoint.config, checkpoint.where)
-        if architecture is not None:
-            family = read_family(architecture)
+        if options.architecture is not None:
+            family = read_family(options.architecture)
+        elif options.family is not None:
+            family = known_family(options.family)
         else:
             family = recognise(infos, checkpoint.config, checkpoint.where)
-        binding = bind(family, infos, checkpoint.config, checkpoint.where)
-        return Model(checkpoint, binding, Path(path))
+        binding = bind(family, checkpoint, options.settings)
+        return Model(checkpoint, binding, Path(path), options)
     except BaseException:
         checkpoint.close()
         raise

@@ -1,4 +1,4 @@
-"""Which family is a checkpoint of? What its config names, or the one whose names it has."""
+"""Recognise the family of a checkpoint by its config, or by the names of its tensors."""
 
 from __future__ import annotations
 
@@ -39,6 +39,15 @@ def families() -> Mapping[str, Family]:
     return {path.stem: _read(path, folder) for path in sorted(folder.glob("*.toml"))}
 
 
+def known_family(name: str) -> Family:
+    """The family of that name; raises `SpaceError` where there is none."""
+    if name not in families():
+        raise SpaceError(
+            f"--family expected one of {', '.join(families())}, found {shown(name)}"
+        )
+    return families()[name]
+
+
 def read_family(path: str | Path) -> Family:
     """A family from a data file of one's own; it may extend a known one by name."""
     known = Path(str(files("transformer_nfn.architectures.families") / "data"))
@@ -63,7 +72,12 @@ def _tables(path: Path, folder: Path, depth: int = 0) -> dict[str, Any]:
 def recognise(infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where: str) -> Family:
     """The family of a checkpoint; raises `CheckpointError` where there is none, or several."""
     model_type, architecture = config.get("model_type"), config.get("architecture")
-    if isinstance(model_type, str):
+    if model_type is not None and not isinstance(model_type, str):
+        raise CheckpointError(
+            f"'{where}': config.json: model_type expected a name such as 'bert', found "
+            f"{shown(model_type)}"
+        )
+    if model_type is not None:
         named = [f for f in families().values() if model_type in f.model_types]
         if not named:
             known = sorted({t for f in families().values() for t in f.model_types})
@@ -98,7 +112,8 @@ def _by_names(among: list[Family], infos: Mapping[str, TensorInfo], where: str) 
         )
     raise CheckpointError(
         f"'{where}' has no config.json with a model_type, and its tensors could be those of "
-        f"{' or '.join(family.title for family in fitting)}"
+        f"{' or '.join(family.title for family in fitting)}: choose with "
+        f"{' or '.join(f'--family {family.name}' for family in fitting)}"
     )
 
 

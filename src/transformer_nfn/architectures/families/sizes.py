@@ -1,4 +1,4 @@
-"""How large is each axis of a network? What its config says, and what the shapes of a file say."""
+"""Sizes of the axes of a network, from its config and from the shapes in its file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def from_config(family: Family, config: Mapping[str, Any], where: str) -> dict[s
     """The sizes that a config says; none where there is no config."""
     sizes: dict[str, int] = {}
     if config:
-        _evaluate(family, config, sizes, where)
+        _evaluate(family.sizes, config, sizes, where)
     return sizes
 
 
@@ -50,49 +50,75 @@ def from_shapes(
     infos: Mapping[str, TensorInfo],
     sizes: dict[str, int],
     where: str,
-) -> Sizes:
-    """Every size: those given, and what follows from the shapes in the file.
+) -> list[str]:
+    """Adds the sizes that follow from the shapes in the file.
 
     Args:
         family: of the file.
         config: its fields.
         known: the line of each tensor of the file.
         infos: the tensors of the file.
-        sizes: what is known so far.
+        sizes: what is known so far; every size afterwards.
         where: what errors call the file.
+
+    Returns:
+        The config fields that are needed for the remaining sizes; these are then 1 each.
     """
     needed = {axis for line in known.values() for slot in line.slots for axis in slot.axes}
     words = {word for line in known.values() for word in line.shape or ()}
     needed |= {word for word in words if not word.isdigit()}
+    _settle(family.sizes, config, known, infos, sizes, where)
+    unstated = []
+    # Shapes decide before alternatives of an expression do: a grouped query shows in its shape.
+    certain = {n: text for n, text in family.sizes.items() if not text.startswith("first(")}
+    for name, text in family.sizes.items():
+        if name in needed and name not in sizes:
+            try:
+                evaluate(text, config)
+            except MissingFieldError as error:
+                unstated.append(str(error))
+                sizes[name] = 1
+                _settle(certain, config, known, infos, sizes, where)
+    missing = sorted(needed - sizes.keys())
+    if missing:
+        raise CheckpointError(
+            f"'{where}' does not say the size of '{missing[0]}' of {family.title}: expected it in "
+            "config.json or an --architecture file"
+        )
+    return unstated
+
+
+def _settle(
+    expressions: Mapping[str, str],
+    config: Mapping[str, Any],
+    known: Mapping[str, Line],
+    infos: Mapping[str, TensorInfo],
+    sizes: dict[str, int],
+    where: str,
+) -> None:
     before = -1
     while len(sizes) > before:
         before = len(sizes)
         for key, line in known.items():
             _solve(line, infos[key].shape, sizes)
-        _evaluate(family, config, sizes, where)
-    missing = sorted(needed - sizes.keys())
-    if missing:
-        raise CheckpointError(
-            f"'{where}' does not say the size of '{missing[0]}' of {family.title} "
-            f"({family.sizes.get(missing[0], 'no config field')}): expected it in config.json or "
-            "an --architecture file"
-        )
-    return Sizes({name: Size(n) for name, n in sizes.items()})
+        _evaluate(expressions, config, sizes, where)
 
 
-def _evaluate(family: Family, config: Mapping[str, Any], sizes: dict[str, int], where: str) -> None:
-    for _ in family.sizes:  # one size may be said by means of another
-        for name, text in family.sizes.items():
+def _evaluate(
+    expressions: Mapping[str, str], config: Mapping[str, Any], sizes: dict[str, int], where: str
+) -> None:
+    for _ in expressions:  # one size may be said by means of another
+        for name, text in expressions.items():
             if name not in sizes:
                 try:
                     value = evaluate(text, {**config, **sizes})
                 except MissingFieldError:
                     continue
                 except SpaceError as error:
-                    raise CheckpointError(f"'{where}': config.json: size {name}: {error}") from None
+                    raise CheckpointError(f"'{where}': config: size {name}: {error}") from None
                 if type(value) is not int or not 0 < value < LARGEST:
                     raise CheckpointError(
-                        f"'{where}': config.json: size {name} ({text}) expected a whole number "
+                        f"'{where}': config: size {name} ({text}) expected a whole number "
                         f"above 0, found {shown(value)}"
                     )
                 sizes[name] = value

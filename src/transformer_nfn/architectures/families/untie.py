@@ -1,4 +1,4 @@
-"""How does a tied model lie in a file once its output matrix is its own? One or two keys more."""
+"""Layout of a tied model in a file once its output matrix is its own: one or two keys more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from transformer_nfn.architectures.families.binding import Binding, Entry
-from transformer_nfn.architectures.families.keys import find_prefix, standard_names
+from transformer_nfn.architectures.families.keys import find_prefix, find_wrapper, standard_names
 from transformer_nfn.architectures.families.model import Model
 from transformer_nfn.architectures.families.sizes import Sizes
 from transformer_nfn.architectures.layout import file_shape
@@ -51,12 +51,13 @@ def target_of(model: Model, *, untied: bool) -> Target:
     infos = {key: model.checkpoint.info(key) for key in model.checkpoint}
     sizes = Sizes({**binding.sizes.axes, "class": binding.sizes.axes["vocab"]})
     prefix = find_prefix(binding.family, standard_names(binding.family, infos), model.where)
+    wrapper = find_wrapper(binding.family, infos)
     token, added = holders["token"], {}
     for line in binding.family.lines:
         holds = [slot.tensor for slot in line.slots]
         if not line.tied and (holds != ["head_bias"] or "head_bias" not in holders):
             continue
-        key = line.key if line.outside else f"{prefix}{line.key}"
+        key = wrapper + (line.key if line.outside else f"{prefix}{line.key}")
         shape = file_shape(sizes, line.slots)
         entries[key] = Entry(key, line.slots, shape, shape)
         if key not in infos:

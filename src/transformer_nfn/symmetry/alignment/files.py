@@ -94,7 +94,7 @@ def align(
         ):
             beside = Path(folder) / place.name
             write_model(A, walk, beside, untied=untie)
-            with open_model(beside) as moved:
+            with open_model(beside, A.options) as moved:
                 difference, noise = compare_outputs(A, moved)
             if difference > ALLOWED * noise:
                 raise TransformerNFNError(

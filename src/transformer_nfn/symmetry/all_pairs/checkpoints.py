@@ -1,4 +1,4 @@
-"""Which checkpoints does a folder hold? Folders and files of weights, and what cannot be read."""
+"""Find the checkpoints of a folder: folders and files of weights, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_nfn.architectures.families import open_model
+from transformer_nfn.architectures.families import OpenOptions, open_model
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.symmetry.all_pairs.results import PairsError
 
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx")
 MARKS = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
 """Files that make a folder one checkpoint."""
 
@@ -35,13 +35,13 @@ class Found:
 
 
 def read_folder(
-    folder: str | Path, architecture: Path | None = None
+    folder: str | Path, options: OpenOptions | None = None
 ) -> tuple[list[Found], dict[str, str]]:
     """The checkpoints below a folder by name, and why others cannot be read, a sentence each.
 
     Args:
         folder: to look in, to any depth; links to folders are not followed.
-        architecture: a data file of a family of one's own, for all of them.
+        options: how all of them are opened.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -50,14 +50,14 @@ def read_folder(
     for path in sorted(_candidates(folder)):
         name = str(path.relative_to(folder))
         try:
-            with open_model(path, architecture) as model:
+            with open_model(path, options) as model:
                 about = model.about
         except TransformerNFNError as error:
             not_read[name] = str(error)
             continue
         blocks = sum(len(stack.blocks) for stack in about.stacks)
         told = f"{about.family}, {about.width} wide, {blocks} blocks"
-        found.append(Found(name, path, _identity(path), told))
+        found.append(Found(name, path, _identity(path, options), told))
     if len(found) < 2:
         reason = next((f": {text}" for text in not_read.values()), "")
         raise PairsError(
@@ -82,8 +82,12 @@ def _candidates(folder: Path) -> Iterator[Path]:
             )
 
 
-def _identity(path: Path) -> str:
-    """Names, lengths and times of a checkpoint's files, as a short hash."""
+def _identity(path: Path, options: OpenOptions | None) -> str:
+    """Names, lengths and times of a checkpoint's files and how they are read, as a short hash."""
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file())
     facts = [f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files]
+    if options:
+        facts.append(str(options))
+        if options.architecture is not None:
+            facts.append(options.architecture.read_text(encoding="utf-8"))
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""How are all pairs of a folder's checkpoints related? One by one, here or on a Ray cluster."""
+"""Relate all pairs of a folder's checkpoints, here or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from transformer_nfn.architectures.families import open_model
+from transformer_nfn.architectures.families import OpenOptions, open_model
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.ray_cluster import one_core_task, ray_cluster, task_result
 from transformer_nfn.symmetry.all_pairs.checkpoints import Found, read_folder
@@ -59,7 +59,7 @@ def relate_folder(
     *,
     out: str | Path | None = None,
     engine: Engine = "local",
-    architecture: Path | None = None,
+    options: OpenOptions | None = None,
     address: str | None = None,
     progress: Callable[[int, int, Pair | None], None] | None = None,
 ) -> AllPairs:
@@ -71,13 +71,13 @@ def relate_folder(
             have not changed, and does the others, failed ones included.
         engine: ``local``, one pair after another, or ``ray``, a core for each; its workers must
             see the folder under the same path.
-        architecture: a data file of a family of one's own, for all checkpoints.
+        options: how all checkpoints are opened.
         address: of a Ray cluster; None starts one on this machine.
         progress: called with how many pairs are done, how many there are, and the last one.
     """
     if engine not in ("local", "ray"):
         raise PairsError(f"the engine must be 'local' or 'ray', found '{engine}'")
-    found, not_read = read_folder(folder, architecture)
+    found, not_read = read_folder(folder, options)
     models = {model.name: model.family for model in found}
     kept = {} if out is None else {(p.a, p.b): p for p in read_pairs(Path(out))}
     wanted = [(a, b) for i, a in enumerate(found) for b in found[i + 1 :]]
@@ -91,7 +91,7 @@ def relate_folder(
     left = [(a, b) for a, b in wanted if (a.name, b.name) not in done]
     if progress is not None:
         progress(len(done), len(wanted), None)
-    run = _local(left, architecture) if engine == "local" else _ray(left, architecture, address)
+    run = _local(left, options) if engine == "local" else _ray(left, options, address)
 
     def write() -> None:
         if out is not None:
@@ -113,11 +113,11 @@ def relate_folder(
     return AllPairs(models, not_read, ordered)
 
 
-def relate_pair(a: Found, b: Found, architecture: Path | None = None) -> Pair:
+def relate_pair(a: Found, b: Found, options: OpenOptions | None = None) -> Pair:
     """One pair; what cannot be read after all is said and does not stop the others."""
     identities = a.identity, b.identity
     try:
-        with open_model(a.path, architecture) as A, open_model(b.path, architecture) as B:
+        with open_model(a.path, options) as A, open_model(b.path, options) as B:
             relation = relate(A, B)
     except TransformerNFNError as error:
         return Pair(a.name, b.name, identities, FAILED, None, None, str(error))
@@ -140,19 +140,19 @@ def _best(matrix: torch.Tensor | None) -> float | None:
     return float(matrix.amax(1 if matrix.shape[0] <= matrix.shape[1] else 0).mean())
 
 
-def _local(left: Sequence[tuple[Found, Found]], architecture: Path | None) -> Iterator[Pair]:
+def _local(left: Sequence[tuple[Found, Found]], options: OpenOptions | None) -> Iterator[Pair]:
     for a, b in left:
-        yield relate_pair(a, b, architecture)
+        yield relate_pair(a, b, options)
 
 
-def _work(a: Found, b: Found, architecture: Path | None) -> Pair:
+def _work(a: Found, b: Found, options: OpenOptions | None) -> Pair:
     """What a worker does; one thread, because there is a worker for every core."""
     torch.set_num_threads(1)
-    return relate_pair(a, b, architecture)
+    return relate_pair(a, b, options)
 
 
 def _ray(
-    left: Sequence[tuple[Found, Found]], architecture: Path | None, address: str | None
+    left: Sequence[tuple[Found, Found]], options: OpenOptions | None, address: str | None
 ) -> Iterator[Pair]:
     """As they finish. A worker that dies is replaced; a pair that keeps killing them has failed."""
     if not left:
@@ -162,7 +162,7 @@ def _ray(
         waiting = {}
         for a, b in left:
             sent = [Found(m.name, m.path.resolve(), m.identity, m.family) for m in (a, b)]
-            waiting[task.remote(*sent, architecture and architecture.resolve())] = a, b
+            waiting[task.remote(*sent, options and options.absolute())] = a, b
         while waiting:
             (finished,), _ = ray.wait(list(waiting), num_returns=1)
             a, b = waiting.pop(finished)

@@ -78,12 +78,13 @@ class Inspection:
 
 
 def inspect(model: Model, progress: Callable[[str], None] | None = None) -> Inspection:
-    """Looks at an open checkpoint of a known family.
+    """Inspect an open checkpoint of a known family; NaN in any of its tensors is refused.
 
     Args:
         model: see `transformer_nfn.architectures.families.open_model`.
         progress: told the name of each block that is done.
     """
+    model.check_numbers()
     reduced = Reduced(model, torch.float32)
     blocks = []
     for name in reduced.blocks:
