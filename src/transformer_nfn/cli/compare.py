@@ -60,7 +60,7 @@ def compare_command(
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Are two networks the same function, or related? Whatever disguise either of them wears.
+    """Compare two networks: same function, related or unrelated.
 
     Checkpoints of a known family (see `tnfn architectures`) are the same, derived, partly the
     same (which blocks), share embeddings only, or are unrelated; where scores cannot tell, the

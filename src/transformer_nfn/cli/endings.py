@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
+from transformer_nfn.cli.help import HelpGroup
 from transformer_nfn.errors import TransformerNFNError
 
 REFUSED = 2
@@ -67,7 +67,7 @@ def explained() -> Iterator[None]:
         )
 
 
-class RootCommand(TyperGroup):
+class RootCommand(HelpGroup):
     """Explains what Typer would end with a verdict's code; other errors pass, for `explained`."""
 
     def invoke(self, ctx: Any) -> Any:

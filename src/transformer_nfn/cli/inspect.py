@@ -36,9 +36,9 @@ def inspect_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at a checkpoint: sizes, blocks, what acts on each axis, spectra, dead and double parts.
+    """Report sizes, symmetries, spectra, dead and duplicate units.
 
-    It is read block by block. Spectra are those of the reduced form (norms folded in), which
+    A checkpoint is read block by block. Spectra are those of the reduced form (norms folded in), which
     every disguise of the checkpoint shares.
 
     [bold]Examples[/bold]
