@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import pairwise
 
 import pytest
 import typer
@@ -63,7 +64,7 @@ def test_paragraphs_fill_the_width() -> None:
     shown = tnfn("predict", "--help").stdout
     paragraph = shown.split("\n" + " " * COLUMNS + "\n")[2].splitlines()
     assert len(paragraph) > 2
-    for line, following in zip(paragraph, paragraph[1:], strict=False):
+    for line, following in pairwise(paragraph):
         assert len(line.rstrip()) + len(following.split()[0]) + 2 > COLUMNS
 
 

@@ -25,7 +25,9 @@ WORDS = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "[yellow]unde
 
 def disguises_command(
     out: Annotated[Path, typer.Option("--out", help="Folder for the networks.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Seed of all random numbers.", callback=seed_from(0))] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of all random numbers.", callback=seed_from(0))
+    ] = 0,
 ) -> None:
     """Compare one network with six disguises of it.
 

@@ -38,8 +38,8 @@ def inspect_command(
 ) -> None:
     """Report sizes, symmetries, spectra, dead and duplicate units.
 
-    A checkpoint is read block by block. Spectra are those of the reduced form (norms folded in), which
-    every disguise of the checkpoint shares.
+    A checkpoint is read block by block. Spectra are those of the reduced form (norms folded in),
+    which every disguise of the checkpoint shares.
 
     [bold]Examples[/bold]
 

@@ -170,10 +170,10 @@ def canonical_command(
 ) -> None:
     """Write the canonical form of a network.
 
-    Every disguise of a network has the same canonical form: the same up to rounding (about 1e-6 in float32, relative to each tensor), not to the bit, and
-    where no two heads, neurons or singular values are alike. It computes what the network
-    computes, in the same dtype; only the tensors of the space are kept, not what else a file
-    holds.
+    Every disguise of a network has the same canonical form: the same up to rounding (about 1e-6 in
+    float32, relative to each tensor), not to the bit, and where no two heads, neurons or singular
+    values are alike. It computes what the network computes, in the same dtype. Only the tensors of
+    the space are kept, nothing else that the file holds.
 
     [bold]Example[/bold]
 

@@ -306,7 +306,7 @@ def predict_command(
         echo_json([asdict(p) for p in found])
         return
     console = table_console()
-    console.print(predictions_table(found, console.width))
+    console.print(predictions_table(found, console))
     for p in found:
         for sentence in (p.warning, p.note):
             if sentence is not None:
