@@ -191,7 +191,8 @@ def _warning(novelty: float, words: str, size_warning: str | None) -> str | None
     told = [] if size_warning is None else [size_warning]
     if novelty > 1:
         told.append(
-            f"{words.format(novelty)}: the prediction may be far off and its interval has no known coverage"
+            f"{words.format(novelty)}: the prediction may be far off and its interval has no known "
+            "coverage"
         )
     return "; ".join(told) or None
 
