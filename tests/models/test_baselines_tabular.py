@@ -97,7 +97,8 @@ def test_from_134_networks_on_leaves_are_those_of_the_authors(
     made: Any, params: dict[str, int], n: int
 ) -> None:
     learned, given = networks(n, 0), networks(20, 3)[0]
-    plain, fixed = (p.fit(*learned, seed=0) for p in (made(rounds=20), made(rounds=20, params=params)))
+    plain = made(rounds=20).fit(*learned, seed=0)
+    fixed = made(rounds=20, params=params).fit(*learned, seed=0)
     assert torch.equal(plain.predict(given), fixed.predict(given))
 
 
