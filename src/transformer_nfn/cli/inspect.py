@@ -86,7 +86,7 @@ def _print(console: Console, found: Inspection) -> None:
     console.print(", ".join(f"{name} {_said(value)}" for name, value in found.sizes.items()))
     for tie in found.ties:
         console.print(f"tied: {tie}")
-    tensors = Table("tensor", "of them", "shape", "axes")
+    tensors = Table("tensor", "count", "shape", "axes")
     for line in found.tensors:
         shape = " × ".join(str(n) for n in line.shape)
         tensors.add_row(line.name, str(line.times), shape, " ".join(line.axes))

@@ -21,15 +21,12 @@ def predictions_table(found: Sequence[Prediction], console: Console) -> Table:
     Run, configuration and spread of the seeds are shown where the terminal is wide enough.
     """
     table = _predictions(found, wide=True)
-    needed = Console(width=WIDE).measure(table).maximum
-    return table if needed <= console.width else _predictions(found, wide=False)
+    return table if _fits(table, console) else _predictions(found, wide=False)
 
 
 def _predictions(found: Sequence[Prediction], wide: bool) -> Table:
     in_zoo = any(p.recorded is not None for p in found)
-    # Without frame and padding 24 of 80 columns are left for the names of networks.
-    narrow = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table = Table() if wide else narrow
+    table = Table() if wide else _frameless()
     table.add_column("network", overflow="fold")
     if in_zoo:
         if wide:
@@ -78,14 +75,28 @@ def configuration_text(recorded: Mapping[str, Any]) -> str:
     return plain(", ".join(told))
 
 
-def rows_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
+def rows_table(rows: Sequence[Mapping[str, Any]], title: str, console: Console) -> Table:
     """Rows of a zoo: run, configuration, checkpoint, recorded accuracy."""
-    table = Table(title=plain(title))
+    table = _rows(rows, Table(title=plain(title)))
+    return table if _fits(table, console) else _rows(rows, _frameless(plain(title)))
+
+
+def _frameless(title: str | None = None) -> Table:
+    """A table for narrow terminals: columns are two spaces apart."""
+    return Table(title=title, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+
+
+def _fits(table: Table, console: Console) -> bool:
+    """Whether no cell of a table would be wrapped."""
+    return Console(width=WIDE).measure(table).maximum <= console.width
+
+
+def _rows(rows: Iterable[Mapping[str, Any]], table: Table) -> Table:
     table.add_column("network", overflow="fold")
     table.add_column("run", overflow="fold")
     table.add_column("configuration")
     table.add_column("checkpoint")
-    table.add_column("test accuracy", justify="right")
+    table.add_column("accuracy", justify="right")
     for row in rows:
         epoch = f"epoch {row['epoch']} ({row['percent']} %)"
         accuracy = row["test_accuracy"]

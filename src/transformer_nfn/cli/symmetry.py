@@ -88,8 +88,11 @@ def parse_space(text: str) -> WeightSpace:
         else:
             built = build(*numbers)
     except TypeError:
-        usage = next(line for line in SPACE_HELP.splitlines() if name in line).strip()
-        raise SpaceError(f"'{text}' has {len(numbers)} sizes; expected {usage}") from None
+        usage = next(line for line in SPACE_HELP.splitlines() if name in line).split()[0]
+        expected = usage.partition(":")[2]
+        raise SpaceError(
+            f"'{text}' has {len(numbers)} sizes; expected {name}:{expected}"
+        ) from None
     assert isinstance(built, WeightSpace)
     return built
 

@@ -238,7 +238,8 @@ def rows(
         echo_json(told)
         return
     title = f"{path}: {len(told):,} of {len(opened):,} rows"
-    table_console().print(rows_table(told, title))
+    console = table_console()
+    console.print(rows_table(told, title, console))
 
 
 @zoo_app.command()
