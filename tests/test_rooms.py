@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import transformer_nfn
+
 ROOT = Path(__file__).resolve().parents[1] / "src" / "transformer_nfn"
 PACKAGE = "transformer_nfn"
 
@@ -116,6 +118,26 @@ def test_no_name_is_both_a_module_and_something_else() -> None:
     assert not both
 
 
-def test_the_package_brings_its_layers() -> None:
-    code = "import transformer_nfn; transformer_nfn.nn.Equivariant; transformer_nfn.spaces"
+OPTIONAL = (
+    "gensim", "huggingface_hub", "lightgbm", "matplotlib", "pooch", "pyarrow", "ray", "sklearn",
+    "tensorboard", "transformers", "xgboost",
+)  # fmt: skip
+
+
+def test_every_package_resolves_after_importing_the_root() -> None:
+    """In a fresh interpreter, with none of the optional dependencies."""
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({OPTIONAL!r}))
+import transformer_nfn
+assert "torch" not in sys.modules
+for name in {transformer_nfn.__all__!r}:
+    assert getattr(transformer_nfn, name).__doc__
+"""
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_all_public_packages_are_listed() -> None:
+    internal = {"cli", "native_network"}
+    packages = {room(name) for name, path in MODULES.items() if path.name == "__init__.py"}
+    assert packages - {""} - internal <= set(transformer_nfn.__all__)

@@ -1,10 +1,11 @@
-"""Which page does a command have in the documentation? Made from its own help when mkdocs builds.
+"""Documentation pages of all commands, generated from their help when mkdocs builds.
 
 `mkdocs.yml` names this file as a hook: no page is ever older than its command.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import typer
 
 FOLDER = "commands"
 PROGRAM = "tnfn"
-_BOLD = re.compile(r"\[/?bold\]")
+_EXAMPLES = re.compile(r"\[bold\]Examples?\[/bold\]")
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -48,7 +49,7 @@ def page(words: tuple[str, ...], command: Any) -> str:
     )
     usage = " ".join([name, *(_metavar(p) for p in arguments), *(["[OPTIONS]"] if options else [])])
     text, examples = _text(command)
-    lines = [f"# `{name}`", "", *text, "", "```console", f"$ {usage}", "```", ""]
+    lines = [f"# `{name}`", "", *text, "```console", f"$ {usage}", "```", ""]
     lines += _table("Arguments", arguments)
     lines += _table("Options", options)
     if examples:
@@ -57,14 +58,19 @@ def page(words: tuple[str, ...], command: Any) -> str:
 
 
 def _text(command: Any) -> tuple[list[str], list[str]]:
-    """The paragraphs of a help text, and the commands that it and its epilogue show."""
-    plain = _BOLD.sub("", command.help or "")
-    body, _, shown = plain.partition("Example")
-    examples = [line.strip() for line in shown.splitlines() if line.strip().startswith(PROGRAM)]
-    if not examples and shown:
-        examples = [shown.lstrip("s:").strip().split("\n")[0].strip()]
-    examples += re.findall(r"\[bold\](.+?)\[/bold\]", command.epilog or "")
-    return [line.strip() for line in body.strip().splitlines()], examples
+    """The paragraphs of a help text as Markdown, and the examples that end it."""
+    from transformer_nfn.cli.help import paragraphs
+
+    text: list[str] = []
+    examples: list[str] = []
+    for block in paragraphs(command.help or ""):
+        if not block.startswith(" "):
+            text += [] if _EXAMPLES.fullmatch(block) else [block, ""]
+        elif block.lstrip().startswith(f"{PROGRAM} "):
+            examples += [line.strip() for line in block.splitlines()]
+        else:
+            text += ["```text", inspect.cleandoc(block), "```", ""]
+    return text, examples
 
 
 def _table(title: str, parameters: list[Any]) -> list[str]:

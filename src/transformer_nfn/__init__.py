@@ -7,14 +7,42 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformer_nfn import architectures, errors, functional, nn, spaces, symmetry
+    from transformer_nfn import (
+        architectures,
+        errors,
+        files,
+        functional,
+        models,
+        nn,
+        paper,
+        prediction,
+        report,
+        spaces,
+        symmetry,
+        testing,
+        zoo,
+    )
 
-__all__ = ["architectures", "errors", "functional", "nn", "spaces", "symmetry"]
+__all__ = [
+    "architectures",
+    "errors",
+    "files",
+    "functional",
+    "models",
+    "nn",
+    "paper",
+    "prediction",
+    "report",
+    "spaces",
+    "symmetry",
+    "testing",
+    "zoo",
+]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Brings a package when it is first asked for: `tnfn --help` need not wait for PyTorch."""
+    """Import a package on first use: `tnfn --help` need not wait for PyTorch."""
     if name not in __all__:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     return importlib.import_module(f"{__name__}.{name}")

@@ -198,7 +198,7 @@ def _sentence_transformer(gpt2: Path, home: Path) -> None:
 
 
 def test_subfolders_are_written_too(gpt2: Path, tmp_path: Path) -> None:
-    home, out = tmp_path / "home", tmp_path / "home/out"
+    home, out = tmp_path / "home", tmp_path / "out"
     _sentence_transformer(gpt2, home)
     done = tnfn("disguise", home, "--out", out)
     assert done.returncode == 0, done.stderr

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from tnfn_command import tnfn
+from transformer_nfn.cli.network_tables import predictions_table
 from transformer_nfn.files import Checkpoint
 from transformer_nfn.files.assets import CHECKOUT
 from transformer_nfn.prediction.acceptance import check_sizes, read_fitting
@@ -102,6 +105,41 @@ def test_names_are_never_cut_in_a_pipe(state: dict[str, Tensor], tmp_path: Path)
     assert code == 0
     for shown in ("recorded", "00296", "sgd, lr 0.001", "0.264"):
         assert shown in out
+
+
+def test_predictions_are_readable_on_a_terminal_of_80_columns(
+    state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / f"{'long-name-' * 12}.pt"
+    torch.save(state, long)
+    found = predict(RUN, ["mnist-sample#0-9", long])
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(predictions_table(found, console))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == [
+        "network", "recorded", "predicted", "interval", "coverage", "novelty"
+    ]  # fmt: skip
+    for line, p in zip(lines[2:12], found, strict=False):
+        assert p.recorded is not None
+        shown = (p.name, f"{p.recorded['test_accuracy']:.3f}", f"{p.accuracy:.3f}")
+        assert line.split()[:3] == list(shown)
+        assert f"{p.low:.3f} to {p.high:.3f}" in line
+    assert "".join(line.split()[0] for line in lines[12:]) == str(long)
+
+
+def test_the_interval_of_a_warned_prediction_claims_no_coverage() -> None:
+    found = predicted("mnist-sample")
+    warned = [p for p in found if p["warning"] is not None]
+    assert 0 < len(warned) < len(found)
+    for p in found:
+        assert p["coverage"] == (0.9 if p["warning"] is None else None)
+    assert "has no known coverage" in str(warned[0]["warning"])
+    code, out, err = tnfn("predict", RUN, warned[0]["name"])
+    assert code == 0
+    assert "unknown" in out
+    assert "90 %" not in out + err
+    assert "90 %" in tnfn("predict", RUN, "mnist-sample#3").stdout
 
 
 def test_where_no_guard_stands_behind_a_prediction_it_is_said(tmp_path: Path) -> None:

@@ -75,6 +75,34 @@ def test_a_known_function_of_the_weights_is_learned(name: str) -> None:
 
 
 @every
+def test_few_networks_are_not_all_predicted_alike(name: str) -> None:
+    few = CASES[name]().fit(*networks(20, 0), validation=networks(8, 1), seed=0)
+    network, accuracy = networks(60, 2)
+    predicted = few.predict(network)
+    assert len(predicted.unique()) > 5
+    assert kendalltau(predicted, accuracy).statistic > 0.3
+
+
+@pytest.mark.parametrize("n", [134, 300])
+@pytest.mark.parametrize(
+    ("made", "params"),
+    [
+        (XGBoostPredictor, {"min_child_weight": 50}),
+        (LightGBMPredictor, {"min_data_in_leaf": 50}),
+        (RandomForestPredictor, {"min_data_in_leaf": 50}),
+        (InvariantBoosting, {"min_data_in_leaf": 10}),
+    ],
+)
+def test_from_134_networks_on_leaves_are_those_of_the_authors(
+    made: Any, params: dict[str, int], n: int
+) -> None:
+    learned, given = networks(n, 0), networks(20, 3)[0]
+    plain = made(rounds=20).fit(*learned, seed=0)
+    fixed = made(rounds=20, params=params).fit(*learned, seed=0)
+    assert torch.equal(plain.predict(given), fixed.predict(given))
+
+
+@every
 def test_one_seed_gives_one_predictor(name: str) -> None:
     again = CASES[name]().fit(*networks(300, 0), validation=networks(80, 1), seed=0)
     network, _ = networks(20, 3)

@@ -46,7 +46,9 @@ def align_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Move A along its orbit as close to B as it gets, for merging and interpolation.
+    """Bring network A as close to B as its symmetries allow.
+
+    For merging and interpolation.
 
     What is written computes what A computes, which is checked by running both; only its weights
     are others. Weights alone are looked at: no data, no activations.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from transformer_nfn import __version__
@@ -19,12 +21,34 @@ from transformer_nfn.cli import (
     train,
 )
 from transformer_nfn.cli.endings import RootCommand
+from transformer_nfn.cli.help import HelpTyper
 from transformer_nfn.cli.report import report_command
 from transformer_nfn.cli.zoo import zoo_app
 
-app = typer.Typer(
+PANELS = {
+    "Checkpoints": ("compare", "disguise", "fingerprint", "align", "inspect", "architectures"),
+    "Prediction": ("predict", "evaluate", "train", "assets"),
+    "Zoos": ("zoo",),
+    "The paper": ("demo", "reproduce", "report"),
+    "Weight spaces": ("space", "sample", "canonical", "disguises"),
+}
+"""Panels of `tnfn --help`, and the commands in each."""
+
+
+class Root(RootCommand):
+    """The root command, which lists commands by panel."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all commands, in the order of `PANELS`."""
+        for panel, names in PANELS.items():
+            for name in names:
+                self.commands[name].rich_help_panel = panel  # type: ignore[attr-defined]
+        return [name for names in PANELS.values() for name in names]
+
+
+app = HelpTyper(
     name="tnfn",
-    cls=RootCommand,
+    cls=Root,
     help="Reads the weights of transformers: symmetries, comparison, prediction.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

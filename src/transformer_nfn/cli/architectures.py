@@ -91,7 +91,9 @@ def architectures_command(
     architecture: ArchitectureOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """List the families of checkpoints that can be read, or check a data file of one's own.
+    """List the families of checkpoints that can be read.
+
+    With --architecture, check a data file that describes another family.
 
     [bold]Examples[/bold]
 

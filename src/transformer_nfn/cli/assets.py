@@ -26,10 +26,10 @@ def named(kind: str) -> Callable[[Path | None], Path | None]:
 def assets_command(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Lists the sample zoos and trained predictors that commands know by name.
+    """List the zoos and trained predictors available by name.
 
-    A name goes wherever a zoo or a run folder goes, unless there is a folder of that name. They
-    lie in assets/ of a checkout, or are fetched from TRANSFORMER_NFN_ASSETS_URL when used.
+    Use a name in place of a zoo or a run folder; a folder of the same name comes first. The files
+    are in assets/ of a checkout, or fetched from TRANSFORMER_NFN_ASSETS_URL on first use.
 
     [bold]Examples[/bold]
 

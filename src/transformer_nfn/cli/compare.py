@@ -70,7 +70,7 @@ def compare_command(
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Compare two networks: the same function, related, or strangers, whatever their disguise.
+    """Compare two networks: same function, related or unrelated.
 
     Checkpoints of a known family (see `tnfn architectures`) are *same*, *same backbone* (only
     output heads differ), *derived*, *partly* (which blocks agree), share *embeddings only*, or are

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from transformer_nfn.cli.experiment_progress import epochs_bar, tau_by_kind_table
+from transformer_nfn.cli.seed_option import seed_from
 from transformer_nfn.cli.zoo_progress import BuildBar
 from transformer_nfn.seed_kinds import SEED_KINDS, seeds_text
 
@@ -65,12 +66,12 @@ def demo_command(
             "--quick", help=f"All steps in {QUICK_TIME}, on so few networks that τ says little."
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Chooses the runs.")] = SEED,
+    seed: Annotated[int, typer.Option(callback=seed_from(0), help="Chooses the runs.")] = SEED,
 ) -> None:
-    """From nothing to a trusted predictor: zoos, Transformer-NFN, baselines, τ table, report.
+    """Build two small zoos, train all predictors, write a report.
 
-    Two zoos of the same runs: one seed for all of them, as in the paper, and a seed each.
-    Everything is kept under OUT and resumed if the command is run again.
+    Both zoos hold the same runs: in one they share a seed, as in the paper, in the other each has
+    its own. Everything is kept in the folder of --out; run the command again to resume.
 
     [bold]Example[/bold]
 

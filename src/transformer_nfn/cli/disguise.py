@@ -64,7 +64,9 @@ def disguise_command(
         ),
     ] = False,
 ) -> None:
-    """Write the same function with other weights: act with a random group element.
+    """Write the same function with other weights.
+
+    A random element of the symmetry group acts on the network.
 
     A checkpoint of a known family (see `tnfn architectures`) is written with every symmetry that
     it has, in the layout and dtype of its file, so that its own library loads it.

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from transformer_nfn.cli.seed_option import seed_from
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -23,9 +25,11 @@ WORDS = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "[yellow]unde
 
 def disguises_command(
     out: Annotated[Path, typer.Option("--out", help="Folder for the networks.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Of everything random.", min=0, max=2**63 - 1)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of all random numbers.", callback=seed_from(0))
+    ] = 0,
 ) -> None:
-    """One network, six disguises: which of them compute the same function?
+    """Compare one network with six disguises of it.
 
     Writes the networks, so that `tnfn compare` and `tnfn fingerprint` can be tried on them.
     """

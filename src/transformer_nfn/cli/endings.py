@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
 import typer
-from typer.core import TyperGroup
 
+from transformer_nfn.cli.help import HelpGroup
 from transformer_nfn.errors import TransformerNFNError
 
 REFUSED = 2
@@ -142,7 +142,7 @@ def explained() -> Iterator[None]:
         )
 
 
-class RootCommand(TyperGroup):
+class RootCommand(HelpGroup):
     """Explains what Typer would end with a verdict's code; other errors pass, for `explained`."""
 
     def invoke(self, ctx: Any) -> Any:

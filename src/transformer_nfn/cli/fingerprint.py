@@ -63,9 +63,10 @@ def fingerprint_command(
     most: Annotated[int, typer.Option("--top", min=1, help="Relatives shown of each.")] = 10,
     json_output: JsonOption = False,
 ) -> None:
-    """A short print that every disguise of a network shares: keep it, compare it, look it up.
+    """Fingerprint networks, or search a database of fingerprints.
 
-    For checkpoints of a known family (see `tnfn architectures`) it has 3.6 KiB, is near in models
+    A network and all its disguises share one fingerprint. For checkpoints of a known family (see
+    `tnfn architectures`) it has 3.6 KiB, is near in models
     made from one another and far in strangers, and can be searched for among 100,000 others. A
     search suggests; `tnfn compare` decides.
 
@@ -77,7 +78,7 @@ def fingerprint_command(
 
       tnfn fingerprint suspect/ --search known.parquet --top 5
 
-      tnfn fingerprint mnist-sample#0 mnist-sample#1   # by name, see `tnfn assets`
+      tnfn fingerprint mnist-sample#0 mnist-sample#1   # see `tnfn assets`
     """
     from transformer_nfn.symmetry.prints import Database, add_to_database, search, write_database
 

@@ -44,10 +44,10 @@ def inspect_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at a checkpoint: sizes, blocks, what acts on each axis, spectra, dead and double parts.
+    """Report sizes, symmetries, spectra, dead and duplicate units.
 
-    It is read block by block. Spectra are those of the reduced form (norms folded in), which
-    every disguise of the checkpoint shares.
+    A checkpoint is read block by block. Spectra are those of the reduced form (norms folded in),
+    which every disguise of the checkpoint shares.
 
     [bold]Examples[/bold]
 
@@ -97,7 +97,7 @@ def _print(console: Console, found: Inspection) -> None:
     console.print(", ".join(f"{name} {_said(value)}" for name, value in found.sizes.items()))
     for tie in found.ties:
         console.print(f"tied: {tie}")
-    tensors = Table("tensor", "of them", "shape", "axes")
+    tensors = Table("tensor", "count", "shape", "axes")
     for line in found.tensors:
         shape = " × ".join(str(n) for n in line.shape)
         tensors.add_row(line.name, str(line.times), shape, " ".join(line.axes))

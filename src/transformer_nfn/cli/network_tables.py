@@ -1,59 +1,62 @@
-"""Networks and what is said of them, as tables in the terminal."""
+"""Tables of networks, their configurations and predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
+
+from transformer_nfn.cli.output import WIDE
 
 if TYPE_CHECKING:
     from transformer_nfn.prediction.predict import Prediction
 
 
-ROOM = 150
-"""Columns of a screen on which a configuration has a column of its own."""
+def predictions_table(found: Sequence[Prediction], console: Console) -> Table:
+    """One row per network; the accuracy that a zoo recorded stands beside the prediction.
 
-
-def predictions_table(found: Sequence[Prediction], width: int) -> Table:
-    """One row a network; what a zoo recorded stands beside the prediction.
-
-    Args:
-        found: the predictions.
-        width: of the screen; on a narrow one run and configuration stand below the name.
+    Run, configuration and spread of the seeds are shown where the terminal is wide enough.
     """
-    in_zoo, narrow = any(p.recorded is not None for p in found), width < ROOM
-    table = Table(show_lines=in_zoo and narrow)
+    table = _predictions(found, wide=True)
+    return table if _fits(table, console) else _predictions(found, wide=False)
+
+
+def _predictions(found: Sequence[Prediction], wide: bool) -> Table:
+    in_zoo = any(p.recorded is not None for p in found)
+    table = Table() if wide else _frameless()
     table.add_column("network", overflow="fold")
     if in_zoo:
-        if not narrow:
+        if wide:
             table.add_column("run", overflow="fold")
             table.add_column("configuration")
         table.add_column("recorded", justify="right", no_wrap=True)
     table.add_column("predicted", justify="right", no_wrap=True)
-    for name in ("90 % interval", "seeds ±", "novelty"):
+    for name in ("interval", "coverage", *(["seeds ±"] if wide else []), "novelty"):
         table.add_column(name, no_wrap=True)
     for p in found:
         mark = "" if p.warning is None else " [yellow]⚠[/yellow]"
         table.add_row(
-            *(_recorded(p, narrow) if in_zoo else (plain(p.name),)),
+            plain(p.name),
+            *(_recorded(p, wide) if in_zoo else []),
             f"{p.accuracy:.3f}",
             f"{p.low:.3f} to {p.high:.3f}",
-            f"{p.spread:.3f}",
+            "unknown" if p.coverage is None else f"{100 * p.coverage:g} %",
+            *([f"{p.spread:.3f}"] if wide else []),
             f"{p.novelty:z.2f}{mark}",
         )
     return table
 
 
-def _recorded(p: Prediction, narrow: bool) -> list[str]:
-    """Name, run, configuration and recorded accuracy; on a narrow screen the first three in one."""
+def _recorded(p: Prediction, wide: bool) -> list[str]:
+    """Run and configuration where there is room, and the recorded accuracy."""
     recorded = p.recorded or {}
-    name, how = plain(p.name), configuration_text(recorded)
-    run, accuracy = plain(str(recorded.get("run") or "")), recorded.get("test_accuracy")
-    told = "" if accuracy is None else f"{accuracy:.3f}"
-    if narrow:
-        return [f"{name}\n[dim]run {run}: {how}[/dim]" if run else name, told]
-    return [name, run, how, told]
+    accuracy = recorded.get("test_accuracy")
+    shown = "" if accuracy is None else f"{accuracy:.3f}"
+    run, how = plain(str(recorded.get("run") or "")), configuration_text(recorded)
+    return [run, how, shown] if wide else [shown]
 
 
 def configuration_text(recorded: Mapping[str, Any]) -> str:
@@ -72,14 +75,28 @@ def configuration_text(recorded: Mapping[str, Any]) -> str:
     return plain(", ".join(told))
 
 
-def rows_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
+def rows_table(rows: Sequence[Mapping[str, Any]], title: str, console: Console) -> Table:
     """Rows of a zoo: run, configuration, checkpoint, recorded accuracy."""
-    table = Table(title=plain(title))
+    table = _rows(rows, Table(title=plain(title)))
+    return table if _fits(table, console) else _rows(rows, _frameless(plain(title)))
+
+
+def _frameless(title: str | None = None) -> Table:
+    """A table for narrow terminals: columns are two spaces apart."""
+    return Table(title=title, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+
+
+def _fits(table: Table, console: Console) -> bool:
+    """Whether no cell of a table would be wrapped."""
+    return Console(width=WIDE).measure(table).maximum <= console.width
+
+
+def _rows(rows: Iterable[Mapping[str, Any]], table: Table) -> Table:
     table.add_column("network", overflow="fold")
     table.add_column("run", overflow="fold")
     table.add_column("configuration")
     table.add_column("checkpoint")
-    table.add_column("test accuracy", justify="right")
+    table.add_column("accuracy", justify="right")
     for row in rows:
         epoch = f"epoch {row['epoch']} ({row['percent']} %)"
         accuracy = row["test_accuracy"]

@@ -12,7 +12,7 @@ def report_command(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUNS...",
+            metavar="RUNS",
             help="Run folders, folders that hold some, or names of predictors.",
         ),
     ],
@@ -28,7 +28,9 @@ def report_command(
         ),
     ] = None,
 ) -> None:
-    """Writes one self-contained page: tables beside the paper's, figures, where predictors fail.
+    """Write a self-contained HTML page about trained predictors.
+
+    Tables beside those of the paper, figures, and the networks that predictors fail on.
 
     [bold]Examples[/bold]
 

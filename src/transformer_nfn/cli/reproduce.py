@@ -64,33 +64,30 @@ def reproduce_command(
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster; none starts one.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Rebuild a table of the paper from any zoo, at any size, beside the paper's own numbers.
+    """Rebuild a table of the paper from a zoo.
 
-    table1, table2: six models and our three, five accuracy thresholds (MNIST, AG News).
-    table3: components. table4: width and depth. table5: parameters. table6: augmentation by the
-    group action. learning-curve: all nine models on 64, 128, … random networks of the training
-    part and on all of it (at least 64), as table and figure. mixed: of a mixed zoo, τ on each kind
-    of one predictor over all kinds, and on kinds left out of its training. transfer: predictors of
-    this zoo's networks, or those in a run folder, rank the networks of other zoos. figures:
-    histogram, scatter and τ by number of networks, of what is in OUT. Finished cells are kept, so
-    an interrupted call goes on.
+    The numbers of the paper stand beside those of the zoo.
+
+      table1, table2  nine models, five accuracy thresholds (MNIST, AG News)
+      table3          components of Transformer-NFN
+      table4          width and depth of Transformer-NFN
+      table5          numbers of parameters
+      table6          augmentation by the group action
+      learning-curve  all models trained on 64, 128, … networks and on all
+      mixed           τ on every size of a mixed zoo, and on sizes left out
+      transfer        predictors of this zoo rank the networks of other zoos
+      figures         histogram, scatter and τ by number of networks, from --out
+
+    Finished cells are kept: run the same command again to resume an interrupted one.
 
     [bold]Examples[/bold]
 
       tnfn reproduce table1 zoo --out results
-
-      tnfn reproduce table6 zoo --out results --models transformer_nfn,mlp --seeds 3
-
-      tnfn reproduce table1 mnist-sample --out results   # by name, see `tnfn assets`
-
-      tnfn reproduce learning-curve zoo --out results --models transformer_nfn,invariant_mlp
-
+      tnfn reproduce table1 mnist-sample --out results   # see `tnfn assets`
+      tnfn reproduce table6 zoo --out results --models transformer_nfn,mlp
       tnfn reproduce learning-curve zoo --out results --sizes 100,717
-
-      tnfn reproduce mixed zoos/mixed --out results --leave-out w48-h4-d3,w16-h2-d1
-
-      tnfn reproduce transfer mnist-zoo --to fashion-zoo --to digits-zoo --out results
-
+      tnfn reproduce mixed zoos/mixed --out results --leave-out w48-h4-d3
+      tnfn reproduce transfer mnist-zoo --to fashion-zoo --out results
       tnfn reproduce figures zoo --out results
     """
     if what not in WHAT:

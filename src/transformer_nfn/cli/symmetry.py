@@ -12,6 +12,7 @@ from rich.table import Table
 
 from transformer_nfn.cli.disguises import disguises_command
 from transformer_nfn.cli.output import echo_json
+from transformer_nfn.cli.seed_option import seed_from
 from transformer_nfn.errors import SpaceError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ SpaceOption = Annotated[
     ),
 ]
 SeedOption = Annotated[
-    int, typer.Option(help="Of everything random.", min=-(2**63), max=2**63 - 1)
+    int, typer.Option(help="Seed of all random numbers.", callback=seed_from(-(2**63)))
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 NETWORK = "A network: a .safetensors or .pt file, a folder, or a row of a zoo (ZOO#12)."
@@ -87,8 +88,11 @@ def parse_space(text: str) -> WeightSpace:
         else:
             built = build(*numbers)
     except TypeError:
-        usage = next(line for line in SPACE_HELP.splitlines() if name in line).strip()
-        raise SpaceError(f"'{text}' has {len(numbers)} sizes; expected {usage}") from None
+        usage = next(line for line in SPACE_HELP.splitlines() if name in line).split()[0]
+        expected = usage.partition(":")[2]
+        raise SpaceError(
+            f"'{text}' has {len(numbers)} sizes; expected {name}:{expected}"
+        ) from None
     assert isinstance(built, WeightSpace)
     return built
 
@@ -104,7 +108,7 @@ def space_command(
     name: Annotated[str | None, typer.Argument(help="NAME:SIZES, or a JSON file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a weight space: its tensors, its axes, and what acts on them.
+    """Show a weight space: tensors, axes and their symmetries.
 
     Without a name, lists the ready ones.
 
@@ -137,10 +141,10 @@ def sample_command(
     out: Annotated[Path, typer.Option("--out", help="The file to write.")],
     seed: SeedOption = 0,
 ) -> None:
-    """Draw a random network of a space (standard normal weights) and write it to a file.
+    """Write a random network of a weight space.
 
-    A .pt file (or .pth, .bin) is a state dict of PyTorch, which does not say its space; anything
-    else is safetensors, which does.
+    Weights are standard normal. A .pt, .pth or .bin file is a PyTorch state dict, which does not
+    record its space; any other file is safetensors, which does.
 
     [bold]Example[/bold]
 
@@ -167,12 +171,12 @@ def canonical_command(
     space: SpaceOption = None,
     part: PartOption = None,
 ) -> None:
-    """Write the representative of a network's orbit: the same numbers for every disguise.
+    """Write the canonical form of a network.
 
-    The same up to rounding (about 1e-6 in float32, relative to each tensor), not to the bit, and
-    where no two heads, neurons or singular values are alike. It computes what the network
-    computes, in the same dtype; only the tensors of the space are kept, not what else a file
-    holds.
+    Every disguise of a network has the same canonical form: the same up to rounding (about 1e-6 in
+    float32, relative to each tensor), not to the bit, and where no two heads, neurons or singular
+    values are alike. It computes what the network computes, in the same dtype. Only the tensors of
+    the space are kept, nothing else that the file holds.
 
     [bold]Example[/bold]
 

@@ -210,7 +210,7 @@ def evaluate_command(
     percent: Annotated[int, typer.Option(help="Which checkpoint of each run.")] = 75,
     as_json: JsonOption = False,
 ) -> None:
-    """How good is a trained predictor, on its own test part or on another zoo?
+    """Measure a trained predictor on its test set or another zoo.
 
     Networks that it was trained on, or that chose its best epoch, are counted; the figures of the
     others stand beside those of all.
@@ -276,17 +276,19 @@ def predict_command(
     checkpoints: Annotated[
         list[str],
         typer.Argument(
-            metavar="NETWORKS...",
+            metavar="NETWORKS",
             help="Files (.safetensors, .pt), folders, patterns ('nets/*.pt'), a zoo, or rows of "
             "one (ZOO#12, ZOO#3-9, ZOO#0,4).",
         ),
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Predict the accuracy of networks from their weights, with an interval and a warning.
+    """Predict the accuracy of networks from their weights.
 
-    Beside networks of a zoo stands the accuracy that was measured. What of a file is no part of
-    the zoo's network is left out, and said; another architecture is refused.
+    Every prediction has a 90 % interval. Networks unlike those of the training set get a warning;
+    their interval has no stated coverage. For networks of a zoo the measured accuracy is shown too.
+    Tensors that the networks of the zoo do not have are ignored and listed; another architecture is
+    rejected.
 
     [bold]Examples[/bold]
 
@@ -304,7 +306,7 @@ def predict_command(
         echo_json([asdict(p) for p in found])
         return
     console = table_console()
-    console.print(predictions_table(found, console.width))
+    console.print(predictions_table(found, console))
     for p in found:
         for sentence in (p.warning, p.note):
             if sentence is not None:

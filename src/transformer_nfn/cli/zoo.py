@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 
 from transformer_nfn.cli.assets import named
+from transformer_nfn.cli.help import HelpGroup, HelpTyper
 from transformer_nfn.cli.output import echo_json, table_console
-from transformer_nfn.cli.zoo_damage import EPILOG, damage
+from transformer_nfn.cli.seed_option import seed_from
+from transformer_nfn.cli.zoo_damage import damage
 from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
 
 KNOWN_SHOWN = 8
 """Values of a column that an error names."""
-zoo_app = typer.Typer(
-    help="The Small Transformer Zoo: build, look at, check, import and export.",
+zoo_app = HelpTyper(
+    cls=HelpGroup,
+    help="Build, list, verify, import and export zoos of networks.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -38,12 +41,7 @@ Data = Annotated[
 ]
 
 
-@zoo_app.command(
-    epilog="Examples: [bold]tnfn zoo build --task digits --out zoos/digits --runs 256[/bold] · "
-    "[bold]tnfn zoo build --task mnist --out zoos/mnist --device cuda[/bold] · "
-    "[bold]tnfn zoo build --out zoos/mixed --runs 512 --width 16,32 --depth 1,2[/bold] · run the "
-    "same command again to go on with an interrupted build."
-)
+@zoo_app.command()
 def build(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the zoo goes.")],
     task: Annotated[str, typer.Option(help="digits, mnist, fashion_mnist or ag_news.")] = "digits",
@@ -57,7 +55,7 @@ def build(
         int, typer.Option(help="Stop at 50 or 75 percent of the epochs; 100 trains them all.")
     ] = 100,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Chooses the runs and their randomness.")
+        int, typer.Option(callback=seed_from(0), help="Chooses the runs and their randomness.")
     ] = 0,
     seeds: Annotated[
         str, typer.Option(help="each: a seed for every run; one: the same for all (authors).")
@@ -97,12 +95,18 @@ def build(
     depth: Annotated[str, typer.Option(metavar="L[,L…]", help="Blocks (2), or several.")] = "2",
     as_json: AsJson = False,
 ) -> None:
-    """Trains many small transformers and stores their checkpoints.
+    """Train many small transformers and store their checkpoints.
 
-    An interrupted build goes on where it stopped; two builders on one folder share the work. With
-    more --runs than before the zoo grows: its networks and their rows stay as they are.
+    Run the same command again to resume an interrupted build; two builds of one folder share the
+    work. With more --runs than before the zoo grows: its networks and their rows stay as they are.
     With several widths, heads or depths the runs are spread over all combinations, each in a
-    folder of its own: a mixed zoo.
+    separate folder: a mixed zoo.
+
+    [bold]Examples[/bold]
+
+      tnfn zoo build --task digits --out zoos/digits --runs 256
+      tnfn zoo build --task mnist --out zoos/mnist --device cuda
+      tnfn zoo build --out zoos/mixed --runs 512 --width 16,32 --depth 1,2
     """
     from transformer_nfn.cli.zoo_progress import BuildBar
     from transformer_nfn.files.assets import resolve
@@ -157,12 +161,17 @@ def build(
     )
 
 
-@zoo_app.command(
-    epilog="Examples: [bold]tnfn zoo info zoos/digits[/bold] · "
-    "[bold]tnfn zoo info mnist-sample[/bold] (by name, see tnfn assets)"
-)
+@zoo_app.command()
 def info(path: ZooPath, as_json: AsJson = False) -> None:
-    """What is in a zoo: counts, accuracies, a histogram; of a mixed zoo a line for each kind."""
+    """Summarise a zoo: counts, accuracies and a histogram.
+
+    A mixed zoo has a line for each size.
+
+    [bold]Examples[/bold]
+
+      tnfn zoo info zoos/digits
+      tnfn zoo info mnist-sample   # by name, see `tnfn assets`
+    """
     from transformer_nfn.cli.zoo_tables import print_kinds, print_summary
     from transformer_nfn.zoo.store import MixedZoo, open_zoo
     from transformer_nfn.zoo.summary import summarise, summarise_mixed
@@ -177,10 +186,7 @@ def info(path: ZooPath, as_json: AsJson = False) -> None:
         print_summary(Console(), found)
 
 
-@zoo_app.command(
-    epilog="Examples: [bold]tnfn zoo rows mnist-sample --optimizer adam --min-accuracy 0.9[/bold] "
-    "· [bold]tnfn zoo rows zoos/digits --percent 75 --json[/bold]"
-)
+@zoo_app.command()
 def rows(
     path: Annotated[str, typer.Argument(metavar="ZOO", help="Its folder, or its name.")],
     run: Annotated[list[str] | None, typer.Option(help="Only this run; may be repeated.")] = None,
@@ -201,9 +207,14 @@ def rows(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the networks of a zoo: row, run, configuration, checkpoint, test accuracy.
+    """List the networks of a zoo with their test accuracy.
 
-    A row is named as `tnfn predict` and other commands take it.
+    `tnfn predict` and other commands take a row by the name shown here.
+
+    [bold]Examples[/bold]
+
+      tnfn zoo rows mnist-sample --optimizer adam --min-accuracy 0.9
+      tnfn zoo rows zoos/digits --percent 75 --json
     """
     from transformer_nfn.cli.network_tables import rows_table
     from transformer_nfn.files.assets import resolve
@@ -241,10 +252,11 @@ def rows(
         echo_json(told)
         return
     title = f"{path}: {len(told):,} of {len(opened):,} rows"
-    table_console().print(rows_table(told, title))
+    console = table_console()
+    console.print(rows_table(told, title, console))
 
 
-@zoo_app.command(epilog="Example: [bold]tnfn zoo plot zoos/digits --out digits.png[/bold]")
+@zoo_app.command()
 def plot(
     path: Annotated[Path, typer.Argument(metavar="ZOO", help="Its folder, or its name.")],
     out: Annotated[
@@ -252,7 +264,12 @@ def plot(
     ] = None,
     bins: Annotated[int, typer.Option(min=1, help="Bars.")] = 20,
 ) -> None:
-    """Draws the accuracy histogram as the paper's figure."""
+    """Draw the histogram of accuracies, as in the paper.
+
+    [bold]Example[/bold]
+
+      tnfn zoo plot zoos/digits --out digits.png
+    """
     from transformer_nfn.files.assets import resolve
     from transformer_nfn.zoo.plot import plot_accuracies
     from transformer_nfn.zoo.store import open_zoo
@@ -263,10 +280,7 @@ def plot(
     typer.echo(plot_accuracies(zoo, target, bins))
 
 
-@zoo_app.command(
-    epilog="Examples: [bold]tnfn zoo verify zoos/digits --sample 32[/bold] · "
-    "[bold]tnfn zoo verify zoos/mnist-authors --tolerance 20[/bold]"
-)
+@zoo_app.command()
 def verify(
     path: ZooPath,
     data: Data = None,
@@ -281,9 +295,14 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Checks every byte, and runs a sample of networks on the test data again.
+    """Verify checksums, and test a sample of networks again.
 
     What was imported was tested on other hardware, so it may differ by a few more test samples.
+
+    [bold]Examples[/bold]
+
+      tnfn zoo verify zoos/digits --sample 32
+      tnfn zoo verify zoos/mnist-authors --tolerance 20
     """
     from transformer_nfn.zoo.verify import verify as verify_zoo
 
@@ -308,9 +327,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@zoo_app.command(
-    "import", epilog="Example: [bold]tnfn zoo import MNIST-Transformers.zip --out zoos/m[/bold]"
-)
+@zoo_app.command("import")
 def import_command(
     source: Annotated[Path, typer.Argument(metavar="PATH", help="The folder or zip.")],
     out: Annotated[
@@ -318,7 +335,14 @@ def import_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reads the authors' published files into a zoo; reports keys that belong to no tensor."""
+    """Import the files that the paper's authors published.
+
+    Keys that belong to no tensor are reported.
+
+    [bold]Example[/bold]
+
+      tnfn zoo import MNIST-Transformers.zip --out zoos/mnist-authors
+    """
     from transformer_nfn.zoo.authors import import_authors
 
     whole = Path(os.path.realpath(source))
@@ -337,19 +361,26 @@ def import_command(
         typer.echo(note)
 
 
-@zoo_app.command(epilog="Example: [bold]tnfn zoo export zoos/digits --out per-run[/bold]")
+@zoo_app.command()
 def export(
     path: ZooPath,
     out: Annotated[Path, typer.Option(metavar="DIR", help="An empty folder.")],
 ) -> None:
-    """Writes every checkpoint as a state dict in the authors' layout, a folder for each kind."""
+    """Write every checkpoint as a state dict in the authors' layout.
+
+    A mixed zoo gets a folder for each size.
+
+    [bold]Example[/bold]
+
+      tnfn zoo export zoos/digits --out per-run
+    """
     from transformer_nfn.zoo.export import export_authors
     from transformer_nfn.zoo.store import open_zoo
 
     typer.echo(f"{out}: {export_authors(open_zoo(path), out)} state dicts")
 
 
-zoo_app.command(epilog=EPILOG)(damage)
+zoo_app.command()(damage)
 
 
 def _check_known(path: str, zoos: Sequence[Zoo], column: str, wanted: Sequence[Any]) -> None:

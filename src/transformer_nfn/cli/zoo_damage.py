@@ -44,12 +44,17 @@ def damage(
         False
     ),
 ) -> None:
-    """Damages a zoo's networks, tests them on the test data, and stores them as a zoo.
+    """Damage the networks of a zoo, test them and store them.
 
-    For predictors that are not fooled by broken networks: see tnfn train --damaged. Entries of
+    For `tnfn train --damaged`, which makes predictors that detect broken networks. Entries of
     every tensor shuffled (by half, or all), one tensor or one block initialised anew, blocks
     exchanged between networks, untrained networks, noise, pruning, quantisation to few bits.
-    Killed, the same command goes on where it was.
+    Run the same command again to resume an interrupted one.
+
+    [bold]Examples[/bold]
+
+      tnfn zoo damage zoos/digits --out zoos/digits-damaged
+      tnfn zoo damage mnist-sample --out damaged --kinds shuffled:1,noise
     """
     from transformer_nfn.cli.train import pick_device
     from transformer_nfn.zoo.summary import summarise
@@ -78,9 +83,3 @@ def damage(
             f"  {name}: {spread['count']}, test accuracy {spread['min']:.1%} to "
             f"{spread['max']:.1%} (median {spread['median']:.1%})"
         )
-
-
-EPILOG = (
-    "Examples: [bold]tnfn zoo damage zoos/digits --out zoos/digits-damaged[/bold] · "
-    "[bold]tnfn zoo damage mnist-sample --out damaged --kinds shuffled:1,noise --count 200[/bold]"
-)

@@ -81,7 +81,6 @@ def rewritten(
     home, weights = _files(checkpoint, path)
     names = {file: file.name if home is not None else out.name for file in weights}
     _check_place(path if home is None else home, home, out)
-    folders: list[Path] = []
     with ExitStack() as stack:
         target = out.parent if home is None else stack.enter_context(whole_folder(out))
         sinks: dict[str, _Sink] = {}
@@ -104,12 +103,12 @@ def rewritten(
         for each in shards:
             each.finish()
         if home is not None:
-            folders, files = _beside_weights(home, target)
+            folders, files = _beside_weights(home)
+            for folder in folders:  # empty ones too
+                (target / folder).mkdir(parents=True, exist_ok=True)
             for small in files:
                 beside = stack.enter_context(whole_file(target / small))
                 beside.write_bytes(_with_additions(home / small, home, additions))
-    for folder in folders:  # empty ones too
-        (target / folder).mkdir(parents=True, exist_ok=True)
 
 
 def _with_additions(path: Path, home: Path, additions: Additions) -> bytes:
@@ -164,24 +163,20 @@ def _check_place(source: Path, home: Path | None, out: Path) -> None:
         raise WriteError(f"'{out}' holds other files ('{foreign[0]}'): name an empty folder")
 
 
-def _beside_weights(home: Path, target: Path) -> tuple[list[Path], list[Path]]:
+def _beside_weights(home: Path) -> tuple[list[Path], list[Path]]:
     """The folders below a model's, and the small files in all of them, relative to it.
 
     Weights below it belong to other checkpoints and stay behind, but for those of the modules
     that ``modules.json`` names, which a sentence transformer runs after the model. Linked and
-    hidden folders stay behind too, and so does what is being written.
+    hidden folders stay behind too.
     """
     folders: list[Path] = []
     files: list[Path] = []
     modules = _modules(home)
-    skipped = target.resolve()
     for where, inner, names in os.walk(home):
         at = Path(where)
         inner[:] = sorted(
-            name
-            for name in inner
-            if not name.startswith(".") and not (at / name).is_symlink()
-            if (at / name).resolve() != skipped
+            name for name in inner if not name.startswith(".") and not (at / name).is_symlink()
         )
         folder = at.relative_to(home)
         folders += [folder / name for name in inner]

@@ -1,4 +1,4 @@
-"""How well do gradient-boosted trees do on the bare weights? The paper's two of them."""
+"""Gradient-boosted trees on the flattened weights, by XGBoost and LightGBM, as in the paper."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class XGBoostPredictor(TabularPredictor):
 
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
         xgboost = optional("xgboost")
-        params = {"max_bin": bins(len(x)), **self.PARAMS, **self.settings["params"]}
+        leaf = leaf_size(self.PARAMS["min_child_weight"], self.PARAMS["subsample"], len(x))
+        params = {"max_bin": bins(len(x)), **self.PARAMS, "min_child_weight": leaf}
+        params |= self.settings["params"]
         params |= {"seed": seed, "verbosity": 0}
         if self.settings["threads"] is not None:
             params["nthread"] = self.settings["threads"]
@@ -111,7 +113,7 @@ class LightGBMPredictor(TabularPredictor):
         self._booster: Any = None
 
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
-        params = {**self.PARAMS, **self.settings["params"]}
+        params = {**with_leaf_size(self.PARAMS, len(x)), **self.settings["params"]}
         self._booster = train_lightgbm(params, x, y, held, seed, self.settings)
 
     def _read(self, x: np.ndarray) -> np.ndarray:
@@ -165,6 +167,27 @@ def read_lightgbm(text: bytes) -> Any:
         return lightgbm.Booster(model_str=text.decode())
     except (lightgbm.basic.LightGBMError, UnicodeDecodeError) as error:
         raise PredictorError(f"LightGBM does not read model.txt: {error}") from error
+
+
+def leaf_size(usual: int, share: float, networks: int) -> int:
+    """Networks that a leaf holds at least.
+
+    The authors' number is for thousands of networks. Where the networks that a tree learns from do
+    not fill two such leaves, no tree could split and all predictions would be one number: then a
+    leaf holds a tenth of the networks at least.
+
+    Args:
+        usual: the number for many networks.
+        share: of the networks, drawn at random for each tree.
+        networks: of the training set.
+    """
+    return usual if share * networks >= 2 * usual else max(1, networks // 10)
+
+
+def with_leaf_size(params: Mapping[str, Any], networks: int) -> dict[str, Any]:
+    """Parameters of LightGBM with the leaf size for so many networks."""
+    leaf = leaf_size(params["min_data_in_leaf"], params["bagging_fraction"], networks)
+    return {**params, "min_data_in_leaf": leaf}
 
 
 def bins(networks: int) -> int:

@@ -1,4 +1,4 @@
-"""How well does a random forest do on the bare weights? The authors', or scikit-learn's."""
+"""Random forests on the flattened weights: the authors', or scikit-learn's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from transformer_nfn.models.boosting import Held, LightGBMPredictor, read_lightgbm, train_lightgbm
+from transformer_nfn.models.boosting import (
+    Held,
+    LightGBMPredictor,
+    leaf_size,
+    read_lightgbm,
+    train_lightgbm,
+    with_leaf_size,
+)
 from transformer_nfn.models.predictor import PredictorError, TabularPredictor, optional
 from transformer_nfn.models.tree_files import checked_lightgbm
 
 IMPLEMENTATIONS = ("lightgbm", "sklearn")
+BOOTSTRAP_SHARE = 0.632
+"""Of all networks, those in a bootstrap sample: 1 - 1/e."""
 
 
 class RandomForestPredictor(TabularPredictor):
@@ -68,15 +77,17 @@ class RandomForestPredictor(TabularPredictor):
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
         given = self.settings["params"]
         if not self._sklearn:
-            params = {**LightGBMPredictor.PARAMS, "boosting": "rf", **given}
+            usual = with_leaf_size(LightGBMPredictor.PARAMS, len(x))
+            params = {**usual, "boosting": "rf", **given}
             self._booster = train_lightgbm(params, x, y, held, seed, self.settings)
             return
         ensemble = optional("sklearn.ensemble")
+        leaf = leaf_size(self.SKLEARN["min_samples_leaf"], BOOTSTRAP_SHARE, len(x))
         forest = ensemble.RandomForestRegressor(
             self.settings["rounds"],
             random_state=seed,
             n_jobs=self.settings["threads"],
-            **{**self.SKLEARN, **given},
+            **{**self.SKLEARN, "min_samples_leaf": leaf, **given},
         )
         self._trees = trees_of(forest.fit(x, y))
 

@@ -1,4 +1,4 @@
-"""How good is this network? A trained run applied to checkpoints it has never seen."""
+"""Prediction of the accuracy of networks by a trained run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from transformer_nfn.models import network_of
 from transformer_nfn.prediction.acceptance import FittingNetwork, read_fitting
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.guard import Guard
+from transformer_nfn.prediction.intervals import LEVEL
 from transformer_nfn.prediction.known_sizes import KnownSizes
 from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import Predictor, seed_predictions
@@ -26,10 +27,10 @@ from transformer_nfn.zoo.named import NamedNetwork, named_networks
 # Networks in memory at once: a zoo may have tens of thousands.
 AT_ONCE = 512
 
-UNLIKE = "unlike any network the predictor has seen ({:.1f} times the usual distance)"
+UNLIKE = "unlike any network of the training set ({:.1f} times the usual distance)"
 STRANGE = (
-    "strange ({:.1f} times the limit): its answers, or how its tensors fit each other, are not "
-    "those of a healthy network"
+    "its outputs, or how its tensors fit each other, are unlike those of healthy networks "
+    "({:.1f} times the limit)"
 )
 FAR = 0.1
 """A number that is so much below what the weights alone say is explained."""
@@ -37,12 +38,12 @@ FAR = 0.1
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run says of one checkpoint.
+    """Prediction for one checkpoint.
 
     Attributes:
         name: of the checkpoint.
         accuracy: predicted, the mean over the run's seeds.
-        low: lower end of the conformal interval at the run's level.
+        low: lower end of the conformal interval.
         high: its upper end.
         spread: standard deviation over the seeds.
         novelty: distance to what the predictor has seen, or with a guard how strange the network
@@ -55,6 +56,8 @@ class Prediction:
         guarded: whether a guard against broken networks has judged it.
         by_weights: what the predictor alone says, which reads weights; a guard, which asks the
             network, may lower it.
+        coverage: share of networks like those of the training set whose accuracy such an interval
+            holds; None where there is a warning, since nothing is known of other networks.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Prediction:
     recorded: Mapping[str, Any] | None = None
     guarded: bool = False
     by_weights: float | None = None
+    coverage: float | None = None
 
     @property
     def explanation(self) -> str | None:
@@ -156,6 +160,7 @@ def _predict(
             mean, novelty = judged.accuracy, judged.strangeness
             low, high = judged.low, judged.high
         for at, i in enumerate(places):
+            warning = _warning(float(novelty[at]), words, size_warning)
             out[i] = Prediction(
                 named[i].name,
                 float(mean[at]),
@@ -163,12 +168,13 @@ def _predict(
                 float(high[at]),
                 float(spread[at]),
                 float(novelty[at]),
-                _warning(float(novelty[at]), words, size_warning),
+                warning,
                 read[i].left_out,
                 read[i].note,
                 named[i].about,
                 guarded,
                 float(by_weights[at]),
+                LEVEL if warning is None else None,
             )
     return [out[i] for i in range(len(named))]
 
@@ -184,7 +190,10 @@ def _warning(novelty: float, words: str, size_warning: str | None) -> str | None
     """What is strange about the sizes of a network, and about the network itself."""
     told = [] if size_warning is None else [size_warning]
     if novelty > 1:
-        told.append(f"{words.format(novelty)}: the number and its interval may be far off")
+        told.append(
+            f"{words.format(novelty)}: the prediction may be far off and its interval has no known "
+            "coverage"
+        )
     return "; ".join(told) or None
 
 
