@@ -72,9 +72,9 @@ def compare_command(
 ) -> None:
     """Compare two networks: same function, related or unrelated.
 
-    Checkpoints of a known family (see `tnfn architectures`) are *same*, *same backbone* (only
-    output heads differ), *derived*, *partly* (which blocks agree), share *embeddings only*, or are
-    *unrelated*; where that cannot be decided, the verdict is *unclear*. *Same* is always proved:
+    Checkpoints of a known family (see `tnfn architectures`) are same, same backbone (only
+    output heads differ), derived, partly (which blocks agree), share embeddings only, or are
+    unrelated; where that cannot be decided, the verdict is unclear. Same is always proved:
     an element of the symmetry group is verified on every tensor. Which of the two came first
     cannot be seen from weights. Networks of a weight space are compared with proof, too.
 
