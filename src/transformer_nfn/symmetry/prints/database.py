@@ -98,7 +98,7 @@ class Database:
             check_format(int(found) if found.isdigit() else 0, f"'{self.path}'")
             schema = _schema(self._arrow)
             if not self._file.schema_arrow.equals(schema):
-                raise PrintError(f"'{self.path}': damaged, its columns are not those of format 1")
+                raise PrintError(f"'{self.path}': damaged, its columns are not those of format {FORMAT}")
         except PrintError:
             self.close()
             raise
@@ -168,8 +168,10 @@ class Database:
 
 
 def coarse_copy(prints: Sequence[Print]) -> NDArray[np.int8]:
-    """Coarse copies, ``[prints, COARSE]``; their products are nearly those of the prints."""
-    flat = np.stack([p.sketch.astype(np.float32).ravel() for p in prints])
+    """Coarse copies, ``[prints, COARSE]``; their products are nearly mean cosines of prints."""
+    rows = np.stack([p.sketch.astype(np.float32) for p in prints])
+    length = np.sqrt(np.square(rows).mean(-1, keepdims=True))
+    flat = (rows / np.maximum(length, 1e-30)).reshape(len(prints), -1)
     projected = flat @ _projection(flat.shape[1]) * (SCALE / flat.shape[1] ** 0.5)
     copies: NDArray[np.int8] = np.clip(np.rint(projected), -127, 127).astype(np.int8)
     return copies
