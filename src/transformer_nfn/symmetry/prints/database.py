@@ -1,7 +1,7 @@
-"""How are many fingerprints kept? One Parquet file: names, facts, prints, and coarse copies.
+"""A database of fingerprints in one Parquet file: names, facts, prints, and coarse copies.
 
 A coarse copy is a projection of a print to 512 signed bytes. All coarse copies are looked through
-in a search, prints only of those that came near, so a search reads a sixth of the file.
+in a search, prints only of those that came near, so a search reads a tenth of the file.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class Database:
             check_format(int(found) if found.isdigit() else 0, f"'{self.path}'")
             schema = _schema(self._arrow)
             if not self._file.schema_arrow.equals(schema):
-                raise PrintError(f"'{self.path}': damaged, its columns are not those of format {FORMAT}")
+                raise PrintError(
+                    f"'{self.path}': damaged, its columns are not those of format {FORMAT}"
+                )
         except PrintError:
             self.close()
             raise

@@ -22,6 +22,9 @@ WEIGHTS = {"sketch": 0.8, "constants": 0.1, "ends": 0.1}
 NEAR = 0.6
 """A step of depth whose cosine is at least this is alike: fine-tuned, pruned and averaged models
 have 0.8 and more, those retrained as long as they were trained about 0.4."""
+FINE_TUNED = 0.5
+"""Largest distance that is called a fine-tune's: real ones stand at 0.17 to 0.46, small models with
+one block of three replaced at 0.52 and more."""
 HINT = 0.3
 """A mean cosine above this is no stranger's: models retrained as long as they were trained keep
 0.32 to 0.45, strangers that learnt the same text reach 0.27, most of it in the first block."""
@@ -29,6 +32,11 @@ SAME_EMBEDDINGS = 0.9
 """Embeddings that agree so well were taken over."""
 NAMED = 4
 """Differences up to which all are named."""
+MEANING = (
+    "distance 0: same up to rounding; to 0.03: int8, or a few weights edited; to 0.5: fine-tuned, "
+    "pruned, averaged; to 0.85: retrained, or a part replaced; above: strangers, or only embeddings "
+    "in common. A fingerprint suggests whom to look at; `tnfn compare` decides."
+)
 
 
 @dataclass(frozen=True)
@@ -39,11 +47,13 @@ class Likeness:
         distance: root mean square distance of all rows beyond what rounding explains, each in
             units of both rows' length: 0 for disguises of one model, about 1 for strangers.
         changed: rows that differ by more than rounding explains, each with its distance.
+        unchanged: share of all rows that do not.
         score: mean cosine of all parts at all steps of depth: 1 for disguises, about 0 for
             strangers.
         parts: mean cosine of each part over the depth.
         depth: mean cosine of each step of depth over the parts.
-        embedding: cosine of the numbers of the embeddings; None where they do not compare.
+        embedding: cosine of the numbers of the embeddings; None where they do not compare, or have
+            fewer rows than the width: nearly orthogonal rows are alike in strangers too.
         sizes: root mean square difference of logarithms of sizes: 0 for disguises.
         comparable: whether both read sums over as many rows of the same table. Where they do not,
             a distance near 1 means nothing.
@@ -51,6 +61,7 @@ class Likeness:
 
     distance: float
     changed: Mapping[str, float]
+    unchanged: float
     score: float
     parts: Mapping[str, float]
     depth: tuple[float, ...]
@@ -64,15 +75,16 @@ class Likeness:
             return "not comparable: other vocabulary or inputs"
         if not self.changed:
             return "same up to rounding"
-        if len(self.changed) <= NAMED:
+        if len(self.changed) <= NAMED and self.unchanged >= 0.5:
             return f"same but for {', '.join(self.changed)}"
         near = [step for step, score in enumerate(self.depth) if score >= NEAR]
         if len(near) == STEPS:
-            return "all blocks alike"
+            near_enough = self.distance <= FINE_TUNED
+            return "all blocks" + (", as near as fine-tunes were" if near_enough else "")
         if near:
-            return f"blocks at {_ranges(near)} of the depth alike"
+            return f"blocks at {_ranges(near)} of the depth"
         if self.score >= HINT:
-            return "something alike: distant kin"
+            return "something: distant kin"
         if self.embedding is not None and self.embedding >= SAME_EMBEDDINGS:
             return "embeddings only"
         return "nothing"
@@ -83,6 +95,7 @@ class Likeness:
             "distance": self.distance,
             "alike": self.words(),
             "changed": dict(self.changed),
+            "unchanged": self.unchanged,
             "score": self.score,
             "parts": dict(self.parts),
             "depth": list(self.depth),
@@ -96,19 +109,21 @@ def likeness(a: Print, b: Print) -> Likeness:
     """How alike two prints are."""
     comparable = a.frame == b.frame and a.rows == b.rows
     total = weight = 0.0
-    squares = {}
+    squares, kept = {}, []
     for name, _ in ROWS:
         squares[name], present = _distances(a, b, name)
+        kept += (squares[name][present] == 0).tolist()
         if present.any():
             total += WEIGHTS[name] * float(squares[name][present].mean())
             weight += WEIGHTS[name]
     cosines = (_units(a.sketch) * _units(b.sketch)).sum(-1)
     embedding = None
-    if comparable and a.frame != "fixed":
+    if comparable and a.frame != "fixed" and a.rows >= max(a.width, b.width):
         embedding = float((_units(a.ends[0]) * _units(b.ends[0])).sum())
     return Likeness(
         (total / max(weight, 1e-300)) ** 0.5,
         _changed(squares),
+        float(np.mean(kept)) if kept else 1.0,
         float(cosines.mean()),
         {part: float(x) for part, x in zip(PARTS, cosines.mean(0), strict=True)},
         tuple(float(x) for x in cosines.mean(1)),

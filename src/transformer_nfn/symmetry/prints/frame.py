@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.errors import SpaceError
 from transformer_nfn.symmetry.likeness.stream import ROWS, shifted
 from transformer_nfn.symmetry.reduced import Reduced
 from transformer_nfn.symmetry.sketch import directions
@@ -70,6 +71,8 @@ def draw_frame(model: Reduced) -> Frame:
         mean += rows.value.sum(0).double() / used
         signs_sum += drawn.sum(1).double()
         error += float(rows.error.sum())
+    if not bool(torch.isfinite(sums).all()):
+        raise SpaceError(f"'{model.model.where}': sums of '{name}' overflow, its numbers are so large")
     if shifted(model, name):  # a vector may move between the rows and what is added to them
         sums -= torch.outer(signs_sum, mean)
     even, moved = _even(sums, error)

@@ -1,4 +1,4 @@
-"""Which models of a database are nearest to one? All coarse copies first, then the likeliest."""
+"""Search for the nearest models of a database: all coarse copies first, then the likeliest."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from transformer_nfn.symmetry.prints.blocks import (
 from transformer_nfn.symmetry.prints.ends import end_rows
 from transformer_nfn.symmetry.prints.frame import draw_frame
 from transformer_nfn.symmetry.prints.rows import Row, added
-from transformer_nfn.symmetry.prints.stored import STEPS, Array, Print, stored_rows
+from transformer_nfn.symmetry.prints.stored import STEPS, Print, stored_rows
 from transformer_nfn.symmetry.reduced import Reduced
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def take_print(model: Model, progress: Callable[[str], None] | None = None) -> P
             if share == 0:
                 continue
             for j, row in enumerate(rows.parts):  # each block counts alike, however loud
-                parts[step][j].append(row.times(share / max(row.length, 1e-300)))
+                parts[step][j].append(row.times(share / max(row.length, 1e-100)))
                 scales[step, j] += share * row.length
             for j, row in enumerate(rows.constants):
                 constants[step][j].append(row.times(share))
@@ -71,7 +71,11 @@ def take_print(model: Model, progress: Callable[[str], None] | None = None) -> P
     ]
     few = [[added(rows, FEW) for rows in by_name] for by_name in constants]
     ends = [end_rows(reduced, frame)]
-    values, noise = zip(*(_arrays(rows) for rows in (sketch, few, ends)), strict=True)
+    arrays = [_arrays(rows) for rows in (sketch, few, ends)]
+    if not all(bool(torch.isfinite(x).all()) for pair in arrays for x in pair):
+        raise SpaceError(f"'{model.where}' has weights so large that their products overflow")
+    values = [stored_rows(pair[0].numpy()) for pair in arrays]
+    noise = [pair[1].float().numpy() for pair in arrays]
     return Print(
         model.about.family,
         model.about.width,
@@ -89,11 +93,10 @@ def take_print(model: Model, progress: Callable[[str], None] | None = None) -> P
     )
 
 
-def _arrays(rows: Sequence[Sequence[Row]]) -> tuple[Array, Array]:
-    """Numbers ``[a, b, n]`` and noise ``[a, b]`` of rows, as a print stores them."""
+def _arrays(rows: Sequence[Sequence[Row]]) -> tuple[Tensor, Tensor]:
+    """Numbers ``[a, b, n]`` of rows, and the expected lengths of their errors ``[a, b]``."""
     values = torch.stack([torch.stack([row.values for row in line]) for line in rows])
-    noise = torch.tensor([[row.error**0.5 for row in line] for line in rows])
-    return stored_rows(values.numpy()), noise.float().numpy()
+    return values, torch.tensor([[row.error for row in line] for line in rows]).double().sqrt()
 
 
 def _shares(block: int, depth: int) -> Tensor:
