@@ -34,8 +34,8 @@ NAMED = 4
 """Differences up to which all are named."""
 MEANING = (
     "distance 0: same up to rounding; to 0.03: int8, or a few weights edited; to 0.5: fine-tuned, "
-    "pruned, averaged; to 0.85: retrained, or a part replaced; above: strangers, or only embeddings "
-    "in common. A fingerprint suggests whom to look at; `tnfn compare` decides."
+    "pruned, averaged; to 0.85: retrained, or a part replaced; above: strangers, or only "
+    "embeddings in common. A fingerprint suggests whom to look at; `tnfn compare` decides."
 )
 
 

@@ -72,7 +72,7 @@ def draw_frame(model: Reduced) -> Frame:
         signs_sum += drawn.sum(1).double()
         error += float(rows.error.sum())
     if not bool(torch.isfinite(sums).all()):
-        raise SpaceError(f"'{model.model.where}': sums of '{name}' overflow, its numbers are so large")
+        raise SpaceError(f"'{model.model.where}': '{name}' has numbers whose sums overflow")
     if shifted(model, name):  # a vector may move between the rows and what is added to them
         sums -= torch.outer(signs_sum, mean)
     even, moved = _even(sums, error)
