@@ -35,7 +35,7 @@ KIND = "transformer-nfn fingerprints"
 COARSE = 512
 SCALE = 32.0
 """Of a coarse copy: its numbers have this root mean square, so that few reach 127."""
-GROUP = 128
+GROUP = 64
 """Rows that are read together: what a search reads to get at one print."""
 
 
@@ -121,7 +121,8 @@ class Database:
     def coarse(self) -> Iterator[NDArray[np.int8]]:
         """Coarse copies of all prints, ``[rows, COARSE]``, some at a time and in order."""
         with self._named():
-            for batch in self._file.iter_batches(64 * GROUP, columns=["coarse"], use_threads=False):
+            batches = self._file.iter_batches(128 * GROUP, columns=["coarse"], use_threads=False)
+            for batch in batches:
                 yield _bytes_of(batch.column(0), COARSE).view(np.int8)
 
     def rows(self, wanted: Sequence[int]) -> Iterator[Named]:

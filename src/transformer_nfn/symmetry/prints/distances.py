@@ -108,22 +108,16 @@ class Likeness:
 def likeness(a: Print, b: Print) -> Likeness:
     """How alike two prints are."""
     comparable = a.frame == b.frame and a.rows == b.rows
-    total = weight = 0.0
-    squares, kept = {}, []
-    for name, _ in ROWS:
-        squares[name], present = _distances(a, b, name)
-        kept += (squares[name][present] == 0).tolist()
-        if present.any():
-            total += WEIGHTS[name] * float(squares[name][present].mean())
-            weight += WEIGHTS[name]
+    squares = _distances(a, b)
+    present = np.concatenate([x[~np.isnan(x)] for x in squares.values()])
     cosines = (_units(a.sketch) * _units(b.sketch)).sum(-1)
     embedding = None
     if comparable and a.frame != "fixed" and a.rows >= max(a.width, b.width):
         embedding = float((_units(a.ends[0]) * _units(b.ends[0])).sum())
     return Likeness(
-        (total / max(weight, 1e-300)) ** 0.5,
+        _joined(squares),
         _changed(squares),
-        float(np.mean(kept)) if kept else 1.0,
+        float((present == 0).mean()) if len(present) else 1.0,
         float(cosines.mean()),
         {part: float(x) for part, x in zip(PARTS, cosines.mean(0), strict=True)},
         tuple(float(x) for x in cosines.mean(1)),
@@ -133,14 +127,33 @@ def likeness(a: Print, b: Print) -> Likeness:
     )
 
 
-def _distances(a: Print, b: Print, name: str) -> tuple[Array, Array]:
-    """Squared distances of rows beyond rounding, each of both rows' length; and which there are."""
-    x, y = (getattr(p, name).astype(np.float64) for p in (a, b))
-    noise = sum(np.square(getattr(p, f"{name}_noise").astype(np.float64)) for p in (a, b))
-    length = np.square(x).sum(-1) + np.square(y).sum(-1)
-    explained = TOLERANCE**2 * (noise + STORED**2 * length)
-    beyond = np.maximum(np.square(x - y).sum(-1) - explained, 0.0)
-    return beyond / np.maximum(length, 1e-300), length > 0
+def distance(a: Print, b: Print) -> float:
+    """`Likeness.distance` alone."""
+    return _joined(_distances(a, b))
+
+
+def _distances(a: Print, b: Print) -> dict[str, Array]:
+    """Squared distances of rows beyond rounding, in units of both; NaN where both are zero."""
+    out = {}
+    for name, _ in ROWS:
+        x, y = (getattr(p, name).astype(np.float64) for p in (a, b))
+        noise = sum(np.square(getattr(p, f"{name}_noise").astype(np.float64)) for p in (a, b))
+        length = np.square(x).sum(-1) + np.square(y).sum(-1)
+        explained = TOLERANCE**2 * (noise + STORED**2 * length)
+        beyond = np.maximum(np.square(x - y).sum(-1) - explained, 0.0)
+        out[name] = beyond / np.where(length > 0, length, np.nan)
+    return out
+
+
+def _joined(squares: Mapping[str, Array]) -> float:
+    """One distance of the squared distances of all rows."""
+    total = weight = 0.0
+    for name, x in squares.items():
+        present = x[~np.isnan(x)]
+        if len(present):
+            total += WEIGHTS[name] * float(present.mean())
+            weight += WEIGHTS[name]
+    return float((total / max(weight, 1e-300)) ** 0.5)
 
 
 def _changed(squares: Mapping[str, Array]) -> dict[str, float]:
@@ -148,10 +161,10 @@ def _changed(squares: Mapping[str, Array]) -> dict[str, float]:
     out = {}
     for name, names in (("sketch", PARTS), ("constants", CONSTANTS)):
         for i, part in enumerate(names):
-            steps = [int(step) for step in np.flatnonzero(squares[name][:, i])]
+            steps = [int(step) for step in np.flatnonzero(squares[name][:, i] > 0)]
             if steps:
                 at = f"{part} at {_ranges(steps)} of the depth"
-                out[at] = float(np.sqrt(squares[name][:, i].max()))
+                out[at] = float(np.sqrt(np.nanmax(squares[name][:, i])))
     found = zip(ENDS, squares["ends"], strict=True)
     return out | {name: float(np.sqrt(x)) for name, x in found if x > 0}
 
