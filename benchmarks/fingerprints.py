@@ -1,4 +1,4 @@
-"""How fast are nearest relatives found among 100,000 fingerprints, and how fast is one taken?
+"""Time of a search among 100,000 fingerprints and of taking one, and distances of known pairs.
 
 A database of synthetic prints is written: models of several families, a third of them roots, the
 others made from one of these by mixing noise into its numbers. Then prints near known roots are
@@ -40,8 +40,8 @@ from transformer_nfn.symmetry.prints import (
     take_print,
     write_database,
 )
-from transformer_nfn.symmetry.prints.blocks import NUMBERS, PARTS, SIZES
-from transformer_nfn.symmetry.prints.stored import EMBEDDING, STEPS
+from transformer_nfn.symmetry.prints.blocks import PARTS, SIZES
+from transformer_nfn.symmetry.prints.stored import ROWS, STEPS
 
 FAMILIES = (
     ("gpt2", 768, 12, 49152), ("llama", 4096, 32, 24576), ("bert", 768, 12, 24576),
@@ -69,9 +69,9 @@ def synthetic(name: str, draw: np.random.Generator, root: Print | None, score: f
         name,
         Print(
             family, width, depth, 12 * depth * width**2, "patch" if family == "vit" else "token",
-            rows, numbers("sketch", STEPS, len(PARTS), NUMBERS).astype(np.float16),
-            numbers("embedding", EMBEDDING).astype(np.float16),
-            numbers("sizes", STEPS, len(PARTS), SIZES),
+            rows, *(numbers(part, *shape) for part, shape in ROWS),
+            *(np.zeros(shape[:-1], np.float32) for _, shape in ROWS),
+            numbers("sizes", STEPS, len(PARTS), SIZES).astype(np.float16),
         ),
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:
     from transformer_nfn.architectures.families import Model, OpenOptions
-    from transformer_nfn.symmetry.prints import Named, Print, Relative
+    from transformer_nfn.symmetry.prints import Likeness, Named, Print, Relative
 
 STORED = ".parquet"
 SHOWN = 100
@@ -66,9 +66,9 @@ def fingerprint_command(
     """Fingerprint networks, or search a database of fingerprints.
 
     A network and all its disguises share one fingerprint. For checkpoints of a known family (see
-    `tnfn architectures`) it has 3.6 KiB, is near in models
-    made from one another and far in strangers, and can be searched for among 100,000 others. A
-    search suggests; `tnfn compare` decides.
+    `tnfn architectures`) it has 4.7 KiB, moves when any tensor that can affect the outputs does, is
+    near in models made from one another and far in strangers, and can be searched for among 100,000
+    others. A search suggests; `tnfn compare` decides.
 
     [bold]Examples[/bold]
 
@@ -177,14 +177,16 @@ def _show(found: Sequence[Named]) -> None:
     from transformer_nfn.symmetry.prints import likeness
     from transformer_nfn.symmetry.prints.distances import MEANING
 
-    table = Table("model", "family", "width", "blocks", "weights", "print", "distance to the first")
-    for entry in found:
+    columns = ["model", "family", "width", "blocks", "weights", "print"]
+    several = ["distance to the first", "alike"] if len(found) > 1 else []
+    table = Table(*columns, *several)
+    for i, entry in enumerate(found):
         p = entry.print
-        away = likeness(found[0].print, p)
-        told = f"{away.distance:.4f}" if away.comparable else "other inputs"
-        table.add_row(
-            entry.name, p.family, str(p.width), str(p.depth), f"{p.weights:,}", p.checksum, told
-        )
+        cells = [entry.name, p.family, str(p.width), str(p.depth), f"{p.weights:,}", p.checksum]
+        if several:
+            away = likeness(found[0].print, p)
+            cells += [_distance(away), away.words() if i else ""]
+        table.add_row(*cells)
     table_console().print(table)
     if len(found) > 1:
         typer.echo(MEANING)
@@ -198,12 +200,19 @@ def _show_relatives(found: Sequence[Named], relatives: Sequence[Sequence[Relativ
         for r in near:
             p = r.print
             table.add_row(
-                r.name, p.family, str(p.width), str(p.depth), f"{r.likeness.distance:.3f}",
+                r.name, p.family, str(p.width), str(p.depth), _distance(r.likeness),
                 r.likeness.words(),
             )  # fmt: skip
         table.title = f"nearest to {entry.name}"
         table_console().print(table)
     typer.echo(MEANING)
+
+
+def _distance(away: Likeness) -> str:
+    """A distance as text, which is zero only where the distance is."""
+    if not away.comparable:
+        return ""
+    return f"{away.distance:.0e}" if 0 < away.distance < 1e-3 else f"{away.distance:.4f}"
 
 
 def _as_json(

@@ -1,4 +1,4 @@
-"""Which model is this, among a hundred thousand? Fingerprints of checkpoints, and their search."""
+"""Fingerprints of checkpoints, and their search among a hundred thousand."""
 
 from transformer_nfn.symmetry.prints.database import (
     Database,

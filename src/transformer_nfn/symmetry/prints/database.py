@@ -1,7 +1,7 @@
-"""How are many fingerprints kept? One Parquet file: names, facts, prints, and coarse copies.
+"""A database of fingerprints in one Parquet file: names, facts, prints, and coarse copies.
 
 A coarse copy is a projection of a print to 512 signed bytes. All coarse copies are looked through
-in a search, prints only of those that came near, so a search reads a sixth of the file.
+in a search, prints only of those that came near, so a search reads a tenth of the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KIND = "transformer-nfn fingerprints"
 COARSE = 512
 SCALE = 32.0
 """Of a coarse copy: its numbers have this root mean square, so that few reach 127."""
-GROUP = 128
+GROUP = 64
 """Rows that are read together: what a search reads to get at one print."""
 
 
@@ -98,7 +98,9 @@ class Database:
             check_format(int(found) if found.isdigit() else 0, f"'{self.path}'")
             schema = _schema(self._arrow)
             if not self._file.schema_arrow.equals(schema):
-                raise PrintError(f"'{self.path}': damaged, its columns are not those of format 1")
+                raise PrintError(
+                    f"'{self.path}': damaged, its columns are not those of format {FORMAT}"
+                )
         except PrintError:
             self.close()
             raise
@@ -119,7 +121,8 @@ class Database:
     def coarse(self) -> Iterator[NDArray[np.int8]]:
         """Coarse copies of all prints, ``[rows, COARSE]``, some at a time and in order."""
         with self._named():
-            for batch in self._file.iter_batches(64 * GROUP, columns=["coarse"], use_threads=False):
+            batches = self._file.iter_batches(128 * GROUP, columns=["coarse"], use_threads=False)
+            for batch in batches:
                 yield _bytes_of(batch.column(0), COARSE).view(np.int8)
 
     def rows(self, wanted: Sequence[int]) -> Iterator[Named]:
@@ -168,8 +171,10 @@ class Database:
 
 
 def coarse_copy(prints: Sequence[Print]) -> NDArray[np.int8]:
-    """Coarse copies, ``[prints, COARSE]``; their products are nearly those of the prints."""
-    flat = np.stack([p.sketch.astype(np.float32).ravel() for p in prints])
+    """Coarse copies, ``[prints, COARSE]``; their products are nearly mean cosines of prints."""
+    rows = np.stack([p.sketch.astype(np.float32) for p in prints])
+    length = np.sqrt(np.square(rows).mean(-1, keepdims=True))
+    flat = (rows / np.maximum(length, 1e-30)).reshape(len(prints), -1)
     projected = flat @ _projection(flat.shape[1]) * (SCALE / flat.shape[1] ** 0.5)
     copies: NDArray[np.int8] = np.clip(np.rint(projected), -127, 127).astype(np.int8)
     return copies

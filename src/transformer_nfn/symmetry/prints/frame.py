@@ -1,4 +1,4 @@
-"""Which vectors of a stream can be named without choosing a basis? Sums over the vocabulary.
+"""Vectors of a stream that every disguise shares: sums over the vocabulary.
 
 Whatever acts on the stream acts on the embedding of every token alike, so a sum of embeddings with
 fixed signs moves along with the stream, `Σ ±(t R) = (Σ ±t) R`: it names the same direction in each
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.errors import SpaceError
 from transformer_nfn.symmetry.likeness.stream import ROWS, shifted
 from transformer_nfn.symmetry.reduced import Reduced
 from transformer_nfn.symmetry.sketch import directions
@@ -36,13 +37,13 @@ class Frame:
         made_of: the table they are sums of: ``token``, ``patch``, ``head``; ``fixed`` where
             nothing acts on the stream.
         rows: of that table that they are sums of.
-        embedding: ``[PROBES / 2]`` numbers of the Gram matrix of those rows.
+        error: expected square of the relative rounding error of a vector.
     """
 
     vectors: Tensor
     made_of: str
     rows: int
-    embedding: Tensor
+    error: float
 
 
 def rows_used(count: int) -> int:
@@ -57,37 +58,54 @@ def draw_frame(model: Reduced) -> Frame:
     D = model.about.width
     if name is None or model.about.inputs == "vectors":
         fixed = directions("print fixed", PROBES, D, torch.zeros(0, dtype=torch.float64))
-        return Frame(_as_after_norm(fixed, model), "fixed", 0, torch.zeros(PROBES // 2))
+        return Frame(_as_after_norm(fixed, model), "fixed", 0, 0.0)
     (table,) = model.tables((name,))
     used = rows_used(len(table))
     sums = torch.zeros(PROBES, D, dtype=torch.float64)
     mean, signs_sum = torch.zeros(D, dtype=torch.float64), torch.zeros(PROBES, dtype=torch.float64)
+    error = 0.0
     for start in range(0, used, ROWS):
-        rows = table.rows(start, min(start + ROWS, used)).value
-        signs = _signs(start, len(rows)).to(rows)
-        sums += (signs @ rows).double()
-        mean += rows.sum(0).double() / used
-        signs_sum += signs.sum(1).double()
+        rows = table.rows(start, min(start + ROWS, used))
+        drawn = signs("rows", start, len(rows.value), PROBES).to(rows.value)
+        sums += (drawn @ rows.value).double()
+        mean += rows.value.sum(0).double() / used
+        signs_sum += drawn.sum(1).double()
+        error += float(rows.error.sum())
+    if not bool(torch.isfinite(sums).all()):
+        raise SpaceError(f"'{model.model.where}': '{name}' has numbers whose sums overflow")
     if shifted(model, name):  # a vector may move between the rows and what is added to them
         sums -= torch.outer(signs_sum, mean)
-    half = PROBES // 2
-    embedding = (sums[:half] * sums[half:]).sum(1)
-    return Frame(_as_after_norm(_even(sums), model), name, used, embedding)
+    even, moved = _even(sums, error)
+    return Frame(_as_after_norm(even, model), name, used, moved)
 
 
-def _signs(start: int, count: int) -> Tensor:
-    """The signs of some rows, ``[PROBES, count]``; the same for a row whatever comes after it."""
-    state = np.random.RandomState(zlib.crc32(f"print rows {start}".encode()))
-    bits = np.frombuffer(state.bytes(PROBES // 8 * ROWS), dtype=np.uint8).reshape(ROWS, -1)
+def signs(key: str, start: int, count: int, rows: int) -> Tensor:
+    """Signs of the rows of a table, ``[rows, count]``; those of a row whatever comes after it.
+
+    Args:
+        key: of the table.
+        start: first of the rows; a multiple of ``ROWS``.
+        count: how many of them.
+        rows: how many signs each has; a multiple of 8.
+    """
+    state = np.random.RandomState(zlib.crc32(f"print {key} {start}".encode()))
+    bits = np.frombuffer(state.bytes(rows // 8 * ROWS), dtype=np.uint8).reshape(ROWS, -1)
     return torch.as_tensor(np.unpackbits(bits[:count], axis=1).T.copy()).float() * 2 - 1
 
 
-def _even(sums: Tensor) -> Tensor:
-    """The polar factor, weak directions left weak."""
+def _even(sums: Tensor, error: float) -> tuple[Tensor, float]:
+    """The polar factor, weak directions left weak, and its expected relative square error.
+
+    Args:
+        sums: ``[PROBES, D]``.
+        error: expected square of the rounding error of one of them.
+    """
     U, S, Vh = torch.linalg.svd(sums, full_matrices=False)
     size = S.square().mean().clamp_min(1e-300)
-    even: Tensor = U * (S / (S.square() + RIDGE**2 * size).sqrt()) @ Vh
-    return even
+    damped = S.square() + RIDGE**2 * size
+    even: Tensor = U * (S / damped.sqrt()) @ Vh
+    noise = error * len(sums) / sums.shape[1] * (1 / damped).sum()
+    return even, float(noise / (S.square() / damped).sum().clamp_min(1e-300))
 
 
 def _as_after_norm(vectors: Tensor, model: Reduced) -> Tensor:

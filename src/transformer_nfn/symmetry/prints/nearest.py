@@ -1,4 +1,4 @@
-"""Which models of a database are nearest to one? All coarse copies first, then the likeliest."""
+"""Search for the nearest models of a database: all coarse copies first, then the likeliest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transformer_nfn.symmetry.prints.database import COARSE, SCALE, Database, coarse_copy
-from transformer_nfn.symmetry.prints.distances import Likeness, likeness
+from transformer_nfn.symmetry.prints.distances import Likeness, distance, likeness
 from transformer_nfn.symmetry.prints.stored import Print
 
 SHORTLIST = 64
@@ -40,10 +40,11 @@ def search(database: Database, prints: Sequence[Print], most: int = 10) -> list[
     out = []
     for i, asked in enumerate(prints):
         rows = np.argpartition(-near[:, i], count - 1)[:count]
-        found = [
-            Relative(entry.name, entry.print, likeness(asked, entry.print))
-            for entry in database.rows([int(r) for r in rows])
-        ]
-        found.sort(key=lambda relative: (relative.likeness.distance, relative.name))
-        out.append(found[:most])
+        near_ones = sorted(
+            database.rows([int(r) for r in rows]),
+            key=lambda entry: (distance(asked, entry.print), entry.name),
+        )
+        out.append(
+            [Relative(e.name, e.print, likeness(asked, e.print)) for e in near_ones[:most]]
+        )
     return out

@@ -1,4 +1,8 @@
-"""What is a fingerprint of a checkpoint, and how is it kept? Under 4 KiB, with its own checksum."""
+"""Fingerprint of a checkpoint, and its bytes: under 5 KiB, with a checksum.
+
+Rows of numbers are stored as 16-bit integers times a power of two of their own, so that a row has
+its scale, and the numbers of a row one absolute precision.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.symmetry.prints.blocks import NUMBERS, PARTS, SIZES
+from transformer_nfn.symmetry.prints.blocks import CONSTANTS, FEW, NUMBERS, PARTS, SIZES
+from transformer_nfn.symmetry.prints.ends import END_NUMBERS, ENDS
 
-FORMAT = 1
+FORMAT = 2
 """Of the bytes and of how their numbers are made: prints of different formats do not compare."""
 STEPS = 8
 """Steps of depth: models of any depth have as many numbers, each step a mean of its blocks."""
-EMBEDDING = 64
+ROWS = (
+    ("sketch", (STEPS, len(PARTS), NUMBERS)),
+    ("constants", (STEPS, len(CONSTANTS), FEW)),
+    ("ends", (len(ENDS), END_NUMBERS)),
+)
+"""The arrays of a print whose last axis is a row."""
 
 Array: TypeAlias = "NDArray[np.floating]"
 
 _MAGIC = b"TNFP"
 _FIRST = struct.Struct("<4sH")
 _HEADER = struct.Struct("<24sIIQ8sI")
-_SHAPES: tuple[tuple[str, tuple[int, ...], np.dtype[np.floating]], ...] = (
-    ("sketch", (STEPS, len(PARTS), NUMBERS), np.dtype("<f2")),
-    ("embedding", (EMBEDDING,), np.dtype("<f2")),
-    ("sizes", (STEPS, len(PARTS), SIZES), np.dtype("<f4")),
+_LARGEST = 32767
+_SHAPES: tuple[tuple[str, tuple[int, ...], np.dtype[np.generic]], ...] = (
+    *((name, shape, np.dtype("<i2")) for name, shape in ROWS),
+    *((f"{name} exponent", shape[:-1], np.dtype("i1")) for name, shape in ROWS),
+    *((f"{name}_noise", shape[:-1], np.dtype("<f4")) for name, shape in ROWS),
+    ("sizes", (STEPS, len(PARTS), SIZES), np.dtype("<f2")),
 )
 _NUMBERS = sum(int(np.prod(shape)) * dtype.itemsize for _, shape, dtype in _SHAPES)
 BYTES = _FIRST.size + _HEADER.size + _NUMBERS + 4
@@ -50,8 +62,12 @@ class Print:
         frame: what the vectors it answers to are sums of (``token``, ``patch``, ``head``,
             ``fixed``).
         rows: of that table that were summed. Prints compare where frame and rows agree.
-        sketch: ``[STEPS, PARTS, NUMBERS]`` answers by step of depth, each row of length √NUMBERS.
-        embedding: ``[EMBEDDING]`` numbers of the Gram matrix of the frame's table.
+        sketch: ``[STEPS, PARTS, NUMBERS]`` numbers of the parts of blocks, by step of depth.
+        constants: ``[STEPS, CONSTANTS, FEW]`` numbers of biases and gains, by step of depth.
+        ends: ``[ENDS, END_NUMBERS]`` numbers of embeddings, heads and what else is outside.
+        sketch_noise: ``[STEPS, PARTS]`` expected length of the rounding error of each row.
+        constants_noise: ``[STEPS, CONSTANTS]``, the same.
+        ends_noise: ``[ENDS]``, the same.
         sizes: ``[STEPS, PARTS, SIZES]`` logarithms of sizes of heads and neurons.
     """
 
@@ -62,7 +78,11 @@ class Print:
     frame: str
     rows: int
     sketch: Array
-    embedding: Array
+    constants: Array
+    ends: Array
+    sketch_noise: Array
+    constants_noise: Array
+    ends_noise: Array
     sizes: Array
 
     def to_bytes(self) -> bytes:
@@ -71,8 +91,10 @@ class Print:
             self.family.encode()[:24], self.width, self.depth, self.weights,
             self.frame.encode(), self.rows,
         )  # fmt: skip
-        numbers = (getattr(self, name).astype(dtype).tobytes() for name, _, dtype in _SHAPES)
-        body = head + b"".join(numbers)
+        arrays = {name: getattr(self, name) for name, _, _ in _SHAPES if hasattr(self, name)}
+        for name, _ in ROWS:
+            arrays[name], arrays[f"{name} exponent"] = _integers(arrays[name])
+        body = head + b"".join(arrays[name].astype(t).tobytes() for name, _, t in _SHAPES)
         return body + zlib.crc32(body).to_bytes(4, "little")
 
     @property
@@ -101,8 +123,27 @@ def from_bytes(data: bytes, where: str) -> Print:
         count = int(np.prod(shape))
         arrays[name] = np.frombuffer(data, dtype, count, at).reshape(shape)
         at += count * dtype.itemsize
+    for name, _ in ROWS:
+        arrays[name] = np.ldexp(
+            arrays[name].astype(np.float32), arrays.pop(f"{name} exponent")[..., None]
+        )
     words = [raw.rstrip(b"\0").decode(errors="replace") for raw in (family, frame)]
     return Print(words[0], width, depth, weights, words[1], rows, **arrays)
+
+
+def stored_rows(rows: Array) -> Array:
+    """Rows as a print stores them: float32, rounded to 16 bits of their largest number."""
+    integers, exponents = _integers(rows)
+    return np.ldexp(integers.astype(np.float32), exponents[..., None])
+
+
+def _integers(rows: Array) -> tuple[Array, Array]:
+    """Rows ``[..., n]`` as integers of 16 bits times ``2^exponent``, one exponent for each."""
+    wide = rows.astype(np.float64)
+    largest = np.abs(wide).max(-1) / _LARGEST
+    smallest, most = np.iinfo(np.int8).min, np.iinfo(np.int8).max
+    exponents = np.ceil(np.log2(np.maximum(largest, 2.0**smallest))).clip(smallest, most)
+    return np.rint(np.ldexp(wide, -exponents.astype(int)[..., None])), exponents.astype(int)
 
 
 def check_format(found: int, where: str) -> None:
