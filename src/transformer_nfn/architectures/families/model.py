@@ -11,6 +11,7 @@ from torch import Tensor
 from transformer_nfn.architectures.families.binding import Binding, bind
 from transformer_nfn.architectures.families.describe import describe
 from transformer_nfn.architectures.families.description import Transformer
+from transformer_nfn.architectures.families.family import Family
 from transformer_nfn.architectures.families.recognise import read_family, recognise
 from transformer_nfn.architectures.families.refusals import check_contents, check_path
 from transformer_nfn.architectures.layout import take
@@ -118,20 +119,22 @@ class Model(OpenFiles):
         return f"Model('{self.where}', {self.about.family}, {len(self.names)} tensors)"
 
 
-def open_model(path: str | Path, architecture: str | Path | None = None) -> Model:
+def open_model(path: str | Path, architecture: str | Path | Family | None = None) -> Model:
     """Opens a checkpoint of a known family; reads its config and headers, no weights.
 
     Args:
         path: a file or folder, as `Checkpoint.open` takes it.
-        architecture: a data file of one's own for it; without one the family is found by
-            ``config.json``, or by the names of the tensors.
+        architecture: a data file of one's own for it, or a family that was read before; without
+            one the family is found by ``config.json``, or by the names of the tensors.
     """
     check_path(Path(path))
     checkpoint = Checkpoint.open(path)
     try:
         infos = {name: checkpoint.info(name) for name in checkpoint}
         check_contents(infos, checkpoint.config, checkpoint.where)
-        if architecture is not None:
+        if isinstance(architecture, Family):
+            family = architecture
+        elif architecture is not None:
             family = read_family(architecture)
         else:
             family = recognise(infos, checkpoint.config, checkpoint.where)

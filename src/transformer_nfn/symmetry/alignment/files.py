@@ -93,7 +93,7 @@ def align(
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".align-") as folder:
             beside = Path(folder) / place.name
             write_model(A, walk, beside, untied=untie)
-            with open_model(beside) as moved:
+            with open_model(beside, A.binding.family) as moved:
                 difference, noise = compare_outputs(A, moved)
             if difference > ALLOWED * noise:
                 raise TransformerNFNError(
