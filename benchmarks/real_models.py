@@ -1,6 +1,6 @@
 """Verdicts of `tnfn compare` on real models and on what people do to them.
 
-    python benchmarks/real_models.py [--packages sceptr sapiens] [--json] [--markdown docs/real-models.md]
+    python benchmarks/real_models.py [--packages sceptr sapiens …] [--json] [--markdown PAGE]
 
 Models that other people trained come from packages of the package index; see `real_weights`. Each
 is compared with what an edit makes of it, and with a disguise of that. Exit code 1 if a verdict
@@ -36,7 +36,6 @@ from transformer_nfn.symmetry.disguise import disguise
 
 EXIT = {True: 0, False: 1, None: 3}
 SMALL = ("sceptr", "sapiens")
-BERT = 'extends = "bert"\n'
 MARK = "<!-- table: benchmarks/real_models.py writes what follows -->"
 
 
@@ -125,7 +124,13 @@ def smollm2(place: Path) -> Iterator[tuple[Real, Path | None]]:
     )  # fmt: skip
 
 
-MODELS = {"sceptr": sceptr, "sapiens": sapiens, "rxnfp": rxnfp, "minilm": minilm, "smollm2": smollm2}
+MODELS = {
+    "sceptr": sceptr,
+    "sapiens": sapiens,
+    "rxnfp": rxnfp,
+    "minilm": minilm,
+    "smollm2": smollm2,
+}
 
 
 def compare(

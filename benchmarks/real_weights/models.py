@@ -200,8 +200,16 @@ def rxnfp_models() -> dict[str, Path]:
 
 
 def rxnfp_outputs(folder: Path) -> Tensor:
-    """Final stream of a BERT of ``rxnfp`` on the reaction, with its classes or masked tokens."""
-    from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel
+    """Outputs of a BERT of ``rxnfp`` on the reaction: logits, or the final stream without a head.
+
+    A disguise may permute the stream of a model with a head, so that it is no output then.
+    """
+    from transformers import (
+        BertConfig,
+        BertForPreTraining,
+        BertForSequenceClassification,
+        BertModel,
+    )
 
     names = torch.load(folder / "pytorch_model.bin", weights_only=True, map_location="cpu")
     config = BertConfig(**json.loads((folder / "config.json").read_text()))
@@ -212,13 +220,10 @@ def rxnfp_outputs(folder: Path) -> Tensor:
     if "classifier.weight" in names:
         kind, config.num_labels = BertForSequenceClassification, len(names["classifier.weight"])
     elif "cls.predictions.bias" in names:
-        kind = BertForMaskedLM
-    model = kind.from_pretrained(folder, config=config, ignore_mismatched_sizes=False).eval()
+        kind = BertForPreTraining
+    model = kind.from_pretrained(folder, config=config).eval()
     with torch.no_grad():
-        out = model(ids, output_hidden_states=True)
-    return torch.cat([out.hidden_states[-1].flatten(), out.logits.flatten()]) if (
-        kind is not BertModel
-    ) else torch.cat([out.last_hidden_state.flatten(), out.pooler_output.flatten()])  # fmt: skip
+        return torch.cat([output.flatten() for output in model(ids).to_tuple()])
 
 
 def minilm_model() -> Path:

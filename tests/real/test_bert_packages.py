@@ -1,4 +1,4 @@
-"""BERTs of chemical reactions and of sentences: a pretrained one, real fine-tunes, a whole folder."""
+"""BERTs of chemical reactions, with real fine-tunes, and of sentences, through every command."""
 
 import filecmp
 import json
@@ -21,7 +21,7 @@ BERT = ("--family", "bert")
 def test_a_disguise_of_a_reaction_model_is_proved_the_same(rxnfp, tmp_path, name):
     model = rxnfp[name]
     out = disguise(model, tmp_path / "disguised", *BERT)
-    assert check_same(model, out, *BERT) >= 190
+    assert check_same(model, out, *BERT) >= 14 * 12
     check_outputs(rxnfp_outputs(model), rxnfp_outputs(out))
 
 
@@ -57,9 +57,9 @@ def test_every_command_reads_a_reaction_model(rxnfp, tmp_path):
 
 def test_a_sentence_transformers_folder_is_disguised_whole(minilm, rxnfp, tmp_path):
     out = disguise(minilm, tmp_path / "disguised")
-    assert check_same(minilm, out) >= 100
+    assert check_same(minilm, out) >= 14 * 6
     check_outputs(minilm_outputs(minilm), minilm_outputs(out))
-    files = [p.relative_to(minilm) for p in minilm.rglob("*") if p.is_file()]
+    files = [p.relative_to(minilm) for p in minilm.rglob("[!.]*") if p.is_file()]
     assert any(len(p.parts) > 1 for p in files)
     for file in files:
         if file.suffix != ".safetensors":

