@@ -239,7 +239,7 @@ def find_element(A: Model, B: Model) -> Proof:
         blocks[name] = part
         checks += found
     named = tuple(c.name for c in checks if c.beyond(tolerance))
-    element = ModelElement(stream, shifts, blocks)
+    element = ModelElement(stream, {name: shift.value for name, shift in shifts.items()}, blocks)
     if all(c.within(tolerance) for c in checks):
         reason = f"one element of the symmetry group takes A to B on all {len(checks)} tensors"
         return Proof(True, reason, element, tuple(checks), tolerance)
