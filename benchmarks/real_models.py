@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,8 +46,7 @@ class Result:
     model: str
     edit: str
     disguised: bool
-    expected: tuple[str, ...]
-    code: int
+    expected: Mapping[str, int]
     verdict: str
     exit: int
     score: float | None
@@ -56,7 +55,7 @@ class Result:
     @property
     def right(self) -> bool:
         """Whether verdict and exit code are the expected ones."""
-        return self.verdict in self.expected and self.exit == self.code
+        return self.expected.get(self.verdict) == self.exit
 
 
 def sceptr(place: Path) -> Iterator[tuple[Real, Path | None]]:
@@ -150,7 +149,7 @@ def compare(
             relation = relate(A, B)
         seconds = time.perf_counter() - start
     return Result(
-        model.name, edit, hidden, case.verdicts, case.code, relation.verdict,
+        model.name, edit, hidden, case.expected(disguised=hidden), relation.verdict,
         EXIT[relation.same_function], relation.score, seconds,
     )  # fmt: skip
 
@@ -159,7 +158,7 @@ def table(results: Sequence[Result]) -> str:
     """A row for each edit, a column for each model: verdicts, and what was expected if wrong."""
     models = list(dict.fromkeys(r.model for r in results))
     edits = list(dict.fromkeys(r.edit for r in results))
-    head = ["second model", "expected", "exit", *models]
+    head = ["second model", "expected, exit code", *models]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for edit in edits:
         for hidden in (False, True):
@@ -167,8 +166,9 @@ def table(results: Sequence[Result]) -> str:
             if not cells:
                 continue
             first = next(iter(cells.values()))
-            row = [f"{edit}, disguised" if hidden else edit, " or ".join(first.expected)]
-            row += [str(first.code), *(_cell(cells.get(model)) for model in models)]
+            right = " or ".join(f"{verdict}, {code}" for verdict, code in first.expected.items())
+            row = [f"{edit}, disguised" if hidden else edit, right]
+            row += [_cell(cells.get(model)) for model in models]
             lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 

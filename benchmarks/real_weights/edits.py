@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -174,27 +174,40 @@ def _noise(name: str, *shape: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """An edit, the verdicts that are right for it, and the exit code that goes with them."""
+    """An edit, and the exit code of each verdict that is right for it.
+
+    Attributes:
+        edit: what is done.
+        right: exit code by verdict.
+        disguised: more that is right once a disguise has been rounded again.
+        needs: a field of `Real` without which the edit does not exist for a model.
+    """
 
     edit: Edit
-    verdicts: tuple[str, ...]
-    code: int
+    right: Mapping[str, int]
+    disguised: Mapping[str, int] = field(default_factory=dict)
     needs: str | None = None
-    """A field of `Real` without which the edit does not exist for a model."""
+
+    def expected(self, *, disguised: bool) -> dict[str, int]:
+        """Exit code of each verdict that is right."""
+        return {**self.right, **(self.disguised if disguised else {})}
 
 
+SAME, DERIVED, PARTLY = {"same": 0}, {"derived": 1}, {"partly": 1}
+UNDECIDED = {"unclear": 3}
+"""Half precision may leave a disguise undecided; it is never a no."""
 CASES: dict[str, Case] = {
-    "as it is": Case(lambda m: (m.tensors, m.config), ("same",), 0),
-    "cast to float16": Case(_cast(torch.float16), ("same",), 0),
-    "cast to bfloat16": Case(_cast(torch.bfloat16), ("same",), 0),
-    "3 tokens added": Case(_more_tokens, ("derived",), 1, needs="embedding"),
-    "averaged with a fine-tune": Case(_averaged, ("derived",), 1, needs="tuned"),
-    "half of each matrix pruned": Case(_pruned, ("derived",), 1),
-    "middle layer dropped": Case(_dropped, ("partly",), 1),
-    "middle layer duplicated": Case(_duplicated, ("partly",), 1),
-    "LoRA of rank 4 merged": Case(_lora, ("derived",), 1),
-    "new head": Case(_new_head, ("same backbone",), 1, needs="head"),
-    "3 embeddings negated": Case(_embeddings, ("derived",), 1, needs="embedding"),
+    "as it is": Case(lambda m: (m.tensors, m.config), SAME),
+    "cast to float16": Case(_cast(torch.float16), SAME, UNDECIDED),
+    "cast to bfloat16": Case(_cast(torch.bfloat16), SAME, UNDECIDED),
+    "3 tokens added": Case(_more_tokens, DERIVED, needs="embedding"),
+    "averaged with a fine-tune": Case(_averaged, DERIVED, needs="tuned"),
+    "half of each matrix pruned": Case(_pruned, DERIVED),
+    "middle layer dropped": Case(_dropped, PARTLY),
+    "middle layer duplicated": Case(_duplicated, PARTLY),
+    "LoRA of rank 4 merged": Case(_lora, DERIVED),
+    "new head": Case(_new_head, {"same backbone": 1}, needs="head"),
+    "3 embeddings negated": Case(_embeddings, DERIVED, needs="embedding"),
 }
 """What is done to a model, by name."""
 
