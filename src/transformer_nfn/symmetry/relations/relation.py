@@ -28,7 +28,7 @@ from transformer_nfn.symmetry.likeness.verdict import (
 )
 from transformer_nfn.symmetry.prove import Proof, prove_pair
 from transformer_nfn.symmetry.reduced import Reduced
-from transformer_nfn.symmetry.relations.equal_bytes import equal_bytes
+from transformer_nfn.symmetry.relations.equal_bytes import equal_weights
 from transformer_nfn.symmetry.relations.words import describe
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def relate(A: Model, B: Model, *, prove: bool = False) -> Relation:
         prove: also decide whether the two are the same function, by an element of the symmetry
             group verified on every tensor, or by token ids on which they differ.
     """
-    if equal_bytes(A, B):
-        return _identical(A)
+    if (equal := equal_weights(A, B)) is not None:
+        return _identical(A, equal)
     away = incomparable(A, B)
     found = _apart_by_shape(A, B, away) if away else _relate(A, B)
     if not prove:
@@ -116,11 +116,9 @@ def incomparable(A: Model, B: Model) -> str | None:
     return None
 
 
-def _identical(A: Model) -> Relation:
+def _identical(A: Model, reason: str) -> Relation:
     names = Reduced(A).blocks
-    return Relation(
-        "same", True, 1.0, {}, {}, None, names, names, names, (), "both hold the same bytes"
-    )
+    return Relation("same", True, 1.0, {}, {}, None, names, names, names, (), reason)
 
 
 def _apart_by_shape(A: Model, B: Model, away: str) -> Relation:
