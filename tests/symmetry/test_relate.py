@@ -123,6 +123,23 @@ def test_equal_bytes_are_the_same_in_every_dtype(tiny, dtype):
     assert relation.reason == "both hold the same bytes"
 
 
+@pytest.mark.parametrize("dtype", [BFLOAT16, torch.float16])
+def test_a_rounded_copy_is_the_same_either_way_round(tiny, dtype):
+    A = tiny("gpt2", FLOAT32)
+    B = A.changed(**{name: w.to(dtype) for name, w in A.tensors.items()})
+    for pair in ((A, B), (B, A)):
+        relation = relate(*pair, prove=True)
+        assert relation.verdict == "same"
+        assert "rounded to" in relation.reason
+
+
+def test_a_copy_that_lost_a_tensor_to_underflow_is_no_rounded_copy(tiny):
+    A = tiny("gpt2", FLOAT32)
+    A = A.changed(**{"1.W_B": 1e-9 * A["1.W_B"]})
+    B = A.changed(**{name: w.to(torch.float16) for name, w in A.tensors.items()})
+    assert "rounded to" not in relate(A, B).reason
+
+
 def test_scores_are_symmetric_up_to_what_probes_leave(tiny):
     A = tiny("gpt2")
     B = disguised(noisy(A, 0.3), 6)

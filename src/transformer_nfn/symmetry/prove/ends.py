@@ -21,30 +21,35 @@ from transformer_nfn.symmetry.reduced import Piece, Reduced, Table
 ADDED = ("token", "type", "position")
 
 
-def table_shifts(A: Reduced, B: Reduced, stream: StreamMap) -> dict[str, Tensor]:
-    """What is added to each table on the way from A to B; the shifts add up to nothing."""
+def table_shifts(A: Reduced, B: Reduced, stream: StreamMap) -> dict[str, Piece]:
+    """What is added to each table on the way from A to B; the shifts add up to nothing.
+
+    A shift has the rounding error of the means that it comes from: a row of zeros has none.
+    """
     names = [n for n in ADDED if n in A.names and n in B.names]
     if len(names) < 2:
         return {}
-    shifts: dict[str, Tensor] = {}
+    shifts: dict[str, Piece] = {}
     for name in names[:-1]:
-        (a,), (b,) = A.tables((name,)), B.tables((name,))
-        shifts[name] = _mean(b) - stream(_mean(a))
-    shifts[names[-1]] = -torch.stack(list(shifts.values())).sum(0)
+        a, b = (_mean(next(iter(side.tables((name,))))) for side in (A, B))
+        shifts[name] = Piece(b.value - stream(a.value), a.error + b.error)
+    taken = list(shifts.values())
+    total = torch.stack([shift.value for shift in taken]).sum(0)
+    shifts[names[-1]] = Piece(-total, torch.stack([shift.error for shift in taken]).sum())
     return shifts
 
 
-def _mean(table: Table) -> Tensor:
-    total: Tensor | None = None
+def _mean(table: Table) -> Piece:
+    sums = []
     for start, stop in common_pieces(table, table):
-        part = table.rows(start, stop).value.sum(0)
-        total = part if total is None else total + part
-    assert total is not None
-    return total / len(table)
+        rows = table.rows(start, stop)
+        sums.append((rows.value.sum(0), rows.error.sum()))
+    value, error = (torch.stack(parts).sum(0) for parts in zip(*sums, strict=True))
+    return Piece(value / len(table), error / len(table) ** 2)
 
 
 def check_ends(
-    A: Reduced, B: Reduced, stream: StreamMap, shifts: Mapping[str, Tensor], outputs: Outputs
+    A: Reduced, B: Reduced, stream: StreamMap, shifts: Mapping[str, Piece], outputs: Outputs
 ) -> Iterator[Check]:
     """Every table and vector outside the blocks that both models have."""
     for name in A.table_names():
@@ -67,7 +72,7 @@ def check_ends(
 
 
 def check_table(
-    a: Table, b: Table, stream: StreamMap, shift: Tensor | None, order: Tensor | None = None
+    a: Table, b: Table, stream: StreamMap, shift: Piece | None, order: Tensor | None = None
 ) -> Iterator[Check]:
     """Row by row; ``order`` instead of a map of the stream where other axes are permuted."""
     found: dict[str, list[Tensor]] = {"away": [], "error": [], "size": []}
@@ -76,11 +81,12 @@ def check_table(
     for start, stop in common_pieces(a, b):
         x, y = a.rows(start, stop), b.rows(start, stop)
         moved = stream(x.value) if order is None else x.value[:, order]
+        error = x.error + y.error
         if shift is not None:
-            moved = moved + shift
+            moved, error = moved + shift.value, error + shift.error
         entries = moved.shape[1]
         away = (moved - y.value).square().sum(1)
-        _note(found, away, x.error + y.error, y.value.square().sum(1))
+        _note(found, away, error, y.value.square().sum(1))
         p, q = a.biases(start, stop), b.biases(start, stop)
         if p is not None or q is not None:
             zero = Piece(torch.zeros_like(away), torch.zeros_like(away))

@@ -67,8 +67,11 @@ def _check_scales(
     size_u = u.square().sum(0).clamp_min(1e-300)
     size_w = V_B.value.square().sum(1).clamp_min(1e-300)
     away = (u * V_A.value).sum(0) / size_u - (w * V_B.value).sum(1) / size_w
-    error = (s.square() * errors[0] + V_A.error) / (len(u) * size_u)
-    error += (errors[1] + s.square() * V_B.error) / (len(u) * size_w)
+    # Rounding moves large entries most, and a projection onto the neuron weighs them most again.
+    focus_u = u.pow(4).sum(0) / size_u.square()
+    focus_w = V_B.value.pow(4).sum(1) / size_w.square()
+    error = (s.square() * errors[0] + V_A.error) * focus_u / size_u
+    error += (errors[1] + s.square() * V_B.error) * focus_w / size_w
     match.add("W_A·W_B", away.square(), error, s.square(), 1)
 
 

@@ -263,7 +263,7 @@ def find_element(A: Model, B: Model, outputs: Outputs, tables: Sequence[str]) ->
     attempt = Proof(
         None,
         "",
-        ModelElement(stream, shifts, blocks),
+        ModelElement(stream, {name: shift.value for name, shift in shifts.items()}, blocks),
         tuple(checks),
         tolerance,
         named=tuple(c.name for c in checks if c.beyond(tolerance)),

@@ -41,7 +41,7 @@ from transformer_nfn.symmetry.likeness.verdict import (
 from transformer_nfn.symmetry.prove import Proof, prove_pair
 from transformer_nfn.symmetry.prove.checks import HALF
 from transformer_nfn.symmetry.reduced import Reduced
-from transformer_nfn.symmetry.relations.equal_bytes import equal_bytes
+from transformer_nfn.symmetry.relations.equal_bytes import equal_weights
 from transformer_nfn.symmetry.relations.words import describe
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
         prove: True proves, or looks for token ids on which the two differ, whatever the scores
             are; False leaves it at scores. By default only a disguise is proved.
     """
-    if equal_bytes(A, B):
-        return _identical(A)
+    if (equal := equal_weights(A, B)) is not None:
+        return _identical(A, equal)
     away = incomparable(A, B)
     found = _apart_by_shape(A, B, away) if away else _relate(A, B)
     if prove is False or (prove is None and found.verdict != CONSISTENT):
@@ -148,11 +148,9 @@ def incomparable(A: Model, B: Model) -> str | None:
     return None
 
 
-def _identical(A: Model) -> Relation:
+def _identical(A: Model, reason: str) -> Relation:
     names = Reduced(A).blocks
-    return Relation(
-        "same", True, 1.0, {}, {}, (), None, names, names, names, (), "both hold the same bytes"
-    )
+    return Relation("same", True, 1.0, {}, {}, (), None, names, names, names, (), reason)
 
 
 def _apart_by_shape(A: Model, B: Model, away: str) -> Relation:

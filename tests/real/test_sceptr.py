@@ -1,0 +1,101 @@
+"""SCEPTR: 16 small nn.TransformerEncoder models of T cell receptors, through every command."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from every_command import check_align, check_fingerprints, check_outputs, check_same, disguise, run
+
+from real_weights.models import AMINO_ACIDS, RECEPTORS, sceptr_logits
+from tnfn_command import tnfn
+
+NAMES = (
+    "A_SCEPTR", "B_SCEPTR", "SCEPTR", "SCEPTR_BLOSUM", "SCEPTR_CDR3_only",
+    "SCEPTR_CDR3_only_MLM_only", "SCEPTR_MLM_only", "SCEPTR_average_pooling",
+    "SCEPTR_dropout_noise_only", "SCEPTR_finetuned", "SCEPTR_large", "SCEPTR_left_aligned",
+    "SCEPTR_shuffled_data", "SCEPTR_small", "SCEPTR_synthetic_data", "SCEPTR_tiny",
+)  # fmt: skip
+TRUE_PAIR = {"SCEPTR.pt", "SCEPTR_finetuned.pt"}
+
+
+def test_the_package_holds_these_models_and_they_read_amino_acids(sceptr):
+    assert tuple(sceptr) == NAMES
+    letters = "".join(f"-{alpha}{beta}" for alpha, beta in RECEPTORS)
+    predicted = sceptr_logits(sceptr["SCEPTR_tiny"]).argmax(1).tolist()
+    pairs = [(AMINO_ACIDS[p], x) for p, x in zip(predicted, letters, strict=True) if x != "-"]
+    assert sum(p == x for p, x in pairs) / len(pairs) > 0.8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_disguise_is_proved_the_same_and_keeps_the_logits(sceptr, facts, tmp_path, name):
+    model = sceptr[name]
+    out = disguise(model, tmp_path / "disguised.pt", "--architecture", facts)
+    answer = run("compare", model, out, "--architecture", facts)
+    assert answer["verdict"] == "same", answer["reason"]
+    assert answer["proof"]["same_function"] is True
+    blocks = 4 if name == "SCEPTR_large" else 3
+    assert len(answer["proof"]["tensors"]) >= 16 * blocks
+    check_outputs(sceptr_logits(model), sceptr_logits(out))
+
+
+def test_of_all_120_pairs_one_is_derived(sceptr, facts, tmp_path):
+    for name, file in sceptr.items():
+        shutil.copy(file, tmp_path / f"{name}.pt")
+    answer = run("compare", "--matrix", tmp_path, "--architecture", facts)
+    assert len(answer["pairs"]) == 120
+    assert not answer["not_read"]
+    derived = [pair for pair in answer["pairs"] if pair["verdict"] == "derived"]
+    assert [{pair["a"], pair["b"]} for pair in derived] == [TRUE_PAIR]
+    for pair in answer["pairs"]:
+        assert pair["verdict"] in ("derived", "unrelated", "not comparable")
+        assert pair["same_function"] is False
+        if pair["verdict"] == "not comparable":
+            assert "the streams have different widths" in pair["reason"]
+
+
+def test_every_command_reads_a_model(sceptr, facts, tmp_path):
+    options = ("--architecture", facts)
+    tiny, small = sceptr["SCEPTR_tiny"], sceptr["SCEPTR_small"]
+    seen = run("inspect", tiny, *options)
+    assert "11192" in json.dumps(seen)
+    out = disguise(tiny, tmp_path / "disguised.pt", *options)
+    assert check_same(tiny, out, *options) >= 48
+    check_fingerprints(tiny, out, small, tmp_path, *options)
+    back = check_align(tiny, out, tmp_path / "aligned.pt", *options)
+    check_outputs(sceptr_logits(out), sceptr_logits(back))
+
+
+def test_facts_that_the_file_does_not_state_are_asked_for(sceptr, tmp_path):
+    model = sceptr["SCEPTR_tiny"]
+    for words in (["inspect", model], ["disguise", model, "--out", tmp_path / "out.pt"]):
+        done = tnfn(*words)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        for fact in ("nhead", "norm_first", "activation"):
+            assert f"--set {fact}=" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_facts_can_be_set_on_the_command_line(sceptr, tmp_path):
+    options = ("--set", "nhead=8", "--set", "norm_first=false", "--set", "activation=relu")
+    out = disguise(sceptr["SCEPTR_tiny"], tmp_path / "disguised.pt", *options)
+    assert run("compare", sceptr["SCEPTR_tiny"], out, *options)["verdict"] == "same"
+
+
+def test_scores_alone_do_not_call_a_disguise_the_same(sceptr, facts, tmp_path):
+    options = ("--architecture", facts)
+    out = disguise(sceptr["SCEPTR_tiny"], tmp_path / "disguised.pt", *options)
+    done = tnfn("compare", sceptr["SCEPTR_tiny"], out, "--no-prove", *options)
+    assert done.returncode == 3
+    assert "consistent with a disguise, not proved" in done.stdout
+
+
+def test_a_matrix_times_ten_is_not_the_same(sceptr, facts, tmp_path):
+    state = torch.load(sceptr["SCEPTR_tiny"], weights_only=True)
+    name = next(name for name in state if name.endswith("layers.1.linear2.weight"))
+    torch.save({**state, name: 10 * state[name]}, tmp_path / "scaled.pt")
+    answer = run(
+        "compare", sceptr["SCEPTR_tiny"], tmp_path / "scaled.pt", "--architecture", facts, code=1
+    )
+    assert answer["same_function"] is False
