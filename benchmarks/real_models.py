@@ -29,7 +29,7 @@ from real_weights.models import (
     write_sapiens,
     write_smollm2,
 )
-from transformer_nfn.architectures.families import open_model
+from transformer_nfn.architectures.families import OpenOptions, open_model
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.symmetry import relate
 from transformer_nfn.symmetry.disguise import disguise
@@ -58,21 +58,19 @@ class Result:
         return self.expected.get(self.verdict) == self.exit
 
 
-def sceptr(place: Path) -> Iterator[tuple[Real, Path | None]]:
+def sceptr(place: Path) -> Iterator[tuple[Real, OpenOptions | None]]:
     """SCEPTR with its fine-tune."""
-    facts = place / "sceptr.toml"
-    facts.write_text(FACTS)
     files = sceptr_models()
     yield (
         Real(
             "SCEPTR", files["SCEPTR"], read_tensors(files["SCEPTR"]), None, None, "",
             ("in_proj_weight", "out_proj.weight"), read_tensors(files["SCEPTR_finetuned"]),
         ),
-        facts,
+        FACTS,
     )  # fmt: skip
 
 
-def sapiens(place: Path) -> Iterator[tuple[Real, Path | None]]:
+def sapiens(place: Path) -> Iterator[tuple[Real, OpenOptions | None]]:
     """The RoBERTa for heavy chains."""
     folder = write_sapiens("h", place / "sapiens-h")
     yield (
@@ -85,7 +83,7 @@ def sapiens(place: Path) -> Iterator[tuple[Real, Path | None]]:
     )  # fmt: skip
 
 
-def rxnfp(place: Path) -> Iterator[tuple[Real, Path | None]]:
+def rxnfp(place: Path) -> Iterator[tuple[Real, OpenOptions | None]]:
     """The fine-tuned BERT that classifies reactions, with the one that it was made from."""
     folders = rxnfp_models()
     folder = folders["bert_ft_10k_25s"]
@@ -99,7 +97,7 @@ def rxnfp(place: Path) -> Iterator[tuple[Real, Path | None]]:
     )  # fmt: skip
 
 
-def minilm(place: Path) -> Iterator[tuple[Real, Path | None]]:
+def minilm(place: Path) -> Iterator[tuple[Real, OpenOptions | None]]:
     """The sentence encoder."""
     folder = minilm_model()
     yield (
@@ -111,7 +109,7 @@ def minilm(place: Path) -> Iterator[tuple[Real, Path | None]]:
     )  # fmt: skip
 
 
-def smollm2(place: Path) -> Iterator[tuple[Real, Path | None]]:
+def smollm2(place: Path) -> Iterator[tuple[Real, OpenOptions | None]]:
     """The Llama."""
     folder = write_smollm2(place / "smollm2")
     yield (
@@ -133,7 +131,7 @@ MODELS = {
 
 
 def compare(
-    model: Real, architecture: Path | None, edit: str, place: Path, *, hidden: bool
+    model: Real, options: OpenOptions | None, edit: str, place: Path, *, hidden: bool
 ) -> Result:
     """Relates a model to what an edit makes of it, disguised or not."""
     case = cases_for(model)[edit]
@@ -141,11 +139,11 @@ def compare(
         second = write_edit(case.edit(model), Path(temporary) / "edited")
         if hidden:
             out = second.with_name(f"disguised{second.suffix}")
-            with open_model(second, architecture) as opened:
+            with open_model(second, options) as opened:
                 disguise(opened, out, torch.Generator().manual_seed(1))
             second = out
         start = time.perf_counter()
-        with open_model(model.path, architecture) as A, open_model(second, architecture) as B:
+        with open_model(model.path, options) as A, open_model(second, options) as B:
             relation = relate(A, B)
         seconds = time.perf_counter() - start
     return Result(
@@ -177,8 +175,8 @@ def _cell(result: Result | None) -> str:
     if result is None:
         return "–"
     score = "" if result.score is None else f" {result.score:.3f}"
-    told = f"{result.verdict}{score}"
-    return told if result.right else f"**{told}, exit {result.exit}**"
+    shown = f"{result.verdict}{score}"
+    return shown if result.right else f"**{shown}, exit {result.exit}**"
 
 
 def write_page(page: Path, text: str) -> None:
@@ -214,12 +212,12 @@ def run(packages: Sequence[str], edits: Sequence[str] | None) -> list[Result]:
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         for package in packages:
-            for model, architecture in MODELS[package](place):
+            for model, facts in MODELS[package](place):
                 for edit in cases_for(model):
                     if edits is not None and edit not in edits:
                         continue
                     for hidden in (False, True):
-                        result = compare(model, architecture, edit, place, hidden=hidden)
+                        result = compare(model, facts, edit, place, hidden=hidden)
                         results.append(result)
                         print(
                             f"{result.seconds:6.1f} s  {model.name}, {edit}"

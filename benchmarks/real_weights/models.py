@@ -16,17 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from real_weights.packages import PACKAGES, fetch
+from transformer_nfn.architectures.families import OpenOptions
 
-FACTS = """\
-# What SCEPTR's state dicts do not state; from the package's source.
-extends = "torch_encoder"
-
-[config]
-nhead = 8
-norm_first = false
-activation = "relu"
-"""
-"""Data file for ``--architecture`` that reads the models of ``sceptr``."""
+FACTS = OpenOptions(settings={"nhead": 8, "norm_first": False, "activation": "relu"})
+"""What the state dicts of ``sceptr`` do not state; from the package's source."""
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 RECEPTORS = (
     ("CAHRSAGGGTSYGKLTF", "CASSEFQGDNEQFF"),

@@ -17,14 +17,6 @@ def sceptr() -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data file that states what SCEPTR's state dicts do not."""
-    file: Path = tmp_path_factory.mktemp("facts") / "sceptr.toml"
-    file.write_text(models.FACTS)
-    return file
-
-
-@pytest.fixture(scope="session")
 def sapiens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Hub folders of the RoBERTas for heavy (h) and light (l) chains."""
     place = tmp_path_factory.mktemp("sapiens")
