@@ -95,10 +95,10 @@ def relate_block(first: Path, second: Path) -> dict[str, Any]:
         unit_directions,
     )
     from transformer_nfn.symmetry.likeness.stream import fit_stream
-    from transformer_nfn.symmetry.reduced import Reduced
+    from transformer_nfn.symmetry.reduced import reduce_pair
 
     with open_model(first) as model_A, open_model(second) as model_B:
-        A, B = (Reduced(m, torch.float32) for m in (model_A, model_B))
+        A, B = reduce_pair(model_A, model_B, torch.float32)
         start = time.perf_counter()
         fit = fit_stream(A, B)
         stream = time.perf_counter() - start

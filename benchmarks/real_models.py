@@ -147,7 +147,7 @@ def compare(
             relation = relate(A, B)
         seconds = time.perf_counter() - start
     return Result(
-        model.name, edit, hidden, case.expected(disguised=hidden), relation.verdict,
+        model.name, edit, hidden, case.right, relation.verdict,
         EXIT[relation.same_function], relation.score, seconds,
     )  # fmt: skip
 

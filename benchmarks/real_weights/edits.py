@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -179,27 +179,19 @@ class Case:
     Attributes:
         edit: what is done.
         right: exit code by verdict.
-        disguised: more that is right once a disguise has been rounded again.
         needs: a field of `Real` without which the edit does not exist for a model.
     """
 
     edit: Edit
     right: Mapping[str, int]
-    disguised: Mapping[str, int] = field(default_factory=dict)
     needs: str | None = None
-
-    def expected(self, *, disguised: bool) -> dict[str, int]:
-        """Exit code of each verdict that is right."""
-        return {**self.right, **(self.disguised if disguised else {})}
 
 
 SAME, DERIVED, PARTLY = {"same": 0}, {"derived": 1}, {"partly": 1}
-UNDECIDED = {"unclear": 3}
-"""Half precision may leave a disguise undecided; it is never a no."""
 CASES: dict[str, Case] = {
     "as it is": Case(lambda m: (m.tensors, m.config), SAME),
-    "cast to float16": Case(_cast(torch.float16), SAME, UNDECIDED),
-    "cast to bfloat16": Case(_cast(torch.bfloat16), SAME, UNDECIDED),
+    "cast to float16": Case(_cast(torch.float16), SAME),
+    "cast to bfloat16": Case(_cast(torch.bfloat16), SAME),
     "3 tokens added": Case(_more_tokens, DERIVED, needs="embedding"),
     "averaged with a fine-tune": Case(_averaged, DERIVED, needs="tuned"),
     "half of each matrix pruned": Case(_pruned, DERIVED),

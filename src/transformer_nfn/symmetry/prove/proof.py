@@ -25,7 +25,7 @@ from transformer_nfn.symmetry.prove.outputs import (
 )
 from transformer_nfn.symmetry.prove.refine import refine_stream
 from transformer_nfn.symmetry.prove.witness import TokenWitness, find_witness
-from transformer_nfn.symmetry.reduced import Reduced
+from transformer_nfn.symmetry.reduced import Reduced, reduce_pair
 
 if TYPE_CHECKING:
     from transformer_nfn.architectures.families import Model
@@ -248,7 +248,7 @@ def find_element(A: Model, B: Model, outputs: Outputs, tables: Sequence[str]) ->
         outputs: what both have of output heads; only those in common are verified.
         tables: to fit the map of the stream on.
     """
-    a, b = Reduced(A), Reduced(B)
+    a, b = reduce_pair(A, B)
     tolerance = Tolerance.of(A.dtype, B.dtype)
     stream = refine_stream(a, b, fit_stream(a, b, hold_out=False, only=tables).map)
     if stream.span is not None:

@@ -1,4 +1,4 @@
-"""What is left of a transformer once everything its norms allow is folded away?
+"""Reduced form of a transformer: everything that its norms allow is folded away.
 
 The reduced form has as few symmetries as can be had without choosing a basis:
 
@@ -16,12 +16,11 @@ The reduced form has as few symmetries as can be had without choosing a basis:
 
 Everything is read tensor by tensor and never multiplied out: the largest thing in memory is one
 matrix of one block. Each piece knows how much the rounding of the file is expected to have moved
-it, which is worth computing in float64 alone; scores need only cosines, for which float32 is
-plenty and half the memory.
+it. Proofs are computed in float64, scores in float32.
 """
 
 from transformer_nfn.symmetry.reduced.block import ReducedBlock
 from transformer_nfn.symmetry.reduced.pieces import Piece, Table, rounding_rms
-from transformer_nfn.symmetry.reduced.whole import Reduced
+from transformer_nfn.symmetry.reduced.whole import Reduced, reduce_pair
 
-__all__ = ["Piece", "Reduced", "ReducedBlock", "Table", "rounding_rms"]
+__all__ = ["Piece", "Reduced", "ReducedBlock", "Table", "reduce_pair", "rounding_rms"]

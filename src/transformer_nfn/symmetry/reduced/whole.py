@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from transformer_nfn.architectures.families import Model
 
 
+def reduce_pair(
+    A: Model, B: Model, dtype: torch.dtype = torch.float64
+) -> tuple[Reduced, Reduced]:
+    """The reduced forms of two models to compare; see `Reduced`."""
+    coarse = max((A.dtype, B.dtype), key=rounding_rms)
+    return Reduced(A, dtype, coarse), Reduced(B, dtype, coarse)
+
+
 class Reduced:
     """The reduced form of an open model, block by block.
 
@@ -25,15 +33,24 @@ class Reduced:
         about: its description.
         dtype: of everything it gives.
         centred: the all-ones direction of what blocks write is seen by nobody.
-        unit: expected square of the relative rounding error of a weight, by the file's dtype or
-            the working one, whichever is coarser.
+        unit: expected square of the relative rounding error of a weight.
         blocks: names of the blocks, ``encoder.0`` for a model with two stacks, in order.
     """
 
-    def __init__(self, model: Model, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, model: Model, dtype: torch.dtype = torch.float64, stored: torch.dtype | None = None
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            model: to reduce.
+            dtype: to work in.
+            stored: the dtype that weights were once rounded to, if not the file's. Of two models
+                that are compared the coarser one: a cast may have come before a disguise.
+        """
         self.model, self.about, self.dtype = model, model.about, dtype
         self.names: Mapping[str, tuple[int, ...]] = model.names
-        self.unit = max(rounding_rms(model.dtype), rounding_rms(dtype)) ** 2
+        self.unit = max(rounding_rms(d) for d in (stored or model.dtype, dtype)) ** 2
         self.post = "post" in self.about.orders
         self.centred = self.about.hides_mean
         self._at = {

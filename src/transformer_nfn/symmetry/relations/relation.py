@@ -40,7 +40,7 @@ from transformer_nfn.symmetry.likeness.verdict import (
 )
 from transformer_nfn.symmetry.prove import Proof, prove_pair
 from transformer_nfn.symmetry.prove.checks import HALF
-from transformer_nfn.symmetry.reduced import Reduced
+from transformer_nfn.symmetry.reduced import Reduced, reduce_pair
 from transformer_nfn.symmetry.relations.equal_bytes import equal_weights
 from transformer_nfn.symmetry.relations.words import describe
 
@@ -173,7 +173,7 @@ def _apart_by_shape(A: Model, B: Model, away: str) -> Relation:
 
 
 def _relate(first: Model, second: Model) -> Relation:
-    A, B = (Reduced(m, torch.float32) for m in (first, second))
+    A, B = reduce_pair(first, second, torch.float32)
     fit = fit_stream(A, B)
     found = _scored(A, B, fit)
     if found.verdict == CONSISTENT:
