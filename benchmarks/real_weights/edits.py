@@ -84,11 +84,12 @@ def _more_tokens(m: Real) -> tuple[Tensors, Mapping[str, Any] | None]:
     vocab = len(m.tensors[m.embedding])
     grown = {}
     for name, w in m.tensors.items():
-        rows = name == m.embedding or (name.startswith(m.head) and len(w) == vocab)
-        # As libraries do it: rows near the mean of the others, a bias of zero.
-        mean = w.mean(0, keepdim=True) if w.dim() > 1 else torch.zeros(1)
-        noise = 0.02 * _noise(name, NEW_TOKENS, *w.shape[1:]) if w.dim() > 1 else 0.0
-        grown[name] = torch.cat([w, mean.expand(NEW_TOKENS, *w.shape[1:]) + noise]) if rows else w
+        grown[name] = w
+        if name == m.embedding or (m.head and name.startswith(m.head) and len(w) == vocab):
+            # As libraries do it: rows near the mean of the others, a bias of zero.
+            mean = w.mean(0, keepdim=True) if w.dim() > 1 else torch.zeros(1)
+            noise = 0.02 * _noise(name, NEW_TOKENS, *w.shape[1:]) if w.dim() > 1 else 0.0
+            grown[name] = torch.cat([w, mean.expand(NEW_TOKENS, *w.shape[1:]) + noise])
     return grown, {**m.config, "vocab_size": vocab + NEW_TOKENS}
 
 

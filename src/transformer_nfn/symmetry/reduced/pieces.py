@@ -125,15 +125,17 @@ def folded(
     bias, bias_error = b, None
     if b is not None:
         bias_error = unit * b.square()
+    squares = W.square()
     if beta is not None:
         through = torch.einsum("d,...dk->...k", beta, W)
-        moved = 2 * unit * torch.einsum("d,...dk->...k", beta.square(), W.square())
+        moved = 2 * unit * torch.einsum("d,...dk->...k", beta.square(), squares)
         bias = through if bias is None else bias + through
         bias_error = moved if bias_error is None else bias_error + moved
-    if gain is not None:
+    if gain is None:
+        error = unit * squares.sum(-2)
+    else:
         W *= gain.unsqueeze(-1)
-        unit = 2 * unit
-    error = summed_squares(W, -2, unit)
+        error = 2 * unit * torch.einsum("d,...dk->...k", gain.square(), squares)
     if centred and gain is not None:
         W -= W.mean(-2, keepdim=True)
     weight = Piece(W, error)
