@@ -125,7 +125,7 @@ def gain_sums(
     total = torch.zeros(2, len(gain), dtype=torch.float64)
     for name in reading.present(own):
         x, y = own[name].double(), target[name].double()
-        if centred:
+        if centred and _centred(reading, name, own):
             seen = y * gain.unsqueeze(-1)
             y = y - seen.mean(-2, keepdim=True) / safe(gain).unsqueeze(-1)
         both = [(x * z).movedim(-2, 0).flatten(1).sum(1) for z in (x, y)]
@@ -154,13 +154,17 @@ def safe(gain: Tensor) -> Tensor:
 def centre_readers(own: Weights, target: Mapping[str, Tensor], reading: norms.Reading) -> None:
     """``W + γ⁻¹ vᵀ``, which LayerNorm's centring hides, with the v that is nearest to B."""
     inverse = 1 / own[f"{reading.norm}.g"]
-    biased = f"{reading.norm}.b" in own
     shifts = {}
     for name in reading.present(own):
-        if not biased or norms.bias_of(name) in own:
+        if _centred(reading, name, own):
             away = target[name] - own[name]
             shifts[name] = torch.einsum("d,...dn->...n", inverse, away) / inverse.square().sum()
     own |= norms.shift_readers(own, reading, shifts)
+
+
+def _centred(reading: norms.Reading, reader: str, own: Mapping[str, Tensor]) -> bool:
+    """Whether centring hides part of a reader: its bias takes up what the norm's bias adds."""
+    return f"{reading.norm}.b" not in own or norms.bias_of(reader) in own
 
 
 def _post_norms(site: Site, own: Weights, target: Mapping[str, Tensor]) -> None:

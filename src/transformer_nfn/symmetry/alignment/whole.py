@@ -184,6 +184,8 @@ class Alignment:
         return {k: solve.match_heads(-c, len(c))[0] for k, c in alike.items()}
 
     def _can_fold(self) -> bool:
+        if not self._ends.folds:
+            return False
         for site in sites(self.about):
             for model in (self._A, self._B):
                 own = self._read(model, site)
