@@ -18,6 +18,8 @@ from transformer_nfn.symmetry.disguise.rows import TINY
 from transformer_nfn.symmetry.disguise.sites import Site
 
 Weights = dict[str, Tensor]
+NOTHING = 1e-6
+"""Gains smaller than this, relative to the largest, count as zero."""
 MEMORY = norms.Reading("memory", ("cross.W_K", "cross.W_V"))
 """The norm after an encoder, which every block of the decoder reads."""
 
@@ -43,8 +45,8 @@ def divides(reading: norms.Reading, own: Mapping[str, Tensor]) -> bool:
         return True
     if reading.biased(own) and reading.residual is None:
         return True
-    gain = own[f"{reading.norm}.g"].abs()
-    return bool(gain.min() > TINY * gain.max())
+    gain = own[f"{reading.norm}.g"].double().abs()
+    return bool(gain.min() > NOTHING * gain.max())
 
 
 def into_frame(site: Site, own: Weights) -> None:

@@ -92,7 +92,8 @@ def turn_fixing_ones(cross: Tensor) -> Tensor:
 def after(first: Turn, second: Turn) -> Turn:
     """One turn after another, of one kind."""
     if first.matrix is not None and second.matrix is not None:
-        return Turn(matrix=first.matrix @ second.matrix)
+        T = first.matrix @ second.matrix
+        return Turn(matrix=1.5 * T - 0.5 * T @ (T.mT @ T))  # orthogonal up to rounding again
     if first.order is None or second.order is None:
         return second if first.order is None and first.matrix is None else first
     assert first.signs is not None
