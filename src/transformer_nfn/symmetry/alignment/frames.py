@@ -14,7 +14,6 @@ from torch import Tensor
 from transformer_nfn.architectures.families.description import Block
 from transformer_nfn.symmetry.alignment.bases import scales_from
 from transformer_nfn.symmetry.disguise import heads, norms
-from transformer_nfn.symmetry.disguise.rows import TINY
 from transformer_nfn.symmetry.disguise.sites import Site
 
 Weights = dict[str, Tensor]
@@ -149,7 +148,7 @@ def best_gain(gain: Tensor, sums: Tensor) -> Tensor:
 
 def safe(gain: Tensor) -> Tensor:
     """Gains that can be divided by: those near zero are moved away from it."""
-    least = TINY * gain.abs().max().clamp_min(1e-30)
+    least = NOTHING * gain.abs().max().clamp_min(1e-30)
     return torch.where(gain.abs() < least, torch.where(gain < 0, -least, least), gain)
 
 
