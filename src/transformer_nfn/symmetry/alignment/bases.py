@@ -54,8 +54,13 @@ class Products:
         pairs = ((P_A, P_A), (D_A, D_A), (P_A, P_B), (D_A, D_B), (P_B, P_B), (D_B, D_B))
         return Products(*(x.mT @ y for x, y in pairs))
 
+    @property
+    def size(self) -> Tensor:
+        """Squares of P_B and D_B, ``[g]``."""
+        return (self.a_B + self.b_B).diagonal(dim1=-2, dim2=-1).sum(-1)
+
     def away(self, G: Tensor) -> Tensor:
-        """What is minimised, up to a constant, ``[g]``."""
+        """What is minimised, less `size`, ``[g]``."""
         H = torch.linalg.inv(G)
         plain = ((self.a @ G - 2 * self.r) * G).sum((-2, -1))
         dual = ((H @ self.b - 2 * self.s.mT) * H).sum((-2, -1))
@@ -80,19 +85,19 @@ def fit_matrices(
     if not dual_known:
         only_plain: Tensor = balanced_A @ _polar(cross) @ back
         return only_plain
-    there = torch.linalg.inv(balanced_A)
-    turn = _polar(cross + there @ p.s @ back.mT)
+    right = cross + torch.linalg.inv(balanced_A) @ p.s @ back.mT
+    turn = _polar(right)
     # Of exact copies of low rank the balanced heads differ by more than a turn: solved for as
     # `P_A G = P_B` and `D_A = D_B Gᵀ`, which is linear.
     plain_A, dual_B = balanced_A.mT @ p.a @ balanced_A, back @ p.b_B @ back.mT
-    right = cross + there @ p.s @ back.mT
     exact = turn + _sylvester(plain_A, dual_B, right - plain_A @ turn - turn @ dual_B, LOW)
     starts = [balanced_A @ turn @ back, _polar(p.r + p.s), balanced_A @ exact @ back]
     values = torch.stack([p.away(G) for G in starts])
     chosen = values.argmin(0).reshape(1, -1, 1, 1)
     G = torch.stack(starts).take_along_dim(chosen, 0)[0]
-    G = _descend(p, G)
-    return _refine(plain, dual, G)
+    G, value = _descend(p, G)
+    near = value + p.size < EXACT * p.size
+    return _refine(plain, dual, G) if bool(near.any()) else G
 
 
 def _refine(plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], G: Tensor) -> Tensor:
@@ -101,7 +106,6 @@ def _refine(plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], G: Tensor
     Products of heads cancel there: they tell a basis to half of the digits.
     """
     (P_A, P_B), (D_A, D_B) = ([x.double() for x in pair] for pair in (plain, dual))
-    size = P_B.square().sum((-2, -1)) + D_B.square().sum((-2, -1))
 
     def moved(G: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         P, D = P_A @ G, D_A @ torch.linalg.inv(G).mT
@@ -110,24 +114,19 @@ def _refine(plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], G: Tensor
 
     P, D, away = moved(G)
     for _ in range(STEPS):
-        near = away < EXACT * size
-        if not bool(near.any()):
-            break
         X = _sylvester(P.mT @ P, D.mT @ D, P.mT @ (P_B - P) - (D_B - D).mT @ D)
-        tried = torch.where(near[:, None, None], G + G @ X, G)
-        P_new, D_new, away_new = moved(tried)
-        better = away_new < away
-        if not bool(better.any()):
-            break
-        settled = away_new > 0.25 * away
+        tried = G + G @ X
+        reached = moved(tried)[2]
+        better = reached < away
+        settled = bool((reached > 0.25 * away).all())
         G = torch.where(better[:, None, None], tried, G)
-        P, D, away = moved(G)
-        if bool(settled.all()):
+        if settled:
             break
+        P, D, away = moved(G)
     return G
 
 
-def _descend(p: Products, G: Tensor) -> Tensor:
+def _descend(p: Products, G: Tensor) -> tuple[Tensor, Tensor]:
     value = p.away(G)
     for _ in range(STEPS):
         H = torch.linalg.inv(G)
@@ -145,7 +144,7 @@ def _descend(p: Products, G: Tensor) -> Tensor:
             value = torch.where(better, reached, value)
         if bool((before - value <= 1e-9 * before.abs()).all()):
             break
-    return G
+    return G, value
 
 
 def _sylvester(A: Tensor, B: Tensor, right: Tensor, floor: float = FLOOR) -> Tensor:

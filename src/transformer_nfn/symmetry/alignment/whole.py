@@ -108,15 +108,15 @@ class Alignment:
         (cross, best), turn = min(tried, key=lambda x: x[0][1])
         used, chosen = 1, turn
         exact = torch.finfo(self._B.dtype).eps ** 2 * sum(self.sizes.values())
-        while used < rounds and best > exact:
+        halved = True
+        while used < rounds and best > exact and (used < FEW or halved):
             turn = after(turn, solve_turn(cross, self.action))
             cross, value = self._round(turn)
             used += 1
-            if value < best * (1 - SETTLED if used <= FEW else 0.5):
+            settled, halved = value > best * (1 - SETTLED), value < 0.5 * best
+            if value < best:
                 best, chosen = value, turn
-            else:
-                if value < best:
-                    chosen = turn
+            if settled:
                 break
         return chosen, used
 
