@@ -1,4 +1,4 @@
-r"""Which basis of a head brings it nearest to another? Matrices, complex scales and real scales.
+r"""Bases of heads nearest to those of another network: matrices, complex and real scales.
 
 A re-basing acts on two tensors at once, `P → P G` and `D → D G⁻ᵀ`, so it is no plain Procrustes
 problem. `fit_matrices` minimises
@@ -6,7 +6,8 @@ problem. `fit_matrices` minimises
 \[ \|P_A G - P_B\|^2 + \|D_A G^{-\top} - D_B\|^2 \]
 
 over all invertible G: both heads are balanced (`PᵀP = DᵀD`, which fixes a basis up to a turn), the
-turn is Procrustes', and Gauss–Newton steps `G → G exp(X)` go on from there.
+turn is Procrustes', and Gauss–Newton steps `G → G exp(X)` go on from there. Where the two heads are
+one up to a basis, G is exact up to rounding, whatever the ranks of P and D.
 """
 
 from __future__ import annotations

@@ -214,35 +214,31 @@ class Ends:
 
     def _tables(self, side: Weights) -> Weights:
         """All embeddings that a vector may be moved between; of tokens and types their means."""
-        names = ("cls", "dist", "patch_bias", "position")
-        if self.about.inputs == "tokens":
-            names = ("token", "type", "position")
-        names = tuple(n for n in names if n in side and not (n == "token" and self.about.tied))
-        if "position" not in names:
+        if "position" not in side:
             return {}
-        whole = self.about.inputs != "tokens"
-        return {
-            n: side[n].double() if whole else side[n].mean(0, keepdim=True, dtype=torch.float64)
-            for n in names
-        }
+        if self.about.inputs != "tokens":
+            names = ("cls", "dist", "patch_bias", "position")
+            return {n: side[n].double() for n in names if n in side}
+        tables = ("type", "position") if self.about.tied else ("token", "type", "position")
+        return {n: side[n].mean(0, keepdim=True, dtype=torch.float64) for n in tables if n in side}
 
     def _vectors(self, away: Weights) -> Tensor | Weights:
         """Vectors between embeddings after which they are away least, by least squares."""
         if self.about.hides_mean_of_embeddings:
             away = {k: w - w.mean(-1, keepdim=True) for k, w in away.items()}
         if self.about.inputs == "tokens":
-            if len(away) < 2:
+            if len(away) < 2:  # nothing beside positions
                 return {}
             rows = {n: len(self.a[n]) for n in away}
             left = sum(w.flatten() for w in away.values()) / sum(1 / n for n in rows.values())
             return {n: w.flatten() - left / rows[n] for n, w in away.items() if n != "position"}
-        first = [n for n in ("cls", "dist") if n in away]
-        if not first:
+        if "position" not in away:
             return {}
-        apart = away["position"]
-        count, rest = len(first), apart[len(first) :]
-        v = (torch.stack([away[n].flatten() for n in first]) - apart[:count]).sum(0) / (2 * count)
-        w = torch.zeros_like(v)
+        first = [away[n].flatten() for n in ("cls", "dist") if n in away]
+        apart, rest = away["position"][: len(first)], away["position"][len(first) :]
+        v = w = torch.zeros_like(rest[0])
+        if first:
+            v = (torch.stack(first) - apart).sum(0) / (2 * len(first))
         if "patch_bias" in away:
             w = (away["patch_bias"] - rest.sum(0)) / (1 + len(rest))
         return torch.stack([v, w])

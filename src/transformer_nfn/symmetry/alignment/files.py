@@ -1,4 +1,4 @@
-"""How does an aligned checkpoint get to disk? Written beside, run against A, only then named."""
+"""Alignment of checkpoint files: written beside, run against A, only then named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which frame are two blocks compared? Gains one and biases folded, and back to B's own gains.
+"""Frame in which two blocks are compared: gains one, biases folded; and the way back to B's gains.
 
 What a norm's gain, its bias and LayerNorm's centring leave free is not looked for: it is taken
 away from both blocks before they are compared, and set to what B has afterwards.

@@ -1,4 +1,4 @@
-"""Which turn of a stream brings one network nearest to another, within the group that acts?"""
+"""Turn of a stream that brings one network nearest to another, within the group that acts."""
 
 from __future__ import annotations
 

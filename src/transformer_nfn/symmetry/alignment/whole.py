@@ -1,8 +1,9 @@
-"""How is a checkpoint moved nearest to another? Blocks given the stream, the stream given blocks.
+"""Alignment of two checkpoints: blocks given the stream, the stream given blocks.
 
 One round reads every block of both, matches heads, bases and neurons under the turn of the stream
 found so far, and solves for the turn again from all tensors that have the stream as an axis. Only
-weights are looked at, no data and no activations. Rounds go on until the distance settles.
+weights are looked at, no data and no activations. Rounds go on until the distance settles, or,
+where A is a copy of B, until nothing but rounding is left.
 """
 
 from __future__ import annotations
