@@ -130,18 +130,19 @@ class Ends:
     def cross(self) -> Cross:
         """What the ends say about the turn of the stream.
 
-        BERT's transform says nothing: its units turn along, or have an order of their own.
+        BERT's transform says nothing: its units turn along, or have an order of their own. Nor
+        does the norm after an encoder, which the blocks of the decoder fold.
         """
         total = Cross(self.about.width)
         for number, rows in enumerate(self._cuts()):
             a, b = (self._framed(side, rows) for side in (self.a, self.b))
             for k, w in a.items():
                 copied = k == "head" and (self.about.tied or self.about.mlm is not None)
-                if (number and k not in LONG) or copied or k.startswith("extra.mlm"):
+                silent = k == "encoder.norm.g" or k.startswith("extra.mlm")
+                if (number and k not in LONG) or copied or silent:
                     continue
-                name = "head" if k == "head" else self.names.get(k, k)
-                total.add(name, w, b[k])
-                self.size += float(w.square().sum() + b[k].square().sum())
+                if total.add("head" if k == "head" else self.names.get(k, k), w, b[k]):
+                    self.size += float(w.square().sum() + b[k].square().sum())
         return total
 
     def moved(self, turn: Turn, memory: Tensor | None) -> Iterator[tuple[str, Tensor]]:
