@@ -1,4 +1,4 @@
-r"""Which basis of a head brings it nearest to another? Matrices, complex scales and real scales.
+r"""Bases of heads nearest to those of another network: matrices, complex and real scales.
 
 A re-basing acts on two tensors at once, `P → P G` and `D → D G⁻ᵀ`, so it is no plain Procrustes
 problem. `fit_matrices` minimises
@@ -6,19 +6,25 @@ problem. `fit_matrices` minimises
 \[ \|P_A G - P_B\|^2 + \|D_A G^{-\top} - D_B\|^2 \]
 
 over all invertible G: both heads are balanced (`PᵀP = DᵀD`, which fixes a basis up to a turn), the
-turn is Procrustes', and Gauss–Newton steps `G → G exp(X)` go on from there.
+turn is Procrustes', and Gauss–Newton steps `G → G exp(X)` go on from there. Where the two heads are
+one up to a basis, G is exact up to rounding, whatever the ranks of P and D.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 STEPS = 4
+NEWTON = 5
 FLOOR = 1e-9
+LOW = 1e-13
+SIZES = (1e-8, 1e8)
+"""Scales that are considered."""
+EXACT = 1e-6
+"""Heads are refined whose squared distance, relative to B's, is below this."""
 LENGTHS = (1.0, 0.3)
 
 
@@ -49,8 +55,13 @@ class Products:
         pairs = ((P_A, P_A), (D_A, D_A), (P_A, P_B), (D_A, D_B), (P_B, P_B), (D_B, D_B))
         return Products(*(x.mT @ y for x, y in pairs))
 
+    @property
+    def size(self) -> Tensor:
+        """Squares of P_B and D_B, ``[g]``."""
+        return (self.a_B + self.b_B).diagonal(dim1=-2, dim2=-1).sum(-1)
+
     def away(self, G: Tensor) -> Tensor:
-        """What is minimised, up to a constant, ``[g]``."""
+        """What is minimised, less `size`, ``[g]``."""
         H = torch.linalg.inv(G)
         plain = ((self.a @ G - 2 * self.r) * G).sum((-2, -1))
         dual = ((H @ self.b - 2 * self.s.mT) * H).sum((-2, -1))
@@ -75,14 +86,48 @@ def fit_matrices(
     if not dual_known:
         only_plain: Tensor = balanced_A @ _polar(cross) @ back
         return only_plain
-    cross = cross + torch.linalg.inv(balanced_A) @ p.s @ back.mT
-    starts = [balanced_A @ _polar(cross) @ back, _polar(p.r + p.s)]
+    right = cross + torch.linalg.inv(balanced_A) @ p.s @ back.mT
+    turn = _polar(right)
+    # Of exact copies of low rank the balanced heads differ by more than a turn: solved for as
+    # `P_A G = P_B` and `D_A = D_B Gᵀ`, which is linear.
+    plain_A, dual_B = balanced_A.mT @ p.a @ balanced_A, back @ p.b_B @ back.mT
+    exact = turn + _sylvester(plain_A, dual_B, right - plain_A @ turn - turn @ dual_B, LOW)
+    starts = [balanced_A @ turn @ back, _polar(p.r + p.s), balanced_A @ exact @ back]
     values = torch.stack([p.away(G) for G in starts])
-    G = torch.where((values[0] <= values[1])[:, None, None], starts[0], starts[1])
-    return _descend(p, G)
+    chosen = values.argmin(0).reshape(1, -1, 1, 1)
+    G = torch.stack(starts).take_along_dim(chosen, 0)[0]
+    G, value = _descend(p, G)
+    near = value + p.size < EXACT * p.size
+    return _refine(plain, dual, G) if bool(near.any()) else G
 
 
-def _descend(p: Products, G: Tensor) -> Tensor:
+def _refine(plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], G: Tensor) -> Tensor:
+    """Gauss–Newton steps from differences of the heads themselves, where they almost agree.
+
+    Products of heads cancel there: they tell a basis to half of the digits.
+    """
+    (P_A, P_B), (D_A, D_B) = ([x.double() for x in pair] for pair in (plain, dual))
+
+    def moved(G: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        P, D = P_A @ G, D_A @ torch.linalg.inv(G).mT
+        away = (P - P_B).square().sum((-2, -1)) + (D - D_B).square().sum((-2, -1))
+        return P, D, torch.nan_to_num(away, nan=torch.inf)
+
+    P, D, away = moved(G)
+    for _ in range(STEPS):
+        X = _sylvester(P.mT @ P, D.mT @ D, P.mT @ (P_B - P) - (D_B - D).mT @ D)
+        tried = G + G @ X
+        reached = moved(tried)[2]
+        better = reached < away
+        settled = bool((reached > 0.25 * away).all())
+        G = torch.where(better[:, None, None], tried, G)
+        if settled:
+            break
+        P, D, away = moved(G)
+    return G
+
+
+def _descend(p: Products, G: Tensor) -> tuple[Tensor, Tensor]:
     value = p.away(G)
     for _ in range(STEPS):
         H = torch.linalg.inv(G)
@@ -100,16 +145,16 @@ def _descend(p: Products, G: Tensor) -> Tensor:
             value = torch.where(better, reached, value)
         if bool((before - value <= 1e-9 * before.abs()).all()):
             break
-    return G
+    return G, value
 
 
-def _sylvester(A: Tensor, B: Tensor, right: Tensor) -> Tensor:
+def _sylvester(A: Tensor, B: Tensor, right: Tensor, floor: float = FLOOR) -> Tensor:
     """X with ``A X + X B = right`` for symmetric A, B that are not negative."""
     a, U = torch.linalg.eigh(A)
     b, V = torch.linalg.eigh(B)
     below = a.unsqueeze(-1) + b.unsqueeze(-2)
-    floor = FLOOR * below.amax((-2, -1), keepdim=True).clamp_min(1e-300)
-    X: Tensor = U @ ((U.mT @ right @ V) / below.clamp_min(floor)) @ V.mT
+    least = floor * below.amax((-2, -1), keepdim=True).clamp_min(1e-300)
+    X: Tensor = U @ ((U.mT @ right @ V) / torch.maximum(below, least)) @ V.mT
     return X
 
 
@@ -141,7 +186,7 @@ def fit_turns(plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor]) -> Tens
     a, b = (x.abs().square().sum(-2) for x in (P_A, D_A))
     r, s = (P_A.conj() * P_B).sum(-2), (D_A.conj() * D_B).sum(-2)
     # G⁻ᵀ turns as G does and scales the other way, so one phase serves both.
-    size = _best_size(a, b, lambda z: (r * z + s / z).abs())
+    size = _best_size(a, b, r, s)
     phase = r * size + s / size
     return size * phase / phase.abs().clamp_min(1e-300)
 
@@ -164,20 +209,42 @@ def fit_scales(
 
 def scales_from(a: Tensor, b: Tensor, r: Tensor, s: Tensor, *, positive: bool) -> Tensor:
     """The same from sums ``[n]``: ``‖p_A‖²``, ``‖d_A‖²``, ``p_A · p_B``, ``d_A · d_B``."""
+    size = _best_size(a, b, r, s, positive=positive)
     if positive:
-        return _best_size(a, b, lambda z: r * z + s / z)
-    size = _best_size(a, b, lambda z: (r * z + s / z).abs())
+        return size
     return torch.where(r * size + s / size < 0, -size, size)
 
 
-def _best_size(a: Tensor, b: Tensor, gain: Callable[[Tensor], Tensor]) -> Tensor:
-    """z > 0 that minimises ``a z² + b / z² − 2 gain(z)``, by two searches over powers."""
-    best = ((b + 1e-300) / (a + 1e-300)).pow(0.25).clamp(1e-6, 1e6)
-    for reach in (3.0, 0.15, 0.01, 0.0005):
+def _best_size(a: Tensor, b: Tensor, r: Tensor, s: Tensor, *, positive: bool = False) -> Tensor:
+    """z > 0 that minimises ``a z² + b / z² − 2 |r z + s / z|``, for real or complex r and s.
+
+    The best of a range of powers and of the two scales that fit one side alone, then Newton's
+    steps on the derivative, which rounding blurs far less than the minimum. Where ``positive``,
+    without the absolute value.
+    """
+
+    def both(z: Tensor) -> Tensor:
+        return r * z + s / z if positive else (r * z + s / z).abs()
+
+    middle = ((b + 1e-300) / (a + 1e-300)).pow(0.25).clamp(*SIZES)
+    sides = torch.stack([r.abs() / (a + 1e-300), b / (s.abs() + 1e-300)])
+    sides = torch.where(sides > 0, sides, middle).clamp(*SIZES)
+    best = middle
+    for reach in (3.0, 0.15):
         steps = torch.linspace(-reach, reach, 61, dtype=a.dtype).exp()
         tried = best.unsqueeze(0) * steps.reshape(-1, *[1] * best.ndim)
-        values = a * tried.square() + b / tried.square() - 2 * gain(tried)
+        tried = torch.cat([tried, sides])
+        values = a * tried.square() + b / tried.square() - 2 * both(tried)
         best = tried.gather(0, values.argmin(0, keepdim=True))[0]
+    for _ in range(NEWTON):
+        plain, dual, size = a * best.square(), b / best.square(), both(best)
+        if positive:
+            slope = r * best - s / best
+        else:
+            slope = (r.abs() * best).square() - (s.abs() / best).square()
+            slope = slope / size.clamp_min(1e-300)
+        curve = (2 * (plain + dual) - size).clamp_min(0.1 * (plain + dual) + 1e-300)
+        best = best * ((slope - plain + dual) / curve).clamp(-0.01, 0.01).exp()
     return best
 
 

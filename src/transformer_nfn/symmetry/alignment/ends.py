@@ -1,9 +1,14 @@
-"""How do the ends of a network move along? Embeddings, last norm and heads, some rows at a time."""
+"""Alignment of the ends of a network: embeddings, last norm and heads, some rows at a time.
+
+Whatever the symmetries of the ends leave free is set to one value in both networks before they are
+compared (the frame of comparison), and to what B has after A was turned.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +17,7 @@ from transformer_nfn.architectures.families.description import Transformer
 from transformer_nfn.symmetry.alignment.frames import (
     best_gain,
     centre_readers,
+    divides,
     fold,
     gain_sums,
     unfold,
@@ -52,22 +58,44 @@ class Ends:
     size: float = 0.0
 
     @property
-    def tied(self) -> bool:
-        """The last norm is read by the token embedding."""
-        return self.about.tied and self.about.mlm is None
+    def folds(self) -> bool:
+        """Whether the last norm, if only its readers see its gain, can be folded in both."""
+        last = self._readings.get("norm")
+        return last is None or self._tied(last) or last in self._free
 
-    def last(self) -> norms.Reading | None:
-        """The last norm, where only its readers see its gain."""
-        found = last_reading(self.about)
-        return None if found is None or "norm.g" not in self.a else found
+    @cached_property
+    def _readings(self) -> dict[str, norms.Reading]:
+        """The last norm and that of BERT's transform, where anything reads them."""
+        last = last_reading(self.about)
+        found = [] if last is None else [last]
+        if self.about.mlm is not None and "head" in self.a:
+            found.append(MLM)
+        return {r.norm: r for r in found if f"{r.norm}.g" in self.a}
 
-    def cuts(self) -> Iterator[slice]:
+    def _tied(self, reading: norms.Reading) -> bool:
+        """The token embedding reads the norm, which fixes its gain."""
+        return self.about.tied and (self.about.mlm is None or reading is MLM)
+
+    @cached_property
+    def _free(self) -> list[norms.Reading]:
+        """Those whose gain is free."""
+        return [
+            r
+            for r in self._readings.values()
+            if not self._tied(r) and all(divides(r, side) for side in (self.a, self.b))
+        ]
+
+    @property
+    def _layer(self) -> bool:
+        return self.about.norm == "layer"
+
+    def _cuts(self) -> Iterator[slice]:
         """Ranges of the vocabulary."""
         rows = [w.shape[1] if k == "head" else w.shape[0] for k, w in self.a.items() if k in LONG]
         for start in range(0, max([1, *rows]), CHUNK):
             yield slice(start, start + CHUNK)
 
-    def cut(self, side: Weights, rows: slice) -> Weights:
+    def _cut(self, side: Weights, rows: slice) -> Weights:
         """One network's ends, the vocabulary cut to a range, in float64."""
         out = {}
         for k, w in side.items():
@@ -76,16 +104,23 @@ class Ends:
             out[k] = w.double()
         return out
 
-    def folded(self, own: Weights) -> Weights:
-        """In the frame of comparison: the last norm folded, means that nobody sees taken away."""
-        reading = self.last()
+    def _framed(self, side: Weights, rows: slice) -> Weights:
+        """One network's ends in the frame of comparison.
+
+        Norms are folded, means that nobody sees are zero, and vectors between embeddings are
+        where their squares are least.
+        """
+        own = self._cut(side, rows)
         nothing = {name: torch.zeros_like(w) for name, w in own.items()}
-        if reading is not None and not self.tied:
-            fold(own, [reading])
-            if self.about.norm == "layer":
-                centre_readers(own, nothing, reading)
+        for reading in self._readings.values():
+            if reading in self._free:
+                fold(own, [reading])
+                if self._layer:
+                    centre_readers(own, nothing, reading)
+            elif reading.biased(own):
+                own |= norms.absorb_bias(own, reading)
         self._centre(own, nothing)
-        return own
+        return self._shifted(own, self._gauges[side is self.b])
 
     def _centre(self, own: Weights, target: Weights) -> None:
         if self.about.hides_mean_of_embeddings:
@@ -93,41 +128,34 @@ class Ends:
             own |= norms.shift_writers(own, {n: (target[n] - own[n]).mean(-1) for n in free})
 
     def cross(self) -> Cross:
-        """What the ends say about the turn of the stream."""
-        total = Cross(self.about.width)
-        means: dict[str, list[Tensor]] = {}
-        movable = self._movable()
-        for number, rows in enumerate(self.cuts()):
-            a, b = (self.folded(self.cut(side, rows)) for side in (self.a, self.b))
-            for k, w in a.items():
-                if (number and k not in LONG) or (k == "head" and self.about.tied):
-                    continue
-                name = "head" if k == "head" else self.names.get(k, k)
-                total.add(name, w, b[k])
-                self.size += float(w.square().sum() + b[k].square().sum())
-                if k in movable:
-                    sums = means.setdefault(k, [torch.zeros(()), torch.zeros(()), torch.zeros(())])
-                    means[k] = [sums[0] + w.sum(0), sums[1] + b[k].sum(0), sums[2] + len(w)]
-        for x, y, count in means.values():  # a vector that may move tells nothing
-            total.vectors -= torch.outer(x, y) / float(count)
-            self.size -= float(x.square().sum() + y.square().sum()) / float(count)
-        return total
+        """What the ends say about the turn of the stream.
 
-    def _movable(self) -> tuple[str, ...]:
-        if self.about.inputs != "tokens" or "position" not in self.a:
-            return ()
-        names = [n for n in ("token", "type") if n in self.a]
-        names = [n for n in names if not (n == "token" and self.about.tied)]
-        return (*names, "position") if names else ()
+        BERT's transform says nothing: its units turn along, or have an order of their own. Nor
+        does the norm after an encoder, which the blocks of the decoder fold.
+        """
+        total = Cross(self.about.width)
+        for number, rows in enumerate(self._cuts()):
+            a, b = (self._framed(side, rows) for side in (self.a, self.b))
+            for k, w in a.items():
+                copied = k == "head" and (self.about.tied or self.about.mlm is not None)
+                silent = k == "encoder.norm.g" or k.startswith("extra.mlm")
+                if (number and k not in LONG) or copied or silent:
+                    continue
+                if total.add("head" if k == "head" else self.names.get(k, k), w, b[k]):
+                    self.size += float(w.square().sum() + b[k].square().sum())
+        return total
 
     def moved(self, turn: Turn, memory: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         """A's ends, turned and as near to B's as they get, by canonical name."""
-        vectors, order = self._vectors(turn), self._hidden_order(turn)
-        gain = self._last_gain(turn)
+        order = self._hidden_order(turn)
+        vectors, gains = self._vectors_to_b(turn), self._gains(turn, order)
         dtypes = {k: w.dtype for k, w in self.a.items()}
         long = {k: torch.empty_like(w) for k, w in self.a.items() if k in LONG}
-        for number, rows in enumerate(self.cuts()):
-            own = self._cut_moved(turn, rows, vectors, order, gain)
+        for number, rows in enumerate(self._cuts()):
+            own, target = self._turned(turn, rows, order), self._cut(self.b, rows)
+            self._unfold(own, target, gains)
+            self._centre(own, target)
+            own = self._shifted(own, vectors)
             if memory is not None:
                 own["encoder.norm.g"] = memory
             for k in list(own):
@@ -140,104 +168,93 @@ class Ends:
             long.pop("head", None)
         yield from ((self.names.get(k, k), w.to(dtypes[k])) for k, w in long.items())
 
-    def _cut_moved(
-        self,
-        turn: Turn,
-        rows: slice,
-        vectors: Mapping[str, Tensor],
-        order: Tensor | None,
-        gain: Tensor | None,
-    ) -> Weights:
-        own, target = self.folded(self.cut(self.a, rows)), self.cut(self.b, rows)
-        own = turn_all(turn, {**self.names, "head": "head"}, own)
+    def _turned(self, turn: Turn, rows: slice, order: Tensor | None) -> Weights:
+        """A's ends in B's frame of comparison."""
+        own = turn_all(turn, {**self.names, "head": "head"}, self._framed(self.a, rows))
         if order is not None:
             for name in ("extra.mlm.b", "extra.mlm_norm.g", "extra.mlm_norm.b"):
                 own[name] = own[name][order]
             own["extra.mlm.W"], own["head"] = own["extra.mlm.W"][:, order], own["head"][order]
-        self._norms(own, target, gain)
-        self._centre(own, target)
-        if "patches" in vectors:
-            own |= move_patches(own, vectors["patches"])
-        elif vectors:
-            own |= move_to_positions(own, vectors)
+        if MLM in self._free:  # a turn has left its signs there
+            own |= norms.replace_gain(own, MLM, own[f"{MLM.norm}.g"].abs())
         return own
 
-    def _last_gain(self, turn: Turn) -> Tensor | None:
-        """The gain of the last norm that is nearest to B, over the whole vocabulary."""
-        last = self.last()
-        if last is None or self.tied:
-            return None
-        total, layer = torch.zeros(2, self.about.width, dtype=torch.float64), self.about.norm
-        for number, rows in enumerate(self.cuts()):
-            own = turn_all(
-                turn, {**self.names, "head": "head"}, self.folded(self.cut(self.a, rows))
-            )
-            target = self.cut(self.b, rows)
-            readers = [n for n in last.present(own) if n == "head" or number == 0]
-            part = norms.Reading(last.norm, tuple(readers))
-            total += gain_sums(own, target, part, layer == "layer")
-        return best_gain(self.b["norm.g"], total)
-
-    def _norms(self, own: Weights, target: Weights, gain: Tensor | None) -> None:
-        layer = self.about.norm == "layer"
-        last = self.last()
-        if last is not None and not self.tied:
-            unfold(own, target, last, centred=layer, gain=gain)
-            if layer:
-                centre_readers(own, target, last)
-        elif last_reading(self.about) is not None and "norm.b" in own:
-            found = last_reading(self.about)
-            assert found is not None
-            if found.biased(own):
-                own |= norms.shift_bias(own, found, target["norm.b"] - own["norm.b"])
-        if self.about.mlm is not None and "head" in own and MLM.biased(own):
-            name = "extra.mlm_norm.b"
-            own |= norms.shift_bias(own, MLM, target[name] - own[name])
-
-    def _vectors(self, turn: Turn) -> dict[str, Tensor]:
-        """Vectors between embeddings, as least squares over all their rows has them."""
-        if "position" not in self.a:
-            return {}
-        sides = [turn_all(turn, self.names, self._means(self.a)), self._means(self.b)]
-        away = {k: (sides[0][k] - sides[1][k]).flatten() for k in sides[0]}
-        if self.about.hides_mean_of_embeddings:
-            away = {k: v - v.mean() for k, v in away.items()}
-        if self.about.inputs == "patches":
-            first = [n for n in ("cls", "dist") if n in self.a]
-            if not first:
-                return {}
-            apart = turn("position", self.a["position"].double()) - self.b["position"].double()
-            if self.about.hides_mean_of_embeddings:
-                apart = apart - apart.mean(-1, keepdim=True)
-            count, rest = len(first), apart[len(first) :]
-            v = (sum(away[n] for n in first) - apart[:count].sum(0)) / (2 * count)
-            w = torch.zeros_like(rest[0])
-            if "patch_bias" in self.a:
-                w = (away["patch_bias"] - rest.sum(0)) / (1 + len(rest))
-            return {"patches": torch.stack([torch.as_tensor(v), w])}
-        out = {}
-        for name in self._movable()[:-1]:
-            n, m = len(self.a[name]), len(self.a["position"])
-            v = (n * away[name] - m * away["position"]) / (n + m)
-            out[name] = v
-            away["position"] = away["position"] + v
-        return out
-
-    def _means(self, side: Weights) -> Weights:
-        names = [n for n in EMBEDDINGS if n in side]
-        return {
-            n: side[n].mean(0, keepdim=True, dtype=torch.float64)
-            if side[n].ndim > 1
-            else side[n].double()
-            for n in names
+    def _gains(self, turn: Turn, order: Tensor | None) -> dict[str, Tensor]:
+        """Free gains that are nearest to B, over the whole vocabulary."""
+        totals = {
+            r.norm: torch.zeros(2, len(self.a[f"{r.norm}.g"]), dtype=torch.float64)
+            for r in self._free
         }
+        for number, rows in enumerate(self._cuts() if self._free else ()):
+            own, target = self._turned(turn, rows, order), self._cut(self.b, rows)
+            for reading in self._free:
+                readers = [n for n in reading.present(own) if n == "head" or number == 0]
+                part = norms.Reading(reading.norm, tuple(readers))
+                totals[reading.norm] += gain_sums(own, target, part, self._layer)
+        return {norm: best_gain(self.b[f"{norm}.g"], total) for norm, total in totals.items()}
+
+    def _unfold(self, own: Weights, target: Weights, gains: Mapping[str, Tensor]) -> None:
+        for reading in self._readings.values():
+            name = f"{reading.norm}.b"
+            if reading in self._free:
+                unfold(own, target, reading, centred=self._layer, gain=gains[reading.norm])
+                if self._layer:
+                    centre_readers(own, target, reading)
+            elif reading.biased(own):
+                own |= norms.shift_bias(own, reading, target[name] - own[name])
+
+    @cached_property
+    def _gauges(self) -> list[Tensor | Weights]:
+        """For A and for B: vectors between embeddings that make the embeddings smallest."""
+        return [self._vectors(self._tables(side)) for side in (self.a, self.b)]
+
+    def _vectors_to_b(self, turn: Turn) -> Tensor | Weights:
+        own = self._shifted(self._tables(self.a), self._gauges[0])
+        own, target = turn_all(turn, self.names, own), self._tables(self.b)
+        return self._vectors({k: w - target[k] for k, w in own.items()})
+
+    def _tables(self, side: Weights) -> Weights:
+        """All embeddings that a vector may be moved between; of tokens and types their means."""
+        if "position" not in side:
+            return {}
+        if self.about.inputs != "tokens":
+            names = ("cls", "dist", "patch_bias", "position")
+            return {n: side[n].double() for n in names if n in side}
+        tables = ("type", "position") if self.about.tied else ("token", "type", "position")
+        return {n: side[n].mean(0, keepdim=True, dtype=torch.float64) for n in tables if n in side}
+
+    def _vectors(self, away: Weights) -> Tensor | Weights:
+        """Vectors between embeddings after which they are away least, by least squares."""
+        if self.about.hides_mean_of_embeddings:
+            away = {k: w - w.mean(-1, keepdim=True) for k, w in away.items()}
+        if self.about.inputs == "tokens":
+            if len(away) < 2:  # nothing beside positions
+                return {}
+            rows = {n: len(self.a[n]) for n in away}
+            left = sum(w.flatten() for w in away.values()) / sum(1 / n for n in rows.values())
+            return {n: w.flatten() - left / rows[n] for n, w in away.items() if n != "position"}
+        if "position" not in away:
+            return {}
+        first = [away[n].flatten() for n in ("cls", "dist") if n in away]
+        apart, rest = away["position"][: len(first)], away["position"][len(first) :]
+        v = w = torch.zeros_like(rest[0])
+        if first:
+            v = (torch.stack(first) - apart).sum(0) / (2 * len(first))
+        if "patch_bias" in away:
+            w = (away["patch_bias"] - rest.sum(0)) / (1 + len(rest))
+        return torch.stack([v, w])
+
+    @staticmethod
+    def _shifted(own: Weights, vectors: Tensor | Weights) -> Weights:
+        if isinstance(vectors, Tensor):
+            return own | move_patches(own, vectors)
+        return own | move_to_positions(own, vectors) if vectors else own
 
     def _hidden_order(self, turn: Turn) -> Tensor | None:
         """The order of the units of BERT's transform, where no tie fixes it."""
         if self.about.mlm is None or self.about.tied or "head" not in self.a:
             return None
-        names = ("extra.mlm.W", "extra.mlm.b")
-        sides = [{k: w[k].double() for k in names} for w in (self.a, self.b)]
-        sides[0] = turn_all(turn, self.names, sides[0])
+        first = next(self._cuts())
+        sides = [self._turned(turn, first, None), self._framed(self.b, first)]
         x, y = (torch.cat([s["extra.mlm.W"], s["extra.mlm.b"][None]]) for s in sides)
         return assign(y.mT @ x)

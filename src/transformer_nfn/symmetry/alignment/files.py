@@ -1,4 +1,4 @@
-"""How does an aligned checkpoint get to disk? Written beside, run against A, only then named."""
+"""Alignment of checkpoint files: written beside, run against A, only then named."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from transformer_nfn.symmetry.alignment.whole import ROUNDS, Alignment
 from transformer_nfn.symmetry.prove.witness import Shaken
 
 LENGTH = 8
+ARITHMETIC = 1e-13
+"""Relative error of outputs that float64 arithmetic explains, however weights are stored."""
 ALLOWED = 32.0
 """So many times what rounding its weights changes, A's outputs may change by being moved."""
 
@@ -96,7 +98,7 @@ def align(
             write_model(A, walk, beside, untied=untie)
             with open_model(beside, A.options) as moved:
                 difference, noise = compare_outputs(A, moved)
-            if difference > ALLOWED * noise:
+            if difference > ALLOWED * max(noise, ARITHMETIC):
                 raise TransformerNFNError(
                     f"A as moved does not compute what A does: outputs differ by "
                     f"{difference:.1e}, rounding explains {noise:.1e}; nothing was written"

@@ -1,4 +1,4 @@
-"""In which frame are two blocks compared? Gains one and biases folded, and back to B's own gains.
+"""Frame in which two blocks are compared: gains one, biases folded; and the way back to B's gains.
 
 What a norm's gain, its bias and LayerNorm's centring leave free is not looked for: it is taken
 away from both blocks before they are compared, and set to what B has afterwards.
@@ -14,10 +14,11 @@ from torch import Tensor
 from transformer_nfn.architectures.families.description import Block
 from transformer_nfn.symmetry.alignment.bases import scales_from
 from transformer_nfn.symmetry.disguise import heads, norms
-from transformer_nfn.symmetry.disguise.rows import TINY
 from transformer_nfn.symmetry.disguise.sites import Site
 
 Weights = dict[str, Tensor]
+NOTHING = 1e-6
+"""Gains smaller than this, relative to the largest, count as zero."""
 MEMORY = norms.Reading("memory", ("cross.W_K", "cross.W_V"))
 """The norm after an encoder, which every block of the decoder reads."""
 
@@ -43,8 +44,8 @@ def divides(reading: norms.Reading, own: Mapping[str, Tensor]) -> bool:
         return True
     if reading.biased(own) and reading.residual is None:
         return True
-    gain = own[f"{reading.norm}.g"].abs()
-    return bool(gain.min() > TINY * gain.max())
+    gain = own[f"{reading.norm}.g"].double().abs()
+    return bool(gain.min() > NOTHING * gain.max())
 
 
 def into_frame(site: Site, own: Weights) -> None:
@@ -125,7 +126,7 @@ def gain_sums(
     total = torch.zeros(2, len(gain), dtype=torch.float64)
     for name in reading.present(own):
         x, y = own[name].double(), target[name].double()
-        if centred:
+        if centred and _centred(reading, name, own):
             seen = y * gain.unsqueeze(-1)
             y = y - seen.mean(-2, keepdim=True) / safe(gain).unsqueeze(-1)
         both = [(x * z).movedim(-2, 0).flatten(1).sum(1) for z in (x, y)]
@@ -147,20 +148,24 @@ def best_gain(gain: Tensor, sums: Tensor) -> Tensor:
 
 def safe(gain: Tensor) -> Tensor:
     """Gains that can be divided by: those near zero are moved away from it."""
-    least = TINY * gain.abs().max().clamp_min(1e-30)
+    least = NOTHING * gain.abs().max().clamp_min(1e-30)
     return torch.where(gain.abs() < least, torch.where(gain < 0, -least, least), gain)
 
 
 def centre_readers(own: Weights, target: Mapping[str, Tensor], reading: norms.Reading) -> None:
     """``W + γ⁻¹ vᵀ``, which LayerNorm's centring hides, with the v that is nearest to B."""
     inverse = 1 / own[f"{reading.norm}.g"]
-    biased = f"{reading.norm}.b" in own
     shifts = {}
     for name in reading.present(own):
-        if not biased or norms.bias_of(name) in own:
+        if _centred(reading, name, own):
             away = target[name] - own[name]
             shifts[name] = torch.einsum("d,...dn->...n", inverse, away) / inverse.square().sum()
     own |= norms.shift_readers(own, reading, shifts)
+
+
+def _centred(reading: norms.Reading, reader: str, own: Mapping[str, Tensor]) -> bool:
+    """Whether centring hides part of a reader: its bias takes up what the norm's bias adds."""
+    return f"{reading.norm}.b" not in own or norms.bias_of(reader) in own
 
 
 def _post_norms(site: Site, own: Weights, target: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Which turn of a stream brings one network nearest to another, within the group that acts?"""
+"""Turn of a stream that brings one network nearest to another, within the group that acts."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ class Cross:
         self.vectors = torch.zeros(width, width, dtype=torch.float64)
         self.gains = torch.zeros_like(self.vectors)
 
-    def add(self, name: str, a: Tensor, b: Tensor) -> None:
-        """A canonical tensor of both networks."""
+    def add(self, name: str, a: Tensor, b: Tensor) -> bool:
+        """Add a canonical tensor of both networks; False where it does not have the stream."""
         if "D" not in axes_of(name):
-            return
+            return False
         dim = axes_of(name).index("D")
         x, y = (w.movedim(dim, -1).reshape(-1, len(self.vectors)) for w in (a, b))
         total = self.gains if name.endswith(".g") else self.vectors
         total += (x.mT @ y).double()
+        return True
 
     def turned(self, turn: Turn) -> Cross:
         """The same after A was turned."""
         out = Cross(len(self.vectors))
         if turn.matrix is not None:
-            out.vectors, out.gains = turn.matrix.mT @ self.vectors, self.gains
+            out.vectors, out.gains = turn.matrix.mT @ self.vectors, self.gains.clone()
         elif turn.order is not None and turn.signs is not None:
             out.vectors = self.vectors[turn.order] * turn.signs.double().unsqueeze(-1)
             out.gains = self.gains[turn.order]
         else:
-            out.vectors, out.gains = self.vectors, self.gains
+            out.vectors, out.gains = self.vectors.clone(), self.gains.clone()
         return out
 
     def __add__(self, other: Cross) -> Cross:
@@ -92,7 +93,8 @@ def turn_fixing_ones(cross: Tensor) -> Tensor:
 def after(first: Turn, second: Turn) -> Turn:
     """One turn after another, of one kind."""
     if first.matrix is not None and second.matrix is not None:
-        return Turn(matrix=first.matrix @ second.matrix)
+        T = first.matrix @ second.matrix
+        return Turn(matrix=1.5 * T - 0.5 * T @ (T.mT @ T))  # orthogonal up to rounding again
     if first.order is None or second.order is None:
         return second if first.order is None and first.matrix is None else first
     assert first.signs is not None

@@ -1,8 +1,9 @@
-"""How is a checkpoint moved nearest to another? Blocks given the stream, the stream given blocks.
+"""Alignment of two checkpoints: blocks given the stream, the stream given blocks.
 
 One round reads every block of both, matches heads, bases and neurons under the turn of the stream
 found so far, and solves for the turn again from all tensors that have the stream as an axis. Only
-weights are looked at, no data and no activations. Rounds go on until the distance settles.
+weights are looked at, no data and no activations. Rounds go on until the distance settles, or,
+where A is a copy of B, until nothing but rounding is left.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from transformer_nfn.symmetry.disguise.sites import Site, end_names, sites
 from transformer_nfn.symmetry.disguise.stream import Turn, stream_action
 from transformer_nfn.symmetry.prove import solve
 
-ROUNDS = 8
+ROUNDS = 40
 SETTLED = 1e-3
-"""A round that gains less than this share of the distance is the last."""
-EXACT = 1e-12
-"""Squares this small, relative to B's, are rounding errors."""
+"""A round that gains less than this share of the squared distance is the last."""
+FEW = 8
+"""After so many rounds each has to gain half of what is left, as it does where A is a copy of B."""
+BLURRED = 1e-13
+"""A difference of two sums of squares is known to this share of them."""
 Weights = dict[str, Tensor]
 
 
@@ -105,16 +108,16 @@ class Alignment:
             return still, 1
         (cross, best), turn = min(tried, key=lambda x: x[0][1])
         used, chosen = 1, turn
-        total = sum(self.sizes.values())
-        while used < rounds and best > EXACT * total:
+        exact = torch.finfo(self._B.dtype).eps ** 2 * sum(self.sizes.values())
+        halved = True
+        while used < rounds and best > exact and (used < FEW or halved):
             turn = after(turn, solve_turn(cross, self.action))
             cross, value = self._round(turn)
             used += 1
-            if value < best * (1 - SETTLED):
+            settled, halved = value > best * (1 - SETTLED), value < 0.5 * best
+            if value < best:
                 best, chosen = value, turn
-            else:
-                if value < best:
-                    chosen = turn
+            if settled:
                 break
         return chosen, used
 
@@ -132,7 +135,8 @@ class Alignment:
     def _ends_away(self, turn: Turn) -> float:
         moved = self._end_cross.turned(turn)
         inner = float(moved.vectors.diagonal().sum() + moved.gains.diagonal().sum())
-        return max(self._ends.size - 2 * inner, 0.0)
+        away = self._ends.size - 2 * inner
+        return away if away > BLURRED * self._ends.size else 0.0
 
     def _blocks(self, turn: Turn) -> Iterator[tuple[Site, Weights, Weights, Weights]]:
         """Each block of A in B's frame and moved, B's in that frame, and B's as it is."""
@@ -184,6 +188,8 @@ class Alignment:
         return {k: solve.match_heads(-c, len(c))[0] for k, c in alike.items()}
 
     def _can_fold(self) -> bool:
+        if not self._ends.folds:
+            return False
         for site in sites(self.about):
             for model in (self._A, self._B):
                 own = self._read(model, site)
