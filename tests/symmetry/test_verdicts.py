@@ -9,6 +9,8 @@ from memory_model import MemoryModel, disguised
 
 from tiny_families import TINY
 from transformer_nfn.symmetry import relate
+from transformer_nfn.symmetry.alignment.whole import Alignment
+from transformer_nfn.symmetry.prints import likeness, take_print
 
 NO = ("derived", "partly", "embeddings only", "unrelated")
 
@@ -42,17 +44,45 @@ def test_a_condition_that_the_dtype_does_not_carry_is_no_no(tiny, family, dtype)
     assert relation.same_function is not False
 
 
+def check_agreement(A: MemoryModel, B: MemoryModel, condition: float) -> None:
+    """Of a disguise neither `relate` nor a fingerprint nor an alignment says no."""
+    relation = relate(A, B)
+    assert relation.verdict not in NO, str(relation)
+    assert condition > 10 or relation.verdict == "same", str(relation)
+    assert likeness(take_print(A), take_print(B)).words() == "same up to rounding"
+    alignment = Alignment(B, A, untie=A.about.tied and not B.about.tied)
+    for _ in alignment:
+        pass
+    assert alignment.distances[1] < (1e-5 if condition <= 10 else 0.1)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "llama-tied", "qwen3", "t5-v1.1", "vit"])
+def test_compare_fingerprint_and_align_agree_on_disguises(tiny, family):
+    A = tiny(family)
+    A = A if A.about.vocab is None else with_vocabulary(A, 8)
+    check_agreement(A, disguised(A, 5, keep_tie=True), 10)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("family", TINY)
 @pytest.mark.parametrize("tokens", [8, 16, 33, 61])
-def test_disguises_of_every_condition_and_vocabulary_are_never_a_no(tiny, family, tokens):
+@pytest.mark.parametrize("condition", [10.0, 1e3, 1e5])
+def test_they_agree_at_every_condition_and_vocabulary(tiny, family, tokens, condition):
     A = tiny(family)
     A = A if A.about.vocab is None else with_vocabulary(A, tokens)
-    for condition in (10.0, 1e3, 1e5):
-        for keep_tie in {False, A.about.tied}:
-            relation = relate(A, disguised(A, 5, condition=condition, keep_tie=keep_tie))
-            assert relation.verdict not in NO, (condition, keep_tie, str(relation))
-            assert condition > 10 or relation.verdict == "same", (keep_tie, str(relation))
+    for keep_tie in {False, A.about.tied}:
+        check_agreement(A, disguised(A, 5, condition=condition, keep_tie=keep_tie), condition)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "llama", "vit"])
+def test_they_agree_on_strangers(tiny, family):
+    A, B = tiny(family), disguised(tiny(family, seed=1), 5, keep_tie=True)
+    assert relate(A, B).verdict == "unrelated"
+    assert likeness(take_print(A), take_print(B)).words() == "nothing"
+    alignment = Alignment(B, A)
+    for _ in alignment:
+        pass
+    assert alignment.distances[1] > 0.5
 
 
 def test_strangers_with_few_tokens_are_unrelated(tiny):
