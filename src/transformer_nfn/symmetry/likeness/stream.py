@@ -235,7 +235,8 @@ def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
         sizes = [s - float(m.square().sum()) / count for s, m in zip(sizes, means, strict=True)]
         if min(sizes) <= 0:
             return None
-    return cross * (count / (sizes[0] * sizes[1]) ** 0.5)
+    cross *= count / (sizes[0] * sizes[1]) ** 0.5
+    return cross
 
 
 def _score(

@@ -28,10 +28,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-CONSISTENT = "consistent with a disguise, not proved"
-"""Scores differ by no more than rounding explains. They do not see every tensor, nor any scale:
-only a proof makes this *same*."""
-
 Verdict = Literal[
     "same",
     "same backbone",
@@ -42,6 +38,9 @@ Verdict = Literal[
     "unrelated",
     "unclear",
 ]
+CONSISTENT: Verdict = "consistent with a disguise, not proved"
+"""Scores differ by no more than rounding explains. They do not see every tensor, nor any scale:
+only a proof makes this *same*."""
 
 RELATED = 0.35
 """A block that scores at least this has the other's weights behind it: midway between the lowest
