@@ -19,11 +19,12 @@ from transformer_nfn.architectures.architecture import Architecture
 from transformer_nfn.architectures.freedoms import Rescaling
 from transformer_nfn.architectures.inputs import LENGTHS, Vectors
 from transformer_nfn.architectures.naming import Naming
-from transformer_nfn.functional import layer_norm, mlp, multi_head
+from transformer_nfn.functional import block, layer_norm, mlp, multi_head
 from transformer_nfn.spaces import Axis, WeightSpace, attention_block, stack
 from transformer_nfn.spaces.prefix import under_prefix
 
 NAME = "small_transformer"
+BLOCK = "small_transformer_block"
 EPS = 1e-5
 """Of the LayerNorms, PyTorch's default."""
 
@@ -99,6 +100,52 @@ def from_space(space: WeightSpace, positions: Tensor | None = None) -> Architect
         _naming(sizes, where),
         freedoms=_scales(sizes["blocks"]),
     )
+
+
+def block_in_network(network: WeightSpace, index: int) -> WeightSpace:
+    """The space of one block with all that the network around it leaves free.
+
+    The network may permute the coordinates between two blocks, so those of the block's input and
+    output are in no fixed order, but for the input of the first block.
+
+    Args:
+        network: a space that `small_transformer` made.
+        index: of the block, from 0.
+    """
+    prefix = f"blocks.{index}."
+    tensors = {
+        name.removeprefix(prefix): " ".join(spec.words())
+        for name, spec in network.tensors.items()
+        if name.startswith(prefix)
+    }
+    carried = {axis for words in tensors.values() for axis in words.replace("*", "").split()}
+    axes = [axis for name, axis in network.axes.items() if name in carried]
+    return WeightSpace.build(
+        f"{BLOCK} {index}", axes, tensors, architecture=BLOCK, options={"index": index}
+    )
+
+
+def block_from_space(space: WeightSpace) -> Architecture:
+    """The architecture of a space that `block_in_network` made.
+
+    Its forward does not notice the order of coordinates: where those of the input are permuted,
+    every token is one number that stands in all of them, and permuted outputs are sorted.
+    """
+    index = space.options["index"]
+    free_input, free_output = (
+        space.axes[f"stream{i}"].action.permutes for i in (index, index + 1)
+    )
+    width = 1 if free_input else space.axes[f"stream{index}"].size
+    scale = Rescaling("scale", f"{index}.neuron", ("W_A", "b_A"), ("W_B",), positive=True)
+    forward = partial(_block_forward, sorts=free_output)
+    return Architecture(space, forward, Vectors(width=width), freedoms=(scale,))
+
+
+def _block_forward(weights: Mapping[str, Tensor], X: Tensor, *, sorts: bool) -> Tensor:
+    """What the block makes of ``X [T, d_model]`` or ``[T, 1]``: ``[*lead, T, d_model]``."""
+    width = weights["W_Q"].shape[-2]
+    out = block(X.expand(*X.shape[:-1], width), weights)
+    return out.sort(-1).values if sorts else out
 
 
 def sinusoids(tokens: int, d_model: int) -> Tensor:

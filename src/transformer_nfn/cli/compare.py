@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from transformer_nfn.architectures.families import Model
     from transformer_nfn.symmetry import Comparison
 
+IN_NETWORK = (
+    "A block of a network is compared up to the order of the coordinates of its input and output, "
+    "where the network around it may permute them."
+)
 EXIT = {True: 0, False: 1, None: 3}
 """Exit code by whether the two are the same function: yes, no, undecidable."""
 
@@ -146,9 +150,10 @@ def _compare_networks(
     first: str, second: str, space: str | None, part: str | None, group: str, json_output: bool
 ) -> None:
     from transformer_nfn import symmetry
+    from transformer_nfn.architectures.zoo_network import BLOCK
 
-    left, U = named_network(first, space, part)
-    right, V = named_network(second, space, part)
+    left, U = named_network(first, space, part, in_network=True)
+    right, V = named_network(second, space, part, in_network=True)
     if left != right:
         raise SpaceError(
             f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
@@ -156,8 +161,17 @@ def _compare_networks(
     if group not in ("paper", "enlarged"):
         raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
     result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
+    in_network = left.architecture == BLOCK
+    if in_network and result.same_function is None:
+        # More is known of what a block by itself computes than of one in other coordinates.
+        alone, _ = named_network(first, None, part)
+        by_itself = symmetry.compare(alone, U, V, group=group)  # type: ignore[arg-type]
+        if by_itself.same_function:
+            result, in_network = by_itself, False
     with suppress(BrokenPipeError):  # the exit code still tells
         typer.echo(json_text(_as_json(result)) if json_output else str(result))
+        if in_network and not json_output:
+            typer.echo(IN_NETWORK)
     raise typer.Exit(EXIT[result.same_function])
 
 
