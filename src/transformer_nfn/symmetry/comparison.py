@@ -130,10 +130,14 @@ def compare(
         check_block(space)
     _check_pair(space, U, V)
     u, v = single(space, U), single(space, V)
-    dtype = _narrower(u, v)
-    unit, allowed = rounding_unit(dtype), allowed_error(dtype)
-    from_v = sources(space, folded(space, v), allowed)
-    alignment = align_permutations(space, sources(space, folded(space, u), allowed), from_v)
+    dtypes = next(iter(u.values())).dtype, next(iter(v.values())).dtype
+    dtype = max(dtypes, key=lambda kind: torch.finfo(kind).eps)  # which keeps fewer digits
+    unit = rounding_unit(dtype)
+    from_u, from_v = (
+        sources(space, folded(space, w), allowed_error(kind))
+        for w, kind in zip((u, v), dtypes, strict=True)
+    )
+    alignment = align_permutations(space, from_u, from_v)
     perms, certain = alignment.perms, alignment.certain
     pairs = list(zip(alignment.sources, from_v, strict=True))
     gaps = {a.name: a.gap(b) for a, b in pairs}
@@ -141,7 +145,7 @@ def compare(
     worst = max((gap.ratio for gap in gaps.values()), default=0.0)
     hidden = max((source.hidden() for pair in pairs for source in pair), default=0.0)
     blurred = hidden > MAX_RESOLUTION or _heads_blur(space, pairs)
-    del alignment, from_v, pairs  # before the weights take twice their room
+    del alignment, from_u, from_v, pairs  # before the weights take twice their room
 
     u, v = in_float64(u), in_float64(v)
     element: Element | EnlargedElement | None = None
@@ -149,7 +153,7 @@ def compare(
         element = recover_enlarged(space, u, v, unit)
     elif worst <= 1 or dtype in HALF:
         element = recover(space, u, v, fold(space, u), fold(space, v), perms, unit)
-    fit = _fit(element, u, v, dtype)
+    fit = _fit(element, u, v, dtypes)
     orbit, error = fit.orbit, fit.error
     if orbit and group == "paper" and worst > 1:
         orbit = None  # the tensors agree and the invariants do not
@@ -207,7 +211,7 @@ def compare(
     if (
         witness is None
         and hidden <= INVARIANTS_DECIDE
-        and same_normal_form(architecture, u, v, allowed)
+        and same_normal_form(architecture, u, v, allowed_error(dtype))
     ):
         on = False if _prints_differ(space, u, v, hidden) else None
         return answer(True, on, "the normal forms of the two functions agree")
@@ -259,12 +263,6 @@ def _check_pair(space: WeightSpace, U: Mapping[str, Tensor], V: Mapping[str, Ten
         space.check(weights, lead=None)
 
 
-def _narrower(u: Weights, v: Weights) -> torch.dtype:
-    """The dtype of the two networks that keeps fewer digits."""
-    kinds = [next(iter(side.values())).dtype for side in (u, v)]
-    return max(kinds, key=lambda kind: torch.finfo(kind).eps)
-
-
 @dataclass(frozen=True)
 class _Fit:
     """How well an element takes one network to the other.
@@ -284,16 +282,19 @@ class _Fit:
 
 
 def _fit(
-    element: Element | EnlargedElement | None, u: Weights, v: Weights, dtype: torch.dtype
+    element: Element | EnlargedElement | None,
+    u: Weights,
+    v: Weights,
+    dtypes: tuple[torch.dtype, torch.dtype],
 ) -> _Fit:
     if element is None:
         return _Fit(False)
     moved = element.act(u)
-    found = misfits(element, moved, u, v, dtype)
+    found = misfits(element, moved, u, v, dtypes)
     worst = max(found.values())
     if worst <= 1:
         return _Fit(True, max(relative_error(moved[name], w) for name, w in v.items()))
-    if dtype not in HALF:
+    if not any(dtype in HALF for dtype in dtypes):
         return _Fit(False if worst > 32 else None)
     rounded = {name: moved[name] if found[name] <= 1 else w for name, w in v.items()}
     return _Fit(False if worst > 2 else None, None, moved, rounded)

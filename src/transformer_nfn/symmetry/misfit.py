@@ -18,7 +18,11 @@ ARITHMETIC = 1024.0
 
 
 def misfits(
-    element: Element | EnlargedElement, moved: Weights, u: Weights, v: Weights, dtype: torch.dtype
+    element: Element | EnlargedElement,
+    moved: Weights,
+    u: Weights,
+    v: Weights,
+    dtypes: tuple[torch.dtype, torch.dtype],
 ) -> dict[str, float]:
     """How far each tensor of ``moved`` is from ``v``, in allowed errors; up to 1 is no difference.
 
@@ -31,16 +35,16 @@ def misfits(
         moved: ``element.act(u)``.
         u: one network, ``[*axes]`` in float64.
         v: the other.
-        dtype: in which the coarser of the two was stored.
+        dtypes: in which each of them was stored.
     """
-    unit = rounding_unit(dtype)
-    if dtype in HALF and isinstance(element, Element) and not element.space.shifts:
-        variances = _moved_variances(element, u, dtype)
+    unit, half = max(map(rounding_unit, dtypes)), any(dtype in HALF for dtype in dtypes)
+    if half and isinstance(element, Element) and not element.space.shifts:
+        variances = _moved_variances(element, u, dtypes[0])
         return {
-            name: _excess(moved[name] - w, variances[name] + _variance(w, dtype))
+            name: _excess(moved[name] - w, variances[name] + _variance(w, dtypes[1]))
             for name, w in v.items()
         }
-    if dtype in HALF:
+    if half:
         allowed = 5 * ROOT_MEAN_SQUARE * unit
     else:
         paper = element.paper if isinstance(element, EnlargedElement) else element

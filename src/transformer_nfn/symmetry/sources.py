@@ -138,11 +138,12 @@ class Entries(Source):
         size = max(float(self._norm), float(other._norm))
         # An entry near zero has the error of a tenth of a typical one.
         floor = 0.1 * float(self._norm + other._norm) / max(self.value.numel(), 1) ** 0.5
+        unit = max(self.unit, other.unit)
         squares, ratio = 0.0, 0.0
         for x, y in zip(_portions(self.value), _portions(other.value), strict=True):
             away = (x - y).abs_()
             squares += float(away.square().sum())
-            allowed = x.abs().add_(y.abs()).add_(floor).mul_(self.unit)
+            allowed = x.abs().add_(y.abs()).add_(floor).mul_(unit)
             ratio = max(ratio, float(away.div_(allowed.clamp_min_(1e-300)).max()))
         return Gap(squares**0.5 / size if size > 0 else 0.0, ratio)
 
