@@ -128,24 +128,26 @@ def block_in_network(network: WeightSpace, index: int) -> WeightSpace:
 def block_from_space(space: WeightSpace) -> Architecture:
     """The architecture of a space that `block_in_network` made.
 
-    Its forward does not notice the order of coordinates: where those of the input are permuted,
-    every token is one number that stands in all of them, and permuted outputs are sorted.
+    Its forward does not notice the order of coordinates, nor what else the LayerNorms of the
+    network leave free, orthogonal matrices that fix the all-ones vector: where the coordinates of
+    the input are in no order, every token is one number that stands in all of them; the outputs
+    are the scalar products of the tokens.
     """
     index = space.options["index"]
-    free_input, free_output = (
-        space.axes[f"stream{i}"].action.permutes for i in (index, index + 1)
-    )
-    width = 1 if free_input else space.axes[f"stream{index}"].size
+    stream = space.axes[f"stream{index}"]
+    width = 1 if stream.action.permutes else stream.size
+    lengths = tuple(n for n in LENGTHS if n > 1)  # one token alone has the norm that it has
     scale = Rescaling("scale", f"{index}.neuron", ("W_A", "b_A"), ("W_B",), positive=True)
-    forward = partial(_block_forward, sorts=free_output)
-    return Architecture(space, forward, Vectors(width=width), freedoms=(scale,))
+    return Architecture(
+        space, _block_forward, Vectors(width=width, lengths=lengths), freedoms=(scale,)
+    )
 
 
-def _block_forward(weights: Mapping[str, Tensor], X: Tensor, *, sorts: bool) -> Tensor:
-    """What the block makes of ``X [T, d_model]`` or ``[T, 1]``: ``[*lead, T, d_model]``."""
+def _block_forward(weights: Mapping[str, Tensor], X: Tensor) -> Tensor:
+    """Scalar products ``[*lead, T, T]`` of what the block makes of ``X [T, d_model or 1]``."""
     width = weights["W_Q"].shape[-2]
     out = block(X.expand(*X.shape[:-1], width), weights)
-    return out.sort(-1).values if sorts else out
+    return out @ out.mT / width
 
 
 def sinusoids(tokens: int, d_model: int) -> Tensor:
