@@ -1,4 +1,4 @@
-"""Are two networks one function? The paper's theorem as a tool, with proof either way."""
+"""Decides whether two networks are one function: the paper's theorem, with proof either way."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Comparison:
         group: which group ``same_orbit`` and ``element`` speak of. Where it is the enlarged group
             of an architecture, the element acts on `Architecture.in_enlarged` of the weights.
         element: the group element that takes the first network to the second.
-        witness: an input on which they differ, both run and measured on it.
+        witness: an input on which they differ, both run and measured on it; in half precision after
+            every tensor of the second that rounding explains is set to the first one's.
         residuals: for each invariant, the relative difference after the best matching.
         element_error: largest relative error over the tensors of ``element.act(U)`` against V.
         resolution: the largest relative difference of an invariant that rounding could hide;

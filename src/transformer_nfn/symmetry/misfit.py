@@ -90,4 +90,4 @@ def _excess(away: Tensor, variance: Tensor) -> float:
             ratio = squares.mean(others) / (variance.mean(others) + 0.01 * mean)
             # Few numbers scatter more around their mean.
             worst.append(float(ratio.max()) / (WHOLE * (1 + 4 / entries**0.5)) ** 2)
-    return max(worst) ** 0.5
+    return float(max(worst) ** 0.5)
