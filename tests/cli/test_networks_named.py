@@ -123,6 +123,32 @@ def test_unlike_whole_networks_are_told_apart_by_a_witness() -> None:
     assert found["witness"]["difference"] > 100 * found["witness"]["noise"]
 
 
+def test_whole_rows_and_their_blocks_are_known_under_a_disguise(tmp_path: Path) -> None:
+    """Stored in half precision, and with the order of coordinates between the blocks changed."""
+    parts = ([], ["--part", "blocks.0"], ["--part", "blocks.1"])
+    for name, other, seed in (("mnist-sample#0", "mnist-sample#1", 0), ("ag-news-sample#2",
+                              "ag-news-sample#3", 1)):
+        out = tmp_path / f"{seed}.pt"
+        assert tnfn("disguise", name, "--out", out, "--seed", seed)[0] == 0
+        for part in parts:
+            code, said, err = tnfn("compare", name, out, *part, "--json")
+            assert code == 0, err
+            assert json.loads(said)["same_orbit"] is True
+            assert tnfn("compare", name, other, *part)[0] == 1
+            code, said, err = tnfn("fingerprint", name, out, other, *part, "--json")
+            assert code == 0, err
+            first, near, far = json.loads(said)["relative_distances"][0]
+            assert first == 0 <= near < 0.01 < 0.1 < far
+
+
+def test_what_align_turns_is_not_called_another_block(tmp_path: Path) -> None:
+    out = tmp_path / "aligned.safetensors"
+    assert tnfn("align", "mnist-sample#0", "mnist-sample#1", "--out", out)[0] == 0
+    code, said, _ = tnfn("compare", "mnist-sample#0", out, "--part", "blocks.1")
+    assert code == 3
+    assert "compare the whole networks" in said
+
+
 def test_a_part_of_any_file_lies_in_the_space_that_is_named(tmp_path: Path) -> None:
     path = tmp_path / "two.pt"
     parts = {f"layers.{i}.{n}": torch.randn(2, 6, 4) for i in range(2) for n in ("W_Q", "W_K")}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from cases import ALL, SIX, blocks, draw, gen, perturbed, seeds, worst
 from transformer_nfn import functional, spaces
-from transformer_nfn.architectures import architecture_of
+from transformer_nfn.architectures import Vectors, architecture_of
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.spaces import Element
 from transformer_nfn.symmetry import compare, random_enlarged
@@ -345,7 +345,55 @@ def test_equal_bytes_are_the_same_in_every_dtype(dtype):
 def test_what_rounding_hides_is_said():
     space = spaces.attention_block(32, 2, 16, 16, 64)
     U = draw(space, 0)
-    V = space.group.random(gen(1), condition=30).act(U)
+    V = space.group.random(gen(1), condition=1000).act(U)
     found = compare(space, *({n: w.bfloat16() for n, w in side.items()} for side in (U, V)))
     assert (found.same_function, found.same_orbit) == (None, None)
     assert found.reason.startswith("rounding to bfloat16 hides relative differences up to")
+
+
+HALVES = [(torch.float16, 100.0), (torch.bfloat16, 10.0)]
+
+
+@pytest.mark.parametrize(("dtype", "condition"), HALVES)
+def test_half_precision_is_decided_by_every_tensor(dtype, condition):
+    """A disguise is the same; with 1 % noise on any one tensor, or a part negated, it is not."""
+    space = spaces.attention_block(32, 2, 16, 16, 64)
+    inputs = Vectors(width=32, lengths=(3,), scales=(1.0,))
+    U = {name: (0.2 * w).to(dtype) for name, w in draw(space, 0).items()}
+    V = space.group.random(gen(1), condition=condition).act(U)
+    found = compare(space, U, V)
+    assert (found.same_function, found.same_orbit) == (True, True)
+    assert found.element_error < torch.finfo(dtype).eps
+    for name, w in U.items():
+        noise = 0.01 * 0.2 * normal(*w.shape, seed=3)
+        for edited in (w + noise, torch.cat([-w[..., :1], w[..., 1:]], -1)):
+            other = {**U, name: edited.to(dtype)}
+            moved = space.group.random(gen(2), condition=condition).act(other)
+            assert compare(space, U, moved, inputs=inputs).same_function is not True
+
+
+def test_a_change_of_one_percent_is_proved_in_half_precision():
+    space = spaces.attention_block(32, 2, 16, 16, 64)
+    U = {name: (0.2 * w).half() for name, w in draw(space, 0).items()}
+    for name, w in U.items():
+        other = {**U, name: (w + 0.01 * 0.2 * normal(*w.shape, seed=4)).half()}
+        found = compare(space, U, other)
+        assert found.same_function is False, name
+        assert found.witness.difference > 8 * found.witness.noise
+
+
+def test_a_disguise_stored_in_half_precision_and_undone_is_never_another_function():
+    space = spaces.attention_block(32, 2, 16, 16, 64)
+    for seed in range(4):
+        U = {name: (0.2 * w).half() for name, w in draw(space, seed).items()}
+        g = space.group.random(gen(seed), condition=100)
+        assert compare(space, U, g.inverse().act(g.act(U))).same_function is not False
+
+
+def test_each_side_is_rounded_in_its_own_dtype():
+    """Single precision keeps a disguise of condition 1000 of weights in half precision."""
+    space = spaces.attention_block(32, 2, 16, 16, 64)
+    U = {name: (0.2 * w).half() for name, w in draw(space, 5).items()}
+    V = space.group.random(gen(5), condition=1000).act({n: w.float() for n, w in U.items()})
+    assert compare(space, U, V).same_orbit is True
+    assert compare(space, V, U).same_orbit is True

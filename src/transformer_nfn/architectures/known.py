@@ -12,7 +12,9 @@ from transformer_nfn import functional
 from transformer_nfn.architectures.architecture import Architecture, Forward, Stage
 from transformer_nfn.architectures.freedoms import Rescaling
 from transformer_nfn.architectures.inputs import Inputs, Vectors
+from transformer_nfn.architectures.zoo_network import BLOCK as SMALL_TRANSFORMER_BLOCK
 from transformer_nfn.architectures.zoo_network import NAME as SMALL_TRANSFORMER
+from transformer_nfn.architectures.zoo_network import block_from_space
 from transformer_nfn.architectures.zoo_network import from_space as small_transformer_of
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Shift, WeightSpace
@@ -107,6 +109,7 @@ KNOWN: dict[str, Build] = {
     "residual_stack": _residual_stack,
     "decoder_stack": _decoder_stack,
     SMALL_TRANSFORMER: small_transformer_of,
+    SMALL_TRANSFORMER_BLOCK: block_from_space,
 }
 """Builders by the name that stands in a space (`WeightSpace.architecture`), and in its JSON. Add
 your own, so that networks read from files find their forward."""

@@ -19,11 +19,12 @@ from transformer_nfn.architectures.architecture import Architecture
 from transformer_nfn.architectures.freedoms import Rescaling
 from transformer_nfn.architectures.inputs import LENGTHS, Vectors
 from transformer_nfn.architectures.naming import Naming
-from transformer_nfn.functional import layer_norm, mlp, multi_head
+from transformer_nfn.functional import block, layer_norm, mlp, multi_head
 from transformer_nfn.spaces import Axis, WeightSpace, attention_block, stack
 from transformer_nfn.spaces.prefix import under_prefix
 
 NAME = "small_transformer"
+BLOCK = "small_transformer_block"
 EPS = 1e-5
 """Of the LayerNorms, PyTorch's default."""
 
@@ -99,6 +100,54 @@ def from_space(space: WeightSpace, positions: Tensor | None = None) -> Architect
         _naming(sizes, where),
         freedoms=_scales(sizes["blocks"]),
     )
+
+
+def block_in_network(network: WeightSpace, index: int) -> WeightSpace:
+    """The space of one block with all that the network around it leaves free.
+
+    The network may permute the coordinates between two blocks, so those of the block's input and
+    output are in no fixed order, but for the input of the first block.
+
+    Args:
+        network: a space that `small_transformer` made.
+        index: of the block, from 0.
+    """
+    prefix = f"blocks.{index}."
+    tensors = {
+        name.removeprefix(prefix): " ".join(spec.words())
+        for name, spec in network.tensors.items()
+        if name.startswith(prefix)
+    }
+    carried = {axis for words in tensors.values() for axis in words.replace("*", "").split()}
+    axes = [axis for name, axis in network.axes.items() if name in carried]
+    return WeightSpace.build(
+        f"{BLOCK} {index}", axes, tensors, architecture=BLOCK, options={"index": index}
+    )
+
+
+def block_from_space(space: WeightSpace) -> Architecture:
+    """The architecture of a space that `block_in_network` made.
+
+    Its forward does not notice the order of coordinates, nor what else the LayerNorms of the
+    network leave free, orthogonal matrices that fix the all-ones vector: where the coordinates of
+    the input are in no order, every token is one number that stands in all of them; the outputs
+    are the scalar products of the tokens.
+    """
+    index = space.options["index"]
+    stream = space.axes[f"stream{index}"]
+    width = 1 if stream.action.permutes else stream.size
+    lengths = tuple(n for n in LENGTHS if n > 1)  # one token alone has the norm that it has
+    scale = Rescaling("scale", f"{index}.neuron", ("W_A", "b_A"), ("W_B",), positive=True)
+    return Architecture(
+        space, _block_forward, Vectors(width=width, lengths=lengths), freedoms=(scale,)
+    )
+
+
+def _block_forward(weights: Mapping[str, Tensor], X: Tensor) -> Tensor:
+    """Scalar products ``[*lead, T, T]`` of what the block makes of ``X [T, d_model or 1]``."""
+    width = weights["W_Q"].shape[-2]
+    out = block(X.expand(*X.shape[:-1], width), weights)
+    return out @ out.mT / width
 
 
 def sinusoids(tokens: int, d_model: int) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,9 +29,17 @@ from transformer_nfn.cli.symmetry import (
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from transformer_nfn.architectures.families import Model
     from transformer_nfn.symmetry import Comparison
 
+IN_NETWORK = (
+    "A block of a network is compared up to the order of the coordinates of its input and output, "
+    "where the network around it may permute them."
+)
+UNLIKE = 0.1
+"""Relative difference from which on a tensor of a block has been replaced or turned."""
 EXIT = {True: 0, False: 1, None: 3}
 """Exit code by whether the two are the same function: yes, no, undecidable."""
 
@@ -157,9 +167,10 @@ def _compare_networks(
     first: str, second: str, space: str | None, part: str | None, group: str, json_output: bool
 ) -> None:
     from transformer_nfn import symmetry
+    from transformer_nfn.architectures.zoo_network import BLOCK
 
-    left, U = named_network(first, space, part)
-    right, V = named_network(second, space, part)
+    left, U = named_network(first, space, part, in_network=True)
+    right, V = named_network(second, space, part, in_network=True)
     if left != right:
         raise SpaceError(
             f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
@@ -167,8 +178,31 @@ def _compare_networks(
     if group not in ("paper", "enlarged"):
         raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
     result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
+    in_network = left.architecture == BLOCK
+    if in_network and result.same_function is False and _turned(result, U, V):
+        result = replace(
+            result, same_function=None, same_orbit=None, witness=None,
+            reason="no order of coordinates joins the blocks, though their heads agree up to "
+            "orthogonal matrices, which the network around them may hide: compare the whole "
+            "networks",
+        )  # fmt: skip
+    if in_network and result.same_function is None:
+        # More is known of what a block by itself computes than of one in other coordinates.
+        alone, _ = named_network(first, None, part)
+        by_itself = symmetry.compare(alone, U, V, group=group)  # type: ignore[arg-type]
+        if by_itself.same_function:
+            result, in_network = by_itself, False
     typer.echo(json_text(_as_json(result)) if json_output else str(result))
+    if in_network and not json_output:
+        typer.echo(IN_NETWORK)
     raise typer.Exit(EXIT[result.same_function])
+
+
+def _turned(result: Comparison, U: Mapping[str, Tensor], V: Mapping[str, Tensor]) -> bool:
+    """Whether two blocks have nothing in common but what LayerNorms let `align` turn."""
+    from transformer_nfn.symmetry.layer_norm import turned_alike
+
+    return min(result.residuals.values()) > UNLIKE and turned_alike(U, V)
 
 
 def _as_json(result: Comparison) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def _networks(
 
     from transformer_nfn import symmetry
 
-    loaded = [named_network(file, space, part) for file in files]
+    loaded = [named_network(file, space, part, in_network=True) for file in files]
     if any(found != loaded[0][0] for found, _ in loaded):
         raise SpaceError("the files lie in different weight spaces; fingerprints do not compare")
     prints = torch.cat([symmetry.fingerprint(found, w, size=size) for found, w in loaded])

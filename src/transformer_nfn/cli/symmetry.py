@@ -97,11 +97,14 @@ def parse_space(text: str) -> WeightSpace:
     return built
 
 
-def named_network(text: str, space: str | None, part: str | None) -> tuple[WeightSpace, Weights]:
+def named_network(
+    text: str, space: str | None, part: str | None, *, in_network: bool = False
+) -> tuple[WeightSpace, Weights]:
     """The network of this library's that a user named; see `zoo.checkpoints.find_network`."""
     from transformer_nfn.zoo.checkpoints import find_network
 
-    return find_network(text, None if space is None else parse_space(space), part)
+    given = None if space is None else parse_space(space)
+    return find_network(text, given, part, in_network=in_network)
 
 
 def space_command(

@@ -16,10 +16,9 @@ from torch import Tensor
 from transformer_nfn.spaces import Weights
 from transformer_nfn.spaces.actions.matching import distances, is_permutation
 from transformer_nfn.symmetry.heads import match_heads, merged_heads
-from transformer_nfn.symmetry.sources import ROUNDING
 
-SAFETY = 64.0
-MAX_TOLERANCE = 1e-2
+SAFETY = 4.0
+MAX_TOLERANCE = 1e-3
 RANK = 1e-7
 
 
@@ -49,7 +48,7 @@ def same_block(U: Weights, V: Weights, unit: float) -> bool:
     Args:
         U: one network of `spaces.attention_block`, ``[*axes]`` in float64.
         V: the other.
-        unit: relative error to expect in one weight.
+        unit: relative error allowed in one weight.
     """
     left, right = (merged_heads(w, unit, centred=True) for w in (U, V))
     matched = match_heads(left, right)
@@ -60,13 +59,13 @@ def same_block(U: Weights, V: Weights, unit: float) -> bool:
     # Rotation of the hyperplane between attention and MLP, fixed by the outputs of all heads.
     X, values, Y = torch.linalg.svd(S_U.T @ S_V)
     R = X @ Y
-    error = ROUNDING * (scale * matched.error_B.norm() + right.error_B.norm())
+    error = scale * matched.error_B.norm() + right.error_B.norm()
     if float((scale * S_U @ R - S_V).norm()) > float(error) * 2:
         return False
     rank = int((values > RANK**2 * values[0]).sum())
     seen = Y[:rank].T  # directions of the stream that any input can reach
     spread = float((values[0] / values[rank - 1]).sqrt())
-    inflation = float(error / (ROUNDING * unit * S_V.norm())) + 1.0
+    inflation = float(error / (unit * S_V.norm())) + 1.0
     tolerance = SAFETY * unit * spread * inflation
     if tolerance > MAX_TOLERANCE:
         return False

@@ -1,4 +1,4 @@
-"""Are two networks one function? The paper's theorem as a tool, with proof either way."""
+"""Decides whether two networks are one function: the paper's theorem, with proof either way."""
 
 from __future__ import annotations
 
@@ -17,20 +17,27 @@ from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, reco
 from transformer_nfn.symmetry.exact import exact_element
 from transformer_nfn.symmetry.factored import Factored, sources
 from transformer_nfn.symmetry.fingerprints import fingerprint
+from transformer_nfn.symmetry.misfit import misfits, relative_error
 from transformer_nfn.symmetry.normal_forms import same_normal_form
 from transformer_nfn.symmetry.sources import (
-    ROUNDING,
+    HALF,
     Source,
+    allowed_error,
     folded,
     in_float64,
     rounding_unit,
     single,
 )
-from transformer_nfn.symmetry.witness import Witness, find_witness
+from transformer_nfn.symmetry.witness import Noise, Witness, find_witness
 
 GroupName = Literal["paper", "enlarged"]
 MAX_RESOLUTION = 0.05
+INVARIANTS_DECIDE = 1e-3
+"""Where rounding hides more than this, agreeing invariants prove nothing without an element."""
 BORDERLINE = 4.0
+STORED_PRODUCT, STORED_TENSOR = 12.0, 2.0
+"""Rounding errors of one weight by which half precision may change a product or a tensor that no
+matrix acts on, relative to its norm, where a disguise of condition 100 was stored and undone."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class Comparison:
         group: which group ``same_orbit`` and ``element`` speak of. Where it is the enlarged group
             of an architecture, the element acts on `Architecture.in_enlarged` of the weights.
         element: the group element that takes the first network to the second.
-        witness: an input on which they differ, both run and measured on it.
+        witness: an input on which they differ, both run and measured on it; in half precision after
+            every tensor of the second that rounding explains is set to the first one's.
         residuals: for each invariant, the relative difference after the best matching.
         element_error: largest relative error over the tensors of ``element.act(U)`` against V.
         resolution: the largest relative difference of an invariant that rounding could hide;
@@ -124,28 +132,45 @@ def compare(
         return _compare_enlarged(architecture, U, V, seed)
     if group == "enlarged":
         check_block(space)
-    unit = _check_pair(space, U, V)
+    _check_pair(space, U, V)
     u, v = single(space, U), single(space, V)
-    dtype = _narrower(u, v)
-    from_v = sources(space, folded(space, v), unit)
-    alignment = align_permutations(space, sources(space, folded(space, u), unit), from_v)
+    dtypes = next(iter(u.values())).dtype, next(iter(v.values())).dtype
+    dtype = max(dtypes, key=lambda kind: torch.finfo(kind).eps)  # which keeps fewer digits
+    unit = rounding_unit(dtype)
+    from_u, from_v = (
+        sources(space, folded(space, w), allowed_error(kind))
+        for w, kind in zip((u, v), dtypes, strict=True)
+    )
+    alignment = align_permutations(space, from_u, from_v)
     perms, certain = alignment.perms, alignment.certain
     pairs = list(zip(alignment.sources, from_v, strict=True))
     gaps = {a.name: a.gap(b) for a, b in pairs}
     residuals = {name: gap.relative for name, gap in gaps.items()}
     worst = max((gap.ratio for gap in gaps.values()), default=0.0)
+    near = worst <= BORDERLINE
+    if dtype in HALF:
+        between = (STORED_PRODUCT if isinstance(a, Factored) else STORED_TENSOR for a, _ in pairs)
+        near = all(
+            gap.ratio <= BORDERLINE or gap.relative <= most * unit
+            for gap, most in zip(gaps.values(), between, strict=True)
+        )
     hidden = max((source.hidden() for pair in pairs for source in pair), default=0.0)
     blurred = hidden > MAX_RESOLUTION or _heads_blur(space, pairs)
-    del alignment, from_v, pairs  # before the weights take twice their room
+    del alignment, from_u, from_v, pairs  # before the weights take twice their room
 
     u, v = in_float64(u), in_float64(v)
     element: Element | EnlargedElement | None = None
     if group == "enlarged":
         element = recover_enlarged(space, u, v, unit)
-    elif worst <= 1:
+    elif worst <= 1 or dtype in HALF:
         element = recover(space, u, v, fold(space, u), fold(space, v), perms, unit)
-    orbit, error = _judge(element, u, v, unit)
+    fit = _fit(element, u, v, dtypes)
+    orbit, error = fit.orbit, fit.error
+    if orbit and group == "paper" and worst > 1:
+        orbit = None  # the tensors agree and the invariants do not
     certain = certain and not space.twice_rebased
+    # Rounding an invariant may hide what the tensors themselves show.
+    apart = dtype in HALF and orbit is False and certain
     if orbit is False and worst <= 1 and not certain:
         orbit = None  # an element may exist and not have been found
 
@@ -180,20 +205,25 @@ def compare(
         )
     if orbit:
         return answer(True, True, "a group element takes the first network to the second")
-    if worst <= 1 and space.products_separate:
+    if worst <= 1 and not apart:
         # A function that no re-basing changes depends on the products alone.
-        return answer(True, orbit, "all invariants agree, though no group element was found")
-    if worst <= 1:
+        if space.products_separate and hidden <= INVARIANTS_DECIDE:
+            return answer(True, orbit, "all invariants agree, though no group element was found")
         return answer(None, None, "all invariants agree, but they do not tell all functions apart")
-    if worst <= BORDERLINE:
+    if near:
         return answer(None, None, "the invariants differ by hardly more than rounding explains")
     if architecture is None:
         if _prints_differ(space, u, v, hidden):
             return answer(None, False, "the invariants differ, and no forward is known to run")
         return answer(None, None, "the invariants could not be matched, and no forward is known")
     # Running both networks sees more than the tolerances of a normal form, so it comes first.
-    witness = find_witness(architecture, u, v, unit, seed=seed, thorough=False)
-    if witness is None and same_normal_form(architecture, u, v, unit):
+    u, v = fit.moved or u, fit.rounded or v
+    witness = find_witness(architecture, u, v, Noise.of(dtype), seed=seed, thorough=False)
+    if (
+        witness is None
+        and hidden <= INVARIANTS_DECIDE
+        and same_normal_form(architecture, u, v, allowed_error(dtype))
+    ):
         on = False if _prints_differ(space, u, v, hidden) else None
         return answer(True, on, "the normal forms of the two functions agree")
     if witness is None and architecture.enlarged is not None:
@@ -202,7 +232,7 @@ def compare(
             return wider
         witness = wider.witness
     if witness is None:
-        witness = find_witness(architecture, u, v, unit, seed=seed)
+        witness = find_witness(architecture, u, v, Noise.of(dtype), seed=seed)
     if witness is not None:
         return answer(False, False, "the outputs differ on the witness", witness)
     on = False if _prints_differ(space, u, v, hidden) else None
@@ -225,9 +255,8 @@ def _prints_differ(space: WeightSpace, u: Weights, v: Weights, hidden: float) ->
     return float((first - second).norm()) > (1e-6 + 100 * hidden) * size
 
 
-def _check_pair(space: WeightSpace, U: Mapping[str, Tensor], V: Mapping[str, Tensor]) -> float:
-    """Checks both networks; returns the error to expect in a weight of the coarser dtype."""
-    units = []
+def _check_pair(space: WeightSpace, U: Mapping[str, Tensor], V: Mapping[str, Tensor]) -> None:
+    """Checks that both are one network of the space, on one device."""
     devices = []
     for weights in (U, V):
         space.check(weights, lead=None, finite=False)
@@ -238,38 +267,48 @@ def _check_pair(space: WeightSpace, U: Mapping[str, Tensor], V: Mapping[str, Ten
                 f"compare takes one network on each side, found leading axes {list(lead)}; "
                 "pick one with space.network(weights, item)"
             )
-        units.append(rounding_unit(first.dtype))
         devices.append(first.device)
     if devices[0] != devices[1]:
         raise SpaceError(f"mixed devices: one network is on {devices[0]}, one on {devices[1]}")
     for weights in (U, V):
         space.check(weights, lead=None)
-    return max(units)
 
 
-def _narrower(u: Weights, v: Weights) -> torch.dtype:
-    """The dtype of the two networks that keeps fewer digits."""
-    kinds = [next(iter(side.values())).dtype for side in (u, v)]
-    return max(kinds, key=lambda kind: torch.finfo(kind).eps)
+@dataclass(frozen=True)
+class _Fit:
+    """How well an element takes one network to the other.
+
+    Attributes:
+        orbit: True if rounding explains every tensor, False if one is far away, None between.
+        error: largest relative error of a tensor, where ``orbit`` is True.
+        moved: half precision: the first network, moved by the element.
+        rounded: half precision: the second network, every tensor that rounding explains replaced
+            by that of ``moved``: what is left is what rounding does not explain.
+    """
+
+    orbit: bool | None
+    error: float | None = None
+    moved: Weights | None = None
+    rounded: Weights | None = None
 
 
-def _judge(
-    element: Element | EnlargedElement | None, u: Weights, v: Weights, unit: float
-) -> tuple[bool | None, float | None]:
-    """Whether the element takes ``u`` to ``v`` as well as its condition allows."""
+def _fit(
+    element: Element | EnlargedElement | None,
+    u: Weights,
+    v: Weights,
+    dtypes: tuple[torch.dtype, torch.dtype],
+) -> _Fit:
     if element is None:
-        return False, None
+        return _Fit(False)
     moved = element.act(u)
-    paper = element.paper if isinstance(element, EnlargedElement) else element
-    errors = []
-    for name, w in v.items():
-        size = max(float(w.norm()), float(moved[name].norm()))
-        errors.append(float((moved[name] - w).norm()) / size if size > 0 else 0.0)
-    error = max(errors)
-    allowed = ROUNDING * 64 * unit * paper.inflation()
-    if error <= min(allowed, 0.5):
-        return True, error
-    return (False, None) if error > 32 * allowed else (None, None)
+    found = misfits(element, moved, u, v, dtypes)
+    worst = max(found.values())
+    if worst <= 1:
+        return _Fit(True, max(relative_error(moved[name], w) for name, w in v.items()))
+    if not any(dtype in HALF for dtype in dtypes):
+        return _Fit(False if worst > 32 else None)
+    rounded = {name: moved[name] if found[name] <= 1 else w for name, w in v.items()}
+    return _Fit(False if worst > 2 else None, None, moved, rounded)
 
 
 def _heads_blur(space: WeightSpace, pairs: list[tuple[Source, Source]]) -> bool:
@@ -289,8 +328,8 @@ def _blur(pairs: list[tuple[Factored, Factored]]) -> bool:
     norms = [a.norms for a, _ in pairs]
     for i in range(n):
         for j in range(i):
-            own = [float(ROUNDING * (a.rounding[i] + a.rounding[j])) for a, _ in pairs]
-            other = [float(ROUNDING * (b.rounding[i] + b.rounding[j])) for _, b in pairs]
+            own = [float(a.rounding[i] + a.rounding[j]) for a, _ in pairs]
+            other = [float(b.rounding[i] + b.rounding[j]) for _, b in pairs]
             if any(abs(float(norm[i] - norm[j])) > o for norm, o in zip(norms, other, strict=True)):
                 continue  # their norms alone tell them apart
             apart = [a.between(i, j) for a, _ in pairs]

@@ -38,7 +38,7 @@ class Factored(Source):
     """A product ``Σ_k left · right`` for each site and piece.
 
     Attributes:
-        rounding: expected rounding error (Frobenius norm) at each site.
+        rounding: allowed rounding error (Frobenius norm) at each site.
         sites: names of the axes that both factors run along together (heads).
         left: ``[*sites, *axes of its own, pieces, k]``; ``left_axes`` names its own axes.
         right: likewise. Complex where the action is.
@@ -145,7 +145,7 @@ def sources(space: WeightSpace, weights: Weights, unit: float) -> list[Source]:
     Args:
         space: the space of the weights.
         weights: one network, ``[*axes]``; what is multiplied becomes float64.
-        unit: relative error to expect in one weight, see `rounding_unit`.
+        unit: relative error allowed in one weight, see `allowed_error`.
     """
     touched = {shift.into for shift in space.shifts}
     out: list[Source] = []
@@ -174,7 +174,7 @@ def _factored(space: WeightSpace, weights: Weights, product: Product, unit: floa
         tuple(a for a in space.spec(name).axes if a not in (*sites, product.over))
         for name in (product.plain, product.dual)
     ]
-    # Entry (x, y) of the product has an expected error of u·√(Σ_k q²_xk k²_yk); its Frobenius
+    # Entry (x, y) of the product has an allowed error of u·√(Σ_k q²_xk k²_yk); its Frobenius
     # norm over all entries needs the column norms alone.
     squares = [_column_sums(space, weights, n, product.over) for n in (product.plain, product.dual)]
     error = unit * (squares[0] * squares[1]).sum(-1).sqrt()

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from transformer_nfn.spaces import Weights
 from transformer_nfn.spaces.actions.matching import match_rows
-from transformer_nfn.symmetry.sources import ROUNDING
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Heads:
 
     Attributes:
         A: ``[m, D, D]``. B: ``[m, D, F]``.
-        error_A: expected rounding error (Frobenius) of each A, ``[m]``; ``error_B`` likewise.
+        error_A: allowed rounding error (Frobenius) of each A, ``[m]``; ``error_B`` likewise.
         clear: False if it could not be told whether two heads are equal, or one is dead.
     """
 
@@ -39,7 +38,7 @@ def merged_heads(weights: Weights, unit: float, *, centred: bool = False) -> Hea
 
     Args:
         weights: ``W_Q, W_K, W_V, W_O`` as ``[h, …]`` in float64.
-        unit: relative error to expect in one weight.
+        unit: relative error allowed in one weight.
         centred: project B onto what a following LayerNorm sees (its rows' means removed).
     """
     Q, K, V, O = (weights[f"W_{name}"] for name in "QKVO")  # noqa: E741
@@ -53,9 +52,7 @@ def merged_heads(weights: Weights, unit: float, *, centred: bool = False) -> Hea
     for i in range(len(A)):
         for cluster in clusters:
             j = cluster[0]
-            away = float(
-                (A[i] - A[j]).norm() / (ROUNDING * (error_A[i] + error_A[j])).clamp_min(1e-300)
-            )
+            away = float((A[i] - A[j]).norm() / (error_A[i] + error_A[j]).clamp_min(1e-300))
             if away <= 1:
                 cluster.append(i)
                 break
@@ -66,7 +63,7 @@ def merged_heads(weights: Weights, unit: float, *, centred: bool = False) -> Hea
     for cluster in clusters:
         total = B[cluster].sum(0)
         error = error_B[cluster].sum()
-        size = float(total.norm() / (ROUNDING * error).clamp_min(1e-300))
+        size = float(total.norm() / error.clamp_min(1e-300))
         if size <= 1:
             continue
         clear = clear and size > 8
@@ -88,7 +85,7 @@ def match_heads(U: Heads, V: Heads) -> Heads | None:
         return U
     order = match_rows(V.A.flatten(1), U.A.flatten(1)).index
     away = (U.A[order] - V.A).flatten(1).norm(dim=1)
-    if bool((away > ROUNDING * (U.error_A[order] + V.error_A)).any()):
+    if bool((away > U.error_A[order] + V.error_A).any()):
         return None
     return Heads(U.A[order], U.B[order], U.error_A[order], U.error_B[order], U.clear)
 
@@ -99,6 +96,6 @@ def same_attention(U: Weights, V: Weights, unit: float) -> bool | None:
     matched = match_heads(left, right)
     if matched is not None:
         away = (matched.B - right.B).flatten(1).norm(dim=1)
-        if bool((away <= ROUNDING * (matched.error_B + right.error_B)).all()):
+        if bool((away <= matched.error_B + right.error_B).all()):
             return True
     return False if left.clear and right.clear else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -54,3 +56,30 @@ def random_commuting(
     H = hyperplane(D)
     M: Tensor = ones + H @ X @ H.T
     return M.to(dtype)
+
+
+def turned_alike(
+    U: Mapping[str, Tensor], V: Mapping[str, Tensor], *, tolerance: float = 0.01
+) -> bool:
+    """Whether the heads of two blocks agree up to matrices that LayerNorm does not notice.
+
+    Such matrices, before and after the heads, leave the singular values of ``W_Q W_Kᵀ`` and
+    ``W_V W_O`` without their means. Agreement proves nothing; without it no such matrices join
+    the two.
+
+    Args:
+        U: one block, ``W_Q, W_K, W_V, W_O`` as ``[*lead, h, …]``.
+        V: the other.
+        tolerance: relative difference of the singular values.
+    """
+    first, second = _spectra(U), _spectra(V)
+    return float((first - second).norm()) <= tolerance * float(first.norm())
+
+
+def _spectra(weights: Mapping[str, Tensor]) -> Tensor:
+    """Singular values of the two products of each head, ``[…, 2D]``, heads in a fixed order."""
+    Q, K, V, O = (weights[f"W_{name}"].detach().double() for name in "QKVO")  # noqa: E741
+    Q, K, V = (x - x.mean(-2, keepdim=True) for x in (Q, K, V))
+    O = O - O.mean(-1, keepdim=True)  # noqa: E741
+    values = torch.cat([torch.linalg.svdvals(x) for x in (Q @ K.mT, V @ O)], -1).flatten(0, -2)
+    return values[values[:, 0].argsort()]

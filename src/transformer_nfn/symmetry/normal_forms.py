@@ -30,7 +30,7 @@ def same_normal_form(architecture: Architecture, u: Weights, v: Weights, unit: f
         architecture: of both networks.
         u: one network, ``[*axes]`` in float64.
         v: the other.
-        unit: relative error to expect in one weight.
+        unit: relative error allowed in one weight.
     """
     stages = architecture.stages
     if not stages or any(stage.architecture not in NORMAL_FORMS for stage in stages):

@@ -14,8 +14,7 @@ from torch import Tensor
 from transformer_nfn.spaces import Weights, WeightSpace, fold
 from transformer_nfn.symmetry.sketch import sketch
 
-ROUNDING = 16.0
-"""Differences up to this many expected rounding errors count as none."""
+HALF = (torch.float16, torch.bfloat16)
 WIDE = 64
 """So many numbers describe an index at most; more are sketched."""
 PORTION = 2**18
@@ -23,12 +22,22 @@ PORTION = 2**18
 
 
 def rounding_unit(dtype: torch.dtype) -> float:
-    """The relative error to expect in one weight.
+    """The largest relative error to expect in one weight.
 
     Weights kept in float64 have usually come through a few steps of float64 arithmetic, each
     with its own error; narrower ones were rounded once, at the end.
     """
     return torch.finfo(dtype).eps / 2 * (16 if dtype == torch.float64 else 1)
+
+
+def allowed_error(dtype: torch.dtype) -> float:
+    """The relative error of one weight up to which a difference counts as none.
+
+    In half precision storing a weight is all that changes it, and many errors add up to what
+    their mean square says: with room for more a change of 1 % would be hidden. In single and
+    double precision there is room for what arithmetic adds to storing.
+    """
+    return (1.25 if dtype in HALF else 16.0) * rounding_unit(dtype)
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class Gap:
 
     Attributes:
         relative: ``‖u − v‖ / max(‖u‖, ‖v‖)``.
-        ratio: the same in allowed rounding errors, at the worst site; up to 1 is no difference.
+        ratio: the same in allowed errors, at the worst site; up to 1 is no difference.
     """
 
     relative: float
@@ -87,17 +96,17 @@ class Source(ABC):
 def gap_of(
     away: Tensor, norms: tuple[Tensor, Tensor], errors: tuple[Tensor, Tensor]
 ) -> Gap:
-    """The gap from one number for each site: differences, norms, expected rounding errors."""
+    """The gap from one number for each site: differences, norms, allowed errors."""
     size = max(float(norm.norm()) for norm in norms)
-    allowed = (ROUNDING * (errors[0] + errors[1])).clamp_min(1e-300)
+    allowed = (errors[0] + errors[1]).clamp_min(1e-300)
     ratio = float((away / allowed).max()) if away.numel() else 0.0
     return Gap(float(away.norm()) / size if size > 0 else 0.0, ratio)
 
 
 def hidden_share(norms: Tensor, errors: Tensor) -> float:
     """The largest share of a site's norm that rounding could hide, where it leaves anything."""
-    alive = norms > ROUNDING * errors
-    return float((ROUNDING * errors / norms)[alive].max()) if bool(alive.any()) else 0.0
+    alive = norms > errors
+    return float((errors / norms)[alive].max()) if bool(alive.any()) else 0.0
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,7 @@ class Entries(Source):
 
     Attributes:
         value: ``[*axes]`` in the dtype of the weights; float64 a portion at a time.
-        unit: relative error to expect in one entry.
+        unit: relative error allowed in one entry.
         folded: size of what was folded into the tensor, whose rounding error came along: such a
             tensor has one error as a whole. None where entries are only moved, so that each has
             an error of its own.
@@ -129,11 +138,12 @@ class Entries(Source):
         size = max(float(self._norm), float(other._norm))
         # An entry near zero has the error of a tenth of a typical one.
         floor = 0.1 * float(self._norm + other._norm) / max(self.value.numel(), 1) ** 0.5
+        unit = max(self.unit, other.unit)
         squares, ratio = 0.0, 0.0
         for x, y in zip(_portions(self.value), _portions(other.value), strict=True):
             away = (x - y).abs_()
             squares += float(away.square().sum())
-            allowed = x.abs().add_(y.abs()).add_(floor).mul_(ROUNDING * self.unit)
+            allowed = x.abs().add_(y.abs()).add_(floor).mul_(unit)
             ratio = max(ratio, float(away.div_(allowed.clamp_min_(1e-300)).max()))
         return Gap(squares**0.5 / size if size > 0 else 0.0, ratio)
 

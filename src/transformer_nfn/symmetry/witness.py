@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,9 +11,34 @@ from torch import Tensor
 
 from transformer_nfn.architectures import Architecture, Forward
 from transformer_nfn.spaces import Weights
+from transformer_nfn.symmetry.sources import HALF, rounding_unit
 
-SIGNIFICANT = 32.0
 ASCENT_STEPS = 60
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What rounding may have done to weights, and from where on a difference is none of that.
+
+    Attributes:
+        unit: largest relative error to expect in one weight.
+        shakes: how often each network is moved at random by as much.
+        significant: a difference is significant at this many times the largest of those moves.
+    """
+
+    unit: float
+    shakes: int = 1
+    significant: float = 32.0
+
+    @staticmethod
+    def of(dtype: torch.dtype) -> Noise:
+        """For weights stored in a dtype.
+
+        In half precision storing is all that changed the weights, so that a few moves show how
+        far it can go; in single and double precision there is room for what arithmetic adds.
+        """
+        unit = rounding_unit(dtype)
+        return Noise(unit, 8, 8.0) if dtype in HALF else Noise(unit)
 
 
 @dataclass(frozen=True)
@@ -38,7 +64,7 @@ def find_witness(
     architecture: Architecture,
     U: Weights,
     V: Weights,
-    unit: float,
+    noise: Noise,
     *,
     seed: int = 0,
     samples: int = 4,
@@ -46,13 +72,15 @@ def find_witness(
 ) -> Witness | None:
     """Looks for an input on which the outputs differ significantly; None if none is found.
 
-    Random inputs of several lengths and scales first, then gradient ascent from the best.
+    Random inputs of several lengths and scales first, then gradient ascent from the best. Rounding
+    is taken to have moved the tensors in which the networks differ; in those equal to the bit, what
+    it did is the same on both sides.
 
     Args:
         architecture: whose forward is run, on inputs of its kind.
         U: one network, ``[*axes]`` in float64.
         V: the other.
-        unit: relative error to expect in one weight.
+        noise: of the rounding of their weights.
         seed: of the random inputs.
         samples: inputs tried for each length and scale.
         thorough: try all scales and ascend; otherwise inputs of unit scale only.
@@ -64,16 +92,16 @@ def find_witness(
     for scale in inputs.scales if thorough else inputs.scales[:1]:
         for length in inputs.lengths:
             drawn = inputs.draw(samples, length, scale=scale, generator=generator)
-            for trial in _trials(forward, drawn.to(sample.device), U, V, unit, seed):
-                if trial.score > SIGNIFICANT:
+            for trial in _trials(forward, drawn.to(sample.device), U, V, noise, seed):
+                if trial.score > noise.significant:
                     return trial.witness()
                 if best is None or trial.score > best.score:
                     best = trial
     if best is None or best.score <= 0 or not thorough or not inputs.continuous:
         return None
     X = _ascend(forward, best.X, U, V)
-    (trial,) = _trials(forward, X.unsqueeze(0), U, V, unit, seed)
-    return trial.witness() if trial.score > SIGNIFICANT else None
+    (trial,) = _trials(forward, X.unsqueeze(0), U, V, noise, seed)
+    return trial.witness() if trial.score > noise.significant else None
 
 
 @dataclass(frozen=True)
@@ -100,26 +128,37 @@ class _Trial:
 
 
 def _trials(
-    forward: Forward, inputs: Tensor, U: Weights, V: Weights, unit: float, seed: int
+    forward: Forward, inputs: Tensor, U: Weights, V: Weights, noise: Noise, seed: int
 ) -> list[_Trial]:
     """One trial for each input; the moved weights of one network are there at a time."""
     outputs = [[forward(w, X).detach() for X in inputs] for w in (U, V)]
     eps = torch.finfo(torch.float64).eps
     noises = [eps * float(u.norm() + v.norm()) for u, v in zip(*outputs, strict=True)]
-    for i, (w, out) in enumerate(zip((U, V), outputs, strict=True)):
-        moved = _shaken(w, unit, torch.Generator().manual_seed(2 * seed + i))
-        moves = [float((forward(moved, X) - o).norm()) for X, o in zip(inputs, out, strict=True)]
-        noises = [max(pair) for pair in zip(moves, noises, strict=True)]
-        del moved
+    apart = [float((u - v).norm()) for u, v in zip(*outputs, strict=True)]
+    equal = {name for name, w in U.items() if torch.equal(w, V[name])}
+    for shake in range(noise.shakes):
+        for i, (w, out) in enumerate(zip((U, V), outputs, strict=True)):
+            generator = torch.Generator().manual_seed(2 * (noise.shakes * seed + shake) + i)
+            moved = _shaken(w, noise.unit, equal, generator)
+            moves = [
+                float((forward(moved, X) - o).norm()) for X, o in zip(inputs, out, strict=True)
+            ]
+            noises = [max(pair) for pair in zip(moves, noises, strict=True)]
+            del moved
+        if all(d <= noise.significant * n for d, n in zip(apart, noises, strict=True)):
+            break  # more noise would change nothing
     return [_Trial(*row) for row in zip(inputs, *outputs, noises, strict=True)]
 
 
-def _shaken(weights: Weights, unit: float, generator: torch.Generator) -> Weights:
-    """The weights moved at random within their rounding error."""
+def _shaken(
+    weights: Weights, unit: float, equal: Collection[str], generator: torch.Generator
+) -> Weights:
+    """The weights moved at random within their rounding error; equal ones by that of float64."""
     moved = {}
     for name, w in weights.items():
+        size = rounding_unit(torch.float64) if name in equal else unit
         noise = torch.rand(w.shape, generator=generator, dtype=torch.float64).to(w.device)
-        moved[name] = noise.mul_(2 * unit).add_(1 - unit).mul_(w)
+        moved[name] = noise.mul_(2 * size).add_(1 - size).mul_(w)
     return moved
 
 

@@ -19,6 +19,7 @@ from transformer_nfn.architectures.families import (
     UnknownFamilyError,
     open_model,
 )
+from transformer_nfn.architectures.zoo_network import block_in_network
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.files.assets import resolve
 from transformer_nfn.files.checkpoint import Checkpoint
@@ -138,7 +139,11 @@ class ZooRow:
 
 
 def find_network(
-    text: str | Path, space: WeightSpace | None = None, part: str | None = None
+    text: str | Path,
+    space: WeightSpace | None = None,
+    part: str | None = None,
+    *,
+    in_network: bool = False,
 ) -> tuple[WeightSpace, Weights]:
     """The network that a user named, in the space it lies in, as ``[1, 1, *axes]``.
 
@@ -148,6 +153,8 @@ def find_network(
             tensors are that.
         part: only the tensors below this name, such as ``blocks.0`` of the zoo's network; of
             another file its space has to be given.
+        in_network: a block of the zoo's network in the space with all that the network around it
+            leaves free (`block_in_network`), and not as a function by itself.
     """
     with open_checkpoint(text, space, part) as checkpoint:
         if space is not None:
@@ -163,7 +170,9 @@ def find_network(
                 "--space"
             )
         named = read_small_transformer(checkpoint, arch)
-        chosen, weights = (arch.space, named) if part is None else _block(arch, named, part, text)
+        chosen, weights = arch.space, named
+        if part is not None:
+            chosen, weights = _block(arch, named, part, text, in_network)
         found = {name: w[None, None] for name, w in weights.items()}
         try:
             chosen.check(found)
@@ -173,13 +182,15 @@ def find_network(
 
 
 def _block(
-    arch: NetworkSizes, named: Mapping[str, Tensor], part: str, text: str | Path
+    arch: NetworkSizes, named: Mapping[str, Tensor], part: str, text: str | Path, in_network: bool
 ) -> tuple[WeightSpace, Weights]:
     if part not in [f"blocks.{i}" for i in range(arch.blocks)]:
         raise CheckpointError(
             f"'{text}' has no block '{part}': expected blocks.0 to blocks.{arch.blocks - 1}"
         )
-    return arch.block_space, under_prefix(named, f"{part}.")
+    index = int(part.removeprefix("blocks."))
+    space = block_in_network(arch.space, index) if in_network else arch.block_space
+    return space, under_prefix(named, f"{part}.")
 
 
 def recognise(checkpoint: Checkpoint, like: NetworkSizes | None = None) -> NetworkSizes | None:

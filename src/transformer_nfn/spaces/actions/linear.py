@@ -13,6 +13,8 @@ from transformer_nfn.spaces.actions.matrix import MatrixAction, geometric, norma
 
 DRAWS = 3
 """Of a completion that nothing fixes."""
+STEPS = 10
+"""Of the refinement of a matrix, at most; two or three suffice."""
 
 
 class Linear(MatrixAction):
@@ -108,7 +110,56 @@ def solve_general(
         return None
     if float(torch.linalg.cond(G)) > 0.01 / torch.finfo(G.dtype).eps:
         return None
-    return G, torch.linalg.inv(G)
+    return _refined(G, P_U, P_V, D_U, D_V)
+
+
+def _refined(
+    G: Tensor, P_U: Tensor, P_V: Tensor, D_U: Tensor, D_V: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``G`` moved to where both ``P_U G`` and ``D_U G⁻ᵀ`` fit best, and its inverse.
+
+    Each column is weighted by the rounding error to expect in it, so that the noise of neither
+    factor is multiplied by the condition of G. Gauss-Newton: with ``G → G (1 + E)`` the normal
+    equations are a Sylvester equation for E.
+    """
+    inverse: Tensor = torch.linalg.inv(G)
+    if 0 in (len(P_U), len(D_U)):
+        return G, inverse
+    sizes = [x.square().sum(0) for x in (P_U, P_V, D_U, D_V)]
+    for _ in range(STEPS):
+        P, D = P_U @ G, D_U @ inverse.mT
+        weight_P = _weight(sizes[1] + sizes[0] @ G.square(), len(P))
+        weight_D = _weight(sizes[3] + sizes[2] @ inverse.mT.square(), len(D))
+        away = P - P_V, D - D_V
+        cost = _cost(away, weight_P, weight_D)
+        left, right = weight_D.rsqrt(), weight_P.rsqrt()
+        a, X = torch.linalg.eigh(left[:, None] * (P.mT @ P) * left)
+        b, Y = torch.linalg.eigh(right[:, None] * (D.mT @ D) * right)
+        target = weight_D[:, None] * (away[1].mT @ D) - (P.mT @ away[0]) * weight_P
+        scale = a[:, None] + b
+        F = (X.mT @ (left[:, None] * target * right) @ Y) / scale
+        F = torch.where(scale > 1e-14 * scale.abs().max(), F, 0.0)
+        step = left[:, None] * (X @ F @ Y.mT) * right
+        moved = G + G @ step
+        if not bool(torch.isfinite(moved).all()):
+            break
+        undone, failed = torch.linalg.inv_ex(moved)
+        new = _cost((P_U @ moved - P_V, D_U @ undone.mT - D_V), weight_P, weight_D)
+        if int(failed) or not new < cost:
+            break
+        G, inverse = moved, undone
+        if new > 0.999 * cost:
+            break
+    return G, inverse
+
+
+def _weight(squares: Tensor, rows: int) -> Tensor:
+    """One over the expected squared error of an entry of each column, but for a common factor."""
+    return rows / squares.clamp_min(1e-30 * float(squares.max().clamp_min(1e-200)))
+
+
+def _cost(away: tuple[Tensor, Tensor], weight_P: Tensor, weight_D: Tensor) -> float:
+    return float((away[0].square() * weight_P).sum() + (away[1].square() * weight_D).sum())
 
 
 def _least_squares(A: Tensor, B: Tensor) -> Tensor:
@@ -124,7 +175,8 @@ def _row_space(factor: Tensor, unit: float) -> tuple[Tensor, int]:
         return torch.eye(n, dtype=factor.dtype, device=factor.device), 0
     triangle = torch.linalg.qr(factor, mode="r").R
     _, values, vectors = torch.linalg.svd(triangle, full_matrices=True)
-    limit = float(values[0]) * max(factor.shape) * unit * 4
+    # About the largest singular value that rounding errors alone would have, four times over.
+    limit = float(values.norm()) * (factor.shape[0] ** -0.5 + n**-0.5) * unit * 4
     return vectors.T, int((values > limit).sum())
 
 
