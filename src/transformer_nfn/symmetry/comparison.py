@@ -147,13 +147,10 @@ def compare(
     gaps = {a.name: a.gap(b) for a, b in pairs}
     residuals = {name: gap.relative for name, gap in gaps.items()}
     worst = max((gap.ratio for gap in gaps.values()), default=0.0)
-    near = worst <= BORDERLINE
-    if dtype in HALF:
-        between = (STORED_PRODUCT if isinstance(a, Factored) else STORED_TENSOR for a, _ in pairs)
-        near = all(
-            gap.ratio <= BORDERLINE or gap.relative <= most * unit
-            for gap, most in zip(gaps.values(), between, strict=True)
-        )
+    stored = dtype in HALF and all(
+        gap.relative <= unit * (STORED_PRODUCT if isinstance(a, Factored) else STORED_TENSOR)
+        for (a, _), gap in zip(pairs, gaps.values(), strict=True)
+    )
     hidden = max((source.hidden() for pair in pairs for source in pair), default=0.0)
     blurred = hidden > MAX_RESOLUTION or _heads_blur(space, pairs)
     del alignment, from_u, from_v, pairs  # before the weights take twice their room
@@ -210,7 +207,7 @@ def compare(
         if space.products_separate and hidden <= INVARIANTS_DECIDE:
             return answer(True, orbit, "all invariants agree, though no group element was found")
         return answer(None, None, "all invariants agree, but they do not tell all functions apart")
-    if near:
+    if stored or (worst <= BORDERLINE and not apart):
         return answer(None, None, "the invariants differ by hardly more than rounding explains")
     if architecture is None:
         if _prints_differ(space, u, v, hidden):
