@@ -72,7 +72,6 @@ TINY: dict[str, Tiny] = {
     }),
     "bert": Tiny("BertForMaskedLM", "BertConfig", _BERT),
     "bert-base": Tiny("BertModel", "BertConfig", _BERT),
-    "bert-class": Tiny("BertForSequenceClassification", "BertConfig", {**_BERT, "num_labels": 5}),
     "roberta": Tiny("RobertaForMaskedLM", "RobertaConfig", {**_BERT, "pad_token_id": 1}),
     "distilbert": Tiny("DistilBertForMaskedLM", "DistilBertConfig", {
         "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "vocab_size": VOCAB,
@@ -102,6 +101,10 @@ TINY: dict[str, Tiny] = {
         **_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
     }, "pairs"),
 }  # fmt: skip
+HEADS: dict[str, Tiny] = {
+    "bert-class": Tiny("BertForSequenceClassification", "BertConfig", {**_BERT, "num_labels": 5}),
+}
+"""Models with a head behind their pooler, which the reference forward stops at."""
 
 
 def build(
@@ -116,7 +119,7 @@ def build(
         size: of matrices, in units of 1/√inputs; biases and gains vary by a fifth of it.
     """
     transformers = pytest.importorskip("transformers")
-    tiny = TINY[name]
+    tiny = (TINY | HEADS)[name]
     config = getattr(transformers, tiny.config)(**tiny.options)
     config._attn_implementation = "eager"
     pytest.importorskip("safetensors.torch")  # its table of dtypes must not see the patch

@@ -18,6 +18,9 @@ DIRECTIONS = 8
 NUMBERS = 32
 
 
+LARGEST = 1 << 20
+"""Numbers of a fingerprint at most."""
+
 def fingerprint(
     target: Architecture | WeightSpace, U: Mapping[str, Tensor], *, size: int = 64
 ) -> Tensor:
@@ -45,8 +48,8 @@ def fingerprint(
     else:
         space = target
         space.check(U, lead=None)
-    if size < 1:
-        raise SpaceError(f"the size of a fingerprint must be positive, found {size}")
+    if not 1 <= size <= LARGEST:
+        raise SpaceError(f"the size of a fingerprint must be from 1 to {LARGEST:,}, found {size}")
     name, first = next((n, U[n]) for n in space.tensors)
     lead = first.shape[: first.ndim - len(space.tensors[name].axes)]
     if len(lead) > 1 and lead[1:].numel() != 1:
