@@ -16,10 +16,9 @@ from transformer_nfn.symmetry.sources import folded, in_float64, sorted_along
 
 DIRECTIONS = 8
 NUMBERS = 32
-
-
 LARGEST = 1 << 20
 """Numbers of a fingerprint at most."""
+
 
 def fingerprint(
     target: Architecture | WeightSpace, U: Mapping[str, Tensor], *, size: int = 64
