@@ -28,7 +28,7 @@ from transformer_nfn.files.source import TensorInfo
 from transformer_nfn.files.whole import foreign_files, whole_file, whole_folder
 
 # What a folder of a hub holds beside weights: config, tokenizer, its notes.
-SMALL = (".json", ".txt", ".model", ".jinja")
+SMALL = (".json", ".txt", ".model", ".jinja", ".md")
 LARGEST_SMALL = 64 << 20
 MODULES = "modules.json"
 MODULE_WEIGHTS = (".safetensors", ".bin")

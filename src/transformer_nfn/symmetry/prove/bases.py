@@ -95,8 +95,7 @@ def check_bases(
         ((plain[0].unsqueeze(-2) @ G.square()).squeeze(-2) + plain[1]) / P_A.shape[-2],
         ((dual[1].unsqueeze(-2) @ G.mT.square()).squeeze(-2) + dual[0]) / D_B.shape[-2],
     ]
-    error = sum(_base_error(x, e, turned) for x, e in zip((P_A, D_B), left, strict=True))
-    error *= CORRELATED
+    sides = [_base_error(x, e, turned) for x, e in zip((P_A, D_B), left, strict=True)]
     away = (alone[0] - alone[1]).square().sum((-2, -1))
     size = G.square().sum((-2, -1))
     d = G.shape[-1]
@@ -104,7 +103,7 @@ def check_bases(
     found = check(
         f"{match.a.name}.{name}",
         away,
-        torch.as_tensor(error),
+        CORRELATED * (sides[0] + sides[1]),
         size,
         numbers,
         sites=len(G) * numbers >= FEW,
