@@ -103,7 +103,7 @@ def test_bad_input_is_explained():
     U = draw(ZOO, batch=2, channels=3)
     with pytest.raises(SpaceError, match="one channel, found 3"):
         fingerprint(ZOO, U)
-    with pytest.raises(SpaceError, match="must be positive, found 0"):
+    with pytest.raises(SpaceError, match="must be from 1 to 1,048,576, found 0"):
         fingerprint(ZOO, draw(ZOO), size=0)
     for function in (fingerprint, canonical_form):
         with pytest.raises(SpaceError, match="'W_Q' holds"):
