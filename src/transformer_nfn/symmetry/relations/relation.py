@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,6 @@ from transformer_nfn.symmetry.likeness.verdict import (
 from transformer_nfn.symmetry.prove import Proof, prove_pair
 from transformer_nfn.symmetry.prove.checks import HALF
 from transformer_nfn.symmetry.reduced import Reduced, reduce_pair
-from transformer_nfn.symmetry.relations.equal_bytes import equal_weights
 from transformer_nfn.symmetry.relations.words import describe
 
 if TYPE_CHECKING:
@@ -130,6 +129,41 @@ def _concluded(found: Relation, proof: Proof) -> Relation:
         proof=proof,
         not_compared=found.not_compared if proof.element is None else proof.not_compared,
     )
+
+
+def equal_weights(A: Model, B: Model) -> str | None:
+    """How the tensors of two models of one architecture agree without any disguise.
+
+    Returns:
+        One sentence if every tensor is equal bit by bit, or all of one model are those of the other
+        rounded to their dtypes; else None.
+    """
+    if A.about != B.about or dict(A.names) != dict(B.names):
+        return None
+    copy = original = True
+    rounded: set[torch.dtype] = set()
+    for name in A.names:
+        a, b = A[name], B[name]
+        if a.dtype == b.dtype and torch.equal(a, b):
+            continue
+        if a.dtype == b.dtype:
+            return None
+        rounded |= {min((a.dtype, b.dtype), key=lambda dtype: dtype.itemsize)}
+        copy, original = copy and _is_rounded(a, b), original and _is_rounded(b, a)
+        if not copy and not original:
+            return None
+    if not rounded:
+        return "both hold the same bytes"
+    dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in rounded))
+    return f"{'B' if copy else 'A'} holds the numbers of the other rounded to {dtypes}"
+
+
+def _is_rounded(a: Tensor, b: Tensor) -> bool:
+    """Whether ``b`` is ``a`` in another dtype, in which nothing of size was lost to underflow."""
+    if not torch.equal(a.to(b.dtype), b):
+        return False
+    away = (a.double() - b.double()).norm()
+    return bool(away <= torch.finfo(b.dtype).eps * a.double().norm())
 
 
 def incomparable(A: Model, B: Model) -> str | None:
@@ -293,7 +327,7 @@ def _judge(
         return Judgement(
             "unclear",
             f"embeddings and outputs determine {span.shape[1]} of {len(span)} directions of the "
-            f"stream, too few to compare blocks by",
+            "stream, too few to compare blocks by",
         )
     if A.blocks != B.blocks:
         best = {
@@ -308,28 +342,25 @@ def _judge(
         for name, parts in blocks.items()
     }
     strange = all(score <= STRANGE for score in scores.values())
-    explained = _explained(A, B, fit, blocks, constants)
+    parts = [(p.distance, p.noise) for found in blocks.values() for p in found.values()]
+    explained = _explained(A, B, fit, [*parts, *constants])
     return judge(scores, ceilings, explained, _embeddings(A, B) if strange else None)
 
 
 def _explained(
-    A: Reduced,
-    B: Reduced,
-    fit: StreamFit,
-    blocks: Mapping[str, Mapping[str, Part]],
-    constants: list[tuple[float, float]],
+    A: Reduced, B: Reduced, fit: StreamFit, measured: Sequence[tuple[float, float]]
 ) -> bool:
-    """Whether rounding explains every distance of blocks and embeddings. Outputs have no say:
-    models that differ there may share all the rest."""
+    """Whether rounding explains every distance of blocks (measured, with its noise) and embeddings.
+
+    Outputs do not count: models that differ there may share all the rest.
+    """
     embeddings = [n for n in EMBEDDINGS if n in A.names or n in B.names]
     if any((n in A.names) != (n in B.names) for n in embeddings):
         return False
     if any(A.table_rows(n) != B.table_rows(n) for n in embeddings):
         return False
-    measured = [(p.distance, p.noise) for parts in blocks.values() for p in parts.values()]
-    measured += constants
-    measured += [(fit.distances[n], fit.noise[n]) for n in embeddings if n in fit.distances]
-    return all(_is_rounding(A, B, distance, noise) for distance, noise in measured)
+    tables = [(fit.distances[n], fit.noise[n]) for n in embeddings if n in fit.distances]
+    return all(_is_rounding(A, B, distance, noise) for distance, noise in (*measured, *tables))
 
 
 def _embeddings(A: Reduced, B: Reduced) -> float | None:
