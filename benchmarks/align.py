@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.families import open_model
 from transformer_nfn.architectures.zoo_network import from_space
-from transformer_nfn.files.assets import resolve
+from transformer_nfn.checkpoints.alignment import align, align_networks
+from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.functional.transformer import transformer
-from transformer_nfn.symmetry.alignment import align, align_networks
+from transformer_nfn.io.assets import resolve
 from transformer_nfn.zoo import Zoo, load_task
 
 POINTS = 7

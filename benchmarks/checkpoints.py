@@ -61,8 +61,8 @@ def make_llama(folder: Path, seed: int) -> None:
 
 def make_disguise(source: Path, out: Path, seed: int) -> None:
     """A disguise of condition 10."""
-    from transformer_nfn.architectures.families import open_model
-    from transformer_nfn.symmetry.disguise import disguise
+    from transformer_nfn.checkpoints.disguises import disguise
+    from transformer_nfn.checkpoints.families import open_model
 
     with open_model(source) as model:
         disguise(model, out, torch.Generator().manual_seed(seed), condition=10.0)
@@ -70,8 +70,8 @@ def make_disguise(source: Path, out: Path, seed: int) -> None:
 
 def relate_files(first: Path, second: Path, prove: bool) -> dict[str, Any]:
     """Seconds and peak memory of one relation."""
-    from transformer_nfn.architectures.families import open_model
-    from transformer_nfn.symmetry import relate
+    from transformer_nfn.checkpoints import relate
+    from transformer_nfn.checkpoints.families import open_model
 
     start, work = time.perf_counter(), time.process_time()
     with open_model(first) as A, open_model(second) as B:
@@ -87,15 +87,15 @@ def relate_files(first: Path, second: Path, prove: bool) -> dict[str, Any]:
 
 def relate_block(first: Path, second: Path) -> dict[str, Any]:
     """Seconds and peak memory of one block alone, and of fitting the stream, which comes once."""
-    from transformer_nfn.architectures.families import open_model
-    from transformer_nfn.symmetry.likeness.probes import Probes, draw_probes, sketch_block
-    from transformer_nfn.symmetry.likeness.scores import (
+    from transformer_nfn.checkpoints.families import open_model
+    from transformer_nfn.checkpoints.reduced import reduce_pair
+    from transformer_nfn.checkpoints.scores.probes import Probes, draw_probes, sketch_block
+    from transformer_nfn.checkpoints.scores.scores import (
         block_score,
         compare_blocks,
         unit_directions,
     )
-    from transformer_nfn.symmetry.likeness.stream import fit_stream
-    from transformer_nfn.symmetry.reduced import reduce_pair
+    from transformer_nfn.checkpoints.scores.stream import fit_stream
 
     with open_model(first) as model_A, open_model(second) as model_B:
         A, B = reduce_pair(model_A, model_B, torch.float32)

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_nfn.symmetry.prints import (
+from transformer_nfn.checkpoints.fingerprints import (
     Database,
     Likeness,
     Named,
@@ -40,8 +40,8 @@ from transformer_nfn.symmetry.prints import (
     take_print,
     write_database,
 )
-from transformer_nfn.symmetry.prints.blocks import PARTS, SIZES
-from transformer_nfn.symmetry.prints.stored import ROWS, STEPS
+from transformer_nfn.checkpoints.fingerprints.blocks import PARTS, SIZES
+from transformer_nfn.checkpoints.fingerprints.stored import ROWS, STEPS
 
 FAMILIES = (
     ("gpt2", 768, 12, 49152), ("llama", 4096, 32, 24576), ("bert", 768, 12, 24576),
@@ -157,8 +157,8 @@ def calibrate(root: Path) -> None:
     """Distances from every base, by what the other model is to it."""
     import torch
 
-    from transformer_nfn.architectures.families import open_model
-    from transformer_nfn.symmetry.disguise import disguise
+    from transformer_nfn.checkpoints.disguises import disguise
+    from transformer_nfn.checkpoints.families import open_model
 
     prints: dict[tuple[str, str], tuple[Print, Print]] = {}
     for folder in sorted(p.parent for p in root.glob("*/*/config.json")):
@@ -188,8 +188,8 @@ def calibrate(root: Path) -> None:
 TAKE = """
 import sys, time
 from pathlib import Path
-from transformer_nfn.architectures.families import open_model
-from transformer_nfn.symmetry.prints import take_print
+from transformer_nfn.checkpoints.families import open_model
+from transformer_nfn.checkpoints.fingerprints import take_print
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 2**20

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.cli.train import pick_device
-from transformer_nfn.files.assets import resolve
+from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import map_network
 from transformer_nfn.models.whole_network.answers import answers
 from transformer_nfn.paper.numbers import model_name

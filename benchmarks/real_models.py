@@ -29,10 +29,10 @@ from real_weights.models import (
     write_sapiens,
     write_smollm2,
 )
-from transformer_nfn.architectures.families import OpenOptions, open_model
+from transformer_nfn.checkpoints import relate
+from transformer_nfn.checkpoints.disguises import disguise
+from transformer_nfn.checkpoints.families import OpenOptions, open_model
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.symmetry import relate
-from transformer_nfn.symmetry.disguise import disguise
 
 EXIT = {True: 0, False: 1, None: 3}
 SMALL = ("sceptr", "sapiens")

@@ -27,7 +27,7 @@ import torch
 from trained.families import PATCHED, REPLACED, all_families, train_families
 from trained.measures import BASELINES, auroc
 from trained.pairs import RELATED, RELATIONS, STRANGER, Result, compare, tasks
-from transformer_nfn.files.cache import cache_folder
+from transformer_nfn.io.cache import cache_folder
 
 STEPS = 1000
 EMBEDDINGS = "embeddings only"
@@ -137,7 +137,7 @@ def draw(results: Sequence[Result], out: Path) -> None:
     """Every block of every pair as a point, by relation, and the thresholds of the verdicts."""
     from matplotlib.figure import Figure
 
-    from transformer_nfn.symmetry.likeness import verdict
+    from transformer_nfn.checkpoints.relations import verdict
 
     shown = [r for r in RELATIONS if any(x.relation == r for x in results)]
     figure = Figure(figsize=(8, 0.36 * len(shown) + 1.2), layout="constrained")

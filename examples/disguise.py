@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from transformer_nfn import symmetry
-from transformer_nfn.files.assets import resolve
+from transformer_nfn.io.assets import resolve
 from transformer_nfn.testing import relative_error
 from transformer_nfn.zoo import Zoo
 

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from transformer_nfn import symmetry
-from transformer_nfn.files.assets import resolve
+from transformer_nfn.io.assets import resolve
 from transformer_nfn.zoo import Zoo
 
 zoo = Zoo.open(resolve("mnist-sample", "zoo"))

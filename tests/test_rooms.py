@@ -16,9 +16,9 @@ PACKAGE = "transformer_nfn"
 
 # A room imports those before it. What is not a folder stands among the rooms where it belongs.
 HOUSE = (
-    "errors", "seed_kinds", "known_tasks", "spaces", "files", "native_code", "native_network",
-    "ray_cluster", "functional", "architectures", "symmetry", "testing", "nn", "models", "zoo",
-    "prediction", "paper", "report", "cli", "__main__",
+    "errors", "seed_kinds", "known_tasks", "spaces", "io", "native_code", "native_network",
+    "ray_cluster", "functional", "architectures", "symmetry", "testing", "checkpoints", "nn",
+    "models", "zoo", "prediction", "paper", "report", "cli", "__main__",
 )  # fmt: skip
 # Of the zoo, these join what is on disk with how it is made; its store knows nothing of training.
 ZOO_JOINS = {f"{PACKAGE}.zoo", f"{PACKAGE}.zoo.verify"}

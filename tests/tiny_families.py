@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transformer_nfn.architectures.families import Transformer, open_model
+from transformer_nfn.checkpoints.families import Transformer, open_model
 from transformer_nfn.functional.transformer import transformer
 
 VOCAB, LENGTH = 61, 9

@@ -19,7 +19,7 @@ import torch
 import typer
 
 from transformer_nfn.cli.endings import explain_errors
-from transformer_nfn.files.assets import (
+from transformer_nfn.io.assets import (
     CHECKOUT,
     FORMAT,
     INDEX_FILE,
@@ -29,7 +29,7 @@ from transformer_nfn.files.assets import (
     describe_files,
     read_index,
 )
-from transformer_nfn.files.whole import write_text
+from transformer_nfn.io.whole import write_text
 from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.novelty import SEEN_FILE
 from transformer_nfn.prediction.records import (

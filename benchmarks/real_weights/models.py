@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from real_weights.packages import PACKAGES, fetch
-from transformer_nfn.architectures.families import OpenOptions
+from transformer_nfn.checkpoints.families import OpenOptions
 
 FACTS = OpenOptions(settings={"nhead": 8, "norm_first": False, "activation": "relu"})
 """What the state dicts of ``sceptr`` do not state; from the package's source."""

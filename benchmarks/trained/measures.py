@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.families import Model
+from transformer_nfn.checkpoints.families import Model
 
 
 def raw_cosine(A: Model, B: Model) -> float:

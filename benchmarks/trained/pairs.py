@@ -22,11 +22,11 @@ from trained.families import (
     replacements,
 )
 from trained.measures import BASELINES
-from transformer_nfn.architectures.families import open_model
-from transformer_nfn.symmetry.disguise import disguise
-from transformer_nfn.symmetry.likeness.stream import fit_stream
-from transformer_nfn.symmetry.reduced import Reduced
-from transformer_nfn.symmetry.relations import block_score, relate
+from transformer_nfn.checkpoints.disguises import disguise
+from transformer_nfn.checkpoints.families import open_model
+from transformer_nfn.checkpoints.reduced import Reduced
+from transformer_nfn.checkpoints.relations import block_score, relate
+from transformer_nfn.checkpoints.scores.stream import fit_stream
 
 CONDITION = 10.0
 DISGUISE, SIBLINGS, STRANGER = "disguise alone", "two fine-tunes", "stranger"

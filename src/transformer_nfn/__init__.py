@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformer_nfn import (
         architectures,
+        checkpoints,
         errors,
-        files,
         functional,
+        io,
         models,
         nn,
         paper,
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "architectures",
+    "checkpoints",
     "errors",
-    "files",
     "functional",
+    "io",
     "models",
     "nn",
     "paper",

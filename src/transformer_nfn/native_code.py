@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.files.cache import cache_folder
-from transformer_nfn.files.whole import whole_file
+from transformer_nfn.io.cache import cache_folder
+from transformer_nfn.io.whole import whole_file
 
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 

@@ -8,7 +8,7 @@ import torch
 
 from cases import draw, gen, perturbed, worst
 from transformer_nfn import architectures, symmetry
-from transformer_nfn.files.network import read_network, save_network
+from transformer_nfn.io.network import read_network, save_network
 from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.testing import assert_same_function
 from transformer_nfn.zoo import NetworkSizes, SmallTransformer

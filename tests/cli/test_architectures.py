@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from transformer_nfn.architectures.families import families
+from transformer_nfn.checkpoints.families import families
 from transformer_nfn.cli.app import app
 from transformer_nfn.cli.endings import explain_errors
 

@@ -18,7 +18,7 @@ from tnfn_command import tnfn
 from transformer_nfn.cli.compare import EXIT
 from transformer_nfn.cli.endings import INTERNAL_FAULT, INTERRUPTED, PIPE_CLOSED, REFUSED
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.files.assets import CHECKOUT
+from transformer_nfn.io.assets import CHECKOUT
 
 VERDICTS = set(EXIT.values()) | {0, 1}
 """Of `tnfn compare` and `tnfn zoo verify`."""

@@ -9,8 +9,8 @@ import torch
 
 from tiny_families import build, save
 from tnfn_command import tnfn
-from transformer_nfn.symmetry.all_pairs import PairsError, groups, relate_folder, run
-from transformer_nfn.symmetry.all_pairs.results import Pair
+from transformer_nfn.checkpoints.pairs import PairsError, groups, relate_folder, run
+from transformer_nfn.checkpoints.pairs.results import Pair
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
-from transformer_nfn.files import assets as named_assets
-from transformer_nfn.files.assets import AssetError, known_assets, resolve
+from transformer_nfn.io import assets as named_assets
+from transformer_nfn.io.assets import AssetError, known_assets, resolve
 from transformer_nfn.prediction.dataset import load_parts
 from transformer_nfn.prediction.records import read_predictions
 from transformer_nfn.prediction.runs import describe_zoo, train_run

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from tnfn_command import tnfn
-from transformer_nfn.files.assets import resolve
-from transformer_nfn.files.errors import CheckpointError
-from transformer_nfn.files.network import read_network, save_network
+from transformer_nfn.io.assets import resolve
+from transformer_nfn.io.errors import CheckpointError
+from transformer_nfn.io.network import read_network, save_network
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.checkpoints import find_network, open_checkpoint
 from transformer_nfn.zoo.module import to_state_dict

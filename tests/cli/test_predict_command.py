@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tnfn_command import tnfn
 from transformer_nfn.cli.network_tables import predictions_table
-from transformer_nfn.files import Checkpoint
-from transformer_nfn.files.assets import CHECKOUT
+from transformer_nfn.io import Checkpoint
+from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.prediction.acceptance import check_sizes, read_fitting
 from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.predict import predict

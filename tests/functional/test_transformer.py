@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tiny_families import TINY, build, inputs_of, network, run_library, save
-from transformer_nfn.architectures.families import open_model
+from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import transformer as forward
 from transformer_nfn.functional.sublayers import relative_buckets

@@ -13,7 +13,7 @@ import torch
 import xgboost
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.files.ubjson import UbjsonError, parse_ubjson
+from transformer_nfn.io.ubjson import UbjsonError, parse_ubjson
 from transformer_nfn.models import LightGBMPredictor, XGBoostPredictor
 from transformer_nfn.models.boosting import read_lightgbm
 from transformer_nfn.models.tree_files import checked_lightgbm, checked_xgboost

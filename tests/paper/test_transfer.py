@@ -8,7 +8,7 @@ from scipy.stats import kendalltau
 from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
-from transformer_nfn.files.assets import resolve
+from transformer_nfn.io.assets import resolve
 from transformer_nfn.paper.transfer import transfer
 from transformer_nfn.paper.transfer_table import Ranking, transfer_markdown
 from transformer_nfn.prediction.dataset import load_rows

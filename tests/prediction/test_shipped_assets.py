@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
-from transformer_nfn.files.assets import CHECKOUT, read_index, resolve
+from transformer_nfn.io.assets import CHECKOUT, read_index, resolve
 
 
 @pytest.mark.parametrize("name", sorted(read_index(CHECKOUT / "index.json")))

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from transformer_nfn.files.assets import resolve
+from transformer_nfn.io.assets import resolve
 from transformer_nfn.prediction.dataset import load_parts, nested_subset
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.zoo import Zoo

@@ -14,7 +14,7 @@ from browser import CHROMIUM, Browser
 from run_folders import write_curve, write_run, write_study
 from runs_on_zoo import write_run_on
 
-from transformer_nfn.files.assets import resolve
+from transformer_nfn.io.assets import resolve
 from transformer_nfn.paper.gather import gather
 from transformer_nfn.prediction.records import read_predictions
 from transformer_nfn.report import write_report

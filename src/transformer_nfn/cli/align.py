@@ -22,8 +22,8 @@ from transformer_nfn.cli.symmetry import JsonOption, NetworkArgument, named_netw
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:
-    from transformer_nfn.architectures.families import Model
-    from transformer_nfn.symmetry.alignment import Aligned
+    from transformer_nfn.checkpoints.alignment import Aligned
+    from transformer_nfn.checkpoints.families import Model
 
 
 def align_command(
@@ -100,7 +100,7 @@ def _told(out: Path, first: str, difference: float, more: str) -> None:
 
 
 def _checkpoint(A: Model, B: Model, out: Path, rounds: int | None, untie: bool) -> Aligned:
-    from transformer_nfn.symmetry.alignment import align
+    from transformer_nfn.checkpoints.alignment import align
 
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("aligning, block {task.fields[block]}"))
@@ -117,9 +117,9 @@ def _checkpoint(A: Model, B: Model, out: Path, rounds: int | None, untie: bool) 
 def _network(
     first: str, second: str, out: Path, rounds: int | None, untie: bool, as_json: bool
 ) -> None:
-    from transformer_nfn.files.network import save_network
-    from transformer_nfn.symmetry.alignment import align_networks
-    from transformer_nfn.symmetry.alignment.files import free_place
+    from transformer_nfn.checkpoints.alignment import align_networks
+    from transformer_nfn.checkpoints.alignment.files import free_place
+    from transformer_nfn.io.network import save_network
 
     if untie:
         raise TransformerNFNError(f"--untie is for tied checkpoints, and '{first}' is none")

@@ -16,7 +16,7 @@ from transformer_nfn.cli.output import echo_json
 from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
-    from transformer_nfn.architectures.families import Family, OpenOptions
+    from transformer_nfn.checkpoints.families import Family, OpenOptions
 
 ArchitectureOption = Annotated[
     Path | None,
@@ -47,8 +47,8 @@ def open_options(
     architecture: Path | None, family: str | None, settings: Sequence[str] | None
 ) -> OpenOptions:
     """The options of a command that say how its checkpoints are opened."""
-    from transformer_nfn.architectures.families import OpenOptions
-    from transformer_nfn.architectures.families.recognise import known_family
+    from transformer_nfn.checkpoints.families import OpenOptions
+    from transformer_nfn.checkpoints.families.recognise import known_family
 
     if family is not None:
         known_family(family)
@@ -101,7 +101,7 @@ def architectures_command(
 
       tnfn architectures --architecture mine.toml
     """
-    from transformer_nfn.architectures.families import families, read_family
+    from transformer_nfn.checkpoints.families import families, read_family
 
     shown = list(families().values()) if architecture is None else [read_family(architecture)]
     if as_json:

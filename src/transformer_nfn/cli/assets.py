@@ -16,7 +16,7 @@ def named(kind: str) -> Callable[[Path | None], Path | None]:
     """For an argument: the folder that its path or name stands for."""
 
     def find(given: Path | None) -> Path | None:
-        from transformer_nfn.files.assets import resolve
+        from transformer_nfn.io.assets import resolve
 
         return None if given is None else resolve(given, kind)
 
@@ -37,7 +37,7 @@ def assets_command(
 
       tnfn zoo info mnist-sample
     """
-    from transformer_nfn.files.assets import known_assets, whereabouts
+    from transformer_nfn.io.assets import known_assets, whereabouts
 
     found = known_assets().values()
     if as_json:

@@ -31,7 +31,7 @@ from transformer_nfn.errors import SpaceError, TransformerNFNError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from transformer_nfn.architectures.families import Model
+    from transformer_nfn.checkpoints.families import Model
     from transformer_nfn.symmetry import Comparison
 
 IN_NETWORK = (
@@ -151,8 +151,8 @@ def compare_command(
 def _compare_checkpoints(
     A: Model, B: Model, *, prove: bool | None, figure: Path | None, json_output: bool
 ) -> None:
-    from transformer_nfn.symmetry import relate
-    from transformer_nfn.symmetry.relations import as_json, draw_relation
+    from transformer_nfn.checkpoints import relate
+    from transformer_nfn.checkpoints.relations import as_json, draw_relation
 
     relation = relate(A, B, prove=prove)
     if figure is not None and relation.matrix is not None:

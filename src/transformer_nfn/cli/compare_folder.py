@@ -14,8 +14,8 @@ from rich.table import Table
 from transformer_nfn.cli.output import echo_json, table_console
 
 if TYPE_CHECKING:
-    from transformer_nfn.architectures.families import OpenOptions
-    from transformer_nfn.symmetry.all_pairs import AllPairs, Pair
+    from transformer_nfn.checkpoints.families import OpenOptions
+    from transformer_nfn.checkpoints.pairs import AllPairs, Pair
 
 LISTED = ("same", "same backbone", "derived", "partly", "embeddings only", "unclear", "failed")
 """Verdicts whose pairs are listed; the others are counted."""
@@ -31,7 +31,7 @@ def compare_folder(
     json_output: bool,
 ) -> None:
     """Relates all pairs, and tells."""
-    from transformer_nfn.symmetry.all_pairs import draw_pairs, relate_folder
+    from transformer_nfn.checkpoints.pairs import draw_pairs, relate_folder
 
     console = Console(stderr=True)
     with Progress(

@@ -30,7 +30,7 @@ from transformer_nfn.errors import TransformerNFNError
 if TYPE_CHECKING:
     import torch
 
-    from transformer_nfn.architectures.families import Model
+    from transformer_nfn.checkpoints.families import Model
 
 CONDITION = 10.0
 """Of the matrices that act on a checkpoint, unless asked for otherwise."""
@@ -79,7 +79,7 @@ def disguise_command(
     """
     import torch
 
-    from transformer_nfn.files.network import save_network
+    from transformer_nfn.io.network import save_network
     from transformer_nfn.zoo.checkpoints import open_transformer
 
     options = open_options(architecture, family, settings)
@@ -113,7 +113,7 @@ def _checkpoint(
     condition: float,
     keep_tie: bool,
 ) -> None:
-    from transformer_nfn.symmetry.disguise import disguise
+    from transformer_nfn.checkpoints.disguises import disguise
 
     width = model.dtype.itemsize
     total = sum(math.prod(shape) for shape in model.names.values()) * width

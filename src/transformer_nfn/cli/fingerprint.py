@@ -25,8 +25,8 @@ from transformer_nfn.cli.symmetry import JsonOption, PartOption, SpaceOption, na
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:
-    from transformer_nfn.architectures.families import Model, OpenOptions
-    from transformer_nfn.symmetry.prints import Likeness, Named, Print, Relative
+    from transformer_nfn.checkpoints.families import Model, OpenOptions
+    from transformer_nfn.checkpoints.fingerprints import Likeness, Named, Print, Relative
 
 STORED = ".parquet"
 SHOWN = 100
@@ -80,7 +80,12 @@ def fingerprint_command(
 
       tnfn fingerprint mnist-sample#0 mnist-sample#1   # see `tnfn assets`
     """
-    from transformer_nfn.symmetry.prints import Database, add_to_database, search, write_database
+    from transformer_nfn.checkpoints.fingerprints import (
+        Database,
+        add_to_database,
+        search,
+        write_database,
+    )
 
     if out is not None and add is not None:
         raise TransformerNFNError("--out begins a new file and --add adds to one: give one of them")
@@ -131,7 +136,7 @@ def fingerprint_command(
 
 def _take(files: Sequence[str], options: OpenOptions) -> list[Named] | None:
     """Prints of checkpoints; None where these are networks of a weight space."""
-    from transformer_nfn.symmetry.prints import Database, Named
+    from transformer_nfn.checkpoints.fingerprints import Database, Named
     from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
 
     found: list[Named] = []
@@ -160,7 +165,7 @@ def _take(files: Sequence[str], options: OpenOptions) -> list[Named] | None:
 
 
 def _with_bar(model: Model, bar: Progress, file: str) -> Print:
-    from transformer_nfn.symmetry.prints import take_print
+    from transformer_nfn.checkpoints.fingerprints import take_print
 
     blocks = sum(len(stack.blocks) for stack in model.about.stacks)
     task = bar.add_task(_name(file), total=blocks)
@@ -174,8 +179,8 @@ def _name(file: str) -> str:
 
 
 def _show(found: Sequence[Named]) -> None:
-    from transformer_nfn.symmetry.prints import likeness
-    from transformer_nfn.symmetry.prints.distances import MEANING
+    from transformer_nfn.checkpoints.fingerprints import likeness
+    from transformer_nfn.checkpoints.fingerprints.distances import MEANING
 
     columns = ["model", "family", "width", "blocks", "weights", "print"]
     several = ["distance to the first", "alike"] if len(found) > 1 else []
@@ -193,7 +198,7 @@ def _show(found: Sequence[Named]) -> None:
 
 
 def _show_relatives(found: Sequence[Named], relatives: Sequence[Sequence[Relative]]) -> None:
-    from transformer_nfn.symmetry.prints.distances import MEANING
+    from transformer_nfn.checkpoints.fingerprints.distances import MEANING
 
     for entry, near in zip(found, relatives, strict=True):
         table = Table("relative", "family", "width", "blocks", "distance", "alike")
@@ -218,8 +223,8 @@ def _distance(away: Likeness) -> str:
 def _as_json(
     found: Sequence[Named], relatives: Sequence[Sequence[Relative]] | None
 ) -> dict[str, Any]:
-    from transformer_nfn.symmetry.prints import FORMAT, Named, likeness
-    from transformer_nfn.symmetry.prints.distances import MEANING
+    from transformer_nfn.checkpoints.fingerprints import FORMAT, Named, likeness
+    from transformer_nfn.checkpoints.fingerprints.distances import MEANING
 
     shown = found if len(found) <= SHOWN else found[:1]
     answer: dict[str, Any] = {

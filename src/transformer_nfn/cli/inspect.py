@@ -27,8 +27,8 @@ from transformer_nfn.cli.symmetry import (
 )
 
 if TYPE_CHECKING:
-    from transformer_nfn.architectures.families import Model
-    from transformer_nfn.symmetry.inspection import BlockReport, Inspection
+    from transformer_nfn.checkpoints.families import Model
+    from transformer_nfn.checkpoints.inspection import BlockReport, Inspection
 
 
 def inspect_command(
@@ -57,7 +57,7 @@ def inspect_command(
 
       tnfn inspect mnist-sample#0 --json
     """
-    from transformer_nfn.symmetry.inspection import draw_spectra, inspect_network
+    from transformer_nfn.checkpoints.inspection import draw_spectra, inspect_network
     from transformer_nfn.zoo.checkpoints import check_no_nan, open_transformer
 
     options = open_options(architecture, family, settings)
@@ -80,7 +80,7 @@ def inspect_command(
 
 
 def _inspect(model: Model) -> Inspection:
-    from transformer_nfn.symmetry.inspection import inspect
+    from transformer_nfn.checkpoints.inspection import inspect
 
     console = Console(stderr=True)
     blocks = sum(len(stack.blocks) for stack in model.about.stacks)
@@ -90,8 +90,8 @@ def _inspect(model: Model) -> Inspection:
 
 
 def _print(console: Console, found: Inspection) -> None:
-    from transformer_nfn.symmetry.inspection import DEAD, DUPLICATE
-    from transformer_nfn.symmetry.inspection.tensors import axis_actions
+    from transformer_nfn.checkpoints.inspection import DEAD, DUPLICATE
+    from transformer_nfn.checkpoints.inspection.tensors import axis_actions
 
     console.print(f"[bold]{found.where}[/bold]: {found.family}")
     console.print(", ".join(f"{name} {_said(value)}" for name, value in found.sizes.items()))
@@ -124,7 +124,7 @@ def _print(console: Console, found: Inspection) -> None:
 
 
 def _blocks(blocks: tuple[BlockReport, ...]) -> Table:
-    from transformer_nfn.symmetry.inspection.words import repeats_in_words, spectrum_in_words
+    from transformer_nfn.checkpoints.inspection.words import repeats_in_words, spectrum_in_words
 
     maps = list(dict.fromkeys(name for block in blocks for name in block.spectra))
     table = Table("block", *maps, "heads", "neurons")

@@ -63,7 +63,7 @@ def sizes_in(text: str) -> list[int] | None:
 def parse_space(text: str) -> WeightSpace:
     """Reads ``attention_block:32,2,16,16,64``, or a JSON file."""
     from transformer_nfn import spaces
-    from transformer_nfn.files.json_object import read_object
+    from transformer_nfn.io.json_object import read_object
     from transformer_nfn.spaces import WeightSpace
 
     name, _, sizes = text.partition(":")
@@ -155,9 +155,9 @@ def sample_command(
     """
     import torch
 
-    from transformer_nfn.files.checkpoint import STATE_DICTS
-    from transformer_nfn.files.memory import check_memory
-    from transformer_nfn.files.network import save_network
+    from transformer_nfn.io.checkpoint import STATE_DICTS
+    from transformer_nfn.io.memory import check_memory
+    from transformer_nfn.io.network import save_network
 
     space = parse_space(name)
     check_memory(space.num_weights * 4, f"a network of {space.name}")
@@ -186,7 +186,7 @@ def canonical_command(
       tnfn canonical net.safetensors --out canonical.safetensors
     """
     from transformer_nfn import symmetry
-    from transformer_nfn.files.network import save_network
+    from transformer_nfn.io.network import save_network
 
     found, weights = named_network(file, space, part)
     save_network(out, found, symmetry.canonical_form(found, weights))

@@ -18,7 +18,7 @@ from transformer_nfn.cli.train import pick_device
 
 def zoo_or_run(given: Path | None) -> Path | None:
     """For an argument: the folder that a path, or the name of a zoo or predictor, stands for."""
-    from transformer_nfn.files.assets import NAME, known_assets, resolve
+    from transformer_nfn.io.assets import NAME, known_assets, resolve
 
     if given is None or given.exists() or not NAME.fullmatch(str(given)):
         return given
@@ -39,7 +39,7 @@ def reproduce_transfer(
     as_json: bool,
 ) -> None:
     """Fills the table and shows it; see `transformer_nfn.paper.transfer`."""
-    from transformer_nfn.files.assets import resolve
+    from transformer_nfn.io.assets import resolve
     from transformer_nfn.paper.transfer import LEARNERS, transfer
     from transformer_nfn.paper.transfer_table import NAME
 

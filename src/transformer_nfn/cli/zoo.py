@@ -109,7 +109,7 @@ def build(
       tnfn zoo build --out zoos/mixed --runs 512 --width 16,32 --depth 1,2
     """
     from transformer_nfn.cli.zoo_progress import BuildBar
-    from transformer_nfn.files.assets import resolve
+    from transformer_nfn.io.assets import resolve
     from transformer_nfn.zoo.kind import all_kinds
     from transformer_nfn.zoo.summary import summarise, summarise_mixed
     from transformer_nfn.zoo.training.build import build as build_zoo
@@ -217,7 +217,7 @@ def rows(
       tnfn zoo rows zoos/digits --percent 75 --json
     """
     from transformer_nfn.cli.network_tables import rows_table
-    from transformer_nfn.files.assets import resolve
+    from transformer_nfn.io.assets import resolve
     from transformer_nfn.zoo.named import NamedNetwork
     from transformer_nfn.zoo.store import MixedZoo, open_zoo
 
@@ -270,7 +270,7 @@ def plot(
 
       tnfn zoo plot zoos/digits --out digits.png
     """
-    from transformer_nfn.files.assets import resolve
+    from transformer_nfn.io.assets import resolve
     from transformer_nfn.zoo.plot import plot_accuracies
     from transformer_nfn.zoo.store import open_zoo
 

@@ -18,7 +18,7 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.attention import layer_norm, rms_norm
 
 if TYPE_CHECKING:
-    from transformer_nfn.architectures.families.description import Attention, Mlp
+    from transformer_nfn.functional.description import Attention, Mlp
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from transformer_nfn.functional.sublayers import (
 )
 
 if TYPE_CHECKING:
-    from transformer_nfn.architectures.families.description import Block, Stack, Transformer
+    from transformer_nfn.functional.description import Block, Stack, Transformer
 
 CHUNK = 16384
 """Columns of the output matrix that are brought to the working dtype at a time."""

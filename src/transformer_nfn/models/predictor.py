@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError, missing_extra
-from transformer_nfn.files.fields import Fields
-from transformer_nfn.files.json_object import read_object
-from transformer_nfn.files.whole import write_bytes
+from transformer_nfn.io.fields import Fields
+from transformer_nfn.io.json_object import read_object
+from transformer_nfn.io.whole import write_bytes
 
 FORMAT = 1
 ABOUT = "predictor.json"

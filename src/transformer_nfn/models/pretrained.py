@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
-from transformer_nfn.files.checkpoint import Checkpoint
-from transformer_nfn.files.json_object import read_object
-from transformer_nfn.files.safetensors_file import write_tensors
-from transformer_nfn.files.whole import write_text
+from transformer_nfn.io.checkpoint import Checkpoint
+from transformer_nfn.io.json_object import read_object
+from transformer_nfn.io.safetensors_file import write_tensors
+from transformer_nfn.io.whole import write_text
 from transformer_nfn.spaces import WeightSpace
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from transformer_nfn.files.ubjson import parse_ubjson
+from transformer_nfn.io.ubjson import parse_ubjson
 from transformer_nfn.models.predictor import PredictorError
 
 MOST_LEAVES = 1 << 20

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.files.whole import whole_file, write_text
+from transformer_nfn.io.whole import whole_file, write_text
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.paper.cells import Cell, PartsCache, fill_cell
 from transformer_nfn.paper.cells_on_ray import fill_cells_on_ray

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_nfn.files.whole import whole_file, write_text
+from transformer_nfn.io.whole import whole_file, write_text
 from transformer_nfn.paper.table_text import SEEDS_TOGETHER, mean_text
 
 NAME = "transfer"

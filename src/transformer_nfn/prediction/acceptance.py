@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.files.checkpoint import Checkpoint
+from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.zoo import NetworkSizes

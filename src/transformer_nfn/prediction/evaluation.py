@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.files.assets import resolve
+from transformer_nfn.io.assets import resolve
 from transformer_nfn.prediction.acceptance import check_sizes
 from transformer_nfn.prediction.dataset import load_rows, select_rows
 from transformer_nfn.prediction.guard import Guard

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.files.assets import resolve
+from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import network_of
 from transformer_nfn.prediction.acceptance import FittingNetwork, read_fitting
 from transformer_nfn.prediction.dataset import Dataset

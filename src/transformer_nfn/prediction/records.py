@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.errors import TransformerNFNError, missing_extra
-from transformer_nfn.files.json_object import read_object
-from transformer_nfn.files.parquet import read_parquet
-from transformer_nfn.files.whole import whole_file, write_text
+from transformer_nfn.io.json_object import read_object
+from transformer_nfn.io.parquet import read_parquet
+from transformer_nfn.io.whole import whole_file, write_text
 from transformer_nfn.prediction.record_check import check_record
 from transformer_nfn.zoo.store.index import CONFIGURATION
 

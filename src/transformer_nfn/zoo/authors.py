@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.files.checkpoint import Checkpoint
-from transformer_nfn.files.errors import CheckpointError
-from transformer_nfn.files.whole import whole_folder
+from transformer_nfn.io.checkpoint import Checkpoint
+from transformer_nfn.io.errors import CheckpointError
+from transformer_nfn.io.whole import whole_folder
 from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, WIDTH
 from transformer_nfn.seed_kinds import UNKNOWN
 from transformer_nfn.zoo.archive import unpack

@@ -13,21 +13,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.families import (
+from transformer_nfn.architectures.zoo_network import block_in_network
+from transformer_nfn.checkpoints.families import (
     Model,
     OpenOptions,
     UnknownFamilyError,
     open_model,
 )
-from transformer_nfn.architectures.zoo_network import block_in_network
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.files.assets import resolve
-from transformer_nfn.files.checkpoint import Checkpoint
-from transformer_nfn.files.checkpoint import check_no_nan as check_tensor
-from transformer_nfn.files.errors import CheckpointError
-from transformer_nfn.files.network import SPACE_KEY, read_network
-from transformer_nfn.files.other_formats import check_plain
-from transformer_nfn.files.source import TensorInfo
+from transformer_nfn.io.assets import resolve
+from transformer_nfn.io.checkpoint import Checkpoint
+from transformer_nfn.io.checkpoint import check_no_nan as check_tensor
+from transformer_nfn.io.errors import CheckpointError
+from transformer_nfn.io.network import SPACE_KEY, read_network
+from transformer_nfn.io.other_formats import check_plain
+from transformer_nfn.io.source import TensorInfo
 from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
@@ -82,7 +82,7 @@ def open_transformer(text: str | Path, options: OpenOptions | None = None) -> Mo
 
     Args:
         text: a file or folder, as `Checkpoint.open` takes it.
-        options: see `transformer_nfn.architectures.families.open_model`.
+        options: see `transformer_nfn.checkpoints.families.open_model`.
     """
     path = Path(text)
     if options is None or (options.architecture is None and options.family is None):
@@ -115,7 +115,7 @@ def _open_row(text: str, zoo: str, row: str) -> Checkpoint:
 
 
 class ZooRow:
-    """One network of a zoo; see `transformer_nfn.files.source.TensorSource`.
+    """One network of a zoo; see `transformer_nfn.io.source.TensorSource`.
 
     A row is checked as a whole, so it is read as a whole, when its first tensor is asked for.
     """

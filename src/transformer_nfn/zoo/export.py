@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from transformer_nfn.files.foreign import write_state_dict
-from transformer_nfn.files.whole import whole_folder
+from transformer_nfn.io.foreign import write_state_dict
+from transformer_nfn.io.whole import whole_folder
 from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.module import HEADS_KEY, to_state_dict

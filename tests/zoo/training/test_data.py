@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tnfn_command import tnfn
-from transformer_nfn.files.assets import CHECKOUT
+from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.zoo import (
     DataError,
     Recipe,

@@ -6,9 +6,9 @@ import hashlib
 import json
 from pathlib import Path
 
-from transformer_nfn.files.json_object import read_object
-from transformer_nfn.files.regular import read_regular
-from transformer_nfn.files.whole import write_bytes
+from transformer_nfn.io.json_object import read_object
+from transformer_nfn.io.regular import read_regular
+from transformer_nfn.io.whole import write_bytes
 from transformer_nfn.zoo.errors import StoreError
 
 

@@ -14,10 +14,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from transformer_nfn.files import safetensors_file
-from transformer_nfn.files.errors import CheckpointError
-from transformer_nfn.files.regular import open_regular
-from transformer_nfn.files.whole import write_bytes
+from transformer_nfn.io import safetensors_file
+from transformer_nfn.io.errors import CheckpointError
+from transformer_nfn.io.regular import open_regular
+from transformer_nfn.io.whole import write_bytes
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
 

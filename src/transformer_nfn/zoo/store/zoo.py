@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.files.assets import resolve
+from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import Network, network_of
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.zoo.errors import StoreError, ZooError

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn.files.downloads import RemoteFile, fetch
+from transformer_nfn.io.downloads import RemoteFile, fetch
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import DataError
 from transformer_nfn.zoo.kind import PAPER, Kind

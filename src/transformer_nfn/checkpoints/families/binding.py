@@ -1,0 +1,342 @@
+"""Match the tensors of a file to the lines of a family: prefix, blocks, sizes, no leftovers."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, NoReturn
+
+import torch
+
+from transformer_nfn.architectures.layout import Slot, file_shape
+from transformer_nfn.checkpoints.families.expressions import MissingFieldError, evaluate, truth
+from transformer_nfn.checkpoints.families.family import Family, Line
+from transformer_nfn.checkpoints.families.keys import (
+    count_blocks,
+    find_prefix,
+    head_lines,
+    is_ignored,
+    standard_names,
+)
+from transformer_nfn.checkpoints.families.sizes import Size, Sizes, from_config, from_shapes
+from transformer_nfn.checkpoints.families.unstated import UnstatedFactError, unstated_facts
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional.description import KEPT
+from transformer_nfn.io.checkpoint import Checkpoint
+from transformer_nfn.io.errors import CheckpointError
+from transformer_nfn.io.source import WEIGHT_DTYPES, TensorInfo
+
+NEEDED = ("W_Q", "W_K", "W_V", "W_O", "W_A", "W_B")
+"""What every block has, whichever line holds it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file.
+
+    Attributes:
+        key: its name in the file.
+        slots: what it holds of the network.
+        plain: its shape as the layouts say.
+        shape: its shape in the file.
+    """
+
+    key: str
+    slots: tuple[Slot, ...]
+    plain: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A family found in a file.
+
+    Attributes:
+        family: which.
+        config: fields, with what the family's presets add.
+        sizes: of every axis.
+        tied: output matrix and token embedding are one tensor.
+        has_head: the file holds an output matrix, tied or not.
+        entries: by name in the file, in the order of the network.
+        holders: for each canonical name the tensors of the file that hold it.
+        kept: canonical names of tensors on which nothing acts, and their names in the file.
+        ignored: names in the file of what is no weight.
+    """
+
+    family: Family
+    config: Mapping[str, Any]
+    sizes: Sizes
+    tied: bool
+    has_head: bool
+    entries: Mapping[str, Entry]
+    holders: Mapping[str, tuple[str, ...]]
+    kept: Mapping[str, str]
+    ignored: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]] = field(repr=False)
+
+
+def bind(
+    family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any] | None = None
+) -> Binding:
+    """Match every tensor of a file to a family; raises `CheckpointError` for what does not fit.
+
+    Args:
+        family: what the file should hold.
+        checkpoint: the file, open; its config may be empty.
+        settings: config fields that a user states, see `OpenOptions`.
+    """
+    where = checkpoint.where
+    infos = {name: checkpoint.info(name) for name in checkpoint}
+    config = complete_config(family, checkpoint.config, {} if settings is None else settings)
+    keys = standard_names(family, infos)
+    prefix = find_prefix(family, keys, where)
+    blocks = count_blocks(family, keys, prefix)
+    sizes = from_config(family, config, where)
+    _check_refused(family, {**config, **sizes}, where)
+    for counter, n in blocks.items():
+        expected = sizes.get(counter, n)
+        if expected != n and (n or counter not in family.optional):
+            _refuse(where, f"{config_says(family, counter, expected)}, the file holds {n} blocks")
+        sizes[counter] = n
+    has_head = any(line.tied and line.key in keys for line in family.lines)
+    tied = _tied(family, config, has_head, checkpoint, keys, prefix)
+    chosen = dict(_present(family, config, keys, prefix, blocks, tied, where))
+    known = {keys[line.key]: line for line in chosen.values()}
+    _check_dtypes(known, infos, where)
+    unstated = from_shapes(family, config, known, infos, sizes, where)
+    names = {slot.tensor for line in known.values() for slot in line.slots}
+    unstated += unstated_facts(family, {**config, **sizes, "has_head": has_head}, names)
+    if _needs_class(family, config, keys, names, has_head):
+        unstated.append("architectures")
+    if unstated:
+        raise UnstatedFactError(where, family, unstated)
+    solved = Sizes({name: Size(n) for name, n in sizes.items()})
+    entries = {
+        key: _entry(line, key, infos[key], solved, where)
+        for key, line in known.items()
+        if line.slots
+    }
+    left = [key for key in keys if keys[key] not in known]
+    ignored = [key for key in left if is_ignored(family, key, prefix)]
+    extra = [keys[key] for key in left if key not in ignored]
+    if extra and not family.open:
+        _refuse(
+            where,
+            f"holds '{extra[0]}' {list(infos[extra[0]].shape)}, which {family.title} does not "
+            "have; an --architecture file can say what it is",
+        )
+    kept_keys = [*(key for key, line in known.items() if not line.slots), *extra]
+    holders: dict[str, tuple[str, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for key, entry in entries.items():
+        for slot in entry.slots:
+            holders[slot.tensor] = (*holders.get(slot.tensor, ()), key)
+            shapes[slot.tensor] = tuple(solved.axes[axis].size for axis in slot.axes)
+    kept = {f"{KEPT}{key}": key for key in kept_keys if infos[key].weight_dtype is not None}
+    shapes |= {name: infos[key].shape for name, key in kept.items()}
+    ignored += [key for key in extra if infos[key].weight_dtype is None]
+    return Binding(
+        family, config, solved, tied, has_head, entries, holders, kept,
+        tuple(keys.get(key, key) for key in ignored), shapes,
+    )  # fmt: skip
+
+
+def complete_config(
+    family: Family, config: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A config with what its names imply and a user states.
+
+    Fields of the user take precedence over ``config.json``, and that over the data file, whose
+    defaults hold only where the config names the family.
+    """
+    for name in settings:
+        if name not in family.fields():
+            raise CheckpointError(
+                f"--set {name}: {family.title} has no such config field, expected one of "
+                f"{', '.join(family.fields())}"
+            )
+    stated = {**family.config, **config, **settings}
+    presets: dict[str, Any] = {}
+    for pattern, fields in family.presets.items():
+        if fnmatchcase(str(stated.get("architecture")), pattern):
+            presets |= fields
+    defaults = family.defaults if family.named_by(stated) else {}
+    out = {**defaults, **family.config, **presets, **config, **settings}
+    for table in ("rope_parameters", "rope_scaling"):
+        if isinstance(out.get(table), Mapping):
+            out[table] = {k: v for k, v in out[table].items() if k not in settings}
+    if isinstance(out.get("architectures"), str):
+        out["architectures"] = [out["architectures"]]
+    # A size is never a field of the same name.
+    return {field: value for field, value in out.items() if field not in family.sizes}
+
+
+def _check_refused(family: Family, fields: Mapping[str, Any], where: str) -> None:
+    for text, words in family.refused.items():
+        try:
+            holds = evaluate(text, fields)
+        except (MissingFieldError, SpaceError):
+            continue
+        if holds:
+            _refuse(where, f"config: {text}: {family.title} with {words} is not supported")
+
+
+def _tied(
+    family: Family,
+    config: Mapping[str, Any],
+    has_head: bool,
+    checkpoint: Checkpoint,
+    keys: Mapping[str, str],
+    prefix: str,
+) -> bool:
+    """Whether output matrix and token embedding are one.
+
+    Where the config does not state it, they are one if the file holds the same numbers twice, and
+    if it holds no output matrix, which then only a tied model can have.
+    """
+    if "tied" not in family.facts:
+        return False
+    text = family.facts["tied"]
+    try:
+        return truth(evaluate(text, {**config, "has_head": has_head}), text)
+    except SpaceError as error:
+        raise CheckpointError(f"'{checkpoint.where}': config: tied: {error}") from None
+    except MissingFieldError:
+        if not has_head:
+            return True
+    head = next(keys[line.key] for line in family.lines if line.tied and line.key in keys)
+    tokens = [
+        keys[key]
+        for line in family.lines
+        if [slot.tensor for slot in line.slots] == ["token"]
+        if (key := line.key if line.outside else prefix + line.key) in keys
+    ]
+    return any(
+        checkpoint.info(head) == checkpoint.info(token)
+        and checkpoint.info(head).weight_dtype is not None
+        and torch.equal(checkpoint[head], checkpoint[token])
+        for token in tokens
+    )
+
+
+def _needs_class(
+    family: Family,
+    config: Mapping[str, Any],
+    keys: Mapping[str, str],
+    names: Container[str],
+    has_head: bool,
+) -> bool:
+    """Whether only the class of the model, which the config lacks, says what its output is."""
+    if config.get("architectures"):
+        return False
+    if any(line.key in keys for lines in family.heads.values() for line in lines):
+        return True
+    transforms = any(s.tensor == "extra.mlm.W" for line in family.lines for s in line.slots)
+    has_matrix = any(line.tied for line in family.lines)
+    return has_matrix and not (transforms or has_head or "head" in names)
+
+
+def _present(
+    family: Family,
+    config: Mapping[str, Any],
+    keys: Mapping[str, str],
+    prefix: str,
+    blocks: Mapping[str, int],
+    tied: bool,
+    where: str,
+) -> Iterator[tuple[str, Line]]:
+    """The lines whose tensors are there, blocks in order; refuses where one must be and is not."""
+    lines = [
+        replace(line, key=line.key if line.outside else prefix + line.key)
+        for line in (*family.lines, *head_lines(family, config))
+    ]
+    _check_complete(family, lines, keys, blocks, where)
+    expanded: list[Line] = [line for line in lines if line.counter is None]
+    for counter, n in blocks.items():
+        own = [line for line in lines if line.counter == counter]
+        # Where one block has it, all must.
+        own = [
+            line
+            for line in own
+            if not line.optional or any(line.at(i).key in keys for i in range(n))
+        ]
+        expanded += [
+            replace(at, optional=False)
+            for i in range(max(n, 0 if counter in family.optional else 1))
+            for at in (line.at(i) for line in own)
+        ]
+    held = {slot.tensor for line in expanded if line.key in keys for slot in line.slots}
+    for line in expanded:
+        if line.key in keys:
+            yield line.key, replace(line, slots=line.tied if tied and line.tied else line.slots)
+            continue
+        elsewhere = bool(line.slots) and all(slot.tensor in held for slot in line.slots)
+        gone = line.stack in family.optional and not blocks[str(line.stack)]
+        if not (line.optional or elsewhere or gone):
+            _refuse(where, f"lacks '{line.key}', which holds {_holds(line)} of {family.title}")
+    for at, counter in family.counters.items():
+        for i in range(blocks[counter]):
+            for name in (f"{at}{i}.{tensor}" for tensor in NEEDED):
+                if name not in held:
+                    _refuse(where, f"lacks the tensor that holds '{name}' of {family.title}")
+
+
+def _check_complete(
+    family: Family,
+    lines: list[Line],
+    keys: Mapping[str, str],
+    blocks: Mapping[str, int],
+    where: str,
+) -> None:
+    """Refuses the first block that lacks a tensor, before a line is made for each of them."""
+    for line in lines:
+        if line.counter is not None and not line.optional:
+            for i in range(blocks[line.counter]):
+                key = line.at(i).key
+                if key not in keys:
+                    _refuse(
+                        where, f"lacks '{key}', which holds {_holds(line.at(i))} of {family.title}"
+                    )
+
+
+def _holds(line: Line) -> str:
+    return ", ".join(f"'{slot.tensor}'" for slot in line.slots) or "weights"
+
+
+def _check_dtypes(known: Mapping[str, Line], infos: Mapping[str, TensorInfo], where: str) -> None:
+    for key in known:
+        if infos[key].weight_dtype is None:
+            _refuse(
+                where,
+                f"'{key}' holds {infos[key].dtype}, expected weights in {', '.join(WEIGHT_DTYPES)}",
+            )
+
+
+def _entry(line: Line, key: str, info: TensorInfo, sizes: Sizes, where: str) -> Entry:
+    try:
+        plain = file_shape(sizes, line.slots)
+    except SpaceError as error:
+        raise CheckpointError(f"'{where}': '{key}': {error}") from error
+    shape = line.shape
+    expected = plain if shape is None else tuple(sizes.number(word) for word in shape)
+    if info.shape != expected:
+        layout = " ".join(shape) if shape else line.slots[0].layout.text
+        said = ", ".join(
+            f"{axis} = {sizes.axes[axis].size}"
+            for axis in dict.fromkeys(a for slot in line.slots for a in slot.axes)
+        )
+        _refuse(
+            where,
+            f"'{key}' expected shape {list(expected)} ({layout}; {said}), found {list(info.shape)}",
+        )
+    return Entry(key, line.slots, plain, expected)
+
+
+def config_says(family: Family, size: str, value: int) -> str:
+    """What the config makes of a size, in words."""
+    return f"config.json says {size} = {value} ({family.sizes.get(size, size)})"
+
+
+def _refuse(where: str, why: str) -> NoReturn:
+    raise CheckpointError(f"'{where}': {why}")

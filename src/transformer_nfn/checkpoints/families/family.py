@@ -1,0 +1,314 @@
+"""What does a data file say of a family of checkpoints? Names, layouts, sizes and facts.
+
+A data file is TOML. Its tables:
+
+- ``[names]``: one line for each tensor of the file, ``"wte.weight" = "token: vocab D"``, in the
+  language of `transformer_nfn.architectures.layout`; several tensors in one are separated by
+  commas. A question mark after the name of a file's tensor says that it may be missing; ``kept``
+  instead of a layout that nothing acts on it. ``head: class D = token: vocab D`` is the output
+  matrix, or the token embedding where the two are tied.
+- ``[[stacks]]``: ``at``, what stands before the names of one block in a file, with the name of
+  the size that counts the blocks in braces; ``prefix``, what stands before the block's number in
+  canonical names; ``[stacks.names]``, the lines of a block; ``[stacks.ends]``, lines of the stack
+  as a whole; ``optional``, the stack may be missing.
+- ``[outside]``: lines to which the ``prefixes`` do not apply; ``[heads."*ForQuestionAnswering"]``:
+  lines for models of such a class only.
+- ``[shapes]``: of tensors of a file whose shape is not what the layout says, but as many numbers.
+- ``[sizes]``, ``[facts]``: see `transformer_nfn.checkpoints.families.expressions`.
+- ``[config]``: fields of the config where ``config.json`` does not have them;
+  ``[presets."vit_huge*"]``: fields that the name of an architecture implies.
+- ``[defaults]``: values that the library of the family gives to fields which a config omits. They
+  hold where the config names the family by its ``model_type`` or ``architecture``; elsewhere they
+  would be guesses, and the fields have to be stated.
+- ``[refused]``: what is said of a model for which an expression is true, as
+  ``"qk_layernorm" = "a norm of queries and keys"``.
+- ``[aliases]``: endings of names that stand for others.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from transformer_nfn.architectures.layout import Layout, Slot
+from transformer_nfn.checkpoints.families.expressions import names_in, parse
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional.description import axes_of
+
+# What expressions may read beside sizes and fields of a config.
+COMPUTED = ("layer", "stack", "has_gate", "has_head")
+ROTARY = ("rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct")
+COUNTER = re.compile(r"\{(\w+)\}")
+TABLES = (
+    "title", "extends", "model_types", "architectures", "prefixes", "ignored", "open",
+    "gain_offset", "reads", "aliases", "sizes", "facts", "names", "outside", "heads", "shapes",
+    "presets", "stacks", "config", "defaults", "refused",
+)  # fmt: skip
+MERGED = (
+    "aliases", "sizes", "facts", "names", "outside", "heads", "shapes", "presets", "config",
+    "defaults", "refused",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """One tensor of a file, or one for each block.
+
+    Attributes:
+        key: its name, with the counter of the blocks in braces.
+        slots: what it holds; nothing where nothing acts on it.
+        tied: what it holds where output matrix and token embedding are tied.
+        optional: it may be missing.
+        outside: no prefix stands before it.
+        stack: the counter of the stack that it ends; it may be missing with the whole stack.
+        shape: in the file, where that is not what the layout says: numbers and names of sizes.
+    """
+
+    key: str
+    slots: tuple[Slot, ...]
+    tied: tuple[Slot, ...] = ()
+    optional: bool = False
+    outside: bool = False
+    stack: str | None = None
+    shape: tuple[str, ...] | None = None
+
+    @property
+    def counter(self) -> str | None:
+        """The size that counts the blocks, if the line stands for many tensors."""
+        found = COUNTER.search(self.key)
+        return found[1] if found else None
+
+    def at(self, i: int) -> Line:
+        """The line of one block."""
+        return replace(
+            self,
+            key=COUNTER.sub(str(i), self.key),
+            slots=tuple(replace(s, tensor=COUNTER.sub(str(i), s.tensor)) for s in self.slots),
+        )
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of checkpoints as its data file describes it; see the module.
+
+    Attributes:
+        name: of the data file.
+        title: as people write it.
+        model_types: of ``config.json``.
+        architectures: patterns of the field ``architecture`` of a config, where that stands for
+            a model type.
+        reads: what is read, in words.
+        prefixes: what may stand before names; a star is anything.
+        ignored: patterns of what is no weight.
+        open: tensors that no line knows are kept as they are.
+        gain_offset: what a file leaves out of the gain of a norm.
+        counters: the size that counts the blocks of each stack, by the stack's prefix.
+        optional: the counters of stacks that may be missing.
+        config: fields that hold where ``config.json`` does not have them.
+        defaults: fields that hold where the config also names the family.
+        refused: what is said of a model for which an expression is true.
+    """
+
+    name: str
+    title: str
+    model_types: tuple[str, ...]
+    architectures: tuple[str, ...]
+    reads: str
+    prefixes: tuple[str, ...]
+    ignored: tuple[str, ...]
+    open: bool
+    gain_offset: float
+    aliases: Mapping[str, str]
+    sizes: Mapping[str, str]
+    facts: Mapping[str, str]
+    lines: tuple[Line, ...]
+    heads: Mapping[str, tuple[Line, ...]]
+    presets: Mapping[str, Mapping[str, Any]]
+    counters: Mapping[str, str]
+    optional: frozenset[str]
+    config: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    refused: Mapping[str, str]
+
+    def named_by(self, config: Mapping[str, Any]) -> bool:
+        """Whether a config names this family."""
+        architecture = config.get("architecture")
+        return config.get("model_type") in self.model_types or (
+            isinstance(architecture, str)
+            and any(fnmatchcase(architecture, pattern) for pattern in self.architectures)
+        )
+
+    def fields(self) -> list[str]:
+        """The config fields that are read, in the order of the data file."""
+        texts = [*self.sizes.values(), *self.facts.values(), *self.refused]
+        read = [name for text in texts for name in sorted(names_in(text))]
+        if "rotary" in self.facts:
+            read += ROTARY
+        if self.presets:
+            read.append("architecture")
+        if self.heads or any(line.tied for line in self.lines):
+            read.append("architectures")
+        axes = {axis for line in self.lines for slot in line.slots for axis in slot.axes}
+        axes |= {word for line in self.lines for word in line.shape or ()}
+        return [f for f in dict.fromkeys(read) if f not in {*self.sizes, *axes, *COMPUTED}]
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """A data file as it stands."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpaceError(f"'{path}' cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpaceError(f"'{path}' is no data file of an architecture: {error}") from error
+    for name, value in tables.items():
+        if not _is_kind(name, value):
+            raise SpaceError(f"'{path}' is no data file of an architecture: '{name}' is malformed")
+    return tables
+
+
+def _is_kind(name: str, value: Any) -> bool:
+    """Whether a table holds what a table of that name holds."""
+    if name in ("config", "defaults", "presets", "heads"):
+        inner = value.values() if isinstance(value, dict) else [None]
+        return (name in ("config", "defaults") and isinstance(value, dict)) or all(
+            isinstance(v, dict) and (name == "presets" or _is_kind("names", v)) for v in inner
+        )
+    if name in MERGED:
+        return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+    if name in ("model_types", "architectures", "prefixes", "ignored"):
+        return isinstance(value, list) and all(isinstance(v, str) for v in value)
+    if name == "stacks":
+        return isinstance(value, list) and all(
+            isinstance(stack, dict)
+            and all(_is_kind("names", stack.get(part, {})) for part in ("names", "ends"))
+            for stack in value
+        )
+    return True
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """One data file on top of another: tables line by line, all else as a whole."""
+    out = {**base, **over}
+    for table in MERGED:
+        if table in base and table in over:
+            out[table] = _lines_merged(base[table], over[table])
+    if "stacks" in base and "stacks" in over:
+        nothing: dict[str, Any] = {}
+        out["stacks"] = [
+            {**low, **top, "names": _lines_merged(low.get("names", {}), top.get("names", {}))}
+            for low, top in zip_longest(base["stacks"], over["stacks"], fillvalue=nothing)
+        ]
+    return out
+
+
+def _lines_merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lines of one table on top of another's; a question mark is no part of a name."""
+    changed = {key.removesuffix("?") for key in over}
+    return {key: v for key, v in base.items() if key.removesuffix("?") not in changed} | dict(over)
+
+
+def build_family(name: str, tables: Mapping[str, Any], where: str) -> Family:
+    """Checks the tables of a data file."""
+    try:
+        return _build(name, tables)
+    except SpaceError as error:
+        raise SpaceError(f"'{where}': {error}") from error
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        raise SpaceError(f"'{where}' is no data file of an architecture: {error!r}") from error
+
+
+def _build(name: str, tables: Mapping[str, Any]) -> Family:
+    unknown = [table for table in tables if table not in TABLES]
+    if unknown:
+        raise SpaceError(f"'{unknown[0]}' is nothing that a data file says ({', '.join(TABLES)})")
+    stacks = tables.get("stacks", [])
+    lines = [
+        *(_line(key, text) for key, text in tables.get("names", {}).items()),
+        *(line for stack in stacks for line in _block_lines(stack)),
+        *(_line(key, text, outside=True) for key, text in tables.get("outside", {}).items()),
+    ]
+    shapes = {key: tuple(text.split()) for key, text in tables.get("shapes", {}).items()}
+    lines = [replace(line, shape=shapes.get(line.key)) for line in lines]
+    for text in (
+        *tables.get("sizes", {}).values(),
+        *tables.get("facts", {}).values(),
+        *tables.get("refused", {}),
+    ):
+        parse(text)
+    return Family(
+        name=name,
+        title=str(tables.get("title", name)),
+        model_types=tuple(tables.get("model_types", ())),
+        architectures=tuple(tables.get("architectures", ())),
+        reads=str(tables.get("reads", "")),
+        prefixes=tuple(tables.get("prefixes", ("",))),
+        ignored=tuple(tables.get("ignored", ())),
+        open=bool(tables.get("open", False)),
+        gain_offset=float(tables.get("gain_offset", 0.0)),
+        aliases=dict(tables.get("aliases", {})),
+        sizes=dict(tables.get("sizes", {})),
+        facts=dict(tables.get("facts", {})),
+        lines=tuple(lines),
+        heads={
+            kind: tuple(_line(key, text, outside=True) for key, text in names.items())
+            for kind, names in tables.get("heads", {}).items()
+        },
+        presets=dict(tables.get("presets", {})),
+        counters={stack.get("prefix", ""): COUNTER.findall(stack["at"])[0] for stack in stacks},
+        optional=frozenset(COUNTER.findall(s["at"])[0] for s in stacks if s.get("optional", False)),
+        config=dict(tables.get("config", {})),
+        defaults=dict(tables.get("defaults", {})),
+        refused=dict(tables.get("refused", {})),
+    )
+
+
+def _block_lines(stack: Mapping[str, Any]) -> Iterator[Line]:
+    at, prefix = stack["at"], stack.get("prefix", "")
+    counters = COUNTER.findall(at)
+    if len(counters) != 1:
+        raise SpaceError(f"'at = \"{at}\"' must name one size that counts the blocks in braces")
+    for key, text in stack["names"].items():
+        yield _line(f"{at}{key}", text, before=f"{prefix}{{{counters[0]}}}.")
+    for key, text in stack.get("ends", {}).items():
+        yield replace(_line(key, text), stack=counters[0])
+
+
+def _line(key: str, text: str, *, before: str = "", outside: bool = False) -> Line:
+    optional, key = key.endswith("?"), key.removesuffix("?")
+    if text.strip() == "kept":
+        return Line(key, (), optional=optional, outside=outside)
+    readings = [
+        tuple(_slot(key, words, before) for words in reading.split(","))
+        for reading in text.split("=")
+    ]
+    tied = readings[1] if len(readings) > 1 else ()
+    return Line(key, readings[0], tied, optional, outside)
+
+
+def _slot(key: str, words: str, before: str) -> Slot:
+    name, colon, text = words.partition(":")
+    name = before + name.strip()
+    try:
+        axes = axes_of(name)
+    except KeyError:
+        axes = ()
+    if not colon or not axes:
+        raise SpaceError(
+            f"the line '{key}' must say 'TENSOR: LAYOUT' with a tensor of a transformer, found "
+            f"'{words.strip()}'"
+        )
+    layout = Layout.parse(text.strip())
+    own = sorted(axis for axis in layout.atoms if axis != "+")
+    if own != sorted(axes):
+        raise SpaceError(
+            f"the layout of '{name}' in '{key}' must name {' '.join(axes)} once each, found "
+            f"'{layout.text}'"
+        )
+    return Slot(name, layout, axes)

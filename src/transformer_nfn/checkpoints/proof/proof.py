@@ -1,0 +1,299 @@
+"""Proof that two checkpoints are one function, or that they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.proof.blocks import BlockElement, match_block
+from transformer_nfn.checkpoints.proof.checks import Check, Tolerance
+from transformer_nfn.checkpoints.proof.ends import check_ends, table_shifts
+from transformer_nfn.checkpoints.proof.outputs import (
+    Outputs,
+    compare_outputs,
+    is_output,
+    keeps_inputs,
+)
+from transformer_nfn.checkpoints.proof.refine import refine_stream
+from transformer_nfn.checkpoints.proof.witness import TokenWitness, find_witness
+from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
+from transformer_nfn.checkpoints.scores.probes import Probes, draw_probes, sketch_block
+from transformer_nfn.checkpoints.scores.scores import block_score
+from transformer_nfn.checkpoints.scores.stream import EMBEDDINGS, StreamMap, fit_stream
+from transformer_nfn.checkpoints.scores.verdict import RELATED
+from transformer_nfn.functional.description import KEPT
+
+if TYPE_CHECKING:
+    from transformer_nfn.checkpoints.families import Model
+    from transformer_nfn.checkpoints.relations.relation import Relation
+
+PROBES = 64
+"""Probes that heads and neurons are matched by; they are then checked in full."""
+SMALL = 0.2
+"""Where tensors are away by more than this, something may not have been matched; then only inputs
+that differ, or a single place that is off while all else fits, are a proof."""
+
+
+@dataclass(frozen=True)
+class ModelElement:
+    """An element of the symmetry group of a transformer's reduced form.
+
+    Attributes:
+        stream: acts on the stream.
+        shifts: vectors moved between embeddings.
+        blocks: what acts in each block, by its name.
+    """
+
+    stream: StreamMap
+    shifts: Mapping[str, Tensor]
+    blocks: Mapping[str, BlockElement]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What could be shown.
+
+    Attributes:
+        same: True (an element, verified on every tensor), False (inputs on which they differ, a
+            tensor that no rounding explains, or shapes that do not fit), None (neither).
+        reason: one sentence.
+        element: takes the reduced form of A to that of B.
+        checks: every tensor of the reduced form under the element.
+        tolerance: how many expected rounding errors count as none.
+        witness: inputs on which they differ.
+        named: tensors beyond what rounding explains.
+        backbone: blocks and embeddings are verified under one element, and outputs differ.
+        not_compared: what was left out, a sentence each.
+    """
+
+    same: bool | None
+    reason: str
+    element: ModelElement | None = None
+    checks: tuple[Check, ...] = ()
+    tolerance: Tolerance | None = None
+    witness: TokenWitness | None = None
+    named: tuple[str, ...] = ()
+    backbone: bool = False
+    not_compared: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """The proof in words."""
+        words = {True: "yes", False: "no", None: "undecidable"}
+        out = [f"proof: same function: {words[self.same]}, {self.reason}"]
+        if self.checks and self.tolerance is not None:
+            far = sorted(self.checks, key=lambda c: -c.excess)[:3]
+            told = ", ".join(f"{c.name} {c.excess:.2g}" for c in far)
+            out.append(
+                f"{len(self.checks)} tensors checked; expected rounding errors that the farthest "
+                f"are away ({self.tolerance.same:g} allowed): {told}"
+            )
+        if self.witness is not None:
+            shown = self.witness.inputs
+            text = f"token ids {shown[0].tolist()}" if shown.ndim == 2 else "random inputs"
+            out.append(
+                f"on {text} outputs differ by {self.witness.difference:.3g}, rounding explains "
+                f"{self.witness.noise:.1g}"
+            )
+        return out
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it but the element's matrices."""
+        witness = self.witness
+        return {
+            "same_function": self.same,
+            "reason": self.reason,
+            "same_backbone": self.backbone or self.same is True,
+            "named_tensors": list(self.named),
+            "allowance": None if self.tolerance is None else self.tolerance.same,
+            "tensors": {
+                c.name: {
+                    "residual": c.residual,
+                    "expected": c.expected,
+                    "ratio": c.ratio,
+                    "worst_part": c.worst,
+                }
+                for c in self.checks
+            },
+            "witness": witness
+            and {
+                "inputs": witness.inputs.tolist(),
+                "decoder": None if witness.decoder is None else witness.decoder.tolist(),
+                "difference": witness.difference,
+                "noise": witness.noise,
+            },
+        }
+
+
+def prove_pair(A: Model, B: Model, relation: Relation) -> Proof:
+    """Decides whether two models are the same function, or says that it cannot.
+
+    Args:
+        A: one model.
+        B: the other.
+        relation: by their scores; where blocks are strangers no element is looked for.
+    """
+    apart = inputs_apart(A, B)
+    if apart is not None:
+        return Proof(False, apart)
+    outputs = compare_outputs(A, B)
+    misfit = shapes_apart(A, B)
+    related = bool(relation.blocks) and all(
+        block_score(parts) >= RELATED for parts in relation.blocks.values()
+    )
+    attempt = None
+    if misfit is None and related:
+        attempt = find_element(A, B, outputs, relation.fitted)
+        if attempt.same is not None:
+            return attempt
+    apart = outputs.apart()
+    if apart is not None:
+        return Proof(False, apart)
+    witness = find_witness(A, B)
+    if witness is not None:
+        named = () if attempt is None else attempt.named
+        return Proof(
+            False,
+            "the outputs differ on the inputs given" + _naming(named),
+            checks=() if attempt is None else attempt.checks,
+            tolerance=None if attempt is None else attempt.tolerance,
+            witness=witness,
+            named=named,
+        )
+    if attempt is None:
+        why = misfit or "blocks score as strangers do"
+        return Proof(None, f"{why}, but no input was found on which the outputs differ")
+    if attempt.named and (_all_near(attempt.checks) or len(_places(attempt.named)) == 1):
+        return replace(
+            attempt,
+            same=False,
+            reason="no disguise takes one to the other within rounding" + _naming(attempt.named),
+        )
+    return replace(
+        attempt, reason="neither an element that fits nor an input that differs was found"
+    )
+
+
+def _all_near(checks: tuple[Check, ...]) -> bool:
+    """Whether everything is matched: what differs differs little."""
+    return all(c.residual <= SMALL for c in checks if c.expected <= SMALL)
+
+
+def _places(named: tuple[str, ...]) -> set[str]:
+    """Where named tensors stand; those that share a basis or a shift, which was solved for, are
+    one place."""
+    if set(named) <= {"token", "position", "type"}:
+        return {"embeddings"}
+    pairs = {"W_Q": "W_K", "W_V": "W_O", "b_Q": "W_K", "b_K": "W_K"}
+    pairs |= dict.fromkeys(("W_A", "b_A", "W_G", "b_G"), "W_B")
+    out = set()
+    for name in named:
+        start, _, last = name.split("·")[0].rpartition(".")
+        out.add(f"{start}.{pairs.get(last, last)}")
+    return out
+
+
+def _naming(named: tuple[str, ...]) -> str:
+    shown = ", ".join(named[:4]) + (" …" if len(named) > 4 else "")
+    return f"; beyond what rounding explains: {shown}" if named else ""
+
+
+def inputs_apart(A: Model, B: Model) -> str | None:
+    """Why two models cannot be one function: they read different things."""
+    a, b = A.about, B.about
+    if a.inputs != b.inputs or a.vocab != b.vocab:
+        words = [f"{m.inputs} ({m.vocab})" if m.vocab else m.inputs for m in (a, b)]
+        return f"they read different inputs, {words[0]} and {words[1]}"
+    if len(a.stacks) != len(b.stacks):
+        return "one has an encoder and a decoder, the other has not"
+    return None
+
+
+def shapes_apart(A: Model, B: Model) -> str | None:
+    """Why no element can take the blocks and embeddings of one model to the other's; None where
+    one may."""
+    a, b = A.about, B.about
+    for what in ("width", "norm", "eps", "final_softcap", "position_offset"):
+        if getattr(a, what) != getattr(b, what):
+            return f"{what}: one has {getattr(a, what)}, the other {getattr(b, what)}"
+    for s, t in zip(a.stacks, b.stacks, strict=True):
+        if len(s.blocks) != len(t.blocks):
+            return f"one has {len(s.blocks)} blocks, the other {len(t.blocks)}"
+        for i, (x, y) in enumerate(zip(s.blocks, t.blocks, strict=True)):
+            if replace(x, attention=replace(x.attention, scale=1.0)) != replace(
+                y, attention=replace(y.attention, scale=1.0)
+            ):
+                return f"blocks {s.prefix}{i} are built differently"
+    embedded = [
+        {n: m.names[n][0] for n in EMBEDDINGS if n in m.names} for m in (A, B)
+    ]
+    if embedded[0] != embedded[1]:
+        return f"embeddings have other rows, {embedded[0]} and {embedded[1]}"
+    if keeps_inputs(a):
+        kept = [{n: s for n, s in m.names.items() if n.startswith(KEPT)} for m in (A, B)]
+        if kept[0] != kept[1]:
+            return "tensors outside the network differ in name or shape"
+    return None
+
+
+def find_element(A: Model, B: Model, outputs: Outputs, tables: Sequence[str]) -> Proof:
+    """The element that takes A's reduced form to B's, verified on every tensor that both have.
+
+    Args:
+        A: one model.
+        B: the other, of which `shapes_apart` has nothing to say.
+        outputs: what both have of output heads; only those in common are verified.
+        tables: to fit the map of the stream on.
+    """
+    a, b = reduce_pair(A, B)
+    tolerance = Tolerance.of(A.dtype, B.dtype)
+    stream = refine_stream(a, b, fit_stream(a, b, hold_out=False, only=tables).map)
+    if stream.span is not None:
+        return Proof(None, "embeddings, outputs and neurons leave directions of the stream open")
+    shifts = table_shifts(a, b, stream)
+    blocks: dict[str, BlockElement] = {}
+    checks: list[Check] = list(check_ends(a, b, stream, shifts, outputs))
+    for name, part, found in _blocks(a, b, stream):
+        blocks[name] = part
+        checks += found
+    wrong = [c for c in checks if not c.within(tolerance)]
+    attempt = Proof(
+        None,
+        "",
+        ModelElement(stream, {name: shift.value for name, shift in shifts.items()}, blocks),
+        tuple(checks),
+        tolerance,
+        named=tuple(c.name for c in checks if c.beyond(tolerance)),
+        not_compared=tuple(f"{name}: only one of the two has it" for name in outputs.single),
+    )
+    one = "one element of the symmetry group takes A to B on"
+    apart = outputs.apart()
+    if not wrong and apart is None:
+        return replace(attempt, same=True, reason=f"{one} all {len(checks)} tensors")
+    changed = [c.name for c in wrong if is_output(c.name, A.about) and is_output(c.name, B.about)]
+    if len(changed) == len(wrong) and set(changed) <= set(attempt.named):
+        verified = f"{one} {len(checks) - len(wrong)} tensors, all blocks and embeddings among them"
+        differ = f"outputs differ (with the last norm before them): {', '.join(changed)}"
+        reasons = [verified, *([differ] if changed else []), *([apart] if apart else [])]
+        return replace(attempt, same=False, reason="; ".join(reasons), backbone=True)
+    return replace(attempt, element=None)
+
+
+def _blocks(
+    a: Reduced, b: Reduced, stream: StreamMap
+) -> Iterator[tuple[str, BlockElement, list[Check]]]:
+    drawn = draw_probes(a.about.width, centred=a.centred, dtype=torch.float64)
+    own = Probes(drawn.into[:PROBES], drawn.out[:PROBES])
+    other = Probes(stream(own.into), stream(own.out))
+    orders: dict[str, Tensor] = {}
+    for name in a.blocks:
+        x, y = a.block(name), b.block(name)
+        stack = name.rpartition(".")[0]
+        sketches = sketch_block(x, own), sketch_block(y, other)
+        element, checks = match_block(x, y, stream, sketches, orders.get(stack))
+        if x.about.attention.position_bias:
+            orders.setdefault(stack, element.attentions[""].queries)
+        yield name, element, checks

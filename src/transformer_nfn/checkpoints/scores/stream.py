@@ -1,0 +1,268 @@
+"""Map from one model's stream to another's, fitted on embeddings, positions and outputs.
+
+Where only orthogonal matrices act, the map is the polar factor of the cross products of all
+tables with a free axis (orthogonal Procrustes); where only permutations act, an assignment on the
+correlations of their columns. Tokens are compared row by row as far as both have rows. A model of
+few tokens (characters, amino acids) has fewer rows than its stream has directions: then the map
+is known on the span of those rows only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.reduced import Piece, Reduced, Table
+
+ROWS = 4096
+"""Rows of a table that are in memory at a time."""
+HELD_OUT = 8
+"""Every eighth row is not fitted but scored: a map of D² numbers fits anything a little."""
+LARGE = 2048
+"""From this width on the polar factor of a fit in float32 is taken in float32."""
+OPEN = {torch.float64: 1e-9, torch.float32: 1e-6}
+"""Singular values of the cross products smaller than this, against the largest, are rounding; their
+directions are not determined. By the dtype that the products were computed in."""
+EMBEDDINGS = ("token", "position", "type", "patch")
+"""Tables that are read from; all others are outputs."""
+Kind = Literal["identity", "orthogonal", "permutation", "signed permutation"]
+
+
+@dataclass(frozen=True)
+class StreamMap:
+    """A map of the stream, `x ↦ x R`.
+
+    Attributes:
+        kind: what it was looked for among.
+        matrix: R ``[D, D]`` where it is orthogonal.
+        index: coordinate j of the image is coordinate ``index[j]``, where it is a permutation.
+        signs: times ``signs[j]``.
+        span: orthonormal columns ``[D, r]``: the directions of the first stream on which the
+            tables determine an orthogonal map; None where they determine all of it.
+    """
+
+    kind: Kind
+    matrix: Tensor | None = None
+    index: Tensor | None = None
+    signs: Tensor | None = None
+    span: Tensor | None = None
+
+    def determined(self, x: Tensor) -> Tensor:
+        """The part of ``x [..., D]`` whose image is known."""
+        if self.span is None:
+            return x
+        basis = self.span.to(x.dtype)
+        return x @ basis @ basis.mT
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x [..., D]`` in the first model's coordinates, in the second's."""
+        if self.matrix is not None:
+            return x @ self.matrix.to(x.dtype)
+        if self.index is not None:
+            x = x[..., self.index]
+        return x if self.signs is None else x * self.signs.to(x.dtype)
+
+    def columns(self, x: Tensor) -> Tensor:
+        """The same for a matrix that reads the stream, ``[..., D, n]``."""
+        if self.matrix is not None:
+            return self.matrix.to(x.dtype).mT @ x
+        return self(x.mT).mT
+
+
+def stream_kind(A: Reduced) -> Kind:
+    """What may act on the stream of a reduced form."""
+    if A.about.inputs == "vectors":
+        return "identity"
+    if A.about.orders <= {"pre", "parallel"}:
+        return "orthogonal"
+    return "permutation" if A.about.norm == "layer" else "signed permutation"
+
+
+@dataclass(frozen=True)
+class StreamFit:
+    """The best map, and how well each table agrees under it.
+
+    Attributes:
+        map: of the first stream to the second.
+        tables: that were fitted.
+        scores: cosine of each table's rows that were not fitted; 0 for strangers. Empty where
+            all rows were needed for the fit.
+        distances: relative distance of the same rows.
+        noise: that distance as the rounding of both files alone is expected to cause it.
+        rows: rows of each table that both models have.
+        held_out: some rows were not fitted but scored.
+        crosses: sums of cross products ``[D, D]`` of embeddings (True) and of outputs (False).
+    """
+
+    map: StreamMap
+    tables: tuple[str, ...]
+    scores: Mapping[str, float]
+    distances: Mapping[str, float]
+    noise: Mapping[str, float]
+    rows: Mapping[str, int]
+    held_out: bool
+    crosses: Mapping[bool, Tensor] = field(repr=False)
+
+
+def fit_stream(
+    A: Reduced, B: Reduced, *, hold_out: bool = True, only: Sequence[str] | None = None
+) -> StreamFit:
+    """Fits the map from A's stream to B's.
+
+    Args:
+        A: one model.
+        B: the other, of the same width.
+        only: the tables to fit; all if not given.
+        hold_out: score on rows that were not fitted, where enough are left to fit; otherwise
+            everything is fitted and nothing scored, for the best map there is.
+    """
+    names = [n for n in A.table_names() if n in B.table_names() and (only is None or n in only)]
+    both_tied = all(m.about.tied and "head" not in m.names for m in (A, B))
+    if both_tied and "head" in names:
+        names.remove("head")  # the tokens once more
+    rows = {n: min(m.table_rows(n) for m in (A, B)) for n in names}
+    fitted = sum(n - n // HELD_OUT - int(shifted(A, name)) for name, n in rows.items())
+    hold_out = hold_out and fitted >= A.about.width - int(A.centred)
+    empty = torch.zeros(A.about.width, A.about.width, dtype=torch.float64)
+    crosses = {True: empty.clone(), False: empty}
+    for name in names:
+        cross = _cross(A, B, name, hold_out)
+        if cross is not None:
+            crosses[name in EMBEDDINGS] += cross
+    fit = StreamFit(StreamMap(stream_kind(A)), tuple(names), {}, {}, {}, rows, hold_out, crosses)
+    return _solved(A, B, fit, crosses[True] + crosses[False])
+
+
+def without_outputs(A: Reduced, B: Reduced, fit: StreamFit) -> StreamFit:
+    """The same fit on embeddings alone, from what is kept of it."""
+    names = tuple(name for name in fit.tables if name in EMBEDDINGS)
+    return _solved(A, B, replace(fit, tables=names), fit.crosses[True])
+
+
+def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
+    found = solve_stream(cross, stream_kind(A), A.dtype, centred=A.centred)
+    scored = {}
+    if fit.held_out:
+        scored = {n: s for n in fit.tables if (s := _score(A, B, n, found)) is not None}
+    scores, distances, noise = ({name: s[i] for name, s in scored.items()} for i in range(3))
+    return replace(fit, map=found, scores=scores, distances=distances, noise=noise)
+
+
+def solve_stream(
+    cross: Tensor, kind: Kind, dtype: torch.dtype, *, centred: bool = False
+) -> StreamMap:
+    """The map of a kind that fits `Σ AᵀB` best.
+
+    Args:
+        cross: ``[D, D]`` in float64.
+        kind: what acts on the stream.
+        dtype: of what it is for; float32 takes half the time where it is large.
+        centred: the all-ones direction is projected out of everything, and open by nature.
+    """
+    if kind == "identity":
+        return StreamMap("identity")
+    if kind == "orthogonal":
+        if centred:
+            cross = cross + cross.norm() / len(cross) ** 1.5  # that direction stays as it is
+        U, S, Vh = torch.linalg.svd(cross.to(dtype) if len(cross) >= LARGE else cross)
+        known = OPEN[dtype] * S[0] < S
+        return StreamMap(kind, matrix=U @ Vh, span=None if bool(known.all()) else U[:, known])
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    scaled = cross / cross.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    scaled = scaled / cross.norm(dim=0, keepdim=True).clamp_min(1e-300)
+    if kind == "signed permutation":
+        _, index = linear_sum_assignment(-scaled.abs().mT.numpy())
+        at = torch.as_tensor(index)
+        signs = torch.where(cross[at, torch.arange(len(at))] < 0, -1.0, 1.0).double()
+        return StreamMap(kind, index=at, signs=signs)
+    best: tuple[float, Tensor, float] | None = None
+    for sign in (1.0, -1.0):
+        _, index = linear_sum_assignment(-sign * scaled.mT.numpy())
+        at = torch.as_tensor(index)
+        gain = float(sign * scaled[at, torch.arange(len(at))].sum())
+        if best is None or gain > best[0]:
+            best = (gain, at, sign)
+    assert best is not None
+    signs = torch.full((len(cross),), best[2], dtype=torch.float64)
+    return StreamMap(kind, index=best[1], signs=signs)
+
+
+def shifted(model: Reduced, name: str) -> bool:
+    """Whether a vector may move between this table and another that is added to it."""
+    added = [n for n in ("token", "position", "type") if n in model.names]
+    return name in added and len(added) > 1
+
+
+def common_pieces(a: Table, b: Table) -> Iterator[tuple[int, int]]:
+    """Portions of the rows that both tables have."""
+    count = min(len(a), len(b))
+    for start in range(0, count, ROWS):
+        yield start, min(start + ROWS, count)
+
+
+def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Piece:
+    found = table.rows(start, stop)
+    if not hold_out:
+        return found
+    mask = torch.arange(start, stop) % HELD_OUT == 0
+    mask = mask if held else ~mask
+    return Piece(found.value[mask], found.error[mask])
+
+
+def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
+    """`AᵀB` of one table, weighted so that each row counts alike."""
+    (a,), (b,) = A.tables((name,)), B.tables((name,))
+    D = A.about.width
+    cross = torch.zeros(D, D, dtype=torch.float64)
+    means = [torch.zeros(D, dtype=torch.float64) for _ in "ab"]
+    sizes, count = [0.0, 0.0], 0
+    for start, stop in common_pieces(a, b):
+        x, y = (_rows(t, start, stop, hold_out, False).value for t in (a, b))
+        cross += (x.mT @ y).double()
+        for i, z in enumerate((x, y)):
+            means[i] += z.sum(0).double()
+            sizes[i] += float(z.double().square().sum())
+        count += len(x)
+    if count == 0 or min(sizes) == 0:
+        return None
+    if shifted(A, name):
+        cross -= torch.outer(means[0], means[1]) / count
+        sizes = [s - float(m.square().sum()) / count for s, m in zip(sizes, means, strict=True)]
+        if min(sizes) <= 0:
+            return None
+    cross *= count / (sizes[0] * sizes[1]) ** 0.5
+    return cross
+
+
+def _score(
+    A: Reduced, B: Reduced, name: str, found: StreamMap
+) -> tuple[float, float, float] | None:
+    """Cosine, relative distance and its expected noise of a table's rows that were not fitted."""
+    (a,), (b,) = A.tables((name,)), B.tables((name,))
+    # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.
+    sums = torch.zeros(3, A.about.width, dtype=torch.float64)
+    squares = torch.zeros(3, dtype=torch.float64)
+    count, error = 0, 0.0
+    for start, stop in common_pieces(a, b):
+        pieces = [_rows(t, start, stop, True, True) for t in (a, b)]
+        error += sum(float(p.error.sum()) for p in pieces)
+        x, y = found(pieces[0].value).double(), pieces[1].value.double()
+        for i, z in enumerate((x, y, x - y)):
+            sums[i] += z.sum(0)
+            squares[i] += z.square().sum()
+        count += len(x)
+    if count < 4:
+        return None
+    if shifted(A, name):
+        squares = squares - sums.square().sum(1) / count
+    size_x, size_y, apart = (max(float(q), 0.0) for q in squares)
+    if min(size_x, size_y) == 0:
+        return None
+    cosine = (size_x + size_y - apart) / (2 * (size_x * size_y) ** 0.5)
+    largest = max(size_x, size_y)
+    return cosine, (apart / largest) ** 0.5, (error / largest) ** 0.5

@@ -1,0 +1,148 @@
+"""How does a file from the net reach this machine? Fetched with patience, checked, and kept."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer_nfn.errors import missing_extra
+from transformer_nfn.io.cache import cache_folder
+from transformer_nfn.io.errors import DownloadError
+
+ATTEMPTS = 4
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """Where a file lies and what its md5 sum is."""
+
+    url: str
+    md5: str
+
+    @property
+    def name(self) -> str:
+        """The file's own name."""
+        return self.url.rpartition("/")[2]
+
+
+def fetch(task: str, file: RemoteFile, folder: Path | None) -> Path:
+    """A file of a task's data: from ``folder`` if one is given, else from the cache.
+
+    Fetched if the cache does not hold it. Either way its md5 sum must be the known one.
+    """
+    if folder is None:
+        try:
+            return download(file.url, cache_folder(task) / file.name, f"md5:{file.md5}")
+        except DownloadError as error:
+            raise DownloadError(f"{error}; name a folder with --data") from error
+    path = folder / file.name
+    if not folder.is_dir():
+        raise DownloadError(f"data folder '{folder}' does not exist")
+    if not path.is_file():
+        raise DownloadError(f"{path}: missing (task '{task}' needs it)")
+    with path.open("rb") as opened:
+        found = hashlib.file_digest(opened, _md5).hexdigest()
+    if found != file.md5:
+        raise DownloadError(f"{path}: corrupt, expected md5 {file.md5}, found {found}")
+    return path
+
+
+def _md5() -> Any:
+    return hashlib.md5(usedforsecurity=False)
+
+
+def download(url: str, path: Path, checksum: str) -> Path:
+    """The file of an address, kept at ``path``; fetched if need be.
+
+    Args:
+        url: the address.
+        path: where it is kept.
+        checksum: what it must hash to, as ``md5:…`` or ``sha256:…``; a file that is there and
+            hashes to something else is fetched again.
+    """
+    try:
+        import pooch
+    except ImportError as error:
+        raise missing_extra(DownloadError, "pooch", "zoo", f"fetching {url}") from error
+    pooch.get_logger().setLevel("WARNING")  # the bar says what is fetched
+    try:
+        pooch.retrieve(
+            url,
+            known_hash=checksum,
+            fname=path.name,
+            path=path.parent,
+            downloader=resume_download,
+        )
+    except OSError as error:
+        raise DownloadError(f"{url}: could not be fetched ({_reason(error)})") from error
+    except ValueError as error:
+        kind, _, expected = checksum.partition(":")
+        raise DownloadError(
+            f"{url}: corrupt, its {kind} is not {expected[:12]}… as it must be"
+        ) from error
+    return path
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:160] or type(error).__name__
+
+
+def resume_download(url: str, output_file: str, _caller: object) -> None:
+    """A pooch downloader that tries again and goes on where the last attempt stopped.
+
+    What has arrived stays in ``<file>.part`` in the cache, so even another day's attempt
+    continues it; pooch then checks the sum of the whole.
+    """
+    import requests
+    from rich.console import Console
+    from rich.progress import Progress
+
+    part = Path(output_file).with_name(url.rpartition("/")[2] + ".part")
+    with Progress(transient=True, console=Console(stderr=True)) as progress:
+        bar = progress.add_task(f"fetching {part.stem}", total=None)
+        for attempt in range(ATTEMPTS):
+            try:
+                _continue(url, part, lambda done, total: progress.update(
+                    bar, completed=done, total=total))
+                break
+            except requests.RequestException:
+                if attempt == ATTEMPTS - 1:
+                    raise
+    part.replace(output_file)
+
+
+def _continue(url: str, part: Path, report: Any) -> None:
+    import requests
+
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"Range": f"bytes={have}-"} if have else {}
+    with requests.get(url, headers=headers, stream=True, timeout=30) as answer:
+        if answer.status_code == 416:  # nothing is left to send: the part is the whole
+            return
+        answer.raise_for_status()
+        if answer.status_code != 206:
+            have = 0  # the server sends everything again
+        size = int(answer.headers.get("Content-Length", 0)) + have
+        with part.open("ab" if have else "wb") as out:
+            for chunk in answer.iter_content(1 << 16):
+                out.write(chunk)
+                report(out.tell(), size or None)
+        if size and part.stat().st_size < size:
+            raise requests.ConnectionError(f"stopped after {part.stat().st_size} of {size} bytes")
+
+
+def get_text(url: str) -> str:
+    """The text at an address, as it is now; not kept."""
+    try:
+        import requests
+    except ImportError as error:
+        raise missing_extra(DownloadError, "requests", "zoo", f"fetching {url}") from error
+    try:
+        answer = requests.get(url, timeout=30)
+        answer.raise_for_status()
+    except requests.RequestException as error:
+        raise DownloadError(f"{url}: could not be fetched ({_reason(error)})") from error
+    text: str = answer.content.decode("utf-8", errors="replace")
+    return text

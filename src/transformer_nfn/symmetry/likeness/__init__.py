@@ -1,1 +1,0 @@
-"""How alike are two models, block by block? The stream between them, probes, scores, thresholds."""

@@ -1,0 +1,373 @@
+"""Every family is read as its library reads it: the library's own modules are the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_checkpoints import CASES, build, save, timm_state
+from torch import Tensor, nn
+
+from transformer_nfn.checkpoints.families import (
+    Model,
+    OpenOptions,
+    Transformer,
+    families,
+    open_model,
+)
+
+ACTIVATIONS = {
+    "gelu": nn.functional.gelu,
+    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "relu": torch.relu,
+    "silu": nn.functional.silu,
+}
+
+
+class Modules(NamedTuple):
+    """Where the library keeps the parts of block ``{i}``."""
+
+    at: str
+    q: str
+    k: str
+    v: str
+    o: str
+    norm_1: str
+    norm_2: str | None
+    mlp: str
+
+
+LLAMA = Modules(
+    "model.layers.{i}.", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+    "self_attn.o_proj", "input_layernorm", "post_attention_layernorm", "mlp",
+)  # fmt: skip
+BERT = Modules(
+    "bert.encoder.layer.{i}.", "attention.self.query", "attention.self.key", "attention.self.value",
+    "attention.output.dense", "attention.output.LayerNorm", "output.LayerNorm",
+    "intermediate.dense output.dense",
+)  # fmt: skip
+VIT = Modules(
+    "vit.layers.{i}.", "attention.q_proj", "attention.k_proj", "attention.v_proj",
+    "attention.o_proj", "layernorm_before", "layernorm_after", "mlp",
+)  # fmt: skip
+MODULES = {
+    "gpt2": Modules(
+        "transformer.h.{i}.", "attn.c_attn", "attn.c_attn", "attn.c_attn", "attn.c_proj", "ln_1",
+        "ln_2", "mlp",
+    ),
+    "opt": Modules(
+        "model.decoder.layers.{i}.", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+        "self_attn.out_proj", "self_attn_layer_norm", "final_layer_norm", "fc1 fc2",
+    ),
+    "bert": BERT,
+    "roberta": BERT._replace(at="roberta.encoder.layer.{i}."),
+    "distilbert": Modules(
+        "distilbert.transformer.layer.{i}.", "attention.q_lin", "attention.k_lin",
+        "attention.v_lin", "attention.out_lin", "sa_layer_norm", "output_layer_norm",
+        "ffn.lin1 ffn.lin2",
+    ),
+    "vit": VIT,
+    "deit": VIT._replace(at="deit.layers.{i}."),
+    "llama": LLAMA,
+    "llama3": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+    "gemma2": LLAMA._replace(norm_2="pre_feedforward_layernorm"),
+    "phi3": LLAMA._replace(q="self_attn.qkv_proj", k="self_attn.qkv_proj", v="self_attn.qkv_proj"),
+    "phi": LLAMA._replace(o="self_attn.dense", norm_2=None),
+    "gpt_neox": Modules(
+        "gpt_neox.layers.{i}.", *["attention.query_key_value"] * 3, "attention.dense",
+        "input_layernorm", "post_attention_layernorm", "mlp",
+    ),
+    "t5": Modules(
+        "encoder.block.{i}.layer.", "0.SelfAttention.q", "0.SelfAttention.k", "0.SelfAttention.v",
+        "0.SelfAttention.o", "0.layer_norm", "1.layer_norm", "1.DenseReluDense",
+    ),
+}  # fmt: skip
+
+
+def _part(model: nn.Module, path: str) -> nn.Module:
+    prefix, _, rest = path.partition(".")
+    # A base model has no name before its parts.
+    return model.get_submodule(path if hasattr(model, prefix) else rest)
+
+
+def _projected(case: str, module: nn.Module, x: Tensor, which: str, about: Transformer) -> Tensor:
+    """Queries, keys or values ``[tokens, heads, d]`` as the library cuts them out."""
+    attention = about.stacks[0].blocks[0].attention
+    heads = attention.heads if which == "q" else attention.groups
+    out = module(x)
+    at = "qkv".index(which)
+    if case.startswith("gpt2"):
+        out = out.chunk(3, -1)[at]
+    elif case.startswith("phi3"):
+        sizes = [attention.heads, attention.groups, attention.groups]
+        out = out.split([n * attention.d_k for n in sizes], -1)[at]
+    elif case.startswith("gpt_neox"):
+        return out.view(len(x), heads, 3 * attention.d_k).chunk(3, -1)[at]
+    return out.view(len(x), heads, -1)
+
+
+def _normed(about: Transformer, x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
+    if about.norm == "layer":
+        return nn.functional.layer_norm(x, x.shape[-1:], gain, bias, about.eps)
+    return x * (x.square().mean(-1, keepdim=True) + about.eps).rsqrt() * gain
+
+
+def _mlp(about: Transformer, block: dict[str, Tensor], x: Tensor) -> Tensor:
+    act = ACTIVATIONS[about.stacks[0].blocks[0].mlp.activation]
+    up = x @ block["W_A"] + block.get("b_A", 0)
+    hidden = act(x @ block["W_G"]) * up if "W_G" in block else act(up)
+    return hidden @ block["W_B"] + block.get("b_B", 0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_blocks_are_those_of_the_library(case: str, tmp_path: Path) -> None:
+    library = save(case, tmp_path)
+    library = library.double()
+    names = MODULES[case.split()[0]]
+    with open_model(tmp_path) as model, torch.no_grad():
+        about = model.about
+        stack = about.stacks[0]
+        x = torch.randn(5, about.width, dtype=torch.float64)
+        assert len(stack.blocks) == 2
+        for i in range(2):
+            at = names.at.format(i=i)
+            block = model.block(i, stack.prefix)
+            for which, path in zip("qkv", names[1:4], strict=True):
+                expected = _projected(case, _part(library, at + path), x, which, about)
+                weight, bias = block[f"W_{which.upper()}"], block.get(f"b_{which.upper()}", 0)
+                torch.testing.assert_close(torch.einsum("nd,hde->nhe", x, weight) + bias, expected)
+            z = torch.randn(5, *block["W_O"].shape[:2], dtype=torch.float64)
+            out = torch.einsum("nhe,hed->nd", z, block["W_O"]) + block.get("b_O", 0)
+            torch.testing.assert_close(out, _part(library, at + names.o)(z.flatten(1)))
+            for canonical, path in (("norm_1", names.norm_1), ("norm_2", names.norm_2)):
+                if path is None:
+                    assert f"{canonical}.g" not in block
+                    continue
+                gain, bias = block[f"{canonical}.g"], block.get(f"{canonical}.b")
+                expected = _part(library, at + path)(x)
+                # Some libraries compute RMS norms in float32.
+                torch.testing.assert_close(
+                    _normed(about, x, gain, bias), expected.double(), rtol=1e-5, atol=1e-5
+                )
+            path, *second = names.mlp.split()
+            expected = _part(library, at + path)(x)
+            if second:
+                act = ACTIVATIONS[stack.blocks[i].mlp.activation]
+                expected = _part(library, at + second[0])(act(expected))
+            torch.testing.assert_close(_mlp(about, block, x), expected)
+
+
+def _rotary(library: nn.Module) -> nn.Module | None:
+    return next((m for name, m in library.named_modules() if name.endswith("rotary_emb")), None)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_facts_are_those_of_the_library(case: str, tmp_path: Path) -> None:
+    library: Any = save(case, tmp_path)
+    with open_model(tmp_path) as model:
+        about = model.about
+    attention = about.stacks[0].blocks[0].attention
+    rotary: Any = _rotary(library)
+    if rotary is None:
+        assert attention.rotary == 0
+    else:
+        expected = rotary.inv_freq.double()
+        torch.testing.assert_close(attention.frequencies(), expected, rtol=1e-6, atol=0)
+    layers: list[Any] = [
+        module
+        for name, module in library.named_modules()
+        if hasattr(module, "scaling") and hasattr(module, "is_causal")
+        if not name.startswith("decoder.block")
+    ]
+    for module in layers:
+        assert attention.scale == pytest.approx(module.scaling)
+        assert attention.causal == module.is_causal
+    if case.startswith("t5"):
+        assert attention.scale == 1
+    windows = [getattr(m, "sliding_window", None) for m in layers]
+    if any(windows):
+        assert [b.attention.window for b in about.stacks[0].blocks] == windows
+    embedding, output = library.get_input_embeddings(), library.get_output_embeddings()
+    assert about.tied == (output is not None and output.weight is embedding.weight)
+    assert about.headless == (case in ("gpt2 base", "bert base", "vit base", "t5 encoder"))
+
+
+@pytest.mark.parametrize(
+    ("case", "group"),
+    [
+        ("gpt2", "permutation"),
+        ("gpt2 untied", "orthogonal fixing ones"),
+        ("bert", "permutation"),
+        ("vit", "orthogonal fixing ones"),
+        ("llama", "orthogonal"),
+        ("llama tied", "signed permutation"),
+        ("gemma2", "signed permutation"),
+        ("phi", "orthogonal fixing ones"),
+        ("t5", "signed permutation"),
+        ("t5 v1.1", "orthogonal"),
+    ],
+)
+def test_what_acts_on_the_stream(case: str, group: str, tmp_path: Path) -> None:
+    save(case, tmp_path)
+    with open_model(tmp_path) as model:
+        assert model.about.stream_group == group
+
+
+def test_ends(tmp_path: Path) -> None:
+    library: Any = save("deit distilled", tmp_path / "deit").double()
+    with open_model(tmp_path / "deit") as model, torch.no_grad():
+        ends = model.ends()
+        image = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+        patches = image.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(4, -1)
+        stream = torch.cat(
+            [ends["cls"][None], ends["dist"][None], patches @ ends["patch"] + ends["patch_bias"]]
+        )
+        expected = library.deit.embeddings(image)[0]
+        torch.testing.assert_close(stream + ends["position"], expected)
+        x = torch.randn(2, 16, dtype=torch.float64)
+        torch.testing.assert_close(
+            x @ ends["extra.distillation.W"] + ends["extra.distillation.b"],
+            library.distillation_classifier(x),
+        )
+        assert (model.about.channels, model.about.side) == (3, 4)
+    library = save("bert", tmp_path / "bert").double()
+    with open_model(tmp_path / "bert") as model, torch.no_grad():
+        ends = model.ends()
+        hidden = nn.functional.gelu(x @ ends["extra.mlm.W"] + ends["extra.mlm.b"])
+        hidden = nn.functional.layer_norm(
+            hidden, (16,), ends["extra.mlm_norm.g"], ends["extra.mlm_norm.b"], 1e-12
+        )
+        torch.testing.assert_close(
+            hidden @ ends["token"].T + ends["head_bias"], library.cls(x[None])[0]
+        )
+    library = save("t5", tmp_path / "t5").double()
+    with open_model(tmp_path / "t5") as model:
+        decoder = model.block(0, "decoder.")
+        cross = library.decoder.block[0].layer[1].EncDecAttention
+        torch.testing.assert_close(decoder["cross.W_K"], cross.k.weight.detach().view(4, 6, 16).mT)
+        table = library.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        torch.testing.assert_close(decoder["bias_table"], table.detach())
+        assert "bias_table" not in model.block(1, "encoder.")
+        assert model.about.head_scale == 16**-0.5
+
+
+@pytest.mark.parametrize("case", ["vit", "deit distilled"])
+def test_the_layout_of_timm_holds_the_same_network(case: str, tmp_path: Path) -> None:
+    library = save(case, tmp_path / "hub")
+    folder = tmp_path / "timm"
+    folder.mkdir()
+    save_file(timm_state(library), folder / "model.safetensors")
+    (folder / "config.json").write_text('{"architecture": "vit_x_patch4_8", "num_heads": 4}')
+    with open_model(tmp_path / "hub") as hub, open_model(folder) as timm:
+        assert timm.about.family == "vit_timm"
+        assert hub.names.keys() == timm.names.keys()
+        for name in hub.names:
+            assert torch.equal(hub[name], timm[name]), name
+
+
+class Own(nn.Module):
+    """A network as people write them: an encoder between two maps."""
+
+    def __init__(self, norm_first: bool, bias: bool = True) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            16, 4, 20, norm_first=norm_first, batch_first=True, bias=bias
+        )
+        norm = nn.LayerNorm(16) if norm_first else None
+        self.embed = nn.Embedding(7, 16)
+        self.encoder = nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False)
+        self.out = nn.Linear(16, 3)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_encoders_of_torch(norm_first: bool, bias: bool, tmp_path: Path) -> None:
+    own = Own(norm_first, bias)
+    torch.save(own.state_dict(), tmp_path / "own.pt")
+    file = tmp_path / "mine.toml"
+    lines = f"nhead = 4\nnorm_first = {str(norm_first).lower()}\nactivation = 'relu'\n"
+    file.write_text(f'extends = "torch_encoder"\n[config]\n{lines}')
+    with open_model(tmp_path / "own.pt", OpenOptions(file)) as model:
+        about = model.about
+        assert about.orders == {"pre" if norm_first else "post"}
+        assert about.stacks[0].final_norm == norm_first
+        assert (about.stream_group, about.headless, about.inputs) == ("none", True, "vectors")
+        assert set(model.names) >= {"kept.embed.weight", "kept.out.weight", "kept.out.bias"}
+        block = model.block(1, dtype=torch.float32)
+        layer: Any = own.encoder.layers[1]
+        query = layer.self_attn.in_proj_weight[:16].detach()
+        assert torch.equal(block["W_Q"], query.view(4, 4, 16).mT)
+        assert ("b_Q" in block) == bias
+
+
+def test_every_family_is_tried() -> None:
+    tried = {case.split()[0] for case in CASES} - {"llama3"}
+    assert tried | {"vit_timm", "torch_encoder"} == set(families())
+
+
+def test_tensors_come_in_the_dtype_of_the_file(tmp_path: Path) -> None:
+    save("phi3", tmp_path, torch.bfloat16)
+    with open_model(tmp_path) as model:
+        assert model.dtype == torch.bfloat16
+        assert model["0.W_K"].dtype == torch.bfloat16
+        assert model["0.W_K"].is_contiguous()
+        assert model.block(0)["W_K"].dtype == torch.float64
+        assert repr(model).endswith("phi3, 21 tensors)")
+
+
+def _tensors(model: Model) -> dict[str, Tensor]:
+    return {name: model[name] for name in model.names}
+
+
+def test_wrappers_and_old_names_are_seen_through(tmp_path: Path) -> None:
+    library = build("bert")
+    state = {k: v for k, v in library.state_dict().items() if "decoder" not in k}
+    renamed = {
+        "module."
+        + k.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): v.contiguous()
+        for k, v in state.items()
+    }
+    renamed["module.bert.embeddings.position_ids"] = torch.arange(9)[None]
+    library.save_pretrained(tmp_path)  # type: ignore[operator]
+    with open_model(tmp_path) as model:
+        before = _tensors(model)
+    save_file(renamed, tmp_path / "model.safetensors")
+    with open_model(tmp_path) as model:
+        after = _tensors(model)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_data_file_of_the_documentation(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "families.md").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(text.split("```toml\n")[2].split("```")[0])
+    D, kv, f = 16, 8, 20
+    shapes = {"emb.weight": (17, D), "norm.weight": (D,), "blocks.0.mask": (3,)}
+    for i in range(2):
+        shapes |= {
+            f"blocks.{i}.norm1.weight": (D,),
+            f"blocks.{i}.qkv.weight": (D + 2 * kv, D),
+            f"blocks.{i}.out.weight": (D, D),
+            f"blocks.{i}.norm2.weight": (D,),
+            f"blocks.{i}.up.weight": (2 * f, D),
+            f"blocks.{i}.down.weight": (D, f),
+        }
+    state = {f"model.{name}": torch.randn(shape) for name, shape in shapes.items()}
+    save_file(state | {"head.weight": torch.randn(17, D)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"width": 16, "heads": 4, "kv_heads": 2}')
+    with open_model(tmp_path, OpenOptions(tmp_path / "mine.toml")) as model:
+        about = model.about
+        assert (about.family, about.stream_group, about.vocab) == ("mine", "orthogonal", 17)
+        assert about.stacks[0].blocks[1].attention.rotary == 4
+        assert torch.equal(
+            model["1.W_V"], state["model.blocks.1.qkv.weight"][-kv:].view(2, 4, D).mT
+        )
+        assert torch.equal(model["0.W_A"], state["model.blocks.0.up.weight"][f:].T)

@@ -1,0 +1,63 @@
+"""A checkpoint of a real family in memory: what `open_model` gives, without a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.disguises import Disguise
+from transformer_nfn.checkpoints.families import Transformer
+
+
+class MemoryModel:
+    """Canonical tensors with a description, read as a file would be."""
+
+    def __init__(self, about: Transformer, tensors: dict[str, Tensor], where: str = "memory"):
+        self.about = replace(about, tensors={n: tuple(w.shape) for n, w in tensors.items()})
+        self.tensors, self.names, self.where = tensors, self.about.names(), where
+        self.dtype = next(iter(tensors.values())).dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name].clone()
+
+    def read(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        return {n: self.tensors[n].clone().to(dtype or self.tensors[n].dtype) for n in names}
+
+    def to(self, dtype: torch.dtype) -> MemoryModel:
+        return MemoryModel(self.about, {n: w.to(dtype) for n, w in self.tensors.items()})
+
+    def changed(self, **tensors: Tensor) -> MemoryModel:
+        return MemoryModel(self.about, {**self.tensors, **tensors})
+
+    @staticmethod
+    def of(model) -> MemoryModel:
+        return MemoryModel(model.about, model.read(model.names))
+
+
+def disguised(
+    model: MemoryModel, seed: int = 0, *, condition: float = 10.0, keep_tie: bool = False
+) -> MemoryModel:
+    """A random disguise, rounded to the model's dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    disguise = Disguise(model.about, model, generator, condition=condition, keep_tie=keep_tie)
+    tensors = {name: w.to(model.dtype) for name, w in disguise}
+    for name in model.names:
+        if name.startswith("kept."):
+            tensors[name] = model[name]
+    return MemoryModel(disguise.about, tensors)
+
+
+def noisy(
+    model: MemoryModel, share: float, only: set[str] | None = None, seed: int = 0
+) -> MemoryModel:
+    """Every weight (or those of some tensors) moved by a share of its size."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, w in model.tensors.items():
+        if only is None or name in only:
+            noise = torch.randn(w.shape, generator=generator, dtype=torch.float64)
+            tensors[name] = (w.double() * (1 + share * noise)).to(w.dtype)
+    return model.changed(**tensors)

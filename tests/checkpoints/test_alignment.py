@@ -1,0 +1,185 @@
+"""An aligned network computes what it did and lies nearer; a disguise is undone up to rounding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_checkpoints
+import torch
+
+import tiny_families
+from transformer_nfn.architectures.zoo_network import small_transformer
+from transformer_nfn.checkpoints import align
+from transformer_nfn.checkpoints.alignment import Aligned, align_networks
+from transformer_nfn.checkpoints.alignment.bases import (
+    Products,
+    fit_matrices,
+    fit_scales,
+    fit_turns,
+)
+from transformer_nfn.checkpoints.alignment.stream import turn_fixing_ones
+from transformer_nfn.checkpoints.disguises import disguise
+from transformer_nfn.checkpoints.families import open_model
+from transformer_nfn.errors import SpaceError
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def undone(model: Any, folder: Path, **how: Any) -> Aligned:
+    """A model disguised, and the disguise aligned with the model."""
+    model.save_pretrained(folder / "b")
+    with open_model(folder / "b") as B:
+        disguise(B, folder / "a", generator(1), **how)
+        with open_model(folder / "a") as A:
+            return align(A, B, folder / "out")
+
+
+@pytest.mark.parametrize("name", tiny_families.TINY)
+def test_a_disguise_is_undone(name: str, tmp_path: Path) -> None:
+    done = undone(tiny_families.build(name), tmp_path, condition=1e3, keep_tie=True)
+    assert done.before > 1
+    assert {part: away for part, (_, away) in done.parts.items() if away > 1e-9} == {}
+    assert done.difference is not None
+    assert done.difference < 1e-11
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, tiny in tiny_families.TINY.items() if tiny.inputs != "pixels"]
+)
+def test_a_disguise_is_undone_where_tokens_leave_the_stream_open(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = tiny_families.TINY[name]
+    few = replace(tiny, options={**tiny.options, "vocab_size": 8})  # the stream has 32 directions
+    monkeypatch.setitem(tiny_families.TINY, name, few)
+    done = undone(tiny_families.build(name, dtype=torch.float32), tmp_path, condition=5)
+    assert {part: away for part, (_, away) in done.parts.items() if away > 1e-6} == {}
+
+
+@pytest.mark.parametrize("case", ["vit", "qwen3", "opt post", "gpt_neox serial", "bert tokens"])
+def test_a_disguise_of_norms_with_small_gains_is_undone(case: str, tmp_path: Path) -> None:
+    done = undone(tiny_checkpoints.build(case).double(), tmp_path, condition=5)
+    assert done.after < 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_disguise_in_half_precision_is_undone_up_to_rounding(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    done = undone(tiny_families.build("gpt2-untied", dtype=dtype), tmp_path, condition=3)
+    with open_model(tmp_path / "out") as moved:
+        assert moved.dtype == dtype
+    assert done.after < 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama", "bert", "vit"])
+def test_a_stranger_comes_nearer_and_loads_in_its_library(case: str, tmp_path: Path) -> None:
+    made = []
+    for seed, name in ((0, "b"), (1, "a")):
+        torch.manual_seed(seed)
+        made.append(tiny_checkpoints.CASES[case]())  # as its library starts to train
+        made[-1].save_pretrained(tmp_path / name)  # type: ignore[operator]
+    with open_model(tmp_path / "a") as A, open_model(tmp_path / "b") as B:
+        done = align(A, B, tmp_path / "out")
+    assert done.after < 0.95 * done.before
+    original = made[1]
+    model = type(original).from_pretrained(tmp_path / "out")  # type: ignore[attr-defined]
+    if case == "vit":
+        given = {"pixel_values": torch.randn(2, 3, 8, 8, generator=generator())}
+    else:
+        given = {"input_ids": torch.arange(8).reshape(1, 8)}
+    with torch.no_grad():
+        mine, theirs = (m.eval()(**given).logits for m in (model, original))
+    torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+
+
+def test_untied_the_stream_has_more_room(tmp_path: Path) -> None:
+    for seed, name in ((0, "b"), (1, "a")):
+        tiny_checkpoints.build("gpt2", seed).save_pretrained(tmp_path / name)  # type: ignore[operator]
+    with open_model(tmp_path / "a") as A, open_model(tmp_path / "b") as B:
+        done = align(A, B, tmp_path / "out", untie=True)
+    assert done.action == "orthogonal fixing ones"
+    with open_model(tmp_path / "out") as moved:
+        assert not moved.about.tied
+
+
+def test_different_sizes_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    tiny_checkpoints.save("gpt2", tmp_path / "a")
+    tiny_checkpoints.save("llama", tmp_path / "b")
+    with (
+        open_model(tmp_path / "a") as A,
+        open_model(tmp_path / "b") as B,
+        pytest.raises(SpaceError, match="cannot be aligned"),
+    ):
+        align(A, B, tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_bases_undo_a_rebasing() -> None:
+    P, D = (torch.randn(4, 20, 5, generator=generator(i)).double() for i in (0, 1))
+    P[1, :, 0] = 0  # a head of low rank
+    P[2, :, 0], D[3, :, 1] = P[2, :, 0] / 1e4, D[3, :, 1] / 1e4
+    G = torch.randn(4, 5, 5, generator=generator(2)).double()
+    found = fit_matrices((P, P @ G), (D, D @ torch.linalg.inv(G).mT))
+    torch.testing.assert_close(found, G, rtol=1e-9, atol=1e-9)
+    other = fit_matrices((P, P.roll(1, 1)), (D, D.roll(3, 1)))  # strangers: better than nothing
+    products = Products.of((P, P.roll(1, 1)), (D, D.roll(3, 1)))
+    still = torch.eye(5).double().expand(4, 5, 5)
+    assert bool((products.away(other) < products.away(still)).all())
+
+
+def test_scales_and_turns_are_found() -> None:
+    p, d = (torch.randn(7, 6, generator=generator(i)).double() for i in (0, 1))
+    s = torch.tensor([-2.0, 0.5, 1.0, 3.0, -0.1, 7.0, -1.0]).double()
+    found = fit_scales((p, p * s[:, None]), (d, d / s[:, None]), positive=False)
+    torch.testing.assert_close(found, s, rtol=1e-12, atol=1e-12)
+    z = torch.polar(s.abs(), torch.arange(7).double())[None]
+    x, y = (torch.randn(1, 9, 14, generator=generator(i)).double() for i in (3, 4))
+
+    def times(w: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        turned = torch.complex(*w.chunk(2, -1)) * factor
+        return torch.cat([turned.real, turned.imag], -1)
+
+    found = fit_turns((x, times(x, z)), (y, times(y, 1 / z.conj())))
+    torch.testing.assert_close(found, z, rtol=1e-12, atol=1e-12)
+
+
+def test_a_turn_fixes_the_ones() -> None:
+    T = turn_fixing_ones(torch.randn(6, 6, generator=generator()).double())
+    torch.testing.assert_close(T @ T.mT, torch.eye(6).double())
+    torch.testing.assert_close(torch.ones(6).double() @ T, torch.ones(6).double())
+
+
+def test_zoo_networks_come_nearer_and_compute_the_same() -> None:
+    made = small_transformer(4, 3, 4, d_model=8, heads=2, d_ff=12)
+    A, B = (made.space.randn(1, generator=generator(i), dtype=torch.float64) for i in (0, 1))
+    done = align_networks(made.space, A, B)
+    assert done.after < done.before
+    assert done.difference < 1e-9
+    hidden = made.disguise(B, generator(5), max_condition=5)
+    back = align_networks(made.space, hidden, B)
+    assert back.before > 1
+    assert back.after < 1e-9
+    assert back.difference < 1e-9
+
+
+def test_inputs_lower_the_barrier_and_keep_the_function() -> None:
+    made = small_transformer(4, 3, 4, d_model=8, heads=2, d_ff=12)
+    A, B = (made.space.randn(1, generator=generator(i), dtype=torch.float64) for i in (0, 1))
+    X = torch.randn(32, 4, 4, generator=generator(7))
+    done = align_networks(made.space, A, B, inputs=X, steps=30)
+    assert done.difference < 1e-9
+
+    def halfway(W: dict[str, torch.Tensor]) -> torch.Tensor:
+        between = {n: (W[n][0, 0] + B[n][0, 0]) / 2 for n in B}
+        return torch.log_softmax(made.forward(between, X.double()), -1)
+
+    ends = [made.forward({n: w[0, 0] for n, w in W.items()}, X.double()) for W in (A, B)]
+    aim = sum(torch.softmax(x, -1) for x in ends) / 2
+    before, after = (-(aim * halfway(W)).sum(-1).mean() for W in (A, done.weights))
+    assert after < before
