@@ -5,17 +5,17 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[1] / "src" / "transformer_nfn"
 PACKAGES = ("spaces", "functional", "symmetry", "nn", "io", "checkpoints", "models", "zoo")
 # Kernels need Triton to be imported; they have no examples.
 MODULES = [
     info.name
     for package in PACKAGES
-    for info in pkgutil.walk_packages(
-        importlib.import_module(f"transformer_nfn.{package}").__path__, f"transformer_nfn.{package}."
-    )
+    for info in pkgutil.walk_packages([str(ROOT / package)], f"transformer_nfn.{package}.")
     if ".kernels" not in info.name and not info.name.endswith(".ray")
 ] + ["transformer_nfn.testing"]
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
