@@ -4,25 +4,6 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from transformer_nfn import (
-        architectures,
-        checkpoints,
-        errors,
-        functional,
-        io,
-        models,
-        nn,
-        paper,
-        prediction,
-        report,
-        spaces,
-        symmetry,
-        testing,
-        zoo,
-    )
 
 __all__ = [
     "architectures",
