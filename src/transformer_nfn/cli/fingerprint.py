@@ -26,7 +26,7 @@ from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Model, OpenOptions
-    from transformer_nfn.checkpoints.fingerprints import Likeness, Named, Print, Relative
+    from transformer_nfn.checkpoints.fingerprints import FingerprintComparison, Entry, Fingerprint, Relative
 
 STORED = ".parquet"
 SHOWN = 100
@@ -112,7 +112,7 @@ def fingerprint_command(
     if database is not None:
         start = time.perf_counter()
         with Database(database) as opened:
-            relatives = search(opened, [entry.print for entry in found], most)
+            relatives = search(opened, [entry.fingerprint for entry in found], most)
             seconds = time.perf_counter() - start, len(opened)
     # Written last, so that nobody is found to be its own relative.
     notes = []
@@ -134,12 +134,12 @@ def fingerprint_command(
         typer.echo(note)
 
 
-def _take(files: Sequence[str], options: OpenOptions) -> list[Named] | None:
+def _take(files: Sequence[str], options: OpenOptions) -> list[Entry] | None:
     """Prints of checkpoints; None where these are networks of a weight space."""
-    from transformer_nfn.checkpoints.fingerprints import Database, Named
+    from transformer_nfn.checkpoints.fingerprints import Database, Entry
     from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
 
-    found: list[Named] = []
+    found: list[Entry] = []
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("blocks"),
@@ -160,16 +160,16 @@ def _take(files: Sequence[str], options: OpenOptions) -> list[Named] | None:
                     )
                 return None
             with model:
-                found.append(Named(_name(file), _with_bar(model, bar, file)))
+                found.append(Entry(_name(file), _with_bar(model, bar, file)))
     return found
 
 
-def _with_bar(model: Model, bar: Progress, file: str) -> Print:
-    from transformer_nfn.checkpoints.fingerprints import take_print
+def _with_bar(model: Model, bar: Progress, file: str) -> Fingerprint:
+    from transformer_nfn.checkpoints.fingerprints import take_fingerprint
 
     blocks = sum(len(stack.blocks) for stack in model.about.stacks)
     task = bar.add_task(_name(file), total=blocks)
-    taken = take_print(model, progress=lambda _: bar.advance(task))
+    taken = take_fingerprint(model, progress=lambda _: bar.advance(task))
     bar.remove_task(task)
     return taken
 
@@ -178,42 +178,42 @@ def _name(file: str) -> str:
     return file.rstrip("/") or file
 
 
-def _show(found: Sequence[Named]) -> None:
-    from transformer_nfn.checkpoints.fingerprints import likeness
+def _show(found: Sequence[Entry]) -> None:
+    from transformer_nfn.checkpoints.fingerprints import compare_fingerprints
     from transformer_nfn.checkpoints.fingerprints.distances import MEANING
 
     columns = ["model", "family", "width", "blocks", "weights", "print"]
     several = ["distance to the first", "alike"] if len(found) > 1 else []
     table = Table(*columns, *several)
     for i, entry in enumerate(found):
-        p = entry.print
+        p = entry.fingerprint
         cells = [entry.name, p.family, str(p.width), str(p.depth), f"{p.weights:,}", p.checksum]
         if several:
-            away = likeness(found[0].print, p)
-            cells += [_distance(away), away.words() if i else ""]
+            away = compare_fingerprints(found[0].fingerprint, p)
+            cells += [_distance(away), away.summary() if i else ""]
         table.add_row(*cells)
     table_console().print(table)
     if len(found) > 1:
         typer.echo(MEANING)
 
 
-def _show_relatives(found: Sequence[Named], relatives: Sequence[Sequence[Relative]]) -> None:
+def _show_relatives(found: Sequence[Entry], relatives: Sequence[Sequence[Relative]]) -> None:
     from transformer_nfn.checkpoints.fingerprints.distances import MEANING
 
     for entry, near in zip(found, relatives, strict=True):
         table = Table("relative", "family", "width", "blocks", "distance", "alike")
         for r in near:
-            p = r.print
+            p = r.fingerprint
             table.add_row(
-                r.name, p.family, str(p.width), str(p.depth), _distance(r.likeness),
-                r.likeness.words(),
+                r.name, p.family, str(p.width), str(p.depth), _distance(r.comparison),
+                r.comparison.summary(),
             )  # fmt: skip
         table.title = f"nearest to {entry.name}"
         table_console().print(table)
     typer.echo(MEANING)
 
 
-def _distance(away: Likeness) -> str:
+def _distance(away: FingerprintComparison) -> str:
     """A distance as text, which is zero only where the distance is."""
     if not away.comparable:
         return ""
@@ -221,21 +221,21 @@ def _distance(away: Likeness) -> str:
 
 
 def _as_json(
-    found: Sequence[Named], relatives: Sequence[Sequence[Relative]] | None
+    found: Sequence[Entry], relatives: Sequence[Sequence[Relative]] | None
 ) -> dict[str, Any]:
-    from transformer_nfn.checkpoints.fingerprints import FORMAT, Named, likeness
+    from transformer_nfn.checkpoints.fingerprints import FORMAT, Entry, likeness
     from transformer_nfn.checkpoints.fingerprints.distances import MEANING
 
     shown = found if len(found) <= SHOWN else found[:1]
     answer: dict[str, Any] = {
         "format": FORMAT,
         "fingerprints": [_facts(entry) for entry in found],
-        "distances": [[likeness(a.print, b.print).distance for b in found] for a in shown],
+        "distances": [[compare_fingerprints(a.fingerprint, b.fingerprint).distance for b in found] for a in shown],
     }
     if relatives is not None:
         answer["relatives"] = {
             entry.name: [
-                {**_facts(Named(r.name, r.print), whole=False), **r.likeness.as_json()}
+                {**_facts(Entry(r.name, r.fingerprint), whole=False), **r.comparison.as_json()}
                 for r in near
             ]
             for entry, near in zip(found, relatives, strict=True)
@@ -244,8 +244,8 @@ def _as_json(
     return answer
 
 
-def _facts(entry: Named, *, whole: bool = True) -> dict[str, Any]:
-    p = entry.print
+def _facts(entry: Entry, *, whole: bool = True) -> dict[str, Any]:
+    p = entry.fingerprint
     facts = {
         "name": entry.name, "family": p.family, "width": p.width, "blocks": p.depth,
         "weights": p.weights, "frame": p.frame, "rows": p.rows, "checksum": p.checksum,
