@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformer_nfn.checkpoints.relations.relation import Relation
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.io.figures import blank_figure, save_figure
+from transformer_nfn.io.files import blank_figure, save_figure
 
 
 def draw_relation(relation: Relation, out: str | Path, names: tuple[str, str] = ("A", "B")) -> Path:
