@@ -32,16 +32,15 @@ import numpy as np
 
 from transformer_nfn.checkpoints.fingerprints import (
     Database,
-    FingerprintComparison,
     Entry,
     Fingerprint,
+    FingerprintComparison,
     compare_fingerprints,
     search,
     take_fingerprint,
     write_database,
 )
-from transformer_nfn.checkpoints.fingerprints.blocks import PARTS, SIZES
-from transformer_nfn.checkpoints.fingerprints.stored import ROWS, STEPS
+from transformer_nfn.checkpoints.fingerprints.fingerprint import PARTS, QUANTILES, ROWS, STEPS
 
 FAMILIES = (
     ("gpt2", 768, 12, 49152), ("llama", 4096, 32, 24576), ("bert", 768, 12, 24576),
@@ -52,7 +51,9 @@ ROOTS = 3
 """One model in so many is a root."""
 
 
-def synthetic(name: str, draw: np.random.Generator, root: Fingerprint | None, score: float) -> Entry:
+def synthetic(
+    name: str, draw: np.random.Generator, root: Fingerprint | None, score: float
+) -> Entry:
     """A print of random numbers, or one that scores so much against its root."""
     at = int(draw.integers(len(FAMILIES)))
     family, width, depth, rows = FAMILIES[at]
@@ -71,7 +72,7 @@ def synthetic(name: str, draw: np.random.Generator, root: Fingerprint | None, sc
             family, width, depth, 12 * depth * width**2, "patch" if family == "vit" else "token",
             rows, *(numbers(part, *shape) for part, shape in ROWS),
             *(np.zeros(shape[:-1], np.float32) for _, shape in ROWS),
-            numbers("sizes", STEPS, len(PARTS), SIZES).astype(np.float16),
+            numbers("sizes", STEPS, len(PARTS), len(QUANTILES)).astype(np.float16),
         ),
     )  # fmt: skip
 
@@ -165,7 +166,8 @@ def calibrate(root: Path) -> None:
         with tempfile.TemporaryDirectory() as beside, open_model(folder) as model:
             disguise(model, Path(beside) / "d", torch.Generator().manual_seed(len(prints)))
             with open_model(Path(beside) / "d") as hidden:
-                prints[folder.parent.name, folder.name] = take_fingerprint(model), take_fingerprint(hidden)
+                pair = take_fingerprint(model), take_fingerprint(hidden)
+                prints[folder.parent.name, folder.name] = pair
     found: dict[str, list[FingerprintComparison]] = {}
     for (family, relation), (own, _) in prints.items():
         if relation != "base":

@@ -49,7 +49,8 @@ def check_agreement(A: MemoryModel, B: MemoryModel, condition: float) -> None:
     relation = relate(A, B)
     assert relation.verdict not in NO, str(relation)
     assert condition > 10 or relation.verdict == "same", str(relation)
-    assert compare_fingerprints(take_fingerprint(A), take_fingerprint(B)).summary() == "same up to rounding"
+    fingerprints = take_fingerprint(A), take_fingerprint(B)
+    assert compare_fingerprints(*fingerprints).summary() == "same up to rounding"
     alignment = Alignment(B, A, untie=A.about.tied and not B.about.tied)
     for _ in alignment:
         pass

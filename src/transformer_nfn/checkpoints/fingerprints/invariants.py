@@ -31,7 +31,6 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.fingerprints.fingerprint import (
     CONSTANT_NUMBERS,
-    CONSTANTS,
     END_NUMBERS,
     ENDS,
     PART_NUMBERS,
@@ -89,9 +88,10 @@ def take_fingerprint(
             progress(name)
     depth = len(reduced.blocks)
     steps = [_shares(step, depth) for step in range(STEPS)]
+    by_part, by_constant = ([*zip(*rows, strict=True)] for rows in (parts, constants))
     arrays = [
-        _arrays([[_part(rows, step) for rows in zip(*parts, strict=True)] for step in steps]),
-        _arrays([[_constant(rows, step) for rows in zip(*constants, strict=True)] for step in steps]),
+        _arrays([[_part(rows, step) for rows in by_part] for step in steps]),
+        _arrays([[_constant(rows, step) for rows in by_constant] for step in steps]),
         _arrays([_end_rows(reduced, frame)]),
     ]
     step_sizes = torch.zeros(STEPS, len(PARTS), len(QUANTILES), dtype=torch.float64)
