@@ -3,7 +3,6 @@
 from transformer_nfn.zoo.errors import DataError, ImportFileError, StoreError, ZooError
 from transformer_nfn.zoo.kind import Kind, all_kinds
 from transformer_nfn.zoo.module import SmallTransformer
-from transformer_nfn.zoo.network import forward
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store import MixedZoo, Zoo, open_zoo
 from transformer_nfn.zoo.training.build import build
@@ -30,7 +29,6 @@ __all__ = [
     "all_kinds",
     "build",
     "build_mixed",
-    "forward",
     "grid",
     "load_task",
     "open_zoo",

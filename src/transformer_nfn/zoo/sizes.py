@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn import architectures
-from transformer_nfn.architectures.zoo_network import sinusoids
+from transformer_nfn.functional import Architecture, sinusoids, small_transformer
 from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH, KnownTask
 from transformer_nfn.spaces import WeightSpace, attention_block
 from transformer_nfn.zoo.errors import ZooError
@@ -42,6 +41,11 @@ class NetworkSizes:
     def d_head(self) -> int:
         """The width of one head."""
         return self.d_model // self.heads
+
+    @property
+    def dropout_sites(self) -> int:
+        """Places where dropout acts: after the embedding, each attention and each MLP."""
+        return 1 + 2 * self.blocks
 
     @cached_property
     def layout(self) -> dict[str, tuple[int, ...]]:
@@ -73,9 +77,9 @@ class NetworkSizes:
         return attention_block(self.d_model, self.heads, self.d_head, self.d_head, self.d_ff)
 
     @cached_property
-    def architecture(self) -> architectures.Architecture:
+    def architecture(self) -> Architecture:
         """The whole network as one space, with its forward and the key names of its files."""
-        return architectures.small_transformer(**asdict(self))
+        return small_transformer(**asdict(self))
 
     @property
     def space(self) -> WeightSpace:

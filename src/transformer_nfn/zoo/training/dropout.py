@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_nfn.zoo.network import Drop
+from transformer_nfn.functional.zoo_network import Drop
 from transformer_nfn.zoo.training.randomness import keep_mask
 
 
