@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from transformer_nfn.zoo.training.backends.kernels.shared import (
+from transformer_nfn.zoo.training.kernels.shared import (
     LOG2E,
     STATS,
     batch_now,

@@ -1,4 +1,4 @@
-"""What was done to a damaged network? The words for it, and how a zoo's rows say it."""
+"""Records of damage: its kinds and strengths, and how the rows of a zoo store them."""
 
 from __future__ import annotations
 

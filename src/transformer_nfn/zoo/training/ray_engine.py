@@ -16,10 +16,14 @@ import torch
 
 from transformer_nfn.ray_cluster import import_ray, one_core_task, ray_cluster, task_result
 from transformer_nfn.zoo.errors import ZooError
-from transformer_nfn.zoo.training.engines.shard import open_shards, store_shard, train_shard
-from transformer_nfn.zoo.training.paths import describe_path
+from transformer_nfn.zoo.training.backends import describe_path
+from transformer_nfn.zoo.training.local_engine import (
+    Progress,
+    open_shards,
+    store_shard,
+    train_shard,
+)
 from transformer_nfn.zoo.training.plan import Plan
-from transformer_nfn.zoo.training.progress import Progress
 
 # Enough waiting work that an autoscaling cluster grows, little enough that another builder
 # on the same folder finds some too.

@@ -1,4 +1,4 @@
-"""The engine on this machine: in this process, or several with one thread each."""
+"""The engine on this machine: trains shards in this process or in several workers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,92 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.zoo.errors import ZooError
-from transformer_nfn.zoo.training.engines.shard import open_shards, store_shard, train_shard
-from transformer_nfn.zoo.training.paths import describe_path
+from transformer_nfn.zoo.store import Folder, write_shard
+from transformer_nfn.zoo.training.backends import describe_path
+from transformer_nfn.zoo.training.grid import Config
 from transformer_nfn.zoo.training.plan import Plan
-from transformer_nfn.zoo.training.progress import Progress
+from transformer_nfn.zoo.training.tasks import Task
+from transformer_nfn.zoo.training.trainer import Recipe, Report, Trained, train
+
+
+class Progress(Protocol):
+    """Told of a build as it goes."""
+
+    def begin(self, runs: int, done: int, work: int, note: str) -> None:
+        """``runs`` there are, ``done`` of them already; ``work`` network-epochs are left."""
+
+    def trained(self, network_epochs: int) -> None:
+        """So many networks did one more epoch each."""
+
+    def finished(self, shard: str, runs: int, crashed: int) -> None:
+        """A shard is on disk."""
+
+    def note(self, text: str) -> None:
+        """Something a user should know."""
+
+
+class Silent:
+    """Says nothing."""
+
+    def begin(self, runs: int, done: int, work: int, note: str) -> None:
+        """Says nothing."""
+
+    def trained(self, network_epochs: int) -> None:
+        """Says nothing."""
+
+    def finished(self, shard: str, runs: int, crashed: int) -> None:
+        """Says nothing."""
+
+    def note(self, text: str) -> None:
+        """Says nothing."""
+
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+
+
+def train_shard(
+    task: Task,
+    configs: Sequence[Config],
+    recipe: Recipe,
+    dtype: str,
+    device: str,
+    path: str,
+    report: Report | None = None,
+) -> tuple[Trained, dict[str, Any]]:
+    """Trains the runs of a shard; with how it was done, for the record."""
+    trained = train(
+        task, configs, recipe, device=device, path=path, report=report, stored=DTYPES[dtype]
+    )
+    made = {
+        "device": torch.cuda.get_device_name() if "cuda" in device else "cpu",
+        "path": describe_path(path, device, task.arch, recipe.precision)[0],
+        "torch": torch.__version__,
+    }
+    return trained, made
+
+
+def store_shard(plan: Plan, shard: str, trained: Trained, made: dict[str, Any]) -> int:
+    """Writes a trained shard; how many of its runs crashed."""
+    folder = plan.folder
+    dtype = DTYPES[folder.about["dtype"]]
+    write_shard(folder.shard_path(shard), folder.arch, trained.weights, trained.rows, made, dtype)
+    return sum(1 for row in trained.rows if row["crashed"])
+
+
+def open_shards(plan: Plan) -> Iterator[str]:
+    """Shards not finished when asked, in order."""
+    for shard in plan.folder.shards:
+        if not plan.folder.shard_path(shard).exists():
+            yield shard
+
 
 POLL_SECONDS = 0.5
 
@@ -99,7 +175,7 @@ def _run_processes(
         "path": path,
     }
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    worker = "transformer_nfn.zoo.training.engines.worker"
+    worker = "transformer_nfn.zoo.training.local_engine"
     command = [sys.executable, "-m", worker, json.dumps(order)]
     # Ctrl-C reaches all processes of a terminal: this one takes it and ends the workers, which
     # inherit that it is blocked.
@@ -156,3 +232,47 @@ def _dispatch(message: dict[str, object], progress: Progress, fail: Callable[[st
         fail(str(arguments))
     else:
         getattr(progress, str(kind))(*arguments)  # type: ignore[misc]
+
+
+class LineProgress:
+    """Progress as lines on standard output; a parent that died breaks the pipe and ends us."""
+
+    def begin(self, runs: int, done: int, work: int, note: str) -> None:
+        """Not a worker's to say."""
+
+    def trained(self, network_epochs: int) -> None:
+        """So many networks did one more epoch each."""
+        say("trained", network_epochs)
+
+    def finished(self, shard: str, runs: int, crashed: int) -> None:
+        """A shard is on disk."""
+        say("finished", shard, runs, crashed)
+
+    def note(self, text: str) -> None:
+        """Every worker would say it; the parent sees the shards itself."""
+
+
+def say(kind: str, *arguments: object) -> None:
+    """One line for the parent."""
+    body = arguments[0] if kind == "error" else arguments
+    sys.stdout.write(json.dumps({"kind": kind, "arguments": body}) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Works on the folder named by the order in the first argument."""
+    order = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    try:
+        plan = Plan(Folder.open(order["folder"]))
+        data = None if order["data"] is None else Path(order["data"])
+        claim_and_train(plan, data, order["device"], order["path"], LineProgress())
+    except TransformerNFNError as error:
+        say("error", str(error))
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
