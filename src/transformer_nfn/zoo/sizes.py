@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transformer_nfn import architectures
 from transformer_nfn.architectures.zoo_network import sinusoids
-from transformer_nfn.io.fields import Fields
+from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH, KnownTask
 from transformer_nfn.spaces import WeightSpace, attention_block
 from transformer_nfn.zoo.errors import ZooError

@@ -21,10 +21,8 @@ import torch
 from torch import Tensor
 
 from transformer_nfn import __version__
-from transformer_nfn.io.fields import Fields
-from transformer_nfn.io.json_object import parse_object, read_object
-from transformer_nfn.io.regular import read_regular
-from transformer_nfn.io.whole import foreign_files, sweep, write_bytes
+from transformer_nfn.io.files import foreign_files, read_regular, sweep, write_bytes
+from transformer_nfn.io.json_fields import Fields, parse_object, read_object
 from transformer_nfn.seed_kinds import SEED_KINDS, UNKNOWN
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from transformer_nfn.io.whole import foreign_files
+from transformer_nfn.io.files import foreign_files
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.sizes import Kind, NetworkSizes
