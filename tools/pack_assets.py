@@ -29,7 +29,7 @@ from transformer_nfn.io.assets import (
     describe_files,
     read_index,
 )
-from transformer_nfn.io.whole import write_text
+from transformer_nfn.io.files import write_text
 from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.novelty import SEEN_FILE
 from transformer_nfn.prediction.records import (

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
-from transformer_nfn.io.safetensors_file import read_tensors
+from transformer_nfn.io.tensor_files import read_tensors
 from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.guarded import guard_run
 from transformer_nfn.prediction.probe_search import search_steps

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_nfn.errors import missing_extra
-from transformer_nfn.io.figures import blank_figure, save_figure
+from transformer_nfn.io.files import blank_figure, save_figure
 from transformer_nfn.paper.gather import Run, ZooStudy, gather, model_order
 from transformer_nfn.paper.learning_curve import CurvePoint, curve_lines
 from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name

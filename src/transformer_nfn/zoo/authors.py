@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.errors import CheckpointError, TransformerNFNError
 from transformer_nfn.io.checkpoint import Checkpoint
-from transformer_nfn.io.errors import CheckpointError
-from transformer_nfn.io.whole import whole_folder
+from transformer_nfn.io.files import atomic_folder
 from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, WIDTH
 from transformer_nfn.seed_kinds import UNKNOWN
 from transformer_nfn.zoo.archive import unpack
@@ -93,7 +92,7 @@ def import_authors(source: Path, out: Path) -> tuple[Zoo | MixedZoo, Imported]:
     if (out / "zoo.json").exists():
         raise StoreError(f"'{out}' holds another zoo: name an empty folder")
     report = Imported()
-    with _as_folder(source) as folder, whole_folder(out) as made:
+    with _as_folder(source) as folder, atomic_folder(out) as made:
         kinds = _kinds(folder)
         if kinds:
             zoos = [_import_kind(at, made, kind, source, report) for kind, at in kinds.items()]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transformer_nfn.io.fields import Fields
-from transformer_nfn.io.json_object import parse_object
+from transformer_nfn.io.json_fields import Fields, parse_object
 from transformer_nfn.zoo.errors import StoreError, ZooError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transformer_nfn.io.figures import blank_figure, save_figure
+from transformer_nfn.io.files import blank_figure, save_figure
 from transformer_nfn.known_tasks import task_title
 from transformer_nfn.seed_kinds import seeds_text
 from transformer_nfn.zoo.errors import ZooError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformer_nfn.io.fields import Fields
+from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.zoo.errors import ZooError
 
 LARGEST = 1 << 16

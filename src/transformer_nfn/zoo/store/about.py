@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn import __version__
-from transformer_nfn.io.fields import Fields
-from transformer_nfn.io.json_object import parse_object
+from transformer_nfn.io.json_fields import Fields, parse_object
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store.files import Checksums

@@ -6,9 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from transformer_nfn.io.json_object import read_object
-from transformer_nfn.io.regular import read_regular
-from transformer_nfn.io.whole import write_bytes
+from transformer_nfn.io.files import read_regular, write_bytes
+from transformer_nfn.io.json_fields import read_object
 from transformer_nfn.zoo.errors import StoreError
 
 

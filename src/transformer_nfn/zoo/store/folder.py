@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn import __version__
-from transformer_nfn.io.whole import foreign_files, sweep
+from transformer_nfn.io.files import foreign_files, sweep
 from transformer_nfn.seed_kinds import SEED_KINDS, UNKNOWN
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes

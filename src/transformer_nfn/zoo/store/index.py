@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.errors import missing_extra
-from transformer_nfn.io.parquet import read_parquet
+from transformer_nfn.io.files import read_parquet
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.store.index_check import check_columns, check_shards
 

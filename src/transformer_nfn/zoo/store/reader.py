@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from transformer_nfn.io.errors import CheckpointError
-from transformer_nfn.io.safetensors_file import TensorPlace, parse_header
-from transformer_nfn.io.source import TensorInfo
+from transformer_nfn.errors import CheckpointError
+from transformer_nfn.io.tensor_files import TensorInfo, TensorPlace, parse_header
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store.shards import raw_header

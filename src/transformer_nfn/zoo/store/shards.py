@@ -14,10 +14,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from transformer_nfn.io import safetensors_file
-from transformer_nfn.io.errors import CheckpointError
-from transformer_nfn.io.regular import open_regular
-from transformer_nfn.io.whole import write_bytes
+from transformer_nfn.errors import CheckpointError
+from transformer_nfn.io import tensor_files
+from transformer_nfn.io.files import open_regular, write_bytes
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
 
@@ -76,7 +75,7 @@ def raw_header(path: Path) -> tuple[bytes, int]:
     """The bytes of a shard's header, and the length of the file."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
-            return safetensors_file.raw_header(file.fileno(), str(path))
+            return tensor_files.raw_header(file.fileno(), str(path))
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error})") from error
     except CheckpointError as error:
@@ -87,7 +86,7 @@ def read_header(path: Path) -> Header:
     """The index rows inside a shard, checked; reads no weights."""
     raw, length = raw_header(path)
     try:
-        _, metadata = safetensors_file.parse_header(raw, length, str(path))
+        _, metadata = tensor_files.parse_header(raw, length, str(path))
         body = metadata["index"]
         if zlib.crc32(body.encode()) != int(metadata["index_crc32"]):
             raise ValueError("its index does not match its checksum")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from transformer_nfn.io.whole import foreign_files
+from transformer_nfn.io.files import foreign_files
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.kind import Kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from transformer_nfn.io.errors import DownloadError
+from transformer_nfn.errors import DownloadError
 from transformer_nfn.known_tasks import TASKS
 from transformer_nfn.zoo.errors import DataError
 from transformer_nfn.zoo.kind import PAPER, Kind

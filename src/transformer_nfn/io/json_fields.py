@@ -1,12 +1,15 @@
-"""Is a field of a JSON object what it should be? Read with a check, refused in one sentence."""
+"""JSON objects read from files: parsing, and fields with type and range checks."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
-from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.errors import CheckpointError, TransformerNFNError
+from transformer_nfn.io.files import read_regular
 
 LARGEST = 2**53
 """Whole numbers beyond this are not the same in every program that reads JSON."""
@@ -89,3 +92,36 @@ class Fields:
         name = self._name(key)
         of = f"'{name}' " if name else ""
         raise self._kind(f"'{self._where}': {of}expected {expected}, found {shown}")
+
+
+def read_object(path: Path, kind: type[TransformerNFNError] = CheckpointError) -> dict[str, Any]:
+    """The object in a JSON file; anything else is refused by an error of ``kind``."""
+    try:
+        data = read_regular(path)
+    except OSError as error:
+        raise kind(f"'{path}' cannot be read: {error.strerror or error}") from error
+    return parse_object(data, str(path), kind)
+
+
+def parse_object(
+    text: str | bytes, where: str, kind: type[TransformerNFNError] = CheckpointError
+) -> dict[str, Any]:
+    """The object that a text in JSON (bytes: UTF-8) holds, as `read_object` reads it.
+
+    Args:
+        text: the JSON.
+        where: the file it comes from, for messages.
+        kind: the error that refuses it.
+    """
+    try:
+        data = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+    except (ValueError, RecursionError) as error:
+        raise kind(f"'{where}' is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise kind(f"'{where}' is not an object in JSON: it holds {_article(data)}")
+    return data
+
+
+def _article(data: object) -> str:
+    words = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return words.get(type(data), "a number")

@@ -13,19 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn.io.checkpoint import Checkpoint, is_state_dict
-from transformer_nfn.io.errors import WriteError
-from transformer_nfn.io.foreign import StateDict, write_state_dict
-from transformer_nfn.io.hub_folder import (
+from transformer_nfn.errors import WriteError
+from transformer_nfn.io.checkpoint import (
     CONFIG,
     INDEX,
+    Checkpoint,
     find_weights,
     inside,
+    is_state_dict,
     read_shard_index,
 )
-from transformer_nfn.io.safetensors_file import DTYPES, parse_header, raw_header, read_at
-from transformer_nfn.io.source import TensorInfo
-from transformer_nfn.io.whole import foreign_files, whole_file, whole_folder
+from transformer_nfn.io.files import atomic_file, atomic_folder, foreign_files
+from transformer_nfn.io.tensor_files import (
+    DTYPES,
+    StateDict,
+    TensorInfo,
+    parse_header,
+    raw_header,
+    read_at,
+    write_state_dict,
+)
 
 # What a folder of a hub holds beside weights: config, tokenizer, its notes.
 SMALL = (".json", ".txt", ".model", ".jinja", ".md")
@@ -82,11 +89,11 @@ def rewritten(
     names = {file: file.name if home is not None else out.name for file in weights}
     _check_place(path if home is None else home, home, out)
     with ExitStack() as stack:
-        target = out.parent if home is None else stack.enter_context(whole_folder(out))
+        target = out.parent if home is None else stack.enter_context(atomic_folder(out))
         sinks: dict[str, _Sink] = {}
         shards: list[_Sink] = []
         for file, held in weights.items():
-            beside = stack.enter_context(whole_file(target / names[file]))
+            beside = stack.enter_context(atomic_file(target / names[file]))
             added = additions.tensors if additions.beside in held else {}
             make: type[_Sink] = _StateDictSink if is_state_dict(file) else _SafetensorsSink
             shard = make(file, added)
@@ -107,7 +114,7 @@ def rewritten(
             for folder in folders:  # empty ones too
                 (target / folder).mkdir(parents=True, exist_ok=True)
             for small in files:
-                beside = stack.enter_context(whole_file(target / small))
+                beside = stack.enter_context(atomic_file(target / small))
                 beside.write_bytes(_with_additions(home / small, home, additions))
 
 

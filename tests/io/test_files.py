@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, whatever happens to the writer."""
+"""Atomic writes leave the old file or the new one."""
 
 from __future__ import annotations
 
@@ -12,26 +12,20 @@ from pathlib import Path
 import pytest
 
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.io.files import atomic_file, atomic_folder, sweep, write_bytes, write_text
 from transformer_nfn.io.network import save_network
-from transformer_nfn.io.whole import (
-    sweep,
-    whole_file,
-    whole_folder,
-    write_bytes,
-    write_text,
-)
 from transformer_nfn.spaces import multi_head
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from transformer_nfn.io import whole
+from transformer_nfn.io import files
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-whole.os.{moment} = die
-whole.write_text(Path(sys.argv[1]), "new")
+files.os.{moment} = die
+files.write_text(Path(sys.argv[1]), "new")
 """
 
 
@@ -70,7 +64,7 @@ def test_bytes_are_on_disk_before_the_name_and_the_name_before_it_returns(
     write_bytes(tmp_path / "a", b"1")
     assert done == ["file", "rename", "folder"]
     done.clear()
-    with whole_file(tmp_path / "b", durable=False) as beside:
+    with atomic_file(tmp_path / "b", durable=False) as beside:
         beside.write_bytes(b"2")
     assert done == ["rename"]
 
@@ -95,7 +89,7 @@ def test_an_error_in_the_writer_leaves_the_old_file_and_nothing_beside(tmp_path:
     write_text(path, "old")
 
     def draw() -> None:
-        with whole_file(path) as beside:
+        with atomic_file(path) as beside:
             assert beside.suffix == ".svg", "some writers go by the ending"
             beside.write_text("half")
             raise KeyError("a bug")
@@ -162,7 +156,7 @@ def test_what_is_no_regular_file_is_refused_and_stays(tmp_path: Path) -> None:
 def test_a_failure_leaves_no_folders(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder in ("new/deep", "empty"):
-        for writer in (whole_file(tmp_path / folder / "x"), whole_folder(tmp_path / folder)):
+        for writer in (atomic_file(tmp_path / folder / "x"), atomic_folder(tmp_path / folder)):
             with pytest.raises(ZeroDivisionError), writer as beside:
                 (beside / "part" if beside.is_dir() else beside).write_text(f"half {1 / 0}")
     assert [p.name for p in tmp_path.rglob("*")] == ["empty"]
@@ -170,7 +164,7 @@ def test_a_failure_leaves_no_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["new/deep", "."])
 def test_a_folder_appears_with_all_that_was_written(tmp_path: Path, folder: str) -> None:
-    with whole_folder(tmp_path / folder) as made:
+    with atomic_folder(tmp_path / folder) as made:
         write_text(made / "sub" / "a", "1")
         write_text(made / "b", "2")
     found = {p.relative_to(tmp_path / folder).as_posix() for p in (tmp_path / folder).rglob("*")}
@@ -179,6 +173,6 @@ def test_a_folder_appears_with_all_that_was_written(tmp_path: Path, folder: str)
 
 def test_an_error_in_a_folder_names_the_folder_that_was_meant(tmp_path: Path) -> None:
     place = tmp_path / "out"
-    with pytest.raises(TransformerNFNError, match=f"'{place}' is a"), whole_folder(place) as made:
+    with pytest.raises(TransformerNFNError, match=f"'{place}' is a"), atomic_folder(place) as made:
         write_text(made, "1")
     assert not list(tmp_path.iterdir())

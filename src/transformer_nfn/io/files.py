@@ -1,26 +1,31 @@
-"""Writing files and folders whole or not at all: written beside, synced, then renamed."""
+"""Regular files on disk: checked reads, atomic writes, Parquet tables and figures."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import re
 import shutil
 import stat
 import uuid
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from transformer_nfn.io.errors import WriteError
+from transformer_nfn.errors import TransformerNFNError, WriteError, missing_extra
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DOTS_PER_INCH = 160
 # The name's own ending stays last, because some writers go by it.
 _BESIDE = re.compile(r"\.[0-9a-f]{8}\.beside\..+")
-_OLDER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 
 @contextmanager
-def whole_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Gives a path beside ``path`` to write to; on success it takes the name of ``path``.
 
     A reader sees the old file or the new one, also after a power cut: the bytes are on the disk
@@ -52,7 +57,7 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """Gives a folder to fill; on success its contents move to ``path``, else nothing is left.
 
     Args:
@@ -145,7 +150,7 @@ def _sync(path: Path) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes a file, whole or not at all."""
-    with whole_file(path) as beside:
+    with atomic_file(path) as beside:
         beside.write_bytes(data)
 
 
@@ -156,7 +161,7 @@ def write_text(path: Path, text: str) -> None:
 
 def is_left_over(name: str) -> bool:
     """Whether a file of that name is what a killed writer left beside its file."""
-    return bool(_BESIDE.fullmatch(name) or _OLDER.fullmatch(name))
+    return bool(_BESIDE.fullmatch(name))
 
 
 def foreign_files(folder: Path, own: Container[str] = ()) -> list[str]:
@@ -173,3 +178,89 @@ def sweep(folder: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+def open_regular(path: str | Path) -> int:
+    """A handle on a file, for reading; an `OSError` for a folder, a pipe or a device."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(0, "it is not a regular file", str(path))
+    return handle
+
+
+def read_regular(path: str | Path) -> bytes:
+    """All bytes of a file."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
+
+
+def open_parquet(source: Path | bytes, **options: Any) -> Any:
+    """A ``pyarrow.parquet.ParquetFile`` on bytes, or on a map of a file.
+
+    Args:
+        source: the file or what it holds.
+        options: of ``ParquetFile``.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if isinstance(source, bytes):
+        return pq.ParquetFile(pa.BufferReader(source), **options)
+    with os.fdopen(open_regular(source), "rb") as file:
+        held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return pq.ParquetFile(pa.BufferReader(pa.py_buffer(held)), **options)
+
+
+def read_parquet(source: Path | bytes) -> Any:
+    """All of it, as a ``pyarrow.Table``."""
+    return open_parquet(source).read(use_threads=False)
+
+
+def blank_figure(
+    width: float, height: float, error: type[TransformerNFNError], what: str = "a figure"
+) -> Figure:
+    """A figure of so many inches, drawn with Agg whatever screen there is or is not.
+
+    Args:
+        width: in inches. height: likewise.
+        error: raised where matplotlib is missing.
+        what: is to be drawn.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as missing:
+        raise missing_extra(error, "matplotlib", "plot", what) from missing
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(
+    figure: Figure,
+    out: Path,
+    error: type[TransformerNFNError],
+    metadata: Mapping[str, str | None] | None = None,
+) -> Path:
+    """Writes a figure (png, pdf or svg by its name); ``error`` where there is no such format."""
+    try:
+        with atomic_file(out) as beside:
+            figure.savefig(beside, dpi=DOTS_PER_INCH, metadata=dict(metadata or {}))
+    except ValueError as fault:
+        if isinstance(fault, TransformerNFNError):
+            raise
+        raise error(f"'{out}' could not be drawn ({fault})") from fault
+    return out
+
+
+def check_memory(needed: int, what: str) -> None:
+    """Reject a request larger than the memory of this machine.
+
+    Args:
+        needed: bytes.
+        what: that needs them.
+    """
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise TransformerNFNError(
+            f"{what} needs {needed / 2**30:,.0f} GiB of memory, this machine has "
+            f"{available / 2**30:,.0f}"
+        )
