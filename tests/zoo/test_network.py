@@ -9,8 +9,8 @@ from literal_network import literal_logits
 from transformer_nfn.functional import zoo_logits
 from transformer_nfn.zoo import NetworkSizes, SmallTransformer
 from transformer_nfn.zoo.module import from_state_dict, load_network, to_state_dict
-from transformer_nfn.zoo.training.dropout import dropout
 from transformer_nfn.zoo.training.randomness import dropout_threshold, keys
+from transformer_nfn.zoo.training.steps import dropout
 from transformer_nfn.zoo.training.tasks import Task
 
 
