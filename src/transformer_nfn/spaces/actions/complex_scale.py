@@ -9,6 +9,7 @@ from torch import Tensor
 
 from transformer_nfn.spaces.actions.base import Drawing, Pieces, Solution, cut
 from transformer_nfn.spaces.actions.matrix import MatrixAction, geometric, normal
+from transformer_nfn.spaces.actions.solvers import least_squares_complex, rounding_weights
 
 Pairing = Literal["neighbours", "halves"]
 
@@ -112,15 +113,10 @@ class ComplexScale(MatrixAction):
     def solve(
         self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
     ) -> Solution | None:
-        """By least squares: ``q_V = z q_U``, or else ``k_U = z̄ k_V``."""
-        q_U, q_V, k_U, k_V = (self.as_complex(x) for x in (*plain, *dual))
-        by_q = (q_U.conj() * q_V).sum(-2) / q_U.abs().square().sum(-2)
-        by_k = ((k_V.conj() * k_U).sum(-2) / k_V.abs().square().sum(-2)).conj()
-        z = torch.where(torch.isfinite(by_q.abs()) & (by_q != 0), by_q, by_k)
-        dead = ~torch.isfinite(z.abs())
-        z = torch.where(dead, torch.ones_like(z), z)
-        if bool((z == 0).any()):
-            return None
+        """By least squares on both; pairs that nothing determines stay as they are."""
+        P, D = ((self.as_complex(x), self.as_complex(y)) for x, y in (plain, dual))
+        z = least_squares_complex(P, D, rounding_weights(P, D))
+        z = torch.where(z == 0, torch.ones_like(z), z)
         return Solution(self.matrix(z), self.matrix(1 / z))
 
     def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from transformer_nfn.spaces.actions.base import Drawing, Solution
 from transformer_nfn.spaces.actions.linear import column_signs
 from transformer_nfn.spaces.actions.matrix import MatrixAction, orthogonal
+from transformer_nfn.spaces.actions.solvers import polar
 
 
 class Orthogonal(MatrixAction):
@@ -50,8 +51,7 @@ class Orthogonal(MatrixAction):
     ) -> Solution | None:
         """Orthogonal Procrustes on all rows."""
         first, second = (torch.cat(pair, -2) for pair in zip(plain, dual, strict=True))
-        X, _, Yh = torch.linalg.svd(first.mT @ second)
-        G = X @ Yh
+        G = polar(first.mT @ second)
         return Solution(G, G.mT.contiguous())
 
     def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,11 @@ from transformer_nfn.spaces.actions.base import Drawing, Pieces, Pointwise, Solu
 from transformer_nfn.spaces.actions.linear import column_signs
 from transformer_nfn.spaces.actions.matrix import MatrixAction, geometric, normal
 from transformer_nfn.spaces.actions.pointwise import is_odd, is_positively_homogeneous
+from transformer_nfn.spaces.actions.solvers import (
+    least_squares_scales,
+    rounding_weights,
+    signs,
+)
 
 
 class Diagonal(MatrixAction):
@@ -55,13 +60,9 @@ class Diagonal(MatrixAction):
     def solve(
         self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
     ) -> Solution | None:
-        """By least squares: ``p_V = s p_U``, or else ``d_U = s d_V``; then into the group."""
-        p_U, p_V, d_U, d_V = (*plain, *dual)
-        by_p = (p_U * p_V).sum(-2) / p_U.square().sum(-2)
-        by_d = (d_V * d_U).sum(-2) / d_V.square().sum(-2)
-        s = torch.where(torch.isfinite(by_p) & (by_p != 0), by_p, by_d)
-        s = torch.where(torch.isfinite(s), s, torch.ones_like(s))
-        s = self.nearest(s)
+        """By least squares on both, then into the group."""
+        s = least_squares_scales(plain, dual, rounding_weights(plain, dual))
+        s = self.nearest(torch.where(s == 0, torch.ones_like(s), s))
         if bool((s == 0).any()):
             return None
         return Solution(torch.diag_embed(s), torch.diag_embed(1 / s))
@@ -149,7 +150,7 @@ class Sign(Diagonal):
 
     def nearest(self, scales: Tensor) -> Tensor:
         """Their signs."""
-        return torch.where(scales < 0, -1.0, 1.0).to(scales.dtype)
+        return signs(scales)
 
     def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         """The largest entry of each column positive."""
