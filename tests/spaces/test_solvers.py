@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from transformer_nfn.spaces.actions.matching import assign_in_groups
+from transformer_nfn.spaces.actions.permutation import assign_in_groups
 from transformer_nfn.spaces.actions.solvers import (
     Products,
     least_squares_complex,

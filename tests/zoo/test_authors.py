@@ -18,7 +18,7 @@ from transformer_nfn.zoo import ImportFileError, NetworkSizes, StoreError, Zoo, 
 from transformer_nfn.zoo.authors import import_authors
 from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.store import Folder, write_shard
-from transformer_nfn.zoo.store.files import Checksums
+from transformer_nfn.zoo.store.folder import Checksums
 from transformer_nfn.zoo.verify import measure_accuracy, verify
 
 from .conftest import random_images

@@ -7,8 +7,8 @@ import torch
 
 from transformer_nfn.zoo import NetworkSizes, SmallTransformer, forward
 from transformer_nfn.zoo.module import from_state_dict, load_network, to_state_dict
-from transformer_nfn.zoo.training.dropout import dropout
 from transformer_nfn.zoo.training.randomness import dropout_threshold, keys
+from transformer_nfn.zoo.training.steps import dropout
 from transformer_nfn.zoo.training.tasks import Task
 
 

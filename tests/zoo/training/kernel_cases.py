@@ -10,11 +10,10 @@ from torch import Tensor
 
 from transformer_nfn.zoo import sample
 from transformer_nfn.zoo.network import forward, sites
-from transformer_nfn.zoo.training.backends.kernels.arguments import Clock
-from transformer_nfn.zoo.training.backends.kernels.autograd import fused_loss
-from transformer_nfn.zoo.training.backends.kernels.launch import Pass
-from transformer_nfn.zoo.training.dropout import dropout
+from transformer_nfn.zoo.training.kernels.arguments import Clock
+from transformer_nfn.zoo.training.kernels.runner import Pass
 from transformer_nfn.zoo.training.randomness import CROP, DROPOUT, dropout_threshold, keys
+from transformer_nfn.zoo.training.steps import dropout
 from transformer_nfn.zoo.training.tasks import ImageTask, Task, TextTask, WordVectors, image_task
 from transformer_nfn.zoo.training.trainer import initial_weights
 
@@ -159,6 +158,8 @@ def compare(
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     same = plain(torch.float32)
     torch.set_float32_matmul_precision("highest")
-    way = weights.clone().requires_grad_()
-    fused = differentiated(way, fused_loss(way, one, now, threshold, scale))
+    one.draw(now, threshold)
+    one.forward(weights, now, "train", scale)
+    one.backward(weights, now, scale)
+    fused = one.outcome.loss.sum(0) / batch, one.gradients.weights.sum(0)
     return Comparison(fused, same, exact)

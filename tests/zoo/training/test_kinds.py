@@ -14,11 +14,14 @@ from transformer_nfn import native_code
 from transformer_nfn.zoo import Kind, NetworkSizes, Recipe, ZooError, all_kinds, forward, train
 from transformer_nfn.zoo.module import SmallTransformer, from_state_dict, to_state_dict
 from transformer_nfn.zoo.network import sites
-from transformer_nfn.zoo.training.backends.native.compile import library
-from transformer_nfn.zoo.training.backends.native.stepper import NativeStepper
-from transformer_nfn.zoo.training.optimise import coefficients, rules
-from transformer_nfn.zoo.training.paths import choose_runner, describe_path
+from transformer_nfn.zoo.training.backends import (
+    NativeStepper,
+    choose_runner,
+    describe_path,
+    library,
+)
 from transformer_nfn.zoo.training.randomness import dropout_threshold, keys
+from transformer_nfn.zoo.training.steps import coefficients, rules
 from transformer_nfn.zoo.training.tasks import Task, WordVectors
 from transformer_nfn.zoo.training.tasks.text import ag_news
 from transformer_nfn.zoo.training.trainer import initial_weights

@@ -32,7 +32,7 @@ from transformer_nfn.checkpoints.disguises.ends import (
 )
 from transformer_nfn.checkpoints.disguises.stream import Turn
 from transformer_nfn.functional.description import Transformer
-from transformer_nfn.spaces.actions.matching import assign
+from transformer_nfn.spaces.actions.permutation import assign
 
 Weights = dict[str, Tensor]
 LONG = ("token", "head", "head_bias")

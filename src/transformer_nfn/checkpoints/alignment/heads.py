@@ -14,7 +14,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.disguises import heads
 from transformer_nfn.functional.description import Attention
 from transformer_nfn.spaces.actions import ComplexScale
-from transformer_nfn.spaces.actions.matching import assign_in_groups
+from transformer_nfn.spaces.actions.permutation import assign_in_groups
 from transformer_nfn.spaces.actions.solvers import (
     nearest_complex,
     nearest_matrix,

@@ -27,7 +27,7 @@ from transformer_nfn.checkpoints.alignment.neurons import move_neurons
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Attention, Mlp
 from transformer_nfn.spaces import Weights, WeightSpace
-from transformer_nfn.spaces.actions.matching import assign
+from transformer_nfn.spaces.actions.permutation import assign
 from transformer_nfn.spaces.actions.solvers import polar_fixing_ones
 from transformer_nfn.spaces.prefix import under_prefix
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.disguises import neurons
 from transformer_nfn.functional.description import Mlp
-from transformer_nfn.spaces.actions.matching import assign
+from transformer_nfn.spaces.actions.permutation import assign
 from transformer_nfn.spaces.actions.solvers import nearest_scales
 
 Weights = dict[str, Tensor]

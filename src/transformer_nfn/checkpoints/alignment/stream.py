@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.disguises.stream import StreamAction, Turn
 from transformer_nfn.functional.description import axes_of
-from transformer_nfn.spaces.actions.matching import assign_signed
+from transformer_nfn.spaces.actions.permutation import assign_signed
 from transformer_nfn.spaces.actions.solvers import polar, polar_fixing_ones
 
 

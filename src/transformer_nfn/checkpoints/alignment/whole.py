@@ -31,7 +31,7 @@ from transformer_nfn.checkpoints.disguises.stream import Turn, stream_action
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Attention, Transformer
-from transformer_nfn.spaces.actions.matching import assign_in_groups
+from transformer_nfn.spaces.actions.permutation import assign_in_groups
 
 ROUNDS = 40
 SETTLED = 1e-3

@@ -18,10 +18,9 @@ from transformer_nfn.checkpoints.families.recognise import (
     recognise,
 )
 from transformer_nfn.checkpoints.families.refusals import check_contents
+from transformer_nfn.errors import CheckpointError, MissingTensorError
 from transformer_nfn.functional.description import Transformer
-from transformer_nfn.io.checkpoint import Checkpoint, check_no_nan
-from transformer_nfn.io.errors import CheckpointError, MissingTensorError
-from transformer_nfn.io.open_files import OpenFiles
+from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan
 
 
 class Model(OpenFiles):

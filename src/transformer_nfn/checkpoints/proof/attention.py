@@ -15,7 +15,7 @@ from transformer_nfn.checkpoints.reduced import Piece
 from transformer_nfn.checkpoints.sketches import HeadSketch
 from transformer_nfn.functional.description import Attention
 from transformer_nfn.spaces.actions import ComplexScale
-from transformer_nfn.spaces.actions.matching import assign_in_groups
+from transformer_nfn.spaces.actions.permutation import assign_in_groups
 from transformer_nfn.spaces.actions.solvers import (
     least_squares_complex,
     least_squares_matrix,

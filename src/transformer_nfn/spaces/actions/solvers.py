@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
-DRAWS = 3
-"""Random completions of a matrix that nothing determines; the best conditioned one is taken."""
-EXACT_STEPS = 10
-"""Limit of refinement steps of an exact solution; two or three suffice."""
+COMPLETION_DRAWS = 3
+REFINEMENT_STEPS = 10  # at most; two or three suffice
 NEAREST_STEPS = 4
 NEWTON_STEPS = 5
 FLOOR = 1e-9
@@ -227,9 +225,8 @@ def exact_matrix(
 ) -> tuple[Tensor, Tensor] | None:
     """``G`` invertible with ``P_U G = P_V`` and ``D_V Gᵀ = D_U``, factors ``[rows, n]``.
 
-    ``P_U`` fixes G on its row space (from the left), ``D_V`` fixes it on its own (from the
-    right). Where neither does — both factors lack rank — any completion will do; one that keeps
-    G well conditioned is chosen.
+    ``P_U`` fixes G on its row space (from the left), ``D_V`` on its row space (from the right).
+    Where both factors lack rank, G is completed arbitrarily but well conditioned.
     """
     n = P_U.shape[-1]
     left, fixed_rows = _row_space(P_U, unit)
@@ -253,17 +250,17 @@ def exact_matrix(
 def _refine_exact(
     G: Tensor, P_U: Tensor, P_V: Tensor, D_U: Tensor, D_V: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """``G`` moved to where both ``P_U G`` and ``D_U G⁻ᵀ`` fit best, and its inverse.
+    """Refine ``G`` so that both ``P_U G`` and ``D_U G⁻ᵀ`` fit best; return it and its inverse.
 
-    Each column is weighted by the rounding error to expect in it, so that the noise of neither
-    factor is multiplied by the condition of G. Gauss-Newton: with ``G → G (1 + E)`` the normal
+    Each column is weighted by its expected rounding error, so that the noise of neither factor
+    is multiplied by the condition number of G. Gauss-Newton: with ``G → G (1 + E)`` the normal
     equations are a Sylvester equation for E.
     """
     inverse: Tensor = torch.linalg.inv(G)
     if 0 in (len(P_U), len(D_U)):
         return G, inverse
     sizes = [x.square().sum(0) for x in (P_U, P_V, D_U, D_V)]
-    for _ in range(EXACT_STEPS):
+    for _ in range(REFINEMENT_STEPS):
         P, D = P_U @ G, D_U @ inverse.mT
         weight_P = _weight(sizes[1] + sizes[0] @ G.square(), len(P))
         weight_D = _weight(sizes[3] + sizes[2] @ inverse.mT.square(), len(D))
@@ -291,7 +288,7 @@ def _refine_exact(
 
 
 def _weight(squares: Tensor, rows: int) -> Tensor:
-    """One over the expected squared error of an entry of each column, but for a common factor."""
+    """Inverse expected squared error of an entry of each column, up to a common factor."""
     return rows / squares.clamp_min(1e-30 * float(squares.max().clamp_min(1e-200)))
 
 
@@ -300,27 +297,27 @@ def _cost(away: tuple[Tensor, Tensor], weight_P: Tensor, weight_D: Tensor) -> fl
 
 
 def _least_squares(A: Tensor, B: Tensor) -> Tensor:
-    """``X`` with ``A X`` nearest to ``B``; A has full rank, so the fast driver will do."""
+    """``X`` with ``A X`` nearest to ``B``; A has full rank, so the fast driver suffices."""
     solution: Tensor = torch.linalg.lstsq(A, B, driver="gels").solution
     return solution
 
 
 def _row_space(factor: Tensor, unit: float) -> tuple[Tensor, int]:
-    """An orthogonal ``[n, n]`` whose first columns span the row space, and how many do."""
+    """An orthogonal ``[n, n]`` whose first columns span the row space, and the rank."""
     n = factor.shape[-1]
     if factor.shape[0] == 0:
         return torch.eye(n, dtype=factor.dtype, device=factor.device), 0
     triangle = torch.linalg.qr(factor, mode="r").R
     _, values, vectors = torch.linalg.svd(triangle, full_matrices=True)
-    # About the largest singular value that rounding errors alone would have, four times over.
+    # Four times the largest singular value expected of rounding errors alone.
     limit = float(values.norm()) * (factor.shape[0] ** -0.5 + n**-0.5) * unit * 4
     return vectors.T, int((values > limit).sum())
 
 
 def _completed(core: Tensor, rows: int, columns: int) -> Tensor:
-    """``core`` with its free corner filled: directions not yet reached, at a middling scale.
+    """``core`` with its free corner filled by random directions at the scale of the rest.
 
-    Random directions may lie among those that are fixed, so the best of a few draws is taken.
+    Random directions may be close to fixed ones, so the best conditioned of a few draws is taken.
     """
     n = core.shape[-1]
     shape = (n - rows, n - columns)
@@ -330,7 +327,7 @@ def _completed(core: Tensor, rows: int, columns: int) -> Tensor:
     scale = known if float(known) > 0 else core.new_ones(())
     generator = torch.Generator().manual_seed(0)
     filled = []
-    for _ in range(DRAWS):
+    for _ in range(COMPLETION_DRAWS):
         noise = torch.randn(max(shape), max(shape), generator=generator, dtype=core.dtype)
         Q: Tensor = torch.linalg.qr(noise).Q
         whole = core.clone()

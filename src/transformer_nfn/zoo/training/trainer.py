@@ -13,10 +13,16 @@ from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.network import sites
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training import randomness
-from transformer_nfn.zoo.training.epochs import Epoch, Runner
+from transformer_nfn.zoo.training.backends import choose_runner
 from transformer_nfn.zoo.training.grid import Config
-from transformer_nfn.zoo.training.optimise import HOLD, coefficients, learning_rate, rules
-from transformer_nfn.zoo.training.paths import choose_runner
+from transformer_nfn.zoo.training.steps import (
+    HOLD,
+    Epoch,
+    Runner,
+    coefficients,
+    learning_rate,
+    rules,
+)
 from transformer_nfn.zoo.training.tasks import Split, Task
 
 # How many (networks, epochs) have been trained since the last report.
