@@ -45,7 +45,7 @@ from transformer_nfn.checkpoints.sketches import OFFSETS, turned
 from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import KEPT, Attention
-from transformer_nfn.functional.sublayers import activation
+from transformer_nfn.functional.transformer import activation
 from transformer_nfn.symmetry.sketch import directions, sketch
 
 VECTORS = 256
