@@ -21,7 +21,7 @@ from transformer_nfn.checkpoints.alignment.bases import (
     fit_turns,
 )
 from transformer_nfn.checkpoints.alignment.stream import turn_fixing_ones
-from transformer_nfn.checkpoints.disguises import disguise
+from transformer_nfn.checkpoints.disguise import disguise
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.errors import SpaceError
 

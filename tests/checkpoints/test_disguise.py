@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tiny_families import TINY, Network, build, inputs_of, network, run_library, save
-from transformer_nfn.checkpoints.disguises import Disguise, disguise, heads, whole
+from transformer_nfn.checkpoints.disguise import Disguise, disguise, heads, whole
 from transformer_nfn.checkpoints.families import OpenOptions, open_model
 from transformer_nfn.errors import GroupError
 from transformer_nfn.functional.transformer import transformer

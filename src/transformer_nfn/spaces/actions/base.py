@@ -125,6 +125,10 @@ class Action(ABC):
     def dimension(self, size: int) -> int:
         """How many continuous parameters an element has."""
 
+    def log10_order(self, size: int) -> float:
+        """log10 of the number of permutations and signs in the group."""
+        return 0.0
+
     @abstractmethod
     def identity(
         self,

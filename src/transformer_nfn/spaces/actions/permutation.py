@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -30,6 +31,10 @@ class Permutation(Action):
     def dimension(self, size: int) -> int:
         """The group is discrete."""
         return 0
+
+    def log10_order(self, size: int) -> float:
+        """log10 of n!."""
+        return math.lgamma(size + 1) / math.log(10)
 
     def identity(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -146,6 +147,10 @@ class Sign(Diagonal):
     def dimension(self, size: int) -> int:
         """The group is discrete."""
         return 0
+
+    def log10_order(self, size: int) -> float:
+        """log10 of 2ⁿ."""
+        return size * math.log10(2)
 
     def nearest(self, scales: Tensor) -> Tensor:
         """Their signs."""
