@@ -17,7 +17,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.fingerprints.frame import Frame, signs
 from transformer_nfn.checkpoints.fingerprints.rows import Row, added, products
 from transformer_nfn.checkpoints.reduced import Reduced, Table
-from transformer_nfn.checkpoints.scores.stream import ROWS, shifted
+from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.functional.description import KEPT
 from transformer_nfn.functional.sublayers import activation
 from transformer_nfn.symmetry.sketch import sketch

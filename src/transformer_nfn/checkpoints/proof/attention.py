@@ -13,7 +13,7 @@ from transformer_nfn.checkpoints.proof.bases import check_bases, check_pair
 from transformer_nfn.checkpoints.proof.checks import check, has_double
 from transformer_nfn.checkpoints.proof.match import BlockMatch
 from transformer_nfn.checkpoints.reduced import Piece
-from transformer_nfn.checkpoints.scores.probes import HeadSketch
+from transformer_nfn.checkpoints.sketches import HeadSketch
 from transformer_nfn.functional.description import Attention
 
 

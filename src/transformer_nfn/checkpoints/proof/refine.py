@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Reduced, ReducedBlock
-from transformer_nfn.checkpoints.scores.stream import StreamMap, solve_stream
+from transformer_nfn.checkpoints.stream import StreamMap, solve_stream
 from transformer_nfn.spaces.actions.matching import match_rows
 
 ENOUGH = 8
