@@ -27,9 +27,9 @@ from transformer_nfn.checkpoints.alignment.stream import (
 )
 from transformer_nfn.checkpoints.disguise import untied
 from transformer_nfn.checkpoints.disguises.sites import Site, end_names, sites
-from transformer_nfn.checkpoints.symmetries.stream import Turn
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof import solve
+from transformer_nfn.checkpoints.symmetries.stream import Turn
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Attention, StreamGroup, Transformer
 

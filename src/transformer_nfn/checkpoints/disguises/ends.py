@@ -1,21 +1,14 @@
-"""Which symmetries have the two ends of a network? Embeddings on one side, last norm and heads.
-
-Vocabularies are long, so each row draws once and then acts on any range of their entries: a move
-takes the tensors with ``token``, ``head`` and ``head_bias`` cut to a range, and that range.
-"""
+"""Vectors moved between embeddings, and the norms at the ends of a network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.disguises import norms
-from transformer_nfn.checkpoints.disguises.rows import new_gains, noise, reader_shifts
 from transformer_nfn.functional.description import EXTRA, Transformer
-from transformer_nfn.spaces.actions import Drawing
 
 Weights = dict[str, Tensor]
 MLM = norms.Reading("extra.mlm_norm", ("head",))

@@ -171,10 +171,9 @@ def _space_symmetries(space: WeightSpace) -> tuple[SymmetrySize, ...]:
         if axis.kind != "free":
             times = math.prod(space.axes[a].size for a in space.ancestors(name))
             word = "permuted" if axis.action.permutes else axis.kind
-            continuous, finite = (
-                times * count(axis.size) for count in (axis.action.dimension, axis.action.log10_order)
-            )
-            out.append(SymmetrySize(f"{name}: {word}", times, int(continuous), float(finite)))
+            continuous = times * axis.action.dimension(axis.size)
+            finite = times * axis.action.log10_order(axis.size)
+            out.append(SymmetrySize(f"{name}: {word}", times, continuous, finite))
     return tuple(out)
 
 

@@ -14,7 +14,6 @@ from transformer_nfn.checkpoints.symmetries.attention import (
 )
 from transformer_nfn.checkpoints.symmetries.base import Part, Site, Size, Symmetry
 from transformer_nfn.checkpoints.symmetries.ends import EmbeddingShift
-from transformer_nfn.checkpoints.symmetries.registry import SYMMETRIES, SymmetrySize, symmetry_sizes
 from transformer_nfn.checkpoints.symmetries.neurons import NeuronPermutation, NeuronScale
 from transformer_nfn.checkpoints.symmetries.norms import (
     BranchConstant,
@@ -24,6 +23,7 @@ from transformer_nfn.checkpoints.symmetries.norms import (
     NormGain,
     SublayerSigns,
 )
+from transformer_nfn.checkpoints.symmetries.registry import SYMMETRIES, SymmetrySize, symmetry_sizes
 from transformer_nfn.checkpoints.symmetries.stream import StreamBasis, Turn
 
 __all__ = [

@@ -55,7 +55,7 @@ class EmbeddingShift(Symmetry[Weights]):
     def act(self, site: Site, weights: Mapping[str, Tensor], g: Weights) -> Weights:
         """Takes each vector from its source and adds it to ``position``."""
         position = weights["position"].clone()
-        out = {}
+        out: Weights = {}
         first = [n for n in ("cls", "dist") if n in weights]
         for name, vector in g.items():
             vector = vector.to(position)
