@@ -27,7 +27,7 @@ import torch
 from trained.families import PATCHED, REPLACED, all_families, train_families
 from trained.measures import BASELINES, auroc
 from trained.pairs import RELATED, RELATIONS, STRANGER, Result, compare, tasks
-from transformer_nfn.io.cache import cache_folder
+from transformer_nfn.io.downloads import cache_folder
 
 STEPS = 1000
 EMBEDDINGS = "embeddings only"

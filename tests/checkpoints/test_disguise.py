@@ -18,9 +18,8 @@ from transformer_nfn.checkpoints import disguise as disguise_module
 from transformer_nfn.checkpoints.disguise import Disguise, disguise
 from transformer_nfn.checkpoints.families import OpenOptions, open_model
 from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, ValueOutputBasis
-from transformer_nfn.errors import GroupError
+from transformer_nfn.errors import CheckpointError, GroupError
 from transformer_nfn.functional.transformer import transformer
-from transformer_nfn.io.errors import CheckpointError
 from transformer_nfn.spaces import attention_block
 from transformer_nfn.spaces.actions import Drawing
 

@@ -59,7 +59,7 @@ from transformer_nfn.checkpoints.stream import (
     without_outputs,
 )
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.io.figures import blank_figure, save_figure
+from transformer_nfn.io.files import blank_figure, save_figure
 
 Verdict = Literal[
     "same",

@@ -171,9 +171,8 @@ def _space_symmetries(space: WeightSpace) -> tuple[SymmetrySize, ...]:
         if axis.kind != "free":
             times = math.prod(space.axes[a].size for a in space.ancestors(name))
             word = "permuted" if axis.action.permutes else axis.kind
-            continuous = times * axis.action.dimension(axis.size)
-            finite = times * axis.action.log10_order(axis.size)
-            out.append(SymmetrySize(f"{name}: {word}", times, continuous, finite))
+            size = times * axis.action.size(axis.size)
+            out.append(SymmetrySize(f"{name}: {word}", times, size.continuous, size.finite))
     return tuple(out)
 
 

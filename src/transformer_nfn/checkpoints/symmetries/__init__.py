@@ -12,7 +12,7 @@ from transformer_nfn.checkpoints.symmetries.attention import (
     ValueBias,
     ValueOutputBasis,
 )
-from transformer_nfn.checkpoints.symmetries.base import Part, Site, Size, Symmetry
+from transformer_nfn.checkpoints.symmetries.base import Part, Site, Symmetry
 from transformer_nfn.checkpoints.symmetries.ends import EmbeddingShift
 from transformer_nfn.checkpoints.symmetries.neurons import NeuronPermutation, NeuronScale
 from transformer_nfn.checkpoints.symmetries.norms import (
@@ -46,7 +46,6 @@ __all__ = [
     "QueryKeyNormSigns",
     "QueryKeySigns",
     "Site",
-    "Size",
     "StreamBasis",
     "SublayerSigns",
     "Symmetry",

@@ -10,22 +10,19 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
-    LOG_2,
     Site,
-    Size,
     Symmetry,
     Weights,
     all_there,
     block_parts,
     chosen,
-    log10_factorial,
     noise,
     random_scales,
     random_signs,
 )
 from transformer_nfn.functional.description import Attention, Transformer, axes_of
-from transformer_nfn.spaces.actions import Drawing
-from transformer_nfn.spaces.actions.complex_scale import ComplexScale
+from transformer_nfn.spaces.actions import ComplexScale, Drawing, Permutation, Size
+from transformer_nfn.spaces.actions.base import LOG10_2
 from transformer_nfn.spaces.actions.matrix import orthogonal
 
 CROSS = "cross."
@@ -81,9 +78,9 @@ class HeadPermutation(Symmetry[HeadOrder]):
 
     def size(self, site: Site) -> Size:
         """Orders of groups times orders within each."""
-        groups = site.detail.groups
-        share = site.detail.heads // groups
-        return Size(0, log10_factorial(groups) + groups * log10_factorial(share))
+        about: Attention = site.detail
+        groups, share = about.groups, about.heads // about.groups
+        return Permutation().size(groups) + groups * Permutation().size(share)
 
     def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> HeadOrder:
         """A random order."""
@@ -177,7 +174,7 @@ class QueryKeySigns(Symmetry[Tensor]):
 
     def size(self, site: Site) -> Size:
         """A sign for each pair and group."""
-        return Size(0, site.detail.groups * _pairs(site.detail) * LOG_2)
+        return Size(0, site.detail.groups * _pairs(site.detail) * LOG10_2)
 
     def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
         """Random signs."""
@@ -202,7 +199,7 @@ class QueryKeyGains(Symmetry[Tensor]):
 
     def size(self, site: Site) -> Size:
         """A nonzero scale for each pair."""
-        return Size(_pairs(site.detail), _pairs(site.detail) * LOG_2)
+        return Size(_pairs(site.detail), _pairs(site.detail) * LOG10_2)
 
     def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
         """Scales over a factor of ``how.condition``, equal within a pair."""
@@ -230,7 +227,7 @@ class QuarterTurns(Symmetry[Tensor]):
 
     def size(self, site: Site) -> Size:
         """To turn or not, for each pair."""
-        return Size(0, site.detail.rotary // 2 * LOG_2)
+        return Size(0, site.detail.rotary // 2 * LOG10_2)
 
     def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
         """A random choice."""
@@ -262,7 +259,7 @@ class QueryKeyNormSigns(Symmetry[Tensor]):
 
     def size(self, site: Site) -> Size:
         """Two signs for each coordinate."""
-        return Size(0, 2 * site.detail.d_k * LOG_2)
+        return Size(0, 2 * site.detail.d_k * LOG10_2)
 
     def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
         """Random signs."""

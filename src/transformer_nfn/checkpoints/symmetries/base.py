@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.functional.description import KEPT, Block, Stack, Transformer
-from transformer_nfn.spaces.actions import Drawing
+from transformer_nfn.spaces.actions import Drawing, Size
 from transformer_nfn.spaces.actions.matrix import geometric
 
 Weights = dict[str, Tensor]
@@ -22,7 +21,6 @@ SHARE = 0.25
 """Root mean square of what is added to a tensor, in units of the tensor's own."""
 TINY = 1e-3
 """Gains smaller than this, in units of the largest, are not divided by."""
-LOG_2 = math.log10(2.0)
 
 
 @dataclass(frozen=True)
@@ -139,22 +137,6 @@ def chosen(names: Mapping[str, str], wanted: Iterable[str]) -> dict[str, str]:
     return {name: names[name] for name in wanted if name in names}
 
 
-@dataclass(frozen=True)
-class Size:
-    """Size of a group.
-
-    Attributes:
-        continuous: number of continuous parameters.
-        finite: log10 of the number of permutations and signs.
-    """
-
-    continuous: int
-    finite: float = 0.0
-
-    def __add__(self, other: Size) -> Size:
-        return Size(self.continuous + other.continuous, self.finite + other.finite)
-
-
 class Symmetry(ABC, Generic[Element]):
     """A group that acts on some tensors of a checkpoint and leaves its function unchanged.
 
@@ -212,7 +194,3 @@ def random_scales(size: int, how: Drawing, *, positive: bool = False) -> Tensor:
     scales = geometric(1, size, how, how.condition or 1.0)[0]
     return scales if positive else scales * random_signs((size,), how)
 
-
-def log10_factorial(n: int) -> float:
-    """log10 of n!."""
-    return math.lgamma(n + 1) / math.log(10)

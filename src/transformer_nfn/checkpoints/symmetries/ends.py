@@ -8,7 +8,6 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
     Site,
-    Size,
     Symmetry,
     Weights,
     chosen,
@@ -16,7 +15,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
     noise,
 )
 from transformer_nfn.functional.description import Transformer
-from transformer_nfn.spaces.actions import Drawing
+from transformer_nfn.spaces.actions import Drawing, Size
 
 
 class EmbeddingShift(Symmetry[Weights]):

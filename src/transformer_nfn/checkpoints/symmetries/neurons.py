@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
-    LOG_2,
     Site,
-    Size,
     Symmetry,
     Weights,
     block_parts,
     chosen,
-    log10_factorial,
     random_scales,
 )
 from transformer_nfn.functional.description import Mlp, Transformer
-from transformer_nfn.spaces.actions import Drawing
+from transformer_nfn.spaces.actions import Drawing, Permutation, Size
+from transformer_nfn.spaces.actions.base import LOG10_2
 
 Scales = Literal["nonzero", "positive"]
 
@@ -59,7 +57,7 @@ class NeuronPermutation(Symmetry[Tensor]):
 
     def size(self, site: Site) -> Size:
         """f! orders."""
-        return Size(0, log10_factorial(site.shape("W_B")[0]))
+        return Permutation().size(site.shape("W_B")[0])
 
     def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
         """A random order."""
@@ -86,7 +84,7 @@ class NeuronScale(Symmetry[Tensor]):
     def size(self, site: Site) -> Size:
         """A scale for each neuron, and its sign if that is free."""
         neurons = site.shape("W_B")[0]
-        return Size(neurons, neurons * LOG_2 if site.detail == "nonzero" else 0.0)
+        return Size(neurons, neurons * LOG10_2 if site.detail == "nonzero" else 0.0)
 
     def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
         """Scales over a factor of ``how.condition``."""

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
-    LOG_2,
     TINY,
     Part,
     Site,
-    Size,
     Symmetry,
     Weights,
     all_there,
@@ -26,7 +24,8 @@ from transformer_nfn.checkpoints.symmetries.base import (
     random_signs,
 )
 from transformer_nfn.functional.description import EXTRA, Transformer
-from transformer_nfn.spaces.actions import Drawing
+from transformer_nfn.spaces.actions import Drawing, Size
+from transformer_nfn.spaces.actions.base import LOG10_2
 
 EMBEDDINGS = ("token", "position", "type", "patch", "patch_bias", "cls", "dist")
 
@@ -271,7 +270,7 @@ class SublayerSigns(Symmetry[Tensor]):
 
     def size(self, site: Site) -> Size:
         """A sign for each coordinate."""
-        return Size(0, site.model.width * LOG_2)
+        return Size(0, site.model.width * LOG10_2)
 
     def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
         """Random signs ``[D]``."""

@@ -17,7 +17,7 @@ from transformer_nfn.checkpoints.symmetries.attention import (
     ValueBias,
     ValueOutputBasis,
 )
-from transformer_nfn.checkpoints.symmetries.base import Size, Symmetry
+from transformer_nfn.checkpoints.symmetries.base import Symmetry
 from transformer_nfn.checkpoints.symmetries.ends import EmbeddingShift
 from transformer_nfn.checkpoints.symmetries.neurons import NeuronPermutation, NeuronScale
 from transformer_nfn.checkpoints.symmetries.norms import (
@@ -30,6 +30,7 @@ from transformer_nfn.checkpoints.symmetries.norms import (
 )
 from transformer_nfn.checkpoints.symmetries.stream import StreamBasis
 from transformer_nfn.functional.description import Transformer
+from transformer_nfn.spaces.actions import Size
 
 SYMMETRIES: list[Symmetry[Any]] = [
     StreamBasis(),

@@ -9,20 +9,17 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
-    LOG_2,
     TINY,
     Site,
-    Size,
     Symmetry,
     Weights,
-    log10_factorial,
     random_signs,
 )
 from transformer_nfn.checkpoints.symmetries.norms import bias_of, is_biased, norm_sites
 from transformer_nfn.functional.description import KEPT, StreamGroup, Transformer, axes_of
 from transformer_nfn.functional.transformer import Weights as Source
 from transformer_nfn.functional.transformer import fetch
-from transformer_nfn.spaces.actions import Drawing
+from transformer_nfn.spaces.actions import Drawing, Orthogonal, Permutation, Sign, Size
 from transformer_nfn.spaces.actions.matrix import orthogonal
 
 
@@ -97,12 +94,9 @@ class StreamBasis(Symmetry[Turn]):
     def size(self, site: Site) -> Size:
         """Of the group in D dimensions."""
         D, group = site.model.width, site.detail.group
-        if group == "orthogonal":
-            return Size(D * (D - 1) // 2, LOG_2)
-        if group == "orthogonal fixing ones":
-            return Size((D - 1) * (D - 2) // 2, LOG_2)
-        signs = D if group == "signed permutation" else 1
-        return Size(0, log10_factorial(D) + signs * LOG_2)
+        if group.startswith("orthogonal"):
+            return Orthogonal().size(D if group == "orthogonal" else D - 1)
+        return Permutation().size(D) + Sign().size(D if group == "signed permutation" else 1)
 
     def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Turn:
         """Uniform over the group."""
