@@ -1,4 +1,4 @@
-"""docs/results.md, docs/speed.md and the README's table are what benchmarks/results/ says."""
+"""Tables of results in README and docs are those of benchmarks/results/."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_pages_are_generated_from_the_result_files() -> None:
-    command = [sys.executable, str(ROOT / "tools" / "results_page.py"), "--check"]
+    command = [sys.executable, str(ROOT / "tools" / "result_tables.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
