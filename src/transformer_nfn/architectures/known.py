@@ -18,7 +18,7 @@ from transformer_nfn.architectures.zoo_network import block_from_space
 from transformer_nfn.architectures.zoo_network import from_space as small_transformer_of
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Shift, WeightSpace
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 
 Build = Callable[[WeightSpace], Architecture]
 

@@ -21,7 +21,7 @@ from transformer_nfn.architectures.inputs import LENGTHS, Vectors
 from transformer_nfn.architectures.naming import Naming
 from transformer_nfn.functional import block, layer_norm, mlp, multi_head
 from transformer_nfn.spaces import Axis, WeightSpace, attention_block, stack
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 
 NAME = "small_transformer"
 BLOCK = "small_transformer_block"

@@ -16,7 +16,7 @@ from transformer_nfn.functional.attention import (
     rms_norm,
     rotary,
 )
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 
 
 def mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

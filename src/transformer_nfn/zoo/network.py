@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 from transformer_nfn.zoo.sizes import NetworkSizes
 
 Drop = Callable[[Tensor, int], Tensor]

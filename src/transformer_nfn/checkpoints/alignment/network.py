@@ -28,7 +28,7 @@ from transformer_nfn.checkpoints.alignment.stream import turn_fixing_ones
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Attention, Mlp
 from transformer_nfn.spaces import Weights, WeightSpace
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 
 ROUNDS = 20
 SETTLED = 1e-5

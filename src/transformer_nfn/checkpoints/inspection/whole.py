@@ -16,7 +16,7 @@ from transformer_nfn.checkpoints.inspection.spectra import matrix_spectrum, prod
 from transformer_nfn.checkpoints.inspection.tensors import TensorLine, family_tensors, space_tensors
 from transformer_nfn.checkpoints.reduced import Reduced, ReducedBlock
 from transformer_nfn.spaces import WeightSpace
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Model
