@@ -32,7 +32,7 @@ class WeightSpace(Layout):
         axes: every axis by name.
         tensors: every tensor by name, in order.
         shifts: biases that may be shifted (see `Shift`).
-        architecture: name of its architecture in `transformer_nfn.architectures.KNOWN`, if any.
+        architecture: name of its architecture in `transformer_nfn.functional.KNOWN`, if any.
         options: further options of that architecture (JSON values).
 
     >>> attention = WeightSpace.build(
