@@ -17,7 +17,7 @@ from transformer_nfn.checkpoints.inspection.tensors import TensorLine, family_te
 from transformer_nfn.checkpoints.reduced import Reduced, ReducedBlock
 from transformer_nfn.checkpoints.symmetries import SymmetrySize, symmetry_sizes
 from transformer_nfn.spaces import WeightSpace
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Model
