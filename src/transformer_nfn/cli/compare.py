@@ -200,7 +200,7 @@ def _compare_networks(
 
 def _turned(result: Comparison, U: Mapping[str, Tensor], V: Mapping[str, Tensor]) -> bool:
     """Whether two blocks have nothing in common but what LayerNorms let `align` turn."""
-    from transformer_nfn.symmetry.layer_norm import turned_alike
+    from transformer_nfn.symmetry.enlarged import turned_alike
 
     return min(result.residuals.values()) > UNLIKE and turned_alike(U, V)
 

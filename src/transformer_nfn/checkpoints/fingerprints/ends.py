@@ -20,7 +20,7 @@ from transformer_nfn.checkpoints.reduced import Reduced, Table
 from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.functional.description import KEPT
 from transformer_nfn.functional.transformer import activation
-from transformer_nfn.symmetry.sketch import sketch
+from transformer_nfn.symmetry.sources import sketch
 
 ENDS = (
     "embedding", "position", "token type", "input constant", "input norm", "head", "head bias",

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.reduced import Reduced
 from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.symmetry.sketch import directions
+from transformer_nfn.symmetry.sources import directions
 
 PROBES = 256
 """Vectors of a frame."""
