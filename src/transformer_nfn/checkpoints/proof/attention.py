@@ -12,13 +12,13 @@ from transformer_nfn.checkpoints.proof.checks import Bases, BlockChecks, Squares
 from transformer_nfn.checkpoints.reduced import Piece
 from transformer_nfn.checkpoints.sketches import HeadSketch
 from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, ValueOutputBasis
+from transformer_nfn.checkpoints.symmetries.attention import query_key_rows
 from transformer_nfn.checkpoints.symmetries.base import Site
 from transformer_nfn.functional.description import Attention
 from transformer_nfn.spaces.actions import ComplexScale
 from transformer_nfn.spaces.actions.permutation import assign_in_groups
-from transformer_nfn.spaces.actions.solvers import nearest_quarter_turns, signs
+from transformer_nfn.spaces.actions.solvers import Pair, nearest_quarter_turns, signs
 
-Pair = tuple[Tensor, Tensor]
 HALVES = ComplexScale("halves")
 
 
@@ -111,17 +111,15 @@ def _queries_and_keys(
         if f"b_{p}" in A:
             A[f"b_{p}"] = Piece(A[f"b_{p}"].value[order], A[f"b_{p}"].error[order])
     a, b = ({name: piece.value for name, piece in side.items()} for side in (A, B))
-    plain, dual = (
-        tuple(_grouped(_with_bias(w, p), config.groups) for w in (a, b)) for p in "QK"
-    )
+    plain, dual = query_key_rows(config, a, b)
     gains = torch.arange(config.d_k)
     if config.qk_norm:
         G, gains = _normed_basis(config, plain, dual, _equal_pairs((A, B), config))
     else:
-        errors = [
-            tuple(_grouped(side[f"W_{p}"].error.unsqueeze(-2), config.groups) for side in (A, B))
-            for p in "QK"
-        ]
+        errors: list[Pair] = []
+        for p in "QK":
+            e, f = (side[f"W_{p}"].error.unsqueeze(-2) for side in (A, B))
+            errors.append((_grouped(e, config.groups), _grouped(f, config.groups)))
         noise = {"W_Q": errors[0][1].sum((-2, -1)), "W_K": errors[1][0].sum((-2, -1))}
         site = Site(block.a.whole.about, {}, config)
         G, by_plain, by_dual = (
@@ -136,11 +134,12 @@ def _queries_and_keys(
     for name in ("W_Q", "W_K", "b_Q", "b_K"):
         if name not in A:
             continue
-        one, other = (A[name], B[name]) if "Q" in name else (B[name], A[name])
-        values = [p.value if "W" in name else p.value.unsqueeze(-2) for p in (one, other)]
+        x, y = (A[name], B[name]) if "Q" in name else (B[name], A[name])
+        values = (x.value, y.value)
+        if name.startswith("b"):
+            values = (x.value.unsqueeze(-2), y.value.unsqueeze(-2))
         matrix, partners = (spread, keys) if "Q" in name else (G.mT, (Q_grams[1], Q_grams[0]))
-        pair, error = (values[0], values[1]), (one.error, other.error)
-        block.rebased(f"{prefix}{name}", pair, error, matrix, partners)
+        block.rebased(f"{prefix}{name}", values, (x.error, y.error), matrix, partners)
     if config.qk_norm:
         for name in ("q_norm.g", "k_norm.g"):
             residual = (A[name].value[gains] - B[name].value).square().sum()
@@ -148,11 +147,6 @@ def _queries_and_keys(
             squares = Squares(residual, error, B[name].value.square().sum())
             block.add(f"{prefix}{name}", squares, 1, sites=False)
     return G
-
-
-def _with_bias(weights: Mapping[str, Tensor], part: str) -> Tensor:
-    W, b = weights[f"W_{part}"], weights.get(f"b_{part}")
-    return W if b is None else torch.cat([W, b.unsqueeze(-2)], -2)
 
 
 def _both_and_each(noise: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
 from transformer_nfn.checkpoints.stream import StreamMap
+from transformer_nfn.spaces.actions.solvers import Pair
 
-Pair = tuple[Tensor, Tensor]
 HALF = (torch.float16, torch.bfloat16)
 DUPLICATE = 0.999
 """Cosine from which on two neurons or heads count as one."""
