@@ -168,6 +168,25 @@ class Symmetry(ABC, Generic[Element]):
     def act(self, site: Site, weights: Mapping[str, Tensor], g: Element) -> Weights:
         """The tensors that an element changes, as they are after it acted."""
 
+    def fit(
+        self, site: Site, a: Mapping[str, Tensor], b: Mapping[str, Tensor], noise: float = 0.0
+    ) -> Element:
+        """The element under which ``a`` comes closest to ``b``.
+
+        Where ``b`` is ``act(site, a, g)``, it acts on ``a`` as ``g`` does.
+
+        Args:
+            site: of both.
+            a: tensors to be moved.
+            b: where to.
+            noise: relative rounding error of a weight.
+        """
+        raise NotImplementedError
+
+    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+        """The tensors that change on the way to one representative of all that `act` joins."""
+        raise NotImplementedError
+
     def label(self, site: Site) -> str:
         """What the symmetry is called at a site."""
         return self.name
@@ -193,4 +212,3 @@ def random_scales(size: int, how: Drawing, *, positive: bool = False) -> Tensor:
     """Nonzero numbers spread over a factor of ``how.condition``, ``[size]``."""
     scales = geometric(1, size, how, how.condition or 1.0)[0]
     return scales if positive else scales * random_signs((size,), how)
-

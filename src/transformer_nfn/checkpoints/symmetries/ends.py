@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
@@ -65,3 +66,30 @@ class EmbeddingShift(Symmetry[Weights]):
                 position[len(first) if site.detail else 0 :] += vector
                 out[name] = weights[name] - vector.to(weights[name])
         return out | {"position": position}
+
+    def fit(
+        self, site: Site, a: Mapping[str, Tensor], b: Mapping[str, Tensor], noise: float = 0.0
+    ) -> Weights:
+        """Least squares on all embeddings; of long ones, means over their rows."""
+        pairs = {name: [w[name].double() for w in (a, b)] for name in site.names}
+        if site.detail:
+            return self._fit_images({name: x - y for name, (x, y) in pairs.items()})
+        apart = {name: x.mean(0) - y.mean(0) for name, (x, y) in pairs.items()}
+        rows = {name: site.shape(name)[0] for name in apart}
+        left = sum(apart.values()) / sum(1 / n for n in rows.values())
+        return {name: apart[name] - left / rows[name] for name in self._sources(site)}
+
+    def _fit_images(self, apart: Weights) -> Weights:
+        first = [apart[n].flatten() for n in ("cls", "dist") if n in apart]
+        start, rest = apart["position"][: len(first)], apart["position"][len(first) :]
+        out = {}
+        if first:
+            out["cls"] = (torch.stack(first) - start).sum(0) / (2 * len(first))
+        if "patch_bias" in apart:
+            out["patch_bias"] = (apart["patch_bias"] - rest.sum(0)) / (1 + len(rest))
+        return out
+
+    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+        """Embeddings as small as vectors between them can make them."""
+        nothing = {name: torch.zeros_like(w) for name, w in weights.items()}
+        return self.act(site, weights, self.fit(site, weights, nothing))

@@ -15,7 +15,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
     Weights,
     random_signs,
 )
-from transformer_nfn.checkpoints.symmetries.norms import bias_of, is_biased, norm_sites
+from transformer_nfn.checkpoints.symmetries.norms import NormBias, NormGain, is_biased, norm_sites
 from transformer_nfn.functional.description import KEPT, StreamGroup, Transformer, axes_of
 from transformer_nfn.functional.transformer import Weights as Source
 from transformer_nfn.functional.transformer import fetch
@@ -83,8 +83,8 @@ class StreamBasis(Symmetry[Turn]):
         """The whole network, where anything acts on its stream."""
         if model.stream_group != "none":
             names = [n for n in model.tensors if not n.startswith(KEPT)]
-            folded = tuple(site for site in norm_sites(model) if site.detail.residual is None)
-            detail = StreamDetail(model.stream_group, folded)
+            norms = tuple(site for site in norm_sites(model) if site.detail.residual is None)
+            detail = StreamDetail(model.stream_group, norms)
             yield Site(model, {n: n for n in (*names, "head")}, detail)
 
     def label(self, site: Site) -> str:
@@ -116,32 +116,10 @@ class StreamBasis(Symmetry[Turn]):
             for norm in site.detail.norms:
                 own = norm.pick(out)
                 if "norm.g" in own:
-                    out |= norm.put(folded(norm, own))
+                    if is_biased(norm):
+                        own |= NormBias().reduce(norm, own)
+                    out |= norm.put(own | NormGain().reduce(norm, own))
         return {name: g(name, w) for name, w in out.items()}
-
-
-def folded(site: Site, weights: Mapping[str, Tensor]) -> Weights:
-    """A norm folded into its readers: its bias into theirs where they have any, then its gain.
-
-    Args:
-        site: of the norm; see `norms.norm_sites`.
-        weights: its tensors, as far as they are at hand.
-    """
-    gain, bias = weights["norm.g"], weights.get("norm.b")
-    out = {"norm.g": torch.ones_like(gain)}
-    if bias is not None:
-        biased = is_biased(site)
-        out["norm.b"] = (
-            torch.zeros_like(bias) if biased else torch.where(bias == 0, bias, bias / gain)
-        )
-    for name in site.detail.matrices:
-        if name not in weights:
-            continue
-        W = weights[name]
-        if bias is not None and is_biased(site):
-            out[bias_of(name)] = weights[bias_of(name)] + bias.to(W) @ W
-        out[name] = W * gain.to(W).unsqueeze(-1)
-    return out
 
 
 def allowed(site: Site, *sources: Source) -> Site:
