@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
+    Noise,
     Site,
     Symmetry,
+    Tensors,
     Weights,
     chosen,
     ends_part,
@@ -44,7 +45,7 @@ class EmbeddingShift(Symmetry[Weights]):
         """One vector for each source."""
         return Size(site.model.width * len(self._sources(site)))
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Weights:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Weights:
         """Vectors of the size of ``position``."""
         vectors = noise((2, site.model.width), weights["position"], how)
         sources = self._sources(site)
@@ -52,7 +53,7 @@ class EmbeddingShift(Symmetry[Weights]):
             return {n: vectors[int(n == "patch_bias")] for n in sources}
         return dict(zip(sources, vectors, strict=False))
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Weights) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Weights) -> Weights:
         """Takes each vector from its source and adds it to ``position``."""
         position = weights["position"].clone()
         out: Weights = {}
@@ -67,9 +68,7 @@ class EmbeddingShift(Symmetry[Weights]):
                 out[name] = weights[name] - vector.to(weights[name])
         return out | {"position": position}
 
-    def fit(
-        self, site: Site, a: Mapping[str, Tensor], b: Mapping[str, Tensor], noise: float = 0.0
-    ) -> Weights:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Weights:
         """Least squares on all embeddings; of long ones, means over their rows."""
         pairs = {name: [w[name].double() for w in (a, b)] for name in site.names}
         if site.detail:
@@ -89,7 +88,7 @@ class EmbeddingShift(Symmetry[Weights]):
             out["patch_bias"] = (apart["patch_bias"] - rest.sum(0)) / (1 + len(rest))
         return out
 
-    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
         """Embeddings as small as vectors between them can make them."""
         nothing = {name: torch.zeros_like(w) for name, w in weights.items()}
         return self.act(site, weights, self.fit(site, weights, nothing))

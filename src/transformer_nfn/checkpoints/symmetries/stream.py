@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
     TINY,
     Site,
     Symmetry,
+    Tensors,
     Weights,
     random_signs,
 )
@@ -98,7 +99,7 @@ class StreamBasis(Symmetry[Turn]):
             return Orthogonal().size(D if group == "orthogonal" else D - 1)
         return Permutation().size(D) + Sign().size(D if group == "signed permutation" else 1)
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Turn:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Turn:
         """Uniform over the group."""
         width, group = site.model.width, site.detail.group
         if group == "orthogonal":
@@ -109,7 +110,7 @@ class StreamBasis(Symmetry[Turn]):
         order = torch.randperm(width, generator=how.generator)
         return Turn(order=order, signs=signs.expand(width))
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Turn) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Turn) -> Weights:
         """Turns every tensor, after norms were folded where T is no permutation."""
         out = dict(weights)
         if g.matrix is not None:
