@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from transformer_nfn.checkpoints.families import Model
+    from transformer_nfn.networks import Network
     from transformer_nfn.symmetry import Comparison
 
 IN_NETWORK = (
@@ -120,24 +121,25 @@ def compare_command(
         raise TransformerNFNError("name two networks to compare, or a folder with --matrix")
     if out is not None or engine != "local":
         raise TransformerNFNError("--out and --engine are for --matrix")
-    from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
+    from transformer_nfn.networks import resolve_network
 
+    networks = [resolve_network(name) for name in (first, second)]
     with ExitStack() as stack:
         models: list[Model | None] = [None, None]
         if space is None and part is None:
-            for i, name in enumerate((first, second)):
-                models[i] = open_transformer(name, options)
+            for i, network in enumerate(networks):
+                models[i] = network.open_model(options)
                 if (model := models[i]) is not None:
                     stack.enter_context(model)
         A, B = models
         if A is not None and B is not None:
             _compare_checkpoints(A, B, prove=prove, figure=figure, json_output=json_output)
         if A is not None or B is not None:
-            known, other = (first, second) if A is not None else (second, first)
-            open_checkpoint(other).close()  # which says what is wrong, if something is
+            known, other = networks if A is not None else reversed(networks)
+            other.check_readable()
             raise SpaceError(
-                f"'{known}' is a checkpoint of a transformer and '{other}' a network of a weight "
-                "space: they do not compare"
+                f"'{known.name}' is a checkpoint of a transformer and '{other.name}' a network of "
+                "a weight space: they do not compare"
             )
     refuse_options(options, first)
     if figure is not None:
@@ -145,7 +147,7 @@ def compare_command(
             f"--figure is for checkpoints of transformers, and '{first}' is read as a network of a "
             "weight space"
         )
-    _compare_networks(first, second, space, part, group, json_output)
+    _compare_networks(networks, space, part, group, json_output)
 
 
 def _compare_checkpoints(
@@ -164,16 +166,22 @@ def _compare_checkpoints(
 
 
 def _compare_networks(
-    first: str, second: str, space: str | None, part: str | None, group: str, json_output: bool
+    networks: Sequence[Network],
+    space: str | None,
+    part: str | None,
+    group: str,
+    json_output: bool,
 ) -> None:
     from transformer_nfn import symmetry
     from transformer_nfn.functional.zoo_network import BLOCK
 
+    first, second = networks
     left, U = named_network(first, space, part, in_network=True)
     right, V = named_network(second, space, part, in_network=True)
     if left != right:
         raise SpaceError(
-            f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
+            f"'{first.name}' lies in {left.name} and '{second.name}' in {right.name}: the spaces "
+            "do not match"
         )
     if group not in ("paper", "enlarged"):
         raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")

@@ -137,7 +137,7 @@ def fingerprint_command(
 def _take(files: Sequence[str], options: OpenOptions) -> list[Named] | None:
     """Prints of checkpoints; None where these are networks of a weight space."""
     from transformer_nfn.checkpoints.fingerprints import Database, Named
-    from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
+    from transformer_nfn.networks import resolve_network
 
     found: list[Named] = []
     console = Console(stderr=True)
@@ -150,10 +150,11 @@ def _take(files: Sequence[str], options: OpenOptions) -> list[Named] | None:
                 with Database(file) as stored:
                     found += stored
                 continue
-            model = open_transformer(file, options)
+            network = resolve_network(file)
+            model = network.open_model(options)
             if model is None:
                 if found:
-                    open_checkpoint(file).close()  # which says what is wrong, if something is
+                    network.check_readable()
                     raise SpaceError(
                         f"'{files[0]}' is a checkpoint of a transformer and '{file}' a network of "
                         "a weight space: their fingerprints do not compare"
