@@ -24,7 +24,7 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
 from transformer_nfn.functional.description import Attention
-from transformer_nfn.symmetry.sketch import directions
+from transformer_nfn.symmetry.sources import directions
 
 PROBES = 256
 OFFSETS = (0, 3, 40)

@@ -185,7 +185,7 @@ def _compare_networks(
     """Compare two networks of a weight space, with proof, and exit."""
     from transformer_nfn import symmetry
     from transformer_nfn.functional.zoo_network import BLOCK
-    from transformer_nfn.symmetry.layer_norm import turned_alike
+    from transformer_nfn.symmetry.enlarged import turned_alike
 
     first, second = networks
     left, U = named_network(first, space, part, in_network=True)

@@ -46,7 +46,7 @@ from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import KEPT, Attention
 from transformer_nfn.functional.transformer import activation
-from transformer_nfn.symmetry.sketch import directions, sketch
+from transformer_nfn.symmetry.sources import directions, sketch
 
 VECTORS = 256
 """Vectors of a frame."""
