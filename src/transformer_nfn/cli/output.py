@@ -1,26 +1,27 @@
-"""How do commands print? JSON that every parser takes, and tables that cut no names."""
+"""Output of commands: JSON that every parser reads, and tables of networks that cut no names."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 
-# In a pipe or a file nobody sees where a line ends, so nothing is cut to the width of a screen.
+if TYPE_CHECKING:
+    from transformer_nfn.prediction.predict import Prediction
+
 WIDE = 10_000
-
-
-def json_text(value: Any) -> str:
-    """A value as JSON; numbers that are not finite, which JSON does not have, are null."""
-    return json.dumps(_finite(value), allow_nan=False)
+"""Width of tables in a pipe or a file, where nothing is cut to the width of a screen."""
 
 
 def echo_json(value: Any) -> None:
-    """Prints what `json_text` makes of a value."""
-    typer.echo(json_text(value))
+    """Print a value as JSON; numbers that are not finite, which JSON lacks, are null."""
+    typer.echo(json.dumps(_finite(value), allow_nan=False))
 
 
 def _finite(value: Any) -> Any:
@@ -34,6 +35,106 @@ def _finite(value: Any) -> Any:
 
 
 def table_console() -> Console:
-    """Where tables are printed: as wide as the terminal, or as wide as they are without one."""
+    """Console for tables: as wide as the terminal, or as wide as the tables without one."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDE)
+
+
+def predictions_table(predictions: Sequence[Prediction], console: Console) -> Table:
+    """Table of predictions, beside the accuracy that a zoo recorded.
+
+    Run, configuration and spread of the seeds are shown where the terminal is wide enough.
+    """
+    table = _predictions(predictions, wide=True)
+    return table if _fits(table, console) else _predictions(predictions, wide=False)
+
+
+def _predictions(predictions: Sequence[Prediction], wide: bool) -> Table:
+    in_zoo = any(p.recorded is not None for p in predictions)
+    table = Table() if wide else _frameless()
+    table.add_column("network", overflow="fold")
+    if in_zoo:
+        if wide:
+            table.add_column("run", overflow="fold")
+            table.add_column("configuration")
+        table.add_column("recorded", justify="right", no_wrap=True)
+    table.add_column("predicted", justify="right", no_wrap=True)
+    for name in ("interval", "coverage", *(["seeds ±"] if wide else []), "novelty"):
+        table.add_column(name, no_wrap=True)
+    for p in predictions:
+        mark = "" if p.warning is None else " [yellow]⚠[/yellow]"
+        table.add_row(
+            _plain(p.name),
+            *(_recorded(p, wide) if in_zoo else []),
+            f"{p.accuracy:.3f}",
+            f"{p.low:.3f} to {p.high:.3f}",
+            "unknown" if p.coverage is None else f"{100 * p.coverage:g} %",
+            *([f"{p.spread:.3f}"] if wide else []),
+            f"{p.novelty:z.2f}{mark}",
+        )
+    return table
+
+
+def _recorded(p: Prediction, wide: bool) -> list[str]:
+    """Cells of the recorded accuracy, after run and configuration where there is room."""
+    recorded = p.recorded or {}
+    accuracy = recorded.get("test_accuracy")
+    shown = "" if accuracy is None else f"{accuracy:.3f}"
+    run, configuration = _plain(str(recorded.get("run") or "")), _configuration(recorded)
+    return [run, configuration, shown] if wide else [shown]
+
+
+def _configuration(recorded: Mapping[str, Any]) -> str:
+    """Training configuration of a run in one line, without unknown fields."""
+    words = {
+        "optimizer": "{}",
+        "learning_rate": "lr {:g}",
+        "l2": "l2 {:g}",
+        "init_std": "std {:g}",
+        "dropout": "dropout {:g}",
+        "train_fraction": "of data {:g}",
+    }
+    parts = [text.format(recorded[k]) for k, text in words.items() if recorded.get(k) is not None]
+    if recorded.get("damage") is not None:
+        parts.append("{kind} {strength:g} of row {row}".format(**recorded["damage"]))
+    return _plain(", ".join(parts))
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], title: str, console: Console) -> Table:
+    """Table of the rows of a zoo: run, configuration, checkpoint, recorded accuracy."""
+    table = _rows(rows, Table(title=_plain(title)))
+    return table if _fits(table, console) else _rows(rows, _frameless(_plain(title)))
+
+
+def _frameless(title: str | None = None) -> Table:
+    """A table for narrow terminals: columns are two spaces apart."""
+    return Table(title=title, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+
+
+def _fits(table: Table, console: Console) -> bool:
+    """Whether no cell of a table would be wrapped."""
+    return Console(width=WIDE).measure(table).maximum <= console.width
+
+
+def _rows(rows: Sequence[Mapping[str, Any]], table: Table) -> Table:
+    table.add_column("network", overflow="fold")
+    table.add_column("run", overflow="fold")
+    table.add_column("configuration")
+    table.add_column("checkpoint")
+    table.add_column("accuracy", justify="right")
+    for row in rows:
+        epoch = f"epoch {row['epoch']} ({row['percent']} %)"
+        accuracy = row["test_accuracy"]
+        table.add_row(
+            _plain(row["name"]),
+            _plain(str(row["run"] or "")),
+            _configuration(row),
+            (f"best, {epoch}" if row["epoch"] else "best") if row["best"] else epoch,
+            "unknown" if accuracy is None else f"{accuracy:.4f}",
+        )
+    return table
+
+
+def _plain(text: str) -> str:
+    """Escape brackets, which rich reads as markup."""
+    return text.replace("[", "\\[")

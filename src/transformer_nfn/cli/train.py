@@ -298,7 +298,7 @@ def predict_command(
 
       tnfn predict mnist-whole mnist-sample   # both by name, see `tnfn assets`
     """
-    from transformer_nfn.cli.network_tables import predictions_table
+    from transformer_nfn.cli.output import predictions_table
     from transformer_nfn.prediction.predict import predict
 
     found = predict(run, checkpoints)

@@ -215,7 +215,7 @@ def rows(
       tnfn zoo rows mnist-sample --optimizer adam --min-accuracy 0.9
       tnfn zoo rows zoos/digits --percent 75 --json
     """
-    from transformer_nfn.cli.network_tables import rows_table
+    from transformer_nfn.cli.output import rows_table
     from transformer_nfn.io.assets import resolve
     from transformer_nfn.networks import zoo_rows
     from transformer_nfn.zoo.store import MixedZoo, open_zoo
