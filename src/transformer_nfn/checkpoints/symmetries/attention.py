@@ -25,8 +25,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
 from transformer_nfn.functional.description import Attention, Transformer, axes_of
 from transformer_nfn.spaces.actions import ComplexScale, Drawing, Linear, Permutation, Scale, Size
 from transformer_nfn.spaces.actions.base import LOG10_2
-from transformer_nfn.spaces.actions.linear import column_signs
-from transformer_nfn.spaces.actions.matrix import orthogonal
+from transformer_nfn.spaces.actions.matrix import column_signs, orthogonal
 from transformer_nfn.spaces.actions.permutation import assign_in_groups
 from transformer_nfn.spaces.actions.solvers import (
     Pair,
