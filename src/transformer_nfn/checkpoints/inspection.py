@@ -28,7 +28,7 @@ from transformer_nfn.checkpoints.units import (
 )
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import KEPT, Attention, Transformer, axes_of
-from transformer_nfn.io.figures import blank_figure, save_figure
+from transformer_nfn.io.files import blank_figure, save_figure
 from transformer_nfn.spaces import WeightSpace
 from transformer_nfn.spaces.axis import under_prefix
 
@@ -190,7 +190,7 @@ def inspect_network(where: str, space: WeightSpace, weights: Mapping[str, Tensor
         >>> space = spaces.attention_block(d_model=8, heads=2, d_k=4, d_v=4, d_ff=6)
         >>> found = inspect_network("mine", space, space.randn(1))
         >>> [row.name for row in found.symmetries]
-        ['head: permuted', 'key: linear', 'value: linear', 'feature: permuted', 'neuron: permuted']
+        ['head: permuted', 'qk: linear', 'vo: linear', 'feature: permuted', 'neuron: permuted']
     """
     own = {name: w[0, 0].float() for name, w in weights.items()}
     prefixes = [n.removesuffix("W_Q") for n in own if n == "W_Q" or n.endswith(".W_Q")]
