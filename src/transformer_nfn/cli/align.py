@@ -118,7 +118,7 @@ def _network(
     first: str, second: str, out: Path, rounds: int | None, untie: bool, as_json: bool
 ) -> None:
     from transformer_nfn.checkpoints.alignment import align_networks
-    from transformer_nfn.checkpoints.alignment.files import free_place
+    from transformer_nfn.checkpoints.alignment.align import free_place
     from transformer_nfn.io.network import save_network
 
     if untie:

@@ -47,8 +47,8 @@ GAUGES: tuple[Symmetry[Any], ...] = (
     BranchConstant(),
     CentredWriters(),
 )
-"""Symmetries that are reduced before a comparison, in the order in which they are fitted to B in the
-end: signs before gains, and means last, since shifts of biases change them."""
+"""Symmetries that are reduced before a comparison, in the order in which they are fitted to B
+afterwards: signs before gains, and means last, since shifts of biases change them."""
 NEGLIGIBLE = 1e-6
 """Gains smaller than this, relative to the largest, count as zero."""
 LONG = ("token", "head", "head_bias")
@@ -211,11 +211,12 @@ class Ends:
 
     def _gain_sums(self, turn: Turn, orders: list[Tensor]) -> dict[int, Tensor]:
         """What free gains are fitted from, over the whole vocabulary."""
-        gains = [(i, *pair) for i, pair in enumerate(self._gauges) if isinstance(pair[0], NormGain)]
         sums: dict[int, Tensor] = {}
-        for number, rows in enumerate(self._cuts() if gains else ()):
+        for number, rows in enumerate(self._cuts()):
             weights, target = self._turned(turn, rows, orders), self._cut(self.b, rows)
-            for i, symmetry, site in gains:
+            for i, (symmetry, site) in enumerate(self._gauges):
+                if not isinstance(symmetry, NormGain):
+                    continue
                 a, b = site.pick(weights), site.pick(target)
                 if number:  # all readers but the longest were complete before
                     a = {k: w for k, w in a.items() if k in ("norm.g", "norm.b", "head")}
@@ -225,9 +226,13 @@ class Ends:
     def _tables(self, side: Weights) -> Weights:
         """Embeddings that a vector may be moved between; of tokens and types their means."""
         names = [name for _, site in self._shifts for name in site.names.values()]
-        if self.config.inputs != "tokens":
-            return {name: side[name].double() for name in names if name in side}
-        return {n: side[n].mean(0, keepdim=True, dtype=torch.float64) for n in names if n in side}
+        if self.config.inputs == "tokens":
+            tables = {n: side[n].mean(0, keepdim=True, dtype=torch.float64) for n in names}
+        else:
+            tables = {n: side[n].double() for n in names}
+        if self.config.hides_mean_of_embeddings:
+            tables = {n: w - w.mean(-1, keepdim=True) for n, w in tables.items()}
+        return tables
 
     def _fit_shifts(self, a: Weights, b: Weights) -> list[Weights]:
         return [s.fit(site, site.pick(a), site.pick(b)) for s, site in self._shifts]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
     TINY,
+    Noise,
     Site,
     Symmetry,
     Tensors,
@@ -199,13 +200,7 @@ class StreamBasis(Symmetry[Turn]):
                     out |= norm.put(own | NormGain().reduce(norm, own))
         return {name: g(name, w) for name, w in out.items()}
 
-    def fit(
-        self,
-        site: Site,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor] | None = None,
-    ) -> Turn:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Turn:
         """The best turn for all tensors with the axis of the stream."""
         cross = Cross(site.model.width)
         folded = [self.act(site, w, Turn.identity(site.detail.group, len(cross))) for w in (a, b)]
@@ -215,11 +210,16 @@ class StreamBasis(Symmetry[Turn]):
         return cross.solve(site.detail.group)
 
 
-def allowed(site: Site, *sources: Source) -> Site:
+def allowed(site: Site, *sources: Source, least: float = TINY) -> Site:
     """The site of a stream with the group that the weights of all sources allow.
 
     A bias of a norm that no bias of a reader can take up has to be divided by the gain; where a
     gain is near zero, only permutations are left.
+
+    Args:
+        site: of the stream.
+        sources: weights of the networks that the group is to act on.
+        least: smallest gain to divide by, relative to the largest.
     """
     for norm in site.detail.norms if site.detail.group == "orthogonal fixing ones" else ():
         if "norm.b" not in norm.names or is_biased(norm):
@@ -227,7 +227,7 @@ def allowed(site: Site, *sources: Source) -> Site:
         name = norm.names["norm.g"]
         for source in sources:
             gain = fetch(source, [name], torch.float64)[name].abs()
-            if not gain.min() > TINY * gain.max():
+            if not gain.min() > least * gain.max():
                 return replace(site, detail=replace(site.detail, group="permutation and sign"))
     return site
 
