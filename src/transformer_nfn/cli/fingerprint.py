@@ -14,15 +14,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from transformer_nfn.cli.architectures import (
+from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
+    JsonOption,
+    PartOption,
     SetOption,
+    SpaceOption,
+    named_network,
     open_options,
     refuse_options,
 )
 from transformer_nfn.cli.output import echo_json, table_console
-from transformer_nfn.cli.symmetry import JsonOption, PartOption, SpaceOption, named_network
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:
@@ -125,7 +128,7 @@ def fingerprint_command(
 def _take(files: Sequence[str], options: OpenOptions) -> list[Entry] | None:
     """Fingerprints of checkpoints; None where these are networks of a weight space."""
     from transformer_nfn.checkpoints.fingerprints import Database, Entry, take_fingerprint
-    from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
+    from transformer_nfn.networks import resolve_network
 
     entries: list[Entry] = []
     console = Console(stderr=True)
@@ -138,10 +141,11 @@ def _take(files: Sequence[str], options: OpenOptions) -> list[Entry] | None:
                 with Database(file) as stored:
                     entries += stored
                 continue
-            model = open_transformer(file, options)
+            network = resolve_network(file)
+            model = network.open_model(options)
             if model is None:
                 if entries:
-                    open_checkpoint(file).close()  # raises what is wrong with it, if anything is
+                    network.check_readable()
                     raise SpaceError(
                         f"'{files[0]}' is a checkpoint of a transformer and '{file}' a network of "
                         "a weight space: their fingerprints do not compare"

@@ -36,7 +36,7 @@ from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.actions.permutation import assign
 from transformer_nfn.spaces.actions.solvers import nearest_matrix, polar_fixing_ones
 from transformer_nfn.spaces.axis import under_prefix
-from transformer_nfn.symmetry.layer_norm import hyperplane
+from transformer_nfn.symmetry.enlarged import hyperplane
 
 ROUNDS = 20
 SETTLED = 1e-5
