@@ -18,7 +18,7 @@ from transformer_nfn.cli.architectures import (
     open_options,
     refuse_options,
 )
-from transformer_nfn.cli.output import echo_json
+from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.symmetry import JsonOption, NetworkArgument, named_network
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from transformer_nfn.cli.output import echo_json
+from transformer_nfn.cli.console import echo_json
 from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def open_options(
 ) -> OpenOptions:
     """The options of a command that say how its checkpoints are opened."""
     from transformer_nfn.checkpoints.families import OpenOptions
-    from transformer_nfn.checkpoints.families.recognise import known_family
+    from transformer_nfn.checkpoints.families.family import known_family
 
     if family is not None:
         known_family(family)

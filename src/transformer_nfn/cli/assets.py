@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from transformer_nfn.cli.output import echo_json, table_console
+from transformer_nfn.cli.console import echo_json, table_console
 
 
 def named(kind: str) -> Callable[[Path | None], Path | None]:

@@ -21,7 +21,7 @@ from transformer_nfn.cli.architectures import (
     open_options,
     refuse_options,
 )
-from transformer_nfn.cli.output import echo_json, table_console
+from transformer_nfn.cli.console import echo_json, table_console
 from transformer_nfn.cli.symmetry import (
     NETWORK,
     JsonOption,

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from transformer_nfn.cli.seed_option import seed_from
+from transformer_nfn.cli.console import seed_from
 
 if TYPE_CHECKING:
     import torch

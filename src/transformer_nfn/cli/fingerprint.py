@@ -21,7 +21,7 @@ from transformer_nfn.cli.architectures import (
     open_options,
     refuse_options,
 )
-from transformer_nfn.cli.output import echo_json, table_console
+from transformer_nfn.cli.console import echo_json, table_console
 from transformer_nfn.cli.symmetry import JsonOption, PartOption, SpaceOption, named_network
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 

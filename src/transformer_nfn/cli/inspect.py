@@ -17,7 +17,7 @@ from transformer_nfn.cli.architectures import (
     open_options,
     refuse_options,
 )
-from transformer_nfn.cli.output import echo_json
+from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.symmetry import (
     JsonOption,
     NetworkArgument,

@@ -10,9 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from transformer_nfn.cli.console import echo_json, seed_from
 from transformer_nfn.cli.disguises import disguises_command
-from transformer_nfn.cli.output import echo_json
-from transformer_nfn.cli.seed_option import seed_from
 from transformer_nfn.errors import SpaceError
 
 if TYPE_CHECKING:

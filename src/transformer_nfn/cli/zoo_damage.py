@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from transformer_nfn.cli.assets import named
-from transformer_nfn.cli.output import echo_json
+from transformer_nfn.cli.console import echo_json
 
 
 def damage(
