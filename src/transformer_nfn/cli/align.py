@@ -11,15 +11,17 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from transformer_nfn.cli.architectures import (
+from transformer_nfn.cli.console import echo_json
+from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
+    JsonOption,
+    NetworkArgument,
     SetOption,
+    named_network,
     open_options,
     refuse_options,
 )
-from transformer_nfn.cli.console import echo_json
-from transformer_nfn.cli.symmetry import JsonOption, NetworkArgument, named_network
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:

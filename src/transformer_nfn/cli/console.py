@@ -43,8 +43,6 @@ LONGEST = 1000
 """Characters of a sentence: what a file holds may stand in it, and files are long."""
 # In a pipe or a file nobody sees where a line ends, so nothing is cut to the width of a screen.
 WIDE = 10_000
-LARGEST_SEED = 2**63 - 1
-"""The largest seed of PyTorch's generators."""
 KEEP_LINES = "\b"
 """Marks a paragraph whose lines Typer must not join; Rich does not print it."""
 
@@ -307,17 +305,3 @@ def table_console() -> Console:
     """Where tables are printed: as wide as the terminal, or as wide as they are without one."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDE)
-
-
-def seed_from(lowest: int) -> Callable[[int], int]:
-    """Callback of an option that takes seeds from `lowest` up.
-
-    Bounds of the option itself would be printed in its help, 40 characters wide.
-    """
-
-    def check(seed: int) -> int:
-        if not lowest <= seed <= LARGEST_SEED:
-            raise typer.BadParameter(f"{seed} is not in the range {lowest}<=x<={LARGEST_SEED}.")
-        return seed
-
-    return check

@@ -10,20 +10,18 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from transformer_nfn.cli.architectures import (
+from transformer_nfn.cli.console import echo_json
+from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
-    SetOption,
-    open_options,
-    refuse_options,
-)
-from transformer_nfn.cli.console import echo_json
-from transformer_nfn.cli.symmetry import (
     JsonOption,
     NetworkArgument,
     PartOption,
+    SetOption,
     SpaceOption,
     named_network,
+    open_options,
+    refuse_options,
 )
 
 if TYPE_CHECKING:
