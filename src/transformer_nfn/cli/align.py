@@ -123,7 +123,7 @@ def _network(
     networks: Sequence[Network], out: Path, rounds: int | None, untie: bool, as_json: bool
 ) -> None:
     from transformer_nfn.checkpoints.alignment import align_networks
-    from transformer_nfn.checkpoints.alignment.files import free_place
+    from transformer_nfn.checkpoints.alignment.checkpoint import free_place
     from transformer_nfn.networks import save_network
 
     first, second = (network.name for network in networks)
