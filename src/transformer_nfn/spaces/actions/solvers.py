@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Pair = tuple[Tensor, Tensor]
+from transformer_nfn.spaces.actions.base import Pair
+
 COMPLETION_DRAWS = 3
 REFINEMENT_STEPS = 10  # at most; two or three suffice
 NEAREST_STEPS = 4
