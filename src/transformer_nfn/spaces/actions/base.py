@@ -12,11 +12,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from transformer_nfn.spaces.actions.solvers import Pair
+
 MAX_CONDITION = 1e4
 """Default limit on the condition number of random matrices."""
 LOG10_2 = log10(2.0)
 
-Pair = tuple[Tensor, Tensor]
 Pointwise = Callable[[Tensor], Tensor]
 
 

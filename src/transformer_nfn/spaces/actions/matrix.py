@@ -23,7 +23,6 @@ from transformer_nfn.spaces.actions.base import (
     LOG10_2,
     Action,
     Drawing,
-    Pair,
     Place,
     Pointwise,
     Size,
@@ -31,7 +30,7 @@ from transformer_nfn.spaces.actions.base import (
     line_up,
     spread,
 )
-from transformer_nfn.spaces.actions.solvers import exact_matrix, polar
+from transformer_nfn.spaces.actions.solvers import Pair, exact_matrix, polar
 
 MAX_DRAWS = 1000
 SINGULAR = 1 / torch.finfo(torch.float64).eps

@@ -13,7 +13,6 @@ from torch import Tensor
 from transformer_nfn.spaces.actions.base import (
     Action,
     Drawing,
-    Pair,
     Place,
     Pointwise,
     Size,
@@ -21,6 +20,7 @@ from transformer_nfn.spaces.actions.base import (
     line_up,
     spread,
 )
+from transformer_nfn.spaces.actions.solvers import Pair
 
 EXACT_WORK = 2e8
 CANDIDATES = 4

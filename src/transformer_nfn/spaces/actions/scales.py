@@ -11,7 +11,6 @@ from torch import Tensor
 from transformer_nfn.spaces.actions.base import (
     LOG10_2,
     Drawing,
-    Pair,
     Pieces,
     Pointwise,
     Size,
@@ -20,6 +19,7 @@ from transformer_nfn.spaces.actions.base import (
 )
 from transformer_nfn.spaces.actions.matrix import MatrixAction, column_signs, geometric, normal
 from transformer_nfn.spaces.actions.solvers import (
+    Pair,
     least_squares_complex,
     least_squares_scales,
     rounding_weights,

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.spaces.actions.base import Pair
-
+Pair = tuple[Tensor, Tensor]
 COMPLETION_DRAWS = 3
 REFINEMENT_STEPS = 10  # at most; two or three suffice
 NEAREST_STEPS = 4
