@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from tnfn_command import tnfn
-from transformer_nfn.cli.output import predictions_table
+from transformer_nfn.cli.network_tables import predictions_table
 from transformer_nfn.io import Checkpoint
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.networks import resolve_networks

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from transformer_nfn.cli.console import echo_json, table_console
 from transformer_nfn.cli.experiment_progress import epochs_bar, kinds_table, result_table
 from transformer_nfn.cli.options import named
-from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.seed_kinds import seeds_text
 
@@ -298,7 +298,7 @@ def predict_command(
 
       tnfn predict mnist-whole mnist-sample   # both by name, see `tnfn assets`
     """
-    from transformer_nfn.cli.output import predictions_table
+    from transformer_nfn.cli.network_tables import predictions_table
     from transformer_nfn.prediction.predict import predict
 
     found = predict(run, checkpoints)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from transformer_nfn.cli.help import HelpGroup, HelpTyper
+from transformer_nfn.cli.console import HelpGroup, HelpTyper, echo_json, table_console
 from transformer_nfn.cli.options import named, seed_from
-from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.cli.zoo_damage import damage
 from transformer_nfn.errors import TransformerNFNError
 
@@ -215,7 +214,7 @@ def rows(
       tnfn zoo rows mnist-sample --optimizer adam --min-accuracy 0.9
       tnfn zoo rows zoos/digits --percent 75 --json
     """
-    from transformer_nfn.cli.output import rows_table
+    from transformer_nfn.cli.network_tables import rows_table
     from transformer_nfn.io.assets import resolve
     from transformer_nfn.networks import zoo_rows
     from transformer_nfn.zoo.store import MixedZoo, open_zoo

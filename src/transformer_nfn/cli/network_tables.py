@@ -1,43 +1,18 @@
-"""Output of commands: JSON that every parser reads, and tables of networks that cut no names."""
+"""Tables of networks, their configurations and predictions."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from transformer_nfn.cli.console import WIDE
+
 if TYPE_CHECKING:
     from transformer_nfn.prediction.predict import Prediction
-
-WIDE = 10_000
-"""Width of tables in a pipe or a file, where nothing is cut to the width of a screen."""
-
-
-def echo_json(value: Any) -> None:
-    """Print a value as JSON; numbers that are not finite, which JSON lacks, are null."""
-    typer.echo(json.dumps(_finite(value), allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
-
-
-def table_console() -> Console:
-    """Console for tables: as wide as the terminal, or as wide as the tables without one."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDE)
 
 
 def predictions_table(predictions: Sequence[Prediction], console: Console) -> Table:
