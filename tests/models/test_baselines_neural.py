@@ -11,8 +11,8 @@ from torch.func import functional_call, stack_module_state, vmap
 from transformer_nfn import spaces
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models import MLP, Network, StatNN
+from transformer_nfn.models.baselines import STATISTICS
 from transformer_nfn.models.statistics import statistics
-from transformer_nfn.models.statnn import STATISTICS
 
 SPACE = spaces.attention_block(6, 2, 3, 2, 5)
 PAPER = spaces.attention_block(32, 2, 16, 16, 64)

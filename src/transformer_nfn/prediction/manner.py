@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.models import StatNN, WholeNetwork
-from transformer_nfn.models.statnn import STATISTICS
+from transformer_nfn.models.baselines import STATISTICS
 from transformer_nfn.prediction.dataset import Dataset, in_batches
 from transformer_nfn.prediction.kinds import Kinds
 from transformer_nfn.prediction.probe_search import find_probes, group_asks, search_steps

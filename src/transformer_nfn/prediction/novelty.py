@@ -14,7 +14,7 @@ from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.io.errors import CheckpointError
 from transformer_nfn.io.safetensors_file import read_tensors, write_tensors
 from transformer_nfn.models.network import map_network
-from transformer_nfn.models.scales import signed_log
+from transformer_nfn.models.statistics import signed_log
 from transformer_nfn.models.whole_network import whole_invariants
 from transformer_nfn.models.whole_network.model import INVARIANTS
 from transformer_nfn.models.whole_network.probes import LONGEST

@@ -14,7 +14,7 @@ from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.network import network_of
 from transformer_nfn.models.pretrained import Pretrained
-from transformer_nfn.models.scales import signed_log, usual
+from transformer_nfn.models.statistics import mean_and_scale, signed_log
 from transformer_nfn.models.whole_network.answers import Answers, answers
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.probes import Probes
@@ -214,7 +214,7 @@ class WholeNetwork(Pretrained):
         if self.judge is None or not self.standard:
             return
         rows = [self.prepared(network)[INVARIANTS].double() for network in networks]
-        mean, scale = usual(torch.cat(rows))
+        mean, scale = mean_and_scale(torch.cat(rows))
         self.mean.copy_(mean)
         self.scale.copy_(scale)
 
