@@ -89,13 +89,15 @@ def relate_block(first: Path, second: Path) -> dict[str, Any]:
     """Seconds and peak memory of one block alone, and of fitting the stream, which comes once."""
     from transformer_nfn.checkpoints.families import open_model
     from transformer_nfn.checkpoints.reduced import reduce_pair
-    from transformer_nfn.checkpoints.scores.probes import Probes, draw_probes, sketch_block
-    from transformer_nfn.checkpoints.scores.scores import (
+    from transformer_nfn.checkpoints.sketches import (
+        Probes,
         block_score,
         compare_blocks,
+        draw_probes,
+        sketch_block,
         unit_directions,
     )
-    from transformer_nfn.checkpoints.scores.stream import fit_stream
+    from transformer_nfn.checkpoints.stream import fit_stream
 
     with open_model(first) as model_A, open_model(second) as model_B:
         A, B = reduce_pair(model_A, model_B, torch.float32)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn.io.hub_folder import INDEX
+from transformer_nfn.io.checkpoint import INDEX
 
 TENSORS = {
     "embedding.W": torch.arange(12.0).reshape(3, 4),

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_nfn.io.cache import cache_folder
-from transformer_nfn.io.errors import DownloadError
+from transformer_nfn.errors import DownloadError
+from transformer_nfn.io.downloads import cache_folder
 
 
 class NoIndexError(DownloadError):

@@ -26,7 +26,7 @@ from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.checkpoints.reduced import Reduced
 from transformer_nfn.checkpoints.relations import block_score, relate
-from transformer_nfn.checkpoints.scores.stream import fit_stream
+from transformer_nfn.checkpoints.stream import fit_stream
 
 CONDITION = 10.0
 DISGUISE, SIBLINGS, STRANGER = "disguise alone", "two fine-tunes", "stranger"

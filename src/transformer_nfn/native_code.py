@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.io.cache import cache_folder
-from transformer_nfn.io.whole import whole_file
+from transformer_nfn.io.downloads import cache_folder
+from transformer_nfn.io.files import atomic_file
 
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 
@@ -93,7 +93,7 @@ def _compile(
     command += [str(sources[0]), "-o"]
     try:
         # Several workers may start at once; the last to finish wins.
-        with whole_file(target) as beside:
+        with atomic_file(target) as beside:
             _run([*command, str(beside), "-lm"], what)
     except TransformerNFNError as error:
         return str(error)

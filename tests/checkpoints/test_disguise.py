@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from tiny_families import TINY, Network, build, inputs_of, network, run_library, save
 from transformer_nfn.checkpoints.disguises import Disguise, disguise, heads, whole
 from transformer_nfn.checkpoints.families import OpenOptions, open_model
-from transformer_nfn.errors import GroupError
+from transformer_nfn.errors import CheckpointError, GroupError
 from transformer_nfn.functional.transformer import transformer
-from transformer_nfn.io.errors import CheckpointError
 from transformer_nfn.spaces import attention_block
 from transformer_nfn.spaces.actions import Drawing
 

@@ -25,7 +25,7 @@ from transformer_nfn.checkpoints.fingerprints import (
 )
 from transformer_nfn.checkpoints.fingerprints.database import GROUP
 from transformer_nfn.checkpoints.fingerprints.frame import rows_used
-from transformer_nfn.io.errors import WriteError
+from transformer_nfn.errors import WriteError
 
 FLOAT32, FLOAT64, BFLOAT16 = torch.float32, torch.float64, torch.bfloat16
 SAME = "same up to rounding"

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from tnfn_command import tnfn
+from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.io.errors import CheckpointError
 from transformer_nfn.io.network import read_network, save_network
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.checkpoints import find_network, open_checkpoint

@@ -14,9 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from checkpoint_files import TENSORS, legacy, sharded, write_raw
-from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.errors import CheckpointError, TransformerNFNError
 from transformer_nfn.io.checkpoint import Checkpoint
-from transformer_nfn.io.errors import CheckpointError
 
 
 def one(**changes: Any) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from checkpoint_files import TENSORS, legacy, sharded, write_raw
-from transformer_nfn.io import foreign, safetensors_file
+from transformer_nfn.errors import CheckpointError
+from transformer_nfn.io import tensor_files
 from transformer_nfn.io.checkpoint import Checkpoint
-from transformer_nfn.io.errors import CheckpointError
 
 
 def in_folder(folder: Path, name: str, save: Callable[[dict[str, Tensor], Path], None]) -> Path:
@@ -59,7 +59,7 @@ KINDS += ["folder", "folder of .bin", "shards", "shards of .bin", "index"]
 def test_every_kind_of_checkpoint_is_the_same_mapping(
     kind: str, mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign, "MAP_FROM", 0 if mapped else 1 << 20)
+    monkeypatch.setattr(tensor_files, "MAP_FROM", 0 if mapped else 1 << 20)
     with Checkpoint.open(written(kind, tmp_path)) as checkpoint:
         assert set(checkpoint) == set(TENSORS)
         assert len(checkpoint) == len(TENSORS)
@@ -112,13 +112,13 @@ def test_nothing_is_read_before_it_is_asked_for(
         file.seek(0, os.SEEK_END)
         file.write(struct.pack("<2f", 1.0, 2.0))
     reads: list[int] = []
-    read_at = safetensors_file.read_at
+    read_at = tensor_files.read_at
 
     def counted(handle: int, begin: int, size: int, where: str) -> Tensor:
         reads.append(size)
         return read_at(handle, begin, size, where)
 
-    monkeypatch.setattr(safetensors_file, "read_at", counted)
+    monkeypatch.setattr(tensor_files, "read_at", counted)
     with Checkpoint.open(path) as checkpoint:
         assert checkpoint.info("big").shape == (big,)
         assert reads == []

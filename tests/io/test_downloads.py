@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_nfn.io.cache import cache_folder
-from transformer_nfn.io.downloads import RemoteFile, fetch, get_text
-from transformer_nfn.io.errors import DownloadError
+from transformer_nfn.errors import DownloadError
+from transformer_nfn.io.downloads import RemoteFile, cache_folder, fetch, get_text
 from transformer_nfn.zoo import DataError, load_task
 
 

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.io.errors import CheckpointError
-from transformer_nfn.io.fields import Fields
-from transformer_nfn.io.json_object import read_object
-from transformer_nfn.io.memory import check_memory
-from transformer_nfn.io.safetensors_file import read_tensors
+from transformer_nfn.errors import CheckpointError, TransformerNFNError
+from transformer_nfn.io.files import check_memory
+from transformer_nfn.io.json_fields import Fields, read_object
+from transformer_nfn.io.tensor_files import read_tensors
 
 DATA = {
     "n": 3, "x": 0.5, "t": "words", "l": [{"a": 1}, {"a": "b"}], "o": {"in": {"deep": -1}},

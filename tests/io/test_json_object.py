@@ -7,7 +7,7 @@ import pytest
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.io import AssetError, CheckpointError
 from transformer_nfn.io.assets import read_index
-from transformer_nfn.io.json_object import parse_object, read_object
+from transformer_nfn.io.json_fields import parse_object, read_object
 from transformer_nfn.prediction.records import RunRecord
 from transformer_nfn.zoo import Zoo
 

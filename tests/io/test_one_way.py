@@ -13,13 +13,13 @@ SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.
 
 # A pattern, and where alone it may stand.
 ONLY = {
-    r"(?<!safetensors\.)torch\.load\(": {"io/foreign.py"},
-    r"os\.replace\(": {"io/whole.py"},
-    r"os\.fsync\(": {"io/whole.py"},
-    r"\bsave_file\(": {"io/safetensors_file.py"},
+    r"(?<!safetensors\.)torch\.load\(": {"io/tensor_files.py"},
+    r"os\.replace\(": {"io/files.py"},
+    r"os\.fsync\(": {"io/files.py"},
+    r"\bsave_file\(": {"io/tensor_files.py"},
     r"pooch\.retrieve\(": {"io/downloads.py"},
-    r"XDG_CACHE_HOME": {"io/cache.py"},
-    r'"TNFN_CACHE"': {"io/cache.py"},
+    r"XDG_CACHE_HOME": {"io/downloads.py"},
+    r'"TNFN_CACHE"': {"io/downloads.py"},
     r"safe_open\(": set(),
     r"\bload_file\(": set(),
     r"os_cache\(": set(),

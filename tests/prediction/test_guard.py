@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_nfn.io.safetensors_file import write_tensors
+from transformer_nfn.io.tensor_files import write_tensors
 from transformer_nfn.models import network_of
 from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.damaged import Damaged

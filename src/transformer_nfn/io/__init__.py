@@ -1,10 +1,10 @@
 """Bytes in and out: checkpoints, whole-file writes, the cache, downloads, named assets."""
 
+from transformer_nfn.errors import AssetError, CheckpointError, DownloadError, WriteError
 from transformer_nfn.io.checkpoint import Checkpoint
-from transformer_nfn.io.errors import AssetError, CheckpointError, DownloadError, WriteError
+from transformer_nfn.io.files import atomic_file, write_bytes, write_text
 from transformer_nfn.io.network import read_network, save_network
-from transformer_nfn.io.source import TensorInfo, TensorSource
-from transformer_nfn.io.whole import whole_file, write_bytes, write_text
+from transformer_nfn.io.tensor_files import TensorInfo, TensorSource
 
 __all__ = [
     "AssetError",
@@ -14,9 +14,9 @@ __all__ = [
     "TensorInfo",
     "TensorSource",
     "WriteError",
+    "atomic_file",
     "read_network",
     "save_network",
-    "whole_file",
     "write_bytes",
     "write_text",
 ]

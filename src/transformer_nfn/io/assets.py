@@ -22,11 +22,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from transformer_nfn.io.cache import cache_folder
-from transformer_nfn.io.downloads import download, get_text
-from transformer_nfn.io.errors import AssetError, DownloadError
-from transformer_nfn.io.json_object import read_object
-from transformer_nfn.io.whole import write_text
+from transformer_nfn.errors import AssetError, DownloadError
+from transformer_nfn.io.downloads import cache_folder, download, get_text
+from transformer_nfn.io.files import write_text
+from transformer_nfn.io.json_fields import read_object
 
 FORMAT = 1
 INDEX_FILE = "index.json"

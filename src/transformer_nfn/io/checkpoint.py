@@ -1,24 +1,81 @@
-"""Lazy mapping of the tensors that a file or folder holds."""
+"""Lazy mapping of the tensors that a file or folder holds, and the formats that are rejected."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
 
-from transformer_nfn.io.errors import CheckpointError, MissingTensorError
-from transformer_nfn.io.foreign import StateDict
-from transformer_nfn.io.hub_folder import INDEX, find_weights, read_config, read_shard_index
-from transformer_nfn.io.open_files import OpenFiles
-from transformer_nfn.io.other_formats import check_format
-from transformer_nfn.io.safetensors_file import SafetensorsFile
-from transformer_nfn.io.source import WEIGHT_DTYPES, TensorInfo, TensorSource
-from transformer_nfn.io.wrappers import common_wrappers
+from transformer_nfn.errors import CheckpointError, MissingTensorError
+from transformer_nfn.io.files import open_regular
+from transformer_nfn.io.json_fields import read_object
+from transformer_nfn.io.tensor_files import (
+    WEIGHT_DTYPES,
+    SafetensorsFile,
+    StateDict,
+    TensorInfo,
+    TensorSource,
+    common_wrappers,
+)
 
 STATE_DICTS = (".pt", ".pth", ".bin")
+CONFIG = "config.json"
+INDEX = ".index.json"
+# In the order in which they are preferred.
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+PLAIN = "plain weights in float64, float32, float16 or bfloat16"
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+ADAPTER_WORDS = "an adapter (LoRA), which changes another model's weights"
+SUFFIXES = {".gguf": "GGUF", ".onnx": "ONNX"}
+GGUF = b"GGUF"
+# An ONNX file is a protobuf message: its version (field 1, a small number), then the name and
+# version of its producer, a domain, a text, the graph or the operators (fields 2 to 8).
+ONNX_VERSION, ONNX_VERSIONS = 0x08, range(1, 32)
+ONNX_FIELDS = (0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42)
+
+# Names of tensors that only such a checkpoint has.
+BY_NAME = (
+    (re.compile(r"(^|\.)lora_|\.lora\.|(^|\.)base_model\.model\."), "an adapter (LoRA)"),
+    (re.compile(r"\.(qweight|qzeros|g_idx)$"), "weights quantised by GPTQ or AWQ"),
+    (
+        re.compile(r"\.(absmax|quant_map|SCB|weight_format|quant_state\..+)$"),
+        "weights quantised by bitsandbytes",
+    ),
+    (
+        re.compile(r"\.(weight_scale|weight_scale_inv|input_scale|weight_packed)$"),
+        "weights quantised with scales",
+    ),
+)
+
+
+class OpenFiles(ABC):
+    """A context manager that closes itself."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the files; tensors that were read stay."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class Checkpoint(OpenFiles, Mapping[str, Tensor]):
@@ -210,3 +267,110 @@ class _Part:
     def close(self) -> None:
         """Closes the whole."""
         self._whole.close()
+
+
+def find_weights(folder: Path) -> Path:
+    """The file of a folder that holds its weights, or the index of those that do."""
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return inside(folder, name, folder)
+    raise CheckpointError(f"'{folder}' holds no weights: expected {' or '.join(WEIGHTS[:3])}")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What ``config.json`` says; nothing if there is none."""
+    path = folder / CONFIG
+    return read_object(path) if path.is_file() else {}
+
+
+def read_shard_index(index: Path) -> dict[str, Path]:
+    """The file that holds each tensor; refuses paths that lead out of the index's folder."""
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"'{index}' is not an index of shards: it has no 'weight_map'")
+    found: dict[str, Path] = {}
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise CheckpointError(f"'{index}': the file of tensor '{name}' is not named by text")
+        if shard not in found:
+            found[shard] = inside(index.parent, shard, index)
+    return {name: found[shard] for name, shard in weight_map.items()}
+
+
+def inside(folder: Path, name: str, said_by: Path) -> Path:
+    """A file of a folder that a file in it named; never one outside, not even by a link.
+
+    The links of a hub's own cache, from ``snapshots/<revision>`` to ``blobs`` beside
+    ``snapshots``, are the one exception.
+    """
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "\\" in name or not parts.parts:
+        raise CheckpointError(f"'{said_by}': '{name}' leads out of its folder")
+    path = folder / name
+    if not path.is_file():
+        raise CheckpointError(f"'{said_by}' names '{name}', which is missing")
+    real, home = path.resolve(), folder.resolve()
+    homes = [home]
+    if home.parent.name == "snapshots":
+        homes.append(home.parent.parent / "blobs")
+    if not any(real.is_relative_to(allowed) for allowed in homes):
+        raise CheckpointError(f"'{said_by}': '{name}' is a link that leads out of its folder")
+    return path
+
+
+def check_format(path: Path, where: str | None = None) -> None:
+    """Refuse a file or folder by its names and first bytes, before it is opened.
+
+    Args:
+        path: a file, or a folder as model hubs lay it out; one that also holds weights that can
+            be read passes.
+        where: what errors call it; its path if not given.
+    """
+    where = str(path) if where is None else where
+    if path.is_dir():
+        if any((path / name).is_file() for name in WEIGHTS):
+            return
+        adapter = next((name for name in ADAPTER if (path / name).is_file()), None)
+        if adapter:
+            refuse(f"{where.rstrip('/')}/{adapter}", ADAPTER_WORDS)
+        for suffix, what in SUFFIXES.items():
+            found = sorted([*path.glob(f"*{suffix}"), *path.glob(f"*/*{suffix}")])
+            if found:
+                refuse(f"{where.rstrip('/')}/{found[0].relative_to(path)}", what)
+    elif path.is_file():
+        if path.name in ADAPTER:
+            refuse(where, ADAPTER_WORDS)
+        other = SUFFIXES.get(path.suffix.lower()) or _by_content(path)
+        if other:
+            refuse(where, other)
+
+
+def _by_content(path: Path) -> str | None:
+    try:
+        with open(open_regular(path), "rb") as file:
+            head = file.read(9)
+    except OSError:
+        return None  # the reader of the file reports why
+    if head[:4] == GGUF:
+        return "GGUF"
+    safetensors = head[8:] == b"{"
+    if len(head) == 9 and not safetensors and head[0] == ONNX_VERSION:
+        return "ONNX" if head[1] in ONNX_VERSIONS and head[2] in ONNX_FIELDS else None
+    return None
+
+
+def check_plain(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:
+    """Refuse quantised weights and adapters by their config and the names of their tensors."""
+    quantised = config.get("quantization_config")
+    if isinstance(quantised, Mapping):
+        method = quantised.get("quant_method", "an unnamed method")
+        refuse(f"{where}': 'quantization_config", f"weights quantised by {str(method)[:60]}")
+    for key in keys:
+        for pattern, what in BY_NAME:
+            if pattern.search(key):
+                refuse(f"{where}': '{key}", what)
+
+
+def refuse(where: str, found: str) -> NoReturn:
+    """Raise the error that names what was found."""
+    raise CheckpointError(f"'{where}' expected {PLAIN} of a dense transformer, found {found}")

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.errors import missing_extra
-from transformer_nfn.io.cache import cache_folder
-from transformer_nfn.io.errors import DownloadError
+from transformer_nfn.errors import DownloadError, missing_extra
 
 ATTEMPTS = 4
+CACHE_VARIABLE = "TNFN_CACHE"
+
+
+def cache_folder(*parts: str) -> Path:
+    """The folder for one kind of thing in the cache; it need not be there yet.
+
+    The cache itself is the folder in ``TNFN_CACHE``, else ``transformer-nfn`` in the system's
+    place for caches.
+
+    Args:
+        parts: folders within the cache, such as ``compiled``, ``assets``, ``mnist``.
+    """
+    named = os.environ.get(CACHE_VARIABLE)
+    root = Path(named) if named else _system_caches() / "transformer-nfn"
+    return root.joinpath(*parts)
+
+
+def _system_caches() -> Path:
+    found = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if found.is_absolute():  # the standard says to ignore a relative one
+        return found
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
 
 
 @dataclass(frozen=True)

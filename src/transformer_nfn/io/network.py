@@ -11,9 +11,8 @@ from torch import Tensor
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.io.checkpoint import STATE_DICTS, Checkpoint
-from transformer_nfn.io.foreign import write_state_dict
-from transformer_nfn.io.safetensors_file import write_tensors
-from transformer_nfn.io.whole import whole_file
+from transformer_nfn.io.files import atomic_file
+from transformer_nfn.io.tensor_files import write_state_dict, write_tensors
 from transformer_nfn.spaces import Weights, WeightSpace
 
 SPACE_KEY = "transformer_nfn.space"
@@ -40,7 +39,7 @@ def save_network(
         tensors[name] = weights[name].reshape(shape)
     path = Path(path)
     if path.suffix in STATE_DICTS:
-        with whole_file(path) as beside:
+        with atomic_file(path) as beside:
             write_state_dict(beside, {name: w.detach().clone() for name, w in tensors.items()})
         return
     write_tensors(path, tensors, {SPACE_KEY: space.to_json()})

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.io.checkpoint import Checkpoint
-from transformer_nfn.io.json_object import read_object
-from transformer_nfn.io.safetensors_file import write_tensors
-from transformer_nfn.io.whole import write_text
+from transformer_nfn.io.files import write_text
+from transformer_nfn.io.json_fields import read_object
+from transformer_nfn.io.tensor_files import write_tensors
 from transformer_nfn.spaces import WeightSpace
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

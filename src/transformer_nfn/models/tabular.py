@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import TransformerNFNError, missing_extra
-from transformer_nfn.io.fields import Fields
-from transformer_nfn.io.json_object import read_object
-from transformer_nfn.io.whole import write_bytes
+from transformer_nfn.io.files import write_bytes
+from transformer_nfn.io.json_fields import Fields, read_object
 
 FORMAT = 1
 METADATA = "predictor.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_nfn.errors import missing_extra
-from transformer_nfn.io.figures import blank_figure, save_figure
+from transformer_nfn.io.files import blank_figure, save_figure
 from transformer_nfn.paper.gather import Run, ZooStudy, gather, model_order
 from transformer_nfn.paper.learning_curve import CurvePoint, curve_lines
 from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name
@@ -72,8 +72,8 @@ def accuracy_histogram(zoo: Path, stem: Path, bins: int = 20) -> list[Path]:
     Returns:
         The files written, a PNG and an SVG.
     """
-    from transformer_nfn.zoo.plot import paint_accuracies
     from transformer_nfn.zoo.store import Zoo
+    from transformer_nfn.zoo.summary import paint_accuracies
 
     opened = Zoo.open(zoo)
     return _save(stem, (5.2, 3.3), lambda f: paint_accuracies(f, opened, bins, _MODELS[7]))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.io.whole import whole_file, write_text
+from transformer_nfn.io.files import atomic_file, write_text
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.paper.cells import Cell, PartsCache, fill_cell
 from transformer_nfn.paper.cells_on_ray import fill_cells_on_ray
@@ -178,5 +178,5 @@ def write_table(name: str, records: list[RunRecord], out: Path) -> None:
     import pyarrow.parquet as pq
 
     write_text(out / f"{name}.md", markdown_table(name, records))
-    with whole_file(out / f"{name}.parquet") as beside:
+    with atomic_file(out / f"{name}.parquet") as beside:
         pq.write_table(pa.table(table_columns(name, records)), beside)

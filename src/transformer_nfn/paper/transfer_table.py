@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_nfn.io.whole import whole_file, write_text
+from transformer_nfn.io.files import atomic_file, write_text
 from transformer_nfn.paper.table_text import SEEDS_TOGETHER, mean_text
 
 NAME = "transfer"
@@ -81,5 +81,5 @@ def write_rankings(rankings: Sequence[Ranking], out: Path) -> None:
 
     write_text(out / f"{NAME}.md", transfer_markdown(rankings))
     columns = {name: [getattr(r, name) for r in rankings] for name in Ranking.__annotations__}
-    with whole_file(out / f"{NAME}.parquet") as beside:
+    with atomic_file(out / f"{NAME}.parquet") as beside:
         pq.write_table(pa.table(columns), beside)

@@ -11,7 +11,7 @@ import torch
 
 from transformer_nfn.prediction.dataset import Dataset, Parts, joined, load_rows
 from transformer_nfn.prediction.records import RunError
-from transformer_nfn.zoo.damage_record import Damage, damages
+from transformer_nfn.zoo.damage import Damage, damages
 
 if TYPE_CHECKING:
     from transformer_nfn.zoo import Zoo

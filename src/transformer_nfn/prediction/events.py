@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from transformer_nfn.errors import missing_extra
-from transformer_nfn.io.fields import Fields
+from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.prediction.log import read_log
 from transformer_nfn.prediction.records import LOG_FILE, RunError
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_nfn.io.errors import CheckpointError
-from transformer_nfn.io.safetensors_file import read_tensors, write_tensors
+from transformer_nfn.errors import CheckpointError
+from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.models.tensor_fit import tensor_fit
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.guard_curves import Curve

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.io.regular import read_regular
+from transformer_nfn.io.files import read_regular
 from transformer_nfn.prediction.records import RunError
 
 

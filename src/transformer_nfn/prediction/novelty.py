@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.zoo_network import sinusoids
-from transformer_nfn.io.errors import CheckpointError
-from transformer_nfn.io.safetensors_file import read_tensors, write_tensors
+from transformer_nfn.errors import CheckpointError
+from transformer_nfn.functional.zoo_network import sinusoids
+from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.models.network import map_network
 from transformer_nfn.models.statistics import signed_log
 from transformer_nfn.models.whole_network import whole_invariants

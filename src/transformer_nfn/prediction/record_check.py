@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.io.fields import Fields
-from transformer_nfn.zoo.size_check import check_sizes
+from transformer_nfn.io.json_fields import Fields
+from transformer_nfn.zoo.sizes import check_sizes
 
 SEED_NUMBERS = ("tau", "tau_low", "tau_high", "r2", "mae", "seconds")
 OPTIONAL_NUMBERS = ("val_tau", "best_epoch")

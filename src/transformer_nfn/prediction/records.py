@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.errors import TransformerNFNError, missing_extra
-from transformer_nfn.io.json_object import read_object
-from transformer_nfn.io.parquet import read_parquet
-from transformer_nfn.io.whole import whole_file, write_text
+from transformer_nfn.io.files import atomic_file, read_parquet, write_text
+from transformer_nfn.io.json_fields import read_object
 from transformer_nfn.prediction.record_check import check_record
 from transformer_nfn.zoo.store.index import CONFIGURATION
 
@@ -141,7 +140,7 @@ def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
     init_std, dropout, train_fraction``), and for a mixed zoo ``kind``.
     """
     pa, pq = _arrow()
-    with whole_file(folder / PREDICTIONS_FILE) as beside:
+    with atomic_file(folder / PREDICTIONS_FILE) as beside:
         pq.write_table(pa.table(dict(columns)), beside)
 
 

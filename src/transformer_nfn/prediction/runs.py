@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformer_nfn.io.whole import made_folder
+from transformer_nfn.io.files import made_folder
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guarded import fit_beside

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from transformer_nfn.io.whole import write_text
+from transformer_nfn.io.files import write_text
 from transformer_nfn.models import map_network
 from transformer_nfn.prediction.batches import Batch, epoch_batches, steps
 from transformer_nfn.prediction.dataset import Dataset, Parts, in_batches

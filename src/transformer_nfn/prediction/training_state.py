@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn.io.json_object import parse_object
-from transformer_nfn.io.safetensors_file import read_tensors, write_tensors
+from transformer_nfn.io.json_fields import parse_object
+from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.prediction.records import RunError
 
 STATE_FILE = "training.safetensors"

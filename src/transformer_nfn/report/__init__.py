@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.io.whole import write_text
+from transformer_nfn.io.files import write_text
 from transformer_nfn.paper.gather import gather
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.report.opening import Origin

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from transformer_nfn.errors import GroupError
 from transformer_nfn.spaces import Element, Weights, WeightSpace
-from transformer_nfn.spaces.actions.linear import solve_general
-from transformer_nfn.spaces.actions.matching import match_rows
+from transformer_nfn.spaces.actions.permutation import match_rows
+from transformer_nfn.spaces.actions.solvers import exact_matrix
 from transformer_nfn.symmetry.block_function import centred
 from transformer_nfn.symmetry.layer_norm import hyperplane, random_commuting
 
@@ -108,10 +108,10 @@ def recover_enlarged(
     moved = {name: U[name][tau] for name in ("W_Q", "W_K", "W_V", "W_O")}
     qk, vo = [], []
     for i in range(len(tau)):
-        first = solve_general(moved["W_Q"][i], V["W_Q"][i], moved["W_K"][i], V["W_K"][i], unit=unit)
+        first = exact_matrix(moved["W_Q"][i], V["W_Q"][i], moved["W_K"][i], V["W_K"][i], unit=unit)
         # W_O is not comparable yet, so W_V alone must tell N.
         none = moved["W_V"].new_zeros(0, moved["W_V"].shape[-1])
-        second = solve_general(moved["W_V"][i], V["W_V"][i], none, none, unit=unit)
+        second = exact_matrix(moved["W_V"][i], V["W_V"][i], none, none, unit=unit)
         if first is None or second is None:
             return None
         qk.append(first)

@@ -13,21 +13,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.zoo_network import block_in_network
 from transformer_nfn.checkpoints.families import (
     Model,
     OpenOptions,
     UnknownFamilyError,
     open_model,
 )
-from transformer_nfn.errors import SpaceError
+from transformer_nfn.errors import CheckpointError, SpaceError
+from transformer_nfn.functional.zoo_network import block_in_network
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.io.checkpoint import Checkpoint
+from transformer_nfn.io.checkpoint import Checkpoint, check_plain
 from transformer_nfn.io.checkpoint import check_no_nan as check_tensor
-from transformer_nfn.io.errors import CheckpointError
 from transformer_nfn.io.network import SPACE_KEY, read_network
-from transformer_nfn.io.other_formats import check_plain
-from transformer_nfn.io.source import TensorInfo
+from transformer_nfn.io.tensor_files import TensorInfo
 from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
@@ -115,7 +113,7 @@ def _open_row(text: str, zoo: str, row: str) -> Checkpoint:
 
 
 class ZooRow:
-    """One network of a zoo; see `transformer_nfn.io.source.TensorSource`.
+    """One network of a zoo; see `transformer_nfn.io.tensor_files.TensorSource`.
 
     A row is checked as a whole, so it is read as a whole, when its first tensor is asked for.
     """

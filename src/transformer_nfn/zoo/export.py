@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from transformer_nfn.io.foreign import write_state_dict
-from transformer_nfn.io.whole import whole_folder
+from transformer_nfn.io.files import atomic_folder
+from transformer_nfn.io.tensor_files import write_state_dict
 from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.module import HEADS_KEY, to_state_dict
@@ -28,7 +28,7 @@ def export_authors(zoo: Zoo | MixedZoo, out: Path) -> int:
         raise StoreError(f"'{out}' is not empty: name an empty folder")
     if not len(zoo):
         raise StoreError(f"'{zoo.path}' has no networks to export")
-    with whole_folder(out) as made:
+    with atomic_folder(out) as made:
         if isinstance(zoo, MixedZoo):
             return sum(_export(one, made / name) for name, one in zoo.zoos.items() if len(one))
         return _export(zoo, made)

@@ -25,8 +25,7 @@ from transformer_nfn.checkpoints.families import (
     open_model,
     read_family,
 )
-from transformer_nfn.errors import SpaceError, TransformerNFNError
-from transformer_nfn.io.errors import CheckpointError
+from transformer_nfn.errors import CheckpointError, SpaceError, TransformerNFNError
 
 Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 MLP = "model.layers.0.mlp.down_proj.weight"

@@ -15,8 +15,7 @@ from tiny_checkpoints import CASES, build, save
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model, OpenOptions, open_model, write_model
-from transformer_nfn.errors import SpaceError
-from transformer_nfn.io.errors import CheckpointError, WriteError
+from transformer_nfn.errors import CheckpointError, SpaceError, WriteError
 
 
 def tensors(model: Model) -> Iterator[tuple[str, Tensor]]:

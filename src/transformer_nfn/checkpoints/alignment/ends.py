@@ -21,7 +21,6 @@ from transformer_nfn.checkpoints.alignment.frames import (
     gain_sums,
     unfold,
 )
-from transformer_nfn.checkpoints.alignment.neurons import assign
 from transformer_nfn.checkpoints.alignment.stream import Cross, turn_all
 from transformer_nfn.checkpoints.disguises import norms
 from transformer_nfn.checkpoints.disguises.ends import (
@@ -33,6 +32,7 @@ from transformer_nfn.checkpoints.disguises.ends import (
 )
 from transformer_nfn.checkpoints.disguises.stream import Turn
 from transformer_nfn.functional.description import Transformer
+from transformer_nfn.spaces.actions.permutation import assign
 
 Weights = dict[str, Tensor]
 LONG = ("token", "head", "head_bias")

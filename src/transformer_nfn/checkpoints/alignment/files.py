@@ -14,11 +14,10 @@ from torch import Tensor
 from transformer_nfn.checkpoints.alignment.whole import ROUNDS, Alignment
 from transformer_nfn.checkpoints.families import Model, open_model, write_model
 from transformer_nfn.checkpoints.proof.witness import Shaken
-from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.errors import TransformerNFNError, WriteError
 from transformer_nfn.functional.description import Transformer
 from transformer_nfn.functional.transformer import Weights, hidden_states, logits
-from transformer_nfn.io.errors import WriteError
-from transformer_nfn.io.whole import made_folder, take_name
+from transformer_nfn.io.files import made_folder, take_name
 
 LENGTH = 8
 ARITHMETIC = 1e-13

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.architecture import Architecture
-from transformer_nfn.architectures.zoo_network import NAME, from_space, sinusoids
 from transformer_nfn.checkpoints.alignment.heads import move_attention
 from transformer_nfn.checkpoints.alignment.inputs import (
     Downhill,
@@ -23,11 +21,14 @@ from transformer_nfn.checkpoints.alignment.inputs import (
     responses,
     turn_of,
 )
-from transformer_nfn.checkpoints.alignment.neurons import assign, move_neurons
-from transformer_nfn.checkpoints.alignment.stream import turn_fixing_ones
+from transformer_nfn.checkpoints.alignment.neurons import move_neurons
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional.architecture import Architecture
 from transformer_nfn.functional.description import Attention, Mlp
+from transformer_nfn.functional.zoo_network import NAME, network_architecture, sinusoids
 from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.spaces.actions.permutation import assign
+from transformer_nfn.spaces.actions.solvers import polar_fixing_ones
 from transformer_nfn.spaces.prefix import under_prefix
 
 ROUNDS = 20
@@ -98,7 +99,7 @@ def align_networks(
     if inputs is None:
         moved, used = walk.run(rounds)
     else:
-        moved, used = walk.on_inputs(inputs, from_space(space, positions), steps), steps
+        moved, used = walk.on_inputs(inputs, network_architecture(space, positions), steps), steps
     out = {n: w[None, None].to(A[n].dtype) for n, w in moved.items()}
     return NetworkAlignment(
         out,
@@ -116,7 +117,7 @@ def relative_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float
 
 
 def _difference(space: WeightSpace, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    architecture = from_space(space)
+    architecture = network_architecture(space)
     generator = torch.Generator().manual_seed(0)
     X = architecture.inputs.draw(8, architecture.inputs.lengths[-1], generator=generator)
     x, y = (architecture.forward(w, X.double()) for w in (a, b))
@@ -236,7 +237,7 @@ class _Walk:
             for n in names:
                 x, y = (w[n].movedim(dim, -1).reshape(-1, D) for w in (self._now, self._target))
                 cross += x.mT @ y / max(float(x.norm() * y.norm()), 1e-300)
-        self._apply(axis, turn_fixing_ones(cross))
+        self._apply(axis, polar_fixing_ones(cross))
 
     def _apply(self, axis: str, T: Tensor) -> None:
         write, read = self._axes[axis]

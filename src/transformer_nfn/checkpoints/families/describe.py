@@ -10,7 +10,7 @@ from transformer_nfn.checkpoints.families.binding import Binding
 from transformer_nfn.checkpoints.families.expressions import MissingFieldError, evaluate, shown
 from transformer_nfn.checkpoints.families.keys import head_lines
 from transformer_nfn.checkpoints.families.rotary import read_rotary
-from transformer_nfn.errors import SpaceError
+from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.functional.description import (
     Activation,
     Attention,
@@ -19,7 +19,6 @@ from transformer_nfn.functional.description import (
     Stack,
     Transformer,
 )
-from transformer_nfn.io.errors import CheckpointError
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",

@@ -8,9 +8,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from transformer_nfn.checkpoints.families.family import COUNTER, Family, Line
-from transformer_nfn.io.errors import CheckpointError
-from transformer_nfn.io.source import TensorInfo
-from transformer_nfn.io.wrappers import common_wrappers
+from transformer_nfn.errors import CheckpointError
+from transformer_nfn.io.tensor_files import TensorInfo, common_wrappers
 
 
 def find_wrapper(family: Family, infos: Mapping[str, TensorInfo]) -> str:

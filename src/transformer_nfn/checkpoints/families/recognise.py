@@ -23,9 +23,8 @@ from transformer_nfn.checkpoints.families.keys import (
     pattern_of,
     standard_names,
 )
-from transformer_nfn.errors import SpaceError
-from transformer_nfn.io.errors import CheckpointError
-from transformer_nfn.io.source import TensorInfo
+from transformer_nfn.errors import CheckpointError, SpaceError
+from transformer_nfn.io.tensor_files import TensorInfo
 
 
 class UnknownFamilyError(CheckpointError):

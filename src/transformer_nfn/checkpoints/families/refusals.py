@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from transformer_nfn.io.other_formats import check_plain, refuse
+from transformer_nfn.io.checkpoint import check_plain, refuse
 
 EXPERT = re.compile(r"\.(experts|block_sparse_moe|shared_expert|shared_experts|router)\.")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

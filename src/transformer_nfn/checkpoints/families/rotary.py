@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_nfn.checkpoints.families.expressions import shown
+from transformer_nfn.errors import CheckpointError
 from transformer_nfn.functional.description import RotaryScaling
-from transformer_nfn.io.errors import CheckpointError
 
 KINDS = ("default", "linear", "llama3")
 

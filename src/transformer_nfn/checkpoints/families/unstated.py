@@ -14,8 +14,7 @@ from transformer_nfn.checkpoints.families.expressions import (
 from transformer_nfn.checkpoints.families.family import Family
 from transformer_nfn.checkpoints.families.options import OpenOptions
 from transformer_nfn.checkpoints.families.recognise import families
-from transformer_nfn.errors import SpaceError
-from transformer_nfn.io.errors import CheckpointError
+from transformer_nfn.errors import CheckpointError, SpaceError
 
 HEADS = 8
 """Example of a size in the message."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from transformer_nfn.architectures.layout import file_shape
 from transformer_nfn.checkpoints.families.binding import Binding, Entry
 from transformer_nfn.checkpoints.families.keys import find_prefix, find_wrapper, standard_names
 from transformer_nfn.checkpoints.families.model import Model
 from transformer_nfn.checkpoints.families.sizes import Sizes
-from transformer_nfn.io.errors import CheckpointError
-from transformer_nfn.io.rewritten import Additions
-from transformer_nfn.io.source import TensorInfo
+from transformer_nfn.errors import CheckpointError
+from transformer_nfn.io.layout import file_shape
+from transformer_nfn.io.rewrite import Additions
+from transformer_nfn.io.tensor_files import TensorInfo
 
 # What configs say of a tie: whether there is one, and T5's scale that goes with it.
 TIE, TIED_SCALE = "tie_word_embeddings", "scale_decoder_outputs"

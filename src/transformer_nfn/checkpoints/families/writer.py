@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.layout import put
 from transformer_nfn.checkpoints.families.model import Model
 from transformer_nfn.checkpoints.families.untie import Target, target_of
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.io.rewritten import rewritten
+from transformer_nfn.io.layout import put
+from transformer_nfn.io.rewrite import rewritten
 
 Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -24,7 +24,7 @@ def write_model(
 
     Same keys, fused parts, dtypes and shards; config and other small files are copied. Every
     file is written beside and renamed, after the last tensor has come; see
-    `transformer_nfn.io.rewritten`.
+    `transformer_nfn.io.rewrite`.
 
     Args:
         model: the source, still open.

@@ -25,9 +25,9 @@ from torch import Tensor
 from transformer_nfn.checkpoints.fingerprints.frame import Frame, signs
 from transformer_nfn.checkpoints.fingerprints.rows import Row, added, products
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
-from transformer_nfn.checkpoints.scores.probes import OFFSETS, turned
+from transformer_nfn.checkpoints.sketches import OFFSETS, turned
 from transformer_nfn.functional.description import Attention
-from transformer_nfn.functional.sublayers import activation
+from transformer_nfn.functional.transformer import activation
 
 PARTS = ("QK", "VO", "MLP")
 NUMBERS = 64

@@ -28,8 +28,7 @@ from transformer_nfn.checkpoints.fingerprints.stored import (
     from_bytes,
 )
 from transformer_nfn.errors import missing_extra
-from transformer_nfn.io.parquet import open_parquet
-from transformer_nfn.io.whole import made_folder, whole_file
+from transformer_nfn.io.files import atomic_file, made_folder, open_parquet
 
 KIND = "transformer-nfn fingerprints"
 COARSE = 512
@@ -256,7 +255,7 @@ def _write(path: Path, tables: Iterable[Any]) -> int:
     schema = _schema(pa).with_metadata(facts)
     count = 0
     with (
-        whole_file(path) as beside,
+        atomic_file(path) as beside,
         parquet.ParquetWriter(
             beside, schema, compression="none", use_dictionary=False, write_page_checksum=True,
             write_statistics=False,

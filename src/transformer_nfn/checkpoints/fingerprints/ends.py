@@ -17,9 +17,9 @@ from torch import Tensor
 from transformer_nfn.checkpoints.fingerprints.frame import Frame, signs
 from transformer_nfn.checkpoints.fingerprints.rows import Row, added, products
 from transformer_nfn.checkpoints.reduced import Reduced, Table
-from transformer_nfn.checkpoints.scores.stream import ROWS, shifted
+from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.functional.description import KEPT
-from transformer_nfn.functional.sublayers import activation
+from transformer_nfn.functional.transformer import activation
 from transformer_nfn.symmetry.sketch import sketch
 
 ENDS = (

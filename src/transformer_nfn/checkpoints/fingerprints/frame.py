@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Reduced
-from transformer_nfn.checkpoints.scores.stream import ROWS, shifted
+from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.symmetry.sketch import directions
 

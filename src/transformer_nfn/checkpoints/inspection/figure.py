@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.io.figures import blank_figure, save_figure
+from transformer_nfn.io.files import blank_figure, save_figure
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.inspection.whole import Inspection

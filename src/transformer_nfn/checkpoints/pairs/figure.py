@@ -8,7 +8,7 @@ import numpy as np
 
 from transformer_nfn.checkpoints.pairs.results import PairsError
 from transformer_nfn.checkpoints.pairs.run import AllPairs
-from transformer_nfn.io.figures import blank_figure, save_figure
+from transformer_nfn.io.files import blank_figure, save_figure
 
 NUMBERED = 16
 """Models up to which each cell also says its number."""

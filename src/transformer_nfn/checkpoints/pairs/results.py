@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.io.regular import read_regular
-from transformer_nfn.io.whole import write_text
+from transformer_nfn.io.files import read_regular, write_text
 
 KIND, FORMAT = "transformer-nfn pairs", 1
 RELATED = ("same", "same backbone", "derived", "partly")

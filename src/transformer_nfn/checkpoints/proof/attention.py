@@ -8,13 +8,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.proof import solve
 from transformer_nfn.checkpoints.proof.bases import check_bases, check_pair
 from transformer_nfn.checkpoints.proof.checks import check, has_double
 from transformer_nfn.checkpoints.proof.match import BlockMatch
 from transformer_nfn.checkpoints.reduced import Piece
-from transformer_nfn.checkpoints.scores.probes import HeadSketch
+from transformer_nfn.checkpoints.sketches import HeadSketch
 from transformer_nfn.functional.description import Attention
+from transformer_nfn.spaces.actions import ComplexScale
+from transformer_nfn.spaces.actions.permutation import assign_in_groups
+from transformer_nfn.spaces.actions.solvers import (
+    least_squares_complex,
+    least_squares_matrix,
+    nearest_quarter_turns,
+    signs,
+)
+
+HALVES = ComplexScale("halves")
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ def _heads(
     for x, y in parts:
         scale = max(float(y.double().square().sum(-1).mean()), 1e-300)
         cost += torch.cdist(y.double(), x.double()).square() / scale
-    return solve.match_heads(cost, about.groups)
+    return assign_in_groups(-cost, about.groups)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
@@ -182,19 +191,22 @@ def _solve_queries(
         {p: (x[..., cut], y[..., cut]) for p, (x, y) in stacks.items()}
         for cut in (slice(0, turned), slice(turned, d))
     )
+    Q, K = ((HALVES.as_complex(x), HALVES.as_complex(y)) for x, y in rotated.values())
     if about.qk_norm:
         if turned and even is not None:
-            G[:, :turned, :turned], same[:turned] = solve.solve_quarter_turns(
-                rotated["Q"], rotated["K"], even[: turned // 2]
-            )
-        inner = sum((x * y).sum(-2) for x, y in rest.values())
-        signs = torch.where(torch.as_tensor(inner) < 0, -1.0, 1.0).double()
-        G[:, turned:, turned:] = torch.diag_embed(signs)
+            scales, quarter = nearest_quarter_turns(Q, K, even[: turned // 2])
+            G[:, :turned, :turned] = HALVES.matrix(scales)
+            chosen, half = quarter.nonzero().squeeze(-1), turned // 2
+            same[chosen], same[chosen + half] = chosen + half, chosen
+        inner = torch.stack([(x * y).sum(-2) for x, y in rest.values()]).sum(0)
+        G[:, turned:, turned:] = torch.diag_embed(signs(inner))
         return G, same
     if turned:
-        G[:, :turned, :turned] = solve.solve_turns(rotated["Q"], rotated["K"], weights)
+        G[:, :turned, :turned] = HALVES.matrix(
+            least_squares_complex(Q, K, (weights[0].unsqueeze(-1), weights[1].unsqueeze(-1)))
+        )
     if turned < d:
-        G[:, turned:, turned:] = solve.solve_matrix(rest["Q"], rest["K"], weights)
+        G[:, turned:, turned:] = least_squares_matrix(rest["Q"], rest["K"], weights)
     return G, same
 
 
@@ -216,13 +228,13 @@ def _values_and_outputs(
         1 / O_A.error[queries].unflatten(0, (count, -1)).sum((-2, -1)).clamp_min(1e-300),
     )
     plain, dual = (values, V_B.value), (stacked(outputs), stacked(O_B.value))
-    H = solve.solve_matrix(plain, dual, weights)
+    H = least_squares_matrix(plain, dual, weights)
     grams = [tuple(x.mT @ x for x in pair) for pair in (plain, dual)]
     share = len(queries) // count
     partners, errors = (grams[1][0], grams[1][1]), (V_A.error[groups], V_B.error)
     shared = double.unflatten(0, (count, share)).any(1)
     zero = torch.zeros_like(weights[0])
-    alone = [solve.solve_matrix(plain, dual, w) for w in ((weights[0], zero), (zero, weights[1]))]
+    alone = [least_squares_matrix(plain, dual, w) for w in ((weights[0], zero), (zero, weights[1]))]
     grouped = [
         [V_A.error[groups].unsqueeze(-2), V_B.error.unsqueeze(-2)],
         [_grouped(e.unsqueeze(-2), count) for e in (O_A.error[queries], O_B.error)],

@@ -12,8 +12,8 @@ from transformer_nfn.checkpoints.proof.checks import Check
 from transformer_nfn.checkpoints.proof.match import BlockMatch
 from transformer_nfn.checkpoints.proof.neurons import match_neurons
 from transformer_nfn.checkpoints.reduced import ReducedBlock
-from transformer_nfn.checkpoints.scores.probes import BlockSketch
-from transformer_nfn.checkpoints.scores.stream import StreamMap
+from transformer_nfn.checkpoints.sketches import BlockSketch
+from transformer_nfn.checkpoints.stream import StreamMap
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.proof.checks import Check, check
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
-from transformer_nfn.checkpoints.scores.stream import StreamMap
+from transformer_nfn.checkpoints.stream import StreamMap
 
 
 @dataclass

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.proof import solve
 from transformer_nfn.checkpoints.proof.checks import has_double
 from transformer_nfn.checkpoints.proof.match import BlockMatch
 from transformer_nfn.checkpoints.reduced import Piece
-from transformer_nfn.checkpoints.scores.probes import BlockSketch
-from transformer_nfn.spaces.actions.matching import match_rows
+from transformer_nfn.checkpoints.sketches import BlockSketch
+from transformer_nfn.spaces.actions.permutation import match_rows
+from transformer_nfn.spaces.actions.solvers import least_squares_scales
 
 
 def match_neurons(
@@ -29,9 +29,8 @@ def match_neurons(
     s = torch.ones(len(order), dtype=mine.dtype)
     if scaled:
         weights = (1 / V_A.error.clamp_min(1e-300), 1 / W_B.error[order].clamp_min(1e-300))
-        scales = s = solve.solve_scales(
-            (mine.mT, V_A.value.mT), (out, V_B.value), weights, positive=not about.gated
-        )
+        s = least_squares_scales((mine, V_A.value), (out.mT, V_B.value.mT), weights)
+        scales = s = s if about.gated else s.clamp_min(0)
         _check_scales(match, (mine, V_A), (out, V_B), (W_A.error[order], W_B.error[order]), s)
     size = V_A.value.square().sum(0)
     error = s.square() * W_A.error[order] + V_A.error

@@ -21,15 +21,12 @@ from transformer_nfn.checkpoints.proof.outputs import (
 from transformer_nfn.checkpoints.proof.refine import refine_stream
 from transformer_nfn.checkpoints.proof.witness import TokenWitness, find_witness
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
-from transformer_nfn.checkpoints.scores.probes import Probes, draw_probes, sketch_block
-from transformer_nfn.checkpoints.scores.scores import block_score
-from transformer_nfn.checkpoints.scores.stream import EMBEDDINGS, StreamMap, fit_stream
-from transformer_nfn.checkpoints.scores.verdict import RELATED
+from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
+from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamMap, fit_stream
 from transformer_nfn.functional.description import KEPT
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Model
-    from transformer_nfn.checkpoints.relations.relation import Relation
 
 PROBES = 64
 """Probes that heads and neurons are matched by; they are then checked in full."""
@@ -128,25 +125,23 @@ class Proof:
         }
 
 
-def prove_pair(A: Model, B: Model, relation: Relation) -> Proof:
-    """Decides whether two models are the same function, or says that it cannot.
+def prove_pair(A: Model, B: Model, tables: Sequence[str] | None) -> Proof:
+    """Decide whether two models are the same function; the proof may be inconclusive.
 
     Args:
         A: one model.
         B: the other.
-        relation: by their scores; where blocks are strangers no element is looked for.
+        tables: embeddings and outputs to fit the stream's basis on; None where the blocks score as
+            unrelated, and no element of the group is searched for.
     """
     apart = inputs_apart(A, B)
     if apart is not None:
         return Proof(False, apart)
     outputs = compare_outputs(A, B)
     misfit = shapes_apart(A, B)
-    related = bool(relation.blocks) and all(
-        block_score(parts) >= RELATED for parts in relation.blocks.values()
-    )
     attempt = None
-    if misfit is None and related:
-        attempt = find_element(A, B, outputs, relation.fitted)
+    if misfit is None and tables is not None:
+        attempt = find_element(A, B, outputs, tables)
         if attempt.same is not None:
             return attempt
     apart = outputs.apart()

@@ -1,0 +1,622 @@
+"""Relation of two checkpoints: one model in disguise, related, or unrelated.
+
+Measured by ``benchmarks/relations.py`` on eight families of small language models (GPT-2s and
+Llamas, D = 64, three blocks) that were really trained, the second model of each pair disguised by
+every symmetry it has at condition 10. Thresholds hold for each block:
+
+======================================  =====  ==============  ==============
+relation                                pairs  score           each block
+======================================  =====  ==============  ==============
+fine-tuned, averaged, pruned by half,
+int8, int4, two fine-tunes of a third      56  0.943 to 1.000  0.924 to 1.000
+retrained as long on other data             8  0.553 to 0.614  0.455 to 0.694
+one block replaced: the others            110                  0.918 to 1.000
+one block replaced: that block            110                  0.000 to 0.053
+started from the other's embeddings         8  0.083 to 0.129  0.044 to 0.229
+strangers on the same data                130  0.041 to 0.127  0.023 to 0.188
+======================================  =====  ==============  ==============
+
+With the thresholds below every one of these pairs gets the right verdict. They were set on the
+same pairs; no error among 130 strangers and 64 relatives bounds the rates at about 2 % and 5 %.
+Trained four times as long (one pair each), strangers had a block at 0.22, and a model retrained as
+long on other data fell to 0.26 in its last block, *partly*: see ``docs/relations.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.proof import Proof, prove_pair
+from transformer_nfn.checkpoints.proof.checks import HALF
+from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
+from transformer_nfn.checkpoints.sketches import (
+    BlockSketch,
+    Directions,
+    Part,
+    Probes,
+    block_matrix,
+    block_score,
+    compare_blocks,
+    draw_probes,
+    sketch_block,
+    thumbnail,
+    unit_directions,
+)
+from transformer_nfn.checkpoints.stream import (
+    EMBEDDINGS,
+    StreamFit,
+    StreamMap,
+    fit_stream,
+    stream_kind,
+    without_outputs,
+)
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.io.files import blank_figure, save_figure
+
+Verdict = Literal[
+    "same",
+    "same backbone",
+    "consistent with a disguise, not proved",
+    "derived",
+    "partly",
+    "embeddings only",
+    "unrelated",
+    "unclear",
+]
+CONSISTENT: Verdict = "consistent with a disguise, not proved"
+"""Scores differ by no more than rounding explains. They do not see every tensor, nor any scale:
+only a proof makes this *same*."""
+
+RELATED = 0.35
+"""A block that scores at least this has the other's weights behind it: midway between the lowest
+of a derived model (0.455) and the highest of one that shared embeddings only (0.229)."""
+STRANGE = 0.28
+"""A block that scores at most this has not: a fifth above the highest such score (0.229)."""
+SHARED_EMBEDDINGS = 0.76
+"""Embeddings that agree so well were taken over: strangers trained on the same data reach 0.701,
+those that a model started from, and trained along, stay above 0.817."""
+STRANGERS, HIGHEST_STRANGER = 130, 0.19
+"""Pairs of strangers that were measured, and the highest score of a block among them."""
+DERIVED, LOWEST_DERIVED = 64, 0.45
+"""Pairs of relatives that were measured, and the lowest score of a block among them."""
+FLOAT32 = 5e-5
+"""Distance up to which arithmetic in float32, which scores are computed in, is an explanation."""
+EXPLAINED, EXPLAINED_HALF = 64.0, 4.0
+"""Times the expected noise up to which rounding is an explanation of a distance; the second where
+a file is in half precision, where there is less room between rounding and a change."""
+READABLE = 0.8
+"""A block in which rounding leaves a part of an exact disguise a lower score than this cannot be
+judged by its score: its matrices have a condition that its dtype does not carry."""
+FEWEST = 4
+"""Directions of the stream that tables must determine for scores to mean anything."""
+
+NO_DIRECTION = (
+    "Scores are symmetric: which of the two came first, or whether both came from a third, "
+    "is not something they can tell."
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, in one sentence, and which blocks of A it rests on."""
+
+    verdict: Verdict
+    reason: str
+    blocks: tuple[str, ...] = ()
+
+
+def judge(
+    scores: Mapping[str, float],
+    ceilings: Mapping[str, float],
+    explained: bool,
+    embeddings: float | None,
+) -> Judgement:
+    """The verdict on two models of one depth.
+
+    Args:
+        scores: of each block, by its name.
+        ceilings: the lowest score that rounding leaves of a part of an exact disguise, by block.
+        explained: every distance that was measured is one that rounding explains.
+        embeddings: the best score of a table of embeddings; None where there is none.
+    """
+    if explained and all(s >= RELATED for s in scores.values()):
+        return Judgement(
+            CONSISTENT,
+            "every part that scores compare agrees up to what the rounding of the files explains; "
+            "scores see neither every tensor nor any scale",
+            tuple(scores),
+        )
+    unreadable = tuple(name for name, c in ceilings.items() if c < READABLE)
+    if unreadable:
+        return Judgement(
+            "unclear",
+            f"in blocks {listed(unreadable)} rounding leaves parts of even an exact disguise a "
+            f"score of {min(ceilings.values()):.2f} only: their matrices have a condition that the "
+            "dtype of the files does not carry",
+        )
+    related = tuple(name for name, s in scores.items() if s >= RELATED)
+    strange = tuple(name for name, s in scores.items() if s <= STRANGE)
+    if len(related) == len(scores):
+        low = min(scores.values())
+        return Judgement(
+            "derived",
+            f"every block scores at least {low:.2f}; of {STRANGERS} pairs of strangers trained on "
+            f"the same data none had a block above {HIGHEST_STRANGER:.2f}",
+            related,
+        )
+    if len(strange) == len(scores):
+        return _no_blocks(max(scores.values(), default=0.0), embeddings)
+    if related:
+        others = [name for name in scores if name not in related]
+        return Judgement(
+            "partly",
+            f"blocks {listed(related)} agree (at least {RELATED}; strangers reach "
+            f"{HIGHEST_STRANGER:.2f}), blocks {listed(others)} do not",
+            related,
+        )
+    return Judgement(
+        "unclear",
+        f"scores between {STRANGE} and {RELATED} belong to neither relatives nor strangers",
+    )
+
+
+def judge_matrix(best: Mapping[str, tuple[str, float]], embeddings: float | None) -> Judgement:
+    """The verdict on models of different depth, from each block's best partner."""
+    related = {name: pair for name, pair in best.items() if pair[1] >= RELATED}
+    if related:
+        pairs = ", ".join(f"{a} with {b}" for a, (b, _) in related.items())
+        return Judgement("partly", f"the depths differ; blocks agree: {pairs}", tuple(related))
+    highest = max((score for _, score in best.values()), default=0.0)
+    if highest <= STRANGE:
+        return _no_blocks(highest, embeddings)
+    return Judgement("unclear", f"the depths differ, and no block scores above {highest:.2f}")
+
+
+def _no_blocks(highest: float, embeddings: float | None) -> Judgement:
+    if embeddings is not None and embeddings >= SHARED_EMBEDDINGS:
+        return Judgement(
+            "embeddings only",
+            f"no block scores above {highest:.2f}, but embeddings agree to {embeddings:.2f} "
+            "(those of strangers trained on the same data to 0.70 at most)",
+        )
+    return Judgement(
+        "unrelated",
+        f"no block scores above {highest:.2f}; of {DERIVED} pairs of trained relatives none had a "
+        f"block below {LOWEST_DERIVED:.2f}",
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """``0, 1, 4``; long lists shortened."""
+    shown = list(names) if len(names) <= 12 else [*names[:10], "…", names[-1]]
+    return ", ".join(shown)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """What `relate` found.
+
+    Attributes:
+        verdict: ``same`` (proved), ``same backbone`` (blocks and embeddings proved, heads
+            differ), ``consistent with a disguise, not proved``, ``derived``, ``partly``,
+            ``embeddings only``, ``unrelated``, ``unclear``.
+        same_function: True only by equal bytes or by proof; False where it is known that they
+            are not (by shapes, by proof, or with a verdict that implies it); None otherwise.
+        score: mean over the blocks, 0 for strangers, 1 for a disguise; None without blocks to
+            compare.
+        blocks: parts of each block by its name; empty where the depths differ.
+        tables: how embeddings, positions and output matrix agree.
+        fitted: tables that the map of the stream was fitted on.
+        matrix: blocks of A (rows) against blocks of B.
+        rows: names of the blocks of A. columns: of B.
+        related: blocks of A that the verdict rests on.
+        not_compared: what was left out, a sentence each.
+        reason: one sentence.
+        proof: what a proof added, where one was tried.
+    """
+
+    verdict: Verdict
+    same_function: bool | None
+    score: float | None
+    blocks: Mapping[str, Mapping[str, Part]]
+    tables: Mapping[str, float]
+    fitted: tuple[str, ...]
+    matrix: Tensor | None
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    related: tuple[str, ...]
+    not_compared: tuple[str, ...]
+    reason: str
+    proof: Proof | None = None
+
+    def __str__(self) -> str:
+        return describe(self)
+
+
+def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
+    """Relates two checkpoints, whatever disguise either of them wears.
+
+    Scores say how similar the blocks are in a basis that the embeddings fix; the docstring of this
+    module has the numbers behind every threshold. Scores are symmetric: no direction is reported.
+    Where they are those of a disguise, a proof decides: an element of the symmetry group, verified
+    on every tensor, scale included.
+
+    Args:
+        A: one model, from `open_model`.
+        B: the other.
+        prove: True proves, or looks for token ids on which the two differ, whatever the scores
+            are; False leaves it at scores. By default only a disguise is proved.
+    """
+    if (equal := equal_weights(A, B)) is not None:
+        return _identical(A, equal)
+    away = incomparable(A, B)
+    found = _apart_by_shape(A, B, away) if away else _relate(A, B)
+    if prove is False or (prove is None and found.verdict != CONSISTENT):
+        return found
+    related = found.blocks and all(block_score(p) >= RELATED for p in found.blocks.values())
+    return _concluded(found, prove_pair(A, B, found.fitted if related else None))
+
+
+def _concluded(found: Relation, proof: Proof) -> Relation:
+    """The relation after a proof was tried."""
+    verdict, reason = found.verdict, found.reason
+    if proof.same is True:
+        verdict, reason = "same", proof.reason
+    elif proof.backbone:
+        verdict, reason = "same backbone", proof.reason
+    elif verdict == CONSISTENT:
+        verdict, reason = ("derived" if proof.same is False else "unclear"), proof.reason
+    return replace(
+        found,
+        verdict=verdict,
+        reason=reason,
+        same_function=proof.same,
+        proof=proof,
+        not_compared=found.not_compared if proof.element is None else proof.not_compared,
+    )
+
+
+def equal_weights(A: Model, B: Model) -> str | None:
+    """How the tensors of two models of one architecture agree without any disguise.
+
+    Returns:
+        One sentence if every tensor is equal bit by bit, or all of one model are those of the other
+        rounded to their dtypes; else None.
+    """
+    if A.about != B.about or dict(A.names) != dict(B.names):
+        return None
+    copy = original = True
+    rounded: set[torch.dtype] = set()
+    for name in A.names:
+        a, b = A[name], B[name]
+        if a.dtype == b.dtype and torch.equal(a, b):
+            continue
+        if a.dtype == b.dtype:
+            return None
+        rounded |= {min((a.dtype, b.dtype), key=lambda dtype: dtype.itemsize)}
+        copy, original = copy and _is_rounded(a, b), original and _is_rounded(b, a)
+        if not copy and not original:
+            return None
+    if not rounded:
+        return "both hold the same bytes"
+    dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in rounded))
+    return f"{'B' if copy else 'A'} holds the numbers of the other rounded to {dtypes}"
+
+
+def _is_rounded(a: Tensor, b: Tensor) -> bool:
+    """Whether ``b`` is ``a`` in another dtype, in which nothing of size was lost to underflow."""
+    if not torch.equal(a.to(b.dtype), b):
+        return False
+    away = (a.double() - b.double()).norm()
+    return bool(away <= torch.finfo(b.dtype).eps * a.double().norm())
+
+
+def incomparable(A: Model, B: Model) -> str | None:
+    """Why no basis of one stream can stand for one of the other; None where one can."""
+    a, b = A.about, B.about
+    if a.width != b.width:
+        return f"the streams have different widths, {a.width} and {b.width}"
+    if a.norm != b.norm:
+        return "one has LayerNorm, the other RMS norm"
+    kinds = [stream_kind(Reduced(m)) for m in (A, B)]
+    if kinds[0] != kinds[1]:
+        return f"their norms stand in different places ({a.family} and {b.family})"
+    tables = set(Reduced(A).table_names()) & set(Reduced(B).table_names())
+    if kinds[0] != "identity" and not tables & {"token", "position", "patch", "head"}:
+        return f"they share no embeddings or outputs ({a.family} and {b.family})"
+    return None
+
+
+def _identical(A: Model, reason: str) -> Relation:
+    names = Reduced(A).blocks
+    return Relation("same", True, 1.0, {}, {}, (), None, names, names, names, (), reason)
+
+
+def _apart_by_shape(A: Model, B: Model, away: str) -> Relation:
+    """Models no symmetry joins; ancestry (by cutting or widening) is not claimed or denied."""
+    return Relation(
+        "unclear",
+        False,
+        None,
+        {},
+        {},
+        (),
+        None,
+        Reduced(A).blocks,
+        Reduced(B).blocks,
+        (),
+        ("all blocks",),
+        f"{away}: no disguise changes that, so they are not one model in disguise; whether one "
+        "was made from the other by changing its shape is not looked at",
+    )
+
+
+def _relate(first: Model, second: Model) -> Relation:
+    A, B = reduce_pair(first, second, torch.float32)
+    fit = fit_stream(A, B)
+    found = _scored(A, B, fit)
+    if found.verdict == CONSISTENT:
+        return found
+    # Outputs that were replaced bend the map; without them the rest may agree exactly.
+    outputs = [n for n in fit.tables if n not in EMBEDDINGS]
+    if found.verdict != "unrelated" and any(not _fits(A, B, fit, n) for n in outputs):
+        kept = without_outputs(A, B, fit)
+        if kept.tables and all(_fits(A, B, kept, n) for n in kept.distances):
+            again = _scored(A, B, kept)
+            if again.verdict == CONSISTENT:
+                return again
+    # So do embeddings that were replaced; the basis may be the same nevertheless.
+    if found.verdict != "derived" and _undisguised(A, B):
+        again = _scored(A, B, replace(fit, map=StreamMap("identity")))
+        if (again.score or 0.0) > (found.score or 0.0):
+            return again
+    return found
+
+
+def _undisguised(A: Reduced, B: Reduced) -> bool:
+    """Whether the first blocks are relatives in the bases that the files have."""
+    probes = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
+    name = A.blocks[0]
+    if name != B.blocks[0]:
+        return False
+    a, b = (unit_directions(sketch_block(m.block(name), probes)) for m in (A, B))
+    return block_score(compare_blocks(a, b)) >= RELATED
+
+
+def _fits(A: Reduced, B: Reduced, fit: StreamFit, name: str) -> bool:
+    """Whether rounding explains how far a table is away under the fitted map."""
+    if name not in fit.distances:
+        return False
+    return _is_rounding(A, B, fit.distances[name], fit.noise[name])
+
+
+def _is_rounding(A: Reduced, B: Reduced, distance: float, noise: float) -> bool:
+    half = any(m.model.dtype in HALF for m in (A, B))
+    return distance <= max(FLOAT32, (EXPLAINED_HALF if half else EXPLAINED) * noise)
+
+
+def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
+    """The relation by scores alone, under one map of the stream."""
+    drawn = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
+    into = Probes(fit.map.determined(drawn.into), fit.map.determined(drawn.out))
+    probes = (into, Probes(fit.map(into.into), fit.map(into.out)))
+    in_line = A.blocks == B.blocks
+    blocks: dict[str, dict[str, Part]] = {}
+    constants: list[tuple[float, float]] = []
+    small: tuple[list[Directions], list[Directions]] = ([], [])
+    for a, b in _sketches(A, B, probes, in_line):
+        for kept, sketch in zip(small, (a, b), strict=True):
+            if sketch is not None:
+                kept.append(thumbnail(sketch[1]))
+        if in_line and a is not None and b is not None:
+            blocks[a[0]] = compare_blocks(unit_directions(a[1]), unit_directions(b[1]))
+            constants.append(_constants_apart(a[1], b[1]))
+    matrix = block_matrix(*small)
+    judgement = _judge(A, B, fit, blocks, constants, matrix)
+    scores = [block_score(parts) for parts in blocks.values()]
+    undecided = judgement.verdict in ("unclear", CONSISTENT)
+    return Relation(
+        judgement.verdict,
+        None if undecided else False,
+        sum(scores) / len(scores) if scores else None,
+        blocks,
+        fit.scores,
+        fit.tables,
+        matrix,
+        A.blocks,
+        B.blocks,
+        judgement.blocks,
+        tuple(_left_out(A, B, fit, in_line)),
+        judgement.reason,
+    )
+
+
+def _sketches(
+    A: Reduced, B: Reduced, probes: tuple[Probes, Probes], in_line: bool
+) -> Iterator[tuple[tuple[str, BlockSketch] | None, tuple[str, BlockSketch] | None]]:
+    """Blocks of both side by side, or one after the other where the depths differ."""
+    if in_line:
+        for name in A.blocks:
+            a = name, sketch_block(A.block(name), probes[0])
+            yield a, (name, sketch_block(B.block(name), probes[1]))
+        return
+    for name in A.blocks:
+        yield (name, sketch_block(A.block(name), probes[0])), None
+    for name in B.blocks:
+        yield None, (name, sketch_block(B.block(name), probes[1]))
+
+
+def _constants_apart(a: BlockSketch, b: BlockSketch) -> tuple[float, float]:
+    """Distance of the constants that two blocks add to the stream, against all that they write,
+    and that distance as rounding alone is expected to cause it."""
+    x, y = a.constants, b.constants
+    if x.shape != y.shape:
+        return float("inf"), 0.0
+    size = max(float(z.norm()) for z in (x, y, a.neurons.write, b.neurons.write))
+    if size == 0:
+        return 0.0, 0.0
+    error = (a.constants_error + b.constants_error) ** 0.5
+    return float((x - y).norm()) / size, error / size
+
+
+def _judge(
+    A: Reduced,
+    B: Reduced,
+    fit: StreamFit,
+    blocks: Mapping[str, Mapping[str, Part]],
+    constants: list[tuple[float, float]],
+    matrix: Tensor,
+) -> Judgement:
+    span = fit.map.span
+    if span is not None and span.shape[1] < FEWEST:
+        return Judgement(
+            "unclear",
+            f"embeddings and outputs determine {span.shape[1]} of {len(span)} directions of the "
+            "stream, too few to compare blocks by",
+        )
+    if A.blocks != B.blocks:
+        best = {
+            name: (B.blocks[int(row.argmax())], float(row.max()))
+            for name, row in zip(A.blocks, matrix, strict=True)
+        }
+        strange = all(score <= STRANGE for _, score in best.values())
+        return judge_matrix(best, _embeddings(A, B) if strange else None)
+    scores = {name: block_score(parts) for name, parts in blocks.items()}
+    ceilings = {
+        name: min((p.ceiling for p in parts.values()), default=1.0)
+        for name, parts in blocks.items()
+    }
+    strange = all(score <= STRANGE for score in scores.values())
+    parts = [(p.distance, p.noise) for found in blocks.values() for p in found.values()]
+    explained = _explained(A, B, fit, [*parts, *constants])
+    return judge(scores, ceilings, explained, _embeddings(A, B) if strange else None)
+
+
+def _explained(
+    A: Reduced, B: Reduced, fit: StreamFit, measured: Sequence[tuple[float, float]]
+) -> bool:
+    """Whether rounding explains every distance of blocks (measured, with its noise) and embeddings.
+
+    Outputs do not count: models that differ there may share all the rest.
+    """
+    embeddings = [n for n in EMBEDDINGS if n in A.names or n in B.names]
+    if any((n in A.names) != (n in B.names) for n in embeddings):
+        return False
+    if any(A.table_rows(n) != B.table_rows(n) for n in embeddings):
+        return False
+    tables = [(fit.distances[n], fit.noise[n]) for n in embeddings if n in fit.distances]
+    return all(_is_rounding(A, B, distance, noise) for distance, noise in (*measured, *tables))
+
+
+def _embeddings(A: Reduced, B: Reduced) -> float | None:
+    """How the embeddings agree in the basis that is best for them, whatever the outputs are."""
+    names = [n for n in ("token", "patch") if n in A.names and n in B.names]
+    found = [fit_stream(A, B, only=(name,)).scores.values() for name in names]
+    return max((score for scores in found for score in scores), default=None)
+
+
+def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator[str]:
+    for name, count in fit.rows.items():
+        sizes = [len(t) for m in (A, B) for t in m.tables((name,))]
+        if sizes[0] != sizes[1]:
+            yield f"{name}: only the first {count} rows, one has {sizes[0]}, the other {sizes[1]}"
+    missing = set(A.table_names()) ^ set(B.table_names())
+    if missing:
+        yield f"only one of the two has {', '.join(sorted(missing))}"
+    if not in_line:
+        yield f"blocks one by one: A has {len(A.blocks)}, B {len(B.blocks)}; the matrix only"
+    if fit.map.span is not None:
+        yield (
+            f"directions of the stream that embeddings and outputs leave open: they determine "
+            f"{fit.map.span.shape[1]} of {len(fit.map.span)}"
+        )
+    gated = {b.mlp.gated for m in (A, B) for s in m.about.stacks for b in s.blocks}
+    if len(gated) > 1:
+        yield "MLPs: those of one model are gated, those of the other are not"
+
+
+def describe(relation: Relation) -> str:
+    """A table by block and part, the verdict in a sentence, and what was not compared."""
+    lines = []
+    parts = list(dict.fromkeys(p for row in relation.blocks.values() for p in row))
+    if parts:
+        width = max(5, *(len(name) for name in relation.blocks))
+        lines.append("  ".join([f"{'block':{width}}", *(f"{p:>8}" for p in parts), "   score"]))
+        for name, row in relation.blocks.items():
+            cells = [f"{row[p].score:8.3f}" if p in row else " " * 8 for p in parts]
+            lines.append("  ".join([f"{name:{width}}", *cells, f"{block_score(row):8.3f}"]))
+    if relation.tables:
+        shown = ", ".join(f"{name} {score:.3f}" for name, score in relation.tables.items())
+        lines.append(f"tables: {shown}")
+    score = "" if relation.score is None else f" (score {relation.score:.3f})"
+    lines.append(f"{relation.verdict}{score}: {relation.reason}")
+    if relation.proof is not None:
+        first, *more = relation.proof.lines()
+        lines += more if relation.proof.reason == relation.reason else [first, *more]
+    lines += [f"not compared: {text}" for text in relation.not_compared]
+    if relation.verdict in ("derived", "partly", "embeddings only"):
+        lines.append(NO_DIRECTION)
+    return "\n".join(lines)
+
+
+def as_json(relation: Relation) -> dict[str, Any]:
+    """A relation as numbers and words."""
+    return {
+        "verdict": relation.verdict,
+        "same_function": relation.same_function,
+        "score": relation.score,
+        "reason": relation.reason,
+        "blocks": {
+            name: {
+                "score": block_score(parts),
+                "parts": {
+                    part: {
+                        "score": p.score,
+                        "distance": p.distance if math.isfinite(p.distance) else None,
+                        "rounding": p.noise,
+                    }
+                    for part, p in parts.items()
+                },
+            }
+            for name, parts in relation.blocks.items()
+        },
+        "tables": dict(relation.tables),
+        "matrix": None if relation.matrix is None else relation.matrix.tolist(),
+        "rows": list(relation.rows),
+        "columns": list(relation.columns),
+        "related_blocks": list(relation.related),
+        "not_compared": list(relation.not_compared),
+        "direction": "none: scores are symmetric",
+        "proof": None if relation.proof is None else relation.proof.as_json(),
+    }
+
+
+def draw_relation(relation: Relation, out: str | Path, names: tuple[str, str] = ("A", "B")) -> Path:
+    """Draws the matrix of blocks into ``out`` (png, pdf or svg by its name).
+
+    Args:
+        relation: with a matrix, which identical files and streams of different width lack.
+        out: the picture to write.
+        names: of the two models, for the axes.
+    """
+    if relation.matrix is None:
+        raise SpaceError(f"there is no matrix of blocks to draw: {relation.reason}")
+    out = Path(out)
+    rows, columns = relation.matrix.shape
+    figure = blank_figure(2.2 + 0.3 * columns, 1.6 + 0.3 * rows, SpaceError)
+    axes = figure.subplots()
+    image = axes.imshow(relation.matrix.numpy(), vmin=0, vmax=1, cmap="viridis")
+    axes.set_xticks(range(columns), relation.columns, rotation=90 if columns > 12 else 0)
+    axes.set_yticks(range(rows), relation.rows)
+    axes.set(xlabel=f"blocks of {names[1]}", ylabel=f"blocks of {names[0]}")
+    axes.set_title(relation.verdict, loc="left")
+    figure.colorbar(image, ax=axes, label="score (strangers 0, disguise 1)")
+    return save_figure(figure, out, SpaceError)

@@ -1,0 +1,442 @@
+"""Sketches of blocks, and the scores of two blocks from them.
+
+Sketches. Gaussian vectors z of the stream, brought to each model's own coordinates, are read by
+queries, keys, values and neurons, and further ones y read what is written. Heads then show the
+numbers `q(z)·k(z′)` (under rotary positions at several distances) and `z V O y`, neurons what they
+read and what they write. Nothing of this depends on a basis of a head, and no product is formed.
+
+Scores. Heads and neurons are matched on one half and scored on the other: among thousands of
+unrelated neurons the nearest one always looks near. So heads are matched on QK and scored on VO,
+and the reverse; neurons are matched on what they read and scored on what they write, and the
+reverse. A score is the mean cosine of matched pairs, 0 for unrelated models, 1 for a disguise.
+Unmatched units score zero: of two models trained on the same text, a third of the neurons are each
+other's nearest, and those few do resemble each other in the first block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
+from transformer_nfn.functional.description import Attention
+from transformer_nfn.symmetry.sketch import directions
+
+PROBES = 256
+OFFSETS = (0, 3, 40)
+"""Distances between query and key at which rotary attention is looked at."""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Random vectors of a stream: ``into [n, D]`` are read, ``out [n, D]`` read what is written."""
+
+    into: Tensor
+    out: Tensor
+
+
+def draw_probes(width: int, *, centred: bool, dtype: torch.dtype) -> Probes:
+    """The same vectors on every machine; without a mean where nobody sees it."""
+    like = torch.zeros(0, dtype=dtype)
+    pair = [directions(f"relate {way}", PROBES, width, like) for way in ("into", "out")]
+    if centred:
+        pair = [z - z.mean(-1, keepdim=True) for z in pair]
+    return Probes(pair[0], pair[1])
+
+
+@dataclass(frozen=True)
+class HeadSketch:
+    """Heads of one attention.
+
+    Attributes:
+        QK: ``[h, …]`` scores of the probes.
+        VO: ``[h, …]`` what they write.
+        noise: ``[h]`` each, of QK and VO: expected squares of the relative rounding error. A
+            basis of large condition makes them large: products of large numbers cancel.
+    """
+
+    QK: Tensor
+    VO: Tensor
+    noise: tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class NeuronSketch:
+    """Neurons of one MLP.
+
+    Attributes:
+        read: ``[f, n]`` what each reads of the probes (the gate, where it is gated).
+        up: ``[f, n]`` the other factor of gated neurons, or None.
+        write: ``[f, n]`` how what it writes is read by the probes.
+        noise: ``[f]`` each, of ``read`` and of ``write`` (with ``up``): expected squares of the
+            relative rounding error.
+    """
+
+    read: Tensor
+    up: Tensor | None
+    write: Tensor
+    noise: tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class BlockSketch:
+    """One block.
+
+    Attributes:
+        heads: attentions by the prefix of their tensors.
+        neurons: the MLP.
+        constants: what is added to the stream whatever is read, seen by the probes.
+        constants_error: expected square of their rounding error.
+    """
+
+    heads: Mapping[str, HeadSketch]
+    neurons: NeuronSketch
+    constants: Tensor
+    constants_error: float
+
+
+def sketch_block(block: ReducedBlock, probes: Probes) -> BlockSketch:
+    """What a block does to the probes (in the model's own coordinates)."""
+    heads = {prefix: _heads(block, prefix, about, probes) for prefix, about in block.attentions()}
+    biases = [block.output_bias(prefix) for prefix, _ in block.attentions()]
+    constants = [c for c in (*biases, block.mlp_bias()) if c is not None]
+    written = [probes.out @ c.value for c in constants]
+    error = sum(float(c.error.sum()) for c in constants) * float(probes.out.square().mean())
+    empty = probes.out.new_zeros(0)
+    return BlockSketch(
+        heads, _neurons(block, probes), torch.cat([empty, *written]), error * len(probes.out)
+    )
+
+
+def _read(probes: Tensor, weight: Piece, bias: Piece | None) -> Tensor:
+    """``z W + b`` for every head: ``[h, n, d]``."""
+    W = weight.value
+    # One product for all heads: a batch of narrow ones takes several times as long.
+    out = probes @ W if W.ndim == 2 else _by_head(probes @ W.movedim(0, 1).flatten(1), len(W))
+    return out if bias is None else out + bias.value.unsqueeze(-2)
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """``[n, h · d] → [h, n, d]``."""
+    return x.reshape(len(x), heads, -1).movedim(1, 0)
+
+
+def _query_key_probes(
+    block: ReducedBlock, prefix: str, about: Attention, into: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Queries ``[h, n, d]`` of the probes before positions turn them, with their expected squared
+    rounding errors ``[h, d]`` summed over the probes; and keys ``[g, n, d]`` likewise."""
+    pieces = block.query_key(prefix, about)
+    out = []
+    for part in "QK":
+        weight, bias = pieces[f"W_{part}"], pieces.get(f"b_{part}")
+        z, error = _read(into, weight, bias), _read_error(into, weight, bias)
+        if about.qk_norm:
+            size = (z.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+            gain = pieces[f"{part.lower()}_norm.g"].value
+            error = error * (gain / size).square().mean(-2)
+            z = z / size * gain
+        out.append((z, error))
+    return out[0], out[1]
+
+
+def _read_error(probes: Tensor, weight: Piece, bias: Piece | None) -> Tensor:
+    """Expected squares of the rounding error of `_read`, summed over the probes."""
+    error = weight.error * probes.square().mean()
+    return len(probes) * (error if bias is None else error + bias.error)
+
+
+def _relative(error: Tensor, size: Tensor) -> Tensor:
+    """``error / size``; 0 where there is no error, at most 1e6 where there is nothing else."""
+    return error / torch.maximum(size, 1e-6 * error).clamp_min(1e-30)
+
+
+def turned(q: Tensor, about: Attention, offset: int) -> Tensor:
+    """Queries ``[..., d]`` as a key ``offset`` tokens away sees them."""
+    half = about.rotary // 2
+    if half == 0 or offset == 0:
+        return q
+    angle = offset * about.frequencies().to(q)
+    first, second, rest = q.split([half, half, q.shape[-1] - 2 * half], -1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
+
+
+def _heads(block: ReducedBlock, prefix: str, about: Attention, probes: Probes) -> HeadSketch:
+    share = about.heads // about.groups
+    (q, q_error), (k, k_error) = _query_key_probes(block, prefix, about, probes.into)
+    k, k_error = (x.repeat_interleave(share, dim=0) for x in (k, k_error))
+    offsets = OFFSETS if about.rotary else OFFSETS[:1]
+    # Each offset has its own third of the queries, so that the sketch stays as small.
+    chunks = q.chunk(len(offsets), 1)
+    parts = [turned(c, about, o) for c, o in zip(chunks, offsets, strict=True)]
+    QK = (torch.cat(parts, 1) @ k.mT).flatten(1)
+    QK_noise = _product_noise((q, q_error), (k.mT, k_error), QK)
+    del q, k, parts
+    W_V, W_O = block.reader(f"{prefix}W_V")[0], block.writer(f"{prefix}W_O")
+    v = _read(probes.into, W_V, None).repeat_interleave(share, dim=0)
+    v_error = _read_error(probes.into, W_V, None).repeat_interleave(share, dim=0)
+    o = (W_O.value.flatten(0, 1) @ probes.out.mT).reshape(len(v), -1, len(probes.out))
+    VO = (v @ o).flatten(1)
+    o_error = W_O.error * probes.out.square().sum() / probes.out.shape[1]
+    return HeadSketch(QK, VO, (QK_noise, _product_noise((v, v_error), (o, o_error), VO)))
+
+
+def _product_noise(
+    left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], product: Tensor
+) -> Tensor:
+    """Expected square of the relative rounding error of ``x y``, for every head.
+
+    Args:
+        left: x ``[h, n, d]`` and its squared errors ``[h, d]``.
+        right: y ``[h, d, n]`` and its squared errors ``[h, d]``.
+        product: ``[h, n · n]``.
+    """
+    (x, x_error), (y, y_error) = left, right
+    error = x_error * y.square().sum(-1) + x.square().sum(-2) * y_error
+    return _relative(error.sum(-1), product.square().sum(-1))
+
+
+def _neurons(block: ReducedBlock, probes: Probes) -> NeuronSketch:
+    def read(tensor: str) -> tuple[Tensor, Tensor]:
+        weight, bias = block.reader(tensor)
+        values = _read(probes.into, weight, bias).mT
+        return values, _relative(
+            _read_error(probes.into, weight, bias), values.square().sum(-1)
+        )
+
+    W_B = block.writer("W_B")
+    write = W_B.value @ probes.out.mT
+    error = W_B.error * probes.out.square().sum() / probes.out.shape[1]
+    write_noise = _relative(error, write.square().sum(-1))
+    first, first_noise = read("W_A")
+    if not block.about.mlp.gated:
+        return NeuronSketch(first, None, write, (first_noise, write_noise))
+    gate, gate_noise = read("W_G")
+    return NeuronSketch(gate, first, write, (gate_noise, write_noise + first_noise))
+
+
+NEURONS = 1024
+"""Neurons of a block that are looked for in the other, evenly spread; all where there are fewer.
+A mean over a thousand cosines is known to 0.002."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Agreement of one part of two blocks.
+
+    Attributes:
+        score: mean cosine of pairs matched on the other half, at least 0; 0 for what has no pair.
+        distance: root mean square relative distance of those pairs, in direction; infinite where
+            the numbers of heads differ.
+        noise: the same distance as the rounding of both files alone is expected to cause it.
+        ceiling: the score that rounding is expected to leave of an exact disguise.
+    """
+
+    score: float
+    distance: float
+    noise: float
+    ceiling: float
+
+
+@dataclass(frozen=True)
+class Directions:
+    """A block's sketch as unit vectors, which is all that cosines need.
+
+    Attributes:
+        heads: QK (without what all queries have in common), VO, and QK as it is, ``[h, …]`` each.
+        read: ``[f, n]``, centred over the probes, so that a common bias makes nobody alike.
+        plain: the same as they are.
+        written: ``[f, n]`` each: what neurons write, and the other factor of gated ones, whose
+            signs only cancel together.
+        head_noise: see `HeadSketch`.
+        neuron_noise: see `NeuronSketch`.
+    """
+
+    heads: Mapping[str, tuple[Tensor, Tensor, Tensor]]
+    read: Tensor
+    plain: Tensor
+    written: tuple[Tensor, ...]
+    head_noise: Mapping[str, tuple[Tensor, Tensor]]
+    neuron_noise: tuple[Tensor, Tensor]
+
+
+def unit_directions(sketch: BlockSketch) -> Directions:
+    """The directions of a sketch."""
+    n = sketch.neurons
+    return Directions(
+        {
+            prefix: (_unit(_centred(h.QK)), _unit(h.VO), _unit(h.QK))
+            for prefix, h in sketch.heads.items()
+        },
+        _unit(n.read - n.read.mean(1, keepdim=True)),
+        _unit(n.read),
+        (_unit(n.write),) if n.up is None else (_unit(n.write), _unit(n.up)),
+        {prefix: h.noise for prefix, h in sketch.heads.items()},
+        n.noise,
+    )
+
+
+def compare_blocks(a: Directions, b: Directions, neurons: int = NEURONS) -> dict[str, Part]:
+    """Every part that both blocks have: ``QK, VO, read, write``, of cross-attention ``cross QK``.
+
+    Args:
+        a: a block of one model, in the probes' coordinates.
+        b: a block of the other.
+        neurons: of the first block to look for in the second.
+    """
+    parts: dict[str, Part] = {}
+    for prefix in a.heads.keys() & b.heads.keys():
+        word = prefix.replace(".", " ")
+        on_QK, on_VO = _compare_heads(a, b, prefix)
+        parts |= {f"{word}QK": on_QK, f"{word}VO": on_VO}
+    if len(a.written) == len(b.written):
+        parts |= _compare_neurons(a, b, neurons)
+    order = ("QK", "VO", "cross QK", "cross VO", "read", "write")
+    return {name: parts[name] for name in order if name in parts}
+
+
+def block_score(parts: Mapping[str, Part]) -> float:
+    """The mean of a block's parts."""
+    return sum(p.score for p in parts.values()) / max(len(parts), 1)
+
+
+def _compare_heads(a: Directions, b: Directions, prefix: str) -> tuple[Part, Part]:
+    """QK of heads matched on VO, and VO of heads matched on QK; distances of QK as it is."""
+    QK, VO, plain = zip(a.heads[prefix], b.heads[prefix], strict=True)
+    noise = list(zip(a.head_noise[prefix], b.head_noise[prefix], strict=True))
+    by_QK, by_VO = (_assigned(x @ y.mT) for x, y in (QK, VO))
+    most = max(len(x) for x in QK)
+    parts = []
+    for scored, measured, (i, j), errors in (
+        (QK, plain, by_VO, noise[0]),
+        (VO, VO, by_QK, noise[1]),
+    ):
+        cosines = (scored[0][i] * scored[1][j]).sum(-1)
+        away = (measured[0][i] - measured[1][j]).square().sum(-1)
+        if len(i) < most:
+            away = torch.full_like(away, torch.inf)
+        parts.append(_part(cosines, away, errors[0][i] + errors[1][j], most))
+    return parts[0], parts[1]
+
+
+def _part(cosines: Tensor, away: Tensor, noise: Tensor, units: int) -> Part:
+    """A part from the cosines, squared distances and squared noise of its matched pairs."""
+    if len(cosines) == 0:
+        return Part(0.0, 0.0, 0.0, 1.0)
+    score = max(float(cosines.sum()) / units, 0.0)
+    distance, expected = (float(x.double().mean().sqrt()) for x in (away, noise))
+    return Part(score, distance, expected, float((1 + noise).rsqrt().mean()))
+
+
+def _compare_neurons(a: Directions, b: Directions, most: int) -> dict[str, Part]:
+    """What neurons write that read alike, and what they read that write alike.
+
+    For gated neurons ``write`` is what scale and sign cannot change: cos(up)·cos(down).
+    """
+    sample = torch.linspace(0, len(a.read) - 1, min(most, len(a.read))).long()
+    read = [(a.read, b.read)]
+    written = list(zip(a.written, b.written, strict=True))
+    parts = {}
+    for name, scored, measured, (i, j), which in (
+        ("read", read, [(a.plain, b.plain)], _mutual(written, sample), 0),
+        ("write", written, written, _mutual(read, sample), 1),
+    ):
+        noise = a.neuron_noise[which][i] + b.neuron_noise[which][j]
+        parts[name] = _part(
+            _matched_cosines(scored, i, j), _matched_distances(measured, i, j), noise, len(sample)
+        )
+    return parts
+
+
+def _centred(QK: Tensor) -> Tensor:
+    """Scores ``[h, n · n]`` less their mean over the queries: a query bias makes nobody alike.
+
+    In the first block strangers that learnt the same text have much the same one.
+    """
+    n = math.isqrt(QK.shape[1])
+    by_query = QK.reshape(len(QK), n, n)
+    return (by_query - by_query.mean(1, keepdim=True)).flatten(1)
+
+
+def _unit(x: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / length.clamp_min(1e-30)
+
+
+def _assigned(cosines: Tensor) -> tuple[Tensor, Tensor]:
+    """The best one-to-one matching, ``a[i]`` with ``b[j]``."""
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    i, j = linear_sum_assignment(-cosines.cpu().numpy())
+    return torch.as_tensor(i), torch.as_tensor(j)
+
+
+def _cosines(factors: list[tuple[Tensor, Tensor]], rows: Tensor, *, back: bool = False) -> Tensor:
+    """Products of cosines of some rows of one side with all rows of the other."""
+    here, there = (1, 0) if back else (0, 1)
+    out = factors[0][here][rows] @ factors[0][there].mT
+    for pair in factors[1:]:
+        out *= pair[here][rows] @ pair[there].mT
+    return out
+
+
+def _mutual(factors: list[tuple[Tensor, Tensor]], sample: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a sample of the first side, the pairs that are each other's nearest."""
+    near = [_cosines(factors, rows).argmax(1) for rows in sample.split(512)]
+    partner = torch.cat(near)
+    back = [_cosines(factors, rows, back=True).argmax(1) for rows in partner.split(512)]
+    agree = torch.cat(back) == sample
+    return sample[agree], partner[agree]
+
+
+def _matched_cosines(factors: list[tuple[Tensor, Tensor]], i: Tensor, j: Tensor) -> Tensor:
+    """Products of the cosines of matched neurons."""
+    out = torch.ones(len(i))
+    for a, b in factors:
+        out = out * (a[i] * b[j]).sum(-1)
+    return out
+
+
+def _matched_distances(factors: list[tuple[Tensor, Tensor]], i: Tensor, j: Tensor) -> Tensor:
+    """Squared distances of matched neurons, up to signs that cancel between two factors."""
+    out = torch.zeros(len(i))
+    for a, b in factors:
+        signs = torch.ones(len(i), 1)
+        if len(factors) > 1:
+            signs = torch.where((a[i] * b[j]).sum(-1, keepdim=True) < 0, -1.0, 1.0)
+        out = out + (a[i] * signs - b[j]).square().sum(-1)
+    return out
+
+
+KEPT = 64
+"""Probes of each side that a thumbnail keeps."""
+FEWER_NEURONS = 128
+"""Neurons of a block that are looked for in each block of the other model."""
+
+def thumbnail(sketch: BlockSketch) -> Directions:
+    """A block's sketch on fewer probes."""
+    heads = {
+        prefix: HeadSketch(_square(head.QK), _square(head.VO), head.noise)
+        for prefix, head in sketch.heads.items()
+    }
+    n = sketch.neurons
+    up = None if n.up is None else n.up[:, :KEPT]
+    neurons = NeuronSketch(n.read[:, :KEPT], up, n.write[:, :KEPT], n.noise)
+    return unit_directions(replace(sketch, heads=heads, neurons=neurons))
+
+
+def _square(x: Tensor) -> Tensor:
+    """Every fourth probe of both sides, so that each distance of rotary positions is there."""
+    step = PROBES // KEPT
+    return x.reshape(len(x), PROBES, PROBES)[:, ::step, ::step].flatten(1)
+
+
+def block_matrix(A: Sequence[Directions], B: Sequence[Directions]) -> Tensor:
+    """Scores of all blocks of A against all of B, ``[a, b]``."""
+    rows = [[block_score(compare_blocks(a, b, FEWER_NEURONS)) for b in B] for a in A]
+    return torch.tensor(rows, dtype=torch.float64).reshape(len(A), len(B))

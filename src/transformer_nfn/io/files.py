@@ -1,0 +1,266 @@
+"""Regular files on disk: checked reads, atomic writes, Parquet tables and figures."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import shutil
+import stat
+import uuid
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformer_nfn.errors import TransformerNFNError, WriteError, missing_extra
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DOTS_PER_INCH = 160
+# The name's own ending stays last, because some writers go by it.
+_BESIDE = re.compile(r"\.[0-9a-f]{8}\.beside\..+")
+
+
+@contextmanager
+def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Gives a path beside ``path`` to write to; on success it takes the name of ``path``.
+
+    A reader sees the old file or the new one, also after a power cut: the bytes are on the disk
+    before the name is, and the name before this returns. Whatever goes wrong leaves the old file
+    as it was and nothing beside it, no new folder either; a killed process may leave a file for
+    `sweep`. A link to a file stays a link, and the file it leads to is replaced. A new file gets
+    the usual mode (0666 less the umask), an older one keeps its own.
+
+    Args:
+        path: the file; its folder is made if need be. What is there and no regular file, such as
+            a folder or a device, is refused.
+        durable: False does not wait for the disk, for thousands of files that can be made again.
+    """
+    with _explained(path):
+        old = _regular_mode(path)
+        target = Path(os.path.realpath(path))
+        beside = target.with_name(f".{uuid.uuid4().hex[:8]}.beside.{path.name}")
+        with made_folder(target.parent):
+            try:
+                new = _create(beside)
+                yield beside
+                os.chmod(beside, new if old is None else old)  # some writers choose another
+                if durable:
+                    _sync(beside)
+                take_name(beside, target, durable=durable)
+            finally:
+                with contextlib.suppress(OSError):
+                    beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Gives a folder to fill; on success its contents move to ``path``, else nothing is left.
+
+    Args:
+        path: a new or an empty folder; it is made if need be.
+    """
+    # Inside and not beside: ``path`` may be a working directory, or on a disk of its own.
+    scratch = path / f".{uuid.uuid4().hex[:8]}.beside.folder"
+    with _explained(path, scratch), made_folder(path):
+        try:
+            scratch.mkdir()
+            yield scratch
+            for part in sorted(scratch.iterdir()):
+                part.rename(path / part.name)
+            _sync_folder(path)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def made_folder(path: Path) -> Iterator[None]:
+    """Makes a folder and its parents; after an error those that it made and are empty go again."""
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise WriteError(f"'{path}' is not a folder: name a folder to write to")
+    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    try:
+        if missing:
+            path.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for folder in missing:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+@contextmanager
+def _explained(path: Path, scratch: Path | None = None) -> Iterator[None]:
+    """An `OSError` as a `WriteError` that names ``path``, also where it speaks of ``scratch``."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"'{path}' cannot be written: {error.strerror or error}") from error
+    except WriteError as error:
+        if scratch is None or str(scratch) not in str(error):
+            raise
+        raise WriteError(str(error).replace(str(scratch), str(path))) from error
+
+
+def _regular_mode(path: Path) -> int | None:
+    """The permissions of a file, None where there is none; refuses what is no regular file."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(mode):
+        raise WriteError(f"'{path}' is a folder: name a file to write")
+    if not stat.S_ISREG(mode):
+        raise WriteError(f"'{path}' is not a regular file: name a file to write")
+    return stat.S_IMODE(mode)
+
+
+def _create(path: Path) -> int:
+    """Creates an empty file with the usual permissions, and returns them."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        return stat.S_IMODE(os.fstat(handle).st_mode)
+    finally:
+        os.close(handle)
+
+
+def take_name(beside: Path, path: Path, *, durable: bool = True) -> None:
+    """Renames what was written ``beside``, a file or a folder, to ``path``."""
+    os.replace(beside, path)
+    if durable:
+        _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a file, whole or not at all."""
+    with atomic_file(path) as beside:
+        beside.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a file of that name is what a killed writer left beside its file."""
+    return bool(_BESIDE.fullmatch(name))
+
+
+def foreign_files(folder: Path, own: Container[str] = ()) -> list[str]:
+    """What lies in a folder but for ``own`` names and what killed writers left, in order."""
+    names = (path.name for path in folder.iterdir())
+    return sorted(name for name in names if name not in own and not is_left_over(name))
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed writers left; only where nobody else writes at the same time."""
+    for path in folder.glob(".*"):
+        if is_left_over(path.name):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def open_regular(path: str | Path) -> int:
+    """A handle on a file, for reading; an `OSError` for a folder, a pipe or a device."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(0, "it is not a regular file", str(path))
+    return handle
+
+
+def read_regular(path: str | Path) -> bytes:
+    """All bytes of a file."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
+
+
+def open_parquet(source: Path | bytes, **options: Any) -> Any:
+    """A ``pyarrow.parquet.ParquetFile`` on bytes, or on a map of a file.
+
+    Args:
+        source: the file or what it holds.
+        options: of ``ParquetFile``.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if isinstance(source, bytes):
+        return pq.ParquetFile(pa.BufferReader(source), **options)
+    with os.fdopen(open_regular(source), "rb") as file:
+        held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return pq.ParquetFile(pa.BufferReader(pa.py_buffer(held)), **options)
+
+
+def read_parquet(source: Path | bytes) -> Any:
+    """All of it, as a ``pyarrow.Table``."""
+    return open_parquet(source).read(use_threads=False)
+
+
+def blank_figure(
+    width: float, height: float, error: type[TransformerNFNError], what: str = "a figure"
+) -> Figure:
+    """A figure of so many inches, drawn with Agg whatever screen there is or is not.
+
+    Args:
+        width: in inches. height: likewise.
+        error: raised where matplotlib is missing.
+        what: is to be drawn.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as missing:
+        raise missing_extra(error, "matplotlib", "plot", what) from missing
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(
+    figure: Figure,
+    out: Path,
+    error: type[TransformerNFNError],
+    metadata: Mapping[str, str | None] | None = None,
+) -> Path:
+    """Writes a figure (png, pdf or svg by its name); ``error`` where there is no such format."""
+    try:
+        with atomic_file(out) as beside:
+            figure.savefig(beside, dpi=DOTS_PER_INCH, metadata=dict(metadata or {}))
+    except ValueError as fault:
+        if isinstance(fault, TransformerNFNError):
+            raise
+        raise error(f"'{out}' could not be drawn ({fault})") from fault
+    return out
+
+
+def check_memory(needed: int, what: str) -> None:
+    """Reject a request larger than the memory of this machine.
+
+    Args:
+        needed: bytes.
+        what: that needs them.
+    """
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise TransformerNFNError(
+            f"{what} needs {needed / 2**30:,.0f} GiB of memory, this machine has "
+            f"{available / 2**30:,.0f}"
+        )

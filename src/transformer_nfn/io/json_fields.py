@@ -1,0 +1,127 @@
+"""JSON objects read from files: parsing, and fields with type and range checks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transformer_nfn.errors import CheckpointError, TransformerNFNError
+from transformer_nfn.io.files import read_regular
+
+LARGEST = 2**53
+"""Whole numbers beyond this are not the same in every program that reads JSON."""
+
+
+class Fields:
+    """An object in JSON whose fields are asked for one by one.
+
+    Args:
+        data: the object.
+        where: the file it comes from, for messages.
+        kind: the error that refuses a field.
+        path: of this object within the file, such as ``zoo.architecture``.
+    """
+
+    def __init__(
+        self, data: object, where: str, kind: type[TransformerNFNError], path: str = ""
+    ) -> None:
+        self._where, self._kind, self._path = where, kind, path
+        if not isinstance(data, Mapping):
+            self._refuse("", "an object", data)
+        self.data: Mapping[str, Any] = data
+
+    def whole(self, key: str, least: int = 0, most: int = LARGEST) -> int:
+        """A whole number, and not ``true``."""
+        value = self._get(key)
+        if type(value) is not int or not least <= value <= most:
+            span = f"at least {least}" if most == LARGEST else f"from {least} to {most}"
+            self._refuse(key, f"a whole number {span}", value)
+        return value
+
+    def number(self, key: str, least: float = -math.inf, most: float = math.inf) -> float:
+        """A finite number."""
+        value = self._get(key)
+        if type(value) not in (int, float) or not least <= value <= most or abs(value) > 1e308:
+            span = "" if math.isinf(most) else f" from {least:g} to {most:g}"
+            self._refuse(key, f"a finite number{span}", value)
+        return float(value)
+
+    def text(self, key: str) -> str:
+        """A text."""
+        value = self._get(key)
+        if not isinstance(value, str):
+            self._refuse(key, "a text", value)
+        return value
+
+    def items(self, key: str) -> list[Any]:
+        """A list."""
+        value = self._get(key)
+        if not isinstance(value, list):
+            self._refuse(key, "a list", value)
+        return value
+
+    def inner(self, key: str) -> Fields:
+        """An object within this one."""
+        return Fields(self._get(key), self._where, self._kind, self._name(key))
+
+    def inner_items(self, key: str) -> list[Fields]:
+        """A list of objects."""
+        return [
+            Fields(item, self._where, self._kind, f"{self._name(key)}[{i}]")
+            for i, item in enumerate(self.items(key))
+        ]
+
+    def has(self, key: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.data.get(key) is not None
+
+    def _get(self, key: str) -> Any:
+        if key not in self.data:
+            raise self._kind(f"'{self._where}' lacks '{self._name(key)}'")
+        return self.data[key]
+
+    def _name(self, key: str) -> str:
+        return ".".join(part for part in (self._path, key) if part)
+
+    def _refuse(self, key: str, expected: str, found: object) -> NoReturn:
+        shown = repr(found)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}…"
+        name = self._name(key)
+        of = f"'{name}' " if name else ""
+        raise self._kind(f"'{self._where}': {of}expected {expected}, found {shown}")
+
+
+def read_object(path: Path, kind: type[TransformerNFNError] = CheckpointError) -> dict[str, Any]:
+    """The object in a JSON file; anything else is refused by an error of ``kind``."""
+    try:
+        data = read_regular(path)
+    except OSError as error:
+        raise kind(f"'{path}' cannot be read: {error.strerror or error}") from error
+    return parse_object(data, str(path), kind)
+
+
+def parse_object(
+    text: str | bytes, where: str, kind: type[TransformerNFNError] = CheckpointError
+) -> dict[str, Any]:
+    """The object that a text in JSON (bytes: UTF-8) holds, as `read_object` reads it.
+
+    Args:
+        text: the JSON.
+        where: the file it comes from, for messages.
+        kind: the error that refuses it.
+    """
+    try:
+        data = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+    except (ValueError, RecursionError) as error:
+        raise kind(f"'{where}' is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise kind(f"'{where}' is not an object in JSON: it holds {_article(data)}")
+    return data
+
+
+def _article(data: object) -> str:
+    words = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return words.get(type(data), "a number")

@@ -1,0 +1,329 @@
+"""Write a checkpoint with other numbers in the layout of its source, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.errors import WriteError
+from transformer_nfn.io.checkpoint import (
+    CONFIG,
+    INDEX,
+    Checkpoint,
+    find_weights,
+    inside,
+    is_state_dict,
+    read_shard_index,
+)
+from transformer_nfn.io.files import atomic_file, atomic_folder, foreign_files
+from transformer_nfn.io.tensor_files import (
+    DTYPES,
+    StateDict,
+    TensorInfo,
+    parse_header,
+    raw_header,
+    read_at,
+    write_state_dict,
+)
+
+# What a folder of a hub holds beside weights: config, tokenizer, its notes.
+SMALL = (".json", ".txt", ".model", ".jinja", ".md")
+LARGEST_SMALL = 64 << 20
+MODULES = "modules.json"
+MODULE_WEIGHTS = (".safetensors", ".bin")
+
+Write = Callable[[str, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Additions:
+    """What a checkpoint gets that its source does not have.
+
+    Attributes:
+        tensors: by name.
+        beside: the tensor of the source whose file they go to the end of.
+        config: fields of ``config.json`` that change.
+    """
+
+    tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
+    beside: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def size(self) -> int:
+        """Of the tensors, in bytes."""
+        return sum(_bytes(info) for info in self.tensors.values())
+
+
+def _bytes(info: TensorInfo) -> int:
+    assert info.weight_dtype is not None
+    return torch.Size(info.shape).numel() * info.weight_dtype.itemsize
+
+
+@contextmanager
+def rewritten(
+    checkpoint: Checkpoint, path: Path, out: Path, additions: Additions | None = None
+) -> Iterator[Write]:
+    """Gives a function that takes the tensors of a checkpoint anew, by name and in any order.
+
+    Same names, shapes, dtypes, order and shards; what is not given stays as it is; config and
+    other small files of a folder are copied. Files are written beside and renamed when the block
+    ends well; an error leaves nothing. A safetensors file takes the memory of one of its tensors,
+    a state dict that of all.
+
+    Args:
+        checkpoint: the source, open.
+        path: where it was opened from.
+        out: a new or empty folder if the source is one, else a file.
+        additions: what it gets that the source does not have.
+    """
+    additions = Additions() if additions is None else additions
+    home, weights = _files(checkpoint, path)
+    names = {file: file.name if home is not None else out.name for file in weights}
+    _check_place(path if home is None else home, home, out)
+    with ExitStack() as stack:
+        target = out.parent if home is None else stack.enter_context(atomic_folder(out))
+        sinks: dict[str, _Sink] = {}
+        shards: list[_Sink] = []
+        for file, held in weights.items():
+            beside = stack.enter_context(atomic_file(target / names[file]))
+            added = additions.tensors if additions.beside in held else {}
+            make: type[_Sink] = _StateDictSink if is_state_dict(file) else _SafetensorsSink
+            shard = make(file, added)
+            stack.callback(shard.close)
+            shard.begin(beside)
+            shards.append(shard)
+            sinks |= dict.fromkeys([*held, *added], shard)
+
+        def write(name: str, value: Tensor) -> None:
+            info = additions.tensors.get(name) or checkpoint.info(name)
+            sinks[name].write(name, _as_stored(name, value, info))
+
+        yield write
+        for each in shards:
+            each.finish()
+        if home is not None:
+            folders, files = _beside_weights(home)
+            for folder in folders:  # empty ones too
+                (target / folder).mkdir(parents=True, exist_ok=True)
+            for small in files:
+                beside = stack.enter_context(atomic_file(target / small))
+                beside.write_bytes(_with_additions(home / small, home, additions))
+
+
+def _with_additions(path: Path, home: Path, additions: Additions) -> bytes:
+    """A small file as it stands, or the config or index of the model with what was added."""
+    data = path.read_bytes()
+    if path == home / CONFIG and additions.config:
+        return _as_json({**json.loads(data), **additions.config})
+    if path.parent == home and path.name.endswith(INDEX) and additions.tensors:
+        index = json.loads(data)
+        shard = index["weight_map"][additions.beside]
+        index["weight_map"] |= dict.fromkeys(additions.tensors, shard)
+        metadata = index.get("metadata")
+        if isinstance(metadata, dict) and isinstance(metadata.get("total_size"), int):
+            metadata["total_size"] += additions.size()
+        return _as_json(index)
+    return data
+
+
+def _as_json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, indent=2).encode() + b"\n"
+
+
+def _files(checkpoint: Checkpoint, path: Path) -> tuple[Path | None, dict[Path, list[str]]]:
+    """The folder of a checkpoint, if it is one, and its weight files with the tensors of each."""
+    if path.is_dir():
+        home, first = path, find_weights(path)
+    elif path.name.endswith(INDEX):
+        home, first = path.parent, path
+    else:
+        return None, {path: list(checkpoint)}
+    if not first.name.endswith(INDEX):
+        return home, {first: list(checkpoint)}
+    held: dict[Path, list[str]] = {}
+    for name, shard in read_shard_index(first).items():
+        held.setdefault(shard, []).append(name)
+    return home, held
+
+
+def _check_place(source: Path, home: Path | None, out: Path) -> None:
+    place = Path(os.path.realpath(out))
+    if out.exists() and place == source.resolve():
+        raise WriteError(f"'{out}' is what the weights are read from: choose another place")
+    if home is not None and home.resolve() in place.parents:
+        raise WriteError(f"'{out}' lies in the folder that weights are read from: name another")
+    if home is None or not out.exists():
+        return
+    if not out.is_dir():
+        raise WriteError(f"'{out}' is a file: '{source}' is a folder, and so is what is written")
+    # Another model's weights, config or tokenizer would be taken for this one's, or be lost.
+    foreign = foreign_files(out)
+    if foreign:
+        raise WriteError(f"'{out}' holds other files ('{foreign[0]}'): name an empty folder")
+
+
+def _beside_weights(home: Path) -> tuple[list[Path], list[Path]]:
+    """The folders below a model's, and the small files in all of them, relative to it.
+
+    Weights below it belong to other checkpoints and stay behind, but for those of the modules
+    that ``modules.json`` names, which a sentence transformer runs after the model. Linked and
+    hidden folders stay behind too.
+    """
+    folders: list[Path] = []
+    files: list[Path] = []
+    modules = _modules(home)
+    for where, inner, names in os.walk(home):
+        at = Path(where)
+        inner[:] = sorted(
+            name for name in inner if not name.startswith(".") and not (at / name).is_symlink()
+        )
+        folder = at.relative_to(home)
+        folders += [folder / name for name in inner]
+        suffixes = SMALL + MODULE_WEIGHTS if folder in modules else SMALL
+        for name in sorted(names):
+            path = at / name
+            if path.suffix not in suffixes or not path.is_file():
+                continue
+            if path.stat().st_size > LARGEST_SMALL:
+                continue
+            if not name.endswith(INDEX) or path == find_weights(home):
+                files.append(inside(home, (folder / name).as_posix(), home).relative_to(home))
+    return folders, files
+
+
+def _modules(home: Path) -> set[Path]:
+    """The folders of modules that follow the model, as sentence-transformers lists them."""
+    path = home / MODULES
+    if not path.is_file() or path.stat().st_size > LARGEST_SMALL:
+        return set()
+    try:
+        listed = json.loads(inside(home, MODULES, home).read_bytes())
+        return {Path(module["path"]) for module in listed if module["path"]}
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return set()
+
+
+def _as_stored(name: str, value: Tensor, info: TensorInfo) -> Tensor:
+    assert info.weight_dtype is not None
+    if tuple(value.shape) != info.shape:
+        raise WriteError(
+            f"'{name}' expected shape {list(info.shape)}, found {list(value.shape)} to write"
+        )
+    stored = value.detach().cpu().to(info.weight_dtype).contiguous()
+    if stored.numel() and not all(bool(torch.isfinite(x)) for x in torch.aminmax(stored)):
+        raise WriteError(
+            f"'{name}' expected numbers that {info.dtype} can hold, found NaN or infinity"
+        )
+    return stored
+
+
+class _Sink:
+    """A file of weights being written after a source, with tensors added at its end."""
+
+    def __init__(self, source: Path, added: Mapping[str, TensorInfo]) -> None:
+        self._source, self._added = source, added
+
+    def begin(self, beside: Path) -> None:
+        """Opens the file."""
+        raise NotImplementedError
+
+    def write(self, name: str, value: Tensor) -> None:
+        """One tensor, as it is stored."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """After the last tensor: what was not given comes from the source."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Lets go of both files."""
+
+
+class _SafetensorsSink(_Sink):
+    """The header of the source, and each tensor where the header says."""
+
+    def __init__(self, source: Path, added: Mapping[str, TensorInfo]) -> None:
+        super().__init__(source, added)
+        self._where = str(source)
+        self._handles: list[int] = []
+
+    def begin(self, beside: Path) -> None:
+        self._from = self._open(self._source, os.O_RDONLY)
+        self._to = self._open(beside, os.O_WRONLY)
+        raw, length = raw_header(self._from, self._where)
+        self._before, _ = parse_header(raw, length, self._where)
+        self._left = set(self._before)
+        raw, length = _longer_header(raw, length, self._added)
+        self._places, _ = parse_header(raw, length, str(beside))
+        os.truncate(self._to, length)
+        self._put(0, len(raw).to_bytes(8, "little") + raw)
+
+    def write(self, name: str, value: Tensor) -> None:
+        self._put(self._places[name].start, value.reshape(-1).view(torch.uint8).numpy().data)
+        self._left.discard(name)
+
+    def finish(self) -> None:
+        for name in self._left:
+            place = self._before[name]
+            data = read_at(self._from, place.start, place.stop - place.start, self._where)
+            self._put(self._places[name].start, data.numpy().data)
+
+    def close(self) -> None:
+        while self._handles:
+            os.close(self._handles.pop())
+
+    def _open(self, path: Path, flags: int) -> int:
+        self._handles.append(os.open(path, flags))
+        return self._handles[-1]
+
+    def _put(self, at: int, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:  # one call writes two gigabytes at most
+            n = os.pwrite(self._to, view, at)
+            view, at = view[n:], at + n
+
+
+def _longer_header(
+    raw: bytes, length: int, added: Mapping[str, TensorInfo]
+) -> tuple[bytes, int]:
+    """A header with tensors at the end, and the length of the file that it describes."""
+    if not added:
+        return raw, length
+    header, end = json.loads(raw), length - 8 - len(raw)
+    codes = {word: code for code, (word, _) in DTYPES.items()}
+    for name, info in added.items():
+        stop = end + _bytes(info)
+        place = {"shape": list(info.shape), "data_offsets": [end, stop]}
+        header[name] = {"dtype": codes[info.dtype], **place}
+        end = stop
+    longer = json.dumps(header, separators=(",", ":")).encode()
+    longer += b" " * (-len(longer) % 8)  # tensors begin at a multiple of eight bytes
+    return longer, 8 + len(longer) + end
+
+
+class _StateDictSink(_Sink):
+    """A state dict, which torch writes as a whole."""
+
+    def begin(self, beside: Path) -> None:
+        self._beside, self._state = beside, StateDict(self._source)
+        self._new: dict[str, Tensor] = {}
+
+    def write(self, name: str, value: Tensor) -> None:
+        self._new[name] = value
+
+    def finish(self) -> None:
+        old, new = self._state, self._new
+        names = [*old.infos, *self._added]
+        whole = {name: new[name] if name in new else old.read(name) for name in names}
+        write_state_dict(self._beside, whole)
+
+    def close(self) -> None:
+        self._new = {}

@@ -1,0 +1,420 @@
+"""Tensors in one file: safetensors, and state dicts of ``torch.save``.
+
+Safetensors files are parsed here instead of mapped, which bounds memory by what is read and lets
+every defect be reported in one sentence. State dicts are loaded with ``weights_only``, so that no
+code in them runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import re
+import struct
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.errors import CheckpointError
+from transformer_nfn.io.files import atomic_file, open_regular
+
+WEIGHT_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+"""What weights are stored in; anything else a file holds is listed and not read."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What is known of a tensor without reading it.
+
+    Attributes:
+        shape: its sizes.
+        dtype: in torch's words without ``torch.``, such as ``bfloat16``; the file's own word
+            where torch has none.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{list(self.shape)} in {self.dtype}"
+
+    @property
+    def weight_dtype(self) -> torch.dtype | None:
+        """The dtype of the tensor as weights; None where it cannot be read as weights."""
+        return WEIGHT_DTYPES.get(self.dtype)
+
+    @staticmethod
+    def of(tensor: Tensor) -> TensorInfo:
+        """What is known of a tensor that is there."""
+        return TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+class TensorSource(Protocol):
+    """A file, some files, or a row of a zoo; `Checkpoint` makes a mapping of any of them.
+
+    A source raises `CheckpointError` where the bytes are not what was promised. It need not
+    know the name it is asked for: `Checkpoint` asks only for those in ``infos``.
+    """
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Every tensor by name, known without reading any."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the file says of itself."""
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, contiguous, on the CPU, the caller's own."""
+
+    def close(self) -> None:
+        """Lets go of files; nothing is read afterwards."""
+
+
+# As in the format's reference implementation.
+MAX_HEADER = 100_000_000
+METADATA = "__metadata__"
+# The file's word for a dtype, torch's word, and bits per number.
+DTYPES = {
+    "F64": ("float64", 64),
+    "F32": ("float32", 32),
+    "F16": ("float16", 16),
+    "BF16": ("bfloat16", 16),
+    "F8_E4M3": ("float8_e4m3fn", 8),
+    "F8_E5M2": ("float8_e5m2", 8),
+    "F8_E8M0": ("float8_e8m0fnu", 8),
+    "C64": ("complex64", 64),
+    "I64": ("int64", 64),
+    "I32": ("int32", 32),
+    "I16": ("int16", 16),
+    "I8": ("int8", 8),
+    "U64": ("uint64", 64),
+    "U32": ("uint32", 32),
+    "U16": ("uint16", 16),
+    "U8": ("uint8", 8),
+    "BOOL": ("bool", 8),
+}
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """What one tensor is, and from which byte of the file to which it lies."""
+
+    info: TensorInfo
+    start: int
+    stop: int
+
+
+class SafetensorsFile:
+    """An open safetensors file; see `TensorSource`.
+
+    Args:
+        path: the file.
+        where: what errors call it.
+    """
+
+    def __init__(self, path: Path, where: str | None = None) -> None:
+        self._where = str(path) if where is None else where
+        try:
+            self._handle = open_regular(path)
+        except OSError as error:
+            raise CheckpointError(
+                f"'{self._where}' cannot be read: {error.strerror or error}"
+            ) from error
+        self._close = weakref.finalize(self, os.close, self._handle)
+        try:
+            raw, length = raw_header(self._handle, self._where)
+            self._parts, self.metadata = parse_header(raw, length, self._where)
+        except CheckpointError:
+            self._close()
+            raise
+        self.infos = {name: part.info for name, part in self._parts.items()}
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, of any dtype that torch has."""
+        part = self._parts[name]
+        dtype = getattr(torch, part.info.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise CheckpointError(
+                f"'{self._where}': '{name}' holds {part.info.dtype}, which torch does not read"
+            )
+        data = read_at(self._handle, part.start, part.stop - part.start, self._where)
+        return data.view(dtype).reshape(part.info.shape)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._close()
+
+
+def read_at(handle: int, start: int, size: int, where: str) -> Tensor:
+    """Some bytes of an open file, as a tensor of bytes."""
+    data = torch.empty(size, dtype=torch.uint8)
+    view = data.numpy().data
+    done = 0
+    while done < size:  # one call reads two gigabytes at most
+        try:
+            got = os.preadv(handle, [view[done:]], start + done)
+        except OSError as error:
+            raise CheckpointError(f"'{where}' cannot be read: {error.strerror}") from error
+        if got == 0:
+            raise CheckpointError(f"'{where}' ends at byte {start + done}: it was cut short")
+        done += got
+    return data
+
+
+def raw_header(handle: int, where: str) -> tuple[bytes, int]:
+    """The bytes of the header, and the length of the file."""
+    length = os.fstat(handle).st_size
+    head = os.pread(handle, 8, 0)
+    if len(head) < 8:
+        _refuse(where, f"it has {len(head)} bytes, a header needs at least 8")
+    (size,) = struct.unpack("<Q", head)
+    if size > length - 8:
+        _refuse(where, f"its header claims {size} bytes, {length - 8} are there")
+    if size > MAX_HEADER:
+        _refuse(where, f"its header claims {size} bytes, at most {MAX_HEADER} are allowed")
+    return os.pread(handle, size, 8), length
+
+
+def parse_header(
+    raw: bytes, length: int, where: str
+) -> tuple[dict[str, TensorPlace], dict[str, str]]:
+    """Where each tensor lies, and the metadata; checks that the tensors fill the file."""
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_once)
+        if not isinstance(header, dict):
+            raise TypeError(f"it is a {type(header).__name__}")
+        for name in header:
+            name.encode()  # JSON can spell names that no text can hold
+    except UnicodeError as error:
+        _refuse(where, f"its header is not UTF-8 ({error})", error)
+    except (ValueError, RecursionError, TypeError, AttributeError) as error:
+        _refuse(where, f"its header is not an object in JSON ({error})", error)
+    metadata = header.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        _refuse(where, "its metadata is not text by name")
+    base = 8 + len(raw)
+    parts = {name: _part(name, entry, base, length, where) for name, entry in header.items()}
+    _check_tiling(parts, base, length, where)
+    return parts, metadata
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"'{twice}' stands in it twice")
+    return out
+
+
+def _part(name: str, entry: Any, base: int, length: int, where: str) -> TensorPlace:
+    try:
+        code, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (TypeError, KeyError, ValueError) as error:
+        _refuse(where, f"tensor '{name}' has no dtype, shape and two offsets", error)
+    sizes = [*shape, start, stop] if isinstance(shape, list) else [None]
+    if not isinstance(code, str) or not all(type(n) is int and 0 <= n < 2**63 for n in sizes):
+        _refuse(where, f"tensor '{name}' has a malformed dtype, shape or offset")
+    if start > stop or base + stop > length:
+        _refuse(
+            where,
+            f"tensor '{name}' lies at bytes {base + start} to {base + stop}, the file has {length}",
+        )
+    word, bits = DTYPES.get(code, (code, 0))
+    size = math.prod(shape) * bits // 8
+    if bits and size != stop - start:
+        _refuse(
+            where,
+            f"tensor '{name}' of shape {shape} in {word} expected {size} bytes, found "
+            f"{stop - start}",
+        )
+    return TensorPlace(TensorInfo(tuple(shape), word), base + start, base + stop)
+
+
+def _check_tiling(parts: Mapping[str, TensorPlace], base: int, length: int, where: str) -> None:
+    """Every byte belongs to one tensor: the format allows neither overlaps nor holes."""
+    at, before = base, ""
+    for name, part in sorted(parts.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if part.start < at:
+            _refuse(where, f"tensors '{before}' and '{name}' overlap at byte {part.start}")
+        if part.start > at:
+            _refuse(where, f"bytes {at} to {part.start} belong to no tensor")
+        at, before = part.stop, name
+    if at != length:
+        _refuse(where, f"bytes {at} to {length} belong to no tensor")
+
+
+def _refuse(where: str, why: str, error: BaseException | None = None) -> NoReturn:
+    raise CheckpointError(f"'{where}' is not a readable safetensors file: {why}") from error
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Every tensor of a file and its metadata; for the library's own small files."""
+    file = SafetensorsFile(path)
+    try:
+        return {name: file.read(name) for name in file.infos}, file.metadata
+    finally:
+        file.close()
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes a safetensors file, whole or not at all."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    kept = {name: w.detach().cpu().contiguous() for name, w in tensors.items()}
+    with atomic_file(path) as beside:
+        try:
+            save_file(kept, beside, None if metadata is None else dict(metadata))
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+
+
+# Smaller files are read at once: a map costs more than their bytes.
+MAP_FROM = 1 << 20
+# A view may show numbers of a file many times over; up to so many bytes it is written out.
+REPEATED = 1 << 28
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+
+
+class StateDict:
+    """A plain state dict in a file of ``torch.save``; see `TensorSource`.
+
+    A dict of more than weights, as training programs write it, is read by its ``state_dict``.
+    A large file is mapped, so that a tensor's bytes are read when it is asked for; files in the
+    format from before PyTorch 1.6 can only be read at once.
+    """
+
+    def __init__(self, path: Path, where: str | None = None) -> None:
+        self._where = str(path) if where is None else where
+        self._state = _load(path, self._where)
+        self.infos = {name: TensorInfo.of(w) for name, w in self._state.items()}
+        self.metadata: Mapping[str, str] = {}
+
+    def read(self, name: str) -> Tensor:
+        """One tensor."""
+        found = self._state[name]
+        if found.layout != torch.strided or found.is_meta:
+            kind = "meta" if found.is_meta else str(found.layout).removeprefix("torch.")
+            raise CheckpointError(f"'{self._where}': '{name}' is a {kind} tensor, not numbers")
+        needed, held = found.numel() * found.element_size(), found.untyped_storage().nbytes()
+        if needed > max(held, REPEATED):
+            raise CheckpointError(
+                f"'{self._where}': '{name}' claims {needed:,} bytes, its file holds {held:,}"
+            )
+        return found.detach().clone(memory_format=torch.contiguous_format)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._state = {}
+
+
+def write_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a state dict with ``torch.save``; an `OSError` where the disk does not take it."""
+    with path.open("wb") as file:
+        try:
+            torch.save(dict(tensors), file)
+        except RuntimeError as error:  # torch's own words for a full disk are of its positions
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+
+
+def _load(path: Path, where: str) -> dict[str, Tensor]:
+    try:
+        large = path.stat().st_size >= MAP_FROM
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch says of its own older formats
+            state = _load_weights(path, large)
+    except Exception as error:  # torch raises many kinds for a file that is not its own
+        raise CheckpointError(f"'{where}' is not a plain state dict: {_reason(error)}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(
+            f"'{where}' is not a plain state dict of tensors by name: it holds a "
+            f"{type(state).__name__}"
+        )
+    state = inner_state(state)
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise CheckpointError(
+                f"'{where}' is not a plain state dict of tensors by name: {name!r} is of kind "
+                f"{type(value).__name__}"
+            )
+    return dict(state)
+
+
+def _load_weights(path: Path, large: bool) -> Any:
+    # Only the newer format can be mapped; it is a zip file.
+    with path.open("rb") as file:
+        mapped = large and file.read(2) == b"PK"
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
+
+
+def _reason(error: Exception) -> str:
+    """Why torch refused, without its advice to run what is in the file."""
+    text = str(error)
+    if "TorchScript" in text:
+        return "it is a TorchScript program"
+    if isinstance(error, pickle.UnpicklingError):
+        match = _GLOBAL.search(text)
+        what = f"'{match[1]}'" if match else "more than tensors"
+        return f"it holds {what}, and nothing in it was run"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, RuntimeError):
+        return text.split(". ")[0].split("\n")[0][:100]
+    return "it is not a file of torch.save"
+
+
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
+"""What data-parallel, compiled and Lightning modules put before every name."""
+ENTRIES = ("state_dict", "model_state_dict", "model")
+"""Where a training program keeps the weights beside its optimiser, its epoch and the like."""
+DEEPEST_STATE = 4
+
+
+def common_wrappers(names: Iterable[str]) -> list[str]:
+    """The wrappers that stand before every name, from none to all of them.
+
+    ``module.model.x`` gives ``["", "module.", "module.model."]``: where one ends and the names of
+    the network begin is for the reader to say, because networks have a ``model.`` too.
+    """
+    rest = list(names)
+    found = [""]
+    while rest:
+        prefix = next((p for p in PREFIXES if all(name.startswith(p) for name in rest)), None)
+        if prefix is None:
+            break
+        found.append(found[-1] + prefix)
+        rest = [name.removeprefix(prefix) for name in rest]
+    return found
+
+
+def inner_state(stored: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The state dict inside what a training program saved; what is none of that stays as it is."""
+    found = _state_in(stored, DEEPEST_STATE)
+    return stored if found is None else found
+
+
+def _state_in(stored: Mapping[Any, Any], depth: int) -> Mapping[Any, Any] | None:
+    if stored and all(isinstance(w, Tensor) for w in stored.values()):
+        return stored
+    inner = (stored[entry] for entry in ENTRIES if isinstance(stored.get(entry), dict))
+    states = (_state_in(entry, depth - 1) for entry in inner if depth)
+    return next((state for state in states if state is not None), None)
