@@ -25,7 +25,7 @@ from transformer_nfn import native_network
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.models.network import Network, network_of
 from transformer_nfn.models.whole_network.answers import Answers, answers
-from transformer_nfn.native_network import probe_answers, probing, why_not
+from transformer_nfn.native_network import probe_outputs, probing, why_not
 from transformer_nfn.zoo import NetworkSizes
 
 LONGEST = 64
@@ -81,10 +81,10 @@ def measure(task: str, networks: int, probes: int, repetitions: int) -> dict[str
 
     times = fastest(
         {
-            "forward, native": lambda: there(probe_answers),
+            "forward, native": lambda: there(probe_outputs),
             "forward, PyTorch": lambda: there(in_torch),
-            "both, native": lambda: and_back(probe_answers),
-            "both, native, nothing kept": lambda: and_back(probe_answers, 0),
+            "both, native": lambda: and_back(probe_outputs),
+            "both, native, nothing kept": lambda: and_back(probe_outputs, 0),
             "both, PyTorch": lambda: and_back(in_torch),
         },
         repetitions,

@@ -70,8 +70,9 @@ class TreeEnsemble:
                 np.asarray(value, np.float64),
             ))  # fmt: skip
             start += len(left)
-        joined = [np.concatenate(column) for column in zip(*columns, strict=True)]
-        return TreeEnsemble(np.array(root, np.int64), *joined, np.array([base]))
+        left, right, feature, threshold, value = map(np.concatenate, zip(*columns, strict=True))
+        roots = np.array(root, np.int64)
+        return TreeEnsemble(roots, left, right, feature, threshold, value, np.array([base]))
 
     @cached_property
     def depth(self) -> int:
@@ -85,7 +86,7 @@ class TreeEnsemble:
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The sum over all trees for each row of ``x``."""
         children = np.stack([self.left, self.right], 1).ravel()
-        sums = np.empty(len(x))
+        out = np.empty(len(x))
         for start in range(0, len(x), ROWS_AT_ONCE):
             rows = x[start : start + ROWS_AT_ONCE]
             number = np.arange(len(rows))[:, None]
@@ -93,8 +94,8 @@ class TreeEnsemble:
             for _ in range(self.depth):
                 goes_right = rows[number, self.feature[at]] > self.threshold[at]
                 at = children[2 * at + goes_right]
-            sums[start : start + ROWS_AT_ONCE] = self.value[at].sum(1)
-        return sums + self.base
+            out[start : start + ROWS_AT_ONCE] = self.value[at].sum(1) + self.base
+        return out
 
     def to_bytes(self) -> bytes:
         """The arrays as a safetensors file."""
