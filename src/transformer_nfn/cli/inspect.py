@@ -107,7 +107,7 @@ def _print(console: Console, found: Inspection) -> None:
         axes.add_row(name, "; ".join(acts) or "–")
     console.print(axes)
     group = Table("symmetry", "places", "continuous parameters", "log10 of permutations and signs")
-    for row in found.acting:
+    for row in found.symmetries:
         finite = f"{row.finite:,.1f}" if row.finite else "–"
         group.add_row(
             row.name, str(row.times), f"{row.continuous:,}" if row.continuous else "–", finite

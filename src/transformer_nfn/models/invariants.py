@@ -26,7 +26,7 @@ from transformer_nfn.models.tabular import Held, PredictorError, TabularPredicto
 from transformer_nfn.models.trees import LightGBMPredictor
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.spaces import Product, WeightSpace, attention_block, fold
-from transformer_nfn.spaces.invariants import tensor_value
+from transformer_nfn.spaces.weights import tensor_value
 
 CHUNK = 256
 """Networks at a time: products of all heads lie in memory together."""

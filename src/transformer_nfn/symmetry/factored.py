@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.spaces import Product, Weights, WeightSpace
-from transformer_nfn.spaces.invariants import factors, tensor_value
+from transformer_nfn.spaces.weights import factors, tensor_value
 from transformer_nfn.symmetry.sketch import multiply_sketches, sketch
 from transformer_nfn.symmetry.sources import (
     Entries,

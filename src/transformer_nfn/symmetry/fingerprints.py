@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import Architecture
 from transformer_nfn.spaces import Product, Weights, WeightSpace
-from transformer_nfn.spaces.invariants import factors
+from transformer_nfn.spaces.weights import factors
 from transformer_nfn.symmetry.sketch import directions, multiply_sketches, sketch
 from transformer_nfn.symmetry.sources import folded, in_float64, sorted_along
 

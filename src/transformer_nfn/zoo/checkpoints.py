@@ -28,7 +28,7 @@ from transformer_nfn.io.network import SPACE_KEY, read_network
 from transformer_nfn.io.tensor_files import TensorInfo
 from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.spaces import Weights, WeightSpace
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in
 from transformer_nfn.zoo.sizes import NetworkSizes

@@ -30,7 +30,7 @@ from transformer_nfn.checkpoints.disguises.ends import (
     move_patches,
     move_to_positions,
 )
-from transformer_nfn.checkpoints.disguises.stream import Turn
+from transformer_nfn.checkpoints.symmetries.stream import Turn
 from transformer_nfn.functional.description import Transformer
 from transformer_nfn.spaces.actions.permutation import assign
 

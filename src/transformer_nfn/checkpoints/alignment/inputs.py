@@ -15,7 +15,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.disguises.neurons import permute_neurons, scale_neurons
 from transformer_nfn.functional import layer_norm
 from transformer_nfn.spaces.actions.solvers import polar_fixing_ones
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 from transformer_nfn.symmetry.layer_norm import hyperplane
 
 Weights = dict[str, Tensor]

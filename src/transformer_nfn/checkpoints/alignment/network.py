@@ -29,7 +29,7 @@ from transformer_nfn.functional.zoo_network import NAME, network_architecture, s
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.actions.permutation import assign
 from transformer_nfn.spaces.actions.solvers import polar_fixing_ones
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 
 ROUNDS = 20
 SETTLED = 1e-5

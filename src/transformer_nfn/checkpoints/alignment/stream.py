@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.disguises.stream import StreamAction, Turn
-from transformer_nfn.functional.description import axes_of
+from transformer_nfn.checkpoints.symmetries.stream import Turn
+from transformer_nfn.functional.description import StreamGroup, axes_of
 from transformer_nfn.spaces.actions.permutation import assign_signed
 from transformer_nfn.spaces.actions.solvers import polar, polar_fixing_ones
 
@@ -53,7 +53,7 @@ class Cross:
         return out
 
 
-def solve_turn(cross: Cross, action: StreamAction) -> Turn:
+def solve_turn(cross: Cross, action: StreamGroup) -> Turn:
     """The turn of a group under which A lies nearest to B."""
     C = cross.vectors
     if action == "none":
@@ -79,7 +79,7 @@ def after(first: Turn, second: Turn) -> Turn:
     return Turn(order=order, signs=first.signs[second.order] * second.signs)
 
 
-def identity(action: StreamAction, width: int) -> Turn:
+def identity(action: StreamGroup, width: int) -> Turn:
     """The turn that leaves everything where it is."""
     if action == "none":
         return Turn()
