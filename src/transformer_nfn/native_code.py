@@ -15,6 +15,7 @@ from pathlib import Path
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.downloads import cache_folder
 from transformer_nfn.io.files import atomic_file
+from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH
 
 HEADERS = ("block.h", "layers.h", "vectors.h")
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")

@@ -174,7 +174,7 @@ def fits(network: Mapping[str, Any]) -> bool:
 def probe_outputs(
     network: Mapping[str, Any], probes: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Logits ``[n, P, classes]`` of networks on probes, and similarity ``[n, P, blocks]`` of tokens.
+    """Logits ``[n, P, classes]`` of networks on probes, and token similarity ``[n, P, blocks]``.
 
     The similarity behind a block is the mean square of the mean token after LayerNorm, tokens
     scaled to mean square 1: 1 where all tokens are equal. Logits are differentiable once, with

@@ -57,7 +57,7 @@ def mixed_cells(leave_out: Iterable[str]) -> list[Cell]:
     name, model = MIXED.name, "whole_network"
     return [
         Cell(name, ALL_KINDS, WHOLE, model),
-        Cell(name, ALL_KINDS, INVARIANTS, model, {"parts": ["invariants"]}),
+        Cell(name, ALL_KINDS, INVARIANTS, model, {"probes": 0}),
         *(Cell(name, kind, LEFT_OUT, model, leave_out=(kind,)) for kind in leave_out),
     ]
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from transformer_nfn.models import Network, WholeNetwork
-from transformer_nfn.models.whole_network.probes import LONGEST
+from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.paper.table_text import zoo_label
 from transformer_nfn.paper.tables import EXTRA_MODELS
@@ -52,7 +52,7 @@ class Learner:
 LEARNERS: Mapping[str, Learner] = {
     **{name: Learner(model_name(name), name) for name in (*PAPER_MODELS, *EXTRA_MODELS)},
     "whole_network:invariants": Learner(
-        "Whole network, invariants alone", "whole_network", {"parts": ["invariants"]}
+        "Whole network, invariants alone", "whole_network", {"probes": 0}
     ),
     "invariant_boosting:whole": Learner(
         "Boosting on whole invariants", "invariant_boosting", {"whole": True}
@@ -235,5 +235,5 @@ def readable(predictor: Predictor, data: Dataset, arch: NetworkSizes) -> Dataset
     if not isinstance(predictor.inner, WholeNetwork) or not predictor.inner.any_task:
         return data
     with torch.no_grad():
-        read = predictor.inner.prepared(data.network, arch.positions()[:LONGEST])
+        read = predictor.inner.prepared(data.network, arch.positions()[:MAX_TOKENS])
     return replace(data, network=cast("Network", read))

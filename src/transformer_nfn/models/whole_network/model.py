@@ -1,4 +1,4 @@
-"""`WholeNetwork`: accuracy from the outputs on learned probes and from invariants of the weights."""
+"""`WholeNetwork`: accuracy from outputs on learned probes and from invariants of the weights."""
 
 from __future__ import annotations
 
