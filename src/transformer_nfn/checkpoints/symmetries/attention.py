@@ -24,8 +24,20 @@ from transformer_nfn.functional.description import Attention, Transformer, axes_
 from transformer_nfn.spaces.actions import ComplexScale, Drawing, Permutation, Size
 from transformer_nfn.spaces.actions.base import LOG10_2
 from transformer_nfn.spaces.actions.matrix import orthogonal
+from transformer_nfn.spaces.actions.permutation import assign_in_groups
+from transformer_nfn.spaces.actions.solvers import (
+    Pair,
+    least_squares_complex,
+    least_squares_matrix,
+    nearest_complex,
+    nearest_matrix,
+    nearest_quarter_turns,
+    nearest_scales,
+    signs,
+)
 
 CROSS = "cross."
+HALVES = ComplexScale("halves")
 TENSORS = (
     "W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O", "b_O", "q_norm.g", "k_norm.g", "bias_table",
 )  # fmt: skip
@@ -101,6 +113,25 @@ class HeadPermutation(Symmetry[HeadOrder]):
                     out[name] = w.index_select(dim, order)
         return out
 
+    def fit(
+        self,
+        site: Site,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> HeadOrder:
+        """Assignment by the similarity of the heads, groups staying together."""
+        config: Attention = site.detail
+        total = torch.zeros(config.heads, config.heads, dtype=torch.float64)
+        prefixes = {name.removesuffix("W_Q") for name in a if name.endswith("W_Q")}
+        for prefix in prefixes:  # blocks that share a position bias share the order
+            pair = [
+                {n.removeprefix(prefix): x for n, x in w.items() if n.startswith(prefix)}
+                for w in (a, b)
+            ]
+            total += head_similarity(config, pair[0], pair[1])
+        return HeadOrder(*assign_in_groups(total, config.groups))
+
 
 class QueryKeyBasis(Symmetry[Tensor]):
     """``Q → Q G`` and ``K → K G⁻ᵀ`` in every group, ``G [g, d_k, d_k]``.
@@ -129,7 +160,7 @@ class QueryKeyBasis(Symmetry[Tensor]):
             scales = _spread((about.groups, turned // 2), how)
             turns = torch.rand(scales.shape, generator=how.generator, dtype=torch.float64)
             pairs = torch.polar(scales, 2 * torch.pi * turns)
-            G[:, :turned, :turned] = ComplexScale("halves").matrix(pairs)
+            G[:, :turned, :turned] = HALVES.matrix(pairs)
         if plain:
             G[:, turned:, turned:] = _random_bases(about.groups, plain, how)
         return G
@@ -137,6 +168,40 @@ class QueryKeyBasis(Symmetry[Tensor]):
     def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
         """Multiplies queries and keys with their biases."""
         return rebase_queries(weights, g)
+
+    def fit(
+        self,
+        site: Site,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Complex scales of rotary pairs, and matrices on the rest.
+
+        ``noise`` has ``W_Q`` and ``W_K``, ``[g]``: infinite for a tensor that is not to be used.
+        """
+        config: Attention = site.detail
+        g, rotary = config.groups, config.rotary
+        Q, K = query_key_rows(config, a, b)
+        G = torch.zeros(g, config.d_k, config.d_k, dtype=torch.float64)
+        if rotary:
+            cut = slice(0, rotary)
+            plain, dual = (_complex(x[..., cut], y[..., cut]) for x, y in (Q, K))
+            if noise is None:
+                z = nearest_complex(plain, dual)
+            else:
+                w_1, w_2 = _weights(noise, "W_Q", "W_K")
+                z = least_squares_complex(plain, dual, (w_1.unsqueeze(-1), w_2.unsqueeze(-1)))
+            G[:, cut, cut] = HALVES.matrix(z)
+        if rotary < config.d_k:
+            cut = slice(rotary, config.d_k)
+            plain, dual = ((x[..., cut], y[..., cut]) for x, y in (Q, K))
+            if noise is None:
+                G[:, cut, cut] = nearest_matrix(plain, dual)
+            else:
+                weights = _weights(noise, "W_Q", "W_K")
+                G[:, cut, cut] = least_squares_matrix(plain, dual, weights)
+        return G
 
 
 class ValueOutputBasis(Symmetry[Tensor]):
@@ -161,6 +226,24 @@ class ValueOutputBasis(Symmetry[Tensor]):
         W_O = weights["W_O"]
         inverse = torch.linalg.inv(g.double()).repeat_interleave(len(W_O) // len(g), dim=0)
         return _rebased(weights, g, "V") | {"W_O": inverse.to(W_O) @ W_O}
+
+    def fit(
+        self,
+        site: Site,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Matrices by group.
+
+        ``noise`` has ``W_V`` and ``W_O``, ``[g]``: infinite for a tensor that is not to be used.
+        """
+        groups = site.detail.groups
+        plain = (_grouped(_with_bias(a, "V"), groups), _grouped(_with_bias(b, "V"), groups))
+        dual = (_grouped(a["W_O"].mT, groups), _grouped(b["W_O"].mT, groups))
+        if noise is None:
+            return nearest_matrix(plain, dual)
+        return least_squares_matrix(plain, dual, _weights(noise, "W_V", "W_O"))
 
 
 class QueryKeySigns(Symmetry[Tensor]):
@@ -187,6 +270,21 @@ class QueryKeySigns(Symmetry[Tensor]):
         """Multiplies queries and keys."""
         return rebase_queries(weights, torch.diag_embed(g))
 
+    def fit(
+        self,
+        site: Site,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Signs of the products of queries and of keys, equal within a pair."""
+        half = site.detail.rotary // 2
+        inner = torch.stack(
+            [(x * y).sum(-2) for x, y in query_key_rows(site.detail, a, b)]
+        ).sum(0)
+        pairs = inner[..., :half] + inner[..., half : 2 * half]
+        return signs(torch.cat([pairs, pairs, inner[..., 2 * half :]], -1))
+
 
 class QueryKeyGains(Symmetry[Tensor]):
     """The gain of the norm on queries times ``s [d_k]``, that on keys divided by it."""
@@ -211,6 +309,24 @@ class QueryKeyGains(Symmetry[Tensor]):
         """Scales both gains."""
         g = g.to(weights["q_norm.g"])
         return {"q_norm.g": weights["q_norm.g"] * g, "k_norm.g": weights["k_norm.g"] / g}
+
+    def fit(
+        self,
+        site: Site,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Positive scales, equal within a pair."""
+        rotary = site.detail.rotary
+        pairs: list[Pair] = []
+        rest: list[Pair] = []
+        for name in ("q_norm.g", "k_norm.g"):
+            x, y = a[name].double(), b[name].double()
+            pairs.append((x[:rotary].unflatten(0, (2, -1)), y[:rotary].unflatten(0, (2, -1))))
+            rest.append((x[None, rotary:], y[None, rotary:]))
+        s = nearest_scales(pairs[0], pairs[1], positive=True)
+        return torch.cat([s, s, nearest_scales(rest[0], rest[1], positive=True)])
 
 
 class QuarterTurns(Symmetry[Tensor]):
@@ -244,6 +360,21 @@ class QuarterTurns(Symmetry[Tensor]):
         turned = rebase_queries(weights, G.expand(len(weights["W_K"]), d_k, d_k))
         return turned | {name: weights[name][order] for name in ("q_norm.g", "k_norm.g")}
 
+    def fit(
+        self,
+        site: Site,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Pairs whose products have a larger imaginary part, over all heads."""
+        rotary = site.detail.rotary
+        Q, K = (
+            _complex(x[..., :rotary], y[..., :rotary])
+            for x, y in query_key_rows(site.detail, a, b)
+        )
+        return nearest_quarter_turns(Q, K, torch.zeros(rotary // 2, dtype=torch.bool))[1]
+
 
 class QueryKeyNormSigns(Symmetry[Tensor]):
     """Signs of single coordinates of all queries, or all keys, against those of the norm's gain.
@@ -275,6 +406,21 @@ class QueryKeyNormSigns(Symmetry[Tensor]):
             if name in weights
         }
 
+    def fit(
+        self,
+        site: Site,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Signs of the gains of ``b`` against those of ``a``."""
+        return torch.stack([signs(a[n].double() * b[n]) for n in ("q_norm.g", "k_norm.g")])
+
+    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+        """Positive gains."""
+        gains = [signs(weights[n].double()) for n in ("q_norm.g", "k_norm.g")]
+        return self.act(site, weights, torch.stack(gains))
+
 
 class KeyBias(Symmetry[Tensor]):
     """``b_K → b_K + s``, ``[g, d_k]``: it adds one number to all scores of a query."""
@@ -305,6 +451,24 @@ class KeyBias(Symmetry[Tensor]):
         """Adds the shift."""
         return {"b_K": weights["b_K"] + g.to(weights["b_K"])}
 
+    def fit(
+        self,
+        site: Site,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """The difference of the biases on coordinates that are not rotated."""
+        shift = b["b_K"] - a["b_K"]
+        shift[..., : site.detail.rotary] = 0
+        return shift
+
+    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+        """Zero on coordinates that are not rotated."""
+        bias = weights["b_K"].clone()
+        bias[..., site.detail.rotary :] = 0
+        return {"b_K": bias}
+
 
 class ValueBias(Symmetry[Tensor]):
     """``b_V → b_V + s``, ``[g, d_v]``, taken back in ``b_O``: attention's rows sum to one."""
@@ -330,6 +494,20 @@ class ValueBias(Symmetry[Tensor]):
         written = torch.einsum("hv,hvd->d", per_head, W_O)
         return {"b_V": weights["b_V"] + g, "b_O": weights["b_O"] - written}
 
+    def fit(
+        self,
+        site: Site,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """The difference of the biases."""
+        return b["b_V"] - a["b_V"]
+
+    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+        """No value bias."""
+        return self.act(site, weights, -weights["b_V"])
+
 
 class PositionBias(Symmetry[Tensor]):
     """A constant per head on a table of position biases ``[h]``: all its scores move alike."""
@@ -351,6 +529,104 @@ class PositionBias(Symmetry[Tensor]):
     def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
         """Adds the shift."""
         return {"bias_table": weights["bias_table"] + g.to(weights["bias_table"])}
+
+    def fit(
+        self,
+        site: Site,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """The mean difference of each head."""
+        return (b["bias_table"] - a["bias_table"]).mean(0)
+
+    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+        """Zero mean of each head."""
+        return self.act(site, weights, -weights["bias_table"].mean(0))
+
+
+def head_similarity(
+    config: Attention,
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    *,
+    outputs_known: bool = True,
+) -> Tensor:
+    """Similarity of head i of ``b`` and head j of ``a``, ``[h, h]``.
+
+    The sum of the cosines of `Q Kᵀ`, of `V O` and of the position biases, which no change of
+    basis alters and which are computed from d × d products.
+
+    Args:
+        config: of both attentions.
+        a: tensors of one attention. b: of the other, in the same basis of the stream.
+        outputs_known: False where the outputs are not yet in one basis.
+    """
+    queries = [_with_bias(w, "Q") for w in (a, b)]
+    if config.qk_norm:
+        gains = [w["q_norm.g"] * w["k_norm.g"] for w in (a, b)]
+        queries = [q * gain.to(q) for q, gain in zip(queries, gains, strict=True)]
+    total = _product_cosines(queries, [w["W_K"] for w in (a, b)])
+    if outputs_known:
+        total = total + _product_cosines([w["W_O"].mT for w in (a, b)], [w["W_V"] for w in (a, b)])
+    if "bias_table" in a and "bias_table" in b:
+        x, y = ((w["bias_table"] - w["bias_table"].mean(0)).double().mT for w in (a, b))
+        x, y = (z / z.norm(dim=-1, keepdim=True).clamp_min(1e-300) for z in (x, y))
+        total = total + y @ x.mT
+    return total
+
+
+def _product_cosines(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """Cosines of ``L Rᵀ`` of b's heads and of a's, ``[h, h]``."""
+    inner = _product_inner(left[1], left[0], right[1], right[0])
+    sizes = [_product_inner(x, x, y, y).diagonal() for x, y in zip(left, right, strict=True)]
+    sizes = [x.clamp_min(1e-300).sqrt() for x in sizes]
+    return inner / sizes[1].unsqueeze(-1) / sizes[0]
+
+
+def _product_inner(L_1: Tensor, L_2: Tensor, R_1: Tensor, R_2: Tensor) -> Tensor:
+    """``⟨L_1 R_1ᵀ, L_2 R_2ᵀ⟩`` of all pairs of heads, ``[h, h]``."""
+    h = len(L_1)
+
+    def cross(x: Tensor, y: Tensor) -> Tensor:
+        n, _, d = x.shape
+        flat = [z.transpose(0, 1).flatten(1) for z in (x, y)]
+        out = (flat[0].mT @ flat[1]).reshape(n, d, n, d).permute(0, 2, 1, 3)
+        if n < h:
+            out = out.repeat_interleave(h // n, 0).repeat_interleave(h // n, 1)
+        return out.double()
+
+    return (cross(L_1, L_2) * cross(R_1, R_2)).sum((-2, -1))
+
+
+def _grouped(x: Tensor, groups: int) -> Tensor:
+    """``[h, rows, d] → [g, share · rows, d]``."""
+    return x.reshape(groups, -1, x.shape[-1])
+
+
+def _with_bias(weights: Mapping[str, Tensor], part: str) -> Tensor:
+    """A matrix with its bias as one more row."""
+    W, b = weights[f"W_{part}"], weights.get(f"b_{part}")
+    return W if b is None else torch.cat([W, b.unsqueeze(-2)], -2)
+
+
+def query_key_rows(
+    config: Attention, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
+) -> list[Pair]:
+    """Queries and keys with their biases, of both networks, ``[g, rows, d_k]``."""
+    x, y = (
+        [_grouped(_with_bias(w, part).double(), config.groups) for part in "QK"] for w in (a, b)
+    )
+    return list(zip(x, y, strict=True))
+
+
+def _complex(x: Tensor, y: Tensor) -> Pair:
+    return HALVES.as_complex(x), HALVES.as_complex(y)
+
+
+def _weights(noise: Mapping[str, Tensor], plain: str, dual: str) -> Pair:
+    """Inverse of the expected error."""
+    return 1 / noise[plain].clamp_min(1e-300), 1 / noise[dual].clamp_min(1e-300)
 
 
 def _normed_sites(model: Transformer) -> Iterator[Site]:

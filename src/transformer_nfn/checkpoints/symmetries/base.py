@@ -168,6 +168,28 @@ class Symmetry(ABC, Generic[Element]):
     def act(self, site: Site, weights: Mapping[str, Tensor], g: Element) -> Weights:
         """The tensors that an element changes, as they are after it acted."""
 
+    def fit(
+        self,
+        site: Site,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Element:
+        """The element that takes the tensors ``a`` closest to ``b``.
+
+        Args:
+            site: where both stand.
+            a: tensors of one network. b: of another.
+            noise: where ``a`` and ``b`` agree up to rounding, the expected squared error of
+                tensors: then the element is fitted to them by weighted least squares. None
+                minimises the distance between two different networks.
+        """
+        raise NotImplementedError(f"{self.name}: no element can be fitted")
+
+    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+        """The tensors that change when the network is brought to a representative of its orbit."""
+        raise NotImplementedError(f"{self.name}: no representative is defined")
+
     def label(self, site: Site) -> str:
         """What the symmetry is called at a site."""
         return self.name
