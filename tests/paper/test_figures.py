@@ -9,9 +9,8 @@ from run_folders import write_curve, write_run
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper import figures
-from transformer_nfn.paper.learning_curve import curve_lines
 from transformer_nfn.paper.numbers import model_name
-from transformer_nfn.paper.table_text import lay_out
+from transformer_nfn.paper.table_text import curve_lines, lay_out
 from transformer_nfn.prediction.records import RunError, RunRecord, find_runs
 from transformer_nfn.zoo import Settings, build
 

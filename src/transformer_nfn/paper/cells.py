@@ -1,15 +1,21 @@
-"""One cell of a table: which model on which networks, and how it is filled."""
+"""Cells of a table: a model on a choice of networks, trained here or on a Ray cluster.
+
+On a cluster workers read the zoo and write their cells themselves, so both folders must be on a
+disk that every node sees. A worker that dies is replaced and resumes from its saved state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.paper.agreement import agreement
-from transformer_nfn.paper.augmentation import augmented
-from transformer_nfn.prediction.dataset import Parts
+import torch
+
+from transformer_nfn.models import map_network
+from transformer_nfn.prediction.dataset import Dataset, Parts, joined
 from transformer_nfn.prediction.kinds import Kinds, as_kinds, load_networks
 from transformer_nfn.prediction.predictors import (
     ALL_CHECKPOINTS,
@@ -20,8 +26,14 @@ from transformer_nfn.prediction.predictors import (
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunError, RunRecord
 from transformer_nfn.prediction.runs import describe_zoo, train_run
+from transformer_nfn.ray_cluster import one_core_task, ray_cluster, task_result
+from transformer_nfn.zoo import open_zoo
 
 NOT_ENOUGH = "not enough networks"
+RETRIES = 2
+MAX_CONDITION = 1e4
+TRAIN_PART, VAL_PART, TEST_PART = range(3)
+"""Offsets of the seeds of each part's group elements."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +80,6 @@ class PartsCache:
 
     def get(self, path: Path, cell: Cell, percent: int | None, device: str) -> Parts | Kinds:
         """The parts a cell speaks of, on the device."""
-        from transformer_nfn.zoo import open_zoo
-
         more = cell.model in ALL_CHECKPOINTS
         chosen = (cell.min_accuracy, cell.bound, cell.max_train, cell.leave_out)
         key = (path, *chosen, percent, device, more)
@@ -101,8 +111,6 @@ def fill_cell(
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunRecord:
     """Trains and measures one cell, or reads it if it is there already."""
-    from transformer_nfn.zoo import open_zoo
-
     protocol = Protocol.of(cell.model, epochs)
     folder = out / "cells" / cell.folder
     table = {"table": cell.table, "row": cell.row, "column": cell.column}
@@ -151,3 +159,118 @@ def fill_cell(
         measure=measure,
         report=report,
     )
+
+
+def fill_cells_on_ray(
+    zoo_path: Path,
+    cells: Sequence[Cell],
+    out: Path,
+    how: dict[str, Any],
+    *,
+    address: str | None = None,
+    progress: Callable[[Cell, dict[str, Any]], None] | None = None,
+) -> list[RunRecord]:
+    """Fills every cell, as many at once as the cluster takes; in the order of ``cells``.
+
+    Args:
+        zoo_path, cells, out: see `transformer_nfn.paper.cells.fill_cell`.
+        how: its other arguments.
+        address: of the cluster; None starts one on this machine, unless Ray runs already.
+        progress: called with each cell that is done.
+    """
+    with ray_cluster(address, RunError) as ray:
+        task = one_core_task(ray, _work, how["device"], RETRIES)
+        where = zoo_path.resolve(), out.resolve()
+        waiting = {task.remote(where[0], cell, where[1], how): cell for cell in cells}
+        found: dict[str, RunRecord] = {}
+        while waiting:
+            (done,), _ = ray.wait(list(waiting), num_returns=1)
+            cell = waiting.pop(done)
+            lost = f"cell '{cell.folder}' was lost on the cluster"
+            found[cell.folder] = task_result(ray, done, RunError, lost)
+            if progress is not None:
+                progress(cell, {"done": True, "record": found[cell.folder]})
+        return [found[cell.folder] for cell in cells]
+
+
+def _work(zoo_path: Path, cell: Cell, out: Path, how: dict[str, Any]) -> RunRecord:
+    """What a worker does; one thread, because there is a worker for every core."""
+    torch.set_num_threads(1)
+    return fill_cell(zoo_path, cell, out, **how)
+
+
+def disguised(data: Dataset, bound: float, seed: int) -> Dataset:
+    """Every block of every network moved by a random group element of its own.
+
+    Elements are drawn and act in float64; the result is rounded to the weights' own dtype.
+
+    Args:
+        data: the networks.
+        bound: matrix entries are uniform on ``[-bound, bound]`` (Table 6: 1, 10, 100).
+        seed: of the elements.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    blocks = []
+    for block in data.network["blocks"]:
+        element = data.block_space.group.random(
+            generator,
+            batch=len(data),
+            entries=(-bound, bound),
+            max_condition=MAX_CONDITION,
+            device=data.accuracy.device,
+        )
+        blocks.append(element.act(block))
+    return replace(data, network={**data.network, "blocks": blocks})
+
+
+def augmented(parts: Parts, bound: float, seed: int = 0) -> Parts:
+    """Two-fold augmentation of every part; the originals are kept.
+
+    With ``bound`` 0 the second half is the first again: as many steps, nothing new to see.
+    """
+    train, val, test = (
+        joined(part, disguised(part, bound, seed + which) if bound else part)
+        for which, part in (
+            (TRAIN_PART, parts.train),
+            (VAL_PART, parts.val),
+            (TEST_PART, parts.test),
+        )
+    )
+    return Parts(train, val, test, parts.more)
+
+
+def agreement(
+    predictors: Sequence[Predictor], test: Dataset, bound: float, seed: int = 0
+) -> dict[str, Any]:
+    """The largest difference between predictions for gU and U, over networks and predictors.
+
+    In float32 as augmented networks are stored, so the rounding of gU counts. In float64 the
+    weights are cast before the same group elements act, so the number is about the model alone;
+    None for predictors that compute in float32 whatever they are given.
+
+    Args:
+        predictors: fitted, in main memory.
+        test: the test part that `augmented` made: every network, then each in disguise.
+        bound, seed: as `augmented` was called with.
+    """
+    test = test.to("cpu")
+    half = len(test) // 2
+    plain, moved = (test.take(torch.arange(half) + start) for start in (0, half))
+    wide = replace(plain, network=map_network(plain.network, lambda w: w.double()))
+    wide_moved = disguised(wide, bound, seed + TEST_PART)
+    largest: dict[str, float | None] = {"float32": 0.0, "float64": 0.0}
+    for predictor in predictors:
+        _raise(largest, "float32", predictor, plain, moved)
+        if predictor.name in NEURAL:
+            exact = Predictor(predictor.name, copy.deepcopy(predictor.inner).double())
+            _raise(largest, "float64", exact, wide, wide_moved)
+        else:
+            largest["float64"] = None
+    return {**largest, "networks": half, "max_condition": MAX_CONDITION}
+
+
+def _raise(
+    largest: dict[str, float | None], key: str, predictor: Predictor, U: Dataset, gU: Dataset
+) -> None:
+    apart = float((predictor.predict(gU) - predictor.predict(U)).abs().max())
+    largest[key] = max(largest[key] or 0.0, apart)

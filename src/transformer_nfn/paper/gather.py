@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.paper.mixed_table import MIXED, is_variant
 from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
+    MIXED,
     MODEL_NAMES,
     PAPER_TABLES,
     model_name,
 )
-from transformer_nfn.paper.table_text import TableView, lay_out, zoo_label
+from transformer_nfn.paper.table_text import TableView, is_variant, lay_out, zoo_label
 from transformer_nfn.prediction.log import read_log
 from transformer_nfn.prediction.records import (
     CONFIGURATION,

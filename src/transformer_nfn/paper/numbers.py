@@ -230,6 +230,28 @@ LEARNING_CURVE = PaperTable(
     note="Fewer networks are a random subset, each within the next larger one; validation and test "
     "networks are the same throughout. Errors are over seeds of the training, on one subset.",
 )
+ALL_KINDS, WITHIN = "all kinds", "within kinds"
+WHOLE, INVARIANTS, LEFT_OUT = "whole_network", "invariants", "left_out"
+TESTED, TESTED_LEFT_OUT, HELD = "networks", "left_out_networks", "coverage"
+
+MIXED = PaperTable(
+    name="mixed",
+    title="Kendall’s τ on each kind of a mixed zoo, of one predictor over all of them",
+    rows={},
+    columns={
+        TESTED: "Test networks",
+        WHOLE: "Whole network",
+        INVARIANTS: "Its invariants alone",
+        TESTED_LEFT_OUT: "Networks left out",
+        LEFT_OUT: "Whole network, kind left out",
+        HELD: "Its intervals hold",
+    },
+    printed={},
+    corner="Kind",
+    quantity="tau of a kind",
+    note="A kind left out of training is tested on with all its networks, and its intervals are "
+    "the widened ones that tnfn predict gives for sizes never seen.",
+)
 
 
 def model_name(model: str) -> str:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformer_nfn.known_tasks import task_title
-from transformer_nfn.paper.mixed_table import (
+from transformer_nfn.paper.numbers import (
+    ALL_KINDS,
     HELD,
+    LEARNING_CURVE,
     LEFT_OUT,
     MIXED,
-    TESTED,
-    TESTED_LEFT_OUT,
-    WITHIN,
-    kind_records,
-)
-from transformer_nfn.paper.numbers import (
-    LEARNING_CURVE,
     MODEL_NAMES,
     PAPER_TABLES,
+    TESTED,
+    TESTED_LEFT_OUT,
+    WHOLE,
+    WITHIN,
     Number,
     PaperTable,
     model_name,
@@ -278,7 +277,7 @@ def _mean(record: RunRecord) -> tuple[float | None, float | None]:
 
 
 def _agreement(record: RunRecord) -> Mapping[str, Any]:
-    """What `transformer_nfn.paper.agreement` found; nothing in records older than it."""
+    """What `transformer_nfn.paper.cells` found; nothing in records older than it."""
     found: Mapping[str, Any] = record.summary.get("agreement") or {}
     return found
 
@@ -378,3 +377,56 @@ def _short(cell: OurCell | None) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """τ of one model on so many networks; no standard error where there is one seed only."""
+
+    train: int
+    tau: float
+    error: float | None
+
+
+def curve_lines(view: TableView) -> dict[str, list[CurvePoint]]:
+    """For each model its points by number of networks; the model that ends highest comes first."""
+    lines = {}
+    for row in view.rows:
+        cells = [view.ours.get((row, column)) for column in view.columns]
+        points = [
+            CurvePoint(train, cell.value, cell.error)
+            for cell in cells
+            if cell is not None and cell.value is not None
+            if isinstance(train := cell.record.selection.get("train"), int)
+        ]
+        if points:
+            lines[row] = points
+    return dict(sorted(lines.items(), key=lambda line: -line[1][-1].tau))
+
+
+def kind_records(record: RunRecord) -> Iterator[tuple[str, str, RunRecord]]:
+    """Row, column, and the record of one kind, as if its networks were all that was tested."""
+    table = record.table or {}
+    row, column = str(table.get("row")), str(table.get("column"))
+    if record.status != "done":
+        yield row, column, record
+        return
+    if column == LEFT_OUT:
+        yield row, column, _of_kind(record, record.summary.get(LEFT_OUT, {}).get(row, {}))
+        return
+    for kind, figures in record.summary.get("kinds", {}).items():
+        yield kind, column, _of_kind(record, figures)
+    yield ALL_KINDS, column, record
+    mean = {"tau": record.summary.get("tau_within")}
+    yield WITHIN, column, replace(record, summary=mean)
+
+
+def is_variant(record: RunRecord) -> bool:
+    """Whether a run of the table is not that of the whole model on all kinds."""
+    table = record.table or {}
+    return table.get("table") == MIXED.name and table.get("column") != WHOLE
+
+
+def _of_kind(record: RunRecord, figures: Mapping[str, Any]) -> RunRecord:
+    selection = {**record.selection, "test": figures.get("networks")}
+    return replace(record, summary=dict(figures), selection=selection)

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformer_nfn.io.files import atomic_file, write_text
 from transformer_nfn.known_tasks import KNOWN_TASKS
-from transformer_nfn.paper.cells import Cell, PartsCache, fill_cell
-from transformer_nfn.paper.cells_on_ray import fill_cells_on_ray
-from transformer_nfn.paper.learning_curve import curve_sizes
-from transformer_nfn.paper.mixed_table import (
+from transformer_nfn.paper.cells import Cell, PartsCache, fill_cell, fill_cells_on_ray
+from transformer_nfn.paper.numbers import (
     ALL_KINDS,
     INVARIANTS,
+    LEARNING_CURVE,
     LEFT_OUT,
     MIXED,
+    TABLE_3,
+    TABLE_4,
+    TABLE_6,
     WHOLE,
-    kinds_to_leave_out,
 )
-from transformer_nfn.paper.numbers import LEARNING_CURVE, TABLE_3, TABLE_4, TABLE_6
-from transformer_nfn.paper.table_text import ALL_TABLES, markdown_table, table_columns
+from transformer_nfn.paper.table_text import (
+    ALL_NETWORKS,
+    ALL_TABLES,
+    markdown_table,
+    table_columns,
+)
 from transformer_nfn.prediction.dataset import PERCENT, count_training
 from transformer_nfn.prediction.predictors import PAPER_MODELS
 from transformer_nfn.prediction.records import RunError, RunRecord
@@ -29,6 +34,8 @@ from transformer_nfn.prediction.records import RunError, RunRecord
 THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp", "whole_network")
 TABLES = tuple(ALL_TABLES)
+SMALLEST = 64
+"""Fewest training networks of a learning curve."""
 
 Progress = Callable[[Cell, dict[str, Any]], None]
 
@@ -116,6 +123,55 @@ def table_cells(
             for model in chosen
         ]
     raise RunError(f"there is no '{name}'; there are {', '.join(TABLES)}")
+
+
+def curve_sizes(train: int, only: Sequence[int] | None = None) -> dict[str, int | None]:
+    """The columns: 64, 128, 256, … networks, and all (None).
+
+    Args:
+        train: how many networks there are to train on.
+        only: these numbers of networks instead, each at least 64 and fewer than ``train``.
+    """
+    if train < SMALLEST:
+        raise RunError(
+            f"a learning curve needs at least {SMALLEST} networks to train on, "
+            f"the training part of the zoo has {train}"
+        )
+    for size in only or ():
+        if not SMALLEST <= size < train:
+            raise RunError(
+                f"the sizes of a learning curve are at least {SMALLEST} and less than the "
+                f"{train} networks of the training part, found {size}"
+            )
+    if only:
+        return {str(size): size for size in sorted(set(only))}
+    sizes: dict[str, int | None] = {}
+    size = SMALLEST
+    while size < train:
+        sizes[str(size)] = size
+        size *= 2
+    return {**sizes, ALL_NETWORKS: None}
+
+
+def kinds_to_leave_out(weights: Mapping[str, int], asked: Sequence[str] | None) -> list[str]:
+    """The kinds that are left out in turn: those asked for, else small, middling and large.
+
+    Args:
+        weights: how many numbers a network of each kind has.
+        asked: names of kinds; None for a choice.
+    """
+    for name in asked or ():
+        if name not in weights:
+            raise RunError(
+                f"there are no networks of the kind '{name}' to leave out, only of "
+                f"{', '.join(weights)}"
+            )
+    if len(weights) < 2:
+        raise RunError("a table of kinds needs a mixed zoo of at least two kinds")
+    if asked is not None:
+        return list(dict.fromkeys(asked))
+    by_size = sorted(weights, key=lambda name: weights[name])
+    return list(dict.fromkeys([by_size[0], by_size[len(by_size) // 2], by_size[-1]]))
 
 
 def reproduce(

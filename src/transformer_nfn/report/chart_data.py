@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.paper.gather import Run, Study, ZooStudy, model_order
-from transformer_nfn.paper.learning_curve import curve_lines
-from transformer_nfn.paper.table_text import OurCell, TableView, zoo_size
+from transformer_nfn.paper.table_text import OurCell, TableView, curve_lines, zoo_size
 from transformer_nfn.prediction.records import CONFIGURATION, RunRecord
 from transformer_nfn.prediction.together import TOGETHER
 from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel
