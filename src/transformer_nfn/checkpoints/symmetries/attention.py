@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
+    Noise,
     Site,
     Symmetry,
+    Tensors,
     Weights,
     all_there,
     block_parts,
@@ -94,7 +96,7 @@ class HeadPermutation(Symmetry[HeadOrder]):
         groups, share = about.groups, about.heads // about.groups
         return Permutation().size(groups) + groups * Permutation().size(share)
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> HeadOrder:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> HeadOrder:
         """A random order."""
         groups, share = site.detail.groups, site.detail.heads // site.detail.groups
         order = torch.randperm(groups, generator=how.generator)
@@ -103,7 +105,7 @@ class HeadPermutation(Symmetry[HeadOrder]):
         )
         return HeadOrder((order.unsqueeze(-1) * share + within).flatten(), order)
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: HeadOrder) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: HeadOrder) -> Weights:
         """Reorders every axis of heads and of groups."""
         out = {}
         for name, w in weights.items():
@@ -113,13 +115,7 @@ class HeadPermutation(Symmetry[HeadOrder]):
                     out[name] = w.index_select(dim, order)
         return out
 
-    def fit(
-        self,
-        site: Site,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor] | None = None,
-    ) -> HeadOrder:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> HeadOrder:
         """Assignment by the similarity of the heads, groups staying together."""
         config: Attention = site.detail
         total = torch.zeros(config.heads, config.heads, dtype=torch.float64)
@@ -151,7 +147,7 @@ class QueryKeyBasis(Symmetry[Tensor]):
         plain = site.detail.d_k - site.detail.rotary
         return Size(site.detail.groups * (site.detail.rotary + plain**2))
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """Matrices of condition ``how.condition``."""
         about: Attention = site.detail
         turned, plain = about.rotary, about.d_k - about.rotary
@@ -165,17 +161,11 @@ class QueryKeyBasis(Symmetry[Tensor]):
             G[:, turned:, turned:] = _random_bases(about.groups, plain, how)
         return G
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Multiplies queries and keys with their biases."""
         return rebase_queries(weights, g)
 
-    def fit(
-        self,
-        site: Site,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """Complex scales of rotary pairs, and matrices on the rest.
 
         ``noise`` has ``W_Q`` and ``W_K``, ``[g]``: infinite for a tensor that is not to be used.
@@ -217,23 +207,17 @@ class ValueOutputBasis(Symmetry[Tensor]):
         """GL(d_v) in each group."""
         return Size(site.detail.groups * site.detail.d_v**2)
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """Matrices of condition ``how.condition``."""
         return _random_bases(site.detail.groups, site.detail.d_v, how)
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Multiplies values with their bias, and outputs."""
         W_O = weights["W_O"]
         inverse = torch.linalg.inv(g.double()).repeat_interleave(len(W_O) // len(g), dim=0)
         return _rebased(weights, g, "V") | {"W_O": inverse.to(W_O) @ W_O}
 
-    def fit(
-        self,
-        site: Site,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """Matrices by group.
 
         ``noise`` has ``W_V`` and ``W_O``, ``[g]``: infinite for a tensor that is not to be used.
@@ -259,29 +243,21 @@ class QueryKeySigns(Symmetry[Tensor]):
         """A sign for each pair and group."""
         return Size(0, site.detail.groups * _pairs(site.detail) * LOG10_2)
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """Random signs."""
         about: Attention = site.detail
         signs = random_signs((about.groups, about.rotary // 2), how)
         rest = random_signs((about.groups, about.d_k - about.rotary), how)
         return torch.cat([signs, signs, rest], dim=-1)
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Multiplies queries and keys."""
         return rebase_queries(weights, torch.diag_embed(g))
 
-    def fit(
-        self,
-        site: Site,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """Signs of the products of queries and of keys, equal within a pair."""
         half = site.detail.rotary // 2
-        inner = torch.stack(
-            [(x * y).sum(-2) for x, y in query_key_rows(site.detail, a, b)]
-        ).sum(0)
+        inner = torch.stack([(x * y).sum(-2) for x, y in query_key_rows(site.detail, a, b)]).sum(0)
         pairs = inner[..., :half] + inner[..., half : 2 * half]
         return signs(torch.cat([pairs, pairs, inner[..., 2 * half :]], -1))
 
@@ -299,24 +275,18 @@ class QueryKeyGains(Symmetry[Tensor]):
         """A nonzero scale for each pair."""
         return Size(_pairs(site.detail), _pairs(site.detail) * LOG10_2)
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """Scales over a factor of ``how.condition``, equal within a pair."""
         scales = random_scales(site.detail.rotary // 2, how)
         rest = random_scales(site.detail.d_k - site.detail.rotary, how)
         return torch.cat([scales, scales, rest])
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Scales both gains."""
         g = g.to(weights["q_norm.g"])
         return {"q_norm.g": weights["q_norm.g"] * g, "k_norm.g": weights["k_norm.g"] / g}
 
-    def fit(
-        self,
-        site: Site,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """Positive scales, equal within a pair."""
         rotary = site.detail.rotary
         pairs: list[Pair] = []
@@ -345,11 +315,11 @@ class QuarterTurns(Symmetry[Tensor]):
         """To turn or not, for each pair."""
         return Size(0, site.detail.rotary // 2 * LOG10_2)
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """A random choice."""
         return random_signs((site.detail.rotary // 2,), how) < 0
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Turns queries, keys and gains."""
         half, d_k = len(g), weights["q_norm.g"].shape[-1]
         order, signs = torch.arange(d_k), torch.ones(d_k, dtype=torch.float64)
@@ -360,18 +330,11 @@ class QuarterTurns(Symmetry[Tensor]):
         turned = rebase_queries(weights, G.expand(len(weights["W_K"]), d_k, d_k))
         return turned | {name: weights[name][order] for name in ("q_norm.g", "k_norm.g")}
 
-    def fit(
-        self,
-        site: Site,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """Pairs whose products have a larger imaginary part, over all heads."""
         rotary = site.detail.rotary
         Q, K = (
-            _complex(x[..., :rotary], y[..., :rotary])
-            for x, y in query_key_rows(site.detail, a, b)
+            _complex(x[..., :rotary], y[..., :rotary]) for x, y in query_key_rows(site.detail, a, b)
         )
         return nearest_quarter_turns(Q, K, torch.zeros(rotary // 2, dtype=torch.bool))[1]
 
@@ -392,11 +355,11 @@ class QueryKeyNormSigns(Symmetry[Tensor]):
         """Two signs for each coordinate."""
         return Size(0, 2 * site.detail.d_k * LOG10_2)
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """Random signs."""
         return random_signs((2, site.detail.d_k), how)
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Multiplies queries, keys and gains."""
         tensors = (("W_Q", "b_Q", "q_norm.g"), ("W_K", "b_K", "k_norm.g"))
         return {
@@ -406,17 +369,11 @@ class QueryKeyNormSigns(Symmetry[Tensor]):
             if name in weights
         }
 
-    def fit(
-        self,
-        site: Site,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """Signs of the gains of ``b`` against those of ``a``."""
         return torch.stack([signs(a[n].double() * b[n]) for n in ("q_norm.g", "k_norm.g")])
 
-    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
         """Positive gains."""
         gains = [signs(weights[n].double()) for n in ("q_norm.g", "k_norm.g")]
         return self.act(site, weights, torch.stack(gains))
@@ -439,7 +396,7 @@ class KeyBias(Symmetry[Tensor]):
         """Every coordinate that is not turned."""
         return Size(site.detail.groups * (site.detail.d_k - site.detail.rotary))
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """A random shift."""
         about: Attention = site.detail
         shift = torch.zeros(about.groups, about.d_k, dtype=torch.float64)
@@ -447,23 +404,17 @@ class KeyBias(Symmetry[Tensor]):
         shift[:, about.rotary :] = noise(free, weights["W_K"], how)
         return shift
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Adds the shift."""
         return {"b_K": weights["b_K"] + g.to(weights["b_K"])}
 
-    def fit(
-        self,
-        site: Site,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """The difference of the biases on coordinates that are not rotated."""
         shift = b["b_K"] - a["b_K"]
         shift[..., : site.detail.rotary] = 0
         return shift
 
-    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
         """Zero on coordinates that are not rotated."""
         bias = weights["b_K"].clone()
         bias[..., site.detail.rotary :] = 0
@@ -483,28 +434,22 @@ class ValueBias(Symmetry[Tensor]):
         """Every coordinate of a value."""
         return Size(site.detail.groups * site.detail.d_v)
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """A random shift."""
         return noise(tuple(weights["b_V"].shape), weights["W_V"], how)
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Adds the shift, and takes it from ``b_O`` as the heads write it."""
         W_O, g = weights["W_O"], g.to(weights["b_V"])
         per_head = g.repeat_interleave(len(W_O) // len(g), dim=0)
         written = torch.einsum("hv,hvd->d", per_head, W_O)
         return {"b_V": weights["b_V"] + g, "b_O": weights["b_O"] - written}
 
-    def fit(
-        self,
-        site: Site,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """The difference of the biases."""
         return b["b_V"] - a["b_V"]
 
-    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
         """No value bias."""
         return self.act(site, weights, -weights["b_V"])
 
@@ -522,33 +467,27 @@ class PositionBias(Symmetry[Tensor]):
         """A number for each head."""
         return Size(site.detail.heads)
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """A random shift."""
         return noise((site.detail.heads,), weights["bias_table"], how)
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Adds the shift."""
         return {"bias_table": weights["bias_table"] + g.to(weights["bias_table"])}
 
-    def fit(
-        self,
-        site: Site,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """The mean difference of each head."""
         return (b["bias_table"] - a["bias_table"]).mean(0)
 
-    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
         """Zero mean of each head."""
         return self.act(site, weights, -weights["bias_table"].mean(0))
 
 
 def head_similarity(
     config: Attention,
-    a: Mapping[str, Tensor],
-    b: Mapping[str, Tensor],
+    a: Tensors,
+    b: Tensors,
     *,
     outputs_known: bool = True,
 ) -> Tensor:
@@ -604,15 +543,13 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
     return x.reshape(groups, -1, x.shape[-1])
 
 
-def _with_bias(weights: Mapping[str, Tensor], part: str) -> Tensor:
+def _with_bias(weights: Tensors, part: str) -> Tensor:
     """A matrix with its bias as one more row."""
     W, b = weights[f"W_{part}"], weights.get(f"b_{part}")
     return W if b is None else torch.cat([W, b.unsqueeze(-2)], -2)
 
 
-def query_key_rows(
-    config: Attention, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
-) -> list[Pair]:
+def query_key_rows(config: Attention, a: Tensors, b: Tensors) -> list[Pair]:
     """Queries and keys with their biases, of both networks, ``[g, rows, d_k]``."""
     x, y = (
         [_grouped(_with_bias(w, part).double(), config.groups) for part in "QK"] for w in (a, b)
@@ -624,7 +561,7 @@ def _complex(x: Tensor, y: Tensor) -> Pair:
     return HALVES.as_complex(x), HALVES.as_complex(y)
 
 
-def _weights(noise: Mapping[str, Tensor], plain: str, dual: str) -> Pair:
+def _weights(noise: Tensors, plain: str, dual: str) -> Pair:
     """Inverse of the expected error."""
     return 1 / noise[plain].clamp_min(1e-300), 1 / noise[dual].clamp_min(1e-300)
 
@@ -638,13 +575,13 @@ def _pairs(about: Attention) -> int:
     return about.rotary // 2 + about.d_k - about.rotary
 
 
-def rebase_queries(weights: Mapping[str, Tensor], G: Tensor) -> Weights:
+def rebase_queries(weights: Tensors, G: Tensor) -> Weights:
     """``Q → Q G`` and ``K → K G⁻ᵀ`` in every group, with their biases."""
     inverse = torch.linalg.inv(G.double()).mT
     return _rebased(weights, G, "Q") | _rebased(weights, inverse, "K")
 
 
-def _rebased(weights: Mapping[str, Tensor], G: Tensor, tensor: str) -> Weights:
+def _rebased(weights: Tensors, G: Tensor, tensor: str) -> Weights:
     """``W G`` and ``b G`` head by head; heads of one group share its G."""
     W, b = weights[f"W_{tensor}"], weights.get(f"b_{tensor}")
     G = G.repeat_interleave(len(W) // len(G), dim=0).to(W)

@@ -15,6 +15,8 @@ from transformer_nfn.spaces.actions import Drawing, Size
 from transformer_nfn.spaces.actions.matrix import geometric
 
 Weights = dict[str, Tensor]
+Tensors = Mapping[str, Tensor]
+Noise = Tensors | None
 Element = TypeVar("Element")
 
 SHARE = 0.25
@@ -114,11 +116,11 @@ class Site:
     names: Mapping[str, str]
     detail: Any = None
 
-    def pick(self, weights: Mapping[str, Tensor]) -> Weights:
+    def pick(self, weights: Tensors) -> Weights:
         """The tensors of the site, of those by canonical name."""
         return {short: weights[name] for short, name in self.names.items() if name in weights}
 
-    def put(self, changed: Mapping[str, Tensor]) -> Weights:
+    def put(self, changed: Tensors) -> Weights:
         """Tensors of the site by canonical name."""
         return {self.names[short]: w for short, w in changed.items()}
 
@@ -157,7 +159,7 @@ class Symmetry(ABC, Generic[Element]):
         """Size of the group at one site."""
 
     @abstractmethod
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Element:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Element:
         """A random element; one that moves nothing where the weights allow no other.
 
         What is added to a tensor follows its size, so that an element costs no more precision
@@ -165,16 +167,10 @@ class Symmetry(ABC, Generic[Element]):
         """
 
     @abstractmethod
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Element) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Element) -> Weights:
         """The tensors that an element changes, as they are after it acted."""
 
-    def fit(
-        self,
-        site: Site,
-        a: Mapping[str, Tensor],
-        b: Mapping[str, Tensor],
-        noise: Mapping[str, Tensor] | None = None,
-    ) -> Element:
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Element:
         """The element that takes the tensors ``a`` closest to ``b``.
 
         Args:
@@ -186,7 +182,7 @@ class Symmetry(ABC, Generic[Element]):
         """
         raise NotImplementedError(f"{self.name}: no element can be fitted")
 
-    def reduce(self, site: Site, weights: Mapping[str, Tensor]) -> Weights:
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
         """The tensors that change when the network is brought to a representative of its orbit."""
         raise NotImplementedError(f"{self.name}: no representative is defined")
 
@@ -215,4 +211,3 @@ def random_scales(size: int, how: Drawing, *, positive: bool = False) -> Tensor:
     """Nonzero numbers spread over a factor of ``how.condition``, ``[size]``."""
     scales = geometric(1, size, how, how.condition or 1.0)[0]
     return scales if positive else scales * random_signs((size,), how)
-

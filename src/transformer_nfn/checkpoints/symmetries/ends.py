@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from torch import Tensor
+import torch
 
 from transformer_nfn.checkpoints.symmetries.base import (
+    Noise,
     Site,
     Symmetry,
+    Tensors,
     Weights,
     chosen,
     ends_part,
@@ -43,7 +45,7 @@ class EmbeddingShift(Symmetry[Weights]):
         """One vector for each source."""
         return Size(site.model.width * len(self._sources(site)))
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Weights:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Weights:
         """Vectors of the size of ``position``."""
         vectors = noise((2, site.model.width), weights["position"], how)
         sources = self._sources(site)
@@ -51,7 +53,7 @@ class EmbeddingShift(Symmetry[Weights]):
             return {n: vectors[int(n == "patch_bias")] for n in sources}
         return dict(zip(sources, vectors, strict=False))
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Weights) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Weights) -> Weights:
         """Takes each vector from its source and adds it to ``position``."""
         position = weights["position"].clone()
         out: Weights = {}
@@ -65,3 +67,28 @@ class EmbeddingShift(Symmetry[Weights]):
                 position[len(first) if site.detail else 0 :] += vector
                 out[name] = weights[name] - vector.to(weights[name])
         return out | {"position": position}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Weights:
+        """Least squares on all embeddings; of long ones, means over their rows."""
+        pairs = {name: [w[name].double() for w in (a, b)] for name in site.names}
+        if site.detail:
+            return self._fit_images({name: x - y for name, (x, y) in pairs.items()})
+        apart = {name: x.mean(0) - y.mean(0) for name, (x, y) in pairs.items()}
+        rows = {name: site.shape(name)[0] for name in apart}
+        left = sum(apart.values()) / sum(1 / n for n in rows.values())
+        return {name: apart[name] - left / rows[name] for name in self._sources(site)}
+
+    def _fit_images(self, apart: Weights) -> Weights:
+        first = [apart[n].flatten() for n in ("cls", "dist") if n in apart]
+        start, rest = apart["position"][: len(first)], apart["position"][len(first) :]
+        out = {}
+        if first:
+            out["cls"] = (torch.stack(first) - start).sum(0) / (2 * len(first))
+        if "patch_bias" in apart:
+            out["patch_bias"] = (apart["patch_bias"] - rest.sum(0)) / (1 + len(rest))
+        return out
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Embeddings as small as vectors between them can make them."""
+        nothing = {name: torch.zeros_like(w) for name, w in weights.items()}
+        return self.act(site, weights, self.fit(site, weights, nothing))

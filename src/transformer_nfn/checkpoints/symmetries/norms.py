@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +11,11 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
     TINY,
+    Noise,
     Part,
     Site,
     Symmetry,
+    Tensors,
     Weights,
     all_there,
     block_parts,
@@ -26,7 +28,10 @@ from transformer_nfn.checkpoints.symmetries.base import (
 from transformer_nfn.functional.description import EXTRA, Transformer
 from transformer_nfn.spaces.actions import Drawing, Size
 from transformer_nfn.spaces.actions.base import LOG10_2
+from transformer_nfn.spaces.actions.solvers import nearest_scales, signs
 
+NOTHING = 1e-6
+"""Gains smaller than this, relative to the largest, count as zero."""
 EMBEDDINGS = ("token", "position", "type", "patch", "patch_bias", "cls", "dist")
 
 
@@ -103,6 +108,22 @@ def is_biased(site: Site) -> bool:
     return all_there(site.names, "norm.b", *map(bias_of, readers.matrices), *others)
 
 
+def is_centred(site: Site, reader: str) -> bool:
+    """Whether LayerNorm's centring hides part of a reader: a bias takes up what β adds."""
+    biased = "norm.b" in site.names
+    return site.model.norm == "layer" and (not biased or bias_of(reader) in site.names)
+
+
+def nonzero(gain: Tensor) -> Tensor:
+    """Gains that can be divided by: those near zero are moved away from it."""
+    least = NOTHING * gain.abs().max().clamp_min(1e-30)
+    return torch.where(gain.abs() < least, torch.where(gain < 0, -least, least), gain)
+
+
+def _zeros(weights: Tensors) -> Weights:
+    return {name: torch.zeros_like(w) for name, w in weights.items()}
+
+
 class NormGain(Symmetry[Tensor]):
     """``γ → γ / r`` against ``W → diag(r) W`` for all readers, ``r [D]`` without zeros."""
 
@@ -118,7 +139,7 @@ class NormGain(Symmetry[Tensor]):
         """One scale for each coordinate."""
         return Size(site.shape("norm.g")[0])
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """Gives random gains of the size of the old ones, over a factor of ``how.condition``.
 
         They are short binary fractions, so that files of any dtype hold them (and them minus
@@ -132,7 +153,7 @@ class NormGain(Symmetry[Tensor]):
         new = torch.where(usable, steps / 32 * size, old.double()).to(old)
         return torch.where(old == new, 1.0, old / new)
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Readers are multiplied by ``g``, gain and bias of the norm divided."""
         out = {}
         for name in site.detail.matrices:
@@ -141,6 +162,44 @@ class NormGain(Symmetry[Tensor]):
         for name in ("norm.g", "norm.b"):
             if name in weights:
                 out[name] = weights[name] / g.to(weights[name])
+        return out
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """Takes the gains of ``b``, unless the readers would grow too much to make up for them."""
+        gain_A, gain_B = (w["norm.g"].double() for w in (a, b))
+        rows = [self._readers(site, w, gain) for w, gain in ((a, gain_A), (b, gain_B))]
+        pairs = (rows[0], rows[1]), (gain_A.unsqueeze(0), gain_B.unsqueeze(0))
+        nearest = nearest_scales(*pairs, positive=False)
+        same = gain_A / nonzero(gain_B)
+
+        def distance(r: Tensor) -> Tensor:
+            readers = (rows[0] * r - rows[1]).square().sum(0)
+            return readers + (gain_A / r - gain_B).square()
+
+        slack = 1e-9 * rows[0].square().sum(0)
+        usable = (same != 0) & (distance(same) <= distance(nearest) + slack)
+        return torch.where(usable, same, nearest)
+
+    def _readers(self, site: Site, weights: Tensors, gain: Tensor) -> Tensor:
+        """Rows of the readers ``[columns, D]``, without what a LayerNorm's centring hides."""
+        rows = []
+        for name in site.detail.matrices:
+            W = weights[name].double()
+            if is_centred(site, name):
+                seen = (W * gain.unsqueeze(-1)).mean(-2, keepdim=True)
+                W = W - seen / nonzero(gain).unsqueeze(-1)
+            rows.append(W.movedim(-2, -1).reshape(-1, len(gain)))
+        return torch.cat(rows)
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Gains of one."""
+        gain, bias = weights["norm.g"], weights.get("norm.b")
+        out = {"norm.g": torch.ones_like(gain)}
+        if bias is not None:
+            out["norm.b"] = torch.where(bias == 0, bias, bias / gain)
+        for name in site.detail.matrices:
+            if name in weights:
+                out[name] = weights[name] * gain.to(weights[name]).unsqueeze(-1)
         return out
 
 
@@ -157,19 +216,28 @@ class NormBias(Symmetry[Tensor]):
         """One shift for each coordinate."""
         return Size(site.shape("norm.b")[0])
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """A tenth of the size of the gain."""
         return noise((len(weights["norm.g"]),), weights["norm.g"], how, 0.1)
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Adds ``g [D]``."""
         shift = g.to(weights["norm.b"])
         out = {"norm.b": weights["norm.b"] + shift}
         for name in site.detail.matrices:
-            out[bias_of(name)] = weights[bias_of(name)] - shift @ weights[name]
+            if name in weights:
+                out[bias_of(name)] = weights[bias_of(name)] - shift @ weights[name]
         if site.detail.residual is not None:
             out[site.detail.residual] = weights[site.detail.residual] - shift
         return out
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """The difference of the norm's biases."""
+        return b["norm.b"] - a["norm.b"]
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Biases of zero."""
+        return self.act(site, weights, -weights["norm.b"])
 
 
 class CentredReaders(Symmetry[Weights]):
@@ -182,12 +250,7 @@ class CentredReaders(Symmetry[Weights]):
         if model.norm != "layer":
             return
         for site in norm_sites(model):
-            biased = "norm.b" in site.names
-            free = tuple(
-                name
-                for name in site.detail.matrices
-                if not biased or bias_of(name) in site.names
-            )
+            free = tuple(name for name in site.detail.matrices if is_centred(site, name))
             if free and not site.detail.tied:
                 yield Site(model, site.names, Readers(free, site.detail.residual))
 
@@ -199,7 +262,7 @@ class CentredReaders(Symmetry[Weights]):
         matrices: tuple[str, ...] = site.detail.matrices
         return matrices
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Weights:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Weights:
         """``v`` for each reader, shaped as its bias; nothing where a gain is near zero."""
         gain = weights["norm.g"].double()
         if gain.abs().min() <= TINY * gain.abs().max():
@@ -208,10 +271,10 @@ class CentredReaders(Symmetry[Weights]):
         shapes = {n: (*weights[n].shape[:-2], weights[n].shape[-1]) for n in self._free(site)}
         return {n: noise(shape, weights[n], how) / unit for n, shape in shapes.items()}
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Weights) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Weights) -> Weights:
         """Adds ``γ⁻¹ vᵀ`` with ``v`` by reader."""
         out = {}
-        gain, bias = weights["norm.g"], weights.get("norm.b")
+        gain, bias = nonzero(weights["norm.g"]), weights.get("norm.b")
         for name, v in g.items():
             W = weights[name]
             v = v.to(W)
@@ -219,6 +282,17 @@ class CentredReaders(Symmetry[Weights]):
             if bias is not None:
                 out[bias_of(name)] = weights[bias_of(name)] - (bias / gain).sum() * v
         return out
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Weights:
+        """Least squares on each reader."""
+        inverse = 1 / nonzero(a["norm.g"])
+        size = inverse.square().sum()
+        free = self._free(site)
+        return {n: torch.einsum("d,...dn->...n", inverse, b[n] - a[n]) / size for n in free}
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Columns of readers orthogonal to γ⁻¹."""
+        return self.act(site, weights, self.fit(site, weights, _zeros(weights)))
 
     def for_entries(self, g: Weights, entries: slice) -> Weights:
         """The output matrix has a column for each entry of the vocabulary."""
@@ -243,13 +317,21 @@ class CentredWriters(Symmetry[Weights]):
         """One number for each row of the writers."""
         return Size(sum(math.prod(site.shape(name)[:-1]) for name in site.names))
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Weights:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Weights:
         """``u`` for each writer, shaped as the writer without the stream."""
         return {n: noise(tuple(weights[n].shape[:-1]), weights[n], how) for n in site.names}
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Weights) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Weights) -> Weights:
         """Adds ``u 1ᵀ`` with ``u`` by writer."""
         return {name: weights[name] + u.to(weights[name]).unsqueeze(-1) for name, u in g.items()}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Weights:
+        """Differences of the rows' means."""
+        return {name: (b[name] - a[name]).mean(-1) for name in site.names}
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Rows of mean zero."""
+        return self.act(site, weights, {n: -weights[n].mean(-1) for n in site.names})
 
     def for_entries(self, g: Weights, entries: slice) -> Weights:
         """The token embedding has a row for each entry of the vocabulary."""
@@ -266,19 +348,28 @@ class SublayerSigns(Symmetry[Tensor]):
         for part in block_parts(model):
             for norm, writers in (("after_1", ("W_O", "b_O")), ("after_2", ("W_B", "b_B"))):
                 if f"{norm}.g" in part.names:
-                    yield Site(model, chosen(part.names, (*writers, f"{norm}.g")))
+                    gain = {"norm.g": part.names[f"{norm}.g"]}
+                    yield Site(model, chosen(part.names, writers) | gain)
 
     def size(self, site: Site) -> Size:
         """A sign for each coordinate."""
         return Size(0, site.model.width * LOG10_2)
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """Random signs ``[D]``."""
         return random_signs((site.model.width,), how)
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Multiplies gain and writers."""
         return {name: w * g.to(w) for name, w in weights.items()}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """Where the gains differ in sign."""
+        return signs(a["norm.g"]) * signs(b["norm.g"])
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Positive gains."""
+        return self.act(site, weights, signs(weights["norm.g"]))
 
 
 class BranchConstant(Symmetry[Tensor]):
@@ -297,11 +388,19 @@ class BranchConstant(Symmetry[Tensor]):
         """One number for each coordinate."""
         return Size(site.model.width)
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Tensor:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """A vector ``[D]``."""
         return noise((site.model.width,), weights["W_O"], how)
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Tensor) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Adds it to ``b_O``."""
         g = g.to(weights["b_O"])
         return {"b_O": weights["b_O"] + g, "b_B": weights["b_B"] - g}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """Least squares on both biases."""
+        return ((b["b_O"] - a["b_O"]) - (b["b_B"] - a["b_B"])) / 2
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """All of it in ``b_O``."""
+        return self.act(site, weights, weights["b_B"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,10 +12,11 @@ from transformer_nfn.checkpoints.symmetries.base import (
     TINY,
     Site,
     Symmetry,
+    Tensors,
     Weights,
     random_signs,
 )
-from transformer_nfn.checkpoints.symmetries.norms import bias_of, is_biased, norm_sites
+from transformer_nfn.checkpoints.symmetries.norms import NormBias, NormGain, is_biased, norm_sites
 from transformer_nfn.functional.description import KEPT, StreamGroup, Transformer, axes_of
 from transformer_nfn.functional.transformer import Weights as Source
 from transformer_nfn.functional.transformer import fetch
@@ -83,8 +84,8 @@ class StreamBasis(Symmetry[Turn]):
         """The whole network, where anything acts on its stream."""
         if model.stream_group != "none":
             names = [n for n in model.tensors if not n.startswith(KEPT)]
-            folded = tuple(site for site in norm_sites(model) if site.detail.residual is None)
-            detail = StreamDetail(model.stream_group, folded)
+            norms = tuple(site for site in norm_sites(model) if site.detail.residual is None)
+            detail = StreamDetail(model.stream_group, norms)
             yield Site(model, {n: n for n in (*names, "head")}, detail)
 
     def label(self, site: Site) -> str:
@@ -98,7 +99,7 @@ class StreamBasis(Symmetry[Turn]):
             return Orthogonal().size(D if group == "orthogonal" else D - 1)
         return Permutation().size(D) + Sign().size(D if group == "signed permutation" else 1)
 
-    def draw(self, site: Site, weights: Mapping[str, Tensor], how: Drawing) -> Turn:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Turn:
         """Uniform over the group."""
         width, group = site.model.width, site.detail.group
         if group == "orthogonal":
@@ -109,39 +110,17 @@ class StreamBasis(Symmetry[Turn]):
         order = torch.randperm(width, generator=how.generator)
         return Turn(order=order, signs=signs.expand(width))
 
-    def act(self, site: Site, weights: Mapping[str, Tensor], g: Turn) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: Turn) -> Weights:
         """Turns every tensor, after norms were folded where T is no permutation."""
         out = dict(weights)
         if g.matrix is not None:
             for norm in site.detail.norms:
                 own = norm.pick(out)
                 if "norm.g" in own:
-                    out |= norm.put(folded(norm, own))
+                    if is_biased(norm):
+                        own |= NormBias().reduce(norm, own)
+                    out |= norm.put(own | NormGain().reduce(norm, own))
         return {name: g(name, w) for name, w in out.items()}
-
-
-def folded(site: Site, weights: Mapping[str, Tensor]) -> Weights:
-    """A norm folded into its readers: its bias into theirs where they have any, then its gain.
-
-    Args:
-        site: of the norm; see `norms.norm_sites`.
-        weights: its tensors, as far as they are at hand.
-    """
-    gain, bias = weights["norm.g"], weights.get("norm.b")
-    out = {"norm.g": torch.ones_like(gain)}
-    if bias is not None:
-        biased = is_biased(site)
-        out["norm.b"] = (
-            torch.zeros_like(bias) if biased else torch.where(bias == 0, bias, bias / gain)
-        )
-    for name in site.detail.matrices:
-        if name not in weights:
-            continue
-        W = weights[name]
-        if bias is not None and is_biased(site):
-            out[bias_of(name)] = weights[bias_of(name)] + bias.to(W) @ W
-        out[name] = W * gain.to(W).unsqueeze(-1)
-    return out
 
 
 def allowed(site: Site, *sources: Source) -> Site:
