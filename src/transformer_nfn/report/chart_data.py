@@ -12,8 +12,7 @@ from transformer_nfn.paper.gather import Run, Study, ZooStudy, model_order
 from transformer_nfn.paper.table_text import OurCell, TableView, curve_lines, zoo_size
 from transformer_nfn.prediction.records import CONFIGURATION, RunRecord
 from transformer_nfn.prediction.together import TOGETHER
-from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel
-from transformer_nfn.report.whole_zoos import WholeZoo
+from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel, NamedZoo
 
 BINS = 20
 PARTS = ("train", "val", "test")
@@ -28,7 +27,7 @@ def as_script(data: dict[str, Any]) -> str:
 
 
 def zoo_data(
-    zoo: ZooStudy, tested: HeldOut, curve: TableView | None = None, whole: WholeZoo | None = None
+    zoo: ZooStudy, tested: HeldOut, curve: TableView | None = None, source: NamedZoo | None = None
 ) -> dict[str, Any]:
     """All of one zoo; an empty list where there is nothing to draw.
 
@@ -36,13 +35,13 @@ def zoo_data(
         zoo: the runs on it.
         tested: what they say of held-out networks.
         curve: its learning curve, where one was made.
-        whole: the zoo itself, where it was given.
+        source: the zoo itself, where it was given.
     """
     parts: list[list[int]] = []
     networks = tested.networks
     return {
         "label": zoo.label,
-        "zoo": zoo_reference(zoo, whole),
+        "zoo": zoo_reference(zoo, source),
         "size": zoo_size(_spokesman(zoo).zoo),
         "chosen": [_spokesman(zoo).selection.get(part) for part in PARTS],
         "models": [_model_data(run, tested.of(run), parts) for run in zoo.finished],
@@ -57,8 +56,8 @@ def zoo_data(
             },
         },
         "validation": networks.validation.tolist(),
-        "everything": None if whole is None else np.round(whole.accuracy, 6).tolist(),
-        "histogram": histogram(networks.accuracy if whole is None else whole.accuracy),
+        "everything": None if source is None else np.round(source.accuracy, 6).tolist(),
+        "histogram": histogram(networks.accuracy if source is None else source.accuracy),
         "sizes": _sizes(zoo) if curve is None else _curve(curve),
         "curves": [
             _model(run) | {"seeds": seeds} for run in zoo.finished if (seeds := _curves(run))
@@ -86,10 +85,10 @@ def study_data(study: Study) -> dict[str, Any]:
     }
 
 
-def zoo_reference(zoo: ZooStudy, whole: WholeZoo | None) -> str:
+def zoo_reference(zoo: ZooStudy, source: NamedZoo | None) -> str:
     """How a row of the zoo is named for ``tnfn predict``, up to the ``#``."""
-    if whole is not None:
-        return whole.text
+    if source is not None:
+        return source.text
     about = _spokesman(zoo).zoo
     return str(about.get("name") or about.get("task") or "ZOO")
 

@@ -1,7 +1,7 @@
-"""What do the compared runs say of networks they did not train on? Rounded once, for all to count.
+"""Predictions of the compared runs for held-out networks, and the zoos these come from.
 
-Tables, sentences and charts of the report count from these values, and the page carries them as
-they are here: whoever counts again from the page's own data finds the same numbers.
+Values are rounded once. Tables, sentences and charts of the report are computed from them, and the
+page carries them, so that its numbers can be recomputed from its data.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.paper.gather import Columns, Run, ZooStudy
+from transformer_nfn.io.assets import resolve
+from transformer_nfn.paper.gather import Columns, Run, Study, ZooStudy
 from transformer_nfn.prediction.records import CONFIGURATION, PREDICTIONS_FILE, RunError
+from transformer_nfn.zoo import Zoo
 
 DIGITS = 6
 MILLION = 10**DIGITS
@@ -223,3 +225,59 @@ class _Gathered:
             configuration=self._configuration,
             validation=np.array(sorted(self._validation), dtype=int),
         )
+
+
+@dataclass(frozen=True)
+class NamedZoo:
+    """A zoo as a user named it.
+
+    Attributes:
+        text: its path or name, as `tnfn predict` takes it before ``#``.
+        row: of every network that the runs could be chosen from.
+        run: the training each comes from.
+        accuracy: of each.
+    """
+
+    text: str
+    row: np.ndarray
+    run: np.ndarray
+    accuracy: np.ndarray
+
+    def rows_of(self, networks: Networks) -> list[int | None]:
+        """Where networks stand in this zoo, by their training and their accuracy."""
+        keys = zip(self.run.tolist(), self.accuracy.tolist(), strict=True)
+        place = dict(zip(keys, self.row.tolist(), strict=True))
+        pairs = zip(networks.run, networks.accuracy.tolist(), strict=True)
+        return [place.get((str(run), accuracy)) for run, accuracy in pairs]
+
+
+def named_zoos(study: Study, texts: list[str]) -> dict[str, NamedZoo]:
+    """Finds for each named zoo the runs made on it; by the label of those runs.
+
+    A zoo is the one that the runs were made on if every held-out network of them is in it: from
+    the same training, with the same accuracy.
+    """
+    found: dict[str, NamedZoo] = {}
+    for text in texts:
+        opened = Zoo.open(resolve(text, "zoo"))
+        fitting = {zoo.label: source for zoo in study.zoos if (source := _if_of(text, opened, zoo))}
+        if not fitting:
+            raise RunError(
+                f"'{text}' is not the zoo of these runs: expected the networks that they were "
+                "tested on, by training and accuracy, found others"
+            )
+        found |= fitting
+    return found
+
+
+def _if_of(text: str, opened: Zoo, zoo: ZooStudy) -> NamedZoo | None:
+    networks = held_out(zoo).networks
+    if zoo.best is None or not len(networks.row):
+        return None
+    chosen = zoo.best.record.selection
+    rows = opened.select(
+        percent=chosen.get("percent"), min_accuracy=chosen.get("min_accuracy") or None
+    )
+    accuracy = np.round(opened.table["test_accuracy"][rows].astype(float), DIGITS)
+    source = NamedZoo(text, rows, opened.table["run"][rows].astype(str), accuracy)
+    return None if None in source.rows_of(networks) else source
