@@ -49,7 +49,7 @@ def test_the_symmetries_tried_leave_the_function(how: Callable[[Net, Tensor], Mo
     moved = move(how, network, POSITIONS)
     inputs = draw(5, 4, seed=4)
     before, after = (_logits(*x, inputs) for x in [(network, POSITIONS), vars_of(moved)])
-    assert relative_error(after, before) < 1e-4
+    assert relative_error(after, before) < 3e-4
 
 
 @pytest.mark.parametrize(

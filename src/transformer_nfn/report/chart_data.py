@@ -12,7 +12,7 @@ from transformer_nfn.paper.gather import Run, Study, ZooStudy, model_order
 from transformer_nfn.paper.table_text import OurCell, TableView, curve_lines, zoo_size
 from transformer_nfn.prediction.records import CONFIGURATION, RunRecord
 from transformer_nfn.prediction.together import TOGETHER
-from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel, NamedZoo
+from transformer_nfn.report.held_out import MILLION, HeldOut, NamedZoo, SeedPart, TestedModel
 
 BINS = 20
 PARTS = ("train", "val", "test")
