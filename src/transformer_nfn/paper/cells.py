@@ -38,18 +38,18 @@ TRAIN_PART, VAL_PART, TEST_PART = range(3)
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table: which model, on which networks.
+    """One cell of a table: a model on a choice of networks.
 
     Attributes:
-        table, row, column: where it stands.
-        model: which predictor.
-        options: of the model.
-        min_accuracy: networks at least this accurate.
-        bound: entries of the augmenting group elements; 0 for every network twice as it is,
-            None for no augmentation.
-        max_train: at most this many networks to train on; None for all.
-        leave_out: kinds of a mixed zoo that are not trained on.
-        trained: False where the cell is about the size of the model alone.
+        table, row, column: its place.
+        model: name of the predictor.
+        options: options of the model.
+        min_accuracy: smallest accuracy of a network.
+        bound: bound on the entries of the augmenting group elements; 0 for every network twice
+            unchanged, None for no augmentation.
+        max_train: most networks to train on; None for all.
+        leave_out: sizes of a mixed zoo that are left out of training.
+        trained: False where the cell only counts parameters.
     """
 
     table: str
@@ -65,7 +65,7 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        """The name of its run folder."""
+        """Name of its run folder."""
         words = f"{self.row}-{self.column}".replace("+", "-").replace(" ", "")
         safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in words)
         return f"{self.table}-{safe}"
@@ -79,7 +79,7 @@ class PartsCache:
         self._parts: Parts | Kinds | None = None
 
     def get(self, path: Path, cell: Cell, percent: int | None, device: str) -> Parts | Kinds:
-        """The parts a cell speaks of, on the device."""
+        """The networks of a cell, on the device."""
         more = cell.model in ALL_CHECKPOINTS
         chosen = (cell.min_accuracy, cell.bound, cell.max_train, cell.leave_out)
         key = (path, *chosen, percent, device, more)
@@ -110,7 +110,7 @@ def fill_cell(
     cache: PartsCache | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunRecord:
-    """Trains and measures one cell, or reads it if it is there already."""
+    """Train and measure one cell, or read it if it is finished."""
     protocol = Protocol.of(cell.model, epochs)
     folder = out / "cells" / cell.folder
     table = {"table": cell.table, "row": cell.row, "column": cell.column}
@@ -136,7 +136,7 @@ def fill_cell(
         )
         record.write(folder)
         return record
-    # Trees do not know the GPU; what they read lies in main memory.
+    # Trees are fitted on the CPU.
     if cell.model not in NEURAL:
         parts = parts.to("cpu")
 
@@ -170,44 +170,44 @@ def fill_cells_on_ray(
     address: str | None = None,
     progress: Callable[[Cell, dict[str, Any]], None] | None = None,
 ) -> list[RunRecord]:
-    """Fills every cell, as many at once as the cluster takes; in the order of ``cells``.
+    """Fill every cell, as many at once as the cluster has room for; in the order of ``cells``.
 
     Args:
-        zoo_path, cells, out: see `transformer_nfn.paper.cells.fill_cell`.
+        zoo_path, cells, out: see `fill_cell`.
         how: its other arguments.
-        address: of the cluster; None starts one on this machine, unless Ray runs already.
-        progress: called with each cell that is done.
+        address: address of the cluster; None starts one on this machine, unless Ray runs already.
+        progress: called with each finished cell.
     """
     with ray_cluster(address, RunError) as ray:
         task = one_core_task(ray, _work, how["device"], RETRIES)
         where = zoo_path.resolve(), out.resolve()
         waiting = {task.remote(where[0], cell, where[1], how): cell for cell in cells}
-        found: dict[str, RunRecord] = {}
+        records: dict[str, RunRecord] = {}
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
             cell = waiting.pop(done)
             lost = f"cell '{cell.folder}' was lost on the cluster"
-            found[cell.folder] = task_result(ray, done, RunError, lost)
+            records[cell.folder] = task_result(ray, done, RunError, lost)
             if progress is not None:
-                progress(cell, {"done": True, "record": found[cell.folder]})
-        return [found[cell.folder] for cell in cells]
+                progress(cell, {"done": True, "record": records[cell.folder]})
+        return [records[cell.folder] for cell in cells]
 
 
 def _work(zoo_path: Path, cell: Cell, out: Path, how: dict[str, Any]) -> RunRecord:
-    """What a worker does; one thread, because there is a worker for every core."""
+    """Fill a cell on a worker; one thread, because there is a worker for every core."""
     torch.set_num_threads(1)
     return fill_cell(zoo_path, cell, out, **how)
 
 
 def disguised(data: Dataset, bound: float, seed: int) -> Dataset:
-    """Every block of every network moved by a random group element of its own.
+    """Move every block of every network by a random group element.
 
-    Elements are drawn and act in float64; the result is rounded to the weights' own dtype.
+    Elements are drawn and act in float64; the result is rounded to the dtype of the weights.
 
     Args:
         data: the networks.
         bound: matrix entries are uniform on ``[-bound, bound]`` (Table 6: 1, 10, 100).
-        seed: of the elements.
+        seed: random seed of the elements.
     """
     generator = torch.Generator().manual_seed(seed)
     blocks = []
@@ -226,7 +226,7 @@ def disguised(data: Dataset, bound: float, seed: int) -> Dataset:
 def augmented(parts: Parts, bound: float, seed: int = 0) -> Parts:
     """Two-fold augmentation of every part; the originals are kept.
 
-    With ``bound`` 0 the second half is the first again: as many steps, nothing new to see.
+    With ``bound`` 0 the second half repeats the first: as many steps, no new networks.
     """
     train, val, test = (
         joined(part, disguised(part, bound, seed + which) if bound else part)
@@ -242,16 +242,16 @@ def augmented(parts: Parts, bound: float, seed: int = 0) -> Parts:
 def agreement(
     predictors: Sequence[Predictor], test: Dataset, bound: float, seed: int = 0
 ) -> dict[str, Any]:
-    """The largest difference between predictions for gU and U, over networks and predictors.
+    """Largest difference between predictions for gU and U, over networks and predictors.
 
-    In float32 as augmented networks are stored, so the rounding of gU counts. In float64 the
-    weights are cast before the same group elements act, so the number is about the model alone;
-    None for predictors that compute in float32 whatever they are given.
+    In float32 the rounding of gU is included. In float64 the weights are cast before the same group
+    elements act, so the difference is that of the model alone; None for predictors that always
+    compute in float32.
 
     Args:
         predictors: fitted, in main memory.
-        test: the test part that `augmented` made: every network, then each in disguise.
-        bound, seed: as `augmented` was called with.
+        test: test part from `augmented`: every network, then each one moved.
+        bound, seed: arguments of `augmented`.
     """
     test = test.to("cpu")
     half = len(test) // 2
@@ -260,17 +260,17 @@ def agreement(
     wide_moved = disguised(wide, bound, seed + TEST_PART)
     largest: dict[str, float | None] = {"float32": 0.0, "float64": 0.0}
     for predictor in predictors:
-        _raise(largest, "float32", predictor, plain, moved)
+        _update(largest, "float32", predictor, plain, moved)
         if predictor.name in NEURAL:
             exact = Predictor(predictor.name, copy.deepcopy(predictor.inner).double())
-            _raise(largest, "float64", exact, wide, wide_moved)
+            _update(largest, "float64", exact, wide, wide_moved)
         else:
             largest["float64"] = None
     return {**largest, "networks": half, "max_condition": MAX_CONDITION}
 
 
-def _raise(
+def _update(
     largest: dict[str, float | None], key: str, predictor: Predictor, U: Dataset, gU: Dataset
 ) -> None:
-    apart = float((predictor.predict(gU) - predictor.predict(U)).abs().max())
-    largest[key] = max(largest[key] or 0.0, apart)
+    difference = float((predictor.predict(gU) - predictor.predict(U)).abs().max())
+    largest[key] = max(largest[key] or 0.0, difference)

@@ -1,4 +1,4 @@
-"""The paper's tables, and a learning curve, from any zoo: which cells are there, how filled?"""
+"""The paper's tables, a learning curve and the table of a mixed zoo, from any zoo."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def zoo_cells(
 
 
 def mixed_cells(leave_out: Iterable[str]) -> list[Cell]:
-    """The cells of the table of a mixed zoo: all kinds, invariants alone, and kinds left out."""
+    """The cells of the table of a mixed zoo: all sizes, invariants alone, and sizes left out."""
     name, model = MIXED.name, "whole_network"
     return [
         Cell(name, ALL_KINDS, WHOLE, model),
@@ -80,11 +80,11 @@ def table_cells(
 
     Args:
         name: ``table1`` to ``table6``, or ``learning-curve``.
-        task: of the zoo; text has no embedding to read.
+        task: task of the zoo; networks on text have no embedding.
         models: which predictors (tables 1, 2 and 6, learning curve); the paper's six and our three
             by default.
-        train: how many networks of the zoo there are to train on (learning curve).
-        sizes: numbers of networks instead of 64, 128, … and all (learning curve).
+        train: number of training networks of the zoo (learning curve).
+        sizes: numbers of networks in place of 64, 128, … and all (learning curve).
     """
     chosen = tuple(models) if models is not None else (*PAPER_MODELS, *EXTRA_MODELS)
     text = task in KNOWN_TASKS and not KNOWN_TASKS[task].patch
@@ -126,11 +126,11 @@ def table_cells(
 
 
 def curve_sizes(train: int, only: Sequence[int] | None = None) -> dict[str, int | None]:
-    """The columns: 64, 128, 256, … networks, and all (None).
+    """Columns of a learning curve: 64, 128, 256, … networks, and all (None).
 
     Args:
-        train: how many networks there are to train on.
-        only: these numbers of networks instead, each at least 64 and fewer than ``train``.
+        train: number of training networks.
+        only: these numbers of networks in place of them, each at least 64 and fewer than ``train``.
     """
     if train < SMALLEST:
         raise RunError(
@@ -153,14 +153,14 @@ def curve_sizes(train: int, only: Sequence[int] | None = None) -> dict[str, int 
     return {**sizes, ALL_NETWORKS: None}
 
 
-def kinds_to_leave_out(weights: Mapping[str, int], asked: Sequence[str] | None) -> list[str]:
-    """The kinds that are left out in turn: those asked for, else small, middling and large.
+def kinds_to_leave_out(weights: Mapping[str, int], chosen: Sequence[str] | None) -> list[str]:
+    """Sizes that are left out in turn: those chosen, else a small, a medium and a large one.
 
     Args:
-        weights: how many numbers a network of each kind has.
-        asked: names of kinds; None for a choice.
+        weights: number of weights of a network of each size.
+        chosen: names of sizes; None for a default.
     """
-    for name in asked or ():
+    for name in chosen or ():
         if name not in weights:
             raise RunError(
                 f"there are no networks of the kind '{name}' to leave out, only of "
@@ -168,8 +168,8 @@ def kinds_to_leave_out(weights: Mapping[str, int], asked: Sequence[str] | None) 
             )
     if len(weights) < 2:
         raise RunError("a table of kinds needs a mixed zoo of at least two kinds")
-    if asked is not None:
-        return list(dict.fromkeys(asked))
+    if chosen is not None:
+        return list(dict.fromkeys(chosen))
     by_size = sorted(weights, key=lambda name: weights[name])
     return list(dict.fromkeys([by_size[0], by_size[len(by_size) // 2], by_size[-1]]))
 
@@ -190,24 +190,24 @@ def reproduce(
     engine: str = "local",
     address: str | None = None,
 ) -> list[RunRecord]:
-    """Fills every cell of a table and writes it as Parquet and Markdown beside the paper's.
+    """Fill every cell of a table and write it as Parquet and Markdown beside the paper's.
 
-    Finished cells are read, not trained again, so an interrupted call goes on.
+    Finished cells are read, not trained again, so an interrupted call resumes.
 
     Args:
         name: see `table_cells`.
         zoo_path: any zoo; for ``mixed`` a mixed one.
         out: folder for cells and tables.
-        seeds: of every cell.
-        epochs: of neural predictors; each model's own by default.
+        seeds: random seeds of every cell.
+        epochs: epochs of neural predictors; by default those of each model.
         models: see `table_cells`.
-        percent: which checkpoint of each run.
+        percent: the checkpoint of each run, in percent of training.
         sizes: see `table_cells`.
-        leave_out: kinds left out in turn (mixed); a small, a middling and a large one by default.
-        device: for neural predictors.
-        progress: called with the cell and what happens in it.
-        engine: ``local``, or ``ray`` for a cell a task on a cluster.
-        address: of the Ray cluster; None starts one here.
+        leave_out: sizes left out in turn (mixed); by default a small, a medium and a large one.
+        device: device of neural predictors.
+        progress: called with the cell and its events.
+        engine: ``local``, or ``ray`` for one task per cell on a cluster.
+        address: address of the Ray cluster; None starts one here.
     """
     cells = zoo_cells(name, zoo_path, models, percent, sizes, leave_out)
     how: dict[str, Any] = dict(seeds=seeds, epochs=epochs, percent=percent, device=device)
@@ -218,8 +218,8 @@ def reproduce(
     elif engine == "local":
         cache, records = PartsCache(), []
         for cell in cells:
-            said = None if progress is None else (lambda line, c=cell: progress(c, line))
-            records.append(fill_cell(zoo_path, cell, out, cache=cache, report=said, **how))
+            report = None if progress is None else (lambda line, c=cell: progress(c, line))
+            records.append(fill_cell(zoo_path, cell, out, cache=cache, report=report, **how))
             if progress is not None:
                 progress(cell, {"done": True, "record": records[-1]})
     else:
@@ -229,7 +229,7 @@ def reproduce(
 
 
 def write_table(name: str, records: list[RunRecord], out: Path) -> None:
-    """Writes ``NAME.parquet`` and ``NAME.md`` into a folder."""
+    """Write ``NAME.parquet`` and ``NAME.md`` into a folder."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -39,7 +39,7 @@ def measure_widening(
     left out at random; the largest over all values of the size, and a quarter more.
 
     Args:
-        module: has ``reading(network)``, what it judges networks by.
+        module: has ``features(network)``.
         kinds: networks as the module reads them, on its device.
         sizes: of the kinds, by name.
 

@@ -1,4 +1,4 @@
-"""What the page carries: the values that its tables count and its charts draw, as plain JSON."""
+"""The data of the page, as JSON: the values behind its tables and charts."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def zoo_data(
 
     Args:
         zoo: the runs on it.
-        tested: what they say of held-out networks.
-        curve: its learning curve, where one was made.
-        source: the zoo itself, where it was given.
+        tested: their predictions for held-out networks.
+        curve: its learning curve, if there is one.
+        source: the zoo itself, if it was named.
     """
     parts: list[list[int]] = []
     networks = tested.networks
     return {
         "label": zoo.label,
         "zoo": zoo_reference(zoo, source),
-        "size": zoo_size(_spokesman(zoo).zoo),
-        "chosen": [_spokesman(zoo).selection.get(part) for part in PARTS],
+        "size": zoo_size(_record(zoo).zoo),
+        "chosen": [_record(zoo).selection.get(part) for part in PARTS],
         "models": [_model_data(run, tested.of(run), parts) for run in zoo.finished],
         "parts": parts,
         "networks": {
@@ -86,20 +86,20 @@ def study_data(study: Study) -> dict[str, Any]:
 
 
 def zoo_reference(zoo: ZooStudy, source: NamedZoo | None) -> str:
-    """How a row of the zoo is named for ``tnfn predict``, up to the ``#``."""
+    """Name of the zoo for ``tnfn predict``, before the ``#``."""
     if source is not None:
         return source.text
-    about = _spokesman(zoo).zoo
+    about = _record(zoo).zoo
     return str(about.get("name") or about.get("task") or "ZOO")
 
 
-def _spokesman(zoo: ZooStudy) -> RunRecord:
-    """The record that tells of the zoo."""
+def _record(zoo: ZooStudy) -> RunRecord:
+    """The record that describes the zoo."""
     return (zoo.best or (zoo.main or zoo.runs)[0]).record
 
 
 def histogram(accuracy: np.ndarray) -> dict[str, Any] | None:
-    """Networks in each of twenty bands of accuracy; a bound belongs to the band above it."""
+    """Number of networks in each of twenty bands of accuracy; a bound is in the band above it."""
     values = np.rint(accuracy[np.isfinite(accuracy)] * MILLION).astype(np.int64)
     if not len(values):
         return None
@@ -128,7 +128,7 @@ def _model(run: Run) -> dict[str, Any]:
 
 
 def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) -> dict[str, Any]:
-    """A compared model: what its record says, and what it said of each test network."""
+    """A compared model: its record, and its predictions for each test network."""
     summary = run.record.summary
     by_seed: dict[Any, SeedPart] = {}
     if tested is not None:
@@ -155,14 +155,14 @@ def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) ->
 
 
 def _place(part: list[int], parts: list[list[int]]) -> int:
-    """Where a list of networks stands; seeds and models mostly test the same ones."""
+    """Index of a list of networks; seeds and models mostly share them."""
     if part not in parts:
         parts.append(part)
     return parts.index(part)
 
 
 def _or_none(values: np.ndarray) -> list[float | None]:
-    """NaN, for which JSON has no word, as None."""
+    """Values with None for NaN, which JSON lacks."""
     return [None if value != value else value for value in values.tolist()]
 
 

@@ -46,24 +46,23 @@ MOST_POINTS = 1000
 
 @dataclass(frozen=True)
 class Origin:
-    """When the page was written, and the command that writes it again."""
+    """Time of writing, and the command that writes the page."""
 
     written: datetime
     command: str
 
     @property
     def date(self) -> str:
-        """As people and programs read it."""
+        """The time of writing as text."""
         return f"{self.written:%Y-%m-%d %H:%M} UTC"
 
 
 def write_report(
     folders: Sequence[Path | str], out: Path | str, *, zoos: Sequence[Path | str] = ()
 ) -> None:
-    """Writes one HTML page about every run in or below the folders.
+    """Write one HTML page about every run in or below the folders.
 
-    The page needs nothing but itself: style, scripts and data stand in it. It appears whole or
-    not at all.
+    The page is self-contained: style, scripts and data are in it. It is written atomically.
 
     Args:
         folders: run folders, folders that hold some, or names of predictors (`tnfn assets`).
@@ -89,8 +88,8 @@ def page(study: Study, origin: Origin, sources: dict[str, NamedZoo] | None = Non
 
     Args:
         study: the runs.
-        origin: when and how it was written.
-        sources: the zoos themselves where they were given, by label.
+        origin: time of writing and command.
+        sources: the named zoos, by label.
     """
     sources = sources or {}
     tested = [_within(held_out(zoo), sources.get(zoo.label)) for zoo in study.zoos]
@@ -156,7 +155,7 @@ errors are over seeds. The paper’s numbers are as printed there.</p></footer>
 
 
 def _within(tested: HeldOut, source: NamedZoo | None) -> HeldOut:
-    """Rows as the given zoo counts them, and its accuracies."""
+    """With the rows and accuracies of the named zoo."""
     if source is None:
         return tested
     return tested.within(source.rows_of(tested.networks), source.accuracy)
@@ -235,7 +234,7 @@ def _figures(study: Study, drawn: list[dict[str, Any]]) -> str:
 
 
 def _scatter_caption(key: str, data: dict[str, Any]) -> str:
-    """Says whose predictions are drawn, and how many of them."""
+    """Caption that states whose predictions are drawn, and how many."""
     seeds = max(len(model["seeds"]) for model in data["models"])
     whose = "of the only seed"
     if seeds > 1:
@@ -260,7 +259,7 @@ def _tested_places(model: dict[str, Any], parts: list[list[int]]) -> set[int]:
 
 
 def _figure(kind: str, index: int, zoo: ZooStudy, caption: str) -> str:
-    """A chart to be drawn, and its caption, which names the zoo for whoever cuts it out."""
+    """A chart to be drawn, with a caption that names the zoo."""
     return (
         f'<figure class="chart {kind}" data-chart="{kind}" data-zoo="{index}">'
         f'<div class="canvas"></div><figcaption>{caption} Zoo: {quoted(zoo.label)}.</figcaption>'
@@ -300,12 +299,12 @@ def _every_run(study: Study) -> str:
 
 
 def zoo_names(study: Study) -> str:
-    """The zoos in words."""
+    """Labels of all zoos."""
     return "; ".join(zoo.label for zoo in study.zoos)
 
 
 def lede(study: Study) -> str:
-    """One sentence on who predicts what, and who does it best."""
+    """One sentence: which models predict what, and which is best."""
     text = (
         f"{_who(study)} the test accuracy of small transformers from nothing but their weights: "
         f"{quoted(zoo_names(study))}."
@@ -322,7 +321,7 @@ def lede(study: Study) -> str:
 
 
 def _who(study: Study) -> str:
-    """Models that are compared; where none are, the variants that stand in tables."""
+    """The compared models; where there are none, the variants in tables."""
     compared = {run.record.model for zoo in study.zoos for run in zoo.finished}
     if compared:
         verb = "predicts" if len(compared) == 1 else "predict"
@@ -418,12 +417,12 @@ def _facts(index: int, zoo: ZooStudy, source: NamedZoo | None) -> list[tuple[str
 
 
 def quoted_count(value: Any) -> str:
-    """A count that a record tells."""
+    """A count from a record."""
     return quoted(f"{value:,}") if isinstance(value, int) else NOTHING
 
 
 def _architecture(value: Any) -> str:
-    """A network of the zoo in words."""
+    """Sizes of a network of the zoo."""
     if not isinstance(value, dict) or not {"blocks", "d_model", "heads"} <= value.keys():
         return NOTHING
     return quoted(f"{value['blocks']} blocks, width {value['d_model']}, {value['heads']} heads")
