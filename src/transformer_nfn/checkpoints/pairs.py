@@ -161,6 +161,12 @@ def relate_folder(
         options: how all checkpoints are opened.
         address: of a Ray cluster; None starts one on this machine.
         progress: called with the numbers of finished and of all pairs, and the last pair.
+
+    >>> from transformer_nfn.testing import write_example_checkpoint
+    >>> for name, seed in (("original", 0), ("copy", 0), ("other", 1)):
+    ...     _ = write_example_checkpoint(f"models/{name}", seed)
+    >>> relate_folder("models").groups()
+    [['copy', 'original'], ['other']]
     """
     if engine not in ("local", "ray"):
         raise PairsError(f"the engine must be 'local' or 'ray', found '{engine}'")

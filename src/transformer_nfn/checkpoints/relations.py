@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,6 +128,9 @@ class Relation:
         not_compared: what was left out, a sentence each.
         reason: one sentence.
         proof: of the same function or the contrary, where one was tried.
+
+    >>> print(Relation("same", True, 1.0, "both hold the same bytes", ("0",), ("0",)))
+    same (score 1.000): both hold the same bytes
     """
 
     verdict: Verdict
@@ -211,6 +215,13 @@ def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
         B: the other.
         prove: True proves, or searches for token ids on which the two differ, whatever the scores
             are; False leaves it at scores. By default only a disguise is proved.
+
+    >>> from transformer_nfn.checkpoints import open_model
+    >>> from transformer_nfn.testing import write_example_checkpoint
+    >>> a, b = (write_example_checkpoint(f"model-{seed}", seed) for seed in (0, 1))
+    >>> with open_model(a) as A, open_model(b) as B:
+    ...     relate(A, B).verdict, relate(A, A).verdict
+    ('unrelated', 'same')
     """
     rows, columns = Reduced(A).blocks, Reduced(B).blocks
     if (reason := equal_weights(A, B)) is not None:
@@ -356,13 +367,14 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
     blocks: dict[str, dict[str, Part]] = {}
     distances: list[tuple[float, float]] = []
     thumbnails: tuple[list[Directions], list[Directions]] = ([], [])
-    for a, b in _sketches(A, B, probes, in_line):
+    # One block of each model in memory at a time.
+    for name, a, b in zip_longest(A.blocks, _sketches(A, probes[0]), _sketches(B, probes[1])):
         for kept, sketch in zip(thumbnails, (a, b), strict=True):
             if sketch is not None:
-                kept.append(thumbnail(sketch[1]))
-        if in_line and a is not None and b is not None:
-            blocks[a[0]] = compare_blocks(unit_directions(a[1]), unit_directions(b[1]))
-            distances.append(_constant_distance(a[1], b[1]))
+                kept.append(thumbnail(sketch))
+        if in_line:
+            blocks[name] = compare_blocks(unit_directions(a), unit_directions(b))
+            distances.append(_constant_distance(a, b))
     matrix = block_matrix(*thumbnails)
     judgement = _judge(A, B, fit, blocks, distances, matrix)
     scores = [block_score(parts) for parts in blocks.values()]
@@ -383,19 +395,8 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
     )
 
 
-def _sketches(
-    A: Reduced, B: Reduced, probes: tuple[Probes, Probes], in_line: bool
-) -> Iterator[tuple[tuple[str, BlockSketch] | None, tuple[str, BlockSketch] | None]]:
-    """Blocks of both side by side, or one after the other where the depths differ."""
-    if in_line:
-        for name in A.blocks:
-            a = name, sketch_block(A.block(name), probes[0])
-            yield a, (name, sketch_block(B.block(name), probes[1]))
-        return
-    for name in A.blocks:
-        yield (name, sketch_block(A.block(name), probes[0])), None
-    for name in B.blocks:
-        yield None, (name, sketch_block(B.block(name), probes[1]))
+def _sketches(model: Reduced, probes: Probes) -> Iterator[BlockSketch]:
+    return (sketch_block(model.block(name), probes) for name in model.blocks)
 
 
 def _constant_distance(a: BlockSketch, b: BlockSketch) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from transformer_nfn.errors import SpaceError, TransformerNFNError
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Model, OpenOptions
     from transformer_nfn.checkpoints.pairs import AllPairs, Pair
+    from transformer_nfn.networks import Network
     from transformer_nfn.symmetry import Comparison
 
 IN_NETWORK = (
@@ -120,20 +122,22 @@ def compare_command(
         raise TransformerNFNError("name two networks to compare, or a folder with --matrix")
     if out is not None or engine != "local":
         raise TransformerNFNError("--out and --engine are for --matrix")
+    from transformer_nfn.networks import resolve_network
+
+    networks = [resolve_network(name) for name in (first, second)]
     if space is None and part is None:
-        _compare_checkpoints(first, second, options, prove, figure, json_output)
+        _compare_checkpoints(networks, options, prove, figure, json_output)
     refuse_options(options, first)
     if figure is not None:
         raise TransformerNFNError(
             f"--figure is for checkpoints of transformers, and '{first}' is read as a network of a "
             "weight space"
         )
-    _compare_networks(first, second, space, part, group, json_output)
+    _compare_networks(networks, space, part, group, json_output)
 
 
 def _compare_checkpoints(
-    first: str,
-    second: str,
+    networks: Sequence[Network],
     options: OpenOptions,
     prove: bool | None,
     figure: Path | None,
@@ -142,23 +146,22 @@ def _compare_checkpoints(
     """Compare two checkpoints and exit; return if both are networks of a weight space."""
     from transformer_nfn.checkpoints import relate
     from transformer_nfn.checkpoints.relations import draw_relation
-    from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
 
     with ExitStack() as stack:
         models: list[Model | None] = []
-        for name in (first, second):
-            models.append(open_transformer(name, options))
+        for network in networks:
+            models.append(network.open_model(options))
             if (model := models[-1]) is not None:
                 stack.enter_context(model)
         A, B = models
         if A is None and B is None:
             return
         if A is None or B is None:
-            known, other = (first, second) if B is None else (second, first)
-            open_checkpoint(other).close()  # raises what is wrong with the file, if anything is
+            known, other = networks if B is None else reversed(networks)
+            other.check_readable()
             raise SpaceError(
-                f"'{known}' is a checkpoint of a transformer and '{other}' a network of a weight "
-                "space: they do not compare"
+                f"'{known.name}' is a checkpoint of a transformer and '{other.name}' a network of "
+                "a weight space: they do not compare"
             )
         relation = relate(A, B, prove=prove)
     if figure is not None and relation.matrix is not None:
@@ -173,18 +176,24 @@ def _compare_checkpoints(
 
 
 def _compare_networks(
-    first: str, second: str, space: str | None, part: str | None, group: str, json_output: bool
+    networks: Sequence[Network],
+    space: str | None,
+    part: str | None,
+    group: str,
+    json_output: bool,
 ) -> None:
     """Compare two networks of a weight space, with proof, and exit."""
     from transformer_nfn import symmetry
     from transformer_nfn.functional.zoo_network import BLOCK
-    from transformer_nfn.symmetry.layer_norm import turned_alike
+    from transformer_nfn.symmetry.enlarged import turned_alike
 
+    first, second = networks
     left, U = named_network(first, space, part, in_network=True)
     right, V = named_network(second, space, part, in_network=True)
     if left != right:
         raise SpaceError(
-            f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
+            f"'{first.name}' lies in {left.name} and '{second.name}' in {right.name}: the spaces "
+            "do not match"
         )
     if group not in ("paper", "enlarged"):
         raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")

@@ -125,7 +125,7 @@ def fingerprint_command(
 def _take(files: Sequence[str], options: OpenOptions) -> list[Entry] | None:
     """Fingerprints of checkpoints; None where these are networks of a weight space."""
     from transformer_nfn.checkpoints.fingerprints import Database, Entry, take_fingerprint
-    from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
+    from transformer_nfn.networks import resolve_network
 
     entries: list[Entry] = []
     console = Console(stderr=True)
@@ -138,10 +138,11 @@ def _take(files: Sequence[str], options: OpenOptions) -> list[Entry] | None:
                 with Database(file) as stored:
                     entries += stored
                 continue
-            model = open_transformer(file, options)
+            network = resolve_network(file)
+            model = network.open_model(options)
             if model is None:
                 if entries:
-                    open_checkpoint(file).close()  # raises what is wrong with it, if anything is
+                    network.check_readable()
                     raise SpaceError(
                         f"'{files[0]}' is a checkpoint of a transformer and '{file}' a network of "
                         "a weight space: their fingerprints do not compare"

@@ -16,7 +16,7 @@ from transformer_nfn.checkpoints.disguises.neurons import permute_neurons, scale
 from transformer_nfn.functional import layer_norm
 from transformer_nfn.spaces.actions.solvers import polar_fixing_ones
 from transformer_nfn.spaces.axis import under_prefix
-from transformer_nfn.symmetry.layer_norm import hyperplane
+from transformer_nfn.symmetry.enlarged import hyperplane
 
 Weights = dict[str, Tensor]
 Forward = Callable[[Mapping[str, Tensor], Tensor], Tensor]

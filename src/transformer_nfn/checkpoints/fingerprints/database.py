@@ -28,7 +28,6 @@ from transformer_nfn.checkpoints.fingerprints.fingerprint import (
     FingerprintError,
     check_format,
     compare_fingerprints,
-    fingerprint_distance,
 )
 from transformer_nfn.errors import missing_extra
 from transformer_nfn.io.files import atomic_file, made_folder, open_parquet
@@ -65,6 +64,18 @@ class Database:
 
     Attributes:
         path: of the file.
+
+    >>> from transformer_nfn.checkpoints import open_model
+    >>> from transformer_nfn.testing import write_example_checkpoint
+    >>> from transformer_nfn.checkpoints.fingerprints import take_fingerprint
+    >>> with open_model(write_example_checkpoint("model")) as model:
+    ...     fingerprint = take_fingerprint(model)
+    >>> add_to_database("known.parquet", [Entry("model", fingerprint)])
+    (1, 1)
+    >>> with Database("known.parquet") as known:
+    ...     (matches,) = search(known, [fingerprint])
+    >>> matches[0].name, matches[0].comparison.distance
+    ('model', 0.0)
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -204,9 +215,11 @@ def search(
     out = []
     for i, query in enumerate(fingerprints):
         rows = np.argpartition(-near[:, i], count - 1)[:count]
-        entries = [(e.name, e.fingerprint) for e in database.rows([int(row) for row in rows])]
-        nearest = sorted(entries, key=lambda e: (fingerprint_distance(query, e[1]), e[0]))[:most]
-        out.append([Match(name, p, compare_fingerprints(query, p)) for name, p in nearest])
+        matches = [
+            Match(entry.name, entry.fingerprint, compare_fingerprints(query, entry.fingerprint))
+            for entry in database.rows(rows.tolist())
+        ]
+        out.append(sorted(matches, key=lambda m: (m.comparison.distance, m.name))[:most])
     return out
 
 

@@ -107,6 +107,14 @@ class Fingerprint:
         constants_noise: ``[STEPS, CONSTANTS]``, the same.
         ends_noise: ``[ENDS]``, the same.
         sizes: ``[STEPS, PARTS, QUANTILES]`` logarithms of the sizes of heads and neurons.
+
+    >>> from transformer_nfn.checkpoints import open_model
+    >>> from transformer_nfn.testing import write_example_checkpoint
+    >>> from transformer_nfn.checkpoints.fingerprints import take_fingerprint
+    >>> with open_model(write_example_checkpoint("model")) as model:
+    ...     data = take_fingerprint(model).to_bytes()
+    >>> len(data), Fingerprint.from_bytes(data, "model").family
+    (4816, 'llama')
     """
 
     family: str
@@ -224,7 +232,16 @@ class FingerprintComparison:
 
 
 def compare_fingerprints(a: Fingerprint, b: Fingerprint) -> FingerprintComparison:
-    """Compare two fingerprints."""
+    """Compare two fingerprints.
+
+    >>> from transformer_nfn.checkpoints import open_model
+    >>> from transformer_nfn.testing import write_example_checkpoint
+    >>> from transformer_nfn.checkpoints.fingerprints import take_fingerprint
+    >>> a, b = (write_example_checkpoint(f"model-{seed}", seed) for seed in (0, 1))
+    >>> with open_model(a) as A, open_model(b) as B:
+    ...     compare_fingerprints(take_fingerprint(A), take_fingerprint(B)).summary()
+    'nothing'
+    """
     comparable = a.frame == b.frame and a.rows == b.rows
     squares = _distances(a, b)
     present = np.concatenate([x[~np.isnan(x)] for x in squares.values()])
@@ -243,11 +260,6 @@ def compare_fingerprints(a: Fingerprint, b: Fingerprint) -> FingerprintCompariso
         float(np.sqrt(np.square(a.sizes.astype(np.float64) - b.sizes).mean())),
         comparable,
     )
-
-
-def fingerprint_distance(a: Fingerprint, b: Fingerprint) -> float:
-    """`FingerprintComparison.distance` alone."""
-    return _joined(_distances(a, b))
 
 
 def stored_rows(rows: Array) -> Array:

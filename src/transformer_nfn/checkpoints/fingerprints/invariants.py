@@ -46,7 +46,7 @@ from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import KEPT, Attention
 from transformer_nfn.functional.transformer import activation
-from transformer_nfn.symmetry.sketch import directions, sketch
+from transformer_nfn.symmetry.sources import directions, sketch
 
 VECTORS = 256
 """Vectors of a frame."""
@@ -70,6 +70,13 @@ def take_fingerprint(
     Args:
         model: from `transformer_nfn.checkpoints.open_model`.
         progress: called with the name of each finished block.
+
+    >>> from transformer_nfn.checkpoints import open_model
+    >>> from transformer_nfn.testing import write_example_checkpoint
+    >>> with open_model(write_example_checkpoint("model")) as model:
+    ...     fingerprint = take_fingerprint(model)
+    >>> fingerprint.family, fingerprint.depth, fingerprint.sketch.shape
+    ('llama', 2, (8, 3, 64))
     """
     # In a precision beyond that of the file, so that storing it is the only rounding.
     half = model.dtype in (torch.float16, torch.bfloat16)
@@ -482,18 +489,24 @@ def _end_rows(model: Reduced, frame: _Frame) -> list[_Row]:
     names = {"token": "embedding", "patch": "embedding", "type": "token type"}
     for table in model.tables():
         movable = shifted(model, table.name)
-        sums = _sums(table, centred=movable)
+        row, mean, bias = _table_rows(table, z, centred=movable)
         pooler = table.name.startswith("extra.")
-        add("pooler" if pooler else names.get(table.name, table.name), sums.read(z), sums.bias)
+        add("pooler" if pooler else names.get(table.name, table.name), row, bias)
         if movable:
-            rows["input constant"].append(sums.read_mean(z))
+            rows["input constant"].append(mean)
     output = model.output()
     if output is not None:
-        sums = _sums(output, centred=False)
-        add("head", sums.read(z), sums.bias)
-    masked = _masked_head(model, z)
-    if masked is not None:
-        add("head", *masked)
+        row, _, bias = _table_rows(output, z)
+        add("head", row, bias)
+    head = model.masked_head()
+    if head is not None and model.about.mlm is not None:  # BERT: norm(φ(z W + b)) and a table
+        W, b, table = head
+        hidden = activation(model.about.mlm)(z @ W.value.double() + b.value.double())
+        if model.about.norm == "layer":
+            hidden = hidden - hidden.mean(-1, keepdim=True)
+        size = hidden.square().mean(-1, keepdim=True).clamp_min(1e-300).sqrt()
+        row, _, bias = _table_rows(table, hidden / size, (W.error + b.error) / size.square())
+        add("head", row, bias)
     for gain in model.vectors().values():
         values = (z * z.roll(1, 0)) @ gain.value.double()
         rows["input norm"].append(_Row(values, float(gain.error) * len(z)))
@@ -505,36 +518,18 @@ def _end_rows(model: Reduced, frame: _Frame) -> list[_Row]:
     return [joined[name] for name in ENDS]
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Sums of the rows of a table with signs.
+def _table_rows(
+    table: Table, z: Tensor, z_error: Tensor | None = None, *, centred: bool = False
+) -> tuple[_Row, _Row, _Row | None]:
+    """Signed sums over all rows of a table, read by ``z``; their mean, likewise; signed sums of the
+    biases that belong to the rows, or None.
 
-    Attributes:
-        sums: ``[n, D]``.
-        error: expected square of the error of one sum's length.
-        mean: ``[D]`` of all rows.
-        count: of rows.
-        bias: sums of the biases that belong to the rows, or None.
+    Args:
+        table: to sum.
+        z: ``[END_NUMBERS, D]``.
+        z_error: expected squares of the errors of z; none if not given.
+        centred: sum the deviations from the mean.
     """
-
-    sums: Tensor
-    error: float
-    mean: Tensor
-    count: int
-    bias: _Row | None
-
-    def read(self, z: Tensor) -> _Row:
-        """The sums as the frame reads them."""
-        error = torch.as_tensor(self.error / z.shape[1])
-        return _products(self.sums, z, error, torch.zeros(()))
-
-    def read_mean(self, z: Tensor) -> _Row:
-        """The mean as the frame reads it."""
-        return _Row(z @ self.mean, self.error / self.count**2 * len(z))
-
-
-def _sums(table: Table, *, centred: bool) -> _Sums:
-    """Sums over all rows; ``centred``: over their deviations from the mean."""
     sums, mean, total, error = None, None, torch.zeros(END_NUMBERS).double(), 0.0
     biases: list[_Row] = []
     for start in range(0, len(table), ROWS):
@@ -554,24 +549,10 @@ def _sums(table: Table, *, centred: bool) -> _Sums:
     mean /= len(table)
     if centred:
         sums -= torch.outer(total, mean)
-    bias_row = _added(biases, END_NUMBERS) if biases else None
-    return _Sums(sums, error, mean, len(table), bias_row)
-
-
-def _masked_head(model: Reduced, z: Tensor) -> tuple[_Row, _Row | None] | None:
-    """BERT's head, ``norm(φ(z W + b))`` times the sums of the output matrix; and its bias."""
-    head = model.masked_head()
-    if head is None or model.about.mlm is None:
-        return None
-    W, b, table = head
-    hidden = activation(model.about.mlm)(z @ W.value.double() + b.value.double())
-    if model.about.norm == "layer":
-        hidden = hidden - hidden.mean(-1, keepdim=True)
-    size = hidden.square().mean(-1, keepdim=True).clamp_min(1e-300).sqrt()
-    sums = _sums(table, centred=False)
-    error = torch.as_tensor(sums.error / hidden.shape[1])
-    row = _products(hidden / size, sums.sums, (W.error + b.error) / size.square(), error)
-    return row, sums.bias
+    entry_error = torch.as_tensor(error / z.shape[1])
+    row = _products(sums, z, entry_error, torch.zeros(()) if z_error is None else z_error)
+    mean_row = _Row(z @ mean, error / len(table) ** 2 * len(z))
+    return row, mean_row, _added(biases, END_NUMBERS) if biases else None
 
 
 def _kept(model: Reduced) -> Iterator[_Row]:

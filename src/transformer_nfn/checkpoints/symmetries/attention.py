@@ -23,9 +23,9 @@ from transformer_nfn.checkpoints.symmetries.base import (
     random_signs,
 )
 from transformer_nfn.functional.description import Attention, Transformer, axes_of
-from transformer_nfn.spaces.actions import ComplexScale, Drawing, Permutation, Size
+from transformer_nfn.spaces.actions import ComplexScale, Drawing, Linear, Permutation, Scale, Size
 from transformer_nfn.spaces.actions.base import LOG10_2
-from transformer_nfn.spaces.actions.matrix import orthogonal
+from transformer_nfn.spaces.actions.matrix import column_signs, orthogonal
 from transformer_nfn.spaces.actions.permutation import assign_in_groups
 from transformer_nfn.spaces.actions.solvers import (
     Pair,
@@ -128,6 +128,20 @@ class HeadPermutation(Symmetry[HeadOrder]):
             total += head_similarity(config, pair[0], pair[1])
         return HeadOrder(*assign_in_groups(total, config.groups))
 
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Groups, and heads within each, by the size of `Q Kᵀ` and `V O`."""
+        config: Attention = site.detail
+        sizes = torch.zeros(config.heads, dtype=torch.float64)
+        for prefix in [name.removesuffix("W_Q") for name in weights if name.endswith("W_Q")]:
+            W = {part: weights[f"{prefix}W_{part}"] for part in "QKVO"}
+            for left, right in ((W["Q"], W["K"]), (W["O"].mT, W["V"])):
+                sizes += _product_inner(left, left, right, right).diagonal()
+        grouped = sizes.unflatten(0, (config.groups, -1))
+        groups = grouped.sum(1).argsort(descending=True)
+        within = grouped[groups].argsort(1, descending=True)
+        queries = groups.unsqueeze(1) * grouped.shape[1] + within
+        return self.act(site, weights, HeadOrder(queries.flatten(), groups))
+
 
 class QueryKeyBasis(Symmetry[Tensor]):
     """``Q → Q G`` and ``K → K G⁻ᵀ`` in every group, ``G [g, d_k, d_k]``.
@@ -193,6 +207,18 @@ class QueryKeyBasis(Symmetry[Tensor]):
                 G[:, cut, cut] = least_squares_matrix(plain, dual, weights)
         return G
 
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Queries and keys balanced: equal Gram matrices, singular values in order."""
+        config: Attention = site.detail
+        (Q, _), (K, _) = query_key_rows(config, weights, weights)
+        cut = config.rotary
+        halves = HALVES.balance(Q[..., :cut], K[..., :cut])
+        rest = Linear().balance(Q[..., cut:], K[..., cut:])
+        out: Weights = {}
+        for part, rows in zip("QK", zip(halves, rest, strict=True), strict=True):
+            out |= _split_bias(weights, part, torch.cat(rows, -1))
+        return out
+
 
 class ValueOutputBasis(Symmetry[Tensor]):
     """``V → V G`` and ``O → G⁻¹ O`` in every group, ``G [g, d_v, d_v]`` invertible."""
@@ -229,6 +255,15 @@ class ValueOutputBasis(Symmetry[Tensor]):
             return nearest_matrix(plain, dual)
         return least_squares_matrix(plain, dual, _weights(noise, "W_V", "W_O"))
 
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Values and outputs balanced: equal Gram matrices, singular values in order."""
+        groups = site.detail.groups
+        W_O = weights["W_O"]
+        values, outputs = Linear().balance(
+            _grouped(_with_bias(weights, "V"), groups), _grouped(W_O.mT, groups)
+        )
+        return _split_bias(weights, "V", values) | {"W_O": outputs.reshape(W_O.mT.shape).mT}
+
 
 class QueryKeySigns(Symmetry[Tensor]):
     """Signs of pairs of query and key coordinates ``[g, d_k]``, which a norm does not see."""
@@ -261,6 +296,14 @@ class QueryKeySigns(Symmetry[Tensor]):
         pairs = inner[..., :half] + inner[..., half : 2 * half]
         return signs(torch.cat([pairs, pairs, inner[..., 2 * half :]], -1))
 
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """The largest weight of the queries of each pair positive."""
+        half = site.detail.rotary // 2
+        (Q, _), _ = query_key_rows(site.detail, weights, weights)
+        pairs = torch.cat([Q[..., :half], Q[..., half : 2 * half]], -2)
+        chosen = [column_signs(x).squeeze(-2) for x in (pairs, Q[..., 2 * half :])]
+        return self.act(site, weights, torch.cat([chosen[0], *chosen], -1))
+
 
 class QueryKeyGains(Symmetry[Tensor]):
     """The gain of the norm on queries times ``s [d_k]``, that on keys divided by it."""
@@ -287,7 +330,7 @@ class QueryKeyGains(Symmetry[Tensor]):
         return {"q_norm.g": weights["q_norm.g"] * g, "k_norm.g": weights["k_norm.g"] / g}
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
-        """Positive scales, equal within a pair."""
+        """Nearest scales, equal within a pair."""
         rotary = site.detail.rotary
         pairs: list[Pair] = []
         rest: list[Pair] = []
@@ -295,8 +338,17 @@ class QueryKeyGains(Symmetry[Tensor]):
             x, y = a[name].double(), b[name].double()
             pairs.append((x[:rotary].unflatten(0, (2, -1)), y[:rotary].unflatten(0, (2, -1))))
             rest.append((x[None, rotary:], y[None, rotary:]))
-        s = nearest_scales(pairs[0], pairs[1], positive=True)
-        return torch.cat([s, s, nearest_scales(rest[0], rest[1], positive=True)])
+        s = nearest_scales(pairs[0], pairs[1], positive=False)
+        return torch.cat([s, s, nearest_scales(rest[0], rest[1], positive=False)])
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Gains of queries and keys of one size in each pair, the largest of queries positive."""
+        half = site.detail.rotary // 2
+        q, k = (weights[name].double() for name in ("q_norm.g", "k_norm.g"))
+        pairs = Scale().balance(*(x[: 2 * half].unflatten(0, (2, half)) for x in (q, k)))
+        rest = Scale().balance(*(x[None, 2 * half :] for x in (q, k)))
+        gains = [torch.cat([x.flatten(), y[0]]) for x, y in zip(pairs, rest, strict=True)]
+        return {"q_norm.g": gains[0].to(q), "k_norm.g": gains[1].to(k)}
 
 
 class QuarterTurns(Symmetry[Tensor]):
@@ -337,6 +389,17 @@ class QuarterTurns(Symmetry[Tensor]):
             _complex(x[..., :rotary], y[..., :rotary]) for x, y in query_key_rows(site.detail, a, b)
         )
         return nearest_quarter_turns(Q, K, torch.zeros(rotary // 2, dtype=torch.bool))[1]
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """The larger gain of a pair first; then signs as in `QueryKeySigns`, alike in all heads."""
+        half = site.detail.rotary // 2
+        gain = (weights["q_norm.g"] * weights["k_norm.g"]).abs()
+        turned = dict(weights) | self.act(site, weights, gain[:half] < gain[half : 2 * half])
+        Q = turned["W_Q"].flatten(0, 1)
+        sign = column_signs(torch.cat([Q[:, :half], Q[:, half : 2 * half]]))[0]
+        signs_ = torch.cat([sign, sign, torch.ones_like(Q[0, 2 * half :])])
+        groups = len(turned["W_K"])
+        return turned | QueryKeySigns().act(site, turned, signs_.expand(groups, -1))
 
 
 class QueryKeyNormSigns(Symmetry[Tensor]):
@@ -547,6 +610,15 @@ def _with_bias(weights: Tensors, part: str) -> Tensor:
     """A matrix with its bias as one more row."""
     W, b = weights[f"W_{part}"], weights.get(f"b_{part}")
     return W if b is None else torch.cat([W, b.unsqueeze(-2)], -2)
+
+
+def _split_bias(weights: Tensors, part: str, rows: Tensor) -> Weights:
+    """Undoes `_with_bias` and `_grouped`."""
+    W, b = weights[f"W_{part}"], weights.get(f"b_{part}")
+    rows = rows.reshape(len(W), -1, W.shape[-1]).to(W)
+    if b is None:
+        return {f"W_{part}": rows}
+    return {f"W_{part}": rows[:, :-1], f"b_{part}": rows[:, -1]}
 
 
 def query_key_rows(config: Attention, a: Tensors, b: Tensors) -> list[Pair]:

@@ -1,4 +1,4 @@
-"""How are free axes of width D read and written with parameters linear in D?"""
+"""Layers of low rank: free axes of width D are read and written with parameters linear in D."""
 
 from __future__ import annotations
 
@@ -8,26 +8,18 @@ from string import ascii_letters
 import torch
 from torch import Tensor, nn
 
-from transformer_nfn.errors import SpaceError
-from transformer_nfn.nn.init import reset_dictionary
 from transformer_nfn.nn.levels import RANK, Target
 from transformer_nfn.nn.sources import Source
 from transformer_nfn.spaces import WeightSpace
 
 
-def check_rank(rank: int | None) -> None:
-    """Raises `SpaceError` unless the rank is None or a positive integer."""
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
-        raise SpaceError(f"rank must be a positive integer or None, found {rank!r}")
-
-
 class Dictionaries(nn.Module):
     """R vectors on every free axis, for reading: ``z_r = Σ_s ⟨u_rᵀ W_Q^s, v_rᵀ W_K^s⟩``.
 
-    No D×D matrix is formed: each factor of a product meets its dictionary first.
+    No D×D matrix is formed: each factor of a product is projected first.
 
     Args:
-        sources: what the layer reads.
+        sources: inputs of the layer.
         rank: R.
     """
 
@@ -41,9 +33,9 @@ class Dictionaries(nn.Module):
                     self.vectors[_key(source.name, label)] = vectors
 
     def reset_parameters(self) -> None:
-        """Draws the dictionaries anew, so that reading keeps unit scale."""
+        """Initialise the dictionaries so that reading keeps unit scale."""
         for vectors in self.vectors.values():
-            reset_dictionary(vectors, vectors.shape[1])
+            nn.init.normal_(vectors, 0, vectors.shape[1] ** -0.5)
 
     def forward(self, source: Source, label: str) -> Tensor:
         """The dictionary ``[R, size]`` for one free label of a source."""
@@ -57,7 +49,7 @@ class Writers(nn.Module):
     ``E(W)_k = Σ_r p_r(k) y_r + α W_k``, with α of shape ``[e, d]``.
 
     Args:
-        space: whose tensors are written.
+        space: of the tensors written.
         rank: R.
         in_channels: d.
         out_channels: e.
@@ -88,7 +80,7 @@ class Writers(nn.Module):
         self.free = {name: space.free_axes(name) for name in space.tensors}
 
     def reset_parameters(self, share: float) -> None:
-        """Draws dictionaries and skips anew; ``share`` is the variance left to the skip."""
+        """Initialise dictionaries and skips; ``share`` is the variance of the skip."""
         for name, free in self.free.items():
             for axis in free:
                 # The product over a tensor's free axes has variance 1/R, so the sum has 1.
@@ -98,7 +90,7 @@ class Writers(nn.Module):
             nn.init.normal_(skip, 0, (share / skip.shape[1]) ** 0.5)
 
     def forward(self, target: Target, y: Tensor, x: Tensor) -> Tensor:
-        """From ``[b, e, *axes, R]`` to the tensor, ``x`` being the same tensor of the input."""
+        """From ``[b, e, *axes, R]`` to the tensor; ``x`` is the same tensor of the input."""
         if target.name not in self.words:
             return y
         vectors = [self.vectors[_key(target.name, a)] for a in self.free[target.name]]
@@ -111,10 +103,10 @@ class Writers(nn.Module):
             skipped = x * skip.view(-1, *[1] * (x.ndim - 2))
         else:
             skipped = torch.einsum("ed,bd...->be...", skip, x)
-        # Without gradients the fresh result may hold the sum: it is as large as a network.
+        # Without gradients the sum is formed in place: it is as large as a network.
         return out + skipped if torch.is_grad_enabled() else out.add_(skipped)
 
 
 def _key(*parts: str) -> str:
-    # Parameter names must not hold a dot.
+    # Parameter names must not contain a dot.
     return "/".join(parts).replace(".", "_")
