@@ -158,7 +158,7 @@ def test_readers_learn_with_weight_decay_and_probes_stay_as_found():
     before = {name: value.clone() for name, value in module.state_dict().items()}
     trainer.train_epoch()
     moved = {n for n, value in module.state_dict().items() if not torch.equal(value, before[n])}
-    assert {name.split(".")[0] for name in moved} == {"reader", "judge"}
+    assert {name.split(".")[0] for name in moved} == {"output_head", "invariant_head"}
 
 
 def test_every_seed_learns_from_the_answers_to_its_own_probes():
@@ -169,7 +169,7 @@ def test_every_seed_learns_from_the_answers_to_its_own_probes():
         with torch.no_grad():
             asked = module.logits(trainer.kinds.train[0].network)
         assert torch.allclose(module.logits(own.train[0]), asked, atol=1e-5)
-    first, second = (own.train[0]["answers"] for own in trainer.own)
+    first, second = (own.train[0]["outputs"] for own in trainer.own)
     assert float((first - second).abs().max()) > 0.1
 
 

@@ -31,7 +31,7 @@ def coupling_features(network: Mapping[str, Any]) -> Tensor:
     >>> space = small_transformer(tokens=4, classes=3, patch=2, d_model=8).space
     >>> network = network_of({name: w[:, 0] for name, w in space.randn(5).items()})
     >>> coupling_features(network).shape
-    torch.Size([5, 96])
+    torch.Size([5, 100])
 
     Args:
         network: a `Network` of the paper's blocks with a classifier; an embedding if it has one.

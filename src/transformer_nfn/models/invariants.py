@@ -46,7 +46,7 @@ def invariant_features(network: Mapping[str, object], space: WeightSpace) -> Ten
     >>> from transformer_nfn import spaces
     >>> space = spaces.attention_block(4, 2, 2, 2, 3)
     >>> weights = space.randn(5, dtype=torch.float64)
-    >>> moved = space.group().sample().act(weights)
+    >>> moved = space.group.random(batch=5).act(weights)
     >>> a, b = (invariant_features({"blocks": [w]}, space) for w in (weights, moved))
     >>> torch.allclose(a, b)
     True

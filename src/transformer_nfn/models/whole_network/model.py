@@ -67,7 +67,7 @@ class WholeNetwork(Pretrained):
     >>> model.probes().shape
     torch.Size([512, 49, 16])
     >>> sum(p.numel() for p in model.parameters())
-    277890
+    277154
 
     Args:
         space: weight space of one block of the training networks; None for the paper's block.
