@@ -55,6 +55,7 @@ SYMMETRIES: list[Symmetry[Any]] = [
     EmbeddingShift(),
 ]
 """Every symmetry, in the order in which a disguise applies them; append those of your own."""
+BUILT_IN = tuple(SYMMETRIES)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class SymmetrySize:
     times: int
     continuous: int
     finite: float
+
+
+def added_symmetries() -> list[Symmetry[Any]]:
+    """Symmetries that were appended to `SYMMETRIES`."""
+    return [symmetry for symmetry in SYMMETRIES if symmetry not in BUILT_IN]
 
 
 def symmetry_sizes(model: Transformer) -> tuple[SymmetrySize, ...]:
