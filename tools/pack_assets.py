@@ -20,7 +20,7 @@ import typer
 from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.word_vectors import VECTORS_FILE
 
-from transformer_nfn.cli.endings import explain_errors
+from transformer_nfn.cli.console import explain_errors
 from transformer_nfn.io.assets import (
     CHECKOUT,
     FORMAT,

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.symmetries.registry import added_symmetries
+from transformer_nfn.checkpoints.symmetries.registry import added_sites
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Attention, Block
 
@@ -542,11 +542,10 @@ class ReducedBlock:
         """The block as the file has it, with symmetries that a user added reduced."""
         prefix = f"{self.name}."
         raw = self.whole.model.read([n for n in self.whole.names if n.startswith(prefix)])
-        for symmetry in added_symmetries():
-            for site in symmetry.sites(self.whole.about):
-                if all(name in raw for name in site.names.values()):
-                    wide = {k: w.to(self.whole.dtype) for k, w in site.pick(raw).items()}
-                    raw |= site.put(symmetry.reduce(site, wide))
+        for symmetry, site in added_sites(self.whole.about):
+            if all(name in raw for name in site.names.values()):
+                wide = {k: w.to(self.whole.dtype) for k, w in site.pick(raw).items()}
+                raw |= site.put(symmetry.reduce(site, wide))
         for name in (f"{prefix}W_A.A", f"{prefix}W_A.B"):
             if name in raw and bool(raw[name].any()):
                 raise SpaceError(

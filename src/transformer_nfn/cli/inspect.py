@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
@@ -22,7 +23,6 @@ from transformer_nfn.cli.options import (
     open_options,
     refuse_options,
 )
-from transformer_nfn.cli.output import echo_json
 
 if TYPE_CHECKING:
     from torch import Tensor

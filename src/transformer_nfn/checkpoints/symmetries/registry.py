@@ -17,7 +17,7 @@ from transformer_nfn.checkpoints.symmetries.attention import (
     ValueBias,
     ValueOutputBasis,
 )
-from transformer_nfn.checkpoints.symmetries.base import Symmetry
+from transformer_nfn.checkpoints.symmetries.base import Site, Symmetry
 from transformer_nfn.checkpoints.symmetries.ends import EmbeddingShift
 from transformer_nfn.checkpoints.symmetries.neurons import NeuronPermutation, NeuronScale
 from transformer_nfn.checkpoints.symmetries.norms import (
@@ -58,6 +58,12 @@ SYMMETRIES: list[Symmetry[Any]] = [
 BUILT_IN = tuple(SYMMETRIES)
 
 
+def added_sites(model: Transformer) -> list[tuple[Symmetry[Any], Site]]:
+    """Sites of the symmetries that were added to the list."""
+    added = [symmetry for symmetry in SYMMETRIES if symmetry not in BUILT_IN]
+    return [(symmetry, site) for symmetry in added for site in symmetry.sites(model)]
+
+
 @dataclass(frozen=True)
 class SymmetrySize:
     """Size of one symmetry of a network.
@@ -73,11 +79,6 @@ class SymmetrySize:
     times: int
     continuous: int
     finite: float
-
-
-def added_symmetries() -> list[Symmetry[Any]]:
-    """Symmetries that were appended to `SYMMETRIES`."""
-    return [symmetry for symmetry in SYMMETRIES if symmetry not in BUILT_IN]
 
 
 def symmetry_sizes(model: Transformer) -> tuple[SymmetrySize, ...]:
