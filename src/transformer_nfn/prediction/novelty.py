@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.errors import CheckpointError
+from transformer_nfn.functional.zoo_network import sinusoids
 from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.models.network import map_network
 from transformer_nfn.models.scales import signed_log

@@ -2,7 +2,6 @@
 
 from transformer_nfn.zoo.errors import DataError, ImportFileError, StoreError, ZooError
 from transformer_nfn.zoo.module import SmallTransformer
-from transformer_nfn.zoo.network import forward
 from transformer_nfn.zoo.sizes import Kind, NetworkSizes, all_kinds
 from transformer_nfn.zoo.store import MixedZoo, Zoo, open_zoo
 from transformer_nfn.zoo.training.build import build, build_mixed
@@ -28,7 +27,6 @@ __all__ = [
     "all_kinds",
     "build",
     "build_mixed",
-    "forward",
     "grid",
     "load_task",
     "open_zoo",

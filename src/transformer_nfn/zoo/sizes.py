@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn import architectures
-from transformer_nfn.architectures.zoo_network import sinusoids
+from transformer_nfn.functional import Architecture, sinusoids, small_transformer
 from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH, KnownTask
 from transformer_nfn.spaces import WeightSpace, attention_block
@@ -149,6 +148,11 @@ class NetworkSizes:
         """The width of one head."""
         return self.d_model // self.heads
 
+    @property
+    def dropout_sites(self) -> int:
+        """Places where dropout acts: after the embedding, each attention and each MLP."""
+        return 1 + 2 * self.blocks
+
     @cached_property
     def layout(self) -> dict[str, tuple[int, ...]]:
         """Tensors of the flat row in order; Q, K and V of all heads lie side by side."""
@@ -179,9 +183,9 @@ class NetworkSizes:
         return attention_block(self.d_model, self.heads, self.d_head, self.d_head, self.d_ff)
 
     @cached_property
-    def architecture(self) -> architectures.Architecture:
+    def architecture(self) -> Architecture:
         """The whole network as one space, with its forward and the key names of its files."""
-        return architectures.small_transformer(**asdict(self))
+        return small_transformer(**asdict(self))
 
     @property
     def space(self) -> WeightSpace:

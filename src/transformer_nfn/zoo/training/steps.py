@@ -24,8 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer_nfn.functional import zoo_logits
+from transformer_nfn.functional.zoo_network import Drop
 from transformer_nfn.zoo.errors import ZooError
-from transformer_nfn.zoo.network import Drop, forward
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.grid import OPTIMIZERS, Config
 from transformer_nfn.zoo.training.randomness import keep_mask
@@ -148,11 +149,11 @@ def losses(
     """Mean loss and hits of each network on its own batch, with dropout."""
     # A flat row's length is no multiple of 16 bytes, and tensor cores want such strides.
     weights = {name: view.to(dtype).contiguous() for name, view in arch.views(w).items()}
-    logits = forward(
-        arch,
+    logits = zoo_logits(
         weights,
         inputs.to(dtype),
         positions.to(dtype),
+        heads=arch.heads,
         lengths=lengths,
         drop=dropout(keys, threshold, scale, arch.tokens),
     ).float()
@@ -247,8 +248,12 @@ class TorchStepper:
         self._tensor_cores(False)
         losses, hits = [], []
         for w in weights.split(NETWORKS_AT_ONCE):
-            logits = forward(
-                self.arch, self.arch.views(w), batch.inputs, self.positions, lengths=batch.lengths
+            logits = zoo_logits(
+                self.arch.views(w),
+                batch.inputs,
+                self.positions,
+                heads=self.arch.heads,
+                lengths=batch.lengths,
             )
             labels = batch.labels.expand(len(w), -1)
             loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn.zoo.network import sites
 from transformer_nfn.zoo.training.kernels.arguments import (
     ATTENTION,
     CHUNK,
@@ -80,7 +79,7 @@ class Pass:
         self.positions = arch.positions(self.device)
         self.constants = Constants(
             layout(arch), D=D, FF=arch.d_ff, C=arch.classes, CC=padded(arch.classes),
-            P=arch.patch, PP=padded(arch.patch), sites=sites(arch), S=CHUNK, R=ROW_TILE,
+            P=arch.patch, PP=padded(arch.patch), sites=arch.dropout_sites, S=CHUNK, R=ROW_TILE,
             padding=task.padding if isinstance(task, ImageTask) else 0,
             train=train, products=products,
         )  # fmt: skip
@@ -118,7 +117,7 @@ class Pass:
             x=rows(D, kept=train), a=rows(D, kept=train), qkv=rows(3 * D, kept=train),
             weights=empty(self.chunks, networks, arch.num_weights) if train else empty(1),
         )  # fmt: skip
-        words = (networks, sites(arch), self.rows) if train else (1,)
+        words = (networks, arch.dropout_sites, self.rows) if train else (1,)
         self.bits, self.next_bits = (empty(*words, dtype=torch.int32) for _ in range(2))
 
     def _samples(self, split: Split) -> Samples:
@@ -165,7 +164,7 @@ class Pass:
     def draw(self, clock: Clock, threshold: Tensor, *, ahead: bool = False) -> None:
         """Draws dropout's masks of the step, or those of the next into `next_bits`."""
         bits, tile = self.next_bits if ahead else self.bits, 256
-        grid = (self.networks, sites(self.arch), -(-self.rows // tile))
+        grid = (self.networks, self.arch.dropout_sites, -(-self.rows // tile))
         dropout_bits[grid](
             bits, threshold, clock, self._sizes(clock), self.constants, AHEAD=int(ahead), N=tile,
             num_warps=4,

@@ -1,4 +1,4 @@
-"""Which architecture does a space belong to? The one it names; nothing is guessed from tensors."""
+"""Registry of architectures by the name that a weight space carries."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from functools import lru_cache, partial
 
 from torch import Tensor
 
-from transformer_nfn import functional
-from transformer_nfn.architectures.architecture import Architecture, Forward, Stage
-from transformer_nfn.architectures.freedoms import Rescaling
-from transformer_nfn.architectures.inputs import Inputs, Vectors
-from transformer_nfn.architectures.zoo_network import BLOCK as SMALL_TRANSFORMER_BLOCK
-from transformer_nfn.architectures.zoo_network import NAME as SMALL_TRANSFORMER
-from transformer_nfn.architectures.zoo_network import block_from_space
-from transformer_nfn.architectures.zoo_network import from_space as small_transformer_of
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import blocks, zoo_network
+from transformer_nfn.functional.architecture import (
+    Architecture,
+    Forward,
+    Inputs,
+    Rescaling,
+    Stage,
+    Vectors,
+)
 from transformer_nfn.spaces import Shift, WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
 
 Build = Callable[[WeightSpace], Architecture]
 
 BLOCKS: Mapping[str, Callable[..., Tensor]] = {
-    "multi_head": functional.multi_head,
-    "attention_block": functional.block,
-    "biased_block": functional.block,
-    "grouped_query_block": functional.grouped_query_block,
-    "rope_block": functional.rope_block,
-    "swiglu_block": functional.swiglu_block,
+    "multi_head": blocks.multi_head,
+    "attention_block": blocks.block,
+    "biased_block": blocks.block,
+    "grouped_query_block": blocks.grouped_query_block,
+    "rope_block": blocks.rope_block,
+    "swiglu_block": blocks.swiglu_block,
 }
 """Forwards of input and weights that read the axis ``input``."""
 
@@ -69,7 +70,7 @@ def _residual_stack(space: WeightSpace) -> Architecture:
         freedoms.append(Shift(f"{i}.b_2", f"{i}.W_A", f"{i}.b_A"))
     return Architecture(
         space,
-        _bound(functional.residual_stack, space.options),
+        _bound(blocks.residual_stack, space.options),
         Vectors(width=space.axes["token"].size),
         freedoms=tuple(freedoms),
     )
@@ -81,7 +82,7 @@ def _decoder_stack(space: WeightSpace) -> Architecture:
         freedoms += _gains(i, ("g_1",), ("g_2",), ("W_G", "W_U"))
     return Architecture(
         space,
-        _bound(functional.decoder_stack, space.options),
+        _bound(blocks.decoder_stack, space.options),
         Vectors(width=space.axes["token"].size),
         freedoms=tuple(freedoms),
     )
@@ -103,13 +104,13 @@ def _gains(
     ]
 
 
-KNOWN: dict[str, Build] = {
+ARCHITECTURES: dict[str, Build] = {
     **{name: _block for name in BLOCKS},
     "stack": _stack,
     "residual_stack": _residual_stack,
     "decoder_stack": _decoder_stack,
-    SMALL_TRANSFORMER: small_transformer_of,
-    SMALL_TRANSFORMER_BLOCK: block_from_space,
+    zoo_network.NAME: zoo_network.network_architecture,
+    zoo_network.BLOCK: zoo_network.block_architecture,
 }
 """Builders by the name that stands in a space (`WeightSpace.architecture`), and in its JSON. Add
 your own, so that networks read from files find their forward."""
@@ -117,9 +118,9 @@ your own, so that networks read from files find their forward."""
 
 def find_architecture(space: WeightSpace) -> Architecture | None:
     """The architecture that a space names; None if it names none that is known."""
-    if space.architecture is None or space.architecture not in KNOWN:
+    if space.architecture is None or space.architecture not in ARCHITECTURES:
         return None
-    return _built(space, KNOWN[space.architecture])
+    return _built(space, ARCHITECTURES[space.architecture])
 
 
 def architecture_of(space: WeightSpace) -> Architecture:
@@ -128,7 +129,7 @@ def architecture_of(space: WeightSpace) -> Architecture:
     if found is None:
         raise SpaceError(
             f"space '{space.name}' has no reference forward "
-            f"(architecture {space.architecture!r}; known: {', '.join(KNOWN)})"
+            f"(architecture {space.architecture!r}; known: {', '.join(ARCHITECTURES)})"
         )
     return found
 

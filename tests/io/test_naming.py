@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from cases import draw, gen
-from transformer_nfn.architectures import Architecture, Naming, Vectors
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import Architecture, Vectors
+from transformer_nfn.io.layout import Naming
 from transformer_nfn.spaces import Axis, WeightSpace
 
 D, H, K, V, T = 5, 3, 2, 4, 7

@@ -1,22 +1,136 @@
-"""What is an architecture? A space, the function its weights compute, and their names in files."""
+"""Architectures: a weight space, the function its weights compute, and their names in files."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.freedoms import Rescaling, with_freedoms
-from transformer_nfn.architectures.inputs import Inputs
-from transformer_nfn.architectures.naming import Naming
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.spaces import Shift, Weights, WeightSpace
+from transformer_nfn.io.layout import Naming
+from transformer_nfn.spaces import Axis, Shift, Weights, WeightSpace
 
 Forward = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 """Weights ``[*lead, *axes]`` and inputs to outputs ``[*lead, …]``; no leading axes will do."""
+
+LENGTHS = (3, 1, 2, 4, 6, 8)
+"""Two attention maps may agree on all inputs of one and two tokens and differ on three."""
+SCALES = (1.0, 0.3, 3.0, 0.1, 10.0)
+
+
+@dataclass(frozen=True)
+class Inputs(ABC):
+    """How inputs of a forward are drawn.
+
+    Attributes:
+        lengths: tokens, in the order in which they are tried.
+        scales: likewise.
+    """
+
+    lengths: tuple[int, ...] = LENGTHS
+    scales: tuple[float, ...] = SCALES
+    continuous: ClassVar[bool]
+    """Whether an input can be moved a little, so that a gradient means something."""
+
+    @abstractmethod
+    def draw(
+        self,
+        samples: int,
+        length: int,
+        *,
+        scale: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """``samples`` inputs of ``length`` tokens, ``[samples, length, …]``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vectors(Inputs):
+    """Normal vectors of ``width`` numbers for each token, in float64."""
+
+    width: int
+    continuous: ClassVar[bool] = True
+
+    def draw(
+        self,
+        samples: int,
+        length: int,
+        *,
+        scale: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """``[samples, length, width]``."""
+        shape = (samples, length, self.width)
+        return scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ids(Inputs):
+    """Token ids below ``vocabulary``, all equally likely."""
+
+    vocabulary: int
+    scales: tuple[float, ...] = (1.0,)
+    continuous: ClassVar[bool] = False
+
+    def draw(
+        self,
+        samples: int,
+        length: int,
+        *,
+        scale: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """``[samples, length]``, whole numbers; the scale is of no use."""
+        return torch.randint(self.vocabulary, (samples, length), generator=generator)
+
+
+@dataclass(frozen=True)
+class Rescaling:
+    """A number for each index of an axis, multiplied into some tensors and out of others.
+
+    Attributes:
+        name: of the axis of size 1 that stands for it.
+        of: the perm axis it belongs to: the stream, the neurons.
+        plain: tensors that are multiplied, ``g`` and ``b`` of a norm.
+        dual: tensors that are divided, the matrices that read the norm.
+        positive: whether the number must be positive (ReLU) or just not zero.
+    """
+
+    name: str
+    of: str
+    plain: tuple[str, ...]
+    dual: tuple[str, ...]
+    positive: bool = False
+
+
+def with_freedoms(space: WeightSpace, freedoms: Iterable[Rescaling | Shift]) -> WeightSpace:
+    """The space with a larger group: scales, as axes of size 1, and further shifts of biases."""
+    shifts = [freedom for freedom in freedoms if isinstance(freedom, Shift)]
+    scales = [freedom for freedom in freedoms if isinstance(freedom, Rescaling)]
+    axes = list(space.axes.values())
+    words = {name: spec.words() for name, spec in space.tensors.items()}
+    for scale in scales:
+        make = Axis.positive if scale.positive else Axis.scale
+        axes.append(make(scale.name, 1, of=scale.of))
+        for names, star in ((scale.plain, ""), (scale.dual, "*")):
+            for name in names:
+                if name not in words or scale.of not in words[name]:
+                    raise SpaceError(
+                        f"scale '{scale.name}' acts on '{name}', which must be a tensor of "
+                        f"'{space.name}' with the axis '{scale.of}'"
+                    )
+                words[name].insert(words[name].index(scale.of) + 1, scale.name + star)
+    return WeightSpace.build(
+        f"{space.name}, enlarged",
+        axes,
+        {name: " ".join(w) for name, w in words.items()},
+        shifts=[*space.shifts, *shifts],
+    )
 
 
 @dataclass(frozen=True)

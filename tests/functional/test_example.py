@@ -9,7 +9,7 @@ import torch
 
 from cases import draw, gen
 from transformer_nfn import nn, symmetry
-from transformer_nfn.architectures import Architecture
+from transformer_nfn.functional import Architecture
 from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.testing import assert_equivariant, assert_same_function
 

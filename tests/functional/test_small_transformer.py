@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from cases import draw, gen, perturbed, worst
-from transformer_nfn import architectures, symmetry
+from literal_network import literal_logits
+from transformer_nfn import functional, symmetry
 from transformer_nfn.io.network import read_network, save_network
 from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.testing import assert_same_function
@@ -25,17 +26,17 @@ def network(sizes, seed=0):
 
 
 @both
-def test_the_forward_is_the_modules(sizes):
+def test_the_forward_is_the_literal_one(sizes):
     U = network(sizes)
-    module = SmallTransformer(sizes).double().eval()
-    module.load_state_dict(to_state_dict(sizes, {n: w[0, 0] for n, w in U.items()}))
+    state = to_state_dict(sizes, {n: w[0, 0] for n, w in U.items()})
+    positions = sizes.positions().double()
     if sizes.patch:
         images = torch.randn(1, 1, 6, 6, generator=gen(1), dtype=torch.float64)
         X = torch.nn.functional.unfold(images, 2, stride=2)[0].T
-        expected = module(images)
+        expected = literal_logits(state, images, positions, sizes.heads)
     else:
         X = torch.randn(7, 8, generator=gen(1), dtype=torch.float64)
-        expected = module(X[None])
+        expected = literal_logits(state, X[None], positions, sizes.heads)
     found = sizes.architecture.forward(U, X)
     assert torch.allclose(found[0], expected.detach(), atol=1e-11)
     alone = sizes.architecture.forward({n: w[0, 0] for n, w in U.items()}, X)
@@ -45,7 +46,7 @@ def test_the_forward_is_the_modules(sizes):
 def test_positions_of_imported_files_are_taken_over():
     U = {name: w[0, 0] for name, w in network(WORDS).items()}
     table = torch.randn(12, 8, generator=gen(2), dtype=torch.float64)
-    theirs = architectures.small_transformer(**WORDS.to_json(), positions=table)
+    theirs = functional.small_transformer(**WORDS.to_json(), positions=table)
     theirs.check_invariance()
     module = SmallTransformer(WORDS).double().eval()
     module.load_state_dict(to_state_dict(WORDS, U))
@@ -68,15 +69,15 @@ def test_positions_keep_the_first_stream_where_it_is():
     axes = {**right.space.axes, "stream0": Axis.perm("stream0", 8)}.values()
     tensors = {name: " ".join(spec.words()) for name, spec in right.space.tensors.items()}
     wrong = WeightSpace.build("every stream permuted", axes, tensors)
-    claim = architectures.Architecture(wrong, right.forward, right.inputs)
+    claim = functional.Architecture(wrong, right.forward, right.inputs)
     with pytest.raises(AssertionError, match="'every stream permuted' changes its function"):
         claim.check_invariance()
 
 
 def test_a_negative_scale_of_a_relu_neuron_is_caught():
     right = IMAGES.architecture
-    scales = [architectures.Rescaling(s.name, s.of, s.plain, s.dual) for s in right.freedoms]
-    claim = architectures.Architecture(
+    scales = [functional.Rescaling(s.name, s.of, s.plain, s.dual) for s in right.freedoms]
+    claim = functional.Architecture(
         right.space, right.forward, right.inputs, freedoms=tuple(scales)
     )
     with pytest.raises(AssertionError, match="enlarged' changes its function"):

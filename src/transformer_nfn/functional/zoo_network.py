@@ -1,4 +1,4 @@
-"""The zoo's whole network as one space: embedding, fixed positions, blocks, classifier.
+"""The network of the Small Transformer Zoo: its forward, its weight space and its file layout.
 
 ``x = X W + b + positions``; in each block ``x = MultiHead(LN(x))`` and ``x = MLP(LN(x))``; then
 ``LN``, the mean over tokens, two linear maps with a ReLU between. LayerNorms have no affine part,
@@ -9,17 +9,16 @@ first one is fixed, by the positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_nfn.architectures.architecture import Architecture
-from transformer_nfn.architectures.freedoms import Rescaling
-from transformer_nfn.architectures.inputs import LENGTHS, Vectors
-from transformer_nfn.architectures.naming import Naming
-from transformer_nfn.functional import block, layer_norm, mlp, multi_head
+from transformer_nfn.functional.architecture import LENGTHS, Architecture, Rescaling, Vectors
+from transformer_nfn.functional.blocks import block
+from transformer_nfn.io.layout import Naming
 from transformer_nfn.spaces import Axis, WeightSpace, attention_block, stack
 from transformer_nfn.spaces.prefix import under_prefix
 
@@ -27,6 +26,7 @@ NAME = "small_transformer"
 BLOCK = "small_transformer_block"
 EPS = 1e-5
 """Of the LayerNorms, PyTorch's default."""
+Drop = Callable[[Tensor, int], Tensor]
 
 
 def small_transformer(
@@ -62,7 +62,7 @@ def small_transformer(
         d_ff=d_ff,
         blocks=blocks,
     )
-    return from_space(_space(sizes), positions)
+    return network_architecture(_space(sizes), positions)
 
 
 def _space(sizes: Mapping[str, int]) -> WeightSpace:
@@ -85,7 +85,7 @@ def _space(sizes: Mapping[str, int]) -> WeightSpace:
     return WeightSpace.build(NAME, axes.values(), tensors, architecture=NAME, options=sizes)
 
 
-def from_space(space: WeightSpace, positions: Tensor | None = None) -> Architecture:
+def network_architecture(space: WeightSpace, positions: Tensor | None = None) -> Architecture:
     """The architecture of a space that `small_transformer` made; its options say all sizes."""
     sizes: dict[str, int] = dict(space.options)
     images, T = sizes["patch"] > 0, sizes["tokens"]
@@ -95,7 +95,7 @@ def from_space(space: WeightSpace, positions: Tensor | None = None) -> Architect
     width = sizes["patch"] or sizes["d_model"]
     return Architecture(
         space,
-        partial(_forward, positions=where, blocks=sizes["blocks"], images=images),
+        partial(_forward, positions=where),
         Vectors(width=width, lengths=lengths),
         _naming(sizes, where),
         freedoms=_scales(sizes["blocks"]),
@@ -125,7 +125,7 @@ def block_in_network(network: WeightSpace, index: int) -> WeightSpace:
     )
 
 
-def block_from_space(space: WeightSpace) -> Architecture:
+def block_architecture(space: WeightSpace) -> Architecture:
     """The architecture of a space that `block_in_network` made.
 
     Its forward does not notice the order of coordinates, nor what else the LayerNorms of the
@@ -158,22 +158,108 @@ def sinusoids(tokens: int, d_model: int) -> Tensor:
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).to(torch.float32)
 
 
-def _forward(
-    weights: Mapping[str, Tensor], X: Tensor, *, positions: Tensor, blocks: int, images: bool
+def zoo_logits(
+    weights: Mapping[str, Tensor],
+    inputs: Tensor,
+    positions: Tensor,
+    *,
+    heads: int | None = None,
+    lengths: Tensor | None = None,
+    drop: Drop | None = None,
+    observe: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """Logits ``[*lead, classes]`` of ``X [T, patch]``, or of word vectors ``[T, d_model]``."""
-    x = X
-    if images:
-        x = X @ weights["embedding.W"] + weights["embedding.b"].unsqueeze(-2)
-    x = x + positions[: X.shape[-2]].to(x)
-    for i in range(blocks):
-        own = under_prefix(weights, f"blocks.{i}.")
-        x = multi_head(layer_norm(x, EPS), own)
-        x = mlp(layer_norm(x, EPS), own)
-    x = layer_norm(x, EPS).mean(-2, keepdim=True)
-    hidden = torch.relu(x @ weights["classifier.W_1"] + weights["classifier.b_1"].unsqueeze(-2))
-    out = hidden @ weights["classifier.W_2"] + weights["classifier.b_2"].unsqueeze(-2)
-    return out.squeeze(-2)
+    """Logits ``[networks, batch, classes]`` of every network on its own batch.
+
+    The one forward of the zoo's network in PyTorch; the C and Triton code is tested against it.
+
+    Args:
+        weights: ``[networks, *axes]`` by the names of `small_transformer`; the three matrices of
+            an attention may be fused into ``W_QKV [networks, D, 3·D]``, with ``W_O`` as
+            ``[networks, D, D]``.
+        inputs: patches ``[networks, batch, tokens, patch]`` or word vectors (last axis
+            ``d_model``); a leading axis of 1 gives every network the same batch.
+        positions: ``[≥ tokens, d_model]``.
+        heads: needed where matrices are fused.
+        lengths: for text, ``int [networks]``: how far each network's batch is padded. Tokens
+            past it do not exist for that network; None where all are as long as ``inputs``.
+        drop: called with activations and the index of the dropout site: after the embedding, and
+            after the attention and the MLP of each block.
+        observe: called with the output ``[networks, batch, tokens, D]`` of each block.
+
+    >>> network = small_transformer(tokens=4, classes=3, patch=2, d_model=8)
+    >>> weights = {name: w[:, 0] for name, w in network.space.randn(5).items()}
+    >>> zoo_logits(weights, torch.randn(1, 6, 4, 2), sinusoids(4, 8)).shape
+    torch.Size([5, 6, 3])
+    """
+    M, D = weights["classifier.W_1"].shape[:2]
+    B, T = inputs.shape[1:3]
+    x = inputs.expand(M, -1, -1, -1).flatten(1, 2)
+    if "embedding.W" in weights:
+        x = torch.baddbmm(weights["embedding.b"][:, None], x, weights["embedding.W"])
+    x = x.unflatten(1, (B, T)) + positions[:T]
+    mask, token_weights = _token_masks(lengths, B, T, x)
+    x = drop(x, 0) if drop else x
+    i = 0
+    while f"blocks.{i}.W_O" in weights:
+        w = under_prefix(weights, f"blocks.{i}.")
+        x = F.layer_norm(x, (D,), eps=EPS)
+        qkv = torch.bmm(x.flatten(1, 2), _fused(w))
+        H = w["W_Q"].shape[1] if heads is None else heads
+        q, k, v = qkv.view(M * B, T, 3, H, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+        W_O = w["W_O"].reshape(M, -1, D)
+        x = torch.bmm(mixed.reshape(M, B * T, -1), W_O).unflatten(1, (B, T))
+        x = drop(x, 1 + 2 * i) if drop else x
+        x = F.layer_norm(x, (D,), eps=EPS).flatten(1, 2)
+        x = torch.baddbmm(w["b_A"][:, None], x, w["W_A"]).relu()
+        x = torch.baddbmm(w["b_B"][:, None], x, w["W_B"]).unflatten(1, (B, T))
+        if observe:
+            observe(x)
+        x = drop(x, 2 + 2 * i) if drop else x
+        i += 1
+    x = F.layer_norm(x, (D,), eps=EPS)
+    x = x.mean(2) if token_weights is None else (x * token_weights).sum(2)
+    x = torch.baddbmm(weights["classifier.b_1"][:, None], x, weights["classifier.W_1"]).relu()
+    return torch.baddbmm(weights["classifier.b_2"][:, None], x, weights["classifier.W_2"])
+
+
+def _fused(w: Mapping[str, Tensor]) -> Tensor:
+    """Queries, keys and values of all heads in one matrix ``[networks, D, 3 · heads · d]``."""
+    if "W_QKV" in w:
+        return w["W_QKV"]
+    return torch.cat([w[f"W_{part}"].transpose(1, 2).flatten(2) for part in "QKV"], -1)
+
+
+def _token_masks(
+    lengths: Tensor | None, B: int, T: int, like: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """The attention mask, and the weight of each token in the mean; None without padding."""
+    if lengths is None:
+        return None, None
+    lengths = lengths.expand(like.shape[0])
+    real = torch.arange(T, device=like.device) < lengths[:, None]
+    # A padded query attends like any other; its output is weighted by zero in the mean.
+    mask = real.repeat_interleave(B, 0)[:, None, None, :].expand(-1, 1, T, -1)
+    return mask, (real / lengths[:, None]).to(like.dtype)[:, None, :, None]
+
+
+def _forward(weights: Mapping[str, Tensor], X: Tensor, *, positions: Tensor) -> Tensor:
+    """Logits ``[*lead, classes]`` of weights ``[*lead, *axes]`` and ``X [..., T, patch]``.
+
+    Axes of ``X`` before the tokens broadcast against ``lead``.
+    """
+    lead = weights["classifier.b_2"].shape[:-1]
+    shape = torch.broadcast_shapes(lead, X.shape[:-2])
+    sizes = (1,) * (len(shape) - len(lead)) + tuple(lead)
+    # Axes with one network for each index first, then those along which only inputs vary.
+    order = sorted(range(len(shape)), key=lambda axis: sizes[axis] == 1)
+    networks = math.prod(lead)
+    X = X.expand(*shape, *X.shape[-2:]).permute(*order, -2, -1)
+    inputs = X.reshape(networks, -1, *X.shape[-2:])
+    flat = {name: w.reshape(networks, *w.shape[len(lead) :]) for name, w in weights.items()}
+    logits = zoo_logits(flat, inputs, positions.to(inputs))
+    logits = logits.view(*(shape[axis] for axis in order), logits.shape[-1])
+    return logits.permute(*(order.index(axis) for axis in range(len(shape))), -1)
 
 
 def _scales(blocks: int) -> tuple[Rescaling, ...]:

@@ -7,7 +7,8 @@ import torch
 
 from cases import ALL, SIX, draw, gen, perturbed, worst
 from transformer_nfn import functional, spaces, symmetry
-from transformer_nfn.architectures import (
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import (
     Architecture,
     Ids,
     Rescaling,
@@ -15,7 +16,6 @@ from transformer_nfn.architectures import (
     architecture_of,
     find_architecture,
 )
-from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.testing import assert_same_function
 
