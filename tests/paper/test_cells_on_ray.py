@@ -10,7 +10,7 @@ import pytest
 
 from transformer_nfn.paper.tables import reproduce
 from transformer_nfn.prediction.records import RunError
-from transformer_nfn.zoo import Settings, build
+from transformer_nfn.zoo import BuildOptions, build
 
 MODELS = ["statnn", "lightgbm"]
 
@@ -39,7 +39,7 @@ except TransformerNFNError as error:
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
     path = tmp_path_factory.mktemp("zoo") / "digits"
-    return build(path, Settings(task="digits", runs=28, epochs=4, samples=200), workers=1)
+    return build(path, BuildOptions(task="digits", runs=28, epochs=4, samples=200, workers=1))
 
 
 def test_ray_fills_the_same_table(zoo, tmp_path):

@@ -33,7 +33,7 @@ from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store import Zoo
-from transformer_nfn.zoo.store.folder import KINDS_FILE
+from transformer_nfn.zoo.store.folder import GROUPS_FILE
 
 POSITIONS = "embedding.pos_embedding"
 # Names by which a file is known to hold the zoo's network: ours, and the authors'.
@@ -58,7 +58,7 @@ def open_checkpoint(
             return _open_row(text, zoo, row)
     elif (path / "zoo.json").is_file():
         raise CheckpointError(f"'{text}' is a zoo of many networks: name one, as in {text}#0")
-    elif (path / KINDS_FILE).is_file():
+    elif (path / GROUPS_FILE).is_file():
         raise CheckpointError(
             f"'{text}' is a mixed zoo: name one network of one kind, as in {text}/KIND#0"
         )
@@ -84,7 +84,7 @@ def open_transformer(text: str | Path, options: OpenOptions | None = None) -> Mo
     """
     path = Path(text)
     if options is None or (options.architecture is None and options.family is None):
-        if not path.exists() or (path / "zoo.json").is_file() or (path / KINDS_FILE).is_file():
+        if not path.exists() or (path / "zoo.json").is_file() or (path / GROUPS_FILE).is_file():
             return None
         with Checkpoint.open(path, where=str(text)) as checkpoint:
             if SPACE_KEY in checkpoint.metadata or recognise(checkpoint.unwrapped()):
@@ -121,7 +121,7 @@ class ZooRow:
     def __init__(self, zoo: Zoo, row: int) -> None:
         self._zoo, self._row = zoo, row
         self._weights: Weights = {}
-        dtype = str(zoo.about.get("dtype", "float32"))
+        dtype = str(zoo.metadata.get("dtype", "float32"))
         self.infos = {name: TensorInfo(shape, dtype) for name, shape in zoo.space.shapes.items()}
         self.metadata = {SPACE_KEY: zoo.space.to_json()}
 

@@ -15,7 +15,7 @@ from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.zoo.checkpoints import ZooRow, open_checkpoint
 from transformer_nfn.zoo.damage import damage_of
 from transformer_nfn.zoo.store import MixedZoo, Zoo
-from transformer_nfn.zoo.store.folder import KINDS_FILE
+from transformer_nfn.zoo.store.folder import GROUPS_FILE
 from transformer_nfn.zoo.store.index import CONFIGURATION
 
 DIGITS = 18
@@ -80,7 +80,7 @@ def _named(text: str, zoos: dict[str, Zoo]) -> Iterator[NamedNetwork]:
     path = Path(text)
     if _exists(path / "zoo.json"):
         yield from _rows(text, text, None, zoos)
-    elif _exists(path / KINDS_FILE):
+    elif _exists(path / GROUPS_FILE):
         for kind, opened in MixedZoo.open(path).zoos.items():
             zoos[f"{text}/{kind}"] = opened
             yield from _rows(text, f"{text}/{kind}", None, zoos)
