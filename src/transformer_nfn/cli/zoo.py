@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from transformer_nfn.cli.assets import named
 from transformer_nfn.cli.help import HelpGroup, HelpTyper
+from transformer_nfn.cli.options import named, seed_from
 from transformer_nfn.cli.output import echo_json, table_console
-from transformer_nfn.cli.seed_option import seed_from
 from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
@@ -192,7 +191,7 @@ def rows(
     """
     from transformer_nfn.cli.network_tables import rows_table
     from transformer_nfn.io.assets import resolve
-    from transformer_nfn.zoo.named import NamedNetwork
+    from transformer_nfn.networks import zoo_rows
     from transformer_nfn.zoo.store import MixedZoo, open_zoo
 
     opened = open_zoo(resolve(path, "zoo"))
@@ -208,10 +207,9 @@ def rows(
         ("run", run or []), ("optimizer", [optimizer]), ("percent", [percent]), ("epoch", [epoch])
     ):  # fmt: skip
         _check_values(path, list(zoos.values()), column, [w for w in wanted if w is not None])
-    networks = [
-        NamedNetwork(f"{name}#{row}", zoo, row)
-        for name, zoo in zoos.items()
-        for row in zoo.select(
+    records = []
+    for name, zoo in zoos.items():
+        selected = zoo.select(
             epoch=epoch,
             percent=percent,
             best=best,
@@ -219,9 +217,9 @@ def rows(
             max_accuracy=max_accuracy,
             optimizer=optimizer,
             runs=run,
-        ).tolist()
-    ]
-    records = [{"name": n.name, "row": n.row, **(n.about or {})} for n in networks]
+        )
+        for network in zoo_rows(zoo, selected.tolist(), name):
+            records.append({"name": network.name, "row": network.row, **(network.recorded or {})})
     if as_json:
         echo_json(records)
         return

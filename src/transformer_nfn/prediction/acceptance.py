@@ -9,16 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.io.checkpoint import Checkpoint
+from transformer_nfn.networks import Network
 from transformer_nfn.prediction.predictors import Predictor
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.zoo import NetworkSizes
-from transformer_nfn.zoo.checkpoints import (
-    changed_positions,
-    left_out,
-    read_small_transformer,
-    recognise,
-)
 
 _BLOCK = re.compile(r"(?:blocks|encoder)\.(\d{1,9})\..+")
 NAMED = 3
@@ -71,29 +65,29 @@ def check_sizes(
 
 
 def read_fitting(
-    checkpoint: Checkpoint, trained: NetworkSizes, predictors: Sequence[Predictor]
+    network: Network, trained: NetworkSizes, predictors: Sequence[Predictor]
 ) -> FittingNetwork:
-    """Reads a network, or raises an error that says what about it the predictors cannot read.
+    """Read a network, or raise an error that names what the predictors cannot read.
 
     Args:
-        checkpoint: with the names of the zoo's networks, or those of the authors' state dicts.
+        network: with the names of the zoo's networks, or those of the authors' state dicts.
         trained: the sizes of the networks the predictors were trained on.
         predictors: of the run.
     """
-    where = checkpoint.where
-    sizes = recognise(checkpoint, like=trained) or trained
-    check_sizes(where, sizes, trained, predictors)
-    rest = left_out(checkpoint, sizes)
-    for name in rest:
-        block = _BLOCK.fullmatch(name)
-        if block is not None and int(block[1]) >= sizes.blocks:
-            raise RunError(
-                f"'{where}' is of another architecture: '{name}' is of a block that a network of "
-                f"{sizes.blocks} blocks does not have"
-            )
-    stored = read_small_transformer(checkpoint, sizes)
-    weights = {name: tensor.float() for name, tensor in stored.items()}
-    changed = changed_positions(checkpoint, sizes)
+    where = network.name
+    with network.as_zoo_network(trained) as opened:
+        sizes = opened.sizes
+        check_sizes(where, sizes, trained, predictors)
+        rest = opened.unread
+        for name in rest:
+            block = _BLOCK.fullmatch(name)
+            if block is not None and int(block[1]) >= sizes.blocks:
+                raise RunError(
+                    f"'{where}' is of another architecture: '{name}' is of a block that a network "
+                    f"of {sizes.blocks} blocks does not have"
+                )
+        weights = {name: tensor.float() for name, tensor in opened.read().items()}
+        changed = opened.changed_positions
     if changed is not None:
         raise RunError(f"'{where}' is of another architecture: {changed}")
     for name, tensor in weights.items():

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import network_of
+from transformer_nfn.networks import Network, resolve_networks, zoo_rows
 from transformer_nfn.prediction.acceptance import FittingNetwork, read_fitting
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.guard import Guard
@@ -22,7 +23,6 @@ from transformer_nfn.prediction.novelty import Seen
 from transformer_nfn.prediction.predictors import Predictor, seed_predictions
 from transformer_nfn.prediction.records import RunError, RunRecord
 from transformer_nfn.zoo import NetworkSizes, Zoo
-from transformer_nfn.zoo.named import NamedNetwork, named_networks
 
 # Networks in memory at once: a zoo may have tens of thousands.
 AT_ONCE = 512
@@ -94,7 +94,7 @@ def predict(run: Path | str, networks: Networks) -> list[Prediction]:
     Args:
         run: a run folder that keeps its predictors, or its name.
         networks: an open zoo, or words that mean networks, see
-            `transformer_nfn.zoo.named.named_networks`; one, or several.
+            `transformer_nfn.networks.resolve_networks`; one, or several.
     """
     run = resolve(run, "predictor")
     record = RunRecord.read(run)
@@ -116,21 +116,20 @@ def load_predictors(run: Path, record: RunRecord) -> list[Predictor]:
     return [Predictor.load(record.model, run / f"seed-{row['seed']}") for row in record.seeds]
 
 
-def _named(networks: Networks) -> list[NamedNetwork]:
+def _named(networks: Networks) -> list[Network]:
     if isinstance(networks, Zoo):
-        return [NamedNetwork(f"{networks.path}#{i}", networks, i) for i in range(len(networks))]
-    return named_networks([networks] if isinstance(networks, str | Path) else networks)
+        return zoo_rows(networks)
+    return resolve_networks([networks] if isinstance(networks, str | Path) else networks)
 
 
 def _read(
-    network: NamedNetwork, trained: NetworkSizes, predictors: Sequence[Predictor]
+    network: Network, trained: NetworkSizes, predictors: Sequence[Predictor]
 ) -> FittingNetwork:
-    with network.open() as checkpoint:
-        return read_fitting(checkpoint, trained, predictors)
+    return read_fitting(network, trained, predictors)
 
 
 def _predict(
-    named: Sequence[NamedNetwork],
+    named: Sequence[Network],
     read: Sequence[FittingNetwork],
     predictors: Sequence[Predictor],
     seen: Seen,
@@ -171,7 +170,7 @@ def _predict(
                 warning,
                 read[i].left_out,
                 read[i].note,
-                named[i].about,
+                named[i].recorded,
                 guarded,
                 float(by_weights[at]),
                 LEVEL if warning is None else None,
