@@ -302,7 +302,7 @@ def test_without_a_compiler_steps_are_plain_pytorch(monkeypatch: pytest.MonkeyPa
         assert path == "torch"
         assert "no C compiler was found" in note
         assert "slower" in note
-        assert len(train(random_images(n=60), sample(2), Recipe(1, 32)).rows) == 4
+        assert len(train(random_images(n=60), sample(2), Recipe(1, 16)).rows) == 4
         with pytest.raises(ZooError, match="no C compiler"):
             describe_path("native", "cpu")
     finally:
