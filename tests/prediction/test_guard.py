@@ -12,7 +12,7 @@ import torch
 
 from transformer_nfn.io.tensor_files import write_tensors
 from transformer_nfn.models import network_of
-from transformer_nfn.models.tensor_fit import tensor_fit
+from transformer_nfn.models.coupling import coupling_features
 from transformer_nfn.prediction.damaged import Damaged
 from transformer_nfn.prediction.dataset import Dataset, Parts
 from transformer_nfn.prediction.guard import DEAD_RAMP, GUARD_FILE, NEVER_DEAD, OLD_WIDEN, Guard
@@ -57,7 +57,7 @@ def test_fit_does_not_see_what_changes_no_function() -> None:
     after["blocks.1.W_K"] = before["blocks.1.W_K"] @ torch.linalg.inv(basis).mT
     for name in ("blocks.0.W_B", "blocks.0.b_B"):
         after[name] = 3 * after[name]
-    first, second = (tensor_fit(network_of(named)) for named in (before, after))
+    first, second = (coupling_features(network_of(named)) for named in (before, after))
     assert torch.allclose(first, second, atol=1e-6)
 
 
@@ -65,7 +65,7 @@ def test_fit_sees_tensors_that_know_each_other() -> None:
     strangers = network()
     friends = dict(strangers)
     friends["classifier.W_2"] = strangers["classifier.W_1"].mT[..., :10].contiguous()
-    apart = tensor_fit(network_of(friends)) - tensor_fit(network_of(strangers))
+    apart = coupling_features(network_of(friends)) - coupling_features(network_of(strangers))
     assert bool((apart.abs().amax(1) > 0.3).all())
 
 

@@ -70,7 +70,7 @@ class Read:
     """Reads what `of` says of networks."""
 
     def __init__(self, of):
-        self.reading = of
+        self.features = of
 
 
 def columns(network):

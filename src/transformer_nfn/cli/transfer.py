@@ -40,8 +40,7 @@ def reproduce_transfer(
 ) -> None:
     """Fills the table and shows it; see `transformer_nfn.paper.transfer`."""
     from transformer_nfn.io.assets import resolve
-    from transformer_nfn.paper.transfer import LEARNERS, transfer
-    from transformer_nfn.paper.transfer_table import NAME
+    from transformer_nfn.paper.transfer import LEARNERS, NAME, transfer
 
     learners = models.split(",") if models else None
     with counting_bar(Console(stderr=True, quiet=as_json)) as bar:

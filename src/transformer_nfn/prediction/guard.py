@@ -1,9 +1,9 @@
 """Is a predictor fooled? A warning, and for networks that are strange a second opinion.
 
 A predictor that reads weights may take a broken network for a good one. The guard asks the network
-itself (`responses`) and looks how well its tensors fit each other (`tensor_fit`). It learns from
-healthy networks and from damaged relatives whose accuracy was measured, and others calibrate it
-(`guard_fit`).
+itself (`responses`) and looks how well its tensors fit each other (`coupling_features`). It learns
+from healthy networks and from damaged relatives whose accuracy was measured, and others calibrate
+it (`guard_fit`).
 
 Three signs of strangeness, each 1 at its limit: answers of a harmed network, tensors that fit each
 other as those of no healthy one, and a prediction above what the answers suggest, in units of what
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io.tensor_files import read_tensors, write_tensors
-from transformer_nfn.models.tensor_fit import tensor_fit
+from transformer_nfn.models.coupling import coupling_features
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.guard_curves import Curve
 from transformer_nfn.prediction.guard_parts import Distance, Harm, Opinion, rebuilt, tensors_of
@@ -121,7 +121,7 @@ class Guard:
 
         Args:
             inputs: how many agreed inputs, tokens of an input and numbers in each.
-            fits: numbers that `tensor_fit` gives.
+            fits: numbers that `coupling_features` gives.
         """
         parts = (Opinion.blank(COUNT), Harm.blank(COUNT), Distance.blank(fits))
         curves = (Curve.blank(), Curve.blank(), Curve.blank(), Curve.blank())
@@ -135,12 +135,12 @@ class Guard:
 
     def judge(self, data: Dataset, arch: NetworkSizes, predicted: Tensor) -> Judgement:
         """What to say of networks of which the predictor says ``predicted``."""
-        fit = tensor_fit(data.network)
+        fit = coupling_features(data.network)
         self._check_fit(arch, fit)
         return self.judge_read(responses(data, arch, self.agreed), fit, predicted.double())
 
     def judge_read(self, answers: Tensor, fit: Tensor, predicted: Tensor) -> Judgement:
-        """The same of networks that were read, with what `responses` and `tensor_fit` gave."""
+        """The same of networks that were read, with `responses` and `coupling_features`."""
         said = self.opinion(answers)
         signs = self.scaled(self.signs(answers, fit, predicted, said))
         believed = self.believed(predicted, said)

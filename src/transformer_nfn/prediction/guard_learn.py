@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.models.tensor_fit import tensor_fit
+from transformer_nfn.models.coupling import coupling_features
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.guard_parts import Distance, Harm, Opinion
 from transformer_nfn.prediction.responses import responses
@@ -33,7 +33,7 @@ class Read:
     @staticmethod
     def of(data: Dataset, arch: NetworkSizes, agreed: Tensor) -> Read:
         answers = responses(data, arch, agreed)
-        return Read(answers, tensor_fit(data.network), data.accuracy.double())
+        return Read(answers, coupling_features(data.network), data.accuracy.double())
 
     def take(self, index: Tensor) -> Read:
         return Read(self.answers[index], self.fit[index], self.accuracy[index])

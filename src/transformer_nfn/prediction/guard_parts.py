@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from transformer_nfn.models.scales import usual
+from transformer_nfn.models.statistics import mean_and_scale
 
 FARTHEST = 4.0
 """Standard deviations beyond which nothing counts as farther."""
@@ -57,7 +57,7 @@ class Frame:
     @staticmethod
     def of(x: Tensor) -> Frame:
         """Of the rows ``[n, F]``; columns that are the same everywhere become zero."""
-        return Frame(*usual(x))
+        return Frame(*mean_and_scale(x))
 
     def __call__(self, x: Tensor, farthest: float = FARTHEST) -> Tensor:
         """The columns standardised."""

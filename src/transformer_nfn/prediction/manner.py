@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.models import StatNN, WholeNetwork
-from transformer_nfn.models.statnn import STATISTICS
+from transformer_nfn.models.baselines import STATISTICS
 from transformer_nfn.prediction.dataset import Dataset, in_batches
 from transformer_nfn.prediction.kinds import Kinds
 from transformer_nfn.prediction.probe_search import find_probes, group_asks, search_steps
@@ -121,7 +121,9 @@ class WholeNetworkManner(Manner):
             runs = sum(_runs(data) for data in kinds.train)
             steps, asked = search_steps(epochs, runs), group_asks(runs)
             find_probes(module, kinds.train, seed, steps=steps, asked=asked)
-        train, val = ([module.kept(d.network) for d in part] for part in (kinds.train, kinds.val))
+        train, val = (
+            [module.head_inputs(d.network) for d in part] for part in (kinds.train, kinds.val)
+        )
         return AsRead(train, val)
 
     @torch.no_grad()
@@ -143,7 +145,7 @@ class WholeNetworkManner(Manner):
         self, state: Mapping[str, Tensor], rate: float, device: torch.device
     ) -> torch.optim.Optimizer:
         """Adam with decoupled weight decay of the readers; probes are not learned any further."""
-        learned = [v for name, v in state.items() if not self.module.is_found(_within(name))]
+        learned = [v for name, v in state.items() if not self.module.is_frozen(_within(name))]
         decay = self.module.weight_decay
         return torch.optim.AdamW(learned, weight_decay=decay, **_means(rate, device))
 

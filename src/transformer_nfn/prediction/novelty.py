@@ -14,10 +14,10 @@ from transformer_nfn.errors import CheckpointError
 from transformer_nfn.functional.zoo_network import sinusoids
 from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.models.network import map_network
-from transformer_nfn.models.scales import signed_log
+from transformer_nfn.models.statistics import signed_log
 from transformer_nfn.models.whole_network import whole_invariants
 from transformer_nfn.models.whole_network.model import INVARIANTS
-from transformer_nfn.models.whole_network.probes import LONGEST
+from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.records import RunError
 
@@ -134,7 +134,7 @@ def _features(data: Dataset, any_size: bool) -> Tensor:
         return torch.as_tensor(computed).float().cpu()
     if any_size:
         width = data.network["blocks"][0]["W_Q"].shape[3]
-        places = None if data.tokens is None else sinusoids(min(data.tokens, LONGEST), width)
+        places = None if data.tokens is None else sinusoids(min(data.tokens, MAX_TOKENS), width)
         network = map_network(data.network, lambda w: w.cpu())
         return signed_log(whole_invariants(network, places)).float()
     raw = invariant_features(data.network, data.block_space).float().cpu()

@@ -12,17 +12,13 @@ from torch import Tensor, nn
 
 from transformer_nfn import models
 from transformer_nfn.models import map_network
-from transformer_nfn.models.whole_network.probes import LONGEST
+from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.prediction.dataset import Dataset, in_batches
 from transformer_nfn.prediction.manner import prepared
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.zoo import NetworkSizes
 
 Build = Callable[[], nn.Module]
-
-PROBES, GROUPS = 512, 2
-MOST_ANSWERS = 5632
-"""To all probes: probes times classes and one."""
 
 
 def _sizes(data: Dataset, components: list[str] | None) -> dict[str, Any]:
@@ -61,33 +57,21 @@ def _plain(kind: str) -> Callable[..., nn.Module]:
 
 
 def _whole_network(data: Dataset, **options: Any) -> nn.Module:
-    parts = options.pop("parts", ["probes", "invariants"])
-    if "probes" not in parts:
-        options["probes"] = 0
-    if "invariants" not in parts:
-        options["invariants"] = False
-    if "layers" in parts:
-        options.setdefault("channels", 8)
+    return models.WholeNetwork(data.block_space, **(whole_network_sizes(data) | options))
+
+
+def whole_network_sizes(data: Dataset) -> dict[str, Any]:
+    """The arguments of `WholeNetwork` that networks like these determine."""
     embedding = data.network.get("embedding")
     first, last = data.network["blocks"][0]["W_Q"], data.network["classifier"]
     assert isinstance(last, Mapping)
     assert embedding is None or isinstance(embedding, Mapping)
-    classes = last["W_2"].shape[-1]
-    own = {"probes": _probes_for(classes), "groups": GROUPS, "rank": 32, "hidden": 16}
-    own |= {"bounded": embedding is not None, "logarithms": True, "answers_first": True}
-    return models.WholeNetwork(
-        data.block_space,
-        tokens=min(data.tokens or LONGEST, LONGEST),
-        width=first.shape[3] if embedding is None else embedding["W"].shape[1],
-        classes=classes,
-        images=embedding is not None,
-        **(own | options),
-    )
-
-
-def _probes_for(classes: int) -> int:
-    """As many probes as readers of few parameters can take: fewer where each has many answers."""
-    return GROUPS * max(32, min(PROBES, MOST_ANSWERS // (classes + 1)) // GROUPS)
+    return {
+        "tokens": min(data.tokens or MAX_TOKENS, MAX_TOKENS),
+        "width": first.shape[3] if embedding is None else embedding["W"].shape[1],
+        "classes": last["W_2"].shape[-1],
+        "images": embedding is not None,
+    }
 
 
 NEURAL: Mapping[str, tuple[str, Callable[..., nn.Module]]] = {

@@ -82,7 +82,7 @@ def find_probes(
         loss = torch.zeros((), device=device)
         for own, probes, wanted in zip(rows, inputs, labels, strict=True):
             network = map_network(kinds[kind].network, lambda w, own=own: w[own])
-            found = module.ask(network, probes).logits.flatten(0, 1)
+            found = module.outputs(network, probes).logits.flatten(0, 1)
             loss = loss + cross_entropy(found, wanted.repeat(len(own)))
         loss.backward()
         optimiser.step()

@@ -57,7 +57,7 @@ class RunRecord:
             best_epoch, seconds``.
         summary: ``tau, tau_se, r2, mae, coverage`` over the seeds; ``tau_together`` of the mean
             of all seeds' predictions, which older records lack; with augmentation also
-            ``agreement``, see `transformer_nfn.paper.agreement`; of a mixed zoo the same by
+            ``agreement``, see `transformer_nfn.paper.cells`; of a mixed zoo the same by
             ``kinds``, for kinds ``left_out`` of training, and ``widening``, see `known_sizes`.
         num_parameters: of the predictor, None for trees.
         status: ``done``, or why there is no result (``not enough networks: …``).

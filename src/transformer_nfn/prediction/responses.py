@@ -16,8 +16,12 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, one_hot
 
 from transformer_nfn.models import map_network
-from transformer_nfn.models.whole_network.answers import Answers, answers
-from transformer_nfn.models.whole_network.probes import LONGEST, Probes
+from transformer_nfn.models.whole_network.probes import (
+    MAX_TOKENS,
+    ProbeOutputs,
+    Probes,
+    probe_outputs,
+)
 from transformer_nfn.prediction.dataset import Dataset
 from transformer_nfn.prediction.probe_search import STEPS, find_probes
 from transformer_nfn.zoo import NetworkSizes
@@ -34,7 +38,7 @@ COUNT = 17
 
 def input_shape(arch: NetworkSizes) -> tuple[int, int]:
     """Tokens of an input and numbers in each: pixels of a patch, or a word vector."""
-    return min(arch.tokens, LONGEST), arch.patch or arch.d_model
+    return min(arch.tokens, MAX_TOKENS), arch.patch or arch.d_model
 
 
 def drawn_inputs(arch: NetworkSizes) -> Tensor:
@@ -79,8 +83,8 @@ class _Asker(nn.Module):
         # On the device of the probes: a step on a GPU is captured as a graph, which copies nothing.
         self.register_buffer("positions", arch.positions(), persistent=False)
 
-    def ask(self, network: Mapping[str, Any], inputs: Tensor) -> Answers:
-        return answers(network, inputs, self.positions)
+    def outputs(self, network: Mapping[str, Any], inputs: Tensor) -> ProbeOutputs:
+        return probe_outputs(network, inputs, self.positions)
 
 
 @torch.no_grad()
@@ -96,7 +100,7 @@ def responses(data: Dataset, arch: NetworkSizes, agreed: Tensor) -> Tensor:
         return torch.empty(0, COUNT, dtype=torch.float64)
     network = map_network(data.network, lambda w: w.float().cpu())
     inputs = torch.cat([agreed.float(), drawn_inputs(arch)])
-    logits = answers(network, inputs, arch.positions()).logits.double()
+    logits = probe_outputs(network, inputs, arch.positions()).logits.double()
     logits = logits - logits.mean(-1, keepdim=True)
     return torch.cat([_agreement(logits[:, : len(agreed)]), _variety(logits[:, len(agreed) :])], 1)
 

@@ -39,7 +39,7 @@ def measure_widening(
     left out at random; the largest over all values of the size, and a quarter more.
 
     Args:
-        module: has ``reading(network)``, what it judges networks by.
+        module: has ``features(network)``.
         kinds: networks as the module reads them, on its device.
         sizes: of the kinds, by name.
 
@@ -50,7 +50,7 @@ def measure_widening(
         return {}
     own = [sizes[name] for name in kinds.names]
     parts = [*kinds.train, *kinds.val, *kinds.test]
-    features = torch.cat([module.reading(part.network).double().cpu() for part in parts])
+    features = torch.cat([module.features(part.network).double().cpu() for part in parts])
     accuracy = torch.cat([part.accuracy for part in parts]).double().cpu()
     which = np.repeat(np.tile(np.arange(len(own)), 3), [len(part) for part in parts])
     usual = _error(_left_out_errors(features, accuracy, _folds(len(which))))
