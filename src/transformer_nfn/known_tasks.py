@@ -1,4 +1,4 @@
-"""Which tasks are small transformers trained on? Their names, titles and sizes."""
+"""Tasks that small transformers are trained on: names, titles and sizes."""
 
 from __future__ import annotations
 
