@@ -92,7 +92,8 @@ def align_command(
     console = Console()
     console.print(table)
     console.print(f"distance ‖A − B‖ / ‖B‖; stream: {aligned.action}; {aligned.rounds} rounds")
-    _report_written(out, first, aligned.difference or 0.0, f", rounding explains {aligned.noise:.1e}")
+    rounding = f", rounding explains {aligned.noise:.1e}"
+    _report_written(out, first, aligned.difference or 0.0, rounding)
     if options:
         typer.echo(f"open it with the same options: {options}")
 
