@@ -575,8 +575,8 @@ class ReducedBlock:
         for name in (f"{prefix}W_A.A", f"{prefix}W_A.B"):
             if name in raw and bool(raw[name].any()):
                 raise SpaceError(
-                    f"'{self.network.model.where}': '{name}' belongs to a low-rank term, expected a "
-                    "symmetry in SYMMETRIES that merges it into 'W_A'"
+                    f"'{self.network.model.where}': '{name}' belongs to a low-rank term, expected "
+                    "a symmetry in SYMMETRIES that merges it into 'W_A'"
                 )
         return raw
 
