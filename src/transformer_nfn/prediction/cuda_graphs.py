@@ -1,4 +1,4 @@
-"""How does a training step run as one launch? Captured once per shape, as a CUDA graph."""
+"""Training steps captured as CUDA graphs, one per shape."""
 
 from __future__ import annotations
 
@@ -12,41 +12,37 @@ import torch
 from torch import Tensor
 
 WARM_UP = 3
-"""Steps before a capture: libraries set themselves up in them, which a capture cannot hold."""
+"""Eager steps before a capture, in which libraries initialise."""
 
 Step = Callable[[Tensor], Tensor]
-"""A whole update from the picked networks: gather, forward, backward, optimiser; the loss."""
+"""One update from the picked networks (gather, forward, backward, optimiser); returns the loss."""
 
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """One captured step: what it reads, the graph, and where it leaves the loss."""
+    """One captured step: its input, the graph, and its output."""
 
     picks: Tensor
     graph: torch.cuda.CUDAGraph
     loss: Tensor
 
     def replay(self, picks: Tensor) -> Tensor:
-        """Makes the update; the loss is overwritten by the next one."""
+        """Run the update; the returned loss is overwritten by the next one."""
         self.picks.copy_(picks)
         self.graph.replay()
         return self.loss
 
 
 class GraphSteps:
-    """Runs a step as a CUDA graph, captured the first time a kind or a batch size comes.
+    """Run steps as CUDA graphs, captured on the first use of a size group or batch size.
 
-    A last incomplete batch of an epoch gets a graph of its own: captured in less time than it
-    would take over the epochs of a training to launch it operation by operation. So does every
-    kind of networks, whose tensors have shapes and places of their own. The graphs share their
-    memory, which they may because they never run at the same time.
-
-    What cannot be captured is said in a warning, once, and runs operation by operation.
+    The incomplete last batch of an epoch and every network size have their own graphs, because
+    tensor shapes and addresses differ. The graphs share one memory pool, as they never run at the
+    same time. A step that cannot be captured runs eagerly, after one warning.
 
     Args:
-        optimiser: of the step, made with ``capturable=True``; everything the step changes is a
-            parameter of it or its state, and nothing of that may be replaced by another tensor
-            afterwards (see `forget`).
+        optimiser: of the step, with ``capturable=True``. Everything the step changes is one of its
+            parameters or its state; call `forget` if any of these become other tensors.
     """
 
     def __init__(self, optimiser: torch.optim.Optimizer) -> None:
@@ -57,28 +53,28 @@ class GraphSteps:
         self._pool: Any = None
 
     def __call__(self, step: Step, picks: Tensor, of: Hashable = 0) -> Tensor:
-        """One update by ``step`` on ``picks``, ``[…, batch]``; the loss, valid until the next.
+        """Run ``step`` on ``picks``, ``[…, batch]``; the returned loss is valid until the next call.
 
         Args:
             step: the same whenever ``of`` is.
             picks: which networks.
-            of: which networks they are picked from.
+            of: which data set they are picked from.
         """
         if self.refused:
             return step(picks)
-        size = of, picks.shape[-1]
-        if size not in self.captured:
+        key = of, picks.shape[-1]
+        if key not in self.captured:
             with torch.cuda.device(picks.device):
-                made = self._capture(step, picks)
-            if made is None:
+                captured = self._capture(step, picks)
+            if captured is None:
                 self.refused = True
                 self.forget()
                 return step(picks)
-            self.captured[size] = made
-        return self.captured[size].replay(picks)
+            self.captured[key] = captured
+        return self.captured[key].replay(picks)
 
     def forget(self) -> None:
-        """Captures anew when needed, for when parameters or state have become other tensors."""
+        """Drop all graphs; call it when parameters or state have become other tensors."""
         if self.captured:
             torch.cuda.synchronize()
         self.captured.clear()
@@ -88,7 +84,7 @@ class GraphSteps:
         if self._stream is None:
             self._stream = torch.cuda.Stream()
         if not self.captured:
-            # Memory that no graph uses any more is given back and cannot be shared again.
+            # A pool that no graph uses any more is freed and cannot be shared again.
             self._pool = torch.cuda.graph_pool_handle()
         held = picks.clone(memory_format=torch.contiguous_format)
         graph = torch.cuda.CUDAGraph()
@@ -98,16 +94,16 @@ class GraphSteps:
                 for _ in range(WARM_UP):
                     step(held)
             current.wait_stream(self._stream)
-            # Gradients made while capturing lie in the graph's own memory.
+            # Gradients created while capturing live in the graph's memory.
             self.optimiser.zero_grad(set_to_none=True)
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                     loss = step(held)
             except RuntimeError as error:
-                # A capture that breaks off leaves its stream the current one.
+                # A failed capture leaves its stream current.
                 torch.cuda.set_stream(current)
                 self.optimiser.zero_grad(set_to_none=True)
-                # Ending a broken capture fails too, and tells less than what broke it.
+                # Ending a failed capture raises too; the first error is the informative one.
                 reason = str(error.__context__ or error).strip().split("\n")[0]
                 warnings.warn(
                     "the training step cannot be captured as a CUDA graph and runs operation by "
@@ -120,9 +116,9 @@ class GraphSteps:
 
 @contextmanager
 def no_update(optimiser: torch.optim.Optimizer) -> Iterator[None]:
-    """Steps made within it leave parameters and state as they were, in the same tensors.
+    """Context in which steps leave parameters and optimiser state unchanged, in the same tensors.
 
-    State that is only made within it starts from zero, as Adam's does.
+    State created within it is set to zero, as Adam's starts.
     """
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     before = [
