@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.zoo_network import from_space
 from transformer_nfn.checkpoints.alignment import align, align_networks
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.functional.transformer import transformer
+from transformer_nfn.functional.zoo_network import network_architecture
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.zoo import Zoo, load_task
 
@@ -59,7 +59,7 @@ def zoo_pairs(said: argparse.Namespace) -> dict[str, Any]:
     unlabelled = None
     if said.inputs:
         unlabelled = task.batch("train", torch.arange(said.inputs)[None]).inputs[0]
-    forward = from_space(zoo.space, zoo.positions()).forward
+    forward = network_architecture(zoo.space, zoo.positions()).forward
 
     def measure(weights: Mapping[str, Tensor]) -> tuple[float, float]:
         out = forward({n: w[0, 0].float() for n, w in weights.items()}, test.inputs[0])

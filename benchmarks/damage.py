@@ -28,8 +28,8 @@ from transformer_nfn.prediction.predict import Prediction, predict
 from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL
 from transformer_nfn.prediction.runs import describe_zoo, train_run
 from transformer_nfn.zoo import Zoo
-from transformer_nfn.zoo.damage_record import damages
-from transformer_nfn.zoo.training.damaged_zoo import damage_zoo
+from transformer_nfn.zoo.damage import damages
+from transformer_nfn.zoo.training.damage import damage_zoo
 
 SEEN = "shuffled:0.5,noise,pruned,tensor"
 HELD_OUT = "untrained,exchanged,block,quantised,shuffled:1"

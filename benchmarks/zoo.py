@@ -47,9 +47,8 @@ from transformer_nfn.zoo import (
     sample,
 )
 from transformer_nfn.zoo.module import to_state_dict
-from transformer_nfn.zoo.training.epochs import StepRunner
-from transformer_nfn.zoo.training.paths import choose_runner, describe_path
-from transformer_nfn.zoo.training.steps import TorchStepper
+from transformer_nfn.zoo.training.backends import choose_runner, describe_path
+from transformer_nfn.zoo.training.steps import StepRunner, TorchStepper
 from transformer_nfn.zoo.training.tasks import Task
 from transformer_nfn.zoo.training.trainer import _Training, initial_weights, train
 

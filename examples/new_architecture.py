@@ -1,7 +1,7 @@
 """A new architecture: grouped queries, rotary positions, gated MLP, RMS norms, one stream."""
 
 from transformer_nfn import functional, nn, spaces, symmetry
-from transformer_nfn.architectures import Architecture, Naming, Rescaling, Vectors
+from transformer_nfn.functional import Architecture, Naming, Rescaling, Vectors
 from transformer_nfn.spaces import Axis, attention_part, axis_part, map_part, mlp_part, norm_part
 
 PARTS = [

@@ -17,6 +17,8 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from transformer_nfn.zoo.store.files import Checksums
+from transformer_nfn.zoo.word_vectors import VECTORS_FILE
 
 from transformer_nfn.cli.endings import explain_errors
 from transformer_nfn.io.assets import (
@@ -42,9 +44,7 @@ from transformer_nfn.prediction.records import (
 from transformer_nfn.prediction.trained_on import TRAINED_FILE
 from transformer_nfn.zoo import Zoo, load_task
 from transformer_nfn.zoo.store import Folder, write_shard
-from transformer_nfn.zoo.store.files import Checksums
 from transformer_nfn.zoo.verify import measure_accuracy
-from transformer_nfn.zoo.word_vectors import VECTORS_FILE
 
 LIMIT = 40 * 2**20
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures import (
+from transformer_nfn.functional import (
     Architecture,
     Forward,
     Ids,

@@ -11,7 +11,6 @@ import tiny_checkpoints
 import torch
 
 import tiny_families
-from transformer_nfn.architectures.zoo_network import small_transformer
 from transformer_nfn.checkpoints import align
 from transformer_nfn.checkpoints.alignment import Aligned, align_networks
 from transformer_nfn.checkpoints.alignment.bases import (
@@ -24,6 +23,7 @@ from transformer_nfn.checkpoints.alignment.stream import turn_fixing_ones
 from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional.zoo_network import small_transformer
 
 
 def generator(seed: int = 0) -> torch.Generator:

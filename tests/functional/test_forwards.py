@@ -7,8 +7,8 @@ import torch
 
 from cases import SIX, draw, gen
 from transformer_nfn import functional, spaces
-from transformer_nfn.architectures import architecture_of
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import architecture_of
 
 BLOCK = SIX["attention_block"]
 

@@ -15,7 +15,7 @@ from tiny_families import TINY, build, inputs_of, network, run_library, save
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import transformer as forward
-from transformer_nfn.functional.sublayers import relative_buckets
+from transformer_nfn.functional.transformer import relative_buckets
 
 pytest.importorskip("transformers")
 

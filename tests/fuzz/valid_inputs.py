@@ -21,7 +21,7 @@ from transformer_nfn.prediction.runs import describe_zoo, train_run
 from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.module import SmallTransformer, to_state_dict
 from transformer_nfn.zoo.store import Folder, write_shard
-from transformer_nfn.zoo.store.mixed import write_kinds
+from transformer_nfn.zoo.store.zoo import write_kinds
 
 RUNS = {
     "whole_network": {"probes": 2, "rank": 2, "hidden": 8},

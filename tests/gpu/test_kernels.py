@@ -11,9 +11,8 @@ from scipy import stats
 
 from transformer_nfn import spaces
 from transformer_nfn.zoo import Recipe, load_task, sample
-from transformer_nfn.zoo.training.epochs import StepRunner
-from transformer_nfn.zoo.training.paths import choose_runner
-from transformer_nfn.zoo.training.steps import TorchStepper
+from transformer_nfn.zoo.training.backends import choose_runner
+from transformer_nfn.zoo.training.steps import StepRunner, TorchStepper
 from transformer_nfn.zoo.training.tasks import Task
 from transformer_nfn.zoo.training.trainer import _Training, train
 

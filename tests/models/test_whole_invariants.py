@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from whole_networks import MOVES, Moved, Net, draw, move, move_all, whole_network
 
-from transformer_nfn.architectures import small_transformer
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import small_transformer
 from transformer_nfn.models import tensors_of
 from transformer_nfn.models.whole_network import whole_invariants
 from transformer_nfn.testing import relative_error

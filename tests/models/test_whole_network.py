@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from transformer_nfn.architectures import small_transformer
-from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import small_transformer
+from transformer_nfn.functional.zoo_network import sinusoids
 from transformer_nfn.models import WholeNetwork, network_of
 from transformer_nfn.models.whole_network.answers import CHUNK, answers
 from transformer_nfn.models.whole_network.invariants import whole_invariants

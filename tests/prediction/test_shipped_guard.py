@@ -11,7 +11,7 @@ import torch
 
 from transformer_nfn.prediction.predict import Prediction, predict
 from transformer_nfn.zoo import Zoo
-from transformer_nfn.zoo.damage_record import damages
+from transformer_nfn.zoo.damage import damages
 from transformer_nfn.zoo.training import damaged_zoo
 
 CHANCE, NEAR = 0.1, 0.1

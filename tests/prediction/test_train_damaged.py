@@ -19,7 +19,7 @@ from transformer_nfn.prediction.guarded import guard_run
 from transformer_nfn.prediction.probe_search import search_steps
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.zoo import Zoo
-from transformer_nfn.zoo.damage_record import parse_damages, rows_of
+from transformer_nfn.zoo.damage import parse_damages, rows_of
 from transformer_nfn.zoo.training import damaged_zoo
 
 CHANCE = 0.1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -73,7 +75,7 @@ def test_composes_inverts_and_knows_its_elements(action: Action) -> None:
     one = action.identity(SIZE, SITES, torch.float64, None)
     assert torch.equal(moved(action, x, one), x)
     for part in (g, both, back, one):
-        assert action.refuse(part, None) is None
+        assert action.element_error(part, None) is None
 
 
 @every_action
@@ -118,7 +120,7 @@ def test_balances_an_orbit_to_one_representative(action: Action) -> None:
 @pytest.mark.parametrize("condition", [1.0, 10.0, 1e6])
 def test_a_condition_number_can_be_prescribed(action: Action, condition: float) -> None:
     G = action.draw(SIZE, SITES, Drawing(gen(0), condition=condition))
-    assert action.refuse(G, None) is None
+    assert action.element_error(G, None) is None
     found = torch.linalg.cond(G)
     expected = torch.full_like(found, 1.0 if action.self_dual else condition)
     assert torch.allclose(found, expected, rtol=1e-6)
@@ -146,9 +148,10 @@ def test_functions_said_to_commute_do(action: Action, fn) -> None:
 def test_tables_say_what_acts():
     words = {a.describe(4) for a in ACTIONS.values()}
     assert len(words) == len(ACTIONS)
-    assert ACTIONS["linear", "general"].dimension(4) == 16
-    assert ACTIONS["orthogonal", "general"].dimension(4) == 6
-    assert ACTIONS["linear", "complex"].dimension(4) == 4
+    assert ACTIONS["linear", "general"].size(4).continuous == 16
+    assert ACTIONS["orthogonal", "general"].size(4).continuous == 6
+    assert ACTIONS["linear", "complex"].size(4).continuous == 4
+    assert ACTIONS["perm", "general"].size(4).finite == pytest.approx(math.log10(24))
 
 
 def test_unknown_words_are_refused():
@@ -160,13 +163,13 @@ def test_unknown_words_are_refused():
 
 REFUSED = {
     "scale": ("scale", torch.eye(3) + 1e-3, "not diagonal"),
-    "positive": ("positive", -torch.eye(3), "takes 3 positive scales, found other numbers"),
-    "sign": ("sign", 2 * torch.eye(3), "takes 3 signs, found other numbers"),
-    "orthogonal": ("orthogonal", 2 * torch.eye(3), "takes orthogonal matrices"),
+    "positive": ("positive", -torch.eye(3), "not 3 positive scales"),
+    "sign": ("sign", 2 * torch.eye(3), "not 3 signs"),
+    "orthogonal": ("orthogonal", 2 * torch.eye(3), "not orthogonal"),
     "zero": ("scale", torch.zeros(3, 3), "singular"),
 }
 
 
 @pytest.mark.parametrize(("kind", "part", "reason"), REFUSED.values(), ids=REFUSED)
 def test_matrices_outside_the_group_are_refused(kind: str, part: Tensor, reason: str) -> None:
-    assert reason in str(ACTIONS[kind, "general"].refuse(part.double(), None))
+    assert reason in str(ACTIONS[kind, "general"].element_error(part.double(), None))

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 
 from cases import ALL, SIX, blocks, draw, gen, perturbed, seeds, worst
 from transformer_nfn import functional, spaces
-from transformer_nfn.architectures import Vectors, architecture_of
 from transformer_nfn.errors import GroupError, SpaceError
+from transformer_nfn.functional import Vectors, architecture_of
 from transformer_nfn.spaces import Element
 from transformer_nfn.symmetry import compare, random_enlarged
 from transformer_nfn.testing import assert_same_function

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from literal_network import literal_logits
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo import ImportFileError, NetworkSizes, StoreError, Zoo, sample
 from transformer_nfn.zoo.authors import import_authors
 from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.store import Folder, write_shard
-from transformer_nfn.zoo.store.files import Checksums
+from transformer_nfn.zoo.store.folder import Checksums
 from transformer_nfn.zoo.verify import measure_accuracy, verify
 
 from .conftest import random_images
@@ -139,22 +140,7 @@ def test_an_imported_network_computes_what_its_file_says(tmp_path: Path) -> None
     row = int(zoo.select(epoch=50, runs=["run2"])[0])
     s = torch.load(theirs / "mnist" / "run2_50_7100.pt", weights_only=True)
     images = torch.randn(4, 1, 28, 28)
-    f = torch.nn.functional
-    x = f.conv2d(images, s["embedding.conv1.weight"], s["embedding.conv1.bias"], stride=4)
-    x = x.flatten(2).mT + s["embedding.pos_embedding"]
-    for i in range(2):
-        x = f.layer_norm(x, (32,))
-        q, k, v = (
-            (x @ s[f"encoder.{i}.attention.{n}.weight"].T).view(4, 49, 2, 16).transpose(1, 2)
-            for n in ("queries", "keys", "values")
-        )
-        a = ((q @ k.mT / 4).softmax(-1) @ v).transpose(1, 2).reshape(4, 49, 32)
-        x = f.layer_norm(a @ s[f"encoder.{i}.attention.out_projection.weight"].T, (32,))
-        x = f.linear(x, s[f"encoder.{i}.fc1.weight"], s[f"encoder.{i}.fc1.bias"]).relu()
-        x = f.linear(x, s[f"encoder.{i}.fc2.weight"], s[f"encoder.{i}.fc2.bias"])
-    x = f.layer_norm(x, (32,)).mean(1)
-    x = f.linear(x, s["classifier.fc1.weight"], s["classifier.fc1.bias"]).relu()
-    expected = f.linear(x, s["classifier.fc2.weight"], s["classifier.fc2.bias"])
+    expected = literal_logits(s, images, s["embedding.pos_embedding"], heads=2)
     with torch.no_grad():
         torch.testing.assert_close(zoo.network(row)(images), expected, rtol=1e-4, atol=1e-4)
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
 from transformer_nfn.zoo import Zoo, ZooError
-from transformer_nfn.zoo.damage_record import STRENGTHS, damages, parse_damages, rows_of
+from transformer_nfn.zoo.damage import STRENGTHS, damages, parse_damages, rows_of
 from transformer_nfn.zoo.errors import StoreError
-from transformer_nfn.zoo.training.damaged_zoo import damage_zoo
+from transformer_nfn.zoo.training.damage import damage_zoo
 from transformer_nfn.zoo.verify import verify
 
 
@@ -100,7 +100,7 @@ def test_noise_pruning_and_quantisation_are_as_strong_as_they_say(
 def test_a_killed_damage_goes_on_to_the_same_bytes(
     small_zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = "transformer_nfn.zoo.training.damaged_zoo"
+    module = "transformer_nfn.zoo.training.damage"
     monkeypatch.setattr(f"{module}.SHARD_ROWS", 5)
     how = {"kinds": "noise,exchanged", "count": 6}
     whole = damage_zoo(small_zoo, tmp_path / "whole", **how)

@@ -29,7 +29,7 @@ from transformer_nfn.zoo.authors import import_authors
 from transformer_nfn.zoo.checkpoints import find_network, open_checkpoint, read_small_transformer
 from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.named import named_networks
-from transformer_nfn.zoo.training.mixed import kind_seed, spread
+from transformer_nfn.zoo.training.build import kind_seed, spread
 from transformer_nfn.zoo.verify import verify
 
 KINDS = (Kind(16, 4, 1), Kind(20, 2, 1))
@@ -181,7 +181,7 @@ MIXED = '"format": 1, "kind": "transformer-nfn mixed zoo"'
     ],
 )
 def test_a_list_of_kinds_that_cannot_be_is_refused(tmp_path: Path, body: str, words: str) -> None:
-    from transformer_nfn.zoo.store.files import Checksums
+    from transformer_nfn.zoo.store.folder import Checksums
 
     Checksums(tmp_path).replace("kinds.json", body.encode())
     with pytest.raises(StoreError, match=words):

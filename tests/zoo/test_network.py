@@ -1,14 +1,16 @@
-"""The many-at-once network is the plain module, for every task."""
+"""The batched forward of the zoo's network, for every task."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from transformer_nfn.zoo import NetworkSizes, SmallTransformer, forward
+from literal_network import literal_logits
+from transformer_nfn.functional import zoo_logits
+from transformer_nfn.zoo import NetworkSizes, SmallTransformer
 from transformer_nfn.zoo.module import from_state_dict, load_network, to_state_dict
-from transformer_nfn.zoo.training.dropout import dropout
 from transformer_nfn.zoo.training.randomness import dropout_threshold, keys
+from transformer_nfn.zoo.training.steps import dropout
 from transformer_nfn.zoo.training.tasks import Task
 
 
@@ -24,23 +26,26 @@ def test_the_paper_counts_these_parameters() -> None:
         assert arch.space.num_weights == count
 
 
-def test_forward_equals_plain_modules(any_task: Task) -> None:
+def test_forward_equals_the_literal_network(any_task: Task) -> None:
     arch = any_task.arch
     flat = random_networks(arch, 3)
     index = torch.tensor([[0, 5, 9, 3], [1, 2, 3, 4], [7, 7, 8, 0]])
     batch = any_task.batch("train", index)
-    logits = forward(
-        arch, arch.views(flat), batch.inputs, arch.positions(), lengths=batch.lengths
+    positions = arch.positions()
+    logits = zoo_logits(
+        arch.views(flat), batch.inputs, positions, heads=arch.heads, lengths=batch.lengths
     )
     named = arch.to_named(flat)
     for m in range(3):
-        module = load_network(arch, {k: w[m] for k, w in named.items()})
+        one = {k: w[m] for k, w in named.items()}
         inputs = any_task.module_inputs(batch.inputs[m])
         if batch.lengths is not None:
             inputs = inputs[:, : int(batch.lengths[m])]
+        expected = literal_logits(to_state_dict(arch, one), inputs, positions, arch.heads)
         with torch.no_grad():
-            expected = module(inputs)
-        assert (logits[m] - expected).abs().max() < 1e-5 * expected.abs().max().clamp(min=1)
+            module = load_network(arch, one)(inputs)
+        for found in (logits[m], module):
+            assert (found - expected).abs().max() < 1e-5 * expected.abs().max().clamp(min=1)
 
 
 def test_named_tensors_round_trip_bit_for_bit(any_task: Task) -> None:

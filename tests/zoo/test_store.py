@@ -105,7 +105,7 @@ def test_networks_run_and_do_what_the_index_says(small_zoo: Zoo) -> None:
 
 def record_more(zoo: Path, accuracy: float) -> None:
     """Records a higher test accuracy for every network."""
-    from transformer_nfn.zoo.store.files import Checksums
+    from transformer_nfn.zoo.store.folder import Checksums
     from transformer_nfn.zoo.store.index import Index
 
     index = Folder.open(zoo).index()
@@ -183,7 +183,7 @@ def test_a_shard_cut_short_or_missing_is_named(copy: Path) -> None:
 
 
 def test_a_newer_format_is_refused(copy: Path) -> None:
-    from transformer_nfn.zoo.store.files import Checksums
+    from transformer_nfn.zoo.store.folder import Checksums
 
     about = json.loads((copy / "zoo.json").read_text())
     Checksums(copy).replace("zoo.json", json.dumps(about | {"format": 99}).encode())

@@ -167,7 +167,7 @@ def _compare_networks(
     first: str, second: str, space: str | None, part: str | None, group: str, json_output: bool
 ) -> None:
     from transformer_nfn import symmetry
-    from transformer_nfn.architectures.zoo_network import BLOCK
+    from transformer_nfn.functional.zoo_network import BLOCK
 
     left, U = named_network(first, space, part, in_network=True)
     right, V = named_network(second, space, part, in_network=True)

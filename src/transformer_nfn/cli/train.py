@@ -126,7 +126,7 @@ def train_command(
     from transformer_nfn.prediction.protocol import Protocol
     from transformer_nfn.prediction.runs import check_kinds, describe_zoo, train_run
     from transformer_nfn.zoo import MixedZoo, Zoo, open_zoo
-    from transformer_nfn.zoo.damage_record import parse_damages
+    from transformer_nfn.zoo.damage import parse_damages
 
     if model == "list":
         echo_json(list(PREDICTORS)) if as_json else typer.echo("\n".join(PREDICTORS))

@@ -110,10 +110,10 @@ def build(
     """
     from transformer_nfn.cli.zoo_progress import BuildBar
     from transformer_nfn.io.assets import resolve
-    from transformer_nfn.zoo.kind import all_kinds
+    from transformer_nfn.zoo.sizes import all_kinds
     from transformer_nfn.zoo.summary import summarise, summarise_mixed
     from transformer_nfn.zoo.training.build import build as build_zoo
-    from transformer_nfn.zoo.training.mixed import build_mixed
+    from transformer_nfn.zoo.training.build import build_mixed
     from transformer_nfn.zoo.training.plan import Settings
 
     kinds = all_kinds(
@@ -271,8 +271,8 @@ def plot(
       tnfn zoo plot zoos/digits --out digits.png
     """
     from transformer_nfn.io.assets import resolve
-    from transformer_nfn.zoo.plot import plot_accuracies
     from transformer_nfn.zoo.store import open_zoo
+    from transformer_nfn.zoo.summary import plot_accuracies
 
     zoo = open_zoo(resolve(path, "zoo"))
     # Beside the folder, not in it: a zoo holds nothing but its own files. For a name, here.

@@ -58,7 +58,7 @@ def damage(
     """
     from transformer_nfn.cli.train import pick_device
     from transformer_nfn.zoo.summary import summarise
-    from transformer_nfn.zoo.training.damaged_zoo import damage_zoo
+    from transformer_nfn.zoo.training.damage import damage_zoo
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("networks", total=None)

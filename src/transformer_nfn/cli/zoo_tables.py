@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from transformer_nfn.seed_kinds import seeds_text
-from transformer_nfn.zoo.kind import Kind
+from transformer_nfn.zoo.sizes import Kind
 
 
 def print_summary(console: Console, found: dict[str, Any]) -> None:

@@ -1,26 +1,54 @@
-"""The maps that weights define: the paper's MultiHead and Attn, and the other references."""
+"""Reference forwards, and architectures: a weight space with the function of its weights."""
 
-from transformer_nfn.functional.attention import (
-    grouped_query,
-    layer_norm,
-    multi_head,
-    rms_norm,
-    rotary,
+from transformer_nfn.functional.architecture import (
+    Architecture,
+    Forward,
+    Ids,
+    Inputs,
+    Rescaling,
+    Stage,
+    Vectors,
+    with_freedoms,
 )
 from transformer_nfn.functional.blocks import (
     block,
     decoder_stack,
     gated_mlp,
+    grouped_query,
     grouped_query_block,
+    layer_norm,
     mlp,
+    multi_head,
     residual_stack,
+    rms_norm,
     rope_block,
+    rotary,
     swiglu_block,
 )
+from transformer_nfn.functional.registry import (
+    ARCHITECTURES,
+    architecture_of,
+    find_architecture,
+    runnable,
+    stage_weights,
+)
+from transformer_nfn.functional.zoo_network import sinusoids, small_transformer, zoo_logits
+from transformer_nfn.io.layout import Naming
 
 __all__ = [
+    "ARCHITECTURES",
+    "Architecture",
+    "Forward",
+    "Ids",
+    "Inputs",
+    "Naming",
+    "Rescaling",
+    "Stage",
+    "Vectors",
+    "architecture_of",
     "block",
     "decoder_stack",
+    "find_architecture",
     "gated_mlp",
     "grouped_query",
     "grouped_query_block",
@@ -31,5 +59,11 @@ __all__ = [
     "rms_norm",
     "rope_block",
     "rotary",
+    "runnable",
+    "sinusoids",
+    "small_transformer",
+    "stage_weights",
     "swiglu_block",
+    "with_freedoms",
+    "zoo_logits",
 ]

@@ -1,22 +1,152 @@
-"""Whole blocks and stacks as functions of input and weights: the references of the spaces."""
+"""The paper's maps as functions of input and weights: norms, attention, blocks and stacks.
+
+Weights have leading axes ``[*lead, ...]``, one network for each index.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from transformer_nfn.functional.attention import (
-    grouped_query,
-    inputs_for,
-    layer_norm,
-    multi_head,
-    rms_norm,
-    rotary,
-)
+from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces.prefix import under_prefix
+
+
+def layer_norm(x: Tensor, eps: float = 0.0) -> Tensor:
+    """LayerNorm without affine parameters, along the last axis (appendix B).
+
+    ``√D (x − x̄) / ‖x − x̄‖``. The paper's has no ``eps``; any other value breaks the exact
+    invariance under scaling.
+    """
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + eps)
+
+
+def rms_norm(x: Tensor, eps: float = 0.0) -> Tensor:
+    """RMS norm without gain, along the last axis: ``√D x / ‖x‖``."""
+    return x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def inputs_for(X: Tensor, weight: Tensor, axes: int) -> Tensor:
+    """``X`` lined up with weights that have ``weight.ndim - axes`` leading axes.
+
+    Args:
+        X: ``[L, D]`` for all networks alike; ``[batch, L, D]``, one input a network; or
+            ``[…, batch, channels, L, D]``, anything that broadcasts.
+        weight: any tensor of the network.
+        axes: how many axes of its own that tensor has.
+    """
+    lead = weight.ndim - axes
+    if X.ndim < 2:
+        raise SpaceError(f"X must have shape [..., tokens, width], found {list(X.shape)}")
+    if X.ndim == 3 and lead == 2:
+        if X.shape[0] not in (1, weight.shape[0]) and weight.shape[0] != 1:
+            raise SpaceError(
+                f"X axis 'batch': expected {weight.shape[0]} as in the weights, found {X.shape[0]}"
+            )
+        X = X.unsqueeze(1)
+    return X
+
+
+def softmax_scores(queries: Tensor, keys: Tensor) -> Tensor:
+    """``softmax(Q Kᵀ / √D_k)`` over the last axis, for ``[..., L, D_k]`` each."""
+    return torch.softmax(queries @ keys.mT / math.sqrt(queries.shape[-1]), dim=-1)
+
+
+def _check_width(X: Tensor, weight: Tensor, name: str) -> None:
+    if X.shape[-1] != weight.shape[-2]:
+        raise SpaceError(
+            f"X axis 'width': expected {weight.shape[-2]} as in '{name}', found {X.shape[-1]}"
+        )
+
+
+def multi_head(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """MultiHead (eq. 2): ``Σ_i softmax(X Q_i (X K_i)ᵀ / √D_k) X V_i O_i``.
+
+    Args:
+        X: see `inputs_for`; one ``[L, D]`` serves all networks.
+        weights: ``W_Q, W_K [*lead, h, D, D_k]``, ``W_V [*lead, h, D, D_v]``,
+            ``W_O [*lead, h, D_v, D]``; biases ``b_Q, b_K, b_V, b_O`` are used where present.
+
+    Returns:
+        ``[*lead, L, D]``.
+    """
+    W_Q = weights["W_Q"]
+    X = inputs_for(X, W_Q, 3)
+    _check_width(X, W_Q, "W_Q")
+    tokens = X.unsqueeze(-3)  # a place for the heads
+    queries, keys, values = tokens @ W_Q, tokens @ weights["W_K"], tokens @ weights["W_V"]
+    if "b_Q" in weights:
+        queries = queries + weights["b_Q"].unsqueeze(-2)
+        keys = keys + weights["b_K"].unsqueeze(-2)
+        values = values + weights["b_V"].unsqueeze(-2)
+    heads = softmax_scores(queries, keys) @ values
+    out = (heads @ weights["W_O"]).sum(-3)
+    return out + weights["b_O"].unsqueeze(-2) if "b_O" in weights else out
+
+
+def grouped_query(
+    X: Tensor,
+    weights: Mapping[str, Tensor],
+    *,
+    base: float | None = None,
+    pairing: str = "neighbours",
+) -> Tensor:
+    """Grouped-query attention: each key/value group serves several queries.
+
+    Args:
+        X: see `inputs_for`.
+        weights: ``W_Q [*lead, G, r, D, D_k]``, ``W_K [*lead, G, D, D_k]``,
+            ``W_V [*lead, G, D, D_v]``, ``W_O [*lead, G, r, D_v, D]``; biases
+            ``b_Q [*lead, G, r, D_k]``, ``b_K [*lead, G, D_k]``, ``b_V [*lead, G, D_v]``,
+            ``b_O [*lead, D]`` are used where present.
+        base: of rotary positions on queries and keys; None for no positions.
+        pairing: which entries turn together, ``neighbours`` or ``halves``.
+    """
+    W_Q = weights["W_Q"]
+    X = inputs_for(X, W_Q, 4)
+    _check_width(X, W_Q, "W_Q")
+    tokens = X.unsqueeze(-3).unsqueeze(-3)
+    queries = tokens @ W_Q
+    keys = tokens @ weights["W_K"].unsqueeze(-3)
+    values = tokens @ weights["W_V"].unsqueeze(-3)
+    if "b_Q" in weights:
+        queries = queries + weights["b_Q"].unsqueeze(-2)
+        keys = keys + weights["b_K"].unsqueeze(-2).unsqueeze(-2)
+        values = values + weights["b_V"].unsqueeze(-2).unsqueeze(-2)
+    if base is not None:
+        queries, keys = (_rotate(x, base, pairing) for x in (queries, keys))
+    heads = softmax_scores(queries, keys) @ values
+    out = (heads @ weights["W_O"]).sum((-3, -4))
+    return out + weights["b_O"].unsqueeze(-2) if "b_O" in weights else out
+
+
+def rotary(X: Tensor, weights: Mapping[str, Tensor], base: float = 10000.0) -> Tensor:
+    """MultiHead with rotary positions: pair j of Q and K turns by position·base^(−2j/D_k)."""
+    W_Q = weights["W_Q"]
+    X = inputs_for(X, W_Q, 3)
+    _check_width(X, W_Q, "W_Q")
+    tokens = X.unsqueeze(-3)
+    queries, keys = (_rotate(tokens @ weights[w], base) for w in ("W_Q", "W_K"))
+    heads = softmax_scores(queries, keys) @ (tokens @ weights["W_V"])
+    return (heads @ weights["W_O"]).sum(-3)
+
+
+def _rotate(x: Tensor, base: float, pairing: str = "neighbours") -> Tensor:
+    """Turns pairs of ``x [..., L, n]`` by angles that grow with the position."""
+    length, n = x.shape[-2:]
+    frequency = base ** (-torch.arange(0, n, 2, dtype=x.dtype, device=x.device) / n)
+    angle = torch.arange(length, dtype=x.dtype, device=x.device).unsqueeze(-1) * frequency
+    cos, sin = angle.cos(), angle.sin()
+    if pairing == "halves":
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
 
 
 def mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

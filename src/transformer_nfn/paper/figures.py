@@ -72,8 +72,8 @@ def accuracy_histogram(zoo: Path, stem: Path, bins: int = 20) -> list[Path]:
     Returns:
         The files written, a PNG and an SVG.
     """
-    from transformer_nfn.zoo.plot import paint_accuracies
     from transformer_nfn.zoo.store import Zoo
+    from transformer_nfn.zoo.summary import paint_accuracies
 
     opened = Zoo.open(zoo)
     return _save(stem, (5.2, 3.3), lambda f: paint_accuracies(f, opened, bins, _MODELS[7]))

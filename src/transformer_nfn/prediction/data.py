@@ -14,7 +14,7 @@ from transformer_nfn.models import Network, map_network, network_of, tensors_of
 from transformer_nfn.prediction.runs import CONFIGURATION, RunError
 from transformer_nfn.spaces import WeightSpace
 from transformer_nfn.zoo import MixedZoo, Zoo
-from transformer_nfn.zoo.damage_record import Damage, damages
+from transformer_nfn.zoo.damage import Damage, damages
 
 FRACTIONS = (0.7, 0.15, 0.15)
 """Of the training, validation and test part."""
@@ -400,7 +400,7 @@ def load_damaged(
         damaged: from `tnfn zoo damage`.
         zoo: what it was made from.
         parts: of that zoo.
-        hold_out: kinds and strengths to ignore, see `damage_record.parse_damages`.
+        hold_out: kinds and strengths to ignore, see `damage.parse_damages`.
     """
     recorded = damages(damaged)
     if damaged.arch != zoo.arch:

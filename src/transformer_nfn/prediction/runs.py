@@ -25,7 +25,7 @@ from transformer_nfn.errors import TransformerNFNError, missing_extra
 from transformer_nfn.io.files import atomic_file, read_parquet, read_regular, write_text
 from transformer_nfn.io.json_fields import Fields, read_object
 from transformer_nfn.prediction.metrics import kendall_tau
-from transformer_nfn.zoo.size_check import check_sizes
+from transformer_nfn.zoo.sizes import check_sizes
 from transformer_nfn.zoo.store.index import CONFIGURATION
 
 FORMAT = 1

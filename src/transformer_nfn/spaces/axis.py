@@ -52,9 +52,9 @@ class Axis:
             raise SpaceError(f"axis '{self.name}' has unknown kind {self.kind!r}")
         if (self.kind, self.form) not in ACTIONS:
             raise SpaceError(f"{self.kind} axis '{self.name}' has unknown form {self.form!r}")
-        misfit = self.action.misfit(self.name, self.size, self.of)
-        if misfit is not None:
-            raise SpaceError(misfit)
+        error = self.action.axis_error(self.name, self.size, self.of)
+        if error is not None:
+            raise SpaceError(error)
 
     @property
     def action(self) -> Action:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import GroupError
-from transformer_nfn.spaces.actions import MAX_CONDITION, Action, Drawing
+from transformer_nfn.spaces.actions import MAX_CONDITION, Action, Drawing, Size
 from transformer_nfn.spaces.element import Element
 
 WORST_CONDITION = 1e12
@@ -27,13 +28,13 @@ class Group:
     space: WeightSpace
 
     @property
-    def dimension(self) -> int:
-        """How many continuous parameters an element has."""
-        moved = sum(
-            torch.Size(sites).numel() * action.dimension(n)
-            for _, action, sites, n in self._sites(None)
+    def size(self) -> Size:
+        """Continuous parameters of an element, and log10 of the order of the finite part."""
+        shifts = sum(prod(shape) for _, shape in self._shift_shapes(None))
+        return sum(
+            (prod(sites) * action.size(n) for _, action, sites, n in self._sites(None)),
+            Size(shifts),
         )
-        return moved + sum(torch.Size(shape).numel() for _, shape in self._shift_shapes(None))
 
     def identity(
         self,
@@ -142,7 +143,7 @@ class Group:
         self._check_parts("shifted tensor", shifts, base.shifts)
         for name, part in (*perms.items(), *linears.items()):
             action = self.space.axes[name].action
-            reason = action.refuse(part, max_condition)
+            reason = action.element_error(part, max_condition)
             if reason is not None:
                 raise GroupError(f"{action.word} axis '{name}': {reason}")
         inverses = {

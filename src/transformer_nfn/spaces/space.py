@@ -36,7 +36,7 @@ class WeightSpace:
         axes: every axis by name.
         tensors: every tensor by name, in order.
         shifts: biases that may be moved (see `Shift`).
-        architecture: the name of its architecture in `transformer_nfn.architectures.KNOWN`, if
+        architecture: the name of its architecture in `transformer_nfn.functional.KNOWN`, if
             it has one there.
         options: what that architecture needs besides the space (JSON values).
     """

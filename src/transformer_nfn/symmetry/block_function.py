@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.spaces import Weights
-from transformer_nfn.spaces.actions.matching import distances, is_permutation
+from transformer_nfn.spaces.actions.permutation import distances, is_permutation
 from transformer_nfn.symmetry.heads import match_heads, merged_heads
 
 SAFETY = 4.0

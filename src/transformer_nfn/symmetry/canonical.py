@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures import Architecture
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import Architecture
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.spaces.actions import Permutation
 from transformer_nfn.symmetry.factored import sources

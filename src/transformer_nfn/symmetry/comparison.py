@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures import Architecture, Forward, Inputs, runnable
 from transformer_nfn.errors import GroupError, SpaceError
+from transformer_nfn.functional import Architecture, Forward, Inputs, runnable
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.symmetry.element_search import align_permutations, recover
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged

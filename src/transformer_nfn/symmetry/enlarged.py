@@ -16,7 +16,7 @@ from torch import Tensor
 from transformer_nfn.errors import GroupError
 from transformer_nfn.spaces import Element, Weights, WeightSpace
 from transformer_nfn.spaces.actions.linear import solve_general
-from transformer_nfn.spaces.actions.matching import match_rows
+from transformer_nfn.spaces.actions.permutation import match_rows
 from transformer_nfn.symmetry.block_function import centred
 from transformer_nfn.symmetry.layer_norm import hyperplane, random_commuting
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures import Architecture
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import Architecture
 from transformer_nfn.spaces import Product, Weights, WeightSpace
 from transformer_nfn.spaces.invariants import factors
 from transformer_nfn.symmetry.sketch import directions, multiply_sketches, sketch

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.spaces import Weights
-from transformer_nfn.spaces.actions.matching import match_rows
+from transformer_nfn.spaces.actions.permutation import match_rows
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from transformer_nfn.architectures import Architecture, stage_weights
+from transformer_nfn.functional import Architecture, stage_weights
 from transformer_nfn.spaces import Weights
 from transformer_nfn.symmetry.block_function import same_block
 from transformer_nfn.symmetry.heads import same_attention

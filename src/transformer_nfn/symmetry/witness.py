@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures import Architecture, Forward
+from transformer_nfn.functional import Architecture, Forward
 from transformer_nfn.spaces import Weights
 from transformer_nfn.symmetry.sources import HALF, rounding_unit
 

@@ -1,14 +1,11 @@
 """The Small Transformer Zoo: tasks, networks, the many-at-once trainer, the store."""
 
 from transformer_nfn.zoo.errors import DataError, ImportFileError, StoreError, ZooError
-from transformer_nfn.zoo.kind import Kind, all_kinds
 from transformer_nfn.zoo.module import SmallTransformer
-from transformer_nfn.zoo.network import forward
-from transformer_nfn.zoo.sizes import NetworkSizes
+from transformer_nfn.zoo.sizes import Kind, NetworkSizes, all_kinds
 from transformer_nfn.zoo.store import MixedZoo, Zoo, open_zoo
-from transformer_nfn.zoo.training.build import build
+from transformer_nfn.zoo.training.build import build, build_mixed
 from transformer_nfn.zoo.training.grid import Config, grid, sample
-from transformer_nfn.zoo.training.mixed import build_mixed
 from transformer_nfn.zoo.training.plan import Settings
 from transformer_nfn.zoo.training.tasks import TASKS, load_task
 from transformer_nfn.zoo.training.trainer import Recipe, train
@@ -30,7 +27,6 @@ __all__ = [
     "all_kinds",
     "build",
     "build_mixed",
-    "forward",
     "grid",
     "load_task",
     "open_zoo",

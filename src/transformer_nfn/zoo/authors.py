@@ -1,18 +1,23 @@
-"""The authors' published files, read into a zoo."""
+"""Import of the authors' published files into a zoo."""
 
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import json
 import math
 import re
+import shutil
+import struct
 import tempfile
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -23,12 +28,9 @@ from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.io.files import atomic_folder
 from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, WIDTH
 from transformer_nfn.seed_kinds import UNKNOWN
-from transformer_nfn.zoo.archive import unpack
-from transformer_nfn.zoo.authors_table import fraction, number, read_table, seed
 from transformer_nfn.zoo.errors import ImportFileError, StoreError, ZooError
-from transformer_nfn.zoo.kind import Kind
 from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in, to_state_dict
-from transformer_nfn.zoo.sizes import NetworkSizes
+from transformer_nfn.zoo.sizes import Kind, NetworkSizes
 from transformer_nfn.zoo.store import (
     Folder,
     MixedZoo,
@@ -38,7 +40,123 @@ from transformer_nfn.zoo.store import (
     open_zoo,
     write_shard,
 )
-from transformer_nfn.zoo.store.mixed import write_kinds
+from transformer_nfn.zoo.store.zoo import write_kinds
+
+DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError,
+    OverflowError,
+)  # fmt: skip
+"""What Python raises for zips that are damaged, encrypted or oddly compressed."""
+
+
+def unpack(source: Path, folder: Path) -> None:
+    """Unpacks a zip into a folder; refuses names that lead out of it.
+
+    Args:
+        source: the zip.
+        folder: there already, and empty.
+    """
+    try:
+        with zipfile.ZipFile(source) as archive:
+            members = archive.infolist()
+            for member in members:
+                _check_member(member, source)
+            _check_room(members, folder, source)
+            archive.extractall(folder)
+    except ImportFileError:
+        raise
+    except NotImplementedError as error:
+        raise ImportFileError(
+            f"'{source}' is compressed in a way that is not read here: {error}"
+        ) from error
+    except DAMAGE as error:
+        raise ImportFileError(f"'{source}' is damaged: {error}") from error
+
+
+def _check_member(member: zipfile.ZipInfo, source: Path) -> None:
+    parts = PurePosixPath(member.filename.replace("\\", "/"))
+    if parts.is_absolute() or ".." in parts.parts:
+        raise ImportFileError(f"'{source}' holds the unsafe path '{member.filename}'")
+    if member.flag_bits & 1:
+        raise ImportFileError(f"'{source}' is encrypted: '{member.filename}' needs a password")
+
+
+def _check_room(members: list[zipfile.ZipInfo], folder: Path, source: Path) -> None:
+    twice = [name for name, times in Counter(m.filename for m in members).items() if times > 1]
+    if twice:
+        raise ImportFileError(f"'{source}' is damaged: it holds '{twice[0]}' twice")
+    size, free = sum(member.file_size for member in members), shutil.disk_usage(folder).free
+    if size > free:
+        raise ImportFileError(
+            f"'{source}' unpacks to {size:,} bytes, more than the {free:,} free at '{folder}'"
+        )
+
+
+_NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
+LARGEST_SEED = 2**63 - 1
+
+
+def read_table(path: Path) -> dict[str, dict[str, str]]:
+    """The rows of a table by the file they speak of, without empty cells."""
+    if not path.is_file():
+        raise ImportFileError(f"'{path.name}' is not a file")
+    try:
+        # Some programs put a mark before the text that is no part of its first word.
+        text = path.read_bytes().decode("utf-8-sig")
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+    except UnicodeDecodeError as error:
+        raise ImportFileError(f"'{path.name}' is not UTF-8: {error}") from error
+    except (csv.Error, OSError) as error:
+        raise ImportFileError(f"'{path.name}' is not a table in CSV: {error}") from error
+    table: dict[str, dict[str, str]] = {}
+    for number, row in enumerate(rows, 1):
+        if None in row or "\0" in "".join(value or "" for value in row.values()):
+            raise ImportFileError(f"'{path.name}', row {number}: more cells than columns, or a NUL")
+        if row.get("ckpt_file"):
+            key = PurePosixPath(row["ckpt_file"]).name
+            table[key] = {k: v for k, v in row.items() if k and v}
+    return table
+
+
+def number(column: str, text: str, file: str, most: float = math.inf) -> float:
+    """A finite number that is not negative.
+
+    Args:
+        column: of the table, for messages.
+        text: what stands in it.
+        file: of which it speaks.
+        most: the largest that it can be.
+    """
+    value = float(text) if _NUMBER.fullmatch(text) else math.nan
+    if not 0 <= value <= most or math.isinf(value):
+        span = "at least 0" if math.isinf(most) else f"from 0 to {most:g}"
+        raise ImportFileError(
+            f"the table's '{column}' of {file} expected a number {span}, found '{text[:40]}'"
+        )
+    return value
+
+
+def seed(text: str, file: str) -> int:
+    """A whole number, also one that a table wrote as ``3.0``; seeds have up to 63 bits."""
+    stripped = text.strip()
+    whole = None
+    if _NUMBER.fullmatch(stripped):
+        value = float(stripped)
+        if re.fullmatch(r"[+-]?[0-9]{1,20}", stripped):
+            whole = int(stripped)
+        elif value.is_integer() and abs(value) < 2**53:
+            whole = int(value)
+    if whole is None or abs(whole) > LARGEST_SEED:
+        raise ImportFileError(
+            f"the table's 'seed' of {file} expected a whole number of 63 bits, found '{text[:40]}'"
+        )
+    return whole
+
+
+def fraction(accuracy: float) -> float:
+    """An accuracy between 0 and 1, also one in percent."""
+    return accuracy / 100 if accuracy > 1 else accuracy
+
 
 _FILE = re.compile(r"(?P<run>.+)_(?P<epoch>best1?|[0-9]+)_(?P<accuracy>[0-9]+)\.pt")
 _ACCURACY = ("test_top1_accuracy", "test_accuracy")

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.zoo_network import block_in_network
 from transformer_nfn.checkpoints.families import (
     Model,
     OpenOptions,
@@ -21,6 +20,7 @@ from transformer_nfn.checkpoints.families import (
     open_model,
 )
 from transformer_nfn.errors import CheckpointError, SpaceError
+from transformer_nfn.functional.zoo_network import block_in_network
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.checkpoint import Checkpoint, check_plain
 from transformer_nfn.io.checkpoint import check_no_nan as check_tensor

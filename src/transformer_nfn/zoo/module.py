@@ -1,4 +1,4 @@
-"""One small transformer as a plain module, with the key names of the authors' files."""
+"""One small transformer as a PyTorch module, and the key names of the authors' files."""
 
 from __future__ import annotations
 
@@ -9,115 +9,69 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import zoo_logits
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
 
 HEADS_KEY = "encoder.heads"
-"""In a state dict, how many heads share a matrix; where it is missing, the paper's two."""
-
-
-class Attention(nn.Module):
-    """Multi-head attention without biases."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.queries = nn.Linear(width, width, bias=False)
-        self.keys = nn.Linear(width, width, bias=False)
-        self.values = nn.Linear(width, width, bias=False)
-        self.out_projection = nn.Linear(width, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[batch, tokens, width]`` to the same."""
-        maps = (self.queries, self.keys, self.values)
-        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in maps)
-        a = F.scaled_dot_product_attention(q, k, v)
-        out: Tensor = self.out_projection(a.transpose(1, 2).flatten(2))
-        return out
-
-
-class Block(nn.Module):
-    """LayerNorm, attention, dropout, LayerNorm, MLP, dropout."""
-
-    def __init__(self, arch: NetworkSizes, p: float) -> None:
-        super().__init__()
-        self.attention = Attention(arch.d_model, arch.heads)
-        self.fc1 = nn.Linear(arch.d_model, arch.d_ff)
-        self.fc2 = nn.Linear(arch.d_ff, arch.d_model)
-        self.norm = nn.LayerNorm(arch.d_model, elementwise_affine=False)
-        self.dropout = nn.Dropout(p)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[batch, tokens, width]`` to the same."""
-        x = self.dropout(self.attention(self.norm(x)))
-        out: Tensor = self.dropout(self.fc2(self.fc1(self.norm(x)).relu()))
-        return out
-
-
-class PatchEmbedding(nn.Module):
-    """A strided convolution and fixed positions."""
-
-    pos_embedding: Tensor
-
-    def __init__(self, arch: NetworkSizes) -> None:
-        super().__init__()
-        side = round(arch.patch**0.5)
-        self.conv1 = nn.Conv2d(1, arch.d_model, side, stride=side)
-        self.register_buffer("pos_embedding", arch.positions())
-
-    def forward(self, images: Tensor) -> Tensor:
-        """``[batch, 1, height, width]`` to ``[batch, tokens, d_model]``."""
-        out: Tensor = self.conv1(images).flatten(2).transpose(1, 2) + self.pos_embedding
-        return out
-
-
-class WordPositions(nn.Module):
-    """Fixed positions added to word vectors; nothing of it stands in a file."""
-
-    pos_embedding: Tensor
-
-    def __init__(self, arch: NetworkSizes) -> None:
-        super().__init__()
-        self.register_buffer("pos_embedding", arch.positions(), persistent=False)
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        """``[batch, tokens, d_model]`` to the same."""
-        return vectors + self.pos_embedding[: vectors.shape[1]]
-
-
-class Classifier(nn.Module):
-    """Two linear maps with a ReLU between."""
-
-    def __init__(self, arch: NetworkSizes) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(arch.d_model, arch.d_model)
-        self.fc2 = nn.Linear(arch.d_model, arch.classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[batch, d_model]`` to logits."""
-        out: Tensor = self.fc2(self.fc1(x).relu())
-        return out
+"""Key of the number of heads in a state dict; without it there are the paper's two."""
 
 
 class SmallTransformer(nn.Module):
-    """The network of the zoo; takes images ``[batch, 1, h, w]`` or word vectors."""
+    """The network of the zoo, with the key names of the authors' files.
+
+    Its forward is `functional.zoo_logits` of its parameters. ``embedding.pos_embedding`` holds
+    the fixed positions, which are part of the state dict of an image network only.
+
+    Args:
+        arch: its sizes.
+        dropout: probability, while training.
+
+    >>> network = SmallTransformer(NetworkSizes(tokens=4, classes=3, patch=4, d_model=8)).eval()
+    >>> network(torch.randn(2, 1, 4, 4)).shape
+    torch.Size([2, 3])
+    """
 
     def __init__(self, arch: NetworkSizes, dropout: float = 0.0) -> None:
         super().__init__()
-        self.arch = arch
-        self.embedding = PatchEmbedding(arch) if arch.patch else WordPositions(arch)
-        self.encoder = nn.ModuleList(Block(arch, dropout) for _ in range(arch.blocks))
-        self.classifier = Classifier(arch)
-        self.norm = nn.LayerNorm(arch.d_model, elementwise_affine=False)
-        self.dropout = nn.Dropout(dropout)
+        self.arch, self.p = arch, dropout
+        D = arch.d_model
+        self.embedding = nn.Module()
+        if arch.patch:
+            side = round(arch.patch**0.5)
+            self.embedding.conv1 = nn.Conv2d(1, D, side, stride=side)
+        self.embedding.register_buffer(
+            "pos_embedding", arch.positions(), persistent=arch.patch > 0
+        )
+        self.encoder = nn.ModuleList(_block(arch) for _ in range(arch.blocks))
+        self.classifier = _parts(fc1=nn.Linear(D, D), fc2=nn.Linear(D, arch.classes))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``[batch, classes]``."""
-        x = self.dropout(self.embedding(inputs))
-        for block in self.encoder:
-            x = block(x)
-        out: Tensor = self.classifier(self.norm(x).mean(1))
-        return out
+        """Logits ``[batch, classes]`` of images ``[batch, 1, h, w]`` or word vectors."""
+        if self.arch.patch:
+            side = round(self.arch.patch**0.5)
+            inputs = F.unfold(inputs, side, stride=side).mT
+        named = from_state_dict(self.arch, dict(self.named_parameters()))
+        weights = {name: w[None] for name, w in named.items()}
+        positions = self.embedding.get_buffer("pos_embedding")
+        return zoo_logits(
+            weights, inputs[None], positions, drop=lambda x, _: F.dropout(x, self.p, self.training)
+        )[0]
+
+
+def _block(arch: NetworkSizes) -> nn.Module:
+    D = arch.d_model
+    names = ("queries", "keys", "values", "out_projection")
+    attention = _parts(**{name: nn.Linear(D, D, bias=False) for name in names})
+    return _parts(attention=attention, fc1=nn.Linear(D, arch.d_ff), fc2=nn.Linear(arch.d_ff, D))
+
+
+def _parts(**parts: nn.Module) -> nn.Module:
+    """A module without a forward; a `ModuleDict` cannot have a part called ``keys``."""
+    module = nn.Module()
+    for name, part in parts.items():
+        module.add_module(name, part)
+    return module
 
 
 def to_state_dict(arch: NetworkSizes, named: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from transformer_nfn.errors import AssetError, CheckpointError
 from transformer_nfn.io.assets import NAME, resolve
 from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.zoo.checkpoints import ZooRow, open_checkpoint
-from transformer_nfn.zoo.damage_record import damage_of
+from transformer_nfn.zoo.damage import damage_of
 from transformer_nfn.zoo.store import MixedZoo, Zoo
 from transformer_nfn.zoo.store.folder import KINDS_FILE
 from transformer_nfn.zoo.store.index import CONFIGURATION

@@ -1,23 +1,119 @@
-"""Which numbers one small transformer has, and how they lie in one flat row."""
+"""Sizes of the zoo's network and the layout of its weights in one flat row."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from transformer_nfn import architectures
-from transformer_nfn.architectures.zoo_network import sinusoids
+from transformer_nfn.functional import Architecture, sinusoids, small_transformer
+from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH, KnownTask
 from transformer_nfn.spaces import WeightSpace, attention_block
 from transformer_nfn.zoo.errors import ZooError
-from transformer_nfn.zoo.kind import PAPER, Kind
-from transformer_nfn.zoo.size_check import check_sizes
+
+MOST_WIDTH, MOST_DEPTH = 512, 32
+_NAME = re.compile(r"w(\d{1,9})-h(\d{1,9})-d(\d{1,9})")
+
+
+@dataclass(frozen=True, order=True)
+class Kind:
+    """The sizes a build may choose; the paper's by default. The MLP has ``2·width`` neurons.
+
+    Attributes:
+        width: D, even because sinusoidal positions come in pairs.
+        heads: of width ``width // heads`` each.
+        depth: blocks.
+    """
+
+    width: int = WIDTH
+    heads: int = HEADS
+    depth: int = BLOCKS
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.width <= MOST_WIDTH or self.width % 2:
+            raise ZooError(
+                f"width must be an even number from 2 to {MOST_WIDTH}, found {self.width}"
+            )
+        if not 1 <= self.depth <= MOST_DEPTH:
+            raise ZooError(f"depth must lie between 1 and {MOST_DEPTH}, found {self.depth}")
+        if self.heads < 1:
+            raise ZooError(f"heads must be at least 1, found {self.heads}")
+        if self.width % self.heads:
+            raise ZooError(
+                f"{self.heads} heads do not divide width {self.width}: every head has an equal "
+                "share of it"
+            )
+
+    @property
+    def name(self) -> str:
+        """As folders of a mixed zoo are called: ``w16-h2-d1``."""
+        return f"w{self.width}-h{self.heads}-d{self.depth}"
+
+    @property
+    def neurons(self) -> int:
+        """Of each block's MLP: twice the width, as the paper's 64 at width 32."""
+        return 2 * self.width
+
+    def __str__(self) -> str:
+        heads = "1 head" if self.heads == 1 else f"{self.heads} heads"
+        blocks = "1 block" if self.depth == 1 else f"{self.depth} blocks"
+        return f"width {self.width}, {heads}, {blocks}"
+
+    @staticmethod
+    def named(name: str) -> Kind:
+        """The kind that `name` calls so."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise ZooError(f"'{name}' is not a kind of network: expected a name like w16-h2-d1")
+        return Kind(*map(int, match.groups()))
+
+
+PAPER = Kind()
+"""The kind of all networks of the paper."""
+
+
+def all_kinds(
+    widths: Sequence[int], heads: Sequence[int], depths: Sequence[int]
+) -> tuple[Kind, ...]:
+    """Every combination, in order; each must be possible, and none may come twice."""
+    kinds = tuple(Kind(*sizes) for sizes in product(widths, heads, depths))
+    for name, sizes in (("width", widths), ("heads", heads), ("depth", depths)):
+        twice = sorted({size for size in sizes if list(sizes).count(size) > 1})
+        if twice:
+            raise ZooError(f"{name} {twice[0]} was asked for twice")
+    return kinds
+
+
+LARGEST = 1 << 16
+"""Of a width; the zoo's networks are small ones."""
+DEEPEST = 1000
+
+
+def check_sizes(data: Mapping[str, Any]) -> None:
+    """Refuses sizes that are no whole numbers or that no network here can have.
+
+    Args:
+        data: an architecture in JSON; what it lacks is for the caller to say.
+    """
+    fields = Fields(data, "an architecture in JSON", ZooError)
+    for name in ("tokens", "classes", "d_model", "heads", "d_ff"):
+        if name in data:
+            fields.whole(name, 1, LARGEST)
+    if "patch" in data:
+        fields.whole("patch", 0, LARGEST)
+    if "blocks" in data:
+        fields.whole("blocks", 1, DEEPEST)
+    width, heads = data.get("d_model", 1), data.get("heads", 1)
+    if width % heads:
+        raise ZooError(f"an architecture in JSON: {width} numbers do not split into {heads} heads")
 
 
 @dataclass(frozen=True)
@@ -42,6 +138,11 @@ class NetworkSizes:
     def d_head(self) -> int:
         """The width of one head."""
         return self.d_model // self.heads
+
+    @property
+    def dropout_sites(self) -> int:
+        """Places where dropout acts: after the embedding, each attention and each MLP."""
+        return 1 + 2 * self.blocks
 
     @cached_property
     def layout(self) -> dict[str, tuple[int, ...]]:
@@ -73,9 +174,9 @@ class NetworkSizes:
         return attention_block(self.d_model, self.heads, self.d_head, self.d_head, self.d_ff)
 
     @cached_property
-    def architecture(self) -> architectures.Architecture:
+    def architecture(self) -> Architecture:
         """The whole network as one space, with its forward and the key names of its files."""
-        return architectures.small_transformer(**asdict(self))
+        return small_transformer(**asdict(self))
 
     @property
     def space(self) -> WeightSpace:

@@ -11,12 +11,11 @@ import torch
 
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.store import Folder, Zoo, read_header
-from transformer_nfn.zoo.store.files import Checksums
-from transformer_nfn.zoo.store.mixed import is_mixed, kinds_in, read_kinds
-from transformer_nfn.zoo.store.reader import ShardReader
+from transformer_nfn.zoo.store.folder import VECTORS_FILE, Checksums
+from transformer_nfn.zoo.store.shards import ShardReader
+from transformer_nfn.zoo.store.zoo import is_mixed, kinds_in, read_kinds
 from transformer_nfn.zoo.training.tasks import TextTask, load_task
 from transformer_nfn.zoo.training.tasks.task import Task
-from transformer_nfn.zoo.word_vectors import VECTORS_FILE
 
 # How many test samples a re-run may differ by from what is recorded, for each network. Networks
 # built here were tested by this library: one sample that two logits tie on, either way.

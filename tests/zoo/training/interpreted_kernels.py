@@ -13,8 +13,8 @@ import torch
 from kernel_cases import bright_images, compare, long_texts
 
 from transformer_nfn.zoo import Kind, Recipe, sample
-from transformer_nfn.zoo.training.backends.kernels import tuning
-from transformer_nfn.zoo.training.backends.kernels.runner import FusedRunner
+from transformer_nfn.zoo.training.kernels import arguments
+from transformer_nfn.zoo.training.kernels.runner import FusedRunner
 from transformer_nfn.zoo.training.tasks import ImageTask
 from transformer_nfn.zoo.training.trainer import _Training
 
@@ -103,8 +103,8 @@ def main() -> None:
     task = TASKS[what]()
     if what == "tiled":
         # As in bf16 on a GPU, a few keys at a time: 36 tokens, so one tile is cut and one empty.
-        tuning.WIDE_ATTENTION[64] = tuning.ATTENTION[64]
-        assert tuning.ATTENTION[64]["KEYS"] == 16
+        arguments.WIDE_ATTENTION[64] = arguments.ATTENTION[64]
+        assert arguments.ATTENTION[64]["KEYS"] == 16
     found = compare(task, networks=3, batch=6, precision="float32", device="cpu")
     print(json.dumps(found.errors(task)))
 

@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer_nfn.functional import zoo_logits
 from transformer_nfn.zoo import sample
-from transformer_nfn.zoo.network import forward, sites
-from transformer_nfn.zoo.training.backends.kernels.arguments import Clock
-from transformer_nfn.zoo.training.backends.kernels.autograd import fused_loss
-from transformer_nfn.zoo.training.backends.kernels.launch import Pass
-from transformer_nfn.zoo.training.dropout import dropout
+from transformer_nfn.zoo.training.kernels.arguments import Clock
+from transformer_nfn.zoo.training.kernels.runner import Pass
 from transformer_nfn.zoo.training.randomness import CROP, DROPOUT, dropout_threshold, keys
+from transformer_nfn.zoo.training.steps import dropout
 from transformer_nfn.zoo.training.tasks import ImageTask, Task, TextTask, WordVectors, image_task
 from transformer_nfn.zoo.training.trainer import initial_weights
 
@@ -114,7 +113,7 @@ def compare(
     seeds = torch.arange(networks, device=device)[:, None]
     clock = torch.arange(2, device=device)
     crop = keys(seeds, CROP, clock)
-    site = torch.arange(sites(arch), device=device)
+    site = torch.arange(arch.dropout_sites, device=device)
     drop = keys(seeds[..., None], DROPOUT, clock[:, None] * len(site) + site)
     # The second of two batches, so that places in arrays of an epoch are tested too.
     here = task.batch("train", order[:, batch:], crop[:, 1])
@@ -146,9 +145,9 @@ def compare(
         drops = dropout(drop[:, 1], threshold, scale, arch.tokens)
         low = dtype == torch.float32 and precision == "bf16"
         with torch.autocast(device, torch.bfloat16, enabled=low):
-            logits = forward(
-                arch, views, here.inputs.to(dtype), arch.positions(device).to(dtype),
-                lengths=here.lengths, drop=drops,
+            logits = zoo_logits(
+                views, here.inputs.to(dtype), arch.positions(device).to(dtype),
+                heads=arch.heads, lengths=here.lengths, drop=drops,
             )  # fmt: skip
         logits = logits.to(dtype)
         loss = F.cross_entropy(logits.flatten(0, 1), here.labels.flatten(), reduction="none")
@@ -159,6 +158,8 @@ def compare(
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     same = plain(torch.float32)
     torch.set_float32_matmul_precision("highest")
-    way = weights.clone().requires_grad_()
-    fused = differentiated(way, fused_loss(way, one, now, threshold, scale))
+    one.draw(now, threshold)
+    one.forward(weights, now, "train", scale)
+    one.backward(weights, now, scale)
+    fused = one.outcome.loss.sum(0) / batch, one.gradients.weights.sum(0)
     return Comparison(fused, same, exact)

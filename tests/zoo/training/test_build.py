@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from transformer_nfn.zoo import Settings, StoreError, Zoo, ZooError, build
-from transformer_nfn.zoo.store.files import Checksums
+from transformer_nfn.zoo.store.folder import Checksums
 from transformer_nfn.zoo.training.grid import grid
 from transformer_nfn.zoo.verify import verify
 
@@ -149,7 +149,7 @@ def _children() -> list[int]:
             continue
         if int(fields[1]) == os.getpid():
             command = (path.parent / "cmdline").read_bytes()
-            if b"training.engines.worker" in command:
+            if b"training.local_engine" in command:
                 out.append(int(path.parent.name))
     return out
 

@@ -25,8 +25,7 @@ from transformer_nfn.zoo import (
 )
 from transformer_nfn.zoo.training.grid import Config
 from transformer_nfn.zoo.training.tasks import TextTask, images
-from transformer_nfn.zoo.training.tasks.text import read_ag_news
-from transformer_nfn.zoo.training.tasks.vectors import load_vectors, read_word2vec
+from transformer_nfn.zoo.training.tasks.text import load_vectors, read_ag_news, read_word2vec
 from transformer_nfn.zoo.verify import verify
 
 from ..conftest import DATA, write_news

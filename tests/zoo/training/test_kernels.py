@@ -14,8 +14,8 @@ import torch
 
 from transformer_nfn.zoo import ZooError, load_task
 from transformer_nfn.zoo.sizes import NetworkSizes
-from transformer_nfn.zoo.training.backends.kernels.arguments import layout
-from transformer_nfn.zoo.training.paths import describe_path
+from transformer_nfn.zoo.training.backends import describe_path
+from transformer_nfn.zoo.training.kernels.arguments import layout
 
 HERE = Path(__file__).parent
 

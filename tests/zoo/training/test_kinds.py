@@ -10,15 +10,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from literal_network import literal_logits
 from transformer_nfn import native_code
-from transformer_nfn.zoo import Kind, NetworkSizes, Recipe, ZooError, all_kinds, forward, train
+from transformer_nfn.functional import zoo_logits
+from transformer_nfn.zoo import Kind, NetworkSizes, Recipe, ZooError, all_kinds, train
 from transformer_nfn.zoo.module import SmallTransformer, from_state_dict, to_state_dict
-from transformer_nfn.zoo.network import sites
-from transformer_nfn.zoo.training.backends.native.compile import library
-from transformer_nfn.zoo.training.backends.native.stepper import NativeStepper
-from transformer_nfn.zoo.training.optimise import coefficients, rules
-from transformer_nfn.zoo.training.paths import choose_runner, describe_path
+from transformer_nfn.zoo.training.backends import (
+    NativeStepper,
+    choose_runner,
+    describe_path,
+    library,
+)
 from transformer_nfn.zoo.training.randomness import dropout_threshold, keys
+from transformer_nfn.zoo.training.steps import coefficients, rules
 from transformer_nfn.zoo.training.tasks import Task, WordVectors
 from transformer_nfn.zoo.training.tasks.text import ag_news
 from transformer_nfn.zoo.training.trainer import initial_weights
@@ -59,7 +63,7 @@ def plain_inputs(task: Task, batch, m: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, Kind(30, 3, 2)], ids=lambda k: k.name)
-def test_every_forward_is_that_of_the_plain_module(sized_task: Task) -> None:
+def test_every_forward_is_the_literal_one(sized_task: Task) -> None:
     """Many networks at once, and the architecture of one as symmetry knows it; in float64."""
     arch = sized_task.arch
     flat = 0.3 * torch.randn(3, arch.num_weights, generator=torch.Generator().manual_seed(0))
@@ -68,17 +72,17 @@ def test_every_forward_is_that_of_the_plain_module(sized_task: Task) -> None:
     positions = arch.positions().double()
     # The mean over the tokens of a text is weighted in float32.
     close = 1e-9 if arch.patch else 1e-6
-    logits = forward(
-        arch, weights, batch.inputs.double(), positions, lengths=batch.lengths
+    logits = zoo_logits(
+        weights, batch.inputs.double(), positions, heads=arch.heads, lengths=batch.lengths
     )
     named = arch.to_named(flat.double())
-    for m, module in enumerate(modules(arch, flat)):
+    for m in range(3):
         inputs = plain_inputs(sized_task, batch, m)
-        with torch.no_grad():
-            expected = module.double()(inputs)
+        one = {name: w[m] for name, w in named.items()}
+        state = {name: w.double() for name, w in to_state_dict(arch, one).items()}
+        expected = literal_logits(state, inputs, positions, arch.heads)
         torch.testing.assert_close(logits[m], expected, rtol=close, atol=close)
         rows = batch.inputs[m].double()[:, : inputs.shape[1] if not arch.patch else None]
-        one = {name: w[m] for name, w in named.items()}
         symmetric = torch.stack([arch.architecture.forward(one, x) for x in rows])
         torch.testing.assert_close(symmetric, expected, rtol=close, atol=close)
 
@@ -113,7 +117,7 @@ def check_gradients(sized_task: Task) -> None:
     flat = torch.stack([initial_weights(arch, c) for c in configs])
     batch = sized_task.batch("train", index)
     stepper = NativeStepper(arch, flat.clone(), torch.zeros(4, dtype=torch.int32))
-    no_keys = torch.zeros(4, sites(arch), 2, dtype=torch.int32)
+    no_keys = torch.zeros(4, arch.dropout_sites, 2, dtype=torch.int32)
     stepper.step(batch, no_keys, torch.tensor([STILL] * 4))
     for m, module in enumerate(modules(arch, flat)):
         module.double()
@@ -133,7 +137,7 @@ def test_both_paths_drop_the_same_entries_and_test_alike(sized_task: Task) -> No
     batch = sized_task.batch(
         "train", torch.randint(0, 100, (4, 16), generator=torch.Generator().manual_seed(6))
     )
-    key = keys(torch.arange(4)[:, None], 4, torch.arange(sites(arch)))
+    key = keys(torch.arange(4)[:, None], 4, torch.arange(arch.dropout_sites))
     coef = coefficients(rules(configs), torch.full((4,), 1e-2).double(), torch.ones(4))
     steppers = [
         choose_runner(path, sized_task, flat.clone(), threshold, "float32", 16).stepper

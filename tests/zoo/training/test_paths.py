@@ -9,8 +9,8 @@ import torch
 
 from transformer_nfn import native_code
 from transformer_nfn.zoo import Recipe, ZooError, sample, train
-from transformer_nfn.zoo.training.backends.native import compile as native
-from transformer_nfn.zoo.training.paths import describe_path
+from transformer_nfn.zoo.training import backends as native
+from transformer_nfn.zoo.training.backends import describe_path
 
 from ..conftest import random_images
 
@@ -60,7 +60,7 @@ def test_compiled_steps_equal_plain_ones() -> None:
 
 
 def test_holding_a_network_changes_nothing() -> None:
-    from transformer_nfn.zoo.training.optimise import HOLD, update
+    from transformer_nfn.zoo.training.steps import HOLD, update
 
     p, g, m, v = (torch.randn(2, 5) for _ in range(4))
     v = v.abs()

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.zoo import Config, Recipe, Settings, StoreError, Zoo, build, sample, train
-from transformer_nfn.zoo.store.files import Checksums
-from transformer_nfn.zoo.training.epochs import Epoch, Runner
+from transformer_nfn.zoo.store.folder import Checksums
 from transformer_nfn.zoo.training.grid import GRID_SIZE, grid
 from transformer_nfn.zoo.training.randomness import dropout_threshold, keep_mask
+from transformer_nfn.zoo.training.steps import Epoch, Runner
 from transformer_nfn.zoo.training.tasks import Task
 from transformer_nfn.zoo.training.trainer import _Training, initial_weights
 

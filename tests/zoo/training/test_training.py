@@ -12,11 +12,9 @@ import torch.nn.functional as F
 from transformer_nfn.zoo import Config, Recipe, ZooError, sample, train
 from transformer_nfn.zoo.module import SmallTransformer, from_state_dict, to_state_dict
 from transformer_nfn.zoo.sizes import NetworkSizes
-from transformer_nfn.zoo.training.backends.native.compile import library
-from transformer_nfn.zoo.training.backends.native.stepper import NativeStepper
-from transformer_nfn.zoo.training.optimise import coefficients, learning_rate, rules
-from transformer_nfn.zoo.training.paths import choose_runner
+from transformer_nfn.zoo.training.backends import NativeStepper, choose_runner, library
 from transformer_nfn.zoo.training.randomness import dropout_threshold, keys
+from transformer_nfn.zoo.training.steps import coefficients, learning_rate, rules
 from transformer_nfn.zoo.training.tasks import Batch, Task
 from transformer_nfn.zoo.training.trainer import initial_weights
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.architecture import Architecture
-from transformer_nfn.architectures.zoo_network import NAME, from_space, sinusoids
 from transformer_nfn.checkpoints.alignment.heads import move_attention
 from transformer_nfn.checkpoints.alignment.inputs import (
     Downhill,
@@ -26,7 +24,9 @@ from transformer_nfn.checkpoints.alignment.inputs import (
 from transformer_nfn.checkpoints.alignment.neurons import assign, move_neurons
 from transformer_nfn.checkpoints.alignment.stream import turn_fixing_ones
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional.architecture import Architecture
 from transformer_nfn.functional.description import Attention, Mlp
+from transformer_nfn.functional.zoo_network import NAME, network_architecture, sinusoids
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.prefix import under_prefix
 
@@ -98,7 +98,7 @@ def align_networks(
     if inputs is None:
         moved, used = walk.run(rounds)
     else:
-        moved, used = walk.on_inputs(inputs, from_space(space, positions), steps), steps
+        moved, used = walk.on_inputs(inputs, network_architecture(space, positions), steps), steps
     out = {n: w[None, None].to(A[n].dtype) for n, w in moved.items()}
     return NetworkAlignment(
         out,
@@ -116,7 +116,7 @@ def relative_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float
 
 
 def _difference(space: WeightSpace, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    architecture = from_space(space)
+    architecture = network_architecture(space)
     generator = torch.Generator().manual_seed(0)
     X = architecture.inputs.draw(8, architecture.inputs.lengths[-1], generator=generator)
     x, y = (architecture.forward(w, X.double()) for w in (a, b))

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from transformer_nfn.functional.description import Attention
 from transformer_nfn.spaces.actions import Drawing
-from transformer_nfn.spaces.actions.complex_scale import ComplexScale
 from transformer_nfn.spaces.actions.matrix import geometric, orthogonal
+from transformer_nfn.spaces.actions.scales import ComplexScale
 
 Weights = dict[str, Tensor]
 

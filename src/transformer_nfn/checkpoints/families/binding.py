@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from transformer_nfn.architectures.layout import Slot, file_shape
 from transformer_nfn.checkpoints.families.expressions import MissingFieldError, evaluate, truth
 from transformer_nfn.checkpoints.families.family import Family, Line
 from transformer_nfn.checkpoints.families.keys import (
@@ -24,6 +23,7 @@ from transformer_nfn.checkpoints.families.unstated import UnstatedFactError, uns
 from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.functional.description import KEPT
 from transformer_nfn.io.checkpoint import Checkpoint
+from transformer_nfn.io.layout import Slot, file_shape
 from transformer_nfn.io.tensor_files import WEIGHT_DTYPES, TensorInfo
 
 NEEDED = ("W_Q", "W_K", "W_V", "W_O", "W_A", "W_B")

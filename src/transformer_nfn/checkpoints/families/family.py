@@ -3,7 +3,7 @@
 A data file is TOML. Its tables:
 
 - ``[names]``: one line for each tensor of the file, ``"wte.weight" = "token: vocab D"``, in the
-  language of `transformer_nfn.architectures.layout`; several tensors in one are separated by
+  language of `transformer_nfn.io.layout`; several tensors in one are separated by
   commas. A question mark after the name of a file's tensor says that it may be missing; ``kept``
   instead of a layout that nothing acts on it. ``head: class D = token: vocab D`` is the output
   matrix, or the token embedding where the two are tied.
@@ -36,10 +36,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.architectures.layout import Layout, Slot
 from transformer_nfn.checkpoints.families.expressions import names_in, parse
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import axes_of
+from transformer_nfn.io.layout import Layout, Slot
 
 # What expressions may read beside sizes and fields of a config.
 COMPUTED = ("layer", "stack", "has_gate", "has_head")

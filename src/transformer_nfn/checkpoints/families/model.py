@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.layout import take
 from transformer_nfn.checkpoints.families.binding import Binding, bind
 from transformer_nfn.checkpoints.families.describe import describe
 from transformer_nfn.checkpoints.families.options import OpenOptions
@@ -21,6 +20,7 @@ from transformer_nfn.checkpoints.families.refusals import check_contents
 from transformer_nfn.errors import CheckpointError, MissingTensorError
 from transformer_nfn.functional.description import Transformer
 from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan
+from transformer_nfn.io.layout import take
 
 
 class Model(OpenFiles):

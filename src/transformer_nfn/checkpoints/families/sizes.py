@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from transformer_nfn.architectures.layout import PLUS
 from transformer_nfn.checkpoints.families.expressions import MissingFieldError, evaluate, shown
 from transformer_nfn.checkpoints.families.family import Family, Line
 from transformer_nfn.errors import CheckpointError, SpaceError
+from transformer_nfn.io.layout import PLUS
 from transformer_nfn.io.tensor_files import TensorInfo
 
 LARGEST = 1 << 40
@@ -25,7 +25,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The axes of one network, for `transformer_nfn.architectures.layout`."""
+    """The axes of one network, for `transformer_nfn.io.layout`."""
 
     axes: Mapping[str, Size]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from transformer_nfn.architectures.layout import file_shape
 from transformer_nfn.checkpoints.families.binding import Binding, Entry
 from transformer_nfn.checkpoints.families.keys import find_prefix, find_wrapper, standard_names
 from transformer_nfn.checkpoints.families.model import Model
 from transformer_nfn.checkpoints.families.sizes import Sizes
 from transformer_nfn.errors import CheckpointError
+from transformer_nfn.io.layout import file_shape
 from transformer_nfn.io.rewrite import Additions
 from transformer_nfn.io.tensor_files import TensorInfo
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_nfn.architectures.layout import put
 from transformer_nfn.checkpoints.families.model import Model
 from transformer_nfn.checkpoints.families.untie import Target, target_of
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.io.layout import put
 from transformer_nfn.io.rewrite import rewritten
 
 Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]

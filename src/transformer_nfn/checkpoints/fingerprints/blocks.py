@@ -27,7 +27,7 @@ from transformer_nfn.checkpoints.fingerprints.rows import Row, added, products
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
 from transformer_nfn.checkpoints.sketches import OFFSETS, turned
 from transformer_nfn.functional.description import Attention
-from transformer_nfn.functional.sublayers import activation
+from transformer_nfn.functional.transformer import activation
 
 PARTS = ("QK", "VO", "MLP")
 NUMBERS = 64

@@ -19,7 +19,7 @@ from transformer_nfn.checkpoints.fingerprints.rows import Row, added, products
 from transformer_nfn.checkpoints.reduced import Reduced, Table
 from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.functional.description import KEPT
-from transformer_nfn.functional.sublayers import activation
+from transformer_nfn.functional.transformer import activation
 from transformer_nfn.symmetry.sketch import sketch
 
 ENDS = (

@@ -16,7 +16,7 @@ from transformer_nfn.checkpoints.proof.outputs import Outputs
 from transformer_nfn.checkpoints.reduced import Piece, Reduced, Table
 from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamMap, common_pieces
 from transformer_nfn.functional.description import KEPT
-from transformer_nfn.spaces.actions.matching import match_rows
+from transformer_nfn.spaces.actions.permutation import match_rows
 
 ADDED = ("token", "type", "position")
 

@@ -10,7 +10,7 @@ from transformer_nfn.checkpoints.proof.checks import has_double
 from transformer_nfn.checkpoints.proof.match import BlockMatch
 from transformer_nfn.checkpoints.reduced import Piece
 from transformer_nfn.checkpoints.sketches import BlockSketch
-from transformer_nfn.spaces.actions.matching import match_rows
+from transformer_nfn.spaces.actions.permutation import match_rows
 
 
 def match_neurons(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Reduced, ReducedBlock
 from transformer_nfn.checkpoints.stream import StreamMap, solve_stream
-from transformer_nfn.spaces.actions.matching import match_rows
+from transformer_nfn.spaces.actions.permutation import match_rows
 
 ENOUGH = 8
 """Neurons for each direction of the stream, after which no further block is read."""

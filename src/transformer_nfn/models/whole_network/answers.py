@@ -1,9 +1,7 @@
 """What do many networks answer to the same inputs? All of them at once.
 
-The arithmetic is that of the zoo's network (`architectures.zoo_network`), for any width, number
-of heads and depth: embedding and fixed positions; LayerNorm, attention, LayerNorm, MLP in each
-block; LayerNorm, mean over tokens, classifier. On a CPU in float32 it is compiled C
-(`native_network`), which the tests hold against what is here.
+They run through `functional.zoo_logits`, for any width, number of heads and depth. On a CPU in
+float32 it is compiled C (`native_network`), which the tests hold against that.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_nfn import native_network
-from transformer_nfn.architectures.zoo_network import EPS
+from transformer_nfn.functional.zoo_network import EPS, zoo_logits
 from transformer_nfn.models.network import map_network
 
 LEAST = 1e-8
@@ -61,42 +59,19 @@ def answers(network: Mapping[str, Any], inputs: Tensor, positions: Tensor) -> An
 
 
 def _answers(network: Mapping[str, Any], inputs: Tensor, positions: Tensor) -> Answers:
-    last = network["classifier"]
-    n, D = last["W_1"].shape[:2]
-    count, T, width = inputs.shape
-    where = positions[:T]
-    embedding = network.get("embedding")
-    if embedding is None:
-        x = (inputs + where).expand(n, -1, -1, -1)
-    else:
-        tokens = inputs.reshape(1, count * T, width).expand(n, -1, -1)
-        x = torch.baddbmm(embedding["b"][:, None], tokens, embedding["W"])
-        x = x.view(n, count, T, D) + where
-    alike = []
-    for block in network["blocks"]:
-        x = _block({name: w[:, 0] for name, w in block.items()}, F.layer_norm(x, (D,), eps=EPS))
-        alike.append(_alike(F.layer_norm(x, (D,), eps=EPS).detach()))
-    pooled = F.layer_norm(x, (D,), eps=EPS).mean(2)
-    hidden = torch.baddbmm(last["b_1"][:, None], pooled, last["W_1"]).relu()
-    logits = torch.baddbmm(last["b_2"][:, None], hidden, last["W_2"])
+    weights = {f"classifier.{name}": w for name, w in network["classifier"].items()}
+    weights |= {f"embedding.{name}": w for name, w in network.get("embedding", {}).items()}
+    for i, block in enumerate(network["blocks"]):
+        weights |= {f"blocks.{i}.{name}": w[:, 0] for name, w in block.items()}
+    alike: list[Tensor] = []
+    logits = zoo_logits(
+        weights, inputs[None], positions, observe=lambda x: alike.append(_alike(x.detach()))
+    )
     return Answers(logits, torch.stack(alike, -1))
 
 
 def _alike(x: Tensor) -> Tensor:
     """Tokens ``[n, inputs, T, D]`` are brought to mean square 1, which LayerNorm's ε forbids."""
+    x = F.layer_norm(x, x.shape[-1:], eps=EPS)
     size = x.square().mean(-1, keepdim=True).clamp(min=LEAST)
     return (x * size.rsqrt()).mean(2).square().mean(-1)
-
-
-def _block(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Attention and MLP of every network on its own tokens ``[n, inputs, T, D]``."""
-    n, count, T, D = x.shape
-    heads, _, d = w["W_Q"].shape[1:]
-    into = [w[name].transpose(1, 2).flatten(2) for name in ("W_Q", "W_K", "W_V")]
-    flat = torch.bmm(x.reshape(n, count * T, D), torch.cat(into, -1))
-    q, k, v = flat.view(n * count, T, 3, heads, d).permute(2, 0, 3, 1, 4)
-    mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-    x = torch.bmm(mixed.reshape(n, count * T, heads * d), w["W_O"].flatten(1, 2))
-    x = F.layer_norm(x, (D,), eps=EPS)
-    x = torch.baddbmm(w["b_A"][:, None], x, w["W_A"]).relu()
-    return torch.baddbmm(w["b_B"][:, None], x, w["W_B"]).view(n, count, T, D)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
-from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional.zoo_network import sinusoids
 from transformer_nfn.models.network import network_of
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.models.scales import signed_log, usual

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_nfn.architectures.zoo_network import sinusoids
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional.zoo_network import sinusoids
 from transformer_nfn.nn.roles.edges import (
     FUNCTIONS,
     HEAD_STATISTICS,

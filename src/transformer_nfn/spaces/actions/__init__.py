@@ -1,4 +1,4 @@
-"""What can act on an axis: one class for each symmetry, and the words that name them in files."""
+"""Actions on an axis: one class per symmetry, and their names in files."""
 
 from collections.abc import Mapping
 
@@ -6,18 +6,17 @@ from transformer_nfn.spaces.actions.base import (
     MAX_CONDITION,
     Action,
     Drawing,
+    Free,
     Pieces,
     Place,
     Pointwise,
+    Size,
     Solution,
 )
-from transformer_nfn.spaces.actions.complex_scale import ComplexScale
-from transformer_nfn.spaces.actions.free import Free
-from transformer_nfn.spaces.actions.linear import Linear
+from transformer_nfn.spaces.actions.linear import Linear, Orthogonal
 from transformer_nfn.spaces.actions.matrix import MatrixAction
-from transformer_nfn.spaces.actions.orthogonal import Orthogonal
-from transformer_nfn.spaces.actions.permutation import Permutation
-from transformer_nfn.spaces.actions.scales import PositiveScale, Scale, Sign
+from transformer_nfn.spaces.actions.permutation import Matching, Permutation, match_rows
+from transformer_nfn.spaces.actions.scales import ComplexScale, PositiveScale, Scale, Sign
 
 ACTIONS: Mapping[tuple[str, str], Action] = {
     ("free", "general"): Free(),
@@ -30,7 +29,7 @@ ACTIONS: Mapping[tuple[str, str], Action] = {
     ("sign", "general"): Sign(),
     ("orthogonal", "general"): Orthogonal(),
 }
-"""Every action by its kind and form, the words that stand in the JSON of a space."""
+"""Every action by kind and form, as in the JSON of a space."""
 
 __all__ = [
     "ACTIONS",
@@ -40,6 +39,7 @@ __all__ = [
     "Drawing",
     "Free",
     "Linear",
+    "Matching",
     "MatrixAction",
     "Orthogonal",
     "Permutation",
@@ -49,5 +49,7 @@ __all__ = [
     "PositiveScale",
     "Scale",
     "Sign",
+    "Size",
     "Solution",
+    "match_rows",
 ]

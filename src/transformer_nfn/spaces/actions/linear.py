@@ -1,4 +1,4 @@
-"""All invertible matrices: what may re-base the query/key and value/output spaces of a head."""
+"""Invertible matrices and orthogonal matrices."""
 
 from __future__ import annotations
 
@@ -8,36 +8,34 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from transformer_nfn.spaces.actions.base import Drawing, Solution
+from transformer_nfn.spaces.actions.base import LOG10_2, Drawing, Size, Solution
 from transformer_nfn.spaces.actions.matrix import MatrixAction, geometric, normal, orthogonal
 
-DRAWS = 3
-"""Of a completion that nothing fixes."""
-STEPS = 10
-"""Of the refinement of a matrix, at most; two or three suffice."""
+COMPLETION_DRAWS = 3
+REFINEMENT_STEPS = 10  # at most; two or three suffice
 
 
 class Linear(MatrixAction):
-    """GL(n): ``Q → Q G`` and ``K → K G⁻ᵀ`` with any invertible G (M and N of the paper)."""
+    """GL(n): ``Q → Q G`` and ``K → K G⁻ᵀ`` with any invertible G (M and N of the paper).
+
+    >>> Linear().describe(16)
+    'GL(16)'
+    """
 
     word: ClassVar[str] = "linear"
 
-    def misfit(self, name: str, size: int, of: str | None) -> str | None:
-        """A linear axis belongs to the axis that counts its matrices."""
+    def axis_error(self, name: str, size: int, of: str | None) -> str | None:
         if of is None:
             return f"linear axis '{name}' must say which perm axis it belongs to"
         return None
 
     def describe(self, size: int) -> str:
-        """``GL(16)``."""
         return f"GL({size})"
 
-    def dimension(self, size: int) -> int:
-        """n²."""
-        return size**2
+    def size(self, n: int) -> Size:
+        return Size(n**2)
 
     def sample(self, count: int, size: int, how: Drawing) -> Tensor:
-        """Independent entries."""
         return normal((count, size, size), how)
 
     def sample_conditioned(self, count: int, size: int, how: Drawing, condition: float) -> Tensor:
@@ -45,8 +43,7 @@ class Linear(MatrixAction):
         left, right = orthogonal(count, size, how), orthogonal(count, size, how)
         return left * geometric(count, size, how, condition).unsqueeze(-2) @ right
 
-    def belongs(self, matrix: Tensor) -> str | None:
-        """Every invertible matrix does."""
+    def membership_error(self, matrix: Tensor) -> str | None:
         return None
 
     def solve(
@@ -80,7 +77,7 @@ class Linear(MatrixAction):
 
 
 def column_signs(rows: Tensor) -> Tensor:
-    """±1 for each column, ``[*sites, 1, n]``: what makes its largest entry positive."""
+    """±1 for each column, ``[*sites, 1, n]``, that makes its largest entry positive."""
     top = rows.abs().argmax(-2, keepdim=True)
     return torch.where(rows.gather(-2, top) < 0, -1.0, 1.0).to(rows.dtype)
 
@@ -90,9 +87,8 @@ def solve_general(
 ) -> tuple[Tensor, Tensor] | None:
     """``G`` invertible with ``P_U G = P_V`` and ``D_V Gᵀ = D_U``, factors ``[rows, n]``.
 
-    ``P_U`` fixes G on its row space (from the left), ``D_V`` fixes it on its own (from the
-    right). Where neither does — both factors lack rank — any completion will do; one that keeps
-    G well conditioned is chosen.
+    ``P_U`` fixes G on its row space (from the left), ``D_V`` on its row space (from the right).
+    Where both factors lack rank, G is completed arbitrarily but well conditioned.
     """
     n = P_U.shape[-1]
     left, fixed_rows = _row_space(P_U, unit)
@@ -116,17 +112,17 @@ def solve_general(
 def _refined(
     G: Tensor, P_U: Tensor, P_V: Tensor, D_U: Tensor, D_V: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """``G`` moved to where both ``P_U G`` and ``D_U G⁻ᵀ`` fit best, and its inverse.
+    """Refine ``G`` so that both ``P_U G`` and ``D_U G⁻ᵀ`` fit best; return it and its inverse.
 
-    Each column is weighted by the rounding error to expect in it, so that the noise of neither
-    factor is multiplied by the condition of G. Gauss-Newton: with ``G → G (1 + E)`` the normal
+    Each column is weighted by its expected rounding error, so that the noise of neither factor
+    is multiplied by the condition number of G. Gauss-Newton: with ``G → G (1 + E)`` the normal
     equations are a Sylvester equation for E.
     """
     inverse: Tensor = torch.linalg.inv(G)
     if 0 in (len(P_U), len(D_U)):
         return G, inverse
     sizes = [x.square().sum(0) for x in (P_U, P_V, D_U, D_V)]
-    for _ in range(STEPS):
+    for _ in range(REFINEMENT_STEPS):
         P, D = P_U @ G, D_U @ inverse.mT
         weight_P = _weight(sizes[1] + sizes[0] @ G.square(), len(P))
         weight_D = _weight(sizes[3] + sizes[2] @ inverse.mT.square(), len(D))
@@ -154,7 +150,7 @@ def _refined(
 
 
 def _weight(squares: Tensor, rows: int) -> Tensor:
-    """One over the expected squared error of an entry of each column, but for a common factor."""
+    """Inverse expected squared error of an entry of each column, up to a common factor."""
     return rows / squares.clamp_min(1e-30 * float(squares.max().clamp_min(1e-200)))
 
 
@@ -163,27 +159,27 @@ def _cost(away: tuple[Tensor, Tensor], weight_P: Tensor, weight_D: Tensor) -> fl
 
 
 def _least_squares(A: Tensor, B: Tensor) -> Tensor:
-    """``X`` with ``A X`` nearest to ``B``; A has full rank, so the fast driver will do."""
+    """``X`` with ``A X`` nearest to ``B``; A has full rank, so the fast driver suffices."""
     solution: Tensor = torch.linalg.lstsq(A, B, driver="gels").solution
     return solution
 
 
 def _row_space(factor: Tensor, unit: float) -> tuple[Tensor, int]:
-    """An orthogonal ``[n, n]`` whose first columns span the row space, and how many do."""
+    """An orthogonal ``[n, n]`` whose first columns span the row space, and the rank."""
     n = factor.shape[-1]
     if factor.shape[0] == 0:
         return torch.eye(n, dtype=factor.dtype, device=factor.device), 0
     triangle = torch.linalg.qr(factor, mode="r").R
     _, values, vectors = torch.linalg.svd(triangle, full_matrices=True)
-    # About the largest singular value that rounding errors alone would have, four times over.
+    # Four times the largest singular value expected of rounding errors alone.
     limit = float(values.norm()) * (factor.shape[0] ** -0.5 + n**-0.5) * unit * 4
     return vectors.T, int((values > limit).sum())
 
 
 def _completed(core: Tensor, rows: int, columns: int) -> Tensor:
-    """``core`` with its free corner filled: directions not yet reached, at a middling scale.
+    """``core`` with its free corner filled by random directions at the scale of the rest.
 
-    Random directions may lie among those that are fixed, so the best of a few draws is taken.
+    Random directions may be close to fixed ones, so the best conditioned of a few draws is taken.
     """
     n = core.shape[-1]
     shape = (n - rows, n - columns)
@@ -193,10 +189,61 @@ def _completed(core: Tensor, rows: int, columns: int) -> Tensor:
     scale = known if float(known) > 0 else core.new_ones(())
     generator = torch.Generator().manual_seed(0)
     filled = []
-    for _ in range(DRAWS):
+    for _ in range(COMPLETION_DRAWS):
         noise = torch.randn(max(shape), max(shape), generator=generator, dtype=core.dtype)
         Q: Tensor = torch.linalg.qr(noise).Q
         whole = core.clone()
         whole[rows:, columns:] = scale * Q[: shape[0], : shape[1]].to(core.device)
         filled.append(whole)
     return min(filled, key=lambda whole: float(torch.linalg.cond(whole)))
+
+
+class Orthogonal(MatrixAction):
+    """O(n): plain and dual agree, so the product of any two tensors is invariant.
+
+    >>> G = Orthogonal().draw(3, (), Drawing(torch.Generator().manual_seed(0)))
+    >>> torch.allclose(G @ G.mT, torch.eye(3).double())
+    True
+    """
+
+    word: ClassVar[str] = "orthogonal"
+    self_dual: ClassVar[bool] = True
+
+    def describe(self, size: int) -> str:
+        return f"O({size})"
+
+    def size(self, n: int) -> Size:
+        return Size(n * (n - 1) // 2, LOG10_2)
+
+    def sample(self, count: int, size: int, how: Drawing) -> Tensor:
+        return orthogonal(count, size, how)
+
+    def sample_conditioned(self, count: int, size: int, how: Drawing, condition: float) -> Tensor:
+        return orthogonal(count, size, how)
+
+    def membership_error(self, matrix: Tensor) -> str | None:
+        eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        near = torch.allclose(matrix @ matrix.mT, eye.expand_as(matrix), atol=1e-6)
+        return None if near else "the matrix is not orthogonal, as the axis requires"
+
+    def invert(self, part: Tensor) -> Tensor:
+        return part.mT.contiguous()
+
+    def solve(
+        self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
+    ) -> Solution | None:
+        """Orthogonal Procrustes on all rows."""
+        first, second = (torch.cat(pair, -2) for pair in zip(plain, dual, strict=True))
+        X, _, Yh = torch.linalg.svd(first.mT @ second)
+        G = X @ Yh
+        return Solution(G, G.mT.contiguous())
+
+    def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+        """All rows ``X Σ Yᵀ`` as ``X Σ``, the largest entry of each column positive."""
+        rows, n = torch.cat([plain, dual], -2), plain.shape[-1]
+        if rows.shape[-2] == 0:
+            return plain, dual
+        X, values, _ = torch.linalg.svd(rows, full_matrices=False)
+        turned = X * values.unsqueeze(-2)
+        turned = pad(turned * column_signs(turned), (0, n - turned.shape[-1]))
+        return turned[..., : plain.shape[-2], :], turned[..., plain.shape[-2] :, :]

@@ -1,18 +1,31 @@
-"""What all actions by invertible matrices share: drawing, checking, inverting, multiplying."""
+"""What all actions by invertible matrices share: draw, check, invert, multiply.
+
+Without MKL, ``torch.bmm`` on a CPU runs one matrix after another on one thread, about 4 µs a call
+whatever its size. NumPy's loop costs a third of that and releases the interpreter lock, so `matmul`
+runs it on all of PyTorch's threads. Measured by ``benchmarks/symmetry.py``.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import GroupError
-from transformer_nfn.spaces.actions.base import Action, Drawing, Place, Pointwise
-from transformer_nfn.spaces.actions.sites import line_up, spread
-from transformer_nfn.spaces.small_products import matmul
+from transformer_nfn.spaces.actions.base import (
+    Action,
+    Drawing,
+    Place,
+    Pointwise,
+    line_up,
+    spread,
+)
 
 MAX_DRAWS = 1000
 SINGULAR = 1 / torch.finfo(torch.float64).eps
@@ -25,15 +38,15 @@ class MatrixAction(Action):
 
     @abstractmethod
     def sample(self, count: int, size: int, how: Drawing) -> Tensor:
-        """``count`` random matrices ``[count, n, n]`` in float64, of any condition."""
+        """``count`` random matrices ``[count, n, n]`` in float64, of any condition number."""
 
     @abstractmethod
     def sample_conditioned(self, count: int, size: int, how: Drawing, condition: float) -> Tensor:
-        """The same with a prescribed condition number (where the group allows it)."""
+        """Random matrices with a prescribed condition number (where the group allows it)."""
 
     @abstractmethod
-    def belongs(self, matrix: Tensor) -> str | None:
-        """Why an invertible float64 matrix is not in the group; None if it is."""
+    def membership_error(self, matrix: Tensor) -> str | None:
+        """Reason why an invertible float64 matrix is not in the group; None if it is."""
 
     def identity(
         self,
@@ -42,12 +55,11 @@ class MatrixAction(Action):
         dtype: torch.dtype,
         device: torch.device | str | None,
     ) -> Tensor:
-        """The identity matrix at every site."""
         eye = torch.eye(size, dtype=dtype, device=device)
         return eye.expand(*sites, size, size).contiguous()
 
     def draw(self, size: int, sites: tuple[int, ...], how: Drawing) -> Tensor:
-        """Random matrices; those worse than ``how.max_condition`` are drawn again."""
+        """Random matrices; those over ``how.max_condition`` are redrawn."""
         count = prod(sites)
         if how.condition is not None:
             flat = self.sample_conditioned(count, size, how, how.condition)
@@ -64,15 +76,15 @@ class MatrixAction(Action):
             f"{MAX_DRAWS} draws gave no {size}×{size} matrix of condition at most {limit:g}"
         )
 
-    def refuse(self, part: Tensor, max_condition: float | None) -> str | None:
-        """Matrices must be finite, of the group, and well enough conditioned."""
+    def element_error(self, part: Tensor, max_condition: float | None) -> str | None:
+        """Matrices must be finite, in the group, and within the condition limit."""
         wide = part.double()
         if not bool(torch.isfinite(wide).all()):
             return "a matrix holds values that are not finite"
-        stranger = self.belongs(wide)
-        if stranger is not None:
-            return stranger
-        # 0/0 for the zero matrix, which is as singular as can be.
+        error = self.membership_error(wide)
+        if error is not None:
+            return error
+        # The zero matrix gives 0/0.
         condition = torch.linalg.cond(wide).nan_to_num(nan=float("inf"))
         worst = float(condition.max())
         at = (condition == condition.max()).nonzero()[0].tolist()
@@ -94,7 +106,7 @@ class MatrixAction(Action):
         return first @ then
 
     def act(self, x: Tensor, part: Tensor, place: Place, *, dual: bool = False) -> Tensor:
-        """Plain ``x G``, dual ``G⁻¹ x``, the inverse being given for a dual axis."""
+        """Plain ``x G``, dual ``G⁻¹ x``; ``part`` is the inverse for a dual axis."""
         x = spread(x, part, place)
         dim, last, sites = place.dim, x.ndim - 1, place.sites
         if dual and dim == last - 1 and last not in sites:
@@ -108,11 +120,10 @@ class MatrixAction(Action):
         return (moved @ line_up(right, rest, last)).squeeze(-2).movedim(-1, dim)
 
     def reads_through(self, size: int) -> bool:
-        """Only where the axis stays whole and plain and dual tensors are different things."""
+        """Only where the axis is one piece and plain and dual differ."""
         return self.pieces(size).whole and not self.self_dual
 
     def commutes_with(self, fn: Pointwise) -> bool:
-        """None does, unless a group of scales knows better."""
         return False
 
 
@@ -142,3 +153,53 @@ def orthogonal(count: int, size: int, how: Drawing) -> Tensor:
     signs = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
     uniform: Tensor = Q * signs.unsqueeze(-2)
     return uniform
+
+
+MANY = 512
+SMALL = 64
+
+
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """``x @ y`` for ``[batch, …, n, k]`` and ``[batch, …, k, m]``, fast for many small matrices."""
+    if not _many_small(x, y):
+        return x @ y
+    out: Tensor = _ManySmall.apply(x, y)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _many_small(x: Tensor, y: Tensor) -> bool:
+    if torch.compiler.is_compiling() or x.ndim < 3 or x.shape[0] < MANY:
+        return False
+    if torch.backends.mkl.is_available():
+        return False
+    plain = type(x) is Tensor and type(y) is Tensor and x.device.type == y.device.type == "cpu"
+    if not plain or x.dtype not in (torch.float32, torch.float64) or x.dtype != y.dtype:
+        return False
+    if y.ndim != x.ndim or x.shape[0] != y.shape[0]:
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return False
+    return bool(max(*x.shape[-2:], *y.shape[-2:]) <= SMALL)
+
+
+class _ManySmall(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        a, b = x.detach().numpy(), y.detach().numpy()
+        lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        out = np.empty((*lead, a.shape[-2], b.shape[-1]), dtype=a.dtype)
+        workers = torch.get_num_threads()
+        edges = [len(out) * i // workers for i in range(workers + 1)]
+        parts = [slice(i, j) for i, j in pairwise(edges)]
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(lambda part: np.matmul(a[part], b[part], out=out[part]), parts))
+        return torch.from_numpy(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        left, right = matmul(grads[0], y.mT), matmul(x.mT, grads[0])
+        return left.sum_to_size(x.shape), right.sum_to_size(y.shape)  # undo broadcasting
+
+

@@ -1,35 +1,106 @@
-"""Permutations of an axis: plain, or one for each index of the axes it belongs to."""
+"""Permutations of an axis, and the matching of rows that solves for them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import lgamma, log
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.spaces.actions.base import Action, Drawing, Place, Pointwise, Solution
-from transformer_nfn.spaces.actions.matching import match_rows
-from transformer_nfn.spaces.actions.sites import line_up, spread
+from transformer_nfn.spaces.actions.base import (
+    Action,
+    Drawing,
+    Place,
+    Pointwise,
+    Size,
+    Solution,
+    line_up,
+    spread,
+)
+
+EXACT_WORK = 2e8
+CANDIDATES = 4
+PORTION = 2**20
+
+
+def distances(x: Tensor, y: Tensor, *, exact: bool | None = None) -> Tensor:
+    """Euclidean distances between rows, ``[n, F], [m, F] → [n, m]``.
+
+    Large tables use a matrix product, which cancels for rows that almost agree, so the nearest
+    few of every row are recomputed entry by entry. ``exact`` forces either; by size if None.
+    """
+    n, m, width = len(x), len(y), x.shape[-1]
+    if exact if exact is not None else n * m * width <= EXACT_WORK:
+        return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    rough = torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")
+    near = rough.topk(min(CANDIDATES, m), dim=1, largest=False).indices
+    for k in range(near.shape[1]):
+        column = near[:, k]
+        exact = (x - y[column]).norm(dim=1)
+        rough[torch.arange(n), column] = exact
+    return rough
+
+
+def is_permutation(index: Tensor) -> bool:
+    """Whether ``index`` holds every number from 0 to n−1 once."""
+    return bool((torch.bincount(index, minlength=len(index)) == 1).all())
+
+
+@dataclass(frozen=True)
+class Matching:
+    """A one-to-one matching of rows: the indices, and whether every row has a clear nearest row."""
+
+    index: Tensor
+    certain: bool
+
+
+def match_rows(target: Tensor, source: Tensor) -> Matching:
+    """The permutation ``p`` for which ``source[p]`` is nearest to ``target``, ``[n, F]`` each.
+
+    Nearest neighbours where they form a permutation, otherwise the Hungarian algorithm.
+
+    >>> match_rows(torch.tensor([[0.0], [5.0]]), torch.tensor([[5.1], [0.1]]))
+    Matching(index=tensor([1, 0]), certain=True)
+    """
+    # A few rows at a time: the table of all distances would dominate memory.
+    exact = len(target) * len(source) * target.shape[-1] <= EXACT_WORK
+    nearest_two = [
+        distances(rows, source, exact=exact).topk(min(2, len(source)), dim=1, largest=False)
+        for rows in target.split(max(PORTION // max(len(source), 1), 1))
+    ]
+    nearest = torch.cat([two.indices[:, 0] for two in nearest_two])
+    if is_permutation(nearest):
+        gaps = torch.cat([two.values for two in nearest_two])
+        certain = len(target) == 1 or bool((gaps[:, 0] < 0.5 * gaps[:, -1]).all())
+        return Matching(nearest, certain)
+    from scipy.optimize import linear_sum_assignment  # slow to import, rarely needed
+
+    _, columns = linear_sum_assignment(distances(target, source).cpu().numpy())
+    return Matching(torch.as_tensor(columns, device=target.device), False)
 
 
 class Permutation(Action):
-    """All permutations; an element is the indices gathered, ``(gx)_i = x_π(i)``, ``[*sites, n]``.
+    """All permutations; an element holds gathered indices, ``(gx)_i = x_π(i)``, ``[*sites, n]``.
 
-    On an axis that belongs to another one there is a permutation for each index of the owner
-    (queries within a key/value group: with the owner's own permutation the wreath product).
+    On an axis that belongs to another one there is a permutation for each index of the owner.
+    Queries within a key/value group, with the permutation of the groups, form a wreath product.
+
+    >>> perm = Permutation()
+    >>> perm.invert(torch.tensor([2, 0, 1]))
+    tensor([1, 2, 0])
     """
 
     word: ClassVar[str] = "perm"
     permutes: ClassVar[bool] = True
 
     def describe(self, size: int) -> str:
-        """``permutations of 8``."""
         return f"permutations of {size}"
 
-    def dimension(self, size: int) -> int:
-        """The group is discrete."""
-        return 0
+    def size(self, n: int) -> Size:
+        return Size(finite=lgamma(n + 1) / log(10))
 
     def identity(
         self,
@@ -38,22 +109,18 @@ class Permutation(Action):
         dtype: torch.dtype,
         device: torch.device | str | None,
     ) -> Tensor:
-        """``0, 1, …, n − 1``, whatever the dtype of matrices."""
         return torch.arange(size, device=device).expand(*sites, size).contiguous()
 
     def draw(self, size: int, sites: tuple[int, ...], how: Drawing) -> Tensor:
-        """Uniform over all permutations."""
         noise = torch.rand((*sites, size), generator=how.generator, device=how.device)
         return noise.argsort(-1)
 
-    def refuse(self, part: Tensor, max_condition: float | None) -> str | None:
-        """Every row must hold every index once."""
+    def element_error(self, part: Tensor, max_condition: float | None) -> str | None:
         expected = self.identity(part.shape[-1], tuple(part.shape[:-1]), part.dtype, part.device)
         same = torch.equal(part.sort(-1).values, expected)
         return None if same else "some row is not a permutation"
 
     def invert(self, part: Tensor) -> Tensor:
-        """``π⁻¹``."""
         return torch.argsort(part, dim=-1)
 
     def compose(self, first: Tensor, then: Tensor) -> Tensor:
@@ -61,7 +128,6 @@ class Permutation(Action):
         return torch.gather(first, -1, then)
 
     def act(self, x: Tensor, part: Tensor, place: Place, *, dual: bool = False) -> Tensor:
-        """``x[…, π, …]``."""
         dim = place.dim
         if not place.sites:
             return x.index_select(dim, part)
@@ -78,7 +144,7 @@ class Permutation(Action):
     def solve(
         self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
     ) -> Solution | None:
-        """The permutation of columns that brings the first rows nearest to the second."""
+        """The permutation of columns that takes the first rows closest to the second."""
         x, y = (torch.cat(pair, -2).mT for pair in zip(plain, dual, strict=True))
         sites, n = x.shape[:-2], x.shape[-2]
         matched = [
@@ -91,7 +157,7 @@ class Permutation(Action):
         return Solution(index, self.invert(index), all(m.certain for m in matched))
 
     def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
-        """Columns in falling order of a fixed linear key."""
+        """Columns in descending order of a fixed linear key."""
         index = self.order([plain, dual]).unsqueeze(-2)
         return plain.take_along_dim(index, -1), dual.take_along_dim(index, -1)
 
@@ -110,7 +176,6 @@ class Permutation(Action):
         return torch.stack(keys).sum(0).argsort(-1, descending=True)
 
     def commutes_with(self, fn: Pointwise) -> bool:
-        """Every pointwise function does."""
         return True
 
 

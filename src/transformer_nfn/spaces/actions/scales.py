@@ -1,55 +1,56 @@
-"""Scales of single entries: any nonzero number, a positive one, or a sign."""
+"""Scales of single entries (nonzero, positive, a sign), and complex scales of pairs of entries."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from transformer_nfn.spaces.actions.base import Drawing, Pieces, Pointwise, Solution
+from transformer_nfn.spaces.actions.base import (
+    LOG10_2,
+    Drawing,
+    Pieces,
+    Pointwise,
+    Size,
+    Solution,
+    cut,
+)
 from transformer_nfn.spaces.actions.linear import column_signs
 from transformer_nfn.spaces.actions.matrix import MatrixAction, geometric, normal
-from transformer_nfn.spaces.actions.pointwise import is_odd, is_positively_homogeneous
 
 
 class Diagonal(MatrixAction):
-    """Diagonal matrices: every entry of the axis is scaled on its own."""
+    """Diagonal matrices: one scale for each entry of the axis."""
 
     @abstractmethod
     def nearest(self, scales: Tensor) -> Tensor:
-        """The scales of the group nearest to given ones (0 where there is none near)."""
+        """The scales of the group nearest to ``scales``; 0 where none is near."""
 
-    def dimension(self, size: int) -> int:
-        """One for each entry."""
-        return size
+    def size(self, n: int) -> Size:
+        return Size(n)
 
     def pieces(self, size: int) -> Pieces:
-        """Every entry by itself."""
         return Pieces(size, 1, 1)
 
     def sample(self, count: int, size: int, how: Drawing) -> Tensor:
-        """Independent numbers, brought into the group."""
         return torch.diag_embed(self.nearest(normal((count, size), how)))
 
     def sample_conditioned(self, count: int, size: int, how: Drawing, condition: float) -> Tensor:
-        """Absolute values geometric, signs as the group has them."""
         noise = normal((count, size), how)
         signs = torch.where(noise < 0, -1.0, 1.0)
         return torch.diag_embed(self.nearest(geometric(count, size, how, condition) * signs))
 
-    def belongs(self, matrix: Tensor) -> str | None:
-        """The matrix must be diagonal, with scales of the group."""
+    def membership_error(self, matrix: Tensor) -> str | None:
         scales = matrix.diagonal(dim1=-2, dim2=-1)
         if not torch.equal(matrix, torch.diag_embed(scales)):
-            return "the axis takes scales, and the matrix given is not diagonal"
+            return "the matrix is not diagonal, as the axis requires"
         if not torch.allclose(scales, self.nearest(scales), rtol=1e-9):
-            return f"the axis takes {self.describe(matrix.shape[-1])}, found other numbers"
+            return f"the scales are not {self.describe(matrix.shape[-1])}, as the axis requires"
         return None
 
     def invert(self, part: Tensor) -> Tensor:
-        """``1 / s``."""
         return torch.diag_embed(1 / part.diagonal(dim1=-2, dim2=-1))
 
     def solve(
@@ -76,16 +77,21 @@ class Diagonal(MatrixAction):
 
 
 class Scale(Diagonal):
-    """Any nonzero number for each entry: up against down of a gated MLP."""
+    """A nonzero number for each entry, as between W_U and W_D of a gated MLP.
+
+    >>> Scale().describe(4), Scale().size(4).continuous
+    ('4 nonzero scales', 4)
+    """
 
     word: ClassVar[str] = "scale"
 
     def describe(self, size: int) -> str:
-        """``4 nonzero scales``."""
         return f"{size} nonzero scale{'s' * (size > 1)}"
 
+    def size(self, n: int) -> Size:
+        return Size(n, n * LOG10_2)
+
     def nearest(self, scales: Tensor) -> Tensor:
-        """All of them."""
         return scales
 
     def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,21 +104,21 @@ class Scale(Diagonal):
 
 
 class PositiveScale(Diagonal):
-    """A positive number for each entry: what a ReLU neuron does not notice.
+    """A positive number for each entry: a symmetry of ReLU neurons.
 
-    Products do not see whether both factors changed their sign, so they are not all there is
-    to know: `separating` is False.
+    Products are also invariant when both factors change sign, so they do not separate orbits.
+
+    >>> PositiveScale().commutes_with(torch.relu), PositiveScale().commutes_with(torch.tanh)
+    (True, False)
     """
 
     word: ClassVar[str] = "positive"
     separating: ClassVar[bool] = False
 
     def describe(self, size: int) -> str:
-        """``4 positive scales``."""
         return f"{size} positive scale{'s' * (size > 1)}"
 
     def nearest(self, scales: Tensor) -> Tensor:
-        """Negative ones have no neighbour."""
         return scales.clamp_min(0)
 
     def sample(self, count: int, size: int, how: Drawing) -> Tensor:
@@ -121,34 +127,33 @@ class PositiveScale(Diagonal):
         return torch.diag_embed(x.exp() if how.entries is None else x.abs())
 
     def sample_conditioned(self, count: int, size: int, how: Drawing, condition: float) -> Tensor:
-        """Geometric."""
         return torch.diag_embed(geometric(count, size, how, condition))
 
     def reads_through(self, size: int) -> bool:
-        """Never: an activation may act on the tensors that carry the axis."""
+        """Never: an activation may be applied to the tensors that carry the axis."""
         return False
 
     def commutes_with(self, fn: Pointwise) -> bool:
-        """ReLU and its like do."""
-        return is_positively_homogeneous(fn)
+        return _is_positively_homogeneous(fn)
 
 
 class Sign(Diagonal):
-    """+1 or −1 for each entry."""
+    """+1 or −1 for each entry.
+
+    >>> Sign().commutes_with(torch.tanh), Sign().commutes_with(torch.relu)
+    (True, False)
+    """
 
     word: ClassVar[str] = "sign"
     self_dual: ClassVar[bool] = True
 
     def describe(self, size: int) -> str:
-        """``4 signs``."""
         return f"{size} sign{'s' * (size > 1)}"
 
-    def dimension(self, size: int) -> int:
-        """The group is discrete."""
-        return 0
+    def size(self, n: int) -> Size:
+        return Size(finite=n * LOG10_2)
 
     def nearest(self, scales: Tensor) -> Tensor:
-        """Their signs."""
         return torch.where(scales < 0, -1.0, 1.0).to(scales.dtype)
 
     def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,5 +171,153 @@ class Sign(Diagonal):
         return Solution(s, s)
 
     def commutes_with(self, fn: Pointwise) -> bool:
-        """Odd functions do."""
-        return is_odd(fn)
+        return _is_odd(fn)
+
+
+Pairing = Literal["neighbours", "halves"]
+
+
+class ComplexScale(MatrixAction):
+    """``(x_a + i x_b) → (x_a + i x_b) z`` for each pair, z any nonzero complex number.
+
+    These are the matrices that commute with rotary position embeddings.
+
+    Args:
+        pairing: which entries form a pair: ``neighbours`` (2j, 2j + 1), or ``halves``
+            (j, j + n/2) as in Llama's files.
+
+    >>> ComplexScale("halves").as_complex(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    tensor([1.+3.j, 2.+4.j])
+    """
+
+    word: ClassVar[str] = "linear"
+
+    def __init__(self, pairing: Pairing) -> None:
+        self.pairing = pairing
+
+    def axis_error(self, name: str, size: int, of: str | None) -> str | None:
+        if size % 2:
+            return (
+                f"axis '{name}' of complex form must be linear and of even size, "
+                f"found kind linear and size {size}"
+            )
+        if of is None:
+            return f"linear axis '{name}' must say which perm axis it belongs to"
+        return None
+
+    def describe(self, size: int) -> str:
+        return f"{size // 2} complex scales" + " on halves" * (self.pairing == "halves")
+
+    def size(self, n: int) -> Size:
+        return Size(n)
+
+    def pieces(self, size: int) -> Pieces:
+        """One piece for each frequency; its quarter turn commutes."""
+        return Pieces(size // 2, 2, 2)
+
+    def split(self, x: Tensor, dim: int) -> Tensor:
+        """``[n/2, 2]`` for ``[n]``: frequency, then the two entries of the pair."""
+        if self.pairing == "neighbours":
+            return cut(x, dim, x.shape[dim] // 2, 2)
+        return cut(x, dim, 2, x.shape[dim] // 2).transpose(dim, dim + 1)
+
+    def join(self, x: Tensor, dim: int) -> Tensor:
+        if self.pairing == "halves":
+            x = x.transpose(dim, dim + 1)
+        return x.flatten(dim, dim + 1)
+
+    def vectors(self, x: Tensor, *, dual: bool) -> Tensor:
+        """``[…, n/2, 1]``, complex; conjugated for a dual row."""
+        z = self.as_complex(x).unsqueeze(-1)
+        return z.conj() if dual else z
+
+    def as_complex(self, x: Tensor) -> Tensor:
+        """The pairs of the last axis as complex numbers: ``[…, n] → […, n/2]``."""
+        real, imaginary = self.split(x, x.ndim - 1).unbind(-1)
+        return torch.complex(real, imaginary)
+
+    def as_real(self, z: Tensor) -> Tensor:
+        """The inverse of `as_complex`."""
+        return self.join(torch.view_as_real(z), z.ndim - 1)
+
+    def matrix(self, z: Tensor) -> Tensor:
+        """The real ``G [*sites, n, n]`` with ``x G`` the pairs of x times ``z [*sites, n/2]``."""
+        n = 2 * z.shape[-1]
+        eye = self.as_complex(torch.eye(n, dtype=z.real.dtype, device=z.device))
+        return self.as_real(eye * z.unsqueeze(-2))
+
+    def scales(self, matrix: Tensor) -> Tensor:
+        """The complex scales nearest to a real matrix; exact for one of the group."""
+        both = self.split(self.split(matrix, matrix.ndim - 2), matrix.ndim)
+        blocks = both.diagonal(dim1=-4, dim2=-2)  # [*sites, 2, 2, n/2]
+        real = (blocks[..., 0, 0, :] + blocks[..., 1, 1, :]) / 2
+        imag = (blocks[..., 0, 1, :] - blocks[..., 1, 0, :]) / 2
+        return torch.complex(real, imag)
+
+    def sample(self, count: int, size: int, how: Drawing) -> Tensor:
+        x = normal((count, size), how)
+        return self.matrix(torch.view_as_complex(x.reshape(count, -1, 2)))
+
+    def sample_conditioned(self, count: int, size: int, how: Drawing, condition: float) -> Tensor:
+        size //= 2
+        turn = torch.rand((count, size), generator=how.generator, device=how.device).double()
+        return self.matrix(torch.polar(geometric(count, size, how, condition), 2 * torch.pi * turn))
+
+    def membership_error(self, matrix: Tensor) -> str | None:
+        if torch.allclose(matrix, self.matrix(self.scales(matrix)), rtol=1e-6, atol=1e-12):
+            return None
+        return (
+            "the matrix is not one complex scale for each pair of entries, as the axis requires"
+        )
+
+    def solve(
+        self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
+    ) -> Solution | None:
+        """By least squares: ``q_V = z q_U``, or else ``k_U = z̄ k_V``."""
+        q_U, q_V, k_U, k_V = (self.as_complex(x) for x in (*plain, *dual))
+        by_q = (q_U.conj() * q_V).sum(-2) / q_U.abs().square().sum(-2)
+        by_k = ((k_V.conj() * k_U).sum(-2) / k_V.abs().square().sum(-2)).conj()
+        z = torch.where(torch.isfinite(by_q.abs()) & (by_q != 0), by_q, by_k)
+        dead = ~torch.isfinite(z.abs())
+        z = torch.where(dead, torch.ones_like(z), z)
+        if bool((z == 0).any()):
+            return None
+        return Solution(self.matrix(z), self.matrix(1 / z))
+
+    def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+        """Both factors of each frequency at one norm, the largest plain entry positive."""
+        q, k = self.as_complex(plain), self.as_complex(dual)
+        q_norm, k_norm = (z.abs().square().sum(-2, keepdim=True).sqrt() for z in (q, k))
+        dead = (q_norm == 0) | (k_norm == 0)
+        scale = torch.where(dead, 0.0, (k_norm / q_norm.clamp_min(1e-300)).sqrt())
+        turn = torch.ones_like(scale, dtype=q.dtype)
+        if q.shape[-2]:
+            top = q.gather(-2, q.abs().argmax(-2, keepdim=True))
+            turn = torch.where(dead, turn, top.conj() / top.abs().clamp_min(1e-300))
+        inverse = torch.where(dead, 0.0, 1 / scale.clamp_min(1e-300))
+        return self.as_real(q * scale * turn), self.as_real(k * inverse * turn)
+
+
+TEST_POINTS = (0.0, 1e-3, 0.21, 0.5, 0.8, 1.0, 1.7, 3.0, 7.5, 40.0)
+TEST_FACTORS = (0.3, 2.0, 11.0)
+
+
+def _is_positively_homogeneous(fn: Pointwise) -> bool:
+    """Whether ``fn(s x) = s fn(x)`` for s > 0, as for ReLU; tested on a few numbers."""
+    x = _test_points()
+    return all(_close(fn(s * x), s * fn(x)) for s in TEST_FACTORS)
+
+
+def _is_odd(fn: Pointwise) -> bool:
+    """Whether ``fn(−x) = −fn(x)``, as for tanh."""
+    x = _test_points()
+    return _close(fn(-x), -fn(x))
+
+
+def _test_points() -> Tensor:
+    x = torch.tensor(TEST_POINTS)
+    return torch.cat([-x, x])
+
+
+def _close(x: Tensor, y: Tensor) -> bool:
+    return torch.allclose(x.detach(), y.detach(), rtol=1e-4, atol=1e-6)

@@ -1,9 +1,8 @@
 """A zoo on disk: what is written, how it is read, how damage is found."""
 
 from transformer_nfn.zoo.store.folder import FORMAT, Folder, check_fresh, check_outside_zoos
-from transformer_nfn.zoo.store.mixed import MixedZoo, open_zoo
 from transformer_nfn.zoo.store.shards import read_header, write_shard
-from transformer_nfn.zoo.store.zoo import Zoo
+from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo, open_zoo
 
 __all__ = [
     "FORMAT",

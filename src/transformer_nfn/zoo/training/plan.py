@@ -10,13 +10,18 @@ from typing import Any
 
 from transformer_nfn.known_tasks import BLOCKS, HEADS, WIDTH
 from transformer_nfn.zoo.errors import StoreError, ZooError
-from transformer_nfn.zoo.kind import Kind
-from transformer_nfn.zoo.store.files import Checksums
-from transformer_nfn.zoo.store.folder import Folder, check_fresh, claim
+from transformer_nfn.zoo.sizes import Kind
+from transformer_nfn.zoo.store.folder import (
+    VECTORS_FILE,
+    Checksums,
+    Folder,
+    WordVectors,
+    check_fresh,
+    claim,
+)
 from transformer_nfn.zoo.training.grid import GRID_SIZE, Config, grid, sample
 from transformer_nfn.zoo.training.tasks import Task, TextTask, load_task
 from transformer_nfn.zoo.training.trainer import Recipe
-from transformer_nfn.zoo.word_vectors import VECTORS_FILE, WordVectors
 
 # Networks a shard. On the CPU little is lost when a build is stopped; a GPU wants many at once.
 SHARD_RUNS = {"cpu": 8, "cuda": 256}

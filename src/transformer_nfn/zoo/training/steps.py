@@ -1,21 +1,115 @@
-"""One training step and one evaluation of many networks, in plain PyTorch on any device."""
+"""Training steps of many networks at once in PyTorch: update rules, dropout, one epoch.
+
+One update rule is SGD, momentum, Adam or RMSprop, depending on each network's coefficients.
+With g ← g + λp (coupled L2):  m ← β₁m + γg,  v ← β₂v + (1 − β₂)g²,  p ← p − η·m / (α√v + ε).
+
+|          | β₁  | γ   | β₂    | α         | ε    | η        |
+|----------|-----|-----|-------|-----------|------|----------|
+| sgd      | 0   | 1   | 0     | 0         | 1    | lr       |
+| sgdm     | 0.9 | 1   | 0     | 0         | 1    | lr       |
+| adam     | 0.9 | 0.1 | 0.999 | 1/√(1−β₂ᵗ)| 1e-8 | lr/(1−β₁ᵗ) |
+| rmsprop  | 0   | 1   | 0.99  | 1         | 1e-8 | lr       |
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_nfn.zoo.network import forward
+from transformer_nfn.functional import zoo_logits
+from transformer_nfn.functional.zoo_network import Drop
+from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
-from transformer_nfn.zoo.training.dropout import dropout
-from transformer_nfn.zoo.training.optimise import update
-from transformer_nfn.zoo.training.tasks import Batch
+from transformer_nfn.zoo.training.grid import OPTIMIZERS, Config
+from transformer_nfn.zoo.training.randomness import keep_mask
+from transformer_nfn.zoo.training.tasks import Batch, Split, Task
+
+# β₁, γ, β₂, uses √v, ε
+_RULES = {
+    "sgd": (0.0, 1.0, 0.0, 0.0, 1.0),
+    "sgdm": (0.9, 1.0, 0.0, 0.0, 1.0),
+    "adam": (0.9, 0.1, 0.999, 1.0, 1e-8),
+    "rmsprop": (0.0, 1.0, 0.99, 1.0, 1e-8),
+}
+# Coefficients that leave a network and its moments as they are.
+HOLD = (1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+WARM_UP = 0.1
+FINAL_RATE = 1e-5
+
+
+def rules(configs: Sequence[Config], device: torch.device | str = "cpu") -> Tensor:
+    """``float64 [networks, 6]``: β₁, γ, β₂, whether √v counts, ε, λ."""
+    for config in configs:
+        if config.optimizer not in OPTIMIZERS:
+            raise ZooError(
+                f"run {config.run}: unknown optimizer '{config.optimizer}', "
+                f"expected one of {', '.join(OPTIMIZERS)}"
+            )
+    rows = [(*_RULES[config.optimizer], config.l2) for config in configs]
+    return torch.tensor(rows, dtype=torch.float64, device=device)
+
+
+def coefficients(rule: Tensor, rate: Tensor, step: Tensor) -> Tensor:
+    """``float32 [networks, …, 7]``: β₁, γ, β₂, α, ε, λ, η at each network's own step (from 1).
+
+    ``rule`` ``[…, 6]``, ``rate`` and ``step`` broadcast against each other.
+    """
+    b1, c, b2, adaptive, eps, l2 = rule.unbind(-1)
+    # RMSprop and the plain rules have no bias correction; Adam is the one with γ < 1.
+    biased = c < 1
+    alpha = torch.where(biased, (1 - b2**step).rsqrt(), adaptive)
+    eta = torch.where(biased, rate / (1 - b1**step), rate)
+    columns = torch.broadcast_tensors(b1, c, b2, alpha, eps, l2, eta)
+    return torch.stack(columns, dim=-1).to(torch.float32)
+
+
+def update(p: Tensor, g: Tensor, m: Tensor, v: Tensor, coef: Tensor) -> None:
+    """Changes parameters ``p`` and moments ``m``, ``v`` in place, all ``[networks, weights]``."""
+    b1, c, b2, alpha, eps, l2, eta = coef.unsqueeze(-1).unbind(1)
+    g = g + l2 * p
+    m.copy_(b1 * m + c * g)
+    v.copy_(b2 * v + (1 - b2) * g * g)
+    p.sub_(eta * m / (alpha * v.sqrt() + eps))
+
+
+def learning_rate(base: Tensor, epoch: int, epochs: int) -> Tensor:
+    """The rate in an epoch (from 0): linear over the first tenth, then cosine to 1e-5."""
+    warm = max(1, round(epochs * WARM_UP))
+    if epoch < warm:
+        return base * (epoch + 1) / warm
+    angle = math.pi * (epoch - warm) / max(1, epochs - warm)
+    return FINAL_RATE + (base - FINAL_RATE) * (1 + math.cos(angle)) / 2
+
+
+def dropout(
+    key: Tensor, threshold: Tensor, scale: Tensor, stride: int
+) -> Drop:
+    """Dropout with a probability per network, from counter-based words.
+
+    Args:
+        key: ``int32 [networks, sites, 2]``.
+        threshold: ``int32 [networks]``, see `randomness.dropout_threshold`.
+        scale: ``[networks]``, 1/(1 − p).
+        stride: rows a sample takes in the numbering of rows, at least its tokens.
+    """
+
+    def apply(x: Tensor, site: int) -> Tensor:
+        B, T, D = x.shape[1:]
+        rows = torch.arange(B, device=x.device)[:, None] * stride
+        rows = rows + torch.arange(T, device=x.device)
+        keep = keep_mask(key[:, site], threshold, rows, D)
+        return x * (keep * scale[:, None, None, None]).to(x.dtype)
+
+    return apply
+
 
 # Fused attention launches one block of threads a sample and takes at most 65,535.
 NETWORKS_AT_ONCE = 256
@@ -55,11 +149,11 @@ def losses(
     """Mean loss and hits of each network on its own batch, with dropout."""
     # A flat row's length is no multiple of 16 bytes, and tensor cores want such strides.
     weights = {name: view.to(dtype).contiguous() for name, view in arch.views(w).items()}
-    logits = forward(
-        arch,
+    logits = zoo_logits(
         weights,
         inputs.to(dtype),
         positions.to(dtype),
+        heads=arch.heads,
         lengths=lengths,
         drop=dropout(keys, threshold, scale, arch.tokens),
     ).float()
@@ -154,11 +248,92 @@ class TorchStepper:
         self._tensor_cores(False)
         losses, hits = [], []
         for w in weights.split(NETWORKS_AT_ONCE):
-            logits = forward(
-                self.arch, self.arch.views(w), batch.inputs, self.positions, lengths=batch.lengths
+            logits = zoo_logits(
+                self.arch.views(w),
+                batch.inputs,
+                self.positions,
+                heads=self.arch.heads,
+                lengths=batch.lengths,
             )
             labels = batch.labels.expand(len(w), -1)
             loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
             losses.append(loss.view_as(labels).sum(-1))
             hits.append((logits.argmax(-1) == labels).sum(-1))
         return torch.cat(losses), torch.cat(hits)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """All that one epoch draws and decides beforehand, run by run.
+
+    Attributes:
+        order: ``int64 [runs, samples]``, which sample is seen when; short rows padded.
+        steps: ``int64 [runs]`` on the CPU, batches each run has; none has more than the first.
+        crop: ``int32 [runs, steps, 2]``, keys of the augmentation.
+        drop: ``int32 [runs, steps, sites, 2]``, keys of dropout.
+        coef: ``float32 [runs, steps, 7]``, see `optimise.coefficients`; a run whose epoch is
+            over has those that change nothing.
+    """
+
+    order: Tensor
+    steps: Tensor
+    crop: Tensor
+    drop: Tensor
+    coef: Tensor
+
+
+class Runner(Protocol):
+    """What the trainer drives: the weights of many networks, trained and tested in one go each."""
+
+    @property
+    def weights(self) -> Tensor:
+        """``[networks, weights]``, changed in place."""
+        ...
+
+    def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
+        """Trains one epoch; of each network the sum of its steps' mean losses, and its hits."""
+        ...
+
+    def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """Summed loss and hits of each network on a split."""
+        ...
+
+
+class StepRunner:
+    """A `Runner` over anything that does one step: `steps.TorchStepper`, the native code."""
+
+    def __init__(self, task: Task, stepper: Stepper, batch: int) -> None:
+        self.task, self.stepper, self.batch = task, stepper, batch
+
+    @property
+    def weights(self) -> Tensor:
+        """``[networks, weights]``, changed in place."""
+        return self.stepper.weights
+
+    def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
+        """Every step takes the runs whose epoch still goes on, which are the first few."""
+        runs, size = len(epoch.order), self.batch
+        device = epoch.order.device
+        total, hits = torch.zeros(runs, device=device), torch.zeros(runs, device=device)
+        active = epoch.steps[:, None] > torch.arange(int(epoch.steps.max()))
+        active = active.to(device)
+        for step in range(active.shape[1]):
+            now = runs if self.stepper.whole else int((epoch.steps > step).sum())
+            index = epoch.order[:now, step * size : (step + 1) * size]
+            batch = self.task.batch("train", index, epoch.crop[:now, step])
+            drop, coef = epoch.drop[:now, step], epoch.coef[:now, step]
+            loss, hit = self.stepper.step(batch, drop, coef)
+            hits[:now] += hit * active[:now, step]
+            total[:now] += loss * active[:now, step]
+        return total, hits
+
+    def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """Batches that all networks share, in the order of the split."""
+        n, device = self.task.sizes[split], weights.device
+        loss = torch.zeros(len(weights), device=device)
+        hits = torch.zeros(len(weights), device=device)
+        for at in range(0, n, self.batch):
+            index = torch.arange(at, min(at + self.batch, n), device=device)
+            a, b = self.stepper.evaluate(weights, self.task.batch(split, index[None]))
+            loss, hits = loss + a, hits + b
+        return loss, hits

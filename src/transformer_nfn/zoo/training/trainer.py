@@ -10,13 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from transformer_nfn.zoo.errors import ZooError
-from transformer_nfn.zoo.network import sites
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training import randomness
-from transformer_nfn.zoo.training.epochs import Epoch, Runner
+from transformer_nfn.zoo.training.backends import choose_runner
 from transformer_nfn.zoo.training.grid import Config
-from transformer_nfn.zoo.training.optimise import HOLD, coefficients, learning_rate, rules
-from transformer_nfn.zoo.training.paths import choose_runner
+from transformer_nfn.zoo.training.steps import (
+    HOLD,
+    Epoch,
+    Runner,
+    coefficients,
+    learning_rate,
+    rules,
+)
 from transformer_nfn.zoo.training.tasks import Split, Task
 
 # How many (networks, epochs) have been trained since the last report.
@@ -240,7 +245,7 @@ class _Training:
         seeds = self.seeds[:, None]
         crop = randomness.keys(seeds, randomness.CROP, clock)
         # The site of a dropout is part of its time, so that no two share their bits.
-        site = torch.arange(sites(self.task.arch), device=self.device)
+        site = torch.arange(self.task.arch.dropout_sites, device=self.device)
         time = clock[..., None] * len(site) + site
         drop = randomness.keys(seeds[..., None], randomness.DROPOUT, time)
         active = (self.steps[:, None] > step_of).to(self.device)

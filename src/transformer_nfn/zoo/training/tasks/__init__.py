@@ -1,53 +1,11 @@
 """The tasks a zoo can be built on."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-from pathlib import Path
-
-from transformer_nfn.errors import DownloadError
 from transformer_nfn.known_tasks import TASKS
-from transformer_nfn.zoo.errors import DataError
-from transformer_nfn.zoo.kind import PAPER, Kind
-from transformer_nfn.zoo.training.tasks.images import ImageTask, digits, idx_images, image_task
+from transformer_nfn.zoo.store.folder import WordVectors
+from transformer_nfn.zoo.training.tasks.images import ImageTask, image_task
+from transformer_nfn.zoo.training.tasks.load import load_task
 from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task
-from transformer_nfn.zoo.training.tasks.text import TextTask, ag_news
-from transformer_nfn.zoo.word_vectors import WordVectors
-
-
-def load_task(
-    name: str,
-    data: Path | str | None = None,
-    *,
-    held: float | None = None,
-    samples: int | None = None,
-    vectors: Path | WordVectors | None = None,
-    kind: Kind = PAPER,
-) -> Task:
-    """A task with its data in memory.
-
-    Args:
-        name: one of `TASKS`.
-        data: the folder of its files; None fetches them into the user's cache.
-        held: how much of the training data is held out; None for the task's own choice.
-        samples: train on so many samples at most.
-        vectors: for text, a word2vec file or vectors ready made; None trains them.
-        kind: the sizes of the networks that will be trained on it.
-    """
-    folder = Path(data) if data is not None else None
-    try:
-        if name == "ag_news":
-            return ag_news(folder, held, samples, vectors, kind)
-        if name == "digits":
-            images = digits(held, samples)
-        elif name in ("mnist", "fashion_mnist"):
-            images = idx_images(name, folder, held, samples)
-        else:
-            raise DataError(f"unknown task '{name}': expected one of {', '.join(TASKS)}")
-    except DownloadError as error:
-        raise DataError(str(error)) from error
-    return replace(images, arch=images.arch.resized(kind))
-
+from transformer_nfn.zoo.training.tasks.text import TextTask
 
 __all__ = [
     "TASKS",

@@ -1,0 +1,199 @@
+"""Registry of architectures by the name that a weight space carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+
+from torch import Tensor
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import blocks, zoo_network
+from transformer_nfn.functional.architecture import (
+    Architecture,
+    Forward,
+    Inputs,
+    Rescaling,
+    Stage,
+    Vectors,
+)
+from transformer_nfn.spaces import Shift, WeightSpace
+from transformer_nfn.spaces.prefix import under_prefix
+
+Build = Callable[[WeightSpace], Architecture]
+
+BLOCKS: Mapping[str, Callable[..., Tensor]] = {
+    "multi_head": blocks.multi_head,
+    "attention_block": blocks.block,
+    "biased_block": blocks.block,
+    "grouped_query_block": blocks.grouped_query_block,
+    "rope_block": blocks.rope_block,
+    "swiglu_block": blocks.swiglu_block,
+}
+"""Forwards of input and weights that read the axis ``input``."""
+
+
+def _block(space: WeightSpace) -> Architecture:
+    assert space.architecture is not None
+    forward = _bound(BLOCKS[space.architecture], space.options)
+    inputs = Vectors(width=space.axes["input"].size)
+    return Architecture(space, forward, inputs, stages=(Stage(space.architecture),))
+
+
+def _stack(space: WeightSpace) -> Architecture:
+    block, depth = space.options["block"], space.options["depth"]
+    if block not in BLOCKS:
+        raise SpaceError(f"space '{space.name}' is a stack of {block!r}, which has no forward")
+    forward = _bound(BLOCKS[block], space.options["block_options"])
+    stages = tuple(Stage(block, f"{i}.") for i in range(depth))
+
+    whole = partial(_chain, forward=forward, stages=stages)
+    return Architecture(space, whole, Vectors(width=space.axes["stream0"].size), stages=stages)
+
+
+def _chain(
+    weights: Mapping[str, Tensor], X: Tensor, *, forward: Forward, stages: tuple[Stage, ...]
+) -> Tensor:
+    for stage in stages:
+        X = forward(stage_weights(stage, weights), X)
+    return X
+
+
+def _residual_stack(space: WeightSpace) -> Architecture:
+    freedoms: list[Rescaling | Shift] = [
+        Rescaling("gain", "stream", ("g", "b"), ("W_C",)),
+        Shift("b", "W_C", "b_C"),
+    ]
+    for i in range(space.options["blocks"]):
+        freedoms += _gains(i, ("g_1", "b_1"), ("g_2", "b_2"), ("W_A",))
+        freedoms.append(Shift(f"{i}.b_2", f"{i}.W_A", f"{i}.b_A"))
+    return Architecture(
+        space,
+        _bound(blocks.residual_stack, space.options),
+        Vectors(width=space.axes["token"].size),
+        freedoms=tuple(freedoms),
+    )
+
+
+def _decoder_stack(space: WeightSpace) -> Architecture:
+    freedoms = [Rescaling("gain", "stream", ("g",), ("W_C",))]
+    for i in range(space.options["blocks"]):
+        freedoms += _gains(i, ("g_1",), ("g_2",), ("W_G", "W_U"))
+    return Architecture(
+        space,
+        _bound(blocks.decoder_stack, space.options),
+        Vectors(width=space.axes["token"].size),
+        freedoms=tuple(freedoms),
+    )
+
+
+def _gains(
+    i: int, first: tuple[str, ...], second: tuple[str, ...], readers: tuple[str, ...]
+) -> list[Rescaling]:
+    """The gains of a block's two norms, against attention and against the MLP."""
+    attention = ("W_Q", "W_K", "W_V")
+    return [
+        Rescaling(
+            f"{i}.gain_{k}",
+            "stream",
+            tuple(f"{i}.{name}" for name in plain),
+            tuple(f"{i}.{name}" for name in dual),
+        )
+        for k, plain, dual in ((1, first, attention), (2, second, readers))
+    ]
+
+
+ARCHITECTURES: dict[str, Build] = {
+    **{name: _block for name in BLOCKS},
+    "stack": _stack,
+    "residual_stack": _residual_stack,
+    "decoder_stack": _decoder_stack,
+    zoo_network.NAME: zoo_network.network_architecture,
+    zoo_network.BLOCK: zoo_network.block_architecture,
+}
+"""Builders by the name that stands in a space (`WeightSpace.architecture`), and in its JSON. Add
+your own, so that networks read from files find their forward."""
+
+
+def find_architecture(space: WeightSpace) -> Architecture | None:
+    """The architecture that a space names; None if it names none that is known."""
+    if space.architecture is None or space.architecture not in ARCHITECTURES:
+        return None
+    return _built(space, ARCHITECTURES[space.architecture])
+
+
+def architecture_of(space: WeightSpace) -> Architecture:
+    """The architecture that a space names; raises `SpaceError` if it names none that is known."""
+    found = find_architecture(space)
+    if found is None:
+        raise SpaceError(
+            f"space '{space.name}' has no reference forward "
+            f"(architecture {space.architecture!r}; known: {', '.join(ARCHITECTURES)})"
+        )
+    return found
+
+
+def runnable(
+    target: Architecture | WeightSpace,
+    forward: Forward | None = None,
+    inputs: Inputs | None = None,
+) -> Architecture | None:
+    """What can be run: an architecture, the one a space names, or a space with a given forward.
+
+    Args:
+        target: the architecture, or the space.
+        forward: run in place of the reference, of whose freedoms nothing is taken for granted.
+        inputs: what to run it on; those of the architecture by default.
+
+    Returns:
+        None if nothing is known that could be run.
+    """
+    if forward is not None and inputs is not None:
+        return Architecture(_space(target), forward, inputs)
+    found = target if isinstance(target, Architecture) else find_architecture(target)
+    if forward is None and inputs is None:
+        return found
+    if found is None:
+        raise SpaceError(
+            f"space '{_space(target).name}' names no architecture, so a forward and its inputs "
+            "must be given together: forward=…, inputs=Vectors(width=…) or Ids(vocabulary=…)"
+        )
+    if forward is not None:
+        return Architecture(found.space, forward, found.inputs)
+    return replace(found, inputs=inputs or found.inputs)
+
+
+def _space(target: Architecture | WeightSpace) -> WeightSpace:
+    return target.space if isinstance(target, Architecture) else target
+
+
+def stage_weights(stage: Stage, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one stage, under its own names."""
+    return under_prefix(weights, stage.prefix)
+
+
+@lru_cache(maxsize=64)
+def _built(space: WeightSpace, build: Build) -> Architecture:
+    try:
+        return build(space)
+    except KeyError as error:
+        raise SpaceError(
+            f"space '{space.name}' names the architecture '{space.architecture}', which needs an "
+            f"axis or option {error} that it does not have"
+        ) from error
+
+
+def _bound(function: Callable[..., Tensor], options: Mapping[str, object]) -> Forward:
+    # No closure, so that architectures can be pickled.
+    return partial(_call, function=function, options=dict(options))
+
+
+def _call(
+    weights: Mapping[str, Tensor],
+    X: Tensor,
+    *,
+    function: Callable[..., Tensor],
+    options: Mapping[str, object],
+) -> Tensor:
+    return function(X, weights, **options)

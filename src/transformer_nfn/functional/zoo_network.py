@@ -1,0 +1,316 @@
+"""The network of the Small Transformer Zoo: its forward, its weight space and its file layout.
+
+``x = X W + b + positions``; in each block ``x = MultiHead(LN(x))`` and ``x = MLP(LN(x))``; then
+``LN``, the mean over tokens, two linear maps with a ReLU between. LayerNorms have no affine part,
+and there are no residuals, so each width axis between two blocks is permuted on its own: only the
+first one is fixed, by the positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transformer_nfn.functional.architecture import LENGTHS, Architecture, Rescaling, Vectors
+from transformer_nfn.functional.blocks import block
+from transformer_nfn.io.layout import Naming
+from transformer_nfn.spaces import Axis, WeightSpace, attention_block, stack
+from transformer_nfn.spaces.prefix import under_prefix
+
+NAME = "small_transformer"
+BLOCK = "small_transformer_block"
+EPS = 1e-5
+"""Of the LayerNorms, PyTorch's default."""
+Drop = Callable[[Tensor, int], Tensor]
+
+
+def small_transformer(
+    tokens: int,
+    classes: int,
+    patch: int,
+    d_model: int = 32,
+    heads: int = 2,
+    d_ff: int = 64,
+    blocks: int = 2,
+    *,
+    positions: Tensor | None = None,
+) -> Architecture:
+    """The network of the Small Transformer Zoo.
+
+    Args:
+        tokens: positions there are at most (images always fill them).
+        classes: logits.
+        patch: pixels in a patch, or 0 where the input is word vectors of width ``d_model``.
+        d_model: D.
+        heads: of width ``d_model // heads``.
+        d_ff: neurons of each block.
+        blocks: how many.
+        positions: ``[tokens, d_model]``, where they are not the usual sinusoids (a zoo of
+            imported files keeps theirs, `Zoo.positions`).
+    """
+    sizes = dict(
+        tokens=tokens,
+        classes=classes,
+        patch=patch,
+        d_model=d_model,
+        heads=heads,
+        d_ff=d_ff,
+        blocks=blocks,
+    )
+    return network_architecture(_space(sizes), positions)
+
+
+def _space(sizes: Mapping[str, int]) -> WeightSpace:
+    """Tensors ``embedding.W``, ``blocks.0.W_Q``, …, ``classifier.b_2``."""
+    D, n = sizes["d_model"], sizes["blocks"]
+    d_head = D // sizes["heads"]
+    block = attention_block(D, sizes["heads"], d_head, d_head, sizes["d_ff"])
+    inner = stack(block, n, between="permuted")
+    first, last = "stream0", f"stream{n}"
+    axes = {**inner.axes, last: Axis.perm(last, D)}
+    tensors: dict[str, str] = {}
+    if sizes["patch"]:
+        axes = {"patch": Axis.free("patch", sizes["patch"]), **axes}
+        tensors |= {"embedding.W": f"patch {first}", "embedding.b": first}
+    for name, spec in inner.tensors.items():
+        tensors[f"blocks.{name}"] = " ".join(spec.words())
+    axes |= {"hidden": Axis.perm("hidden", D), "class": Axis.free("class", sizes["classes"])}
+    tensors |= {"classifier.W_1": f"{last} hidden", "classifier.b_1": "hidden"}
+    tensors |= {"classifier.W_2": "hidden class", "classifier.b_2": "class"}
+    return WeightSpace.build(NAME, axes.values(), tensors, architecture=NAME, options=sizes)
+
+
+def network_architecture(space: WeightSpace, positions: Tensor | None = None) -> Architecture:
+    """The architecture of a space that `small_transformer` made; its options say all sizes."""
+    sizes: dict[str, int] = dict(space.options)
+    images, T = sizes["patch"] > 0, sizes["tokens"]
+    where = sinusoids(T, sizes["d_model"]) if positions is None else positions
+
+    lengths = (T,) if images else tuple(n for n in LENGTHS if n <= T)
+    width = sizes["patch"] or sizes["d_model"]
+    return Architecture(
+        space,
+        partial(_forward, positions=where),
+        Vectors(width=width, lengths=lengths),
+        _naming(sizes, where),
+        freedoms=_scales(sizes["blocks"]),
+    )
+
+
+def block_in_network(network: WeightSpace, index: int) -> WeightSpace:
+    """The space of one block with all that the network around it leaves free.
+
+    The network may permute the coordinates between two blocks, so those of the block's input and
+    output are in no fixed order, but for the input of the first block.
+
+    Args:
+        network: a space that `small_transformer` made.
+        index: of the block, from 0.
+    """
+    prefix = f"blocks.{index}."
+    tensors = {
+        name.removeprefix(prefix): " ".join(spec.words())
+        for name, spec in network.tensors.items()
+        if name.startswith(prefix)
+    }
+    carried = {axis for words in tensors.values() for axis in words.replace("*", "").split()}
+    axes = [axis for name, axis in network.axes.items() if name in carried]
+    return WeightSpace.build(
+        f"{BLOCK} {index}", axes, tensors, architecture=BLOCK, options={"index": index}
+    )
+
+
+def block_architecture(space: WeightSpace) -> Architecture:
+    """The architecture of a space that `block_in_network` made.
+
+    Its forward does not notice the order of coordinates, nor what else the LayerNorms of the
+    network leave free, orthogonal matrices that fix the all-ones vector: where the coordinates of
+    the input are in no order, every token is one number that stands in all of them; the outputs
+    are the scalar products of the tokens.
+    """
+    index = space.options["index"]
+    stream = space.axes[f"stream{index}"]
+    width = 1 if stream.action.permutes else stream.size
+    lengths = tuple(n for n in LENGTHS if n > 1)  # one token alone has the norm that it has
+    scale = Rescaling("scale", f"{index}.neuron", ("W_A", "b_A"), ("W_B",), positive=True)
+    return Architecture(
+        space, _block_forward, Vectors(width=width, lengths=lengths), freedoms=(scale,)
+    )
+
+
+def _block_forward(weights: Mapping[str, Tensor], X: Tensor) -> Tensor:
+    """Scalar products ``[*lead, T, T]`` of what the block makes of ``X [T, d_model or 1]``."""
+    width = weights["W_Q"].shape[-2]
+    out = block(X.expand(*X.shape[:-1], width), weights)
+    return out @ out.mT / width
+
+
+def sinusoids(tokens: int, d_model: int) -> Tensor:
+    """The fixed positions ``[tokens, d_model]``, rounded to float32 as the networks have them."""
+    where = torch.arange(tokens, dtype=torch.float64)[:, None]
+    pair = torch.arange(0, d_model, 2, dtype=torch.float64)
+    angle = where * torch.exp(pair * (-math.log(10000.0) / d_model))
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).to(torch.float32)
+
+
+def zoo_logits(
+    weights: Mapping[str, Tensor],
+    inputs: Tensor,
+    positions: Tensor,
+    *,
+    heads: int | None = None,
+    lengths: Tensor | None = None,
+    drop: Drop | None = None,
+    observe: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """Logits ``[networks, batch, classes]`` of every network on its own batch.
+
+    The one forward of the zoo's network in PyTorch; the C and Triton code is tested against it.
+
+    Args:
+        weights: ``[networks, *axes]`` by the names of `small_transformer`; the three matrices of
+            an attention may be fused into ``W_QKV [networks, D, 3·D]``, with ``W_O`` as
+            ``[networks, D, D]``.
+        inputs: patches ``[networks, batch, tokens, patch]`` or word vectors (last axis
+            ``d_model``); a leading axis of 1 gives every network the same batch.
+        positions: ``[≥ tokens, d_model]``.
+        heads: needed where matrices are fused.
+        lengths: for text, ``int [networks]``: how far each network's batch is padded. Tokens
+            past it do not exist for that network; None where all are as long as ``inputs``.
+        drop: called with activations and the index of the dropout site: after the embedding, and
+            after the attention and the MLP of each block.
+        observe: called with the output ``[networks, batch, tokens, D]`` of each block.
+
+    >>> network = small_transformer(tokens=4, classes=3, patch=2, d_model=8)
+    >>> weights = {name: w[:, 0] for name, w in network.space.randn(5).items()}
+    >>> zoo_logits(weights, torch.randn(1, 6, 4, 2), sinusoids(4, 8)).shape
+    torch.Size([5, 6, 3])
+    """
+    M, D = weights["classifier.W_1"].shape[:2]
+    B, T = inputs.shape[1:3]
+    x = inputs.expand(M, -1, -1, -1).flatten(1, 2)
+    if "embedding.W" in weights:
+        x = torch.baddbmm(weights["embedding.b"][:, None], x, weights["embedding.W"])
+    x = x.unflatten(1, (B, T)) + positions[:T]
+    mask, token_weights = _token_masks(lengths, B, T, x)
+    x = drop(x, 0) if drop else x
+    i = 0
+    while f"blocks.{i}.W_O" in weights:
+        w = under_prefix(weights, f"blocks.{i}.")
+        x = F.layer_norm(x, (D,), eps=EPS)
+        qkv = torch.bmm(x.flatten(1, 2), _fused(w))
+        H = w["W_Q"].shape[1] if heads is None else heads
+        q, k, v = qkv.view(M * B, T, 3, H, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+        W_O = w["W_O"].reshape(M, -1, D)
+        x = torch.bmm(mixed.reshape(M, B * T, -1), W_O).unflatten(1, (B, T))
+        x = drop(x, 1 + 2 * i) if drop else x
+        x = F.layer_norm(x, (D,), eps=EPS).flatten(1, 2)
+        x = torch.baddbmm(w["b_A"][:, None], x, w["W_A"]).relu()
+        x = torch.baddbmm(w["b_B"][:, None], x, w["W_B"]).unflatten(1, (B, T))
+        if observe:
+            observe(x)
+        x = drop(x, 2 + 2 * i) if drop else x
+        i += 1
+    x = F.layer_norm(x, (D,), eps=EPS)
+    x = x.mean(2) if token_weights is None else (x * token_weights).sum(2)
+    x = torch.baddbmm(weights["classifier.b_1"][:, None], x, weights["classifier.W_1"]).relu()
+    return torch.baddbmm(weights["classifier.b_2"][:, None], x, weights["classifier.W_2"])
+
+
+def _fused(w: Mapping[str, Tensor]) -> Tensor:
+    """Queries, keys and values of all heads in one matrix ``[networks, D, 3 · heads · d]``."""
+    if "W_QKV" in w:
+        return w["W_QKV"]
+    return torch.cat([w[f"W_{part}"].transpose(1, 2).flatten(2) for part in "QKV"], -1)
+
+
+def _token_masks(
+    lengths: Tensor | None, B: int, T: int, like: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """The attention mask, and the weight of each token in the mean; None without padding."""
+    if lengths is None:
+        return None, None
+    lengths = lengths.expand(like.shape[0])
+    real = torch.arange(T, device=like.device) < lengths[:, None]
+    # A padded query attends like any other; its output is weighted by zero in the mean.
+    mask = real.repeat_interleave(B, 0)[:, None, None, :].expand(-1, 1, T, -1)
+    return mask, (real / lengths[:, None]).to(like.dtype)[:, None, :, None]
+
+
+def _forward(weights: Mapping[str, Tensor], X: Tensor, *, positions: Tensor) -> Tensor:
+    """Logits ``[*lead, classes]`` of weights ``[*lead, *axes]`` and ``X [..., T, patch]``.
+
+    Axes of ``X`` before the tokens broadcast against ``lead``.
+    """
+    lead = weights["classifier.b_2"].shape[:-1]
+    shape = torch.broadcast_shapes(lead, X.shape[:-2])
+    sizes = (1,) * (len(shape) - len(lead)) + tuple(lead)
+    # Axes with one network for each index first, then those along which only inputs vary.
+    order = sorted(range(len(shape)), key=lambda axis: sizes[axis] == 1)
+    networks = math.prod(lead)
+    X = X.expand(*shape, *X.shape[-2:]).permute(*order, -2, -1)
+    inputs = X.reshape(networks, -1, *X.shape[-2:])
+    flat = {name: w.reshape(networks, *w.shape[len(lead) :]) for name, w in weights.items()}
+    logits = zoo_logits(flat, inputs, positions.to(inputs))
+    logits = logits.view(*(shape[axis] for axis in order), logits.shape[-1])
+    return logits.permute(*(order.index(axis) for axis in range(len(shape))), -1)
+
+
+def _scales(blocks: int) -> tuple[Rescaling, ...]:
+    """What a ReLU does not notice: a positive scale of each neuron, undone behind it."""
+    at = [(f"{i}.", f"blocks.{i}.") for i in range(blocks)]
+    out = [
+        Rescaling(
+            f"{axis}scale",
+            f"{axis}neuron",
+            (f"{name}W_A", f"{name}b_A"),
+            (f"{name}W_B",),
+            positive=True,
+        )
+        for axis, name in at
+    ]
+    pair = (("classifier.W_1", "classifier.b_1"), ("classifier.W_2",))
+    return (*out, Rescaling("scale", "hidden", *pair, positive=True))
+
+
+def _naming(sizes: Mapping[str, int], positions: Tensor) -> Naming:
+    """The key names of the authors' files; `nn.Linear` stores ``[out, in]``."""
+    n, D = sizes["blocks"], sizes["d_model"]
+    lines: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    constants: dict[str, Tensor] = {}
+    if sizes["patch"]:
+        side = round(sizes["patch"] ** 0.5)
+        constants["embedding.pos_embedding"] = positions
+        lines["embedding.conv1.weight"] = "embedding.W: stream0 patch"
+        lines["embedding.conv1.bias"] = "embedding.b: stream0"
+        shapes["embedding.conv1.weight"] = (D, 1, side, side)
+    for i in range(n):
+        at, here = f"encoder.{i}", f"blocks.{i}"
+        for letter, name, axis in (
+            ("Q", "queries", "qk"),
+            ("K", "keys", "qk"),
+            ("V", "values", "vo"),
+        ):
+            line = f"{here}.W_{letter}: ({i}.head {i}.{axis}) stream{i}"
+            lines[f"{at}.attention.{name}.weight"] = line
+        lines |= {
+            f"{at}.attention.out_projection.weight": f"{here}.W_O: {i}.feature ({i}.head {i}.vo)",
+            f"{at}.fc1.weight": f"{here}.W_A: {i}.neuron {i}.feature",
+            f"{at}.fc1.bias": f"{here}.b_A: {i}.neuron",
+            f"{at}.fc2.weight": f"{here}.W_B: stream{i + 1} {i}.neuron",
+            f"{at}.fc2.bias": f"{here}.b_B: stream{i + 1}",
+        }
+    lines |= {
+        "classifier.fc1.weight": f"classifier.W_1: hidden stream{n}",
+        "classifier.fc1.bias": "classifier.b_1: hidden",
+        "classifier.fc2.weight": "classifier.W_2: class hidden",
+        "classifier.fc2.bias": "classifier.b_2: class",
+    }
+    return Naming(lines, shapes, constants)

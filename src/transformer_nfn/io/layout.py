@@ -1,0 +1,371 @@
+"""How does a tensor of a space lie in a file? Axes merged, transposed, side by side with others.
+
+A layout names, for each axis of the tensor in the file, the axes of the space that it is made of:
+``"(head qk) stream"`` is a matrix ``[heads · d_k, D]``. Axes of size 1 may be left out. Where one
+tensor of the file holds several of the space, a plus says along what they stand side by side:
+``"stream +(head qk)"`` one after the other, ``"(head + qk) stream"`` in turn for every head.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.spaces import Weights, WeightSpace
+
+PLUS = "+"
+COUNTED = re.compile(r"\{([^{}]+)\}")
+
+
+class Sized(Protocol):
+    """An axis, of which a layout needs no more than the size."""
+
+    @property
+    def size(self) -> int:
+        """How many indices it has."""
+
+
+class Axes(Protocol):
+    """Axes by name: a `WeightSpace`, or the sizes of a checkpoint."""
+
+    @property
+    def axes(self) -> Mapping[str, Sized]:
+        """Every axis."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The axes of one tensor of a file, each as axes of the space; see the module.
+
+    Attributes:
+        text: as it was written.
+        dims: for each axis in the file the axes of the space, outermost first.
+        joined: the axis in the file along which whole parts follow each other, if there is one.
+    """
+
+    text: str
+    dims: tuple[tuple[str, ...], ...]
+    joined: int | None = None
+
+    @staticmethod
+    def parse(text: str) -> Layout:
+        """Reads ``"(head qk) stream"``."""
+        words = re.findall(r"\+?\([^()]*\)|[^\s()]+", text)
+        if re.sub(r"\s", "", text) != re.sub(r"\s", "", "".join(words)):
+            raise SpaceError(f"layout '{text}' has a parenthesis that does not close or open")
+        first = [i for i, word in enumerate(words) if word.startswith(PLUS) and word != PLUS]
+        bare = [word[1:] if i in first else word for i, word in enumerate(words)]
+        dims = [tuple(word.strip("()").split()) for word in bare]
+        atoms = [axis for dim in dims for axis in dim]
+        if len(first) + atoms.count(PLUS) > 1:
+            raise SpaceError(f"layout '{text}' has more than one plus")
+        return Layout(text, tuple(dims), first[0] if first else None)
+
+    @property
+    def atoms(self) -> tuple[str, ...]:
+        """All axes in the order of the file."""
+        return tuple(axis for dim in self.dims for axis in dim)
+
+    def misfit(self, space: Axes, axes: Sequence[str]) -> str | None:
+        """Why a tensor with these axes cannot lie so; None if it can."""
+        own = [axis for axis in self.atoms if axis != PLUS]
+        for axis in own:
+            if axis not in axes or own.count(axis) > 1:
+                return f"names '{axis}' {own.count(axis)} times, the tensor {axes.count(axis)}"
+        for axis in axes:
+            if axis not in own and space.axes[axis].size > 1:
+                return f"leaves out '{axis}', which has size {space.axes[axis].size}"
+        return None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of the space in a tensor of the file.
+
+    Attributes:
+        tensor: its name in the space.
+        layout: how it lies.
+        axes: of the tensor in the space, without one that counts files.
+    """
+
+    tensor: str
+    layout: Layout
+    axes: tuple[str, ...]
+
+
+def file_shape(space: Axes, parts: Sequence[Slot]) -> tuple[int, ...]:
+    """The shape of the tensor of the file that holds ``parts``."""
+    shapes = [
+        tuple(prod(_size(space, a, len(parts)) for a in dim) for dim in part.layout.dims)
+        for part in parts
+    ]
+    first, along = shapes[0], parts[0].layout.joined
+    if len(parts) > 1 and along is None and PLUS not in parts[0].layout.atoms:
+        raise SpaceError(
+            f"'{parts[0].tensor}' ({parts[0].layout.text}) shares a tensor with others, so a plus "
+            "must say along which axis"
+        )
+    for part, shape in zip(parts, shapes, strict=True):
+        apart = [i for i, (n, m) in enumerate(zip(first, shape, strict=False)) if n != m]
+        turns = along is None and _turns(space, part) != _turns(space, parts[0])
+        if len(shape) != len(first) or part.layout.joined != along or set(apart) - {along} or turns:
+            raise SpaceError(
+                f"'{parts[0].tensor}' ({parts[0].layout.text}) and '{part.tensor}' "
+                f"({part.layout.text}) cannot stand side by side in one tensor"
+            )
+    if along is None:
+        return first
+    return (*first[:along], sum(shape[along] for shape in shapes), *first[along + 1 :])
+
+
+def _turns(space: Axes, part: Slot) -> list[int]:
+    """Sizes of all axes in the order of the file, 0 where parts take turns."""
+    return [0 if a == PLUS else space.axes[a].size for a in part.layout.atoms]
+
+
+def _size(space: Axes, axis: str, parts: int) -> int:
+    return parts if axis == PLUS else space.axes[axis].size
+
+
+def take(space: Axes, x: Tensor, parts: Sequence[Slot]) -> dict[str, Tensor]:
+    """The tensors of the space out of one tensor of a file, ``[*file_shape]``."""
+    along = parts[0].layout.joined
+    pieces: Sequence[Tensor] = [x] * len(parts)
+    if along is not None:
+        sizes = [prod(space.axes[a].size for a in part.layout.dims[along]) for part in parts]
+        pieces = x.split(sizes, along)
+    out = {}
+    for i, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
+        atoms = list(part.layout.atoms)
+        value = piece.reshape([_size(space, a, len(parts)) for a in atoms])
+        if PLUS in atoms:
+            value = value.select(atoms.index(PLUS), i)
+            atoms.remove(PLUS)
+        order = [atoms.index(a) for a in part.axes if a in atoms]
+        value = value.permute(order).reshape([space.axes[a].size for a in part.axes])
+        out[part.tensor] = value.contiguous()
+    return out
+
+
+def put(space: Axes, weights: dict[str, Tensor], parts: Sequence[Slot]) -> Tensor:
+    """The inverse of `take`, bit for bit."""
+    pieces = []
+    for part in parts:
+        own = [a for a in part.layout.atoms if a != PLUS]
+        value = weights[part.tensor].reshape([space.axes[a].size for a in part.axes if a in own])
+        value = value.permute([[a for a in part.axes if a in own].index(a) for a in own])
+        if PLUS in part.layout.atoms:
+            value = value.unsqueeze(part.layout.atoms.index(PLUS))
+        pieces.append(value)
+    along = parts[0].layout.joined
+    if along is None:
+        at = parts[0].layout.atoms.index(PLUS) if PLUS in parts[0].layout.atoms else 0
+        whole = torch.cat(pieces, at) if len(parts) > 1 else pieces[0]
+        return whole.reshape(file_shape(space, parts)).contiguous()
+    flat = [
+        piece.reshape([prod(space.axes[a].size for a in dim) for dim in part.layout.dims])
+        for part, piece in zip(parts, pieces, strict=True)
+    ]
+    return torch.cat(flat, along).contiguous()
+
+
+@dataclass(frozen=True)
+class Naming:
+    """The map between the tensors of a file and those of a space, both ways.
+
+    One line for each tensor of the file says which tensor of the space it holds, and how (see
+    `transformer_nfn.io.layout`):
+
+    - ``"q_proj.weight": "W_Q: (head qk) stream"``: merged and transposed axes;
+    - ``"c_attn.weight": "W_Q: stream +(head qk), W_K: stream +(head qk), W_V: stream +(head vo)"``:
+      several tensors fused into one;
+    - ``"wte.weight": "W_E: token stream = W_C: token stream"``: two tensors tied;
+    - ``"experts.{expert}.w1": "W_A: neuron stream"``: one tensor split over files' tensors, one
+      for each index of the axis ``expert``.
+
+    Two tensors of the file may hold the same tensor of the space: one of them may be missing,
+    and where both are there they must agree.
+
+    Attributes:
+        lines: as above.
+        shapes: of tensors of the file whose shape is not what the layout says, but as many
+            numbers in the same order (the kernel of a convolution).
+        constants: what a file holds besides weights; written, never read.
+        prefixes: what may stand before every name in a file; the first one is written.
+    """
+
+    lines: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    prefixes: tuple[str, ...] = ("",)
+
+    @staticmethod
+    def identity(space: WeightSpace) -> Naming:
+        """Every tensor under its own name, as it is."""
+        return Naming({name: f"{name}: {' '.join(s.axes)}" for name, s in space.tensors.items()})
+
+    def check(self, space: WeightSpace) -> None:
+        """Raises `SpaceError` unless every tensor of the space can be read and written."""
+        held: set[str] = set()
+        for file in self.lines:
+            names = list(_counted(space, file))
+            for parts in self._readings(space, file):
+                file_shape(space, parts)
+                counted = [p for p in parts if p.axes != space.tensors[p.tensor].axes]
+                if len(counted) != (len(parts) if names != [file] else 0):
+                    raise SpaceError(f"'{file}' counts an axis that not all its tensors carry")
+                held |= {part.tensor for part in parts}
+        missing = [name for name in space.tensors if name not in held]
+        if missing:
+            raise SpaceError(f"no line of the naming holds '{missing[0]}' of '{space.name}'")
+
+    def read(
+        self,
+        space: WeightSpace,
+        tensors: Mapping[str, Tensor],
+        only: Iterable[str] | None = None,
+    ) -> Weights:
+        """The tensors ``[*axes]`` of one network out of those of a file.
+
+        Args:
+            space: of the network.
+            tensors: by name in the file; may be lazy, each is asked for when it is needed. Names
+                that no line knows are left alone.
+            only: names in the space, to read no more than those.
+        """
+        wanted = set(space.tensors if only is None else only)
+        prefix = self._prefix(tensors)
+        out: Weights = {}
+        for file in self.lines:
+            readings = self._readings(space, file)
+            holds = {part.tensor for parts in readings for part in parts}
+            if not holds & wanted:
+                continue
+            names = [prefix + name for name in _counted(space, file)]
+            absent = [name for name in names if name not in tensors]
+            if absent and self._elsewhere(space, file, holds, prefix, tensors):
+                continue
+            if absent:
+                raise SpaceError(f"state dict lacks '{absent[0]}', which holds {_words(holds)}")
+            for parts in readings:
+                each = [self._take(space, name, file, tensors[name], parts) for name in names]
+                for part in parts:
+                    whole = _stacked(space, file, part, [one[part.tensor] for one in each])
+                    if part.tensor in out and not torch.equal(out[part.tensor], whole):
+                        raise SpaceError(
+                            f"'{names[0]}' disagrees with another tensor of the file about "
+                            f"'{part.tensor}', to which both are tied"
+                        )
+                    out[part.tensor] = whole
+        return {name: out[name] for name in space.tensors if name in wanted}
+
+    def write(self, space: WeightSpace, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a file from those of one network, ``[*axes]``; undoes `read`."""
+        out = dict(self.constants)
+        for file in self.lines:
+            names = list(_counted(space, file))
+            for parts in self._readings(space, file):
+                for i, name in enumerate(names):
+                    slices = {p.tensor: _slice(space, file, p, weights, i) for p in parts}
+                    value = put(space, slices, parts)
+                    value = value.reshape(self.shapes.get(file, value.shape))
+                    if name in out and not torch.equal(out[name], value):
+                        tied = _words(p.tensor for r in self._readings(space, file) for p in r)
+                        raise SpaceError(f"'{name}' ties {tied}, which are not equal")
+                    out[name] = value
+        return {self.prefixes[0] + name: value for name, value in out.items()}
+
+    def _prefix(self, tensors: Mapping[str, Tensor]) -> str:
+        names = [name for name in self.lines if not COUNTED.search(name)]
+        hits = {p: sum(p + name in tensors for name in names) for p in self.prefixes}
+        return max(self.prefixes, key=lambda p: hits[p])
+
+    def _readings(self, space: WeightSpace, file: str) -> list[list[Slot]]:
+        return [
+            [_part(space, file, words) for words in reading.split(",")]
+            for reading in self.lines[file].split("=")
+        ]
+
+    def _elsewhere(
+        self,
+        space: WeightSpace,
+        file: str,
+        holds: set[str],
+        prefix: str,
+        tensors: Mapping[str, Tensor],
+    ) -> bool:
+        """Whether other tensors that the file has hold all that an absent one would."""
+        for other in self.lines:
+            names = (prefix + name for name in _counted(space, other))
+            if other != file and all(name in tensors for name in names):
+                holds = holds - {p.tensor for r in self._readings(space, other) for p in r}
+        return not holds
+
+    def _take(
+        self, space: WeightSpace, name: str, file: str, value: Tensor, parts: list[Slot]
+    ) -> dict[str, Tensor]:
+        plain = file_shape(space, parts)
+        expected = self.shapes.get(file, plain)
+        if tuple(value.shape) != expected:
+            where = f"which holds {_words(p.tensor for p in parts)}"
+            if len(expected) == value.ndim == len(plain):
+                i = next(i for i, n in enumerate(expected) if value.shape[i] != n)
+                where = f"axis {i} ({' '.join(parts[0].layout.dims[i])}), {where}"
+            raise SpaceError(
+                f"'{name}': expected shape {list(expected)}, found {list(value.shape)}: {where}"
+            )
+        return take(space, value.reshape(plain), parts)
+
+
+def _part(space: WeightSpace, file: str, words: str) -> Slot:
+    name, colon, text = words.partition(":")
+    name = name.strip()
+    if not colon or name not in space.tensors:
+        raise SpaceError(
+            f"the naming's line '{file}' must say 'TENSOR: LAYOUT' with a tensor of "
+            f"'{space.name}', found '{words.strip()}'"
+        )
+    counted = COUNTED.findall(file)
+    axes = tuple(a for a in space.tensors[name].axes if a not in counted)
+    layout = Layout.parse(text.strip())
+    misfit = layout.misfit(space, axes)
+    if misfit is not None:
+        raise SpaceError(f"the layout of '{name}' in '{file}' {misfit}")
+    return Slot(name, layout, axes)
+
+
+def _counted(space: WeightSpace, file: str) -> Iterator[str]:
+    """The names in the file: one, or one for each index of the axis in braces."""
+    axes = COUNTED.findall(file)
+    if len(axes) > 1 or any(axis not in space.axes for axis in axes):
+        raise SpaceError(f"'{file}' must count the indices of one axis of '{space.name}' at most")
+    if not axes:
+        yield file
+    for i in range(space.axes[axes[0]].size if axes else 0):
+        yield COUNTED.sub(str(i), file)
+
+
+def _stacked(space: WeightSpace, file: str, part: Slot, values: list[Tensor]) -> Tensor:
+    axes = COUNTED.findall(file)
+    if not axes:
+        return values[0]
+    return torch.stack(values, space.tensors[part.tensor].position(axes[0]))
+
+
+def _slice(
+    space: WeightSpace, file: str, part: Slot, weights: Mapping[str, Tensor], i: int
+) -> Tensor:
+    axes = COUNTED.findall(file)
+    whole = weights[part.tensor]
+    return whole.select(space.tensors[part.tensor].position(axes[0]), i) if axes else whole
+
+
+def _words(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in dict.fromkeys(names))

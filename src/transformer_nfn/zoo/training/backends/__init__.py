@@ -1,1 +1,0 @@
-"""What computes a training step: compiled C on a CPU, Triton kernels on a GPU."""

@@ -1,1 +1,0 @@
-"""The small transformer in Triton: many networks at once, activations on the chip."""

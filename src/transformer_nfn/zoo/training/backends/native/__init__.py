@@ -1,1 +1,0 @@
-"""The training step in C, for the CPU."""

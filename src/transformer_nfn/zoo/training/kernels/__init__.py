@@ -1,0 +1,1 @@
+"""Fused Triton kernels of the training step."""

@@ -1,0 +1,361 @@
+"""The kernels of one pass in order, and epochs captured as CUDA graphs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.zoo.training.kernels.arguments import (
+    ATTENTION,
+    CHUNK,
+    EMBED,
+    FORWARD,
+    PROJECTIONS,
+    ROW,
+    ROW_TILE,
+    SPLIT_FORWARD,
+    SPREAD,
+    UPDATE_TILE,
+    WIDE_ATTENTION,
+    WIDE_FORWARD,
+    Activations,
+    Clock,
+    Constants,
+    Dropout,
+    Gradients,
+    Outcome,
+    Progress,
+    Samples,
+    Sizes,
+    layout,
+    padded,
+    tiles,
+)
+from transformer_nfn.zoo.training.kernels.backward import (
+    attention_backward,
+    projections_backward,
+    rows_backward,
+)
+from transformer_nfn.zoo.training.kernels.forward import block_forward, embed
+from transformer_nfn.zoo.training.kernels.head import classify, spread, update
+from transformer_nfn.zoo.training.kernels.shared import STATS, dropout_bits
+from transformer_nfn.zoo.training.steps import Epoch
+from transformer_nfn.zoo.training.tasks import ImageTask, Split, Task, TextTask
+
+
+class Pass:
+    """The kernels over ``networks`` networks and batches of ``batch`` samples.
+
+    Args:
+        task: with its data on the device.
+        dtype: of activations and of what products multiply: bfloat16 or float32.
+        products: how float32 products are done: ``tf32``, ``tf32x3`` (three of them, as exact
+            as float32) or ``ieee``.
+        longest: tokens a sample has at most.
+        train: whether gradients are kept room for.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        networks: int,
+        batch: int,
+        *,
+        dtype: torch.dtype,
+        products: str,
+        longest: int,
+        train: bool,
+    ) -> None:
+        arch, D = task.arch, task.arch.d_model
+        self.task, self.arch = task, arch
+        self.networks, self.batch, self.rows = networks, batch, batch * longest
+        self.chunks = -(-batch // CHUNK)
+        self.tiles = tiles(longest, isinstance(task, ImageTask))
+        self.device = next(iter(task.labels.values())).device  # type: ignore[attr-defined]
+        self.positions = arch.positions(self.device)
+        self.constants = Constants(
+            layout(arch), D=D, FF=arch.d_ff, C=arch.classes, CC=padded(arch.classes),
+            P=arch.patch, PP=padded(arch.patch), sites=arch.dropout_sites, S=CHUNK, R=ROW_TILE,
+            padding=task.padding if isinstance(task, ImageTask) else 0,
+            train=train, products=products,
+        )  # fmt: skip
+        wide = dtype == torch.float32
+        self.attention_options = WIDE_ATTENTION if wide else ATTENTION
+        self.forward_options = WIDE_FORWARD if wide else FORWARD
+        if products == "tf32x3":
+            self.forward_options = SPLIT_FORWARD
+
+        def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(*size, dtype=dtype, device=self.device)
+
+        def rows(width: int, *, kept: bool = True) -> Tensor:
+            size = (networks, self.rows, width) if kept else (1,)
+            return empty(*size, dtype=dtype)
+
+        def block(*, last: bool) -> Activations:
+            """Room for a block, or for what is left after the ``last`` one."""
+            inside = train and not last
+            stats = empty(networks, self.rows, STATS.value) if inside else empty(1)
+            return Activations(
+                z=rows(D, kept=train), qkv=rows(3 * D, kept=not last), a=rows(D, kept=inside),
+                y=rows(D, kept=inside), stats=stats,
+            )  # fmt: skip
+
+        self.activations = [block(last=i == arch.blocks) for i in range(arch.blocks + 1)]
+        self.patches = rows(padded(arch.patch), kept=train and arch.patch > 0)
+        self.outcome = Outcome(
+            empty(networks, batch, D),
+            empty(self.chunks, networks).zero_(),
+            empty(self.chunks, networks).zero_(),
+        )
+        self.gradients = Gradients(
+            pooled=empty(networks, batch, D) if train else empty(1),
+            x=rows(D, kept=train), a=rows(D, kept=train), qkv=rows(3 * D, kept=train),
+            weights=empty(self.chunks, networks, arch.num_weights) if train else empty(1),
+        )  # fmt: skip
+        words = (networks, arch.dropout_sites, self.rows) if train else (1,)
+        self.bits, self.next_bits = (empty(*words, dtype=torch.int32) for _ in range(2))
+
+    def _samples(self, split: Split) -> Samples:
+        """What the samples of a split are made from."""
+        task = self.task
+        if isinstance(task, ImageTask):
+            stored, table, white = task.images[split], task.pattern, float(task.white)
+        else:
+            assert isinstance(task, TextTask)
+            stored, table, white = task.tokens[split], task.vectors, 1.0
+        return Samples(
+            stored, table, self.positions, task.labels[split], wide=stored.shape[-1], white=white
+        )
+
+    def _sizes(self, clock: Clock) -> Sizes:
+        shared = clock.order.shape[0] == 1
+        return Sizes(
+            self.batch, self.rows, self.networks, steps=clock.lengths.shape[1],
+            samples=0 if shared else clock.order.shape[1], tokens=self.arch.tokens,
+        )  # fmt: skip
+
+    def forward(
+        self, weights: Tensor, clock: Clock, split: Split, scale: Tensor, limit: int = 2**30
+    ) -> None:
+        """Embeds, runs the blocks, and leaves each chunk's loss and hits."""
+        grid = (self.networks, self.chunks)
+        const, sizes, samples = self.constants, self._sizes(clock), self._samples(split)
+        dropout = Dropout(self.bits, scale)
+        embed[grid](
+            self.activations[0], self.patches, weights, dropout, clock, samples, sizes, const,
+            **EMBED,
+        )  # fmt: skip
+        for i, (acts, next_acts) in enumerate(pairwise(self.activations)):
+            for tile in self.tiles:
+                block_forward[grid](
+                    acts, next_acts, self.outcome.pooled, weights, dropout, clock, sizes, const,
+                    BLOCK=i, TILE=tile, **self.forward_options[tile.tokens],
+                )  # fmt: skip
+        classify[grid](
+            self.outcome, self.gradients, weights, clock, samples, sizes, limit, const,
+            num_warps=2,
+        )  # fmt: skip
+
+    def draw(self, clock: Clock, threshold: Tensor, *, ahead: bool = False) -> None:
+        """Draws dropout's masks of the step, or those of the next into `next_bits`."""
+        bits, tile = self.next_bits if ahead else self.bits, 256
+        grid = (self.networks, self.arch.dropout_sites, -(-self.rows // tile))
+        dropout_bits[grid](
+            bits, threshold, clock, self._sizes(clock), self.constants, AHEAD=int(ahead), N=tile,
+            num_warps=4,
+        )  # fmt: skip
+
+    def backward(self, weights: Tensor, clock: Clock, scale: Tensor) -> None:
+        """From the gradient of the mean token that `forward` left to that of the weights."""
+        grid = (self.networks, self.chunks)
+        const, sizes, grads = self.constants, self._sizes(clock), self.gradients
+        dropout = Dropout(self.bits, scale)
+        spread[grid](*self.activations[-2:], grads, dropout, clock, sizes, const, **SPREAD)
+        for i in reversed(range(self.arch.blocks)):
+            acts = self.activations[i]
+            rows_backward[grid](acts, grads, weights, dropout, clock, sizes, const, BLOCK=i, **ROW)
+            for tile in self.tiles:
+                attention_backward[(2 * self.networks, self.chunks)](
+                    acts, grads, clock, sizes, const, TILE=tile,
+                    **self.attention_options[tile.tokens],
+                )  # fmt: skip
+            projections_backward[grid](
+                acts, grads, self.patches, weights, dropout, clock, sizes, const, BLOCK=i,
+                **PROJECTIONS,
+            )  # fmt: skip
+
+    def update(self, weights: Tensor, progress: Progress, clock: Clock) -> None:
+        """Moves weights and moments by the gradient; adds the step's loss and hits."""
+        count = self.arch.num_weights
+        update[(self.networks, -(-count // UPDATE_TILE))](
+            weights, progress, self.gradients, self.outcome, clock, self._sizes(clock),
+            self.constants, CHUNKS=self.chunks, N=UPDATE_TILE,
+        )  # fmt: skip
+
+
+# A step no epoch has.
+OVER = 2**30
+
+
+class FusedRunner:
+    """An `epochs.Runner`; see `steps.TorchStepper` for the arguments.
+
+    Args:
+        precision: ``bf16`` or ``tf32`` for products in training (``float32`` for tests).
+            What chooses the best epoch is evaluated in tf32, the test split as exactly as
+            float32, so that recorded numbers are those of the stored weights.
+    """
+
+    def __init__(
+        self, task: Task, weights: Tensor, threshold: Tensor, precision: str, batch: int
+    ) -> None:
+        self.task, self.batch = task, batch
+        self.weights = weights.contiguous()
+        self.progress = Progress(
+            torch.zeros_like(self.weights),
+            torch.zeros_like(self.weights),
+            torch.zeros(len(weights), device=weights.device),
+            torch.zeros(len(weights), device=weights.device),
+        )
+        self.threshold = threshold.contiguous()
+        self.scale = 65536 / (65536 - threshold.to(torch.float32))
+        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.products = "ieee" if precision == "float32" else "tf32"
+        self.clock: Clock | None = None
+        self.buffers: Pass | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.side = torch.cuda.Stream() if weights.is_cuda else None
+
+    def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
+        """Trains one epoch; of each network the sum of its steps' mean losses, and its hits."""
+        self._set(self._clock(epoch))
+        assert self.clock is not None
+        self.progress.loss.zero_()
+        self.progress.hits.zero_()
+        steps = int(epoch.steps.max())
+        if self.weights.is_cuda:
+            self._capture()
+        self.clock.step.zero_()
+        self._pass().draw(self.clock, self.threshold)
+        # The graph holds two steps; one beyond the end changes nothing.
+        for _ in range(-(-steps // 2)):
+            if self.graph is not None:
+                self.graph.replay()
+            else:
+                self._two_steps()
+        return self.progress.loss.clone(), self.progress.hits.clone()
+
+    def _clock(self, epoch: Epoch) -> Clock:
+        device, steps = self.weights.device, int(epoch.steps.max())
+        order = epoch.order[:, : steps * self.batch].to(torch.int32).contiguous()
+        return Clock(
+            torch.zeros(1, dtype=torch.int32, device=device),
+            epoch.steps.to(device=device, dtype=torch.int32),
+            order,
+            self._lengths(order, "train"),
+            epoch.crop.contiguous(),
+            epoch.drop.contiguous(),
+            epoch.coef.contiguous(),
+        )
+
+    def _lengths(self, order: Tensor, split: Split) -> Tensor:
+        """Tokens a sample in each batch: text is padded to the longest of its batch."""
+        runs, steps = len(order), order.shape[1] // self.batch
+        if not isinstance(self.task, TextTask):
+            full = torch.full((runs, steps), self.task.arch.tokens, dtype=torch.int32)
+            return full.to(order.device)
+        counts = self.task.counts[split][order.long()].view(runs, steps, self.batch)
+        return counts.amax(2).clamp(min=1).to(torch.int32)
+
+    def _set(self, clock: Clock) -> None:
+        """Puts an epoch's numbers where the captured kernels read them."""
+        if self.clock is None or self.clock.order.shape != clock.order.shape:
+            self.clock, self.graph = clock, None
+            return
+        for captured, new in zip(self.clock, clock, strict=True):
+            captured.copy_(new)
+
+    def _longest(self, split: Split) -> int:
+        if isinstance(self.task, TextTask):
+            return max(1, int(self.task.counts[split].max()))
+        return self.task.arch.tokens
+
+    def _capture(self) -> None:
+        if self.graph is not None:
+            return
+        assert self.clock is not None
+        # With the clock past the end every kernel is compiled and changes nothing.
+        self.clock.step.fill_(OVER)
+        self._two_steps()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=torch.cuda.Stream(priority=-1)):
+            self._two_steps()
+
+    def _pass(self) -> Pass:
+        if self.buffers is None:
+            self.buffers = Pass(
+                self.task, len(self.weights), self.batch, dtype=self.dtype,
+                products=self.products, longest=self._longest("train"), train=True,
+            )  # fmt: skip
+        return self.buffers
+
+    def _two_steps(self) -> None:
+        """Two steps of every network, after which `Pass.bits` lies where it lay."""
+        assert self.clock is not None
+        one, clock = self._pass(), self.clock
+        for _ in range(2):
+            with self._beside():
+                one.draw(clock, self.threshold, ahead=True)
+            one.forward(self.weights, clock, "train", self.scale)
+            one.backward(self.weights, clock, self.scale)
+            one.update(self.weights, self.progress, clock)
+            if self.side is not None:
+                torch.cuda.current_stream().wait_stream(self.side)
+            one.bits, one.next_bits = one.next_bits, one.bits
+            clock.step.add_(1)
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        """Where the next step's masks are drawn: on a GPU in what this step leaves idle."""
+        if self.side is None:
+            return nullcontext()
+        self.side.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.side)
+
+    def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """Summed loss and hits of each network on a split."""
+        products = self.products
+        if split == "test" and products == "tf32":
+            products = "tf32x3"
+        n, device = self.task.sizes[split], weights.device
+        steps = -(-n // self.batch)
+        index = torch.arange(steps * self.batch, device=device).clamp(max=max(n - 1, 0))
+        order = index.to(torch.int32)[None]
+        weights = weights.contiguous()
+        loss = torch.zeros(len(weights), device=device)
+        hits = torch.zeros_like(loss)
+        one = Pass(
+            self.task, len(weights), self.batch, dtype=torch.float32, train=False,
+            products=products, longest=self._longest(split),
+        )  # fmt: skip
+        nothing = torch.zeros(1, dtype=torch.int32, device=device)
+        clock = Clock(
+            torch.zeros(1, dtype=torch.int32, device=device),
+            torch.full((len(weights),), steps, dtype=torch.int32, device=device),
+            order,
+            self._lengths(order, split).expand(len(weights), -1).contiguous(),
+            nothing,
+            nothing,
+            nothing,
+        )
+        for step in range(steps):
+            clock = clock._replace(step=torch.full_like(clock.step, step))
+            one.forward(weights, clock, split, self.scale, limit=n)
+            loss += one.outcome.loss.sum(0)
+            hits += one.outcome.hits.sum(0)
+        return loss, hits
