@@ -1,4 +1,4 @@
-"""What does each part of the model of whole networks bring? Each alone, each left out.
+"""Ablation of `WholeNetwork`: each part alone, each part left out.
 
 Trains the model with parts of it and of its training left out, all on the same networks, and
 prints Kendall's tau on the test part: the mean over seeds with its standard error, and that of the
@@ -21,12 +21,11 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.cli.train import pick_device
-from transformer_nfn.prediction.dataset import PERCENT, Parts, load_parts
+from transformer_nfn.prediction.data import PERCENT, Parts, Selection, describe_zoo, load_parts
+from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
-from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.records import RunRecord, read_predictions
-from transformer_nfn.prediction.runs import describe_zoo, train_run
-from transformer_nfn.prediction.together import seeds_on_test
+from transformer_nfn.prediction.runs import RunRecord, predictions_on_test, read_predictions
+from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.zoo import Zoo
 
 MODEL = "whole_network"
@@ -46,12 +45,12 @@ class Row:
 
 ROWS: Mapping[str, Row] = {
     "whole": Row("**Whole network** (probes and invariants)"),
-    "with-layers": Row("with layers too", {"parts": ["probes", "invariants", "layers"]}),
-    "probes": Row("probes alone", {"parts": ["probes"]}),
-    "invariants": Row("invariants alone", {"parts": ["invariants"]}),
-    "layers": Row("layers alone", {"parts": ["layers"]}),
-    "probes-layers": Row("probes and layers", {"parts": ["probes", "layers"]}),
-    "invariants-layers": Row("invariants and layers", {"parts": ["invariants", "layers"]}),
+    "with-layers": Row("with layers too", {"channels": 8}),
+    "probes": Row("probes alone", {"invariants": False}),
+    "invariants": Row("invariants alone", {"probes": 0}),
+    "layers": Row("layers alone", {"probes": 0, "invariants": False, "channels": 8}),
+    "probes-layers": Row("probes and layers", {"invariants": False, "channels": 8}),
+    "invariants-layers": Row("invariants and layers", {"probes": 0, "channels": 8}),
     "no-checkpoints": Row(f"without other checkpoints than that at {PERCENT} %", {}, False),
     "no-search": Row("without the search of probes (noise)", {"search": False}),
     "no-bounds": Row("without bounds on pixels", {"bounded": False}),
@@ -89,7 +88,7 @@ def main() -> None:
     if unknown := [name for name in names if name not in ROWS]:
         parser.error(f"there is no row '{unknown[0]}'; there are {', '.join(ROWS)}")
     zoo = Zoo.open(given.zoo)
-    parts = load_parts(zoo, max_train=given.train, all_checkpoints=True)
+    parts = load_parts(zoo, Selection(max_train=given.train, all_checkpoints=True))
     parts = parts.to(pick_device(given.device))
     high = int((parts.test.accuracy >= HIGH).sum())
     counts = ", ".join(f"{number:,} {part}" for part, number in parts.counts.items())
@@ -108,28 +107,25 @@ def main() -> None:
 def fill(name: str, zoo: Zoo, parts: Parts, given: argparse.Namespace) -> dict[str, Any]:
     """Trains one row, or reads it where it is there, and measures it."""
     row = ROWS[name]
-    selection: dict[str, Any] = {"percent": PERCENT, "min_accuracy": 0.0, "augment": None}
-    if given.train is not None:
-        selection["max_train"] = given.train
+    selection = Selection(max_train=given.train).to_json()
     if not row.all_checkpoints:
         selection["all_checkpoints"] = False
-    record = train_run(
-        describe_zoo(zoo),
-        parts if row.all_checkpoints else replace(parts, more=None),
+    experiment = Experiment(
         MODEL,
-        given.out / name,
-        seeds=list(range(given.seeds)),
-        protocol=Protocol.of(MODEL, given.epochs),
-        options=row.options,
-        selection=selection,
+        range(given.seeds),
+        Protocol.of(MODEL, given.epochs),
+        row.options,
+        selection,
         keep=False,
     )
+    parts = parts if row.all_checkpoints else replace(parts, more=None)
+    record = train_run(describe_zoo(zoo), parts, experiment, given.out / name)
     return {"options": dict(row.options), **measured(record, given.out / name)}
 
 
 def measured(record: RunRecord, folder: Path) -> dict[str, Any]:
     """Tau of each seed and of all together, of all test networks and of the accurate ones."""
-    accuracy, predicted = seeds_on_test(read_predictions(folder))
+    accuracy, predicted = predictions_on_test(read_predictions(folder))
     found: dict[str, Any] = {
         "parameters": record.num_parameters,
         "seconds_a_seed": record.seeds[0]["seconds"],

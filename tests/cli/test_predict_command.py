@@ -16,11 +16,10 @@ from tnfn_command import tnfn
 from transformer_nfn.cli.network_tables import predictions_table
 from transformer_nfn.io import Checkpoint
 from transformer_nfn.io.assets import CHECKOUT
-from transformer_nfn.prediction.acceptance import check_sizes, read_fitting
 from transformer_nfn.prediction.guard import GUARD_FILE
-from transformer_nfn.prediction.predict import predict
+from transformer_nfn.prediction.predict import check_readable, load_network, predict
 from transformer_nfn.prediction.predictors import Predictor
-from transformer_nfn.prediction.records import RunError
+from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import NetworkSizes, Settings, Zoo, all_kinds, build_mixed
 from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.module import to_state_dict
@@ -143,7 +142,7 @@ def test_the_interval_of_a_warned_prediction_claims_no_coverage() -> None:
 
 
 def test_where_no_guard_stands_behind_a_prediction_it_is_said(tmp_path: Path) -> None:
-    told = "note: no guard stands behind 2 of 2 predictions: a broken network may pass for a good"
+    told = "note: 2 of 2 predictions have no guard: a damaged network may pass for a good"
     shutil.copytree(
         CHECKOUT / "ag-news-boosting", tmp_path / "run", ignore=shutil.ignore_patterns(GUARD_FILE)
     )
@@ -292,11 +291,12 @@ def test_a_predictor_may_read_more_than_it_was_trained_on(zoo: Zoo) -> None:
 
     reads = [Predictor("some", Flexible())]
     for blocks in (1, 3):
-        check_sizes("net", NetworkSizes(49, 10, 16, blocks=blocks), zoo.arch, reads)
+        check_readable("net", NetworkSizes(49, 10, 16, blocks=blocks), zoo.arch, reads)
     with pytest.raises(RunError, match="'net' is of another architecture: expected at most 3"):
-        check_sizes("net", NetworkSizes(49, 10, 16, blocks=4), zoo.arch, reads)
+        check_readable("net", NetworkSizes(49, 10, 16, blocks=4), zoo.arch, reads)
+    narrow = NetworkSizes(49, 10, 16, d_model=16)
     with pytest.raises(RunError, match="expected width 32, found 16"):
-        check_sizes("net", NetworkSizes(49, 10, 16, d_model=16), zoo.arch, [Predictor("x", None)])
+        check_readable("net", narrow, zoo.arch, [Predictor("x", None)])
 
 
 def test_predict_takes_names_strings_and_zoos(zoo: Zoo) -> None:
@@ -347,5 +347,5 @@ def test_networks_of_other_sizes_are_listed_and_refused_in_a_sentence(tmp_path: 
     export_authors(zoo, tmp_path / "out")
     file = next((tmp_path / "out" / "digits").iterdir())
     with Checkpoint.open(file) as checkpoint:
-        found = read_fitting(checkpoint, zoo.arch, [Predictor("any", None)])
+        found = load_network(checkpoint, zoo.arch, [Predictor("any", None)])
         assert (found.sizes, found.left_out) == (zoo.arch, ())

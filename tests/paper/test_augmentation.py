@@ -9,7 +9,7 @@ from made_networks import made, parts
 from transformer_nfn.models import map_network
 from transformer_nfn.paper.augmentation import augmented, disguised
 from transformer_nfn.prediction.predictors import module_builder
-from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import train_seeds
 
 

@@ -5,8 +5,8 @@ import pytest
 from transformer_nfn.paper.cells import fill_cell
 from transformer_nfn.paper.table_text import markdown_table
 from transformer_nfn.paper.tables import reproduce, table_cells
-from transformer_nfn.prediction.dataset import load_parts
-from transformer_nfn.prediction.records import RunError, RunRecord, find_runs
+from transformer_nfn.prediction.data import load_parts
+from transformer_nfn.prediction.runs import RunError, RunRecord, find_runs
 from transformer_nfn.zoo import Settings, build
 
 SHORT = 3

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from transformer_nfn.paper.tables import reproduce
-from transformer_nfn.prediction.records import RunError
+from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import Settings, build
 
 MODELS = ["statnn", "lightgbm"]

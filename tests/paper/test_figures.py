@@ -12,7 +12,7 @@ from transformer_nfn.paper import figures
 from transformer_nfn.paper.learning_curve import curve_lines
 from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.paper.table_text import lay_out
-from transformer_nfn.prediction.records import RunError, RunRecord, find_runs
+from transformer_nfn.prediction.runs import RunError, RunRecord, find_runs
 from transformer_nfn.zoo import Settings, build
 
 

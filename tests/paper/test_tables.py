@@ -6,7 +6,7 @@ from run_folders import write_run
 from transformer_nfn.paper.learning_curve import CurvePoint, curve_lines
 from transformer_nfn.paper.numbers import PAPER_TABLES
 from transformer_nfn.paper.table_text import lay_out, markdown_table, table_columns
-from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.prediction.runs import RunError, RunRecord
 
 
 def record(table, row, column, tau=0.8, **changes):

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
 from transformer_nfn.io.tensor_files import read_tensors
+from transformer_nfn.prediction.experiment import guard_run
 from transformer_nfn.prediction.guard import GUARD_FILE
-from transformer_nfn.prediction.guarded import guard_run
 from transformer_nfn.prediction.probe_search import search_steps
-from transformer_nfn.prediction.records import RunError
+from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import parse_damages, rows_of
-from transformer_nfn.zoo.training import damaged_zoo
+from transformer_nfn.zoo.training import damage as damaged_zoo
 
 CHANCE = 0.1
 

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.gather import gather
 from transformer_nfn.paper.numbers import model_name
-from transformer_nfn.prediction.records import (
+from transformer_nfn.prediction.runs import (
     PREDICTIONS_FILE,
     RUN_FILE,
     RunError,
     RunRecord,
+    ensemble_tau,
     read_predictions,
 )
-from transformer_nfn.prediction.together import tau_together
 from transformer_nfn.report import write_report
 from transformer_nfn.report.findings import (
     ALWAYS_THE_MEAN,
@@ -82,7 +82,7 @@ def test_seeds_together_are_what_their_mean_ranks(tmp_path):
     names = [model["name"] for model in data_of(text)["zoos"][0]["models"]]
     told = {name: shown(text, f"z0.m{i}.together") for i, name in enumerate(names)}
     expected = {
-        model_name(RunRecord.read(run).model): tau_together(read_predictions(run))
+        model_name(RunRecord.read(run).model): ensemble_tau(read_predictions(run))
         for run in (recorded, older)
     }
     assert told == {
@@ -215,7 +215,7 @@ def test_the_sentence_names_what_the_tables_show(text):
 def test_a_small_group_may_be_the_worst(tmp_path):
     import numpy as np
 
-    from transformer_nfn.prediction.records import read_predictions, write_predictions
+    from transformer_nfn.prediction.runs import read_predictions, write_predictions
 
     run = write_run(tmp_path / "r", "mlp", networks=200, seeds=1)
     columns = {name: values.copy() for name, values in read_predictions(run).items()}
@@ -370,7 +370,7 @@ def test_a_selection_of_another_type_is_named(tmp_path, name, value):
 
 @pytest.mark.parametrize("name", ["row", "seed"])
 def test_predictions_that_are_not_counted_are_named(tmp_path, name):
-    from transformer_nfn.prediction.records import read_predictions, write_predictions
+    from transformer_nfn.prediction.runs import read_predictions, write_predictions
 
     run = write_run(tmp_path / "r", networks=60)
     columns = read_predictions(run)
@@ -382,7 +382,7 @@ def test_predictions_that_are_not_counted_are_named(tmp_path, name):
 
 @pytest.mark.parametrize(("name", "value"), [("accuracy", 1.5), ("accuracy", -7), ("low", 1e300)])
 def test_accuracies_that_are_none_are_named(tmp_path, name, value):
-    from transformer_nfn.prediction.records import read_predictions, write_predictions
+    from transformer_nfn.prediction.runs import read_predictions, write_predictions
 
     run = write_run(tmp_path / "r", networks=60)
     columns = read_predictions(run)

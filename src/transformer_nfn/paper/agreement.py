@@ -11,7 +11,7 @@ import torch
 
 from transformer_nfn.models import map_network
 from transformer_nfn.paper.augmentation import MAX_CONDITION, TEST_PART, disguised
-from transformer_nfn.prediction.dataset import Dataset
+from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.predictors import NEURAL, Predictor
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from transformer_nfn.prediction.dataset import Dataset, Parts, joined
+from transformer_nfn.prediction.data import Dataset, Parts, joined
 
 MAX_CONDITION = 1e4
 # The elements of each part have a seed of their own, counted from that of the augmentation.

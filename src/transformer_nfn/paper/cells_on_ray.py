@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from transformer_nfn.paper.cells import Cell, fill_cell
-from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.ray_cluster import one_core_task, ray_cluster, task_result
 
 RETRIES = 2

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformer_nfn.paper.table_text import ALL_NETWORKS, TableView
-from transformer_nfn.prediction.records import RunError
+from transformer_nfn.prediction.runs import RunError
 
 SMALLEST = 64
 

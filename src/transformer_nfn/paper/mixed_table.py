@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from transformer_nfn.paper.numbers import PaperTable
-from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.prediction.runs import RunError, RunRecord
 
 ALL_KINDS, WITHIN = "all kinds", "within kinds"
 WHOLE, INVARIANTS, LEFT_OUT = "whole_network", "invariants", "left_out"

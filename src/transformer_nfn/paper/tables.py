@@ -22,9 +22,9 @@ from transformer_nfn.paper.mixed_table import (
 )
 from transformer_nfn.paper.numbers import LEARNING_CURVE, TABLE_3, TABLE_4, TABLE_6
 from transformer_nfn.paper.table_text import ALL_TABLES, markdown_table, table_columns
-from transformer_nfn.prediction.dataset import PERCENT, count_training
+from transformer_nfn.prediction.data import PERCENT, count_training
 from transformer_nfn.prediction.predictors import PAPER_MODELS
-from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.prediction.runs import RunError, RunRecord
 
 THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp", "whole_network")
@@ -57,7 +57,7 @@ def mixed_cells(leave_out: Iterable[str]) -> list[Cell]:
     name, model = MIXED.name, "whole_network"
     return [
         Cell(name, ALL_KINDS, WHOLE, model),
-        Cell(name, ALL_KINDS, INVARIANTS, model, {"parts": ["invariants"]}),
+        Cell(name, ALL_KINDS, INVARIANTS, model, {"probes": 0}),
         *(Cell(name, kind, LEFT_OUT, model, leave_out=(kind,)) for kind in leave_out),
     ]
 

@@ -53,7 +53,7 @@ class GraphSteps:
         self._pool: Any = None
 
     def __call__(self, step: Step, picks: Tensor, of: Hashable = 0) -> Tensor:
-        """Run ``step`` on ``picks``, ``[…, batch]``; the returned loss is valid until the next call.
+        """Run ``step`` on ``picks``, ``[…, batch]``; the loss is valid until the next call.
 
         Args:
             step: the same whenever ``of`` is.

@@ -1,4 +1,4 @@
-"""How does a trained run do on another zoo?"""
+"""Evaluation of a trained run on another zoo."""
 
 from __future__ import annotations
 
@@ -11,111 +11,132 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.prediction.acceptance import check_sizes
-from transformer_nfn.prediction.dataset import load_rows, select_rows
-from transformer_nfn.prediction.guard import Guard
-from transformer_nfn.prediction.known_sizes import KnownSizes
+from transformer_nfn.prediction.data import PERCENT, Selection, load_rows
 from transformer_nfn.prediction.metrics import scores
-from transformer_nfn.prediction.predict import load_predictors
-from transformer_nfn.prediction.predictors import Predictor, mean_prediction
-from transformer_nfn.prediction.records import RunError, RunRecord
-from transformer_nfn.prediction.trained_on import Standing, standings
+from transformer_nfn.prediction.predict import TrainedRun, check_readable
+from transformer_nfn.prediction.predictors import mean_prediction
+from transformer_nfn.prediction.runs import RunError
+from transformer_nfn.prediction.training_set import Standing, TrainingDigests
 from transformer_nfn.zoo import MixedZoo, Zoo, open_zoo
 
-FEWEST = 2
+MIN_NETWORKS = 2
 
 
 @dataclass(frozen=True)
-class Tested:
-    """What a run says of networks of one kind, whether its intervals hold, and what they are to it.
+class Evaluated:
+    """Predictions for networks of one size; ``[n]`` each.
 
-    ``[n]`` each.
+    Attributes:
+        accuracy: measured.
+        predicted: by the run.
+        covered: whether the interval contains the accuracy.
+        standing: whether the network was used in the training.
     """
 
     accuracy: np.ndarray
     predicted: np.ndarray
-    held: np.ndarray
+    covered: np.ndarray
     standing: list[Standing]
 
     @staticmethod
-    def joined(parts: Sequence[Tested]) -> Tested:
-        """Networks of several kinds, one after the other."""
-        return Tested(
+    def joined(parts: Sequence[Evaluated]) -> Evaluated:
+        """Concatenate the networks of several sizes."""
+        return Evaluated(
             np.concatenate([part.accuracy for part in parts]),
             np.concatenate([part.predicted for part in parts]),
-            np.concatenate([part.held for part in parts]),
-            [word for part in parts for word in part.standing],
+            np.concatenate([part.covered for part in parts]),
+            [standing for part in parts for standing in part.standing],
         )
 
     def figures(self) -> dict[str, Any]:
-        """Scores of all networks, and of those never seen."""
-        unseen = np.array([kind == "unseen" for kind in self.standing])
+        """Scores on all networks, and on those never seen."""
+        unseen = np.array([standing == "unseen" for standing in self.standing])
         counts = Counter(self.standing)
-        rest = (self.accuracy[unseen], self.predicted[unseen], self.held[unseen])
         return {
-            **_figures(self.accuracy, self.predicted, self.held),
+            **self._scores(np.ones_like(unseen)),
             "trained_on": counts["trained"],
             "selected_by": counts["selected"],
-            "unseen": _figures(*rest) if int(unseen.sum()) >= FEWEST else None,
+            "unseen": self._scores(unseen) if int(unseen.sum()) >= MIN_NETWORKS else None,
             "note": _note(counts),
+        }
+
+    def _scores(self, chosen: np.ndarray) -> dict[str, Any]:
+        accuracy, predicted = self.accuracy[chosen], self.predicted[chosen]
+        return {
+            "networks": len(accuracy),
+            **scores(accuracy, predicted),
+            "coverage": float(self.covered[chosen].mean()),
         }
 
 
 def evaluate(
-    run: Path | str, zoo_path: Path | str, *, percent: int | None = 75, min_accuracy: float = 0.0
+    run: Path | str,
+    zoo_path: Path | str,
+    *,
+    percent: int | None = PERCENT,
+    min_accuracy: float = 0.0,
 ) -> dict[str, Any]:
-    """τ, R², error and the share of networks within the interval, for the mean over seeds.
+    """Evaluate the mean prediction of a run on a zoo: τ, R², error, coverage of the intervals.
 
     ``trained_on`` counts the networks that the run was trained on, ``selected_by`` those that
-    chose its best epoch, and ``note`` says so in a sentence. ``unseen`` has the same figures for
-    the other networks alone; None if these are too few. ``zoo_seeds`` tells what seeds the
-    networks have, see `Zoo.seeds`. Of sizes that the run has not learned from, ``warning`` says
-    so. For a mixed zoo ``kinds`` has the same for each kind with networks enough.
+    chose its best epoch, and ``note`` says so in a sentence. ``unseen`` has the scores on the other
+    networks; None if these are too few. ``zoo_seeds`` is `Zoo.seeds`. ``warning`` names sizes
+    outside the training set. For a mixed zoo ``kinds`` has the same for each size.
 
     Args:
         run: a run folder that keeps its predictors, or its name.
-        zoo_path: networks of an architecture that the predictors read: a zoo or a mixed one; a
-            folder or a name.
+        zoo_path: a zoo or a mixed zoo of an architecture that the predictors read, or its name.
         percent: which checkpoint of each run.
-        min_accuracy: only networks at least this accurate.
+        min_accuracy: minimal accuracy of the networks.
     """
     run = resolve(run, "predictor")
-    record = RunRecord.read(run)
-    record.check_finished(run)
+    trained = TrainedRun.open(run)
     opened = open_zoo(resolve(zoo_path, "zoo"))
     zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
-    predictors, known = load_predictors(run, record), KnownSizes.of(record)
     for name, zoo in zoos.items():
-        check_sizes(name, zoo.arch, known.like, predictors)
-    rows = {
-        name: select_rows(zoo, percent=percent, min_accuracy=min_accuracy)
-        for name, zoo in zoos.items()
-    }
+        check_readable(name, zoo.arch, trained.sizes.first, trained.predictors)
+    selection = Selection(percent, min_accuracy)
+    rows = {name: selection.rows(zoo) for name, zoo in zoos.items()}
     total = sum(map(len, rows.values()))
-    if total < FEWEST:
+    if total < MIN_NETWORKS:
         raise RunError(f"not enough networks: {total} of '{zoo_path}' are selected")
-    tested = {
-        name: _test(run, zoo, rows[name], predictors, known)
+    digests = TrainingDigests.load(run)
+    evaluated = {
+        name: _evaluate(trained, digests, zoo, rows[name])
         for name, zoo in zoos.items()
         if len(rows[name])
     }
-    warnings = {name: known.warning(zoos[name].arch) for name in tested}
-    found = {
+    warnings = {name: trained.sizes.warning(zoos[name].arch) for name in evaluated}
+    figures = {
         "zoo_seeds": opened.seeds,
-        **Tested.joined(list(tested.values())).figures(),
+        **Evaluated.joined(list(evaluated.values())).figures(),
         "warning": _size_warning(warnings),
     }
     if isinstance(opened, MixedZoo):
-        found["kinds"] = {
+        figures["kinds"] = {
             name: {**part.figures(), "warning": warnings[name]}
-            for name, part in tested.items()
-            if len(part.accuracy) >= FEWEST
+            for name, part in evaluated.items()
+            if len(part.accuracy) >= MIN_NETWORKS
         }
-    return found
+    return figures
+
+
+def _evaluate(
+    run: TrainedRun, digests: TrainingDigests, zoo: Zoo, rows: np.ndarray
+) -> Evaluated:
+    data = load_rows(zoo, rows)
+    mean = mean_prediction(run.predictors, data)
+    covered = np.abs(data.truth - mean.numpy()) <= run.sizes.interval_radius(zoo.arch)
+    guard = run.guard_for(zoo.arch)
+    if guard is not None:
+        assessed = guard.assess(data, zoo.arch, mean)
+        mean, covered = assessed.accuracy, assessed.contains(data.accuracy.double()).numpy()
+    standing = digests.standings(data, zoo.about["task"]["name"])
+    return Evaluated(data.truth, mean.numpy(), covered, standing)
 
 
 def _size_warning(warnings: Mapping[str, str | None]) -> str | None:
-    """One sentence about sizes that a run has not learned from."""
+    """One sentence about sizes outside the training set."""
     unseen = [name for name, warning in warnings.items() if warning is not None]
     if len(warnings) == 1 or not unseen:
         return next(iter(warnings.values()))
@@ -125,42 +146,20 @@ def _size_warning(warnings: Mapping[str, str | None]) -> str | None:
     )
 
 
-def _test(
-    run: Path, zoo: Zoo, rows: np.ndarray, predictors: Sequence[Predictor], known: KnownSizes
-) -> Tested:
-    data = load_rows(zoo, rows)
-    mean = mean_prediction(predictors, data)
-    held = np.abs(data.truth - mean.numpy()) <= known.reach(zoo.arch)
-    guard = Guard.load(run)
-    if guard is not None and guard.reads(zoo.arch, known.like):
-        judged = guard.judge(data, zoo.arch, mean)
-        mean, held = judged.accuracy, judged.holds(data.accuracy.double()).numpy()
-    standing = standings(run, data, zoo.about["task"]["name"])
-    return Tested(data.truth, mean.numpy(), held, standing)
-
-
-def _figures(accuracy: np.ndarray, predicted: np.ndarray, held: np.ndarray) -> dict[str, Any]:
-    return {
-        "networks": len(accuracy),
-        **scores(accuracy, predicted),
-        "coverage": float(held.mean()),
-    }
-
-
 def _note(counts: Counter[Any]) -> str | None:
-    """What is not fair about the figures of all networks."""
-    told = [
-        f"{counts[kind]} {words}"
-        for kind, words in (
+    """One sentence if some networks were used in the training."""
+    used = [
+        f"{counts[standing]} {text}"
+        for standing, text in (
             ("trained", "are those the predictor was trained on"),
             ("selected", "chose its best epoch"),
         )
-        if counts[kind]
+        if counts[standing]
     ]
-    if not told:
+    if not used:
         return None
-    left = counts["unseen"]
-    fair = f"the {left} it never saw give the fair figures" if left >= FEWEST else (
+    rest = counts["unseen"]
+    fair = f"the {rest} it never saw give the fair figures" if rest >= MIN_NETWORKS else (
         "too few are left for fair figures"
     )
-    return f"of the {counts.total()} networks {' and '.join(told)}; {fair}"
+    return f"of the {counts.total()} networks {' and '.join(used)}; {fair}"

@@ -53,6 +53,7 @@ from transformer_nfn.prediction.probe_search import STEPS, search_steps
 from transformer_nfn.prediction.runs import (
     CONFIGURATION,
     ENSEMBLE_TAU,
+    IDENTITY,
     RUN_FILE,
     RunError,
     RunRecord,
@@ -66,8 +67,6 @@ from transformer_nfn.prediction.uncertainty import TrainedSizes, measure_widenin
 from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.store import check_outside_zoos
 
-IDENTITY = "identity"
-"""Key of a record's protocol: the training identity."""
 LEFT_OUT = "left_out"
 
 

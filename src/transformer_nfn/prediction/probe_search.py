@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from transformer_nfn.models import map_network
-from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.cuda_graphs import GraphSteps
+from transformer_nfn.prediction.data import Dataset
 
 STEPS, MAX_STEPS = 480, 1440
 STEPS_PER_EPOCH = 60

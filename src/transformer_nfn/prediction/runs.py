@@ -34,11 +34,13 @@ PREDICTIONS_FILE = "predictions.parquet"
 LOG_FILE = "log.jsonl"
 ENSEMBLE_TAU = "tau_together"
 """Key of a record's summary: τ of the mean prediction over seeds."""
+IDENTITY = "identity"
+"""Key of a record's protocol: digest of the training, see `experiment.training_identity`."""
 MAX_WIDENING = 1e6
 __all__ = [
-    "CONFIGURATION", "ENSEMBLE_TAU", "FORMAT", "LOG_FILE", "PREDICTIONS_FILE", "RUN_FILE",
-    "RunError", "RunRecord", "ensemble_tau", "find_runs", "predictions_on_test", "read_log",
-    "read_predictions", "write_events", "write_predictions",
+    "CONFIGURATION", "ENSEMBLE_TAU", "FORMAT", "IDENTITY", "LOG_FILE", "PREDICTIONS_FILE",
+    "RUN_FILE", "RunError", "RunRecord", "ensemble_tau", "find_runs", "predictions_on_test",
+    "read_log", "read_predictions", "write_events", "write_predictions",
 ]  # fmt: skip
 
 

@@ -103,9 +103,10 @@ class TrainingStrategy:
 
     def prepare(self, groups: SizeGroups) -> SizeGroups:
         """Precompute what all seeds read of the networks."""
+        module = self.module
         return groups.map(
             lambda parts: replace(
-                parts, train=prepared(self.module, parts.train), val=prepared(self.module, parts.val)
+                parts, train=prepared(module, parts.train), val=prepared(module, parts.val)
             )
         )
 
@@ -140,9 +141,10 @@ class StatisticsStrategy(TrainingStrategy):
         self, module: nn.Module, groups: SizeGroups, seed: int, epochs: int, fresh: bool
     ) -> ModelInputs:
         """Drop the weights."""
+        inputs = ModelInputs.of(groups)
         train, val = (
-            [{STATISTICS: d.network[STATISTICS]} for d in part]  # type: ignore[typeddict-item]
-            for part in (groups.train, groups.val)
+            [{STATISTICS: network[STATISTICS]} for network in part]
+            for part in (inputs.train, inputs.val)
         )
         return ModelInputs(train, val)
 

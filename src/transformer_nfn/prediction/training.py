@@ -201,7 +201,7 @@ class SeedTrainer:
         total = torch.zeros((), device=self.device)
         for rate, batch in zip(rates, batches, strict=True):
             if self.rate is not None:
-                self.rate.copy_(rate)  # type: ignore[arg-type]
+                self.rate.copy_(torch.as_tensor(rate))
             else:
                 for group in self.optimiser.param_groups:
                     group["lr"] = rate

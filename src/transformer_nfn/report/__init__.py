@@ -10,7 +10,7 @@ from pathlib import Path
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.files import write_text
 from transformer_nfn.paper.gather import gather
-from transformer_nfn.prediction.records import RunError
+from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.report.opening import Origin
 from transformer_nfn.report.page import page
 from transformer_nfn.report.whole_zoos import whole_zoos

@@ -11,8 +11,7 @@ import numpy as np
 from transformer_nfn.paper.gather import Run, Study, ZooStudy, model_order
 from transformer_nfn.paper.learning_curve import curve_lines
 from transformer_nfn.paper.table_text import OurCell, TableView, zoo_size
-from transformer_nfn.prediction.records import CONFIGURATION, RunRecord
-from transformer_nfn.prediction.together import TOGETHER
+from transformer_nfn.prediction.runs import CONFIGURATION, ENSEMBLE_TAU, RunRecord
 from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel
 from transformer_nfn.report.whole_zoos import WholeZoo
 
@@ -150,7 +149,9 @@ def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) ->
         "tau": number(summary.get("tau"), 6),
         "error": number(summary.get("tau_se"), 6) if len(run.record.seeds) > 1 else None,
         "level": number(summary.get("level")),
-        "recorded": {key: number(summary.get(key), 6) for key in ("coverage", "radius", TOGETHER)},
+        "recorded": {
+            key: number(summary.get(key), 6) for key in ("coverage", "radius", ENSEMBLE_TAU)
+        },
         "parameters": run.record.num_parameters,
         "seeds": seeds,
     }

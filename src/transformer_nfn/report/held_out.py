@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.paper.gather import Columns, Run, ZooStudy
-from transformer_nfn.prediction.records import CONFIGURATION, PREDICTIONS_FILE, RunError
+from transformer_nfn.prediction.runs import CONFIGURATION, PREDICTIONS_FILE, RunError
 
 DIGITS = 6
 MILLION = 10**DIGITS

@@ -8,7 +8,7 @@ import numpy as np
 
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.paper.gather import Study, ZooStudy
-from transformer_nfn.prediction.records import RunError
+from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.report.held_out import DIGITS, Networks, held_out
 from transformer_nfn.zoo import Zoo
 

@@ -40,7 +40,7 @@ from transformer_nfn.zoo import NetworkSizes
 GUARD_FILE = "guard.safetensors"
 SCORES = 3
 BLEND_FROM, BLEND_TO = 1.2, 1.6
-"""Second-largest score at which the estimate begins to count, and at which it replaces the value."""
+"""Second-largest scores at which the estimate begins to count, and replaces the value."""
 CHANCE_RAMP = 0.05
 """Width of the transition above `Guard.chance_threshold`."""
 NO_THRESHOLD = -1.0
@@ -222,7 +222,7 @@ def _expected_shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
     couplings = 0 if features is None else features.numel()
     products = COUNT + COUNT * (COUNT + 1) // 2
     curves = ("gap_mean", "gap_std", "error", "estimate_error")
-    scalars = "floor radius upper lower near_chance outlier chance_threshold".split()
+    scalars = ("floor", "radius", "upper", "lower", "near_chance", "outlier", "chance_threshold")
     frames = {
         "estimator.inner": COUNT,
         "estimator.outer": products,
