@@ -26,7 +26,7 @@ browser:         ## Chromium, for the tests of the report
 	  || echo "no Chromium here: the report's browser tests will be skipped"
 
 test: $(VENV)/installed browser  ## set up, and run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25
 
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .

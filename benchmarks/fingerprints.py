@@ -32,16 +32,15 @@ import numpy as np
 
 from transformer_nfn.checkpoints.fingerprints import (
     Database,
-    Likeness,
-    Named,
-    Print,
-    likeness,
+    Entry,
+    Fingerprint,
+    FingerprintComparison,
+    compare_fingerprints,
     search,
-    take_print,
+    take_fingerprint,
     write_database,
 )
-from transformer_nfn.checkpoints.fingerprints.blocks import PARTS, SIZES
-from transformer_nfn.checkpoints.fingerprints.stored import ROWS, STEPS
+from transformer_nfn.checkpoints.fingerprints.fingerprint import PARTS, QUANTILES, ROWS, STEPS
 
 FAMILIES = (
     ("gpt2", 768, 12, 49152), ("llama", 4096, 32, 24576), ("bert", 768, 12, 24576),
@@ -52,7 +51,9 @@ ROOTS = 3
 """One model in so many is a root."""
 
 
-def synthetic(name: str, draw: np.random.Generator, root: Print | None, score: float) -> Named:
+def synthetic(
+    name: str, draw: np.random.Generator, root: Fingerprint | None, score: float
+) -> Entry:
     """A print of random numbers, or one that scores so much against its root."""
     at = int(draw.integers(len(FAMILIES)))
     family, width, depth, rows = FAMILIES[at]
@@ -65,21 +66,21 @@ def synthetic(name: str, draw: np.random.Generator, root: Print | None, score: f
             return noise
         return score * getattr(root, part).astype(np.float32) + (1 - score**2) ** 0.5 * noise
 
-    return Named(
+    return Entry(
         name,
-        Print(
+        Fingerprint(
             family, width, depth, 12 * depth * width**2, "patch" if family == "vit" else "token",
             rows, *(numbers(part, *shape) for part, shape in ROWS),
             *(np.zeros(shape[:-1], np.float32) for _, shape in ROWS),
-            numbers("sizes", STEPS, len(PARTS), SIZES).astype(np.float16),
+            numbers("sizes", STEPS, len(PARTS), len(QUANTILES)).astype(np.float16),
         ),
     )  # fmt: skip
 
 
-def population(count: int) -> Iterator[Named]:
+def population(count: int) -> Iterator[Entry]:
     """Roots, and models made from one of the last few hundred of them."""
     draw = np.random.default_rng(0)
-    roots: list[Named] = []
+    roots: list[Entry] = []
     for i in range(count):
         if i % ROOTS == 0:
             roots = [*roots[-300:], synthetic(f"root-{i}", draw, None, 0.0)]
@@ -87,7 +88,7 @@ def population(count: int) -> Iterator[Named]:
         else:
             root = roots[int(draw.integers(len(roots)))]
             score = float(draw.uniform(0.4, 1.0))
-            yield synthetic(f"model-{i}-from-{root.name}", draw, root.print, score)
+            yield synthetic(f"model-{i}-from-{root.name}", draw, root.fingerprint, score)
 
 
 def drop_from_cache(path: Path) -> None:
@@ -108,13 +109,13 @@ def time_searches(path: Path, count: int, searches: int = 20) -> None:
         with Database(path) as database:
             (root,) = database.rows([row])
         score = (0.4, 0.6, 0.8, 1.0)[i % 4]
-        asked = synthetic("asked", draw, root.print, score)
+        asked = synthetic("asked", draw, root.fingerprint, score)
         kind = "cold" if i % 2 else "cached"
         if kind == "cold":
             drop_from_cache(path)
         start = time.perf_counter()
         with Database(path) as database:
-            (found,) = search(database, [asked.print], 10)
+            (found,) = search(database, [asked.fingerprint], 10)
         seconds[kind].append(time.perf_counter() - start)
         near = [r.name for r in found]
         recall.setdefault(score, []).append(root.name in near)
@@ -157,16 +158,17 @@ def calibrate(root: Path) -> None:
     """Distances from every base, by what the other model is to it."""
     import torch
 
-    from transformer_nfn.checkpoints.disguises import disguise
+    from transformer_nfn.checkpoints.disguise import disguise
     from transformer_nfn.checkpoints.families import open_model
 
-    prints: dict[tuple[str, str], tuple[Print, Print]] = {}
+    prints: dict[tuple[str, str], tuple[Fingerprint, Fingerprint]] = {}
     for folder in sorted(p.parent for p in root.glob("*/*/config.json")):
         with tempfile.TemporaryDirectory() as beside, open_model(folder) as model:
             disguise(model, Path(beside) / "d", torch.Generator().manual_seed(len(prints)))
             with open_model(Path(beside) / "d") as hidden:
-                prints[folder.parent.name, folder.name] = take_print(model), take_print(hidden)
-    found: dict[str, list[Likeness]] = {}
+                pair = take_fingerprint(model), take_fingerprint(hidden)
+                prints[folder.parent.name, folder.name] = pair
+    found: dict[str, list[FingerprintComparison]] = {}
     for (family, relation), (own, _) in prints.items():
         if relation != "base":
             continue
@@ -176,12 +178,12 @@ def calibrate(root: Path) -> None:
                 kind = "disguise-alone"
             elif other.split("-")[0] != family.split("-")[0]:
                 continue  # another architecture: no stranger that could be mistaken
-            found.setdefault(kind, []).append(likeness(own, hidden))
+            found.setdefault(kind, []).append(compare_fingerprints(own, hidden))
     print(f"{'against a base':28} pairs   lowest  median highest   alike")
     distances = {kind: [p.distance for p in pairs] for kind, pairs in found.items()}
     for kind in sorted(found, key=lambda kind: float(np.median(distances[kind]))):
         d, pairs = distances[kind], found[kind]
-        words = ", ".join(f"{n} {w}" for w, n in Counter(p.words() for p in pairs).most_common())
+        words = ", ".join(f"{n} {w}" for w, n in Counter(p.summary() for p in pairs).most_common())
         print(f"{kind:28} {len(d):5}   {min(d):6.3f}  {np.median(d):6.3f} {max(d):7.3f}   {words}")
 
 
@@ -189,14 +191,14 @@ TAKE = """
 import sys, time
 from pathlib import Path
 from transformer_nfn.checkpoints.families import open_model
-from transformer_nfn.checkpoints.fingerprints import take_print
+from transformer_nfn.checkpoints.fingerprints import take_fingerprint
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 2**20
 before = peak()
 start, busy = time.perf_counter(), time.process_time()
 with open_model(sys.argv[1]) as model:
-    size = len(take_print(model).to_bytes())
+    size = len(take_fingerprint(model).to_bytes())
 seconds, busy = time.perf_counter() - start, time.process_time() - busy
 print(f"print of GPT-2 124M: {seconds:.1f} s ({busy:.1f} s of one core), {size} bytes, "
       f"peak {peak():.2f} GiB, {before:.2f} GiB of that libraries")

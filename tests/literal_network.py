@@ -10,9 +10,16 @@ from torch import Tensor
 
 
 def literal_logits(
-    state: Mapping[str, Tensor], inputs: Tensor, positions: Tensor, heads: int
+    state: Mapping[str, Tensor],
+    inputs: Tensor,
+    positions: Tensor,
+    heads: int,
+    neurons: list[Tensor] | None = None,
 ) -> Tensor:
-    """Logits ``[batch, classes]`` of images ``[batch, 1, h, w]`` or word vectors."""
+    """Logits ``[batch, classes]`` of images ``[batch, 1, h, w]`` or word vectors.
+
+    ``neurons`` collects what enters the ReLU of each block.
+    """
 
     def linear(x: Tensor, name: str) -> Tensor:
         return F.linear(x, state[f"{name}.weight"], state.get(f"{name}.bias"))
@@ -36,5 +43,8 @@ def literal_logits(
         d = q[0].shape[-1]
         mixed = [(q[h] @ k[h].mT / d**0.5).softmax(-1) @ v[h] for h in range(heads)]
         x = norm(linear(torch.cat(mixed, -1), f"{at}.attention.out_projection"))
-        x = linear(linear(x, f"{at}.fc1").relu(), f"{at}.fc2")
+        x = linear(x, f"{at}.fc1")
+        if neurons is not None:
+            neurons.append(x)
+        x = linear(x.relu(), f"{at}.fc2")
     return linear(linear(norm(x).mean(1), "classifier.fc1").relu(), "classifier.fc2")

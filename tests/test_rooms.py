@@ -18,7 +18,7 @@ PACKAGE = "transformer_nfn"
 HOUSE = (
     "errors", "seed_kinds", "known_tasks", "spaces", "io", "native_code", "native_network",
     "ray_cluster", "functional", "symmetry", "testing", "checkpoints", "nn",
-    "models", "zoo", "prediction", "paper", "report", "cli", "__main__",
+    "models", "zoo", "networks", "prediction", "paper", "report", "cli", "__main__",
 )  # fmt: skip
 # Of the zoo, these join what is on disk with how it is made; its store knows nothing of training.
 ZOO_JOINS = {f"{PACKAGE}.zoo", f"{PACKAGE}.zoo.verify"}

@@ -11,6 +11,7 @@ __all__ = [
     "functional",
     "io",
     "models",
+    "networks",
     "nn",
     "paper",
     "prediction",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -162,3 +164,37 @@ def _trials(architecture: Architecture, like: Tensor, seed: int) -> list[Tensor]
     inputs = architecture.inputs
     drawn = [inputs.draw(1, n, generator=generator)[0] for n in sorted(inputs.lengths)[:5]]
     return [x.to(like) if inputs.continuous else x.to(like.device) for x in drawn]
+
+
+def write_example_checkpoint(folder: str | Path, seed: int = 0) -> Path:
+    """Write a random Llama of two blocks as model hubs store it, to try a command or a function on.
+
+    >>> from transformer_nfn.checkpoints import open_model
+    >>> with open_model(write_example_checkpoint("llama")) as model:
+    ...     model.names["0.W_Q"]
+    (2, 8, 4)
+    """
+    from safetensors.torch import save_file
+
+    shapes = {"embed_tokens": (24, 8), "lm_head": (24, 8), "norm": (8,)}
+    for block in ("layers.0", "layers.1"):
+        shapes |= {f"{block}.self_attn.{part}_proj": (8, 8) for part in "qkvo"}
+        shapes |= {f"{block}.mlp.{part}_proj": (16, 8) for part in ("gate", "up")}
+        shapes |= {f"{block}.mlp.down_proj": (8, 16)}
+        shapes |= {f"{block}.{norm}_layernorm": (8,) for norm in ("input", "post_attention")}
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        f"{'' if name == 'lm_head' else 'model.'}{name}.weight": torch.randn(
+            shape, generator=generator
+        )
+        for name, shape in shapes.items()
+    }
+    config = {
+        "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 16, "vocab_size": 24,
+    }  # fmt: skip
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -13,14 +13,7 @@ import torch
 import tiny_families
 from transformer_nfn.checkpoints import align
 from transformer_nfn.checkpoints.alignment import Aligned, align_networks
-from transformer_nfn.checkpoints.alignment.bases import (
-    Products,
-    fit_matrices,
-    fit_scales,
-    fit_turns,
-)
-from transformer_nfn.checkpoints.alignment.stream import turn_fixing_ones
-from transformer_nfn.checkpoints.disguises import disguise
+from transformer_nfn.checkpoints.disguise import disguise
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.zoo_network import small_transformer
@@ -118,41 +111,6 @@ def test_different_sizes_are_refused_and_nothing_is_written(tmp_path: Path) -> N
     ):
         align(A, B, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
-
-
-def test_bases_undo_a_rebasing() -> None:
-    P, D = (torch.randn(4, 20, 5, generator=generator(i)).double() for i in (0, 1))
-    P[1, :, 0] = 0  # a head of low rank
-    P[2, :, 0], D[3, :, 1] = P[2, :, 0] / 1e4, D[3, :, 1] / 1e4
-    G = torch.randn(4, 5, 5, generator=generator(2)).double()
-    found = fit_matrices((P, P @ G), (D, D @ torch.linalg.inv(G).mT))
-    torch.testing.assert_close(found, G, rtol=1e-9, atol=1e-9)
-    other = fit_matrices((P, P.roll(1, 1)), (D, D.roll(3, 1)))  # strangers: better than nothing
-    products = Products.of((P, P.roll(1, 1)), (D, D.roll(3, 1)))
-    still = torch.eye(5).double().expand(4, 5, 5)
-    assert bool((products.away(other) < products.away(still)).all())
-
-
-def test_scales_and_turns_are_found() -> None:
-    p, d = (torch.randn(7, 6, generator=generator(i)).double() for i in (0, 1))
-    s = torch.tensor([-2.0, 0.5, 1.0, 3.0, -0.1, 7.0, -1.0]).double()
-    found = fit_scales((p, p * s[:, None]), (d, d / s[:, None]), positive=False)
-    torch.testing.assert_close(found, s, rtol=1e-12, atol=1e-12)
-    z = torch.polar(s.abs(), torch.arange(7).double())[None]
-    x, y = (torch.randn(1, 9, 14, generator=generator(i)).double() for i in (3, 4))
-
-    def times(w: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        turned = torch.complex(*w.chunk(2, -1)) * factor
-        return torch.cat([turned.real, turned.imag], -1)
-
-    found = fit_turns((x, times(x, z)), (y, times(y, 1 / z.conj())))
-    torch.testing.assert_close(found, z, rtol=1e-12, atol=1e-12)
-
-
-def test_a_turn_fixes_the_ones() -> None:
-    T = turn_fixing_ones(torch.randn(6, 6, generator=generator()).double())
-    torch.testing.assert_close(T @ T.mT, torch.eye(6).double())
-    torch.testing.assert_close(torch.ones(6).double() @ T, torch.ones(6).double())
 
 
 def test_zoo_networks_come_nearer_and_compute_the_same() -> None:

@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tiny_families import TINY, Network, build, inputs_of, network, run_library, save
-from transformer_nfn.checkpoints.disguises import Disguise, disguise, heads, whole
+from transformer_nfn.checkpoints import disguise as disguise_module
+from transformer_nfn.checkpoints.disguise import Disguise, disguise
 from transformer_nfn.checkpoints.families import OpenOptions, open_model
+from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, ValueOutputBasis
 from transformer_nfn.errors import CheckpointError, GroupError
 from transformer_nfn.functional.transformer import transformer
 from transformer_nfn.spaces import attention_block
@@ -171,7 +173,7 @@ def test_long_vocabularies_are_moved_piece_by_piece(monkeypatch: pytest.MonkeyPa
     for name in ("gpt2", "bert", "t5", "vit"):
         net = network(name)
         at_once = dict(Disguise(net.about, net.weights, seeded()))
-        monkeypatch.setattr(whole, "CHUNK", 7)
+        monkeypatch.setattr(disguise_module, "CHUNK", 7)
         for key, w in Disguise(net.about, net.weights, seeded()):
             torch.testing.assert_close(w, at_once[key], rtol=1e-12, atol=1e-12)
         monkeypatch.undo()
@@ -214,9 +216,10 @@ def test_equal_seeds_give_equal_disguises() -> None:
 def test_matrices_have_the_condition_asked_for(condition: float) -> None:
     how = Drawing(seeded(), condition=condition)
     for name in ("gpt2", "llama", "phi"):
-        about = network(name).about.stacks[0].blocks[0].attention
-        for G in (heads.draw_value_bases(about, how), heads.draw_query_bases(about, how)):
-            found = torch.linalg.cond(G)
+        net = network(name)
+        for symmetry in (QueryKeyBasis(), ValueOutputBasis()):
+            site = next(iter(symmetry.sites(net.about)))
+            found = torch.linalg.cond(symmetry.draw(site, site.pick(net.weights), how))
             torch.testing.assert_close(found, torch.full_like(found, condition), rtol=1e-9, atol=0)
 
 

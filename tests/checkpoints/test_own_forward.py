@@ -11,7 +11,7 @@ from cases import draw, gen
 from transformer_nfn import functional, spaces
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import Ids, Vectors
-from transformer_nfn.io.network import save_network
+from transformer_nfn.networks import save_network
 from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.symmetry import compare
 from transformer_nfn.testing import assert_same_function

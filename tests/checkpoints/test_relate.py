@@ -8,7 +8,7 @@ from memory_model import MemoryModel, disguised, noisy
 
 from tiny_families import TINY
 from transformer_nfn.checkpoints import relate
-from transformer_nfn.checkpoints.relations import as_json, draw_relation
+from transformer_nfn.checkpoints.relations import draw_relation
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 
@@ -43,7 +43,7 @@ def test_weights_moved_by_a_tenth_are_derived(tiny, family):
     relation = relate(A, disguised(noisy(A, 0.1), 2))
     assert relation.verdict == "derived"
     assert "which of the two came first" in str(relation)
-    assert as_json(relation)["direction"].startswith("none")
+    assert relation.as_json()["direction"].startswith("none")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -113,7 +113,7 @@ def test_other_widths_and_norms_are_not_one_model(tiny):
     assert relation.verdict == "unclear"
     assert relation.same_function is False
     assert "LayerNorm" in relation.reason
-    json.dumps(as_json(relation))
+    json.dumps(relation.as_json())
 
 
 @pytest.mark.parametrize("dtype", [BFLOAT16, torch.float16, FLOAT32])

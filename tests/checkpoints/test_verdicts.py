@@ -10,7 +10,7 @@ from memory_model import MemoryModel, disguised
 from tiny_families import TINY
 from transformer_nfn.checkpoints import relate
 from transformer_nfn.checkpoints.alignment.whole import Alignment
-from transformer_nfn.checkpoints.fingerprints import likeness, take_print
+from transformer_nfn.checkpoints.fingerprints import compare_fingerprints, take_fingerprint
 
 NO = ("derived", "partly", "embeddings only", "unrelated")
 
@@ -49,7 +49,8 @@ def check_agreement(A: MemoryModel, B: MemoryModel, condition: float) -> None:
     relation = relate(A, B)
     assert relation.verdict not in NO, str(relation)
     assert condition > 10 or relation.verdict == "same", str(relation)
-    assert likeness(take_print(A), take_print(B)).words() == "same up to rounding"
+    fingerprints = take_fingerprint(A), take_fingerprint(B)
+    assert compare_fingerprints(*fingerprints).summary() == "same up to rounding"
     alignment = Alignment(B, A, untie=A.about.tied and not B.about.tied)
     for _ in alignment:
         pass
@@ -78,7 +79,7 @@ def test_they_agree_at_every_condition_and_vocabulary(tiny, family, tokens, cond
 def test_they_agree_on_strangers(tiny, family):
     A, B = tiny(family), disguised(tiny(family, seed=1), 5, keep_tie=True)
     assert relate(A, B).verdict == "unrelated"
-    assert likeness(take_print(A), take_print(B)).words() == "nothing"
+    assert compare_fingerprints(take_fingerprint(A), take_fingerprint(B)).summary() == "nothing"
     alignment = Alignment(B, A)
     for _ in alignment:
         pass

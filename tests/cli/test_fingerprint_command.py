@@ -9,8 +9,8 @@ import torch
 
 from tiny_families import build, save
 from tnfn_command import tnfn
-from transformer_nfn.checkpoints.pairs import PairsError, groups, relate_folder, run
-from transformer_nfn.checkpoints.pairs.results import Pair
+from transformer_nfn.checkpoints import pairs
+from transformer_nfn.checkpoints.pairs import Pair, PairsError, groups, relate_folder
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +101,13 @@ def test_all_pairs_of_a_folder(models, tmp_path):
         ("disguised", "stranger"): "unrelated",
         ("llama", "stranger"): "not comparable",
     }
-    with patch.object(run, "relate_pair", side_effect=AssertionError("compared again")):
+    with patch.object(pairs, "relate_pair", side_effect=AssertionError("compared again")):
         again = tnfn("compare", "--matrix", models, "--out", out, "--json")
     assert json.loads(again.stdout) == kept
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(models, tmp_path):
-    out, before = tmp_path / "pairs.json", run.relate_pair
+    out, before = tmp_path / "pairs.json", pairs.relate_pair
     calls = []
 
     def stops(a, b, options=None):
@@ -116,10 +116,10 @@ def test_an_interrupted_run_goes_on_where_it_stopped(models, tmp_path):
             raise KeyboardInterrupt
         return before(a, b, options)
 
-    with patch.object(run, "relate_pair", stops), pytest.raises(KeyboardInterrupt):
+    with patch.object(pairs, "relate_pair", stops), pytest.raises(KeyboardInterrupt):
         relate_folder(models, out=out)
     assert len(json.loads(out.read_text())["pairs"]) == 2
-    with patch.object(run, "relate_pair", stops):
+    with patch.object(pairs, "relate_pair", stops):
         result = relate_folder(models, out=out)
     assert len(calls) == 3 + 4
     assert len(result.pairs) == 6
@@ -174,7 +174,7 @@ def test_folders_and_files_that_will_not_do(models, tmp_path):
     for words, message in (
         (["--matrix", tmp_path / "none"], "no such folder"),
         (["--matrix", tmp_path], "expected at least two checkpoints that can be read, found 0"),
-        (["--matrix", models, "--out", tmp_path / "other.json"], "damaged, or no file of pairs"),
+        (["--matrix", models, "--out", tmp_path / "other.json"], "is not JSON"),
         (["--matrix", models, "--out", tmp_path / "later.json"], "pairs of format 5, expected 1"),
         (["--matrix", models, "--engine", "abacus"], "must be 'local' or 'ray'"),
         ([models / "a", models / "llama", "--matrix", models], "without A and B"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tnfn_command import tnfn
-from transformer_nfn.io.network import read_network
+from transformer_nfn.networks import read_network
 from transformer_nfn.prediction.predictors import PREDICTORS
 
 SPACE = "attention_block:8,2,4,4,12"

@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 from tnfn_command import tnfn
 from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.io.network import read_network, save_network
+from transformer_nfn.networks import read_network, resolve_network, save_network
 from transformer_nfn.zoo import Zoo
-from transformer_nfn.zoo.checkpoints import find_network, open_checkpoint
 from transformer_nfn.zoo.module import to_state_dict
 
 ROW = "mnist-sample#3"
@@ -52,27 +51,12 @@ def networks(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_every_name_gives_the_same_network(zoo: Zoo, networks: list[str]) -> None:
     expected = zoo.weights([3])
     for text in networks:
-        space, weights = find_network(text)
+        space, weights = resolve_network(text).in_space()
         assert space == zoo.space
         assert all(torch.equal(weights[name][0], w) for name, w in expected.items())
-        block_space, block = find_network(text, part="blocks.1")
+        block_space, block = resolve_network(text).in_space(part="blocks.1")
         assert block_space == zoo.block_space
         assert torch.equal(block["W_A"][0], expected["blocks.1.W_A"])
-
-
-def test_a_row_is_read_when_its_first_tensor_is_asked_for(
-    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(Zoo, "weights", lambda _, rows: asked.append(rows) or zoo._read(
-        zoo._rows(rows), zoo._fetch(zoo._rows(rows))))
-    with open_checkpoint(ROW) as checkpoint:
-        assert checkpoint.info("classifier.b_2").shape == (10,)
-        assert checkpoint.info("classifier.b_2").dtype == "float16"
-        assert asked == []
-        for name in checkpoint:
-            assert checkpoint[name].shape == checkpoint.info(name).shape
-    assert asked == [[3]]
 
 
 def test_fingerprint_and_predict_take_them_all(networks: list[str]) -> None:
@@ -190,15 +174,15 @@ def test_a_zoo_is_no_network_and_a_file_named_like_a_row_is(
     zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(CheckpointError, match=r"is a zoo of many networks: name one, as in .*#0"):
-        open_checkpoint(zoo.path)
+        resolve_network(zoo.path)
     monkeypatch.chdir(tmp_path)
     save_file({"W": torch.ones(2)}, "mnist-sample#3")
-    assert list(open_checkpoint("mnist-sample#3")) == ["W"]
+    assert list(resolve_network("mnist-sample#3").open_file()) == ["W"]
 
 
 def test_blocks_that_are_not_there_are_named(networks: list[str]) -> None:
     with pytest.raises(CheckpointError, match=r"no block 'blocks\.2': expected blocks\.0 to block"):
-        find_network(networks[-1], part="blocks.2")
+        resolve_network(networks[-1]).in_space(part="blocks.2")
     code, _, err = tnfn("predict", "ag-news-boosting", ROW)
     assert code == 2
     told = "is of another architecture: expected 0 pixels in a patch, found 16"

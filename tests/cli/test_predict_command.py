@@ -16,6 +16,7 @@ from tnfn_command import tnfn
 from transformer_nfn.cli.network_tables import predictions_table
 from transformer_nfn.io import Checkpoint
 from transformer_nfn.io.assets import CHECKOUT
+from transformer_nfn.networks import resolve_networks
 from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.predict import check_readable, load_network, predict
 from transformer_nfn.prediction.predictors import Predictor
@@ -23,7 +24,6 @@ from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import NetworkSizes, Settings, Zoo, all_kinds, build_mixed
 from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.module import to_state_dict
-from transformer_nfn.zoo.named import named_networks
 
 RUN, ROW = "mnist-boosting", 3
 
@@ -342,7 +342,7 @@ def test_networks_of_other_sizes_are_listed_and_refused_in_a_sentence(tmp_path: 
     code, out, err = tnfn("predict", RUN, mixed.path)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "w16-h4-d1#0' is of another architecture: expected 2 blocks, found 1" in err
-    assert [n.name for n in named_networks([mixed.path])] == [row["name"] for row in listed]
+    assert [n.name for n in resolve_networks([mixed.path])] == [row["name"] for row in listed]
     zoo = mixed["w32-h4-d1"]
     export_authors(zoo, tmp_path / "out")
     file = next((tmp_path / "out" / "digits").iterdir())

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tnfn_command import tnfn
 from transformer_nfn import spaces
 from transformer_nfn.errors import SpaceError, TransformerNFNError
-from transformer_nfn.io.network import read_network, save_network
+from transformer_nfn.networks import read_network, save_network
 
 SPACE = "attention_block:8,2,3,4,10"
 

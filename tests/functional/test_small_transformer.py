@@ -9,7 +9,7 @@ import torch
 from cases import draw, gen, perturbed, worst
 from literal_network import literal_logits
 from transformer_nfn import functional, symmetry
-from transformer_nfn.io.network import read_network, save_network
+from transformer_nfn.networks import read_network, save_network
 from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.testing import assert_same_function
 from transformer_nfn.zoo import NetworkSizes, SmallTransformer

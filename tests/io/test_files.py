@@ -13,7 +13,7 @@ import pytest
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.files import atomic_file, atomic_folder, sweep, write_bytes, write_text
-from transformer_nfn.io.network import save_network
+from transformer_nfn.networks import save_network
 from transformer_nfn.spaces import multi_head
 
 KILLED = """

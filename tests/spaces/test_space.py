@@ -131,7 +131,7 @@ def test_a_decoder_of_parts_shares_one_stream():
     assert [s.tensor for s in space.shifts] == ["0.b_V", "1.b_V"]  # rotary positions keep b_K
     assert sum("stream" in spec.axes for spec in space.tensors.values()) == 25
     plain = spaces.attention_part("x", "y", heads=2, d_k=3, d_v=3, biases=True)
-    assert [s.tensor for s in plain.shifts] == ["b_V", "b_K"]
+    assert [s.tensor for s in plain.shifts] == ["b_K", "b_V"]
 
 
 BAD_SPACES = {

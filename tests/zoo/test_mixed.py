@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
+from transformer_nfn.networks import resolve_network, resolve_networks
 from transformer_nfn.zoo import (
     ImportFileError,
     Kind,
@@ -26,9 +27,7 @@ from transformer_nfn.zoo import (
     open_zoo,
 )
 from transformer_nfn.zoo.authors import import_authors
-from transformer_nfn.zoo.checkpoints import find_network, open_checkpoint, read_small_transformer
 from transformer_nfn.zoo.export import export_authors
-from transformer_nfn.zoo.named import named_networks
 from transformer_nfn.zoo.training.build import kind_seed, spread
 from transformer_nfn.zoo.verify import verify
 
@@ -145,7 +144,7 @@ def test_a_mixed_zoo_is_no_zoo_of_one_kind(mixed: MixedZoo) -> None:
 
 
 def test_a_mixed_zoo_means_the_networks_of_all_its_kinds(mixed: MixedZoo) -> None:
-    networks = named_networks([mixed.path, f"{mixed.path}/w20-h2-d1#3-4"])
+    networks = resolve_networks([mixed.path, f"{mixed.path}/w20-h2-d1#3-4"])
     assert len(networks) == 27 + 2
     assert [networks[0].name, networks[15].name, networks[-1].name] == [
         f"{mixed.path}/{end}" for end in ("w16-h4-d1#0", "w20-h2-d1#0", "w20-h2-d1#4")
@@ -154,14 +153,14 @@ def test_a_mixed_zoo_means_the_networks_of_all_its_kinds(mixed: MixedZoo) -> Non
 
 def test_a_row_of_a_kind_is_a_network_like_any_other(mixed: MixedZoo) -> None:
     word = f"{mixed.path}/w16-h4-d1#2"
-    space, weights = find_network(word)
+    space, weights = resolve_network(word).in_space()
     assert space == mixed["w16-h4-d1"].space
     stored = mixed["w16-h4-d1"].weights([2])
     assert all(torch.equal(weights[name][0], stored[name]) for name in stored)
     with pytest.raises(ValueError, match="mixed zoo: name one network of one kind"):
-        open_checkpoint(mixed.path)
+        resolve_network(mixed.path)
     with pytest.raises(ValueError, match="mixed zoo: name one of its kinds"):
-        open_checkpoint(f"{mixed.path}#2")
+        resolve_network(f"{mixed.path}#2")
     assert tnfn("compare", word, word)[0] == 0
 
 
@@ -222,13 +221,12 @@ def test_exported_networks_of_four_heads_say_so(mixed: MixedZoo, tmp_path: Path)
     assert export_authors(mixed, tmp_path / "out") == 27
     zoo = mixed["w16-h4-d1"]
     files = sorted((tmp_path / "out" / "w16-h4-d1" / "digits").iterdir())
-    with open_checkpoint(files[0]) as checkpoint:
-        named = read_small_transformer(checkpoint, zoo.arch)
-        assert named["blocks.0.W_Q"].shape == (4, 16, 4)
-        two = replace(zoo.arch, heads=2)
+    with resolve_network(files[0]).as_zoo_network(replace(zoo.arch, heads=2)) as opened:
+        assert opened.sizes == zoo.arch
+        assert opened.read()["blocks.0.W_Q"].shape == (4, 16, 4)
         with pytest.raises(ValueError, match="expected 2 heads, found 4"):
-            read_small_transformer(checkpoint, two)
-    space, _ = find_network(files[0])
+            replace(opened, sizes=replace(zoo.arch, heads=2)).read()
+    space, _ = resolve_network(files[0]).in_space()
     assert space.shapes == zoo.space.shapes
     (two_heads, *_) = (tmp_path / "out" / "w20-h2-d1" / "digits").iterdir()
     assert not any("heads" in key for key in torch.load(two_heads, weights_only=True))

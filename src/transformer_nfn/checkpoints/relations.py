@@ -1,8 +1,8 @@
 """Relation of two checkpoints: one model in disguise, related, or unrelated.
 
-Measured by ``benchmarks/relations.py`` on eight families of small language models (GPT-2s and
-Llamas, D = 64, three blocks) that were really trained, the second model of each pair disguised by
-every symmetry it has at condition 10. Thresholds hold for each block:
+Thresholds were measured by ``benchmarks/relations.py`` on eight families of small language models
+(GPT-2s and Llamas, D = 64, three blocks) that were really trained, the second model of each pair
+disguised by every symmetry it has at condition 10:
 
 ======================================  =====  ==============  ==============
 relation                                pairs  score           each block
@@ -13,20 +13,21 @@ retrained as long on other data             8  0.553 to 0.614  0.455 to 0.694
 one block replaced: the others            110                  0.918 to 1.000
 one block replaced: that block            110                  0.000 to 0.053
 started from the other's embeddings         8  0.083 to 0.129  0.044 to 0.229
-strangers on the same data                130  0.041 to 0.127  0.023 to 0.188
+unrelated, trained on the same data       130  0.041 to 0.127  0.023 to 0.188
 ======================================  =====  ==============  ==============
 
-With the thresholds below every one of these pairs gets the right verdict. They were set on the
-same pairs; no error among 130 strangers and 64 relatives bounds the rates at about 2 % and 5 %.
-Trained four times as long (one pair each), strangers had a block at 0.22, and a model retrained as
-long on other data fell to 0.26 in its last block, *partly*: see ``docs/relations.md``.
+Every one of these pairs gets the right verdict. The thresholds were set on the same pairs; no error
+among 130 unrelated and 64 related pairs bounds the rates at about 2 % and 5 %. Trained four times
+as long (one pair each), unrelated models had a block at 0.22, and a model retrained as long on
+other data fell to 0.26 in its last block, *partly*: see ``docs/relations.md``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,6 +62,8 @@ from transformer_nfn.checkpoints.stream import (
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.io.files import blank_figure, save_figure
 
+__all__ = ["Part", "Relation", "Verdict", "block_score", "draw_relation", "relate"]
+
 Verdict = Literal[
     "same",
     "same backbone",
@@ -76,28 +79,27 @@ CONSISTENT: Verdict = "consistent with a disguise, not proved"
 only a proof makes this *same*."""
 
 RELATED = 0.35
-"""A block that scores at least this has the other's weights behind it: midway between the lowest
-of a derived model (0.455) and the highest of one that shared embeddings only (0.229)."""
-STRANGE = 0.28
-"""A block that scores at most this has not: a fifth above the highest such score (0.229)."""
+"""Least score of a related block: midway between the lowest of a derived model (0.455) and the
+highest of one that shared embeddings only (0.229)."""
+UNRELATED = 0.28
+"""Largest score of an unrelated block: a fifth above the highest one measured (0.229)."""
 SHARED_EMBEDDINGS = 0.76
-"""Embeddings that agree so well were taken over: strangers trained on the same data reach 0.701,
-those that a model started from, and trained along, stay above 0.817."""
-STRANGERS, HIGHEST_STRANGER = 130, 0.19
-"""Pairs of strangers that were measured, and the highest score of a block among them."""
-DERIVED, LOWEST_DERIVED = 64, 0.45
-"""Pairs of relatives that were measured, and the lowest score of a block among them."""
+"""Least score of copied embeddings: unrelated models of the same data reach 0.701, embeddings that
+a model started from, and trained further, stay above 0.817."""
+UNRELATED_PAIRS, HIGHEST_UNRELATED = 130, 0.19
+"""Unrelated pairs that were measured, and the highest score of a block among them."""
+DERIVED_PAIRS, LOWEST_DERIVED = 64, 0.45
+"""Derived pairs that were measured, and the lowest score of a block among them."""
 FLOAT32 = 5e-5
-"""Distance up to which arithmetic in float32, which scores are computed in, is an explanation."""
+"""Largest distance that arithmetic in float32, which scores are computed in, explains."""
 EXPLAINED, EXPLAINED_HALF = 64.0, 4.0
-"""Times the expected noise up to which rounding is an explanation of a distance; the second where
-a file is in half precision, where there is less room between rounding and a change."""
+"""Times the expected noise up to which rounding explains a distance; the second where a file is in
+half precision, where there is less room between rounding and a change."""
 READABLE = 0.8
-"""A block in which rounding leaves a part of an exact disguise a lower score than this cannot be
-judged by its score: its matrices have a condition that its dtype does not carry."""
+"""Least score that rounding must leave of every part of an exact disguise for a block to be judged
+by its score: below, its matrices have a condition that its dtype does not carry."""
 FEWEST = 4
-"""Directions of the stream that tables must determine for scores to mean anything."""
-
+"""Fewest directions of the stream that tables must determine for scores to be meaningful."""
 NO_DIRECTION = (
     "Scores are symmetric: which of the two came first, or whether both came from a third, "
     "is not something they can tell."
@@ -105,144 +107,103 @@ NO_DIRECTION = (
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """A verdict, in one sentence, and which blocks of A it rests on."""
-
-    verdict: Verdict
-    reason: str
-    blocks: tuple[str, ...] = ()
-
-
-def judge(
-    scores: Mapping[str, float],
-    ceilings: Mapping[str, float],
-    explained: bool,
-    embeddings: float | None,
-) -> Judgement:
-    """The verdict on two models of one depth.
-
-    Args:
-        scores: of each block, by its name.
-        ceilings: the lowest score that rounding leaves of a part of an exact disguise, by block.
-        explained: every distance that was measured is one that rounding explains.
-        embeddings: the best score of a table of embeddings; None where there is none.
-    """
-    if explained and all(s >= RELATED for s in scores.values()):
-        return Judgement(
-            CONSISTENT,
-            "every part that scores compare agrees up to what the rounding of the files explains; "
-            "scores see neither every tensor nor any scale",
-            tuple(scores),
-        )
-    unreadable = tuple(name for name, c in ceilings.items() if c < READABLE)
-    if unreadable:
-        return Judgement(
-            "unclear",
-            f"in blocks {listed(unreadable)} rounding leaves parts of even an exact disguise a "
-            f"score of {min(ceilings.values()):.2f} only: their matrices have a condition that the "
-            "dtype of the files does not carry",
-        )
-    related = tuple(name for name, s in scores.items() if s >= RELATED)
-    strange = tuple(name for name, s in scores.items() if s <= STRANGE)
-    if len(related) == len(scores):
-        low = min(scores.values())
-        return Judgement(
-            "derived",
-            f"every block scores at least {low:.2f}; of {STRANGERS} pairs of strangers trained on "
-            f"the same data none had a block above {HIGHEST_STRANGER:.2f}",
-            related,
-        )
-    if len(strange) == len(scores):
-        return _no_blocks(max(scores.values(), default=0.0), embeddings)
-    if related:
-        others = [name for name in scores if name not in related]
-        return Judgement(
-            "partly",
-            f"blocks {listed(related)} agree (at least {RELATED}; strangers reach "
-            f"{HIGHEST_STRANGER:.2f}), blocks {listed(others)} do not",
-            related,
-        )
-    return Judgement(
-        "unclear",
-        f"scores between {STRANGE} and {RELATED} belong to neither relatives nor strangers",
-    )
-
-
-def judge_matrix(best: Mapping[str, tuple[str, float]], embeddings: float | None) -> Judgement:
-    """The verdict on models of different depth, from each block's best partner."""
-    related = {name: pair for name, pair in best.items() if pair[1] >= RELATED}
-    if related:
-        pairs = ", ".join(f"{a} with {b}" for a, (b, _) in related.items())
-        return Judgement("partly", f"the depths differ; blocks agree: {pairs}", tuple(related))
-    highest = max((score for _, score in best.values()), default=0.0)
-    if highest <= STRANGE:
-        return _no_blocks(highest, embeddings)
-    return Judgement("unclear", f"the depths differ, and no block scores above {highest:.2f}")
-
-
-def _no_blocks(highest: float, embeddings: float | None) -> Judgement:
-    if embeddings is not None and embeddings >= SHARED_EMBEDDINGS:
-        return Judgement(
-            "embeddings only",
-            f"no block scores above {highest:.2f}, but embeddings agree to {embeddings:.2f} "
-            "(those of strangers trained on the same data to 0.70 at most)",
-        )
-    return Judgement(
-        "unrelated",
-        f"no block scores above {highest:.2f}; of {DERIVED} pairs of trained relatives none had a "
-        f"block below {LOWEST_DERIVED:.2f}",
-    )
-
-
-def listed(names: Sequence[str]) -> str:
-    """``0, 1, 4``; long lists shortened."""
-    shown = list(names) if len(names) <= 12 else [*names[:10], "…", names[-1]]
-    return ", ".join(shown)
-
-
-@dataclass(frozen=True)
 class Relation:
-    """What `relate` found.
+    """Relation of two checkpoints, from `relate`.
 
     Attributes:
         verdict: ``same`` (proved), ``same backbone`` (blocks and embeddings proved, heads
             differ), ``consistent with a disguise, not proved``, ``derived``, ``partly``,
             ``embeddings only``, ``unrelated``, ``unclear``.
-        same_function: True only by equal bytes or by proof; False where it is known that they
-            are not (by shapes, by proof, or with a verdict that implies it); None otherwise.
-        score: mean over the blocks, 0 for strangers, 1 for a disguise; None without blocks to
-            compare.
+        same_function: True only by equal bytes or by proof; False where they are known to differ
+            (by shapes, by proof, or with a verdict that implies it); None otherwise.
+        score: mean over the blocks, 0 for unrelated models, 1 for a disguise; None without blocks
+            to compare.
         blocks: parts of each block by its name; empty where the depths differ.
-        tables: how embeddings, positions and output matrix agree.
+        tables: agreement of embeddings, positions and output matrix.
         fitted: tables that the map of the stream was fitted on.
         matrix: blocks of A (rows) against blocks of B.
-        rows: names of the blocks of A. columns: of B.
+        rows: names of the blocks of A.
+        columns: names of the blocks of B.
         related: blocks of A that the verdict rests on.
         not_compared: what was left out, a sentence each.
         reason: one sentence.
-        proof: what a proof added, where one was tried.
+        proof: of the same function or the contrary, where one was tried.
+
+    >>> print(Relation("same", True, 1.0, "both hold the same bytes", ("0",), ("0",)))
+    same (score 1.000): both hold the same bytes
     """
 
     verdict: Verdict
     same_function: bool | None
     score: float | None
-    blocks: Mapping[str, Mapping[str, Part]]
-    tables: Mapping[str, float]
-    fitted: tuple[str, ...]
-    matrix: Tensor | None
+    reason: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    related: tuple[str, ...]
-    not_compared: tuple[str, ...]
-    reason: str
+    blocks: Mapping[str, Mapping[str, Part]] = field(default_factory=dict)
+    tables: Mapping[str, float] = field(default_factory=dict)
+    fitted: tuple[str, ...] = ()
+    matrix: Tensor | None = None
+    related: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
     proof: Proof | None = None
 
     def __str__(self) -> str:
-        return describe(self)
+        """A table by block and part, the verdict in a sentence, and what was not compared."""
+        lines = []
+        parts = list(dict.fromkeys(p for row in self.blocks.values() for p in row))
+        if parts:
+            width = max(5, *(len(name) for name in self.blocks))
+            lines.append("  ".join([f"{'block':{width}}", *(f"{p:>8}" for p in parts), "   score"]))
+            for name, row in self.blocks.items():
+                cells = [f"{row[p].score:8.3f}" if p in row else " " * 8 for p in parts]
+                lines.append("  ".join([f"{name:{width}}", *cells, f"{block_score(row):8.3f}"]))
+        if self.tables:
+            shown = ", ".join(f"{name} {score:.3f}" for name, score in self.tables.items())
+            lines.append(f"tables: {shown}")
+        score = "" if self.score is None else f" (score {self.score:.3f})"
+        lines.append(f"{self.verdict}{score}: {self.reason}")
+        if self.proof is not None:
+            first, *more = self.proof.lines()
+            lines += more if self.proof.reason == self.reason else [first, *more]
+        lines += [f"not compared: {text}" for text in self.not_compared]
+        if self.verdict in ("derived", "partly", "embeddings only"):
+            lines.append(NO_DIRECTION)
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as JSON values."""
+        return {
+            "verdict": self.verdict,
+            "same_function": self.same_function,
+            "score": self.score,
+            "reason": self.reason,
+            "blocks": {
+                name: {
+                    "score": block_score(parts),
+                    "parts": {
+                        part: {
+                            "score": p.score,
+                            "distance": p.distance if math.isfinite(p.distance) else None,
+                            "rounding": p.noise,
+                        }
+                        for part, p in parts.items()
+                    },
+                }
+                for name, parts in self.blocks.items()
+            },
+            "tables": dict(self.tables),
+            "matrix": None if self.matrix is None else self.matrix.tolist(),
+            "rows": list(self.rows),
+            "columns": list(self.columns),
+            "related_blocks": list(self.related),
+            "not_compared": list(self.not_compared),
+            "direction": "none: scores are symmetric",
+            "proof": None if self.proof is None else self.proof.as_json(),
+        }
 
 
 def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
-    """Relates two checkpoints, whatever disguise either of them wears.
+    """Relate two checkpoints, whatever disguise either of them wears.
 
     Scores say how similar the blocks are in a basis that the embeddings fix; the docstring of this
     module has the numbers behind every threshold. Scores are symmetric: no direction is reported.
@@ -252,22 +213,40 @@ def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
     Args:
         A: one model, from `open_model`.
         B: the other.
-        prove: True proves, or looks for token ids on which the two differ, whatever the scores
+        prove: True proves, or searches for token ids on which the two differ, whatever the scores
             are; False leaves it at scores. By default only a disguise is proved.
+
+    >>> from transformer_nfn.checkpoints import open_model
+    >>> from transformer_nfn.testing import write_example_checkpoint
+    >>> a, b = (write_example_checkpoint(f"model-{seed}", seed) for seed in (0, 1))
+    >>> with open_model(a) as A, open_model(b) as B:
+    ...     relate(A, B).verdict, relate(A, A).verdict
+    ('unrelated', 'same')
     """
-    if (equal := equal_weights(A, B)) is not None:
-        return _identical(A, equal)
-    away = incomparable(A, B)
-    found = _apart_by_shape(A, B, away) if away else _relate(A, B)
-    if prove is False or (prove is None and found.verdict != CONSISTENT):
-        return found
-    related = found.blocks and all(block_score(p) >= RELATED for p in found.blocks.values())
-    return _concluded(found, prove_pair(A, B, found.fitted if related else None))
+    rows, columns = Reduced(A).blocks, Reduced(B).blocks
+    if (reason := equal_weights(A, B)) is not None:
+        return Relation("same", True, 1.0, reason, rows, columns, related=rows)
+    if (reason := incomparable(A, B)) is not None:
+        # Ancestry by cutting or widening is neither claimed nor denied.
+        reason += (
+            ": no disguise changes that, so they are not one model in disguise; whether one was "
+            "made from the other by changing its shape is not looked at"
+        )
+        relation = Relation(
+            "unclear", False, None, reason, rows, columns, not_compared=("all blocks",)
+        )
+    else:
+        relation = _relate_by_scores(A, B)
+    if prove is False or (prove is None and relation.verdict != CONSISTENT):
+        return relation
+    scores = [block_score(parts) for parts in relation.blocks.values()]
+    related = bool(scores) and min(scores) >= RELATED
+    return _concluded(relation, prove_pair(A, B, relation.fitted if related else None))
 
 
-def _concluded(found: Relation, proof: Proof) -> Relation:
+def _concluded(relation: Relation, proof: Proof) -> Relation:
     """The relation after a proof was tried."""
-    verdict, reason = found.verdict, found.reason
+    verdict, reason = relation.verdict, relation.reason
     if proof.same is True:
         verdict, reason = "same", proof.reason
     elif proof.backbone:
@@ -275,12 +254,12 @@ def _concluded(found: Relation, proof: Proof) -> Relation:
     elif verdict == CONSISTENT:
         verdict, reason = ("derived" if proof.same is False else "unclear"), proof.reason
     return replace(
-        found,
+        relation,
         verdict=verdict,
         reason=reason,
         same_function=proof.same,
         proof=proof,
-        not_compared=found.not_compared if proof.element is None else proof.not_compared,
+        not_compared=relation.not_compared if proof.element is None else proof.not_compared,
     )
 
 
@@ -312,11 +291,11 @@ def equal_weights(A: Model, B: Model) -> str | None:
 
 
 def _is_rounded(a: Tensor, b: Tensor) -> bool:
-    """Whether ``b`` is ``a`` in another dtype, in which nothing of size was lost to underflow."""
+    """Whether ``b`` is ``a`` in another dtype, with nothing of size lost to underflow."""
     if not torch.equal(a.to(b.dtype), b):
         return False
-    away = (a.double() - b.double()).norm()
-    return bool(away <= torch.finfo(b.dtype).eps * a.double().norm())
+    distance = (a.double() - b.double()).norm()
+    return bool(distance <= torch.finfo(b.dtype).eps * a.double().norm())
 
 
 def incomparable(A: Model, B: Model) -> str | None:
@@ -335,54 +314,30 @@ def incomparable(A: Model, B: Model) -> str | None:
     return None
 
 
-def _identical(A: Model, reason: str) -> Relation:
-    names = Reduced(A).blocks
-    return Relation("same", True, 1.0, {}, {}, (), None, names, names, names, (), reason)
-
-
-def _apart_by_shape(A: Model, B: Model, away: str) -> Relation:
-    """Models no symmetry joins; ancestry (by cutting or widening) is not claimed or denied."""
-    return Relation(
-        "unclear",
-        False,
-        None,
-        {},
-        {},
-        (),
-        None,
-        Reduced(A).blocks,
-        Reduced(B).blocks,
-        (),
-        ("all blocks",),
-        f"{away}: no disguise changes that, so they are not one model in disguise; whether one "
-        "was made from the other by changing its shape is not looked at",
-    )
-
-
-def _relate(first: Model, second: Model) -> Relation:
+def _relate_by_scores(first: Model, second: Model) -> Relation:
     A, B = reduce_pair(first, second, torch.float32)
     fit = fit_stream(A, B)
-    found = _scored(A, B, fit)
-    if found.verdict == CONSISTENT:
-        return found
+    relation = _scored(A, B, fit)
+    if relation.verdict == CONSISTENT:
+        return relation
     # Outputs that were replaced bend the map; without them the rest may agree exactly.
     outputs = [n for n in fit.tables if n not in EMBEDDINGS]
-    if found.verdict != "unrelated" and any(not _fits(A, B, fit, n) for n in outputs):
+    if relation.verdict != "unrelated" and not all(_fits(A, B, fit, n) for n in outputs):
         kept = without_outputs(A, B, fit)
         if kept.tables and all(_fits(A, B, kept, n) for n in kept.distances):
             again = _scored(A, B, kept)
             if again.verdict == CONSISTENT:
                 return again
     # So do embeddings that were replaced; the basis may be the same nevertheless.
-    if found.verdict != "derived" and _undisguised(A, B):
+    if relation.verdict != "derived" and _same_basis(A, B):
         again = _scored(A, B, replace(fit, map=StreamMap("identity")))
-        if (again.score or 0.0) > (found.score or 0.0):
+        if (again.score or 0.0) > (relation.score or 0.0):
             return again
-    return found
+    return relation
 
 
-def _undisguised(A: Reduced, B: Reduced) -> bool:
-    """Whether the first blocks are relatives in the bases that the files have."""
+def _same_basis(A: Reduced, B: Reduced) -> bool:
+    """Whether the first blocks are related in the bases that the files have."""
     probes = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
     name = A.blocks[0]
     if name != B.blocks[0]:
@@ -392,7 +347,7 @@ def _undisguised(A: Reduced, B: Reduced) -> bool:
 
 
 def _fits(A: Reduced, B: Reduced, fit: StreamFit, name: str) -> bool:
-    """Whether rounding explains how far a table is away under the fitted map."""
+    """Whether rounding explains the distance of a table under the fitted map."""
     if name not in fit.distances:
         return False
     return _is_rounding(A, B, fit.distances[name], fit.noise[name])
@@ -410,53 +365,43 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
     probes = (into, Probes(fit.map(into.into), fit.map(into.out)))
     in_line = A.blocks == B.blocks
     blocks: dict[str, dict[str, Part]] = {}
-    constants: list[tuple[float, float]] = []
-    small: tuple[list[Directions], list[Directions]] = ([], [])
-    for a, b in _sketches(A, B, probes, in_line):
-        for kept, sketch in zip(small, (a, b), strict=True):
+    distances: list[tuple[float, float]] = []
+    thumbnails: tuple[list[Directions], list[Directions]] = ([], [])
+    # One block of each model in memory at a time.
+    for name, a, b in zip_longest(A.blocks, _sketches(A, probes[0]), _sketches(B, probes[1])):
+        for kept, sketch in zip(thumbnails, (a, b), strict=True):
             if sketch is not None:
-                kept.append(thumbnail(sketch[1]))
-        if in_line and a is not None and b is not None:
-            blocks[a[0]] = compare_blocks(unit_directions(a[1]), unit_directions(b[1]))
-            constants.append(_constants_apart(a[1], b[1]))
-    matrix = block_matrix(*small)
-    judgement = _judge(A, B, fit, blocks, constants, matrix)
+                kept.append(thumbnail(sketch))
+        if in_line:
+            blocks[name] = compare_blocks(unit_directions(a), unit_directions(b))
+            distances.append(_constant_distance(a, b))
+    matrix = block_matrix(*thumbnails)
+    judgement = _judge(A, B, fit, blocks, distances, matrix)
     scores = [block_score(parts) for parts in blocks.values()]
     undecided = judgement.verdict in ("unclear", CONSISTENT)
     return Relation(
         judgement.verdict,
         None if undecided else False,
         sum(scores) / len(scores) if scores else None,
+        judgement.reason,
+        A.blocks,
+        B.blocks,
         blocks,
         fit.scores,
         fit.tables,
         matrix,
-        A.blocks,
-        B.blocks,
         judgement.blocks,
         tuple(_left_out(A, B, fit, in_line)),
-        judgement.reason,
     )
 
 
-def _sketches(
-    A: Reduced, B: Reduced, probes: tuple[Probes, Probes], in_line: bool
-) -> Iterator[tuple[tuple[str, BlockSketch] | None, tuple[str, BlockSketch] | None]]:
-    """Blocks of both side by side, or one after the other where the depths differ."""
-    if in_line:
-        for name in A.blocks:
-            a = name, sketch_block(A.block(name), probes[0])
-            yield a, (name, sketch_block(B.block(name), probes[1]))
-        return
-    for name in A.blocks:
-        yield (name, sketch_block(A.block(name), probes[0])), None
-    for name in B.blocks:
-        yield None, (name, sketch_block(B.block(name), probes[1]))
+def _sketches(model: Reduced, probes: Probes) -> Iterator[BlockSketch]:
+    return (sketch_block(model.block(name), probes) for name in model.blocks)
 
 
-def _constants_apart(a: BlockSketch, b: BlockSketch) -> tuple[float, float]:
-    """Distance of the constants that two blocks add to the stream, against all that they write,
-    and that distance as rounding alone is expected to cause it."""
+def _constant_distance(a: BlockSketch, b: BlockSketch) -> tuple[float, float]:
+    """Distance of the constants that two blocks add to the stream, relative to all that they write,
+    and the distance that rounding alone is expected to cause."""
     x, y = a.constants, b.constants
     if x.shape != y.shape:
         return float("inf"), 0.0
@@ -467,37 +412,115 @@ def _constants_apart(a: BlockSketch, b: BlockSketch) -> tuple[float, float]:
     return float((x - y).norm()) / size, error / size
 
 
+@dataclass(frozen=True)
+class _Judgement:
+    """A verdict, its reason, and the blocks of A it rests on."""
+
+    verdict: Verdict
+    reason: str
+    blocks: tuple[str, ...] = ()
+
+
 def _judge(
     A: Reduced,
     B: Reduced,
     fit: StreamFit,
     blocks: Mapping[str, Mapping[str, Part]],
-    constants: list[tuple[float, float]],
+    constants: Sequence[tuple[float, float]],
     matrix: Tensor,
-) -> Judgement:
+) -> _Judgement:
+    """The verdict on two models from the scores of their blocks."""
     span = fit.map.span
     if span is not None and span.shape[1] < FEWEST:
-        return Judgement(
+        return _Judgement(
             "unclear",
             f"embeddings and outputs determine {span.shape[1]} of {len(span)} directions of the "
             "stream, too few to compare blocks by",
         )
     if A.blocks != B.blocks:
-        best = {
-            name: (B.blocks[int(row.argmax())], float(row.max()))
-            for name, row in zip(A.blocks, matrix, strict=True)
-        }
-        strange = all(score <= STRANGE for _, score in best.values())
-        return judge_matrix(best, _embeddings(A, B) if strange else None)
+        return _judge_matrix(A, B, matrix)
     scores = {name: block_score(parts) for name, parts in blocks.items()}
-    ceilings = {
-        name: min((p.ceiling for p in parts.values()), default=1.0)
-        for name, parts in blocks.items()
+    low, high = min(scores.values(), default=1.0), max(scores.values(), default=0.0)
+    parts = [(p.distance, p.noise) for row in blocks.values() for p in row.values()]
+    if low >= RELATED and _explained(A, B, fit, [*parts, *constants]):
+        return _Judgement(
+            CONSISTENT,
+            "every part that scores compare agrees up to what the rounding of the files explains; "
+            "scores see neither every tensor nor any scale",
+            tuple(scores),
+        )
+    # The lowest score that rounding leaves of a part of an exact disguise.
+    ceilings = {n: min((p.ceiling for p in row.values()), default=1.0) for n, row in blocks.items()}
+    unreadable = [name for name, ceiling in ceilings.items() if ceiling < READABLE]
+    if unreadable:
+        return _Judgement(
+            "unclear",
+            f"in blocks {_listed(unreadable)} rounding leaves parts of even an exact disguise a "
+            f"score of {min(ceilings.values()):.2f} only: their matrices have a condition that the "
+            "dtype of the files does not carry",
+        )
+    related = tuple(name for name, score in scores.items() if score >= RELATED)
+    if low >= RELATED:
+        return _Judgement(
+            "derived",
+            f"every block scores at least {low:.2f}; of {UNRELATED_PAIRS} pairs of strangers "
+            f"trained on the same data none had a block above {HIGHEST_UNRELATED:.2f}",
+            related,
+        )
+    if high <= UNRELATED:
+        return _no_blocks(A, B, high)
+    if related:
+        others = [name for name in scores if name not in related]
+        return _Judgement(
+            "partly",
+            f"blocks {_listed(related)} agree (at least {RELATED}; strangers reach "
+            f"{HIGHEST_UNRELATED:.2f}), blocks {_listed(others)} do not",
+            related,
+        )
+    return _Judgement(
+        "unclear",
+        f"scores between {UNRELATED} and {RELATED} belong to neither relatives nor strangers",
+    )
+
+
+def _judge_matrix(A: Reduced, B: Reduced, matrix: Tensor) -> _Judgement:
+    """The verdict on models of different depth, from the best partner of each block."""
+    best = {
+        name: (B.blocks[int(row.argmax())], float(row.max()))
+        for name, row in zip(A.blocks, matrix, strict=True)
     }
-    strange = all(score <= STRANGE for score in scores.values())
-    parts = [(p.distance, p.noise) for found in blocks.values() for p in found.values()]
-    explained = _explained(A, B, fit, [*parts, *constants])
-    return judge(scores, ceilings, explained, _embeddings(A, B) if strange else None)
+    related = {name: partner for name, (partner, score) in best.items() if score >= RELATED}
+    if related:
+        pairs = ", ".join(f"{a} with {b}" for a, b in related.items())
+        return _Judgement("partly", f"the depths differ; blocks agree: {pairs}", tuple(related))
+    high = max((score for _, score in best.values()), default=0.0)
+    if high <= UNRELATED:
+        return _no_blocks(A, B, high)
+    return _Judgement("unclear", f"the depths differ, and no block scores above {high:.2f}")
+
+
+def _no_blocks(A: Reduced, B: Reduced, high: float) -> _Judgement:
+    """The verdict on models without related blocks: their embeddings decide."""
+    names = [n for n in ("token", "patch") if n in A.names and n in B.names]
+    # In the basis that is best for the embeddings, whatever the outputs are.
+    scores = [score for n in names for score in fit_stream(A, B, only=(n,)).scores.values()]
+    if scores and max(scores) >= SHARED_EMBEDDINGS:
+        return _Judgement(
+            "embeddings only",
+            f"no block scores above {high:.2f}, but embeddings agree to {max(scores):.2f} "
+            "(those of strangers trained on the same data to 0.70 at most)",
+        )
+    return _Judgement(
+        "unrelated",
+        f"no block scores above {high:.2f}; of {DERIVED_PAIRS} pairs of trained relatives none had "
+        f"a block below {LOWEST_DERIVED:.2f}",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``0, 1, 4``; long lists shortened."""
+    shown = list(names) if len(names) <= 12 else [*names[:10], "…", names[-1]]
+    return ", ".join(shown)
 
 
 def _explained(
@@ -514,13 +537,6 @@ def _explained(
         return False
     tables = [(fit.distances[n], fit.noise[n]) for n in embeddings if n in fit.distances]
     return all(_is_rounding(A, B, distance, noise) for distance, noise in (*measured, *tables))
-
-
-def _embeddings(A: Reduced, B: Reduced) -> float | None:
-    """How the embeddings agree in the basis that is best for them, whatever the outputs are."""
-    names = [n for n in ("token", "patch") if n in A.names and n in B.names]
-    found = [fit_stream(A, B, only=(name,)).scores.values() for name in names]
-    return max((score for scores in found for score in scores), default=None)
 
 
 def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator[str]:
@@ -543,73 +559,16 @@ def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator
         yield "MLPs: those of one model are gated, those of the other are not"
 
 
-def describe(relation: Relation) -> str:
-    """A table by block and part, the verdict in a sentence, and what was not compared."""
-    lines = []
-    parts = list(dict.fromkeys(p for row in relation.blocks.values() for p in row))
-    if parts:
-        width = max(5, *(len(name) for name in relation.blocks))
-        lines.append("  ".join([f"{'block':{width}}", *(f"{p:>8}" for p in parts), "   score"]))
-        for name, row in relation.blocks.items():
-            cells = [f"{row[p].score:8.3f}" if p in row else " " * 8 for p in parts]
-            lines.append("  ".join([f"{name:{width}}", *cells, f"{block_score(row):8.3f}"]))
-    if relation.tables:
-        shown = ", ".join(f"{name} {score:.3f}" for name, score in relation.tables.items())
-        lines.append(f"tables: {shown}")
-    score = "" if relation.score is None else f" (score {relation.score:.3f})"
-    lines.append(f"{relation.verdict}{score}: {relation.reason}")
-    if relation.proof is not None:
-        first, *more = relation.proof.lines()
-        lines += more if relation.proof.reason == relation.reason else [first, *more]
-    lines += [f"not compared: {text}" for text in relation.not_compared]
-    if relation.verdict in ("derived", "partly", "embeddings only"):
-        lines.append(NO_DIRECTION)
-    return "\n".join(lines)
-
-
-def as_json(relation: Relation) -> dict[str, Any]:
-    """A relation as numbers and words."""
-    return {
-        "verdict": relation.verdict,
-        "same_function": relation.same_function,
-        "score": relation.score,
-        "reason": relation.reason,
-        "blocks": {
-            name: {
-                "score": block_score(parts),
-                "parts": {
-                    part: {
-                        "score": p.score,
-                        "distance": p.distance if math.isfinite(p.distance) else None,
-                        "rounding": p.noise,
-                    }
-                    for part, p in parts.items()
-                },
-            }
-            for name, parts in relation.blocks.items()
-        },
-        "tables": dict(relation.tables),
-        "matrix": None if relation.matrix is None else relation.matrix.tolist(),
-        "rows": list(relation.rows),
-        "columns": list(relation.columns),
-        "related_blocks": list(relation.related),
-        "not_compared": list(relation.not_compared),
-        "direction": "none: scores are symmetric",
-        "proof": None if relation.proof is None else relation.proof.as_json(),
-    }
-
-
 def draw_relation(relation: Relation, out: str | Path, names: tuple[str, str] = ("A", "B")) -> Path:
-    """Draws the matrix of blocks into ``out`` (png, pdf or svg by its name).
+    """Draw blocks of A against blocks of B as a heat map into ``out`` (png, pdf or svg).
 
     Args:
         relation: with a matrix, which identical files and streams of different width lack.
-        out: the picture to write.
+        out: the figure to write.
         names: of the two models, for the axes.
     """
     if relation.matrix is None:
         raise SpaceError(f"there is no matrix of blocks to draw: {relation.reason}")
-    out = Path(out)
     rows, columns = relation.matrix.shape
     figure = blank_figure(2.2 + 0.3 * columns, 1.6 + 0.3 * rows, SpaceError)
     axes = figure.subplots()
@@ -618,5 +577,5 @@ def draw_relation(relation: Relation, out: str | Path, names: tuple[str, str] = 
     axes.set_yticks(range(rows), relation.rows)
     axes.set(xlabel=f"blocks of {names[1]}", ylabel=f"blocks of {names[0]}")
     axes.set_title(relation.verdict, loc="left")
-    figure.colorbar(image, ax=axes, label="score (strangers 0, disguise 1)")
-    return save_figure(figure, out, SpaceError)
+    figure.colorbar(image, ax=axes, label="score (unrelated 0, disguise 1)")
+    return save_figure(figure, Path(out), SpaceError)

@@ -1,9 +1,9 @@
 """Sketches of blocks, and the scores of two blocks from them.
 
 Sketches. Gaussian vectors z of the stream, brought to each model's own coordinates, are read by
-queries, keys, values and neurons, and further ones y read what is written. Heads then show the
+queries, keys, values and neurons, and further ones y read what is written. Heads then have the
 numbers `q(z)·k(z′)` (under rotary positions at several distances) and `z V O y`, neurons what they
-read and what they write. Nothing of this depends on a basis of a head, and no product is formed.
+read and what they write. None of this depends on a basis of a head, and no product is formed.
 
 Scores. Heads and neurons are matched on one half and scored on the other: among thousands of
 unrelated neurons the nearest one always looks near. So heads are matched on QK and scored on VO,
@@ -24,11 +24,16 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
 from transformer_nfn.functional.description import Attention
-from transformer_nfn.symmetry.sketch import directions
+from transformer_nfn.symmetry.sources import directions
 
 PROBES = 256
 OFFSETS = (0, 3, 40)
-"""Distances between query and key at which rotary attention is looked at."""
+"""Distances between query and key at which rotary attention is evaluated."""
+NEURONS = 1024
+"""Neurons of a block that are matched with the other, evenly spread; all where there are fewer.
+A mean over a thousand cosines is known to 0.002."""
+FEWER_PROBES, FEWER_NEURONS = 64, 128
+"""The same where all pairs of blocks are scored, and all sketches are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Probes:
 
 
 def draw_probes(width: int, *, centred: bool, dtype: torch.dtype) -> Probes:
-    """The same vectors on every machine; without a mean where nobody sees it."""
+    """Fixed probes, the same on every machine; without a mean where the model ignores it."""
     like = torch.zeros(0, dtype=dtype)
     pair = [directions(f"relate {way}", PROBES, width, like) for way in ("into", "out")]
     if centred:
@@ -54,7 +59,7 @@ class HeadSketch:
 
     Attributes:
         QK: ``[h, …]`` scores of the probes.
-        VO: ``[h, …]`` what they write.
+        VO: ``[h, …]`` outputs, read by the probes.
         noise: ``[h]`` each, of QK and VO: expected squares of the relative rounding error. A
             basis of large condition makes them large: products of large numbers cancel.
     """
@@ -69,9 +74,9 @@ class NeuronSketch:
     """Neurons of one MLP.
 
     Attributes:
-        read: ``[f, n]`` what each reads of the probes (the gate, where it is gated).
+        read: ``[f, n]`` input of each neuron on the probes (of the gate, where it is gated).
         up: ``[f, n]`` the other factor of gated neurons, or None.
-        write: ``[f, n]`` how what it writes is read by the probes.
+        write: ``[f, n]`` output of each neuron, read by the probes.
         noise: ``[f]`` each, of ``read`` and of ``write`` (with ``up``): expected squares of the
             relative rounding error.
     """
@@ -84,12 +89,12 @@ class NeuronSketch:
 
 @dataclass(frozen=True)
 class BlockSketch:
-    """One block.
+    """Sketch of one block.
 
     Attributes:
         heads: attentions by the prefix of their tensors.
         neurons: the MLP.
-        constants: what is added to the stream whatever is read, seen by the probes.
+        constants: what is added to the stream for any input, read by the probes.
         constants_error: expected square of their rounding error.
     """
 
@@ -100,48 +105,40 @@ class BlockSketch:
 
 
 def sketch_block(block: ReducedBlock, probes: Probes) -> BlockSketch:
-    """What a block does to the probes (in the model's own coordinates)."""
-    heads = {prefix: _heads(block, prefix, about, probes) for prefix, about in block.attentions()}
-    biases = [block.output_bias(prefix) for prefix, _ in block.attentions()]
+    """Sketch a block with probes in the model's own coordinates."""
+    attentions = block.attentions()
+    biases = [block.output_bias(prefix) for prefix, _ in attentions]
     constants = [c for c in (*biases, block.mlp_bias()) if c is not None]
     written = [probes.out @ c.value for c in constants]
     error = sum(float(c.error.sum()) for c in constants) * float(probes.out.square().mean())
-    empty = probes.out.new_zeros(0)
     return BlockSketch(
-        heads, _neurons(block, probes), torch.cat([empty, *written]), error * len(probes.out)
+        {prefix: _heads(block, prefix, attention, probes) for prefix, attention in attentions},
+        _neurons(block, probes),
+        torch.cat([probes.out.new_zeros(0), *written]),
+        error * len(probes.out),
     )
+
+
+def turned(q: Tensor, attention: Attention, offset: int) -> Tensor:
+    """Queries ``[..., d]`` rotated as for a key ``offset`` tokens away."""
+    half = attention.rotary // 2
+    if half == 0 or offset == 0:
+        return q
+    angle = offset * attention.frequencies().to(q)
+    first, second, rest = q.split([half, half, q.shape[-1] - 2 * half], -1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
 
 
 def _read(probes: Tensor, weight: Piece, bias: Piece | None) -> Tensor:
     """``z W + b`` for every head: ``[h, n, d]``."""
     W = weight.value
-    # One product for all heads: a batch of narrow ones takes several times as long.
-    out = probes @ W if W.ndim == 2 else _by_head(probes @ W.movedim(0, 1).flatten(1), len(W))
+    if W.ndim == 2:
+        out = probes @ W
+    else:  # one product for all heads: a batch of narrow ones takes several times as long
+        flat = probes @ W.movedim(0, 1).flatten(1)
+        out = flat.reshape(len(flat), len(W), -1).movedim(1, 0)
     return out if bias is None else out + bias.value.unsqueeze(-2)
-
-
-def _by_head(x: Tensor, heads: int) -> Tensor:
-    """``[n, h · d] → [h, n, d]``."""
-    return x.reshape(len(x), heads, -1).movedim(1, 0)
-
-
-def _query_key_probes(
-    block: ReducedBlock, prefix: str, about: Attention, into: Tensor
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Queries ``[h, n, d]`` of the probes before positions turn them, with their expected squared
-    rounding errors ``[h, d]`` summed over the probes; and keys ``[g, n, d]`` likewise."""
-    pieces = block.query_key(prefix, about)
-    out = []
-    for part in "QK":
-        weight, bias = pieces[f"W_{part}"], pieces.get(f"b_{part}")
-        z, error = _read(into, weight, bias), _read_error(into, weight, bias)
-        if about.qk_norm:
-            size = (z.square().mean(-1, keepdim=True) + 1e-12).sqrt()
-            gain = pieces[f"{part.lower()}_norm.g"].value
-            error = error * (gain / size).square().mean(-2)
-            z = z / size * gain
-        out.append((z, error))
-    return out[0], out[1]
 
 
 def _read_error(probes: Tensor, weight: Piece, bias: Piece | None) -> Tensor:
@@ -155,25 +152,14 @@ def _relative(error: Tensor, size: Tensor) -> Tensor:
     return error / torch.maximum(size, 1e-6 * error).clamp_min(1e-30)
 
 
-def turned(q: Tensor, about: Attention, offset: int) -> Tensor:
-    """Queries ``[..., d]`` as a key ``offset`` tokens away sees them."""
-    half = about.rotary // 2
-    if half == 0 or offset == 0:
-        return q
-    angle = offset * about.frequencies().to(q)
-    first, second, rest = q.split([half, half, q.shape[-1] - 2 * half], -1)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
-
-
-def _heads(block: ReducedBlock, prefix: str, about: Attention, probes: Probes) -> HeadSketch:
-    share = about.heads // about.groups
-    (q, q_error), (k, k_error) = _query_key_probes(block, prefix, about, probes.into)
+def _heads(block: ReducedBlock, prefix: str, attention: Attention, probes: Probes) -> HeadSketch:
+    share = attention.heads // attention.groups
+    (q, q_error), (k, k_error) = _query_key(block, prefix, attention, probes.into)
     k, k_error = (x.repeat_interleave(share, dim=0) for x in (k, k_error))
-    offsets = OFFSETS if about.rotary else OFFSETS[:1]
+    offsets = OFFSETS if attention.rotary else OFFSETS[:1]
     # Each offset has its own third of the queries, so that the sketch stays as small.
     chunks = q.chunk(len(offsets), 1)
-    parts = [turned(c, about, o) for c, o in zip(chunks, offsets, strict=True)]
+    parts = [turned(c, attention, o) for c, o in zip(chunks, offsets, strict=True)]
     QK = (torch.cat(parts, 1) @ k.mT).flatten(1)
     QK_noise = _product_noise((q, q_error), (k.mT, k_error), QK)
     del q, k, parts
@@ -184,6 +170,25 @@ def _heads(block: ReducedBlock, prefix: str, about: Attention, probes: Probes) -
     VO = (v @ o).flatten(1)
     o_error = W_O.error * probes.out.square().sum() / probes.out.shape[1]
     return HeadSketch(QK, VO, (QK_noise, _product_noise((v, v_error), (o, o_error), VO)))
+
+
+def _query_key(
+    block: ReducedBlock, prefix: str, attention: Attention, into: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Queries ``[h, n, d]`` of the probes before positions rotate them, with their expected squared
+    rounding errors ``[h, d]`` summed over the probes; and keys ``[g, n, d]`` likewise."""
+    pieces = block.query_key(prefix, attention)
+    out = []
+    for part in "QK":
+        weight, bias = pieces[f"W_{part}"], pieces.get(f"b_{part}")
+        z, error = _read(into, weight, bias), _read_error(into, weight, bias)
+        if attention.qk_norm:
+            size = (z.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+            gain = pieces[f"{part.lower()}_norm.g"].value
+            error = error * (gain / size).square().mean(-2)
+            z = z / size * gain
+        out.append((z, error))
+    return out[0], out[1]
 
 
 def _product_noise(
@@ -205,9 +210,8 @@ def _neurons(block: ReducedBlock, probes: Probes) -> NeuronSketch:
     def read(tensor: str) -> tuple[Tensor, Tensor]:
         weight, bias = block.reader(tensor)
         values = _read(probes.into, weight, bias).mT
-        return values, _relative(
-            _read_error(probes.into, weight, bias), values.square().sum(-1)
-        )
+        error = _read_error(probes.into, weight, bias)
+        return values, _relative(error, values.square().sum(-1))
 
     W_B = block.writer("W_B")
     write = W_B.value @ probes.out.mT
@@ -220,20 +224,15 @@ def _neurons(block: ReducedBlock, probes: Probes) -> NeuronSketch:
     return NeuronSketch(gate, first, write, (gate_noise, write_noise + first_noise))
 
 
-NEURONS = 1024
-"""Neurons of a block that are looked for in the other, evenly spread; all where there are fewer.
-A mean over a thousand cosines is known to 0.002."""
-
-
 @dataclass(frozen=True)
 class Part:
     """Agreement of one part of two blocks.
 
     Attributes:
-        score: mean cosine of pairs matched on the other half, at least 0; 0 for what has no pair.
+        score: mean cosine of pairs matched on the other half, at least 0; unmatched units count 0.
         distance: root mean square relative distance of those pairs, in direction; infinite where
             the numbers of heads differ.
-        noise: the same distance as the rounding of both files alone is expected to cause it.
+        noise: the distance that the rounding of both files alone is expected to cause.
         ceiling: the score that rounding is expected to leave of an exact disguise.
     """
 
@@ -249,9 +248,9 @@ class Directions:
 
     Attributes:
         heads: QK (without what all queries have in common), VO, and QK as it is, ``[h, …]`` each.
-        read: ``[f, n]``, centred over the probes, so that a common bias makes nobody alike.
-        plain: the same as they are.
-        written: ``[f, n]`` each: what neurons write, and the other factor of gated ones, whose
+        read: ``[f, n]``, centred over the probes, so that a common bias makes no neurons similar.
+        plain: the same, not centred.
+        written: ``[f, n]`` each: outputs of neurons, and the other factor of gated ones, whose
             signs only cancel together.
         head_noise: see `HeadSketch`.
         neuron_noise: see `NeuronSketch`.
@@ -266,7 +265,7 @@ class Directions:
 
 
 def unit_directions(sketch: BlockSketch) -> Directions:
-    """The directions of a sketch."""
+    """Normalise a sketch to unit vectors."""
     n = sketch.neurons
     return Directions(
         {
@@ -281,13 +280,37 @@ def unit_directions(sketch: BlockSketch) -> Directions:
     )
 
 
+def thumbnail(sketch: BlockSketch) -> Directions:
+    """Unit vectors of a sketch on `FEWER_PROBES`."""
+
+    def fewer(x: Tensor) -> Tensor:
+        # Every fourth probe of both sides, so that each distance of rotary positions occurs.
+        step = PROBES // FEWER_PROBES
+        return x.reshape(len(x), PROBES, PROBES)[:, ::step, ::step].flatten(1)
+
+    heads = {
+        prefix: HeadSketch(fewer(head.QK), fewer(head.VO), head.noise)
+        for prefix, head in sketch.heads.items()
+    }
+    n = sketch.neurons
+    up = None if n.up is None else n.up[:, :FEWER_PROBES]
+    neurons = NeuronSketch(n.read[:, :FEWER_PROBES], up, n.write[:, :FEWER_PROBES], n.noise)
+    return unit_directions(replace(sketch, heads=heads, neurons=neurons))
+
+
+def block_matrix(A: Sequence[Directions], B: Sequence[Directions]) -> Tensor:
+    """Scores of all blocks of A against all of B, ``[a, b]``, from their thumbnails."""
+    rows = [[block_score(compare_blocks(a, b, FEWER_NEURONS)) for b in B] for a in A]
+    return torch.tensor(rows, dtype=torch.float64).reshape(len(A), len(B))
+
+
 def compare_blocks(a: Directions, b: Directions, neurons: int = NEURONS) -> dict[str, Part]:
     """Every part that both blocks have: ``QK, VO, read, write``, of cross-attention ``cross QK``.
 
     Args:
         a: a block of one model, in the probes' coordinates.
         b: a block of the other.
-        neurons: of the first block to look for in the second.
+        neurons: number of neurons of the first block to match with the second.
     """
     parts: dict[str, Part] = {}
     for prefix in a.heads.keys() & b.heads.keys():
@@ -301,12 +324,16 @@ def compare_blocks(a: Directions, b: Directions, neurons: int = NEURONS) -> dict
 
 
 def block_score(parts: Mapping[str, Part]) -> float:
-    """The mean of a block's parts."""
+    """The mean score of a block's parts.
+
+    >>> block_score({"QK": Part(1.0, 0.0, 0.0, 1.0), "VO": Part(0.5, 0.7, 0.0, 1.0)})
+    0.75
+    """
     return sum(p.score for p in parts.values()) / max(len(parts), 1)
 
 
 def _compare_heads(a: Directions, b: Directions, prefix: str) -> tuple[Part, Part]:
-    """QK of heads matched on VO, and VO of heads matched on QK; distances of QK as it is."""
+    """QK of heads matched on VO, and VO of heads matched on QK; distances of QK not centred."""
     QK, VO, plain = zip(a.heads[prefix], b.heads[prefix], strict=True)
     noise = list(zip(a.head_noise[prefix], b.head_noise[prefix], strict=True))
     by_QK, by_VO = (_assigned(x @ y.mT) for x, y in (QK, VO))
@@ -317,24 +344,15 @@ def _compare_heads(a: Directions, b: Directions, prefix: str) -> tuple[Part, Par
         (VO, VO, by_QK, noise[1]),
     ):
         cosines = (scored[0][i] * scored[1][j]).sum(-1)
-        away = (measured[0][i] - measured[1][j]).square().sum(-1)
+        squares = (measured[0][i] - measured[1][j]).square().sum(-1)
         if len(i) < most:
-            away = torch.full_like(away, torch.inf)
-        parts.append(_part(cosines, away, errors[0][i] + errors[1][j], most))
+            squares = torch.full_like(squares, torch.inf)
+        parts.append(_part(cosines, squares, errors[0][i] + errors[1][j], most))
     return parts[0], parts[1]
 
 
-def _part(cosines: Tensor, away: Tensor, noise: Tensor, units: int) -> Part:
-    """A part from the cosines, squared distances and squared noise of its matched pairs."""
-    if len(cosines) == 0:
-        return Part(0.0, 0.0, 0.0, 1.0)
-    score = max(float(cosines.sum()) / units, 0.0)
-    distance, expected = (float(x.double().mean().sqrt()) for x in (away, noise))
-    return Part(score, distance, expected, float((1 + noise).rsqrt().mean()))
-
-
 def _compare_neurons(a: Directions, b: Directions, most: int) -> dict[str, Part]:
-    """What neurons write that read alike, and what they read that write alike.
+    """Outputs of neurons matched on inputs, and inputs of neurons matched on outputs.
 
     For gated neurons ``write`` is what scale and sign cannot change: cos(up)·cos(down).
     """
@@ -347,16 +365,24 @@ def _compare_neurons(a: Directions, b: Directions, most: int) -> dict[str, Part]
         ("write", written, written, _mutual(read, sample), 1),
     ):
         noise = a.neuron_noise[which][i] + b.neuron_noise[which][j]
-        parts[name] = _part(
-            _matched_cosines(scored, i, j), _matched_distances(measured, i, j), noise, len(sample)
-        )
+        cosines, squares = _matched_cosines(scored, i, j), _matched_distances(measured, i, j)
+        parts[name] = _part(cosines, squares, noise, len(sample))
     return parts
 
 
-def _centred(QK: Tensor) -> Tensor:
-    """Scores ``[h, n · n]`` less their mean over the queries: a query bias makes nobody alike.
+def _part(cosines: Tensor, squares: Tensor, noise: Tensor, units: int) -> Part:
+    """A part from the cosines, squared distances and squared noise of its matched pairs."""
+    if len(cosines) == 0:
+        return Part(0.0, 0.0, 0.0, 1.0)
+    score = max(float(cosines.sum()) / units, 0.0)
+    distance, expected = (float(x.double().mean().sqrt()) for x in (squares, noise))
+    return Part(score, distance, expected, float((1 + noise).rsqrt().mean()))
 
-    In the first block strangers that learnt the same text have much the same one.
+
+def _centred(QK: Tensor) -> Tensor:
+    """Scores ``[h, n · n]`` less their mean over the queries: a query bias makes no heads similar.
+
+    In the first block unrelated models trained on the same text have much the same one.
     """
     n = math.isqrt(QK.shape[1])
     by_query = QK.reshape(len(QK), n, n)
@@ -369,7 +395,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _assigned(cosines: Tensor) -> tuple[Tensor, Tensor]:
-    """The best one-to-one matching, ``a[i]`` with ``b[j]``."""
+    """The best one-to-one matching, ``a[i]`` with ``b[j]``; the numbers of both may differ."""
     from scipy.optimize import linear_sum_assignment  # slow to import
 
     i, j = linear_sum_assignment(-cosines.cpu().numpy())
@@ -411,32 +437,3 @@ def _matched_distances(factors: list[tuple[Tensor, Tensor]], i: Tensor, j: Tenso
             signs = torch.where((a[i] * b[j]).sum(-1, keepdim=True) < 0, -1.0, 1.0)
         out = out + (a[i] * signs - b[j]).square().sum(-1)
     return out
-
-
-KEPT = 64
-"""Probes of each side that a thumbnail keeps."""
-FEWER_NEURONS = 128
-"""Neurons of a block that are looked for in each block of the other model."""
-
-def thumbnail(sketch: BlockSketch) -> Directions:
-    """A block's sketch on fewer probes."""
-    heads = {
-        prefix: HeadSketch(_square(head.QK), _square(head.VO), head.noise)
-        for prefix, head in sketch.heads.items()
-    }
-    n = sketch.neurons
-    up = None if n.up is None else n.up[:, :KEPT]
-    neurons = NeuronSketch(n.read[:, :KEPT], up, n.write[:, :KEPT], n.noise)
-    return unit_directions(replace(sketch, heads=heads, neurons=neurons))
-
-
-def _square(x: Tensor) -> Tensor:
-    """Every fourth probe of both sides, so that each distance of rotary positions is there."""
-    step = PROBES // KEPT
-    return x.reshape(len(x), PROBES, PROBES)[:, ::step, ::step].flatten(1)
-
-
-def block_matrix(A: Sequence[Directions], B: Sequence[Directions]) -> Tensor:
-    """Scores of all blocks of A against all of B, ``[a, b]``."""
-    rows = [[block_score(compare_blocks(a, b, FEWER_NEURONS)) for b in B] for a in A]
-    return torch.tensor(rows, dtype=torch.float64).reshape(len(A), len(B))

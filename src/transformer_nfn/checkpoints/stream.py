@@ -4,7 +4,7 @@ Where only orthogonal matrices act, the map is the polar factor of the cross pro
 tables with a free axis (orthogonal Procrustes); where only permutations act, an assignment on the
 correlations of their columns. Tokens are compared row by row as far as both have rows. A model of
 few tokens (characters, amino acids) has fewer rows than its stream has directions: then the map
-is known on the span of those rows only.
+is determined on the span of those rows only.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Piece, Reduced, Table
+from transformer_nfn.spaces.actions.permutation import assign_signed
 
 ROWS = 4096
 """Rows of a table that are in memory at a time."""
 HELD_OUT = 8
-"""Every eighth row is not fitted but scored: a map of D² numbers fits anything a little."""
+"""One row in eight is held out and scored: a map of D² numbers fits anything a little."""
 LARGE = 2048
 """From this width on the polar factor of a fit in float32 is taken in float32."""
 OPEN = {torch.float64: 1e-9, torch.float32: 1e-6}
-"""Singular values of the cross products smaller than this, against the largest, are rounding; their
-directions are not determined. By the dtype that the products were computed in."""
+"""Singular values of the cross products below this share of the largest are rounding, and their
+directions undetermined; by the dtype of the products."""
 EMBEDDINGS = ("token", "position", "type", "patch")
-"""Tables that are read from; all others are outputs."""
+"""Input tables; all others are outputs."""
 Kind = Literal["identity", "orthogonal", "permutation", "signed permutation"]
 
 
@@ -37,7 +38,7 @@ class StreamMap:
     """A map of the stream, `x ↦ x R`.
 
     Attributes:
-        kind: what it was looked for among.
+        kind: the group it belongs to.
         matrix: R ``[D, D]`` where it is orthogonal.
         index: coordinate j of the image is coordinate ``index[j]``, where it is a permutation.
         signs: times ``signs[j]``.
@@ -52,14 +53,14 @@ class StreamMap:
     span: Tensor | None = None
 
     def determined(self, x: Tensor) -> Tensor:
-        """The part of ``x [..., D]`` whose image is known."""
+        """The part of ``x [..., D]`` whose image is determined."""
         if self.span is None:
             return x
         basis = self.span.to(x.dtype)
         return x @ basis @ basis.mT
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x [..., D]`` in the first model's coordinates, in the second's."""
+        """Take ``x [..., D]`` from the first model's coordinates to the second's."""
         if self.matrix is not None:
             return x @ self.matrix.to(x.dtype)
         if self.index is not None:
@@ -67,14 +68,14 @@ class StreamMap:
         return x if self.signs is None else x * self.signs.to(x.dtype)
 
     def columns(self, x: Tensor) -> Tensor:
-        """The same for a matrix that reads the stream, ``[..., D, n]``."""
+        """Take a matrix that reads the stream, ``[..., D, n]``, to the second's coordinates."""
         if self.matrix is not None:
             return self.matrix.to(x.dtype).mT @ x
         return self(x.mT).mT
 
 
 def stream_kind(A: Reduced) -> Kind:
-    """What may act on the stream of a reduced form."""
+    """The group that acts on the stream of a reduced form."""
     if A.about.inputs == "vectors":
         return "identity"
     if A.about.orders <= {"pre", "parallel"}:
@@ -89,12 +90,12 @@ class StreamFit:
     Attributes:
         map: of the first stream to the second.
         tables: that were fitted.
-        scores: cosine of each table's rows that were not fitted; 0 for strangers. Empty where
-            all rows were needed for the fit.
+        scores: cosine of each table's held-out rows; 0 for unrelated models. Empty where all rows
+            were needed for the fit.
         distances: relative distance of the same rows.
-        noise: that distance as the rounding of both files alone is expected to cause it.
-        rows: rows of each table that both models have.
-        held_out: some rows were not fitted but scored.
+        noise: the distance that the rounding of both files alone is expected to cause.
+        rows: number of rows of each table that both models have.
+        held_out: whether some rows were held out.
         crosses: sums of cross products ``[D, D]`` of embeddings (True) and of outputs (False).
     """
 
@@ -111,14 +112,14 @@ class StreamFit:
 def fit_stream(
     A: Reduced, B: Reduced, *, hold_out: bool = True, only: Sequence[str] | None = None
 ) -> StreamFit:
-    """Fits the map from A's stream to B's.
+    """Fit the map from A's stream to B's.
 
     Args:
         A: one model.
         B: the other, of the same width.
+        hold_out: score on held-out rows, where enough are left to fit; otherwise all rows are
+            fitted and none scored.
         only: the tables to fit; all if not given.
-        hold_out: score on rows that were not fitted, where enough are left to fit; otherwise
-            everything is fitted and nothing scored, for the best map there is.
     """
     names = [n for n in A.table_names() if n in B.table_names() and (only is None or n in only)]
     both_tied = all(m.about.tied and "head" not in m.names for m in (A, B))
@@ -138,30 +139,30 @@ def fit_stream(
 
 
 def without_outputs(A: Reduced, B: Reduced, fit: StreamFit) -> StreamFit:
-    """The same fit on embeddings alone, from what is kept of it."""
+    """The same fit on embeddings alone, from the stored cross products."""
     names = tuple(name for name in fit.tables if name in EMBEDDINGS)
     return _solved(A, B, replace(fit, tables=names), fit.crosses[True])
 
 
 def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
-    found = solve_stream(cross, stream_kind(A), A.dtype, centred=A.centred)
+    solved = solve_stream(cross, stream_kind(A), A.dtype, centred=A.centred)
     scored = {}
     if fit.held_out:
-        scored = {n: s for n in fit.tables if (s := _score(A, B, n, found)) is not None}
+        scored = {n: s for n in fit.tables if (s := _score(A, B, n, solved)) is not None}
     scores, distances, noise = ({name: s[i] for name, s in scored.items()} for i in range(3))
-    return replace(fit, map=found, scores=scores, distances=distances, noise=noise)
+    return replace(fit, map=solved, scores=scores, distances=distances, noise=noise)
 
 
 def solve_stream(
     cross: Tensor, kind: Kind, dtype: torch.dtype, *, centred: bool = False
 ) -> StreamMap:
-    """The map of a kind that fits `Σ AᵀB` best.
+    """The map of a group that fits `Σ AᵀB` best.
 
     Args:
         cross: ``[D, D]`` in float64.
-        kind: what acts on the stream.
-        dtype: of what it is for; float32 takes half the time where it is large.
-        centred: the all-ones direction is projected out of everything, and open by nature.
+        kind: the group that acts on the stream.
+        dtype: precision of the fit; float32 takes half the time where it is large.
+        centred: the all-ones direction is projected out of everything, and undetermined.
     """
     if kind == "identity":
         return StreamMap("identity")
@@ -169,27 +170,14 @@ def solve_stream(
         if centred:
             cross = cross + cross.norm() / len(cross) ** 1.5  # that direction stays as it is
         U, S, Vh = torch.linalg.svd(cross.to(dtype) if len(cross) >= LARGE else cross)
-        known = OPEN[dtype] * S[0] < S
-        return StreamMap(kind, matrix=U @ Vh, span=None if bool(known.all()) else U[:, known])
-    from scipy.optimize import linear_sum_assignment  # slow to import
-
+        determined = OPEN[dtype] * S[0] < S
+        span = None if bool(determined.all()) else U[:, determined]
+        return StreamMap(kind, matrix=U @ Vh, span=span)
     scaled = cross / cross.norm(dim=1, keepdim=True).clamp_min(1e-300)
     scaled = scaled / cross.norm(dim=0, keepdim=True).clamp_min(1e-300)
-    if kind == "signed permutation":
-        _, index = linear_sum_assignment(-scaled.abs().mT.numpy())
-        at = torch.as_tensor(index)
-        signs = torch.where(cross[at, torch.arange(len(at))] < 0, -1.0, 1.0).double()
-        return StreamMap(kind, index=at, signs=signs)
-    best: tuple[float, Tensor, float] | None = None
-    for sign in (1.0, -1.0):
-        _, index = linear_sum_assignment(-sign * scaled.mT.numpy())
-        at = torch.as_tensor(index)
-        gain = float(sign * scaled[at, torch.arange(len(at))].sum())
-        if best is None or gain > best[0]:
-            best = (gain, at, sign)
-    assert best is not None
-    signs = torch.full((len(cross),), best[2], dtype=torch.float64)
-    return StreamMap(kind, index=best[1], signs=signs)
+    fixed = torch.zeros_like(scaled)
+    index, signs = assign_signed(scaled, fixed, one_sign=kind == "permutation")
+    return StreamMap(kind, index=index, signs=signs)
 
 
 def shifted(model: Reduced, name: str) -> bool:
@@ -206,12 +194,12 @@ def common_pieces(a: Table, b: Table) -> Iterator[tuple[int, int]]:
 
 
 def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Piece:
-    found = table.rows(start, stop)
+    rows = table.rows(start, stop)
     if not hold_out:
-        return found
+        return rows
     mask = torch.arange(start, stop) % HELD_OUT == 0
     mask = mask if held else ~mask
-    return Piece(found.value[mask], found.error[mask])
+    return Piece(rows.value[mask], rows.error[mask])
 
 
 def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
@@ -240,9 +228,9 @@ def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
 
 
 def _score(
-    A: Reduced, B: Reduced, name: str, found: StreamMap
+    A: Reduced, B: Reduced, name: str, stream: StreamMap
 ) -> tuple[float, float, float] | None:
-    """Cosine, relative distance and its expected noise of a table's rows that were not fitted."""
+    """Cosine, relative distance and expected noise of a table's held-out rows."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
     # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.
     sums = torch.zeros(3, A.about.width, dtype=torch.float64)
@@ -251,7 +239,7 @@ def _score(
     for start, stop in common_pieces(a, b):
         pieces = [_rows(t, start, stop, True, True) for t in (a, b)]
         error += sum(float(p.error.sum()) for p in pieces)
-        x, y = found(pieces[0].value).double(), pieces[1].value.double()
+        x, y = stream(pieces[0].value).double(), pieces[1].value.double()
         for i, z in enumerate((x, y, x - y)):
             sums[i] += z.sum(0)
             squares[i] += z.square().sum()
@@ -260,9 +248,9 @@ def _score(
         return None
     if shifted(A, name):
         squares = squares - sums.square().sum(1) / count
-    size_x, size_y, apart = (max(float(q), 0.0) for q in squares)
+    size_x, size_y, difference = (max(float(q), 0.0) for q in squares)
     if min(size_x, size_y) == 0:
         return None
-    cosine = (size_x + size_y - apart) / (2 * (size_x * size_y) ** 0.5)
+    cosine = (size_x + size_y - difference) / (2 * (size_x * size_y) ** 0.5)
     largest = max(size_x, size_y)
-    return cosine, (apart / largest) ** 0.5, (error / largest) ** 0.5
+    return cosine, (difference / largest) ** 0.5, (error / largest) ** 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ from transformer_nfn.errors import SpaceError, TransformerNFNError
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.alignment import Aligned
     from transformer_nfn.checkpoints.families import Model
+    from transformer_nfn.networks import Network
 
 
 def align_command(
@@ -59,16 +61,17 @@ def align_command(
 
       tnfn align mnist-sample#0 mnist-sample#1 --out aligned.safetensors
     """
-    from transformer_nfn.zoo.checkpoints import open_transformer
+    from transformer_nfn.networks import resolve_network
 
     options = open_options(architecture, family, settings)
-    A = open_transformer(first, options)
+    networks = [resolve_network(name) for name in (first, second)]
+    A = networks[0].open_model(options)
     if A is None:
         refuse_options(options, first)
-        _network(first, second, out, rounds, untie, as_json)
+        _network(networks, out, rounds, untie, as_json)
         return
     with A:
-        B = open_transformer(second, options)
+        B = networks[1].open_model(options)
         if B is None:
             raise SpaceError(
                 f"'{first}' is a checkpoint of {A.about.family} and '{second}' is a network of "
@@ -115,15 +118,16 @@ def _checkpoint(A: Model, B: Model, out: Path, rounds: int | None, untie: bool) 
 
 
 def _network(
-    first: str, second: str, out: Path, rounds: int | None, untie: bool, as_json: bool
+    networks: Sequence[Network], out: Path, rounds: int | None, untie: bool, as_json: bool
 ) -> None:
     from transformer_nfn.checkpoints.alignment import align_networks
     from transformer_nfn.checkpoints.alignment.files import free_place
-    from transformer_nfn.io.network import save_network
+    from transformer_nfn.networks import save_network
 
+    first, second = (network.name for network in networks)
     if untie:
         raise TransformerNFNError(f"--untie is for tied checkpoints, and '{first}' is none")
-    (left, A), (right, B) = (named_network(name, None, None) for name in (first, second))
+    (left, A), (right, B) = (named_network(network, None, None) for network in networks)
     if left.shapes != right.shapes or left.name != right.name:
         raise SpaceError(
             f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"

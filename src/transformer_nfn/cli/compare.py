@@ -1,14 +1,18 @@
-"""The command that compares two networks of any kind."""
+"""The command `compare`: two checkpoints, two networks of a weight space, or a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from transformer_nfn.cli.architectures import (
     ArchitectureOption,
@@ -17,8 +21,7 @@ from transformer_nfn.cli.architectures import (
     open_options,
     refuse_options,
 )
-from transformer_nfn.cli.compare_folder import compare_folder
-from transformer_nfn.cli.output import json_text
+from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.cli.symmetry import (
     NETWORK,
     JsonOption,
@@ -29,9 +32,9 @@ from transformer_nfn.cli.symmetry import (
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from transformer_nfn.checkpoints.families import Model
+    from transformer_nfn.checkpoints.families import Model, OpenOptions
+    from transformer_nfn.checkpoints.pairs import AllPairs, Pair
+    from transformer_nfn.networks import Network
     from transformer_nfn.symmetry import Comparison
 
 IN_NETWORK = (
@@ -42,6 +45,8 @@ UNLIKE = 0.1
 """Relative difference from which on a tensor of a block has been replaced or turned."""
 EXIT = {True: 0, False: 1, None: 3}
 """Exit code by whether the two are the same function: yes, no, undecidable."""
+LISTED = ("same", "same backbone", "derived", "partly", "embeddings only", "unclear", "failed")
+"""Verdicts whose pairs are listed; the others are counted."""
 
 
 def compare_command(
@@ -111,75 +116,92 @@ def compare_command(
                 "--matrix compares all checkpoints of a folder: without A and B, --space, --part "
                 "and --prove"
             )
-        compare_folder(
-            matrix, out=out, engine=engine, figure=figure, options=options,
-            json_output=json_output,
-        )  # fmt: skip
+        _compare_folder(matrix, out, engine, figure, options, json_output)
         return
     if first is None or second is None:
         raise TransformerNFNError("name two networks to compare, or a folder with --matrix")
     if out is not None or engine != "local":
         raise TransformerNFNError("--out and --engine are for --matrix")
-    from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
+    from transformer_nfn.networks import resolve_network
 
-    with ExitStack() as stack:
-        models: list[Model | None] = [None, None]
-        if space is None and part is None:
-            for i, name in enumerate((first, second)):
-                models[i] = open_transformer(name, options)
-                if (model := models[i]) is not None:
-                    stack.enter_context(model)
-        A, B = models
-        if A is not None and B is not None:
-            _compare_checkpoints(A, B, prove=prove, figure=figure, json_output=json_output)
-        if A is not None or B is not None:
-            known, other = (first, second) if A is not None else (second, first)
-            open_checkpoint(other).close()  # which says what is wrong, if something is
-            raise SpaceError(
-                f"'{known}' is a checkpoint of a transformer and '{other}' a network of a weight "
-                "space: they do not compare"
-            )
+    networks = [resolve_network(name) for name in (first, second)]
+    if space is None and part is None:
+        _compare_checkpoints(networks, options, prove, figure, json_output)
     refuse_options(options, first)
     if figure is not None:
         raise TransformerNFNError(
             f"--figure is for checkpoints of transformers, and '{first}' is read as a network of a "
             "weight space"
         )
-    _compare_networks(first, second, space, part, group, json_output)
+    _compare_networks(networks, space, part, group, json_output)
 
 
 def _compare_checkpoints(
-    A: Model, B: Model, *, prove: bool | None, figure: Path | None, json_output: bool
+    networks: Sequence[Network],
+    options: OpenOptions,
+    prove: bool | None,
+    figure: Path | None,
+    json_output: bool,
 ) -> None:
+    """Compare two checkpoints and exit; return if both are networks of a weight space."""
     from transformer_nfn.checkpoints import relate
-    from transformer_nfn.checkpoints.relations import as_json, draw_relation
+    from transformer_nfn.checkpoints.relations import draw_relation
 
-    relation = relate(A, B, prove=prove)
+    with ExitStack() as stack:
+        models: list[Model | None] = []
+        for network in networks:
+            models.append(network.open_model(options))
+            if (model := models[-1]) is not None:
+                stack.enter_context(model)
+        A, B = models
+        if A is None and B is None:
+            return
+        if A is None or B is None:
+            known, other = networks if B is None else reversed(networks)
+            other.check_readable()
+            raise SpaceError(
+                f"'{known.name}' is a checkpoint of a transformer and '{other.name}' a network of "
+                "a weight space: they do not compare"
+            )
+        relation = relate(A, B, prove=prove)
     if figure is not None and relation.matrix is not None:
         draw_relation(relation, figure, (A.where, B.where))
-    typer.echo(json_text(as_json(relation)) if json_output else str(relation))
+    if json_output:
+        echo_json(relation.as_json())
+    else:
+        typer.echo(str(relation))
     if figure is not None and relation.matrix is None:
         typer.echo(f"no figure: there are no blocks to draw ({relation.reason})", err=True)
     raise typer.Exit(EXIT[relation.same_function])
 
 
 def _compare_networks(
-    first: str, second: str, space: str | None, part: str | None, group: str, json_output: bool
+    networks: Sequence[Network],
+    space: str | None,
+    part: str | None,
+    group: str,
+    json_output: bool,
 ) -> None:
+    """Compare two networks of a weight space, with proof, and exit."""
     from transformer_nfn import symmetry
     from transformer_nfn.functional.zoo_network import BLOCK
+    from transformer_nfn.symmetry.enlarged import turned_alike
 
+    first, second = networks
     left, U = named_network(first, space, part, in_network=True)
     right, V = named_network(second, space, part, in_network=True)
     if left != right:
         raise SpaceError(
-            f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
+            f"'{first.name}' lies in {left.name} and '{second.name}' in {right.name}: the spaces "
+            "do not match"
         )
     if group not in ("paper", "enlarged"):
         raise TransformerNFNError(f"--group must be 'paper' or 'enlarged', found '{group}'")
     result = symmetry.compare(left, U, V, group=group)  # type: ignore[arg-type]
     in_network = left.architecture == BLOCK
-    if in_network and result.same_function is False and _turned(result, U, V):
+    # Blocks that share nothing but what LayerNorms let `align` rotate.
+    differ = result.same_function is False and min(result.residuals.values()) > UNLIKE
+    if in_network and differ and turned_alike(U, V):
         result = replace(
             result, same_function=None, same_orbit=None, witness=None,
             reason="no order of coordinates joins the blocks, though their heads agree up to "
@@ -192,17 +214,13 @@ def _compare_networks(
         by_itself = symmetry.compare(alone, U, V, group=group)  # type: ignore[arg-type]
         if by_itself.same_function:
             result, in_network = by_itself, False
-    typer.echo(json_text(_as_json(result)) if json_output else str(result))
-    if in_network and not json_output:
-        typer.echo(IN_NETWORK)
+    if json_output:
+        echo_json(_as_json(result))
+    else:
+        typer.echo(str(result))
+        if in_network:
+            typer.echo(IN_NETWORK)
     raise typer.Exit(EXIT[result.same_function])
-
-
-def _turned(result: Comparison, U: Mapping[str, Tensor], V: Mapping[str, Tensor]) -> bool:
-    """Whether two blocks have nothing in common but what LayerNorms let `align` turn."""
-    from transformer_nfn.symmetry.layer_norm import turned_alike
-
-    return min(result.residuals.values()) > UNLIKE and turned_alike(U, V)
 
 
 def _as_json(result: Comparison) -> dict[str, Any]:
@@ -222,6 +240,62 @@ def _as_json(result: Comparison) -> dict[str, Any]:
             "input": witness.X.tolist(),
         },
     }
+
+
+def _compare_folder(
+    folder: Path,
+    out: Path | None,
+    engine: str,
+    figure: Path | None,
+    options: OpenOptions,
+    json_output: bool,
+) -> None:
+    """Relate all pairs of checkpoints of a folder."""
+    from transformer_nfn.checkpoints.pairs import draw_pairs, relate_folder
+
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("pairs"),
+        TimeRemainingColumn(), console=console, disable=not console.is_terminal, transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("comparing", total=None)
+
+        def show(done: int, total: int, last: Pair | None) -> None:
+            words = "comparing" if last is None else f"{last.a} – {last.b}: {last.verdict}"
+            bar.update(task, completed=done, total=total, description=words)
+
+        result = relate_folder(
+            folder, out=out, engine=engine, options=options, progress=show  # type: ignore[arg-type]
+        )
+    if figure is not None:
+        draw_pairs(result, figure)
+    if json_output:
+        echo_json(result.as_json())
+        return
+    _show_pairs(result)
+    if out is not None:
+        typer.echo(f"wrote {out}: {len(result.pairs)} pairs")
+
+
+def _show_pairs(result: AllPairs) -> None:
+    listed = [pair for pair in result.pairs if pair.verdict in LISTED]
+    if listed:
+        table = Table("A", "B", "verdict", "score", "why")
+        for p in sorted(listed, key=lambda p: -(p.score or 0.0)):
+            score = "" if p.score is None else f"{p.score:.3f}"
+            table.add_row(p.a, p.b, p.verdict, score, p.reason)
+        table_console().print(table)
+    verdicts = Counter(pair.verdict for pair in result.pairs).most_common()
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
+    typer.echo(f"{len(result.models)} models, {len(result.pairs)} pairs: {counts}")
+    for group in result.groups():
+        if len(group) > 1:
+            typer.echo(f"related: {', '.join(group)}")
+    incomparable = [pair for pair in result.pairs if pair.verdict == "not comparable"]
+    if incomparable:
+        typer.echo(f"not comparable, for one: {incomparable[0].reason}")
+    for name, reason in result.not_read.items():
+        typer.echo(f"not read: {name} ({reason})")
 
 
 def register(app: typer.Typer) -> None:

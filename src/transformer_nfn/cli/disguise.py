@@ -79,11 +79,11 @@ def disguise_command(
     """
     import torch
 
-    from transformer_nfn.io.network import save_network
-    from transformer_nfn.zoo.checkpoints import open_transformer
+    from transformer_nfn.networks import resolve_network, save_network
 
     options = open_options(architecture, family, settings)
-    model = open_transformer(file, options) if space is None and part is None else None
+    network = resolve_network(file)
+    model = network.open_model(options) if space is None and part is None else None
     generator = torch.Generator().manual_seed(seed)
     if model is not None:
         with model:
@@ -99,7 +99,7 @@ def disguise_command(
             f"--keep-tie is for checkpoints of transformers, and '{file}' is read as a network of "
             "a weight space"
         )
-    found, weights = named_network(file, space, part)
+    found, weights = named_network(network, space, part)
     element = found.group.random(generator, max_condition=max_condition, condition=condition)
     save_network(out, found, element.act(weights))
     typer.echo(f"wrote {out}: the function of {file} with other weights")
@@ -113,7 +113,7 @@ def _checkpoint(
     condition: float,
     keep_tie: bool,
 ) -> None:
-    from transformer_nfn.checkpoints.disguises import disguise
+    from transformer_nfn.checkpoints.disguise import disguise
 
     width = model.dtype.itemsize
     total = sum(math.prod(shape) for shape in model.names.values()) * width

@@ -36,7 +36,7 @@ def disguises_command(
     import torch
 
     from transformer_nfn import spaces, symmetry
-    from transformer_nfn.io.network import save_network
+    from transformer_nfn.networks import save_network
 
     console = Console()
     space = spaces.attention_block(d_model=32, heads=2, d_k=16, d_v=16, d_ff=64)

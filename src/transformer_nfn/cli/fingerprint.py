@@ -1,16 +1,17 @@
-"""The command that takes fingerprints of networks of any kind, keeps them and searches them."""
+"""The command `fingerprint`: take, store, compare and search fingerprints."""
 
 from __future__ import annotations
 
 import base64
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from transformer_nfn.cli.architectures import (
@@ -25,12 +26,16 @@ from transformer_nfn.cli.symmetry import JsonOption, PartOption, SpaceOption, na
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:
-    from transformer_nfn.checkpoints.families import Model, OpenOptions
-    from transformer_nfn.checkpoints.fingerprints import Likeness, Named, Print, Relative
+    from transformer_nfn.checkpoints.families import OpenOptions
+    from transformer_nfn.checkpoints.fingerprints import (
+        Entry,
+        Fingerprint,
+        FingerprintComparison,
+        Match,
+    )
 
-STORED = ".parquet"
 SHOWN = 100
-"""Prints up to which all distances are given, and not those to the first alone."""
+"""Largest number of models for which all distances are reported, not only those to the first."""
 
 
 def fingerprint_command(
@@ -80,20 +85,13 @@ def fingerprint_command(
 
       tnfn fingerprint mnist-sample#0 mnist-sample#1   # see `tnfn assets`
     """
-    from transformer_nfn.checkpoints.fingerprints import (
-        Database,
-        add_to_database,
-        search,
-        write_database,
-    )
-
     if out is not None and add is not None:
         raise TransformerNFNError("--out begins a new file and --add adds to one: give one of them")
     if out is not None and out.exists():
         raise TransformerNFNError(f"'{out}' is there already: --add adds to it")
     options = open_options(architecture, family, settings)
-    found = None if space is not None or part is not None else _take(files, options)
-    if found is None:
+    entries = None if space is not None or part is not None else _take(files, options)
+    if entries is None:
         refuse_options(options, files[0])
         for option, value in (("--out", out), ("--add", add), ("--search", database)):
             if value is not None:
@@ -108,151 +106,157 @@ def fingerprint_command(
             f"--size is for networks of a weight space, and '{files[0]}' is a checkpoint, whose "
             "fingerprint has one size"
         )
-    relatives = seconds = None
+    matches, searched = None, []
     if database is not None:
-        start = time.perf_counter()
-        with Database(database) as opened:
-            relatives = search(opened, [entry.print for entry in found], most)
-            seconds = time.perf_counter() - start, len(opened)
-    # Written last, so that nobody is found to be its own relative.
-    notes = []
-    if out is not None:
-        notes.append(f"wrote {out}: {write_database(out, found):,} fingerprints")
-    if add is not None:
-        added, total = add_to_database(add, found)
-        notes.append(f"added {added:,} fingerprints to {add}, which now has {total:,}")
+        matches, note = _search(database, entries, most)
+        searched = [note]
+    notes = _store(entries, out, add) + searched  # stored last, so that no model matches itself
     if json_output:
-        echo_json(_as_json(found, relatives))
+        echo_json(_as_json(entries, matches))
         return
-    if relatives is None:
-        _show(found)
+    if matches is None:
+        _show(entries)
     else:
-        _show_relatives(found, relatives)
-        assert seconds is not None
-        notes.append(f"searched {seconds[1]:,} fingerprints in {seconds[0]:.2f} s")
+        _show_matches(entries, matches)
     for note in notes:
         typer.echo(note)
 
 
-def _take(files: Sequence[str], options: OpenOptions) -> list[Named] | None:
-    """Prints of checkpoints; None where these are networks of a weight space."""
-    from transformer_nfn.checkpoints.fingerprints import Database, Named
-    from transformer_nfn.zoo.checkpoints import open_checkpoint, open_transformer
+def _take(files: Sequence[str], options: OpenOptions) -> list[Entry] | None:
+    """Fingerprints of checkpoints; None where these are networks of a weight space."""
+    from transformer_nfn.checkpoints.fingerprints import Database, Entry, take_fingerprint
+    from transformer_nfn.networks import resolve_network
 
-    found: list[Named] = []
+    entries: list[Entry] = []
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("blocks"),
         console=console, disable=not console.is_terminal, transient=True,
     ) as bar:  # fmt: skip
         for file in files:
-            if file.endswith(STORED):
+            if file.endswith(".parquet"):
                 with Database(file) as stored:
-                    found += stored
+                    entries += stored
                 continue
-            model = open_transformer(file, options)
+            network = resolve_network(file)
+            model = network.open_model(options)
             if model is None:
-                if found:
-                    open_checkpoint(file).close()  # which says what is wrong, if something is
+                if entries:
+                    network.check_readable()
                     raise SpaceError(
                         f"'{files[0]}' is a checkpoint of a transformer and '{file}' a network of "
                         "a weight space: their fingerprints do not compare"
                     )
                 return None
+            name = file.rstrip("/") or file
             with model:
-                found.append(Named(_name(file), _with_bar(model, bar, file)))
-    return found
+                blocks = sum(len(stack.blocks) for stack in model.about.stacks)
+                task = bar.add_task(name, total=blocks)
+                progress = partial(_advance, bar, task)
+                entries.append(Entry(name, take_fingerprint(model, progress)))
+                bar.remove_task(task)
+    return entries
 
 
-def _with_bar(model: Model, bar: Progress, file: str) -> Print:
-    from transformer_nfn.checkpoints.fingerprints import take_print
-
-    blocks = sum(len(stack.blocks) for stack in model.about.stacks)
-    task = bar.add_task(_name(file), total=blocks)
-    taken = take_print(model, progress=lambda _: bar.advance(task))
-    bar.remove_task(task)
-    return taken
+def _advance(bar: Progress, task: TaskID, _block: str) -> None:
+    bar.advance(task)
 
 
-def _name(file: str) -> str:
-    return file.rstrip("/") or file
+def _search(path: Path, entries: Sequence[Entry], most: int) -> tuple[list[list[Match]], str]:
+    """The nearest models of each entry in a database, and a note on the search."""
+    from transformer_nfn.checkpoints.fingerprints import Database, search
+
+    start = time.perf_counter()
+    with Database(path) as database:
+        matches = search(database, [entry.fingerprint for entry in entries], most)
+        seconds = time.perf_counter() - start
+        return matches, f"searched {len(database):,} fingerprints in {seconds:.2f} s"
 
 
-def _show(found: Sequence[Named]) -> None:
-    from transformer_nfn.checkpoints.fingerprints import likeness
-    from transformer_nfn.checkpoints.fingerprints.distances import MEANING
+def _store(entries: Sequence[Entry], out: Path | None, add: Path | None) -> list[str]:
+    """Write the fingerprints where the user wants them, with a note for each file."""
+    from transformer_nfn.checkpoints.fingerprints import add_to_database, write_database
 
-    columns = ["model", "family", "width", "blocks", "weights", "print"]
-    several = ["distance to the first", "alike"] if len(found) > 1 else []
-    table = Table(*columns, *several)
-    for i, entry in enumerate(found):
-        p = entry.print
+    notes = []
+    if out is not None:
+        notes.append(f"wrote {out}: {write_database(out, entries):,} fingerprints")
+    if add is not None:
+        added, total = add_to_database(add, entries)
+        notes.append(f"added {added:,} fingerprints to {add}, which now has {total:,}")
+    return notes
+
+
+def _show(entries: Sequence[Entry]) -> None:
+    from transformer_nfn.checkpoints.fingerprints import MEANING, compare_fingerprints
+
+    several = ["distance to the first", "alike"] if len(entries) > 1 else []
+    table = Table("model", "family", "width", "blocks", "weights", "print", *several)
+    for i, entry in enumerate(entries):
+        p = entry.fingerprint
         cells = [entry.name, p.family, str(p.width), str(p.depth), f"{p.weights:,}", p.checksum]
         if several:
-            away = likeness(found[0].print, p)
-            cells += [_distance(away), away.words() if i else ""]
+            comparison = compare_fingerprints(entries[0].fingerprint, p)
+            cells += [_distance(comparison), comparison.summary() if i else ""]
         table.add_row(*cells)
     table_console().print(table)
-    if len(found) > 1:
+    if several:
         typer.echo(MEANING)
 
 
-def _show_relatives(found: Sequence[Named], relatives: Sequence[Sequence[Relative]]) -> None:
-    from transformer_nfn.checkpoints.fingerprints.distances import MEANING
+def _show_matches(entries: Sequence[Entry], matches: Sequence[Sequence[Match]]) -> None:
+    from transformer_nfn.checkpoints.fingerprints import MEANING
 
-    for entry, near in zip(found, relatives, strict=True):
+    for entry, nearest in zip(entries, matches, strict=True):
         table = Table("relative", "family", "width", "blocks", "distance", "alike")
-        for r in near:
-            p = r.print
-            table.add_row(
-                r.name, p.family, str(p.width), str(p.depth), _distance(r.likeness),
-                r.likeness.words(),
-            )  # fmt: skip
+        for match in nearest:
+            p, comparison = match.fingerprint, match.comparison
+            cells = [match.name, p.family, str(p.width), str(p.depth)]
+            table.add_row(*cells, _distance(comparison), comparison.summary())
         table.title = f"nearest to {entry.name}"
         table_console().print(table)
     typer.echo(MEANING)
 
 
-def _distance(away: Likeness) -> str:
+def _distance(comparison: FingerprintComparison) -> str:
     """A distance as text, which is zero only where the distance is."""
-    if not away.comparable:
+    if not comparison.comparable:
         return ""
-    return f"{away.distance:.0e}" if 0 < away.distance < 1e-3 else f"{away.distance:.4f}"
+    distance = comparison.distance
+    return f"{distance:.0e}" if 0 < distance < 1e-3 else f"{distance:.4f}"
 
 
 def _as_json(
-    found: Sequence[Named], relatives: Sequence[Sequence[Relative]] | None
+    entries: Sequence[Entry], matches: Sequence[Sequence[Match]] | None
 ) -> dict[str, Any]:
-    from transformer_nfn.checkpoints.fingerprints import FORMAT, Named, likeness
-    from transformer_nfn.checkpoints.fingerprints.distances import MEANING
+    from transformer_nfn.checkpoints.fingerprints import FORMAT, MEANING, compare_fingerprints
 
-    shown = found if len(found) <= SHOWN else found[:1]
+    prints = [entry.fingerprint for entry in entries]
+    first = prints if len(prints) <= SHOWN else prints[:1]
     answer: dict[str, Any] = {
         "format": FORMAT,
-        "fingerprints": [_facts(entry) for entry in found],
-        "distances": [[likeness(a.print, b.print).distance for b in found] for a in shown],
+        "fingerprints": [
+            {
+                **_facts(entry.name, entry.fingerprint),
+                "base64": base64.b64encode(entry.fingerprint.to_bytes()).decode(),
+            }
+            for entry in entries
+        ],
+        "distances": [[compare_fingerprints(a, b).distance for b in prints] for a in first],
     }
-    if relatives is not None:
+    if matches is not None:
         answer["relatives"] = {
-            entry.name: [
-                {**_facts(Named(r.name, r.print), whole=False), **r.likeness.as_json()}
-                for r in near
-            ]
-            for entry, near in zip(found, relatives, strict=True)
+            entry.name: [{**_facts(m.name, m.fingerprint), **m.comparison.as_json()} for m in near]
+            for entry, near in zip(entries, matches, strict=True)
         }
         answer["meaning"] = MEANING
     return answer
 
 
-def _facts(entry: Named, *, whole: bool = True) -> dict[str, Any]:
-    p = entry.print
-    facts = {
-        "name": entry.name, "family": p.family, "width": p.width, "blocks": p.depth,
+def _facts(name: str, p: Fingerprint) -> dict[str, Any]:
+    return {
+        "name": name, "family": p.family, "width": p.width, "blocks": p.depth,
         "weights": p.weights, "frame": p.frame, "rows": p.rows, "checksum": p.checksum,
     }  # fmt: skip
-    if whole:
-        facts["base64"] = base64.b64encode(p.to_bytes()).decode()
-    return facts
 
 
 def _networks(
@@ -266,16 +270,16 @@ def _networks(
     loaded = [named_network(file, space, part, in_network=True) for file in files]
     if any(found != loaded[0][0] for found, _ in loaded):
         raise SpaceError("the files lie in different weight spaces; fingerprints do not compare")
-    prints = torch.cat([symmetry.fingerprint(found, w, size=size) for found, w in loaded])
-    apart = torch.cdist(prints, prints) / prints.norm(dim=1).mean().clamp_min(1e-300)
+    rows = torch.cat([symmetry.fingerprint(of, weights, size=size) for of, weights in loaded])
+    distances = torch.cdist(rows, rows) / rows.norm(dim=1).mean().clamp_min(1e-300)
     if json_output:
-        rows = {f: p.tolist() for f, p in zip(files, prints, strict=True)}
-        echo_json({"fingerprints": rows, "relative_distances": apart.tolist()})
+        by_file = {file: row.tolist() for file, row in zip(files, rows, strict=True)}
+        echo_json({"fingerprints": by_file, "relative_distances": distances.tolist()})
         return
     table = Table("file", "fingerprint", "distance to the first")
-    for file, row, away in zip(files, prints, apart[0].tolist(), strict=True):
+    for file, row, distance in zip(files, rows, distances[0].tolist(), strict=True):
         start = " ".join(f"{x:+.3f}" for x in row[:3].tolist()) + " …"
-        table.add_row(file, start, f"{away:.1e}")
+        table.add_row(file, start, f"{distance:.1e}")
     table_console().print(table)
 
 

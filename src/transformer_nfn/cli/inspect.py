@@ -58,17 +58,18 @@ def inspect_command(
       tnfn inspect mnist-sample#0 --json
     """
     from transformer_nfn.checkpoints.inspection import draw_spectra, inspect_network
-    from transformer_nfn.zoo.checkpoints import check_no_nan, open_transformer
+    from transformer_nfn.networks import resolve_network
 
     options = open_options(architecture, family, settings)
-    model = open_transformer(file, options) if space is None and part is None else None
+    network = resolve_network(file)
+    model = network.open_model(options) if space is None and part is None else None
     if model is not None:
         with model:
             found = _inspect(model)
     else:
         refuse_options(options, file)
-        check_no_nan(file)
-        found = inspect_network(file, *named_network(file, space, part))
+        network.check_no_nan()
+        found = inspect_network(file, *named_network(network, space, part))
     if figure is not None:
         draw_spectra(found, figure)
     if as_json:
@@ -107,7 +108,7 @@ def _print(console: Console, found: Inspection) -> None:
         axes.add_row(name, "; ".join(acts) or "–")
     console.print(axes)
     group = Table("symmetry", "places", "continuous parameters", "log10 of permutations and signs")
-    for row in found.acting:
+    for row in found.symmetries:
         finite = f"{row.finite:,.1f}" if row.finite else "–"
         group.add_row(
             row.name, str(row.times), f"{row.continuous:,}" if row.continuous else "–", finite

@@ -16,6 +16,7 @@ from transformer_nfn.cli.seed_option import seed_from
 from transformer_nfn.errors import SpaceError
 
 if TYPE_CHECKING:
+    from transformer_nfn.networks import Network
     from transformer_nfn.spaces import Weights, WeightSpace
 
 SpaceOption = Annotated[
@@ -98,13 +99,14 @@ def parse_space(text: str) -> WeightSpace:
 
 
 def named_network(
-    text: str, space: str | None, part: str | None, *, in_network: bool = False
+    network: str | Network, space: str | None, part: str | None, *, in_network: bool = False
 ) -> tuple[WeightSpace, Weights]:
-    """The network of this library's that a user named; see `zoo.checkpoints.find_network`."""
-    from transformer_nfn.zoo.checkpoints import find_network
+    """The weights of a network in its space; see `Network.in_space`."""
+    from transformer_nfn.networks import resolve_network
 
     given = None if space is None else parse_space(space)
-    return find_network(text, given, part, in_network=in_network)
+    opened = resolve_network(network) if isinstance(network, str) else network
+    return opened.in_space(given, part, in_network=in_network)
 
 
 def space_command(
@@ -157,7 +159,7 @@ def sample_command(
 
     from transformer_nfn.io.checkpoint import STATE_DICTS
     from transformer_nfn.io.files import check_memory
-    from transformer_nfn.io.network import save_network
+    from transformer_nfn.networks import save_network
 
     space = parse_space(name)
     check_memory(space.num_weights * 4, f"a network of {space.name}")
@@ -186,7 +188,7 @@ def canonical_command(
       tnfn canonical net.safetensors --out canonical.safetensors
     """
     from transformer_nfn import symmetry
-    from transformer_nfn.io.network import save_network
+    from transformer_nfn.networks import save_network
 
     found, weights = named_network(file, space, part)
     save_network(out, found, symmetry.canonical_form(found, weights))

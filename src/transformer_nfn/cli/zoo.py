@@ -218,7 +218,7 @@ def rows(
     """
     from transformer_nfn.cli.network_tables import rows_table
     from transformer_nfn.io.assets import resolve
-    from transformer_nfn.zoo.named import NamedNetwork
+    from transformer_nfn.networks import zoo_rows
     from transformer_nfn.zoo.store import MixedZoo, open_zoo
 
     opened = open_zoo(resolve(path, "zoo"))
@@ -234,10 +234,9 @@ def rows(
         ("run", run or []), ("optimizer", [optimizer]), ("percent", [percent]), ("epoch", [epoch])
     ):  # fmt: skip
         _check_known(path, list(zoos.values()), column, [w for w in wanted if w is not None])
-    networks = [
-        NamedNetwork(f"{name}#{row}", zoo, row)
-        for name, zoo in zoos.items()
-        for row in zoo.select(
+    listed = []
+    for name, zoo in zoos.items():
+        rows = zoo.select(
             epoch=epoch,
             percent=percent,
             best=best,
@@ -245,15 +244,15 @@ def rows(
             max_accuracy=max_accuracy,
             optimizer=optimizer,
             runs=run,
-        ).tolist()
-    ]
-    told = [{"name": n.name, "row": n.row, **(n.about or {})} for n in networks]
+        )
+        for network in zoo_rows(zoo, rows.tolist(), name):
+            listed.append({"name": network.name, "row": network.row, **(network.recorded or {})})
     if as_json:
-        echo_json(told)
+        echo_json(listed)
         return
-    title = f"{path}: {len(told):,} of {len(opened):,} rows"
+    title = f"{path}: {len(listed):,} of {len(opened):,} rows"
     console = table_console()
-    console.print(rows_table(told, title, console))
+    console.print(rows_table(listed, title, console))
 
 
 @zoo_app.command()

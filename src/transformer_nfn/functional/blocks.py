@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 
 
 def layer_norm(x: Tensor, eps: float = 0.0) -> Tensor:

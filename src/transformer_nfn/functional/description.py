@@ -20,7 +20,7 @@ Order = Literal["pre", "post", "parallel", "sandwich"]
 Norm = Literal["layer", "rms"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 StreamGroup = Literal[
-    "orthogonal", "orthogonal fixing ones", "signed permutation", "permutation", "none"
+    "orthogonal", "orthogonal fixing ones", "signed permutation", "permutation and sign", "none"
 ]
 
 BLOCK_AXES = {
@@ -261,16 +261,18 @@ class Transformer:
 
     @property
     def stream_group(self) -> StreamGroup:
-        """What may act on the whole stream once all gains that can be are folded into readers.
+        """The largest group that acts on the stream once its gains are folded into readers.
 
-        A headless model keeps its function only if what acts is undone on its output.
+        Where the final stream is the output there is none. A norm that stands in the residual
+        (post-norm, sandwich) or a tied final norm keeps its gain, and only permutations respect
+        that; RMS norm takes a sign for each coordinate, LayerNorm one for all of them.
         """
-        if self.inputs == "vectors":
+        if self.inputs == "vectors" or self.headless:
             return "none"
         free = not self.tied and self.orders <= {"pre", "parallel"} and self.mlm is None
         if self.norm == "rms":
             return "orthogonal" if free else "signed permutation"
-        return "orthogonal fixing ones" if free else "permutation"
+        return "orthogonal fixing ones" if free else "permutation and sign"
 
 
 def axes_of(name: str) -> tuple[str, ...]:

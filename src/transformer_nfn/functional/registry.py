@@ -19,7 +19,7 @@ from transformer_nfn.functional.architecture import (
     Vectors,
 )
 from transformer_nfn.spaces import Shift, WeightSpace
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 
 Build = Callable[[WeightSpace], Architecture]
 

@@ -20,7 +20,7 @@ from transformer_nfn.functional.architecture import LENGTHS, Architecture, Resca
 from transformer_nfn.functional.blocks import block
 from transformer_nfn.io.layout import Naming
 from transformer_nfn.spaces import Axis, WeightSpace, attention_block, stack
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 
 NAME = "small_transformer"
 BLOCK = "small_transformer_block"

@@ -3,7 +3,6 @@
 from transformer_nfn.errors import AssetError, CheckpointError, DownloadError, WriteError
 from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.io.files import atomic_file, write_bytes, write_text
-from transformer_nfn.io.network import read_network, save_network
 from transformer_nfn.io.tensor_files import TensorInfo, TensorSource
 
 __all__ = [
@@ -15,8 +14,6 @@ __all__ = [
     "TensorSource",
     "WriteError",
     "atomic_file",
-    "read_network",
-    "save_network",
     "write_bytes",
     "write_text",
 ]

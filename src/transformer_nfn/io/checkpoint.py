@@ -104,9 +104,6 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
     def open(path: str | Path, *, where: str | None = None) -> Checkpoint:
         """Opens a file or folder; reads no weights, and never runs code that a file holds.
 
-        Rows of a zoo and names are opened by `transformer_nfn.zoo.checkpoints.open_checkpoint`,
-        which comes here for everything else.
-
         Args:
             path: a ``.safetensors`` file, a state dict (``.pt``, ``.pth``, ``.bin``), an index
                 of shards (``….index.json``), or a folder as model hubs lay it out.

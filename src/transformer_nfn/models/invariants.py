@@ -18,7 +18,7 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.models.plain import same_batch
 from transformer_nfn.models.statistics import sorted_statistics
 from transformer_nfn.spaces import Product, WeightSpace, fold
-from transformer_nfn.spaces.invariants import tensor_value
+from transformer_nfn.spaces.weights import tensor_value
 
 # Networks at a time: products of all heads lie in memory together.
 CHUNK = 256

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Weights
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 
 Part = Tensor | Mapping[str, Tensor]
 """A tensor ``[batch, …]``, or several by name; read flat, names in alphabetical order."""

@@ -1,8 +1,6 @@
-"""Equivariant and invariant layers of any weight space, by levels."""
+"""Equivariant and invariant layers of any weight space."""
 
-from transformer_nfn.nn.activation import Activation
-from transformer_nfn.nn.equivariant import Equivariant
-from transformer_nfn.nn.invariant import Invariant
+from transformer_nfn.nn.layers import Activation, Equivariant, Invariant
 from transformer_nfn.nn.level_map import Block
 from transformer_nfn.nn.read_through import ReadThrough
 

@@ -1,4 +1,4 @@
-"""How is a source brought to a level? Pool, multiply, put the features in front."""
+"""Data flow of a layer: sources are gathered to levels, results of levels are added to tensors."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from string import ascii_letters
 import torch
 from torch import Tensor
 
-from transformer_nfn.nn.levels import RANK, Level, Term
+from transformer_nfn.nn.level_map import LevelMap
+from transformer_nfn.nn.levels import RANK, Level, Target, Term
 from transformer_nfn.nn.sources import Factor, Source
 
 FEW = 4
-"""So many channels are transposed one by one, each as a matrix."""
+"""Up to so many channels are transposed one by one, each as a matrix."""
 
 Dictionary = Callable[[Source, str], Tensor]
-"""Gives the dictionary ``[rank, size]`` for a free label of a source."""
+"""Returns the dictionary ``[rank, size]`` for a free label of a source."""
 
 
 @dataclass(frozen=True)
 class Gather:
-    """How one term is computed: by an einsum, or by pooling a term that is there already.
+    """Computation of one term: an einsum, or pooling of a term computed before.
 
-    ``order`` names the axes of the result, ``b`` and ``d`` being batch and channels: features
+    ``order`` names the axes of the result, with ``b`` and ``d`` for batch and channels: features
     first, then batch and places, so that a map is one matrix product without transposes and
     pooling runs along contiguous memory.
     """
@@ -43,7 +44,7 @@ class Gather:
         dictionary: Dictionary | None,
         done: Sequence[Sequence[Tensor]],
     ) -> Tensor:
-        """The term of these weights, ``done`` being what larger levels have gathered."""
+        """The term of these weights; ``done`` holds the terms of larger levels."""
         if self.parent is not None:
             x = done[self.parent[0]][self.parent[1]]
             return x.sum(self.sums).permute(self.moves) if self.sums else x.permute(self.moves)
@@ -55,14 +56,14 @@ class Gather:
             if dictionary is not None and dense:
                 others = "".join(w for w in self.words if w is not word) + self.result
                 x = _compress(factor, x, word, others, source, dense, dictionary)
-                # What only this factor carries and nobody keeps is summed away by now.
+                # Labels that only this factor has and the result lacks are summed by now.
                 word = "".join(a for a in word if a in others)
             operands.append((x, word))
         return _contract(operands, self.result)
 
 
 def plan_gathers(levels: Sequence[Level], rank: int | None) -> tuple[tuple[Gather, ...], ...]:
-    """One `Gather` for each term of each level; smaller levels pool what larger ones have."""
+    """One `Gather` for each term of each level; smaller levels pool terms of larger ones."""
     out: list[tuple[Gather, ...]] = []
     for level in levels:
         row = []
@@ -88,13 +89,13 @@ def _order(term: Term, rank: int | None) -> tuple[str, ...]:
     free = source.free
     if rank is not None and source.dense:
         free = (RANK, *(a for a in free if a not in source.dense))
-    # The frequencies of a complex axis go before all: each has a matrix of its own.
+    # The frequencies of a complex axis come first: each has a separate matrix.
     lead = (source.private,) if source.private else ()
     return (*lead, "d", *free, "b", *term.kept, *source.carried)
 
 
 def _parent(done: Sequence[Sequence[Gather]], term: Term) -> tuple[int, int] | None:
-    """The smallest term of the same source that is gathered already and includes this level."""
+    """The smallest term of the same source that was gathered before and includes this level."""
     best: tuple[int, tuple[int, int]] | None = None
     if any(len(labels) > 1 for labels in term.source.perms.values()):
         return None
@@ -115,10 +116,10 @@ def _words(term: Term, order: tuple[str, ...], rank: int | None) -> tuple[tuple[
         letters[second] = letters[first]
     words = []
     for factor in source.factors:
-        own = list(factor.all_labels)
-        if rank is not None and any(a in source.dense for a in own):
-            own = [a for a in own if a not in source.dense] + [RANK]
-        words.append("".join(letters[a] for a in ("b", "d", *own)))
+        kept = list(factor.all_labels)
+        if rank is not None and any(a in source.dense for a in kept):
+            kept = [a for a in kept if a not in source.dense] + [RANK]
+        words.append("".join(letters[a] for a in ("b", "d", *kept)))
     return tuple(words), "".join(letters[a] for a in order)
 
 
@@ -141,23 +142,22 @@ def run_gathers(
 def _contract(operands: Sequence[tuple[Tensor, str]], result: str) -> Tensor:
     if len(operands) == 2:
         (x, left), (y, right) = operands
-        # Summed by torch.einsum before the product where only one factor carries the axis;
-        # axes that both carry (heads, linear axis) are laid side by side in one matmul.
+        # torch.einsum sums axes of one factor before the product; axes of both (heads, linear
+        # axis) are contracted in one matmul.
         return _dense(torch.einsum(f"{left},{right}->{result}", x, y), result.index("a"))
     x, word = operands[0]
     if len(set(word)) < len(word):
         return torch.einsum(f"{word}->{result}", x)
-    # Moved first, so that the sum runs over the axes in the order they lie in the result.
+    # Permuted first, so that the sum runs over contiguous axes.
     rest = [i for i, a in enumerate(word) if a not in result]
     x = x.permute([*(word.index(a) for a in result), *rest])
     return x.flatten(len(result)).sum(-1) if rest else _dense(x, result.index("a"))
 
 
 def _dense(x: Tensor, features: int) -> Tensor:
-    """``x`` with its features in front in memory too.
+    """``x`` made contiguous, by a transposition of two axes.
 
-    As a transposition of two axes, which is several times faster than a copy of many, and once
-    for all the levels that pool it.
+    Several times faster than a copy with many permuted axes, and done once for all levels.
     """
     if x.is_contiguous():
         return x
@@ -168,7 +168,7 @@ def _dense(x: Tensor, features: int) -> Tensor:
 
 
 def _split(factor: Factor, x: Tensor) -> Tensor:
-    """The pieces of an axis apart (frequency, pair); ``x`` and ``x J`` side by side."""
+    """Split an axis into its pieces (frequency, pair), and stack ``x`` and ``x J``."""
     if factor.split is None:
         return x
     place, action = factor.split
@@ -190,7 +190,7 @@ def _compress(
     dense: Sequence[str],
     dictionary: Dictionary,
 ) -> Tensor:
-    """The free axes of a factor against a dictionary: ``u_rᵀ W``, summed where nobody looks."""
+    """Project the free axes of a factor onto a dictionary: ``u_rᵀ W``."""
     rank_letter = word[-1]
     plain = iter(word[2:-1])
     spare = iter(a for a in reversed(ascii_letters) if a not in word)
@@ -199,3 +199,92 @@ def _compress(
     kept = "".join(a for a in word if a in needed)
     equation = ",".join((word[:2] + "".join(letters), *(rank_letter + a for a in inner)))
     return torch.einsum(f"{equation}->{kept}", x, *(dictionary(source, a) for a in dense))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One target's share of one level's result, and its view.
+
+    The view is ``[b, e, *labels]``, or ``[b, groups, e, *labels]``, with size 1 for the permuted
+    axes that the level lacks. ``whole``: no other target shares the level.
+    """
+
+    level: int
+    part: int
+    grouped: bool
+    whole: bool
+    dim: int
+    sizes: tuple[int, ...]
+    moves: tuple[int, ...]
+    missing: tuple[int, ...]
+
+    def view(self, parts: Sequence[Tensor]) -> Tensor:
+        """The target's share of a level's result, ready to broadcast."""
+        y = parts[self.part]
+        if len(self.sizes) > 1:
+            y = y.unflatten(self.dim, self.sizes)
+        y = y.permute(self.moves)
+        for place in self.missing:
+            y = y.unsqueeze(place)
+        return y
+
+
+def plan_pieces(maps: Sequence[LevelMap], targets: Sequence[Target]) -> dict[str, list[Piece]]:
+    """For each target its pieces, from the smallest level to the largest."""
+    out: dict[str, list[Piece]] = {target.name: [] for target in targets}
+    for i, linear in reversed(list(enumerate(maps))):
+        for part, target in enumerate(linear.level.targets):
+            out[target.name].append(_piece(i, part, linear, target))
+    return out
+
+
+def _piece(i: int, part: int, linear: LevelMap, target: Target) -> Piece:
+    level = linear.level
+    channels = linear.out_channels
+    grouped = linear.groups > 1
+    group = ("g",) if grouped else ()
+    lead = (*((target.private,) if target.private else ()), *group)
+    order = (*lead, "e", *target.free, "b", *level.axes, *target.carried)
+    dim = len(lead)
+    sizes = (channels, *(target.sizes[a] for a in target.free))
+    wanted = ("b", *group, "e", *target.labels)
+    moves = tuple(order.index(a) for a in wanted if a in order)
+    missing = tuple(place for place, a in enumerate(wanted) if a not in order)
+    return Piece(i, part, grouped, len(linear.widths) == 1, dim, sizes, moves, missing)
+
+
+def add_pieces(pieces: Sequence[Piece], results: Sequence[Sequence[Tensor]]) -> Tensor:
+    """The broadcast sum over levels, small ones first to allocate few full-size tensors."""
+    total = _add_views(pieces, results)
+    # A fresh sum is contiguous, so this is a view where it matters.
+    return total.flatten(1, 2) if pieces[0].grouped else total
+
+
+def _add_views(pieces: Sequence[Piece], results: Sequence[Sequence[Tensor]]) -> Tensor:
+    views = [piece.view(results[piece.level]) for piece in pieces]
+    *small, large = _merged(views)
+    alone = pieces[-1].whole or not pieces[-1].grouped
+    fits = bool(small) and large.numel() > max(x.numel() for x in small)
+    if alone and fits and not torch.is_grad_enabled():
+        # Each piece is used once, so without gradients the sum is formed in place.
+        for x in small:
+            large += x
+        return large
+    for x in small:
+        large = large + x
+    return large
+
+
+def _merged(views: Sequence[Tensor]) -> list[Tensor]:
+    """The same sum with fewer summands: a piece that broadcasts to another one is added to it."""
+    left = list(views)
+    kept = []
+    while left:
+        x = left.pop(0)
+        for j, y in enumerate(left[:-1]):
+            if all(n in (1, m) for n, m in zip(x.shape, y.shape, strict=True)):
+                left[j] = y + x
+                break
+        else:
+            kept.append(x)
+    return kept

@@ -1,10 +1,10 @@
-"""Which linear maps are equivariant? One for each level: the plan of a layer, as data.
+"""Plan of an equivariant layer, as data: one linear map per level.
 
 A *level* is a set of permuted axes, closed under "belongs to". At each level every source whose
-permuted axes include it is pooled over its other permuted axes; one linear map; the result is
-broadcast onto every target whose permuted axes include the level. For tensors with a linear
-axis there are levels of their own for each family. (Theorem "equivariant layer" of the paper;
-for its block the levels are ∅, neuron, feature, feature+neuron, and head, head+feature.)
+permuted axes include it is pooled over its other permuted axes and mapped linearly; the result is
+broadcast onto every target whose permuted axes include the level. Tensors with a linear axis have
+separate levels for each family. (Theorem "equivariant layer" of the paper; for its block the levels
+are ∅, neuron, feature, feature+neuron, and head, head+feature.)
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from transformer_nfn.nn.sources import (
 from transformer_nfn.spaces import WeightSpace
 
 RANK = "rank"
-"""The label that replaces the free axes where dictionaries of low rank stand in for them."""
+"""The label that replaces free axes in layers of low rank."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Something a layer writes: ``labels`` in the tensor's own order, the free ones in ``free``."""
+    """A tensor that a layer writes: ``labels`` in its order, the free ones in ``free``."""
 
     name: str
     labels: tuple[str, ...]
@@ -44,7 +44,7 @@ class Target:
 
     @property
     def features(self) -> int:
-        """How many numbers it has at each place of its permuted axes, for each channel."""
+        """Numbers at each place of its permuted axes, per channel."""
         return prod(self.sizes[a] for a in self.free)
 
 
@@ -53,14 +53,14 @@ class Term:
     """One source seen from one level.
 
     Attributes:
-        source: what is read.
-        pattern: how axes that stand twice are seen, ``"stream:diagonal"``; else empty.
+        source: the input.
+        pattern: view of axes that occur twice, ``"stream:diagonal"``; else empty.
         same: pairs of labels that are set equal (diagonals and traces).
-        kept: for each axis of the level the label that stays.
-        pooled: how many entries are summed into one by pooling.
-        scale: what makes the sum a mean (and a product of unit scale).
+        kept: for each axis of the level the label that remains.
+        pooled: number of entries summed by pooling.
+        scale: factor that makes the sum a mean (and a product of unit scale).
         variance: of the scaled feature, for independent weights of unit scale.
-        features: numbers for each place and channel.
+        features: numbers per place and channel.
     """
 
     source: Source
@@ -80,7 +80,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Level:
-    """One linear map: what goes in, what comes out, and along which axes it is repeated."""
+    """One linear map: its terms, its targets, and the axes along which it is repeated."""
 
     axes: tuple[str, ...]
     family: Family | None
@@ -95,19 +95,19 @@ class Level:
 
     @property
     def inputs(self) -> int:
-        """Features going in, for each input channel."""
+        """Input features per input channel."""
         return sum(term.features for term in self.terms)
 
     @property
     def outputs(self) -> int:
-        """Features coming out, for each output channel."""
+        """Output features per output channel."""
         return sum(target.features for target in self.targets)
 
 
 def invariant_sources(space: WeightSpace, *, quadratic: bool) -> list[Source]:
-    """Everything that can be read: tensors, invariant products and, if asked, contractions.
+    """All inputs of a layer: tensors, invariant products and, with ``quadratic``, contractions.
 
-    A tensor that a shift may set to anything is zero once folded, so it is not read.
+    Shifted tensors are zero once folded, so they are not read.
     """
     for spec in space.tensors.values():
         family_of(space, spec)  # layers read tensors with at most one such axis
@@ -117,7 +117,7 @@ def invariant_sources(space: WeightSpace, *, quadratic: bool) -> list[Source]:
 
 
 def tensor_targets(space: WeightSpace, *, rank: int | None) -> list[Target]:
-    """Every tensor of the space as something to write."""
+    """Every tensor of the space as a target."""
     out = []
     for spec in space.tensors.values():
         source = tensor_source(space, spec)
@@ -148,7 +148,7 @@ def tensor_targets(space: WeightSpace, *, rank: int | None) -> list[Target]:
 
 
 def gate_targets(space: WeightSpace) -> list[Target]:
-    """For each tensor with a linear axis one invariant number for each index of its owner."""
+    """For each tensor with a linear axis, one invariant number per index of its owner."""
     out = []
     for spec in space.tensors.values():
         family = family_of(space, spec)
@@ -170,9 +170,9 @@ def plan_levels(
     """The levels of a layer from ``sources`` to ``targets``, largest first.
 
     Args:
-        space: whose axes the sources and targets carry.
-        sources: what may be read.
-        targets: what is written.
+        space: of the sources and targets.
+        sources: inputs.
+        targets: outputs.
         rank: size of the dictionaries that replace the free axes; None keeps them.
         mean: pool by the mean and bring products to unit scale; False sums, as in the paper.
     """
@@ -197,7 +197,7 @@ def plan_levels(
 def closed_subsets(
     space: WeightSpace, axes: Sequence[str], must: Sequence[str]
 ) -> Iterator[tuple[str, ...]]:
-    """Subsets of ``axes`` that hold ``must`` and, with every axis, those it belongs to."""
+    """Subsets of ``axes`` that contain ``must`` and, with every axis, those it belongs to."""
     order = [a for a in space.axes if a in axes]
     for size in range(len(order) + 1):
         for subset in combinations(order, size):
@@ -209,7 +209,7 @@ def closed_subsets(
 def _terms(
     space: WeightSpace, source: Source, level: tuple[str, ...], rank: int | None, mean: bool
 ) -> Iterator[Term]:
-    """The ways a source is seen from a level: one, or several where an axis stands twice."""
+    """Views of a source from a level: one, or several where an axis occurs twice."""
     twice = [axis for axis, labels in source.perms.items() if len(labels) > 1]
     views = [("row", "column", "diagonal") if a in level else ("total", "trace") for a in twice]
     for choice in product(*views):

@@ -1,8 +1,8 @@
-"""How are the entries of an activated linear map summed without keeping them all?
+"""Sums of the entries of an activated linear map, ``S = Σ_jk fn(W x_jk + a_j + c_k)``.
 
-``S = Σ_jk fn(W x_jk + a_j + c_k)``: what an invariant layer reads off a tensor that an
-equivariant layer would write. In C where ReLU is asked for on a CPU without gradients, each
-network staying in the cache; else in PyTorch, without gradients a few networks at a time.
+An invariant layer reads these from the output of an equivariant layer. ReLU on a CPU without
+gradients runs in C, where each network stays in the cache; otherwise PyTorch, without gradients a
+few networks at a time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from transformer_nfn.native_code import load
 SOURCES = ("pooled_relu.c", "pooled_relu.h")
 FUNCTIONS = {torch.float32: "tnfn_pooled_relu_float", torch.float64: "tnfn_pooled_relu_double"}
 PORTION = 128
-"""Networks at a time in PyTorch, where no gradient is asked for."""
+"""Networks at a time in PyTorch without gradients."""
 WORTHWHILE = 1 << 22
-"""So many products are a tenth of a millisecond; with fewer the compiler is not called."""
+"""Multiplications that take a tenth of a millisecond; below, the compiler is not called."""
 
 
 def pooled(
@@ -39,8 +39,8 @@ def pooled(
         c: ``[groups, m, batch, k]``, the same for all j; None for zero.
     """
     products = weight.shape[1] * x.numel()
-    given = [t for t in (weight, x, a, c) if t is not None]
-    if fn is torch.relu and products >= WORTHWHILE and _plain(given):
+    operands = [t for t in (weight, x, a, c) if t is not None]
+    if fn is torch.relu and products >= WORTHWHILE and _plain(operands):
         lib, _ = library()
         out = _in_c(lib, weight, x, a, c) if lib is not None else None
         if out is not None:
@@ -75,24 +75,24 @@ def _in_torch(
     return y.flatten(-2).sum(-1)
 
 
-def _plain(given: list[Tensor]) -> bool:
-    """Whether these are numbers in this machine's memory that nobody follows further."""
+def _plain(operands: list[Tensor]) -> bool:
+    """Whether these are plain CPU tensors without autograd, vmap or tracing."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     if forward_ad._current_level >= 0:
         return False
-    dtype = given[0].dtype
+    dtype = operands[0].dtype
     return (
         dtype in FUNCTIONS
-        and all(type(t) in (Tensor, torch.nn.Parameter) and t.dtype == dtype for t in given)
-        and all(t.device.type == "cpu" for t in given)
-        and not any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in given)
+        and all(type(t) in (Tensor, torch.nn.Parameter) and t.dtype == dtype for t in operands)
+        and all(t.device.type == "cpu" for t in operands)
+        and not any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in operands)
     )
 
 
 @functools.cache
 def library() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled sums, or None and why there are none."""
+    """The compiled sums, or None and the reason."""
     here = Path(__file__).parent
     # OpenMP shares the threads of PyTorch; a compiler may lack it.
     return load([here / name for name in SOURCES], "pooled-relu", _declare, (["-fopenmp"], []))
@@ -112,7 +112,7 @@ def _in_c(
     groups, rows, features = weight.shape
     batch, j, k = x.shape[2:]
     out = x.new_zeros(groups, rows, batch)
-    # Named, so that they live until the call is over.
+    # Named, so that they outlive the call.
     weight, x, a = weight.contiguous(), x.contiguous(), a.contiguous()
     c = c.contiguous() if c is not None else None
     pointers = [t.data_ptr() if t is not None else None for t in (weight, x, a, c, out)]

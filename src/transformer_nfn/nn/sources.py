@@ -1,8 +1,8 @@
-"""What may a layer read? Tensors of the space and products of two of them, axis by axis.
+"""Inputs of a layer: tensors of the space and products of two of them, axis by axis.
 
 A *source* is one tensor, one invariant product (eq. 17), or one contraction along a permuted
-axis. Its axes carry labels: an axis that stands twice gets a prime the second time, so that
-``W_Q·W_K`` of a permuted stream has the labels ``stream`` and ``stream'``.
+axis. Its axes have labels: an axis that occurs twice gets a prime the second time, so ``W_Q·W_K``
+of a permuted stream has the labels ``stream`` and ``stream'``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces import Action, Product, TensorSpec, WeightSpace
 
 Family = tuple[str, bool]
-"""A linear axis, and whether it is carried dual: only tensors of one family mix."""
+"""A linear axis, and whether it is carried dual; only tensors of one family mix."""
 
 Split = tuple[int, Action]
-"""Where an axis stands that falls into pieces, and the action that cuts it."""
+"""Position of an axis that splits into pieces, and the action that splits it."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Factor:
 
     Attributes:
         tensor: its name.
-        labels: one for each axis; one that its action cuts into pieces gives two, frequency (which
-            piece) and pair (where in it).
-        split: where such an axis stands in the tensor, and what acts on it.
-        turn: the label of an extra last axis that holds ``x`` and ``x J``, J the quarter turn
-            of every pair; what commutes with complex scales is spanned by 1 and J.
+        labels: one for each axis; an axis that splits into pieces has two, frequency (the piece)
+            and pair (the index in it).
+        split: position and action of such an axis.
+        turn: label of an extra last axis that holds ``x`` and ``x J``, J the quarter turn of every
+            pair; the commutant of complex scales is spanned by 1 and J.
     """
 
     tensor: str
@@ -47,18 +47,18 @@ class Factor:
 
 @dataclass(frozen=True)
 class Source:
-    """Something a layer reads, as factors that are multiplied and summed over shared labels.
+    """An input of a layer: factors that are multiplied and summed over shared labels.
 
     Attributes:
-        name: what it is called in tables, ``W_Q·W_K``.
+        name: name in tables, ``W_Q·W_K``.
         factors: one or two tensors.
-        perms: the labels of each permuted axis: one, or two where the axis stands twice.
+        perms: the labels of each permuted axis: one, or two where the axis occurs twice.
         carried: labels of the linear axis, carried along unchanged (families only).
-        private: label of the frequencies, each with weights of its own (complex families only).
+        private: label of the frequencies, each with separate weights (complex families only).
         free: labels of the features, in order.
         dense: those of ``free`` that a dictionary of low rank replaces.
-        summed: how many products are added up inside, without any pooling.
-        shared: permuted axes along which both factors run together (the heads of QK).
+        summed: number of products summed inside, without pooling.
+        shared: permuted axes that both factors share (the heads of QK).
         sizes: the size of every label.
         family: the linear axis it carries; None for an invariant.
     """
@@ -76,13 +76,13 @@ class Source:
     family: Family | None = None
 
     def features(self, rank: int | None = None) -> int:
-        """How many numbers it gives at each place of a level, for each channel."""
+        """Numbers at each place of a level, per channel."""
         kept = prod(self.sizes[a] for a in self.free if rank is None or a not in self.dense)
         return kept * (rank if rank is not None and self.dense else 1)
 
 
 def family_of(space: WeightSpace, spec: TensorSpec) -> Family | None:
-    """The linear axis that a tensor carries and its duality; None if it carries none."""
+    """The linear axis of a tensor and its duality; None if it has none."""
     linear = space.rebased(spec.name)
     if spec.name in space.twice_rebased:
         raise SpaceError(
@@ -95,7 +95,7 @@ def family_of(space: WeightSpace, spec: TensorSpec) -> Family | None:
 
 
 def tensor_source(space: WeightSpace, spec: TensorSpec) -> Source:
-    """A tensor as it stands; one with a linear axis is a member of its family."""
+    """A tensor as a source; one with a linear axis is a member of its family."""
     family = family_of(space, spec)
     labels, sizes, split = _labelled(space, spec)
     turn = None
@@ -126,7 +126,7 @@ def tensor_source(space: WeightSpace, spec: TensorSpec) -> Source:
 
 
 def product_source(space: WeightSpace, product: Product) -> Source:
-    """An invariant product (eq. 17): heads and the linear axis run together in both factors."""
+    """An invariant product (eq. 17): both factors share heads and the linear axis."""
     shared = space.ancestors(product.over)
     together = {product.over, *shared}
     return _pair(
@@ -145,8 +145,8 @@ def contraction_sources(space: WeightSpace) -> list[Source]:
     """``W_A W_B``, ``b_A W_B``, ``W_O W_A``: quadratic, outside the paper's form.
 
     Weights compose along a permuted axis that ends one tensor and begins the next one (row
-    vectors, ``x @ W``). The axis must not be one that another axis of the two belongs to:
-    summing over heads would add up vectors in different bases.
+    vectors, ``x @ W``). No other axis of the two may belong to it: summing over heads would add
+    vectors in different bases.
     """
     specs = [s for s in space.tensors.values() if s.name not in space.shifted]
     out = []
@@ -178,7 +178,7 @@ def contraction_sources(space: WeightSpace) -> list[Source]:
 
 def _composes(space: WeightSpace, first: TensorSpec, second: TensorSpec) -> str | None:
     """The permuted axis that ends ``first`` and begins the matrix ``second``, if there is one."""
-    ends, begins = _own_axes(space, first), _own_axes(space, second)
+    ends, begins = _inner_axes(space, first), _inner_axes(space, second)
     if first.name == second.name or not ends or len(begins) < 2 or ends[-1] != begins[0]:
         return None
     axis = ends[-1]
@@ -190,8 +190,8 @@ def _composes(space: WeightSpace, first: TensorSpec, second: TensorSpec) -> str 
     return None if axis in owners else axis
 
 
-def _own_axes(space: WeightSpace, spec: TensorSpec) -> list[str]:
-    """The axes of a tensor without those that others of its axes belong to."""
+def _inner_axes(space: WeightSpace, spec: TensorSpec) -> list[str]:
+    """The axes of a tensor to which none of its other axes belongs."""
     owners = {a for label in spec.axes for a in space.ancestors(label)}
     return [a for a in spec.axes if a not in owners]
 
@@ -251,7 +251,7 @@ def _labelled(
     taken: set[str] | None = None,
     together: set[str] | None = None,
 ) -> tuple[tuple[str, ...], dict[str, int], Split | None]:
-    """Labels and sizes of a tensor's axes; those already taken get a prime."""
+    """Labels and sizes of a tensor's axes; labels already taken get a prime."""
     seen = set(taken or ())
     labels: list[str] = []
     sizes: dict[str, int] = {}

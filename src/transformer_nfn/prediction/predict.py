@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.models import network_of
+from transformer_nfn.networks import Network, resolve_networks, zoo_rows
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.metrics import LEVEL
@@ -23,13 +23,6 @@ from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import TrainedSizes
 from transformer_nfn.zoo import NetworkSizes, Zoo
-from transformer_nfn.zoo.checkpoints import (
-    changed_positions,
-    left_out,
-    read_small_transformer,
-    recognise,
-)
-from transformer_nfn.zoo.named import NamedNetwork, named_networks
 
 # Networks in memory at once: a zoo may have tens of thousands.
 CHUNK = 512
@@ -144,9 +137,9 @@ class TrainedRun:
         """The guard, if it was fitted to networks of these sizes."""
         return self.guard if sizes == self.sizes.first else None
 
-    def load(self, checkpoint: Checkpoint) -> LoadedNetwork:
+    def load(self, network: Network) -> LoadedNetwork:
         """Load a network; an error says what the predictors cannot read."""
-        return load_network(checkpoint, self.sizes.first, self.predictors)
+        return load_network(network, self.sizes.first, self.predictors)
 
 
 Networks = str | Path | Zoo | Iterable[str | Path]
@@ -158,26 +151,22 @@ def predict(run: Path | str, networks: Networks) -> list[Prediction]:
     Args:
         run: a run folder that keeps its predictors, or its name.
         networks: an open zoo, or one or several references to networks, see
-            `transformer_nfn.zoo.named.named_networks`.
+            `transformer_nfn.networks.resolve_networks`.
     """
     trained = TrainedRun.open(resolve(run, "predictor"))
     if isinstance(networks, Zoo):
-        rows = range(len(networks))
-        named = [NamedNetwork(f"{networks.path}#{row}", networks, row) for row in rows]
+        resolved = zoo_rows(networks)
     else:
-        named = named_networks([networks] if isinstance(networks, str | Path) else networks)
+        resolved = resolve_networks([networks] if isinstance(networks, str | Path) else networks)
     predictions: list[Prediction] = []
-    for start in range(0, len(named), CHUNK):
-        predictions += _predict_chunk(trained, named[start : start + CHUNK])
+    for start in range(0, len(resolved), CHUNK):
+        predictions += _predict_chunk(trained, resolved[start : start + CHUNK])
     return predictions
 
 
-def _predict_chunk(run: TrainedRun, named: Sequence[NamedNetwork]) -> list[Prediction]:
+def _predict_chunk(run: TrainedRun, networks: Sequence[Network]) -> list[Prediction]:
     """Predictions in the order of the networks; those of one size are evaluated together."""
-    loaded = []
-    for reference in named:
-        with reference.open() as checkpoint:
-            loaded.append(run.load(checkpoint))
+    loaded = [run.load(network) for network in networks]
     places: dict[NetworkSizes, list[int]] = {}
     for i, network in enumerate(loaded):
         places.setdefault(network.sizes, []).append(i)
@@ -200,7 +189,7 @@ def _predict_chunk(run: TrainedRun, named: Sequence[NamedNetwork]) -> list[Predi
         for at, i in enumerate(indices):
             warning = _warning(float(score[at]), text, size_warning)
             out[i] = Prediction(
-                name=named[i].name,
+                name=networks[i].name,
                 accuracy=float(mean[at]),
                 low=float(low[at]),
                 high=float(high[at]),
@@ -209,12 +198,12 @@ def _predict_chunk(run: TrainedRun, named: Sequence[NamedNetwork]) -> list[Predi
                 warning=warning,
                 left_out=loaded[i].left_out,
                 note=loaded[i].note,
-                recorded=named[i].about,
+                recorded=networks[i].recorded,
                 guarded=guard is not None,
                 by_weights=float(by_weights[at]),
                 coverage=LEVEL if warning is None else None,
             )
-    return [out[i] for i in range(len(named))]
+    return [out[i] for i in range(len(networks))]
 
 
 def _warning(score: float, text: str, size_warning: str | None) -> str | None:
@@ -254,29 +243,28 @@ def check_readable(
 
 
 def load_network(
-    checkpoint: Checkpoint, trained: NetworkSizes, predictors: Sequence[Predictor]
+    network: Network, trained: NetworkSizes, predictors: Sequence[Predictor]
 ) -> LoadedNetwork:
     """Load a network; an error says what the predictors cannot read.
 
     Args:
-        checkpoint: with the tensor names of the zoo's networks or of the authors' state dicts.
+        network: with the tensor names of the zoo's networks or of the authors' state dicts.
         trained: sizes of the training networks.
         predictors: of the run.
     """
-    where = checkpoint.where
-    sizes = recognise(checkpoint, like=trained) or trained
-    check_readable(where, sizes, trained, predictors)
-    unread = left_out(checkpoint, sizes)
-    for name in unread:
-        block = _BLOCK.fullmatch(name)
-        if block is not None and int(block[1]) >= sizes.blocks:
-            raise RunError(
-                f"'{where}' is of another architecture: '{name}' is of a block that a network of "
-                f"{sizes.blocks} blocks does not have"
-            )
-    stored = read_small_transformer(checkpoint, sizes)
-    weights = {name: tensor.float() for name, tensor in stored.items()}
-    changed = changed_positions(checkpoint, sizes)
+    where = network.name
+    with network.as_zoo_network(trained) as opened:
+        sizes, unread = opened.sizes, opened.unread
+        check_readable(where, sizes, trained, predictors)
+        for name in unread:
+            block = _BLOCK.fullmatch(name)
+            if block is not None and int(block[1]) >= sizes.blocks:
+                raise RunError(
+                    f"'{where}' is of another architecture: '{name}' is of a block that a network "
+                    f"of {sizes.blocks} blocks does not have"
+                )
+        weights = {name: tensor.float() for name, tensor in opened.read().items()}
+        changed = opened.changed_positions
     if changed is not None:
         raise RunError(f"'{where}' is of another architecture: {changed}")
     for name, tensor in weights.items():

@@ -1,11 +1,9 @@
-"""What a weight space is, and ready-made ones."""
+"""Weight spaces: axes, actions, the symmetry group, invariant products, ready-made spaces."""
 
 from transformer_nfn.spaces.actions import Action
-from transformer_nfn.spaces.axis import Axis
-from transformer_nfn.spaces.derivation import Product
-from transformer_nfn.spaces.element import Element
-from transformer_nfn.spaces.group import Group
-from transformer_nfn.spaces.invariants import fold, product, products
+from transformer_nfn.spaces.axis import Axis, Shift, TensorSpec, Weights, under_prefix
+from transformer_nfn.spaces.group import Element, Group
+from transformer_nfn.spaces.layout import Product
 from transformer_nfn.spaces.parts import (
     Part,
     attention_part,
@@ -28,7 +26,7 @@ from transformer_nfn.spaces.ready import (
     swiglu_block,
 )
 from transformer_nfn.spaces.space import WeightSpace
-from transformer_nfn.spaces.tensors import Shift, TensorSpec, Weights
+from transformer_nfn.spaces.weights import fold, product, products
 
 __all__ = [
     "READY",
@@ -60,4 +58,5 @@ __all__ = [
     "rope_block",
     "stack",
     "swiglu_block",
+    "under_prefix",
 ]

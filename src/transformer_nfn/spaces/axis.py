@@ -1,38 +1,50 @@
-"""What one axis of a weight tensor *is*: its name, its size, and what acts along it."""
+"""Declarations: axes, tensors over them, and biases that may be shifted."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.spaces.actions import ACTIONS, Action, Pieces
 
 LARGEST = 2**40
 
+Weights = dict[str, Tensor]
+"""Tensors by name, each ``[batch, channels, *axes]``."""
+
 
 @dataclass(frozen=True)
 class Axis:
     """One axis of a weight space, shared by every tensor that carries its name.
 
-    Make one with the constructors, one for each `Action`:
+    Use the constructors, one for each `Action`:
 
-    - `Axis.free`: no symmetry acts on it.
-    - `Axis.perm`: one permutation acts on it. With ``of``, one permutation for each index of the
-      perm axis ``of`` (queries within a key/value group: the wreath product of the two).
-    - `Axis.linear`: an invertible matrix for each index of the perm axis ``of``, all of GL(n) or
-      one complex scale for each pair of entries (what commutes with rotary positions).
+    - `Axis.free`: no symmetry.
+    - `Axis.perm`: a permutation. With ``of``, one permutation for each index of the perm axis
+      ``of`` (queries within a key/value group: the wreath product of the two).
+    - `Axis.linear`: an invertible matrix for each index of the perm axis ``of``: all of GL(n), or
+      one complex scale for each pair of entries (the commutant of rotary positions).
     - `Axis.scale`, `Axis.positive`, `Axis.sign`: a number for each entry.
     - `Axis.orthogonal`: an orthogonal matrix.
 
     A tensor carries an axis on which matrices act plain (``x → x G``) or dual (``x → G⁻¹ x``).
 
     Attributes:
-        name: what tensors call it.
-        size: how many entries it has.
-        kind: the word for what acts, as it stands in files; `action` is the thing itself.
+        name: name in tensors.
+        size: number of entries.
+        kind: name of the action in files; `action` is the object.
         of: the perm axis it belongs to: one element for each index of that axis.
         form: which matrices, where ``kind`` leaves a choice.
+
+    >>> qk = Axis.linear("qk", 4, of="head")
+    >>> qk.action.describe(qk.size)
+    'GL(4)'
+    >>> qk.to_json()
+    {'name': 'qk', 'size': 4, 'kind': 'linear', 'of': 'head'}
     """
 
     name: str
@@ -58,17 +70,17 @@ class Axis:
 
     @property
     def action(self) -> Action:
-        """What acts on the axis."""
+        """The action on the axis."""
         return ACTIONS[self.kind, self.form]
 
     @property
     def pieces(self) -> Pieces:
-        """How the axis falls apart under its action."""
+        """Decomposition of the axis under its action."""
         return self.action.pieces(self.size)
 
     @staticmethod
     def free(name: str, size: int) -> Axis:
-        """An axis on which no symmetry acts."""
+        """An axis without symmetry."""
         return Axis(name, size, "free")
 
     @staticmethod
@@ -78,7 +90,7 @@ class Axis:
 
     @staticmethod
     def linear(name: str, size: int, of: str, form: str = "general") -> Axis:
-        """An axis re-based by an invertible matrix for each index of the perm axis ``of``.
+        """An axis with an invertible matrix for each index of the perm axis ``of``.
 
         Args:
             name: of the axis.
@@ -91,29 +103,94 @@ class Axis:
 
     @staticmethod
     def scale(name: str, size: int, of: str | None = None) -> Axis:
-        """Every entry scaled by a nonzero number of its own (for each index of ``of``)."""
+        """A nonzero scale for each entry (for each index of ``of``)."""
         return Axis(name, size, "scale", of)
 
     @staticmethod
     def positive(name: str, size: int, of: str | None = None) -> Axis:
-        """Every entry scaled by a positive number of its own (for each index of ``of``)."""
+        """A positive scale for each entry (for each index of ``of``)."""
         return Axis(name, size, "positive", of)
 
     @staticmethod
     def sign(name: str, size: int, of: str | None = None) -> Axis:
-        """Every entry multiplied by +1 or −1 (for each index of ``of``)."""
+        """A sign for each entry (for each index of ``of``)."""
         return Axis(name, size, "sign", of)
 
     @staticmethod
     def orthogonal(name: str, size: int, of: str | None = None) -> Axis:
-        """An axis turned by an orthogonal matrix (for each index of ``of``)."""
+        """An axis with an orthogonal matrix (for each index of ``of``)."""
         return Axis(name, size, "orthogonal", of)
 
     def to_json(self) -> dict[str, Any]:
-        """The axis as plain JSON values, defaults left out."""
+        """The axis as JSON values, defaults left out."""
         out: dict[str, Any] = {"name": self.name, "size": self.size, "kind": self.kind}
         if self.of is not None:
             out["of"] = self.of
         if self.form != "general":
             out["form"] = self.form
         return out
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A named tensor and its axes in order; ``dual`` holds the axes it carries dual.
+
+    In text a star marks a dual axis.
+
+    >>> spec = TensorSpec.parse("W_K", "head input qk*")
+    >>> spec.axes, sorted(spec.dual), spec.words()
+    (('head', 'input', 'qk'), ['qk'], ['head', 'input', 'qk*'])
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    dual: frozenset[str] = frozenset()
+
+    @staticmethod
+    def parse(name: str, axes: str | Iterable[str]) -> TensorSpec:
+        """Parse ``"head input qk*"`` (or the same as a list of words)."""
+        words = axes.split() if isinstance(axes, str) else list(axes)
+        plain = tuple(word.rstrip("*") for word in words)
+        dual = frozenset(word.rstrip("*") for word in words if word.endswith("*"))
+        return TensorSpec(name, plain, dual)
+
+    def words(self) -> list[str]:
+        """The axes as words, dual ones starred; inverse of `parse`."""
+        return [axis + "*" * (axis in self.dual) for axis in self.axes]
+
+    def position(self, axis: str) -> int:
+        """Index of the axis, counted from the first axis after channels."""
+        return self.axes.index(axis)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A bias that may be shifted freely, because another one compensates.
+
+    ``tensor`` may receive any constant ``c`` (of its own shape) if ``into`` loses ``c``
+    contracted with ``through``: ``b_V → b_V + c`` with ``b_O → b_O − Σ c W_O``, summed over all
+    axes that ``into`` lacks (over heads, and over the queries that share a value). Without
+    ``through`` and ``into`` nothing compensates: the key bias ``b_K`` drops out of the softmax.
+
+    >>> Shift("b_V", through="W_O", into="b_O").into
+    'b_O'
+    """
+
+    tensor: str
+    through: str | None = None
+    into: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.through is None) != (self.into is None):
+            raise SpaceError(
+                f"shift of '{self.tensor}' needs both `through` and `into`, or neither"
+            )
+
+
+def under_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with ``prefix``, under the rest of their names.
+
+    >>> under_prefix({"blocks.0.W_Q": 1, "head.W": 2}, "blocks.0.")
+    {'W_Q': 1}
+    """
+    return {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}

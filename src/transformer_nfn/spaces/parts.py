@@ -1,7 +1,7 @@
-"""Which parts is a transformer made of? Attention, MLP, norm and maps, each as axes and tensors.
+"""Parts of a transformer (attention, MLP, norm, linear map) as axes and tensors to compose.
 
-A part names the axes it reads and writes; parts that name the same axis are joined by it. One
-stream through embedding, blocks and head is one axis, and so is one permutation of it.
+A part names the axes it reads and writes; parts that name the same axis share it. One stream
+through embedding, blocks and head is one axis, with one permutation.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.spaces.axis import Axis
+from transformer_nfn.spaces.axis import Axis, Shift
 from transformer_nfn.spaces.space import WeightSpace
-from transformer_nfn.spaces.tensors import Shift
 
 Rotary = Literal["neighbours", "halves"]
 FORMS = {None: "general", "neighbours": "complex", "halves": "complex_halves"}
@@ -24,9 +23,12 @@ class Part:
     """Some axes and tensors of a space, to be composed with others.
 
     Attributes:
-        axes: the axes that belong to the part (those it reads and writes are given elsewhere).
-        tensors: one line for each tensor, as in `WeightSpace.build`.
-        shifts: biases of the part that may be moved.
+        axes: the axes of the part itself (those it reads and writes are declared elsewhere).
+        tensors: one text per tensor, as in `WeightSpace.build`.
+        shifts: biases of the part that may be shifted.
+
+    >>> Part((Axis.perm("neuron", 16),), {"W_A": "feature neuron"}).axes[0].name
+    'neuron'
     """
 
     axes: tuple[Axis, ...] = ()
@@ -40,7 +42,15 @@ def compose(
     architecture: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> WeightSpace:
-    """One space from parts, in order; axes of one name must be the same axis."""
+    """One space from parts, in order; axes of one name must be equal.
+
+    >>> compose(
+    ...     "mlp",
+    ...     axis_part(Axis.free("input", 4), Axis.free("output", 3)),
+    ...     mlp_part("input", "output", d_ff=8),
+    ... )
+    WeightSpace('mlp', 67 weights)
+    """
     axes: dict[str, Axis] = {}
     tensors: dict[str, str] = {}
     shifts: list[Shift] = []
@@ -59,17 +69,29 @@ def compose(
 
 
 def axis_part(*axes: Axis) -> Part:
-    """Axes that several parts share: the input, the stream, the logits."""
+    """Axes that several parts share: the input, the stream, the logits.
+
+    >>> len(axis_part(Axis.free("token", 5), Axis.perm("stream", 8)).axes)
+    2
+    """
     return Part(axes)
 
 
 def map_part(weight: str, read: str, write: str, *, bias: str | None = None) -> Part:
-    """A linear map ``x W + b``: an embedding, a head."""
+    """A linear map ``x W + b``: an embedding, a head.
+
+    >>> map_part("W_E", "token", "stream", bias="b_E").tensors
+    {'W_E': 'token stream', 'b_E': 'stream'}
+    """
     return Part((), {weight: f"{read} {write}"} | ({bias: write} if bias else {}))
 
 
 def norm_part(stream: str, gain: str, *, bias: str | None = None) -> Part:
-    """The gain (and bias) of a LayerNorm or RMS norm, which move with the stream."""
+    """The gain (and bias) of a LayerNorm or RMS norm, permuted with the stream.
+
+    >>> norm_part("stream", "g_1").tensors
+    {'g_1': 'stream'}
+    """
     return Part((), {gain: stream} | ({bias: stream} if bias else {}))
 
 
@@ -90,15 +112,18 @@ def attention_part(
     Args:
         read: the axis that W_Q, W_K and W_V read.
         write: the axis that W_O writes.
-        heads: how many; with ``queries``, how many key/value groups.
-        d_k: of queries and keys.
-        d_v: of values.
+        heads: number of heads; with ``queries``, of key/value groups.
+        d_k: width of queries and keys.
+        d_v: width of values.
         queries: queries that share one key/value group; None for one each.
         rotary: how rotary positions pair the entries of Q and K; None for no such positions, so
             that any invertible matrix may act between them.
-        biases: whether Q, K, V and O have biases. The value bias may move into the output bias;
-            the key bias drops out, but not under rotary positions.
-        prefix: put before the names of tensors and of the part's own axes, ``0.``.
+        biases: whether Q, K, V and O have biases. The value bias may be shifted into the output
+            bias; the key bias drops out, except under rotary positions.
+        prefix: of the names of tensors and of the part's axes, ``0.``.
+
+    >>> list(attention_part("input", "feature", heads=2, d_k=3, d_v=4).tensors.values())
+    ['head input qk', 'head input qk*', 'head input vo', 'head vo* feature']
     """
     owner = f"{prefix}{'head' if queries is None else 'group'}"
     qk, vo = f"{prefix}qk", f"{prefix}vo"
@@ -125,9 +150,9 @@ def attention_part(
             f"{prefix}b_V": f"{owner} {vo}",
             f"{prefix}b_O": write,
         }
-        shifts.append(Shift(f"{prefix}b_V", through=f"{prefix}W_O", into=f"{prefix}b_O"))
         if rotary is None:
             shifts.append(Shift(f"{prefix}b_K"))
+        shifts.append(Shift(f"{prefix}b_V", through=f"{prefix}W_O", into=f"{prefix}b_O"))
     return Part(tuple(axes), tensors, tuple(shifts))
 
 
@@ -145,11 +170,14 @@ def mlp_part(
     Args:
         read: the axis it reads.
         write: the axis it writes.
-        d_ff: neurons.
+        d_ff: number of neurons.
         gated: ``(φ(x W_G) ∘ x W_U) W_D``, each neuron scaled by any nonzero number between W_U
             and W_D, instead of ``φ(x W_A) W_B``.
         biases: whether the maps have biases.
-        prefix: put before the names of tensors and of the part's own axes.
+        prefix: of the names of tensors and of the part's axes.
+
+    >>> mlp_part("feature", "output", d_ff=8).tensors
+    {'W_A': 'feature neuron', 'W_B': 'neuron output', 'b_A': 'neuron', 'b_B': 'output'}
     """
     neuron, gain = f"{prefix}neuron", f"{prefix}gain"
     if not gated:

@@ -1,13 +1,15 @@
-"""Ready-made spaces: what acts on the weights of the architectures people use."""
+"""Ready-made spaces of common architectures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.spaces.axis import Axis
+from transformer_nfn.spaces.axis import Axis, Shift
 from transformer_nfn.spaces.parts import (
+    Part,
     Rotary,
     attention_part,
     axis_part,
@@ -17,61 +19,67 @@ from transformer_nfn.spaces.parts import (
     norm_part,
 )
 from transformer_nfn.spaces.space import WeightSpace
-from transformer_nfn.spaces.tensors import Shift
-
-ATTENTION = {
-    "W_Q": "head input qk",
-    "W_K": "head input qk*",
-    "W_V": "head input vo",
-    "W_O": "head vo* feature",
-}
-MLP = {"W_A": "feature neuron", "W_B": "neuron output", "b_A": "neuron", "b_B": "output"}
-
-
-def _attention_axes(
-    d_model: int, heads: int, d_k: int, d_v: int, *, feature: str = "perm", form: str = "general"
-) -> list[Axis]:
-    return [
-        Axis.free("input", d_model),
-        Axis.perm("head", heads),
-        Axis.linear("qk", d_k, of="head", form=form),
-        Axis.linear("vo", d_v, of="head"),
-        Axis.perm("feature", d_model) if feature == "perm" else Axis.free("feature", d_model),
-    ]
-
-
-def _mlp_axes(d_model: int, d_ff: int) -> list[Axis]:
-    return [Axis.perm("neuron", d_ff), Axis.free("output", d_model)]
 
 
 def multi_head(d_model: int, heads: int, d_k: int, d_v: int) -> WeightSpace:
-    """Multi-head attention alone (Theorem 3.2): W_Q, W_K, W_V, W_O, nothing after it."""
-    axes = _attention_axes(d_model, heads, d_k, d_v, feature="free")
-    return WeightSpace.build("multi_head", axes, ATTENTION, architecture="multi_head")
+    """Multi-head attention alone (Theorem 3.2): W_Q, W_K, W_V, W_O.
+
+    >>> multi_head(8, 2, 3, 4)
+    WeightSpace('multi_head', 224 weights)
+    """
+    return compose(
+        "multi_head",
+        axis_part(Axis.free("input", d_model)),
+        attention_part("input", "feature", heads=heads, d_k=d_k, d_v=d_v),
+        axis_part(Axis.free("feature", d_model)),
+        architecture="multi_head",
+    )
+
+
+def _block(
+    name: str,
+    d_model: int,
+    attention: Part,
+    mlp: Part,
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> WeightSpace:
+    """Attention from ``input`` to ``feature``, then an MLP from ``feature`` to ``output``."""
+    return compose(
+        name,
+        axis_part(Axis.free("input", d_model)),
+        attention,
+        axis_part(Axis.perm("feature", d_model)),
+        mlp,
+        axis_part(Axis.free("output", d_model)),
+        architecture=name,
+        options=options,
+    )
 
 
 def attention_block(d_model: int, heads: int, d_k: int, d_v: int, d_ff: int) -> WeightSpace:
-    """The paper's U (eq. 10): attention, LayerNorm, ReLU MLP, LayerNorm; no residuals."""
-    axes = _attention_axes(d_model, heads, d_k, d_v) + _mlp_axes(d_model, d_ff)
-    return WeightSpace.build(
-        "attention_block", axes, {**ATTENTION, **MLP}, architecture="attention_block"
+    """The paper's U (eq. 10): attention, LayerNorm, ReLU MLP, LayerNorm; no residuals.
+
+    >>> space = attention_block(8, 2, 3, 4, 16)
+    >>> [axis.name for axis in space.axes.values() if axis.action.permutes]
+    ['head', 'feature', 'neuron']
+    """
+    attention = attention_part("input", "feature", heads=heads, d_k=d_k, d_v=d_v)
+    return _block(
+        "attention_block", d_model, attention, mlp_part("feature", "output", d_ff=d_ff)
     )
 
 
 def biased_block(d_model: int, heads: int, d_k: int, d_v: int, d_ff: int) -> WeightSpace:
     """The paper's block with biases on Q, K, V and O.
 
-    b_K drops out of the softmax; b_V may move into b_O through W_O.
+    b_K drops out of the softmax; b_V may be shifted into b_O through W_O.
+
+    >>> [shift.tensor for shift in biased_block(8, 2, 3, 4, 16).shifts]
+    ['b_K', 'b_V']
     """
-    axes = _attention_axes(d_model, heads, d_k, d_v) + _mlp_axes(d_model, d_ff)
-    biases = {"b_Q": "head qk", "b_K": "head qk*", "b_V": "head vo", "b_O": "feature"}
-    return WeightSpace.build(
-        "biased_block",
-        axes,
-        {**ATTENTION, **biases, **MLP},
-        shifts=[Shift("b_K"), Shift("b_V", through="W_O", into="b_O")],
-        architecture="biased_block",
-    )
+    attention = attention_part("input", "feature", heads=heads, d_k=d_k, d_v=d_v, biases=True)
+    return _block("biased_block", d_model, attention, mlp_part("feature", "output", d_ff=d_ff))
 
 
 def grouped_query_block(
@@ -79,27 +87,17 @@ def grouped_query_block(
 ) -> WeightSpace:
     """Grouped-query attention: ``groups`` key/value heads, each shared by ``queries`` queries.
 
-    The queries of a group permute among themselves and the groups permute whole, the wreath
+    The queries of a group permute among themselves and the groups permute as units, the wreath
     product S_queries ≀ S_groups; one M and one N for each group.
+
+    >>> grouped_query_block(8, 2, 3, 4, 4, 16).tensors["W_Q"].axes
+    ('group', 'query', 'input', 'qk')
     """
-    axes = [
-        Axis.free("input", d_model),
-        Axis.perm("group", groups),
-        Axis.perm("query", queries, of="group"),
-        Axis.linear("qk", d_k, of="group"),
-        Axis.linear("vo", d_v, of="group"),
-        Axis.perm("feature", d_model),
-        *_mlp_axes(d_model, d_ff),
-    ]
-    attention = {
-        "W_Q": "group query input qk",
-        "W_K": "group input qk*",
-        "W_V": "group input vo",
-        "W_O": "group query vo* feature",
-    }
-    return WeightSpace.build(
-        "grouped_query_block", axes, {**attention, **MLP}, architecture="grouped_query_block"
+    attention = attention_part(
+        "input", "feature", heads=groups, queries=queries, d_k=d_k, d_v=d_v
     )
+    mlp = mlp_part("feature", "output", d_ff=d_ff)
+    return _block("grouped_query_block", d_model, attention, mlp)
 
 
 def rope_block(
@@ -108,15 +106,16 @@ def rope_block(
     """The paper's block with rotary positions on queries and keys.
 
     M must commute with every rotation: one complex scale for each of the d_k/2 frequencies.
+
+    >>> qk = rope_block(8, 2, 4, 4, 16).axes["qk"]
+    >>> qk.action.describe(qk.size)
+    '2 complex scales'
     """
-    axes = _attention_axes(d_model, heads, d_k, d_v, form="complex") + _mlp_axes(d_model, d_ff)
-    return WeightSpace.build(
-        "rope_block",
-        axes,
-        {**ATTENTION, **MLP},
-        architecture="rope_block",
-        options={"base": base},
+    attention = attention_part(
+        "input", "feature", heads=heads, d_k=d_k, d_v=d_v, rotary="neighbours"
     )
+    mlp = mlp_part("feature", "output", d_ff=d_ff)
+    return _block("rope_block", d_model, attention, mlp, options={"base": base})
 
 
 def swiglu_block(d_model: int, heads: int, d_k: int, d_v: int, d_ff: int) -> WeightSpace:
@@ -124,15 +123,19 @@ def swiglu_block(d_model: int, heads: int, d_k: int, d_v: int, d_ff: int) -> Wei
 
     Each neuron may be scaled by any nonzero number between W_U and W_D: a linear axis of
     size 1, ``gain``, that belongs to ``neuron``.
+
+    >>> [product.name for product in swiglu_block(8, 2, 3, 4, 16).products]
+    ['W_Q·W_K', 'W_V·W_O', 'W_U·W_D']
     """
-    axes = [
-        *_attention_axes(d_model, heads, d_k, d_v),
-        *_mlp_axes(d_model, d_ff),
-        Axis.linear("gain", 1, of="neuron"),
-    ]
     mlp = {"W_G": "feature neuron", "W_U": "feature neuron gain", "W_D": "neuron gain* output"}
-    return WeightSpace.build(
-        "swiglu_block", axes, {**ATTENTION, **mlp}, architecture="swiglu_block"
+    return compose(
+        "swiglu_block",
+        axis_part(Axis.free("input", d_model)),
+        attention_part("input", "feature", heads=heads, d_k=d_k, d_v=d_v),
+        axis_part(Axis.perm("feature", d_model)),
+        axis_part(Axis.perm("neuron", d_ff), Axis.free("output", d_model)),
+        Part((Axis.linear("gain", 1, of="neuron"),), mlp),
+        architecture="swiglu_block",
     )
 
 
@@ -154,7 +157,10 @@ def residual_stack(
 ) -> WeightSpace:
     """A pre-norm residual transformer with embedding and head, LayerNorms with gain and bias.
 
-    One permutation acts on the whole residual stream; no block has one of its own.
+    One permutation acts on the residual stream; it is shared by all blocks.
+
+    >>> residual_stack(2, 8, 2, 3, 4, 16, d_in=5, d_out=10)
+    WeightSpace('residual_stack', 1226 weights)
     """
     axes = [Axis.free("token", d_in), Axis.perm("stream", d_model), Axis.free("logit", d_out)]
     tensors = {"W_E": "token stream", "b_E": "stream"}
@@ -201,24 +207,27 @@ def decoder_stack(
     rotary: Rotary = "halves",
     base: float = 10000.0,
 ) -> WeightSpace:
-    """A decoder of today's kind, composed of parts around one residual stream.
+    """A current decoder, composed of parts around one residual stream.
 
     RMS norms with gains, grouped queries with rotary positions, gated MLPs, biases. One
-    permutation acts on the whole stream.
+    permutation acts on the stream.
 
     Args:
-        blocks: how many.
+        blocks: number of blocks.
         d_model: width of the stream.
         groups: key/value heads, each shared by ``queries`` queries.
         queries: see ``groups``.
-        d_k: of queries and keys, even.
-        d_v: of values.
-        d_ff: neurons.
-        d_in: of the input.
-        d_out: logits.
+        d_k: width of queries and keys, even.
+        d_v: width of values.
+        d_ff: number of neurons.
+        d_in: width of the input.
+        d_out: number of logits.
         biases: whether attention and MLP have biases.
         rotary: how entries are paired, ``halves`` (as in Llama's files) or ``neighbours``.
         base: of the rotary frequencies.
+
+    >>> decoder_stack(1, 8, 2, 2, 4, 4, 16, d_in=5, d_out=10, biases=False).group.size.continuous
+    56
     """
     shared = Axis.free("token", d_in), Axis.perm("stream", d_model), Axis.free("logit", d_out)
     parts = [
@@ -249,14 +258,17 @@ def decoder_stack(
 
 
 def stack(block: WeightSpace, depth: int, *, between: str = "fixed") -> WeightSpace:
-    """``depth`` blocks one after another, tensors named ``0.W_Q``, ``1.W_Q``, …
+    """``depth`` blocks in sequence, tensors named ``0.W_Q``, ``1.W_Q``, …
 
     Args:
         block: the space of one block, with axes ``input`` and ``output`` of equal size.
-        depth: how many blocks.
+        depth: number of blocks.
         between: ``fixed`` leaves the width axis between two blocks alone, so the group is the
-            product of the blocks' groups, as in the paper; ``permuted`` lets one permutation
-            act on each such axis too, which the function does not notice either.
+            product of the blocks' groups, as in the paper; ``permuted`` also lets one permutation
+            act on each such axis, which leaves the function unchanged too.
+
+    >>> stack(attention_block(8, 2, 3, 4, 16), 2)
+    WeightSpace('attention_block×2', 1008 weights)
     """
     if depth < 1:
         raise SpaceError(f"a stack needs at least one block, found depth {depth}")
@@ -309,4 +321,4 @@ READY: Mapping[str, str] = {
     "swiglu_block": "gated MLP",
     "decoder_stack": "RMS norms, grouped queries, rotary positions, gated MLP, one stream",
 }
-"""Names of the ready-made spaces, with what each describes."""
+"""Names of the ready-made spaces, with a description each."""

@@ -1,11 +1,13 @@
-"""When are two networks one function? Comparison, canonical forms, fingerprints, witnesses."""
+"""Networks up to symmetry: comparison, canonical form, fingerprint, witness."""
 
 from transformer_nfn.spaces import Element, Group, fold, product, products
-from transformer_nfn.symmetry.canonical import canonical_form
 from transformer_nfn.symmetry.comparison import Comparison, compare
-from transformer_nfn.symmetry.enlarged import EnlargedElement, random_enlarged
-from transformer_nfn.symmetry.fingerprints import fingerprint
-from transformer_nfn.symmetry.layer_norm import random_commuting
+from transformer_nfn.symmetry.enlarged import (
+    EnlargedElement,
+    random_commuting,
+    random_enlarged,
+)
+from transformer_nfn.symmetry.representatives import canonical_form, fingerprint
 from transformer_nfn.symmetry.witness import Witness
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Decides whether two networks are one function: the paper's theorem, with proof either way."""
+"""Comparison of two networks as functions: the paper's theorem, with a proof either way."""
 
 from __future__ import annotations
 
@@ -12,52 +12,57 @@ from torch import Tensor
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.functional import Architecture, Forward, Inputs, runnable
 from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
-from transformer_nfn.symmetry.element_search import align_permutations, recover
+from transformer_nfn.symmetry.element_search import align_permutations, exact_element, recover
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
-from transformer_nfn.symmetry.exact import exact_element
-from transformer_nfn.symmetry.factored import Factored, sources
-from transformer_nfn.symmetry.fingerprints import fingerprint
-from transformer_nfn.symmetry.misfit import misfits, relative_error
 from transformer_nfn.symmetry.normal_forms import same_normal_form
+from transformer_nfn.symmetry.representatives import fingerprint
 from transformer_nfn.symmetry.sources import (
     HALF,
+    Factored,
     Source,
     allowed_error,
     folded,
     in_float64,
     rounding_unit,
     single,
+    sources,
 )
 from transformer_nfn.symmetry.witness import Noise, Witness, find_witness
 
 GroupName = Literal["paper", "enlarged"]
 MAX_RESOLUTION = 0.05
 INVARIANTS_DECIDE = 1e-3
-"""Where rounding hides more than this, agreeing invariants prove nothing without an element."""
+"""Where rounding hides more than this, equal invariants are no proof without an element."""
 BORDERLINE = 4.0
 STORED_PRODUCT, STORED_TENSOR = 12.0, 2.0
-"""Rounding errors of one weight by which half precision may change a product or a tensor that no
-matrix acts on, relative to its norm, where a disguise of condition 100 was stored and undone."""
+"""Rounding errors of one weight by which half precision may change a product, or a tensor on which
+no matrix acts, relative to its norm, after an element of condition number 100 and its inverse."""
+ROOT_MEAN_SQUARE = 0.4
+"""Root mean square of a rounding error, in units of the largest one."""
+TENSOR_LIMIT, ENTRY_LIMIT = 2.0, 10.0
+"""Tolerated multiples of the expected error, of a tensor in the mean square and of one entry."""
+ARITHMETIC = 1024.0
+"""Tolerated multiple of the largest rounding error in single and double precision."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found.
+    """Result of `compare`.
 
     Attributes:
         same_function: True (proved by a group element or by equal normal forms), False (proved
             by a witness), None (undecidable at this precision).
         same_orbit: whether a group element takes the first network to the second; functions can
             be equal without that (merged, dead or rank-deficient heads).
-        group: which group ``same_orbit`` and ``element`` speak of. Where it is the enlarged group
-            of an architecture, the element acts on `Architecture.in_enlarged` of the weights.
+        group: the group of ``same_orbit`` and ``element``. An element of the enlarged group of an
+            architecture acts on `Architecture.in_enlarged` of the weights.
         element: the group element that takes the first network to the second.
-        witness: an input on which they differ, both run and measured on it; in half precision after
-            every tensor of the second that rounding explains is set to the first one's.
+        witness: an input on which their outputs differ; in half precision after every tensor of the
+            second network that rounding explains is replaced by the first one's.
         residuals: for each invariant, the relative difference after the best matching.
         element_error: largest relative error over the tensors of ``element.act(U)`` against V.
-        resolution: the largest relative difference of an invariant that rounding could hide;
-            "same" means: up to this.
+        resolution: the largest relative difference of an invariant that rounding may hide;
+            "same" means up to this.
         reason: one sentence.
     """
 
@@ -100,17 +105,16 @@ def compare(
     inputs: Inputs | None = None,
     seed: int = 0,
 ) -> Comparison:
-    """Decides whether two networks compute the same function (Theorem 3.2).
+    """Decide whether two networks compute the same function (Theorem 3.2).
 
-    Works for every space; with an architecture, given or named by the space, or with a forward,
-    networks are also run, so that a difference is proved by an input. Functions that are equal
-    without being in one orbit are recognised for `spaces.multi_head`, `spaces.attention_block` and
-    stacks of it, and where an element of the architecture's enlarged group joins them.
+    Works for every space. With an architecture (passed, or named by the space) or a forward, the
+    networks are also run, so that a difference is proved by an input. Equal functions in different
+    orbits are recognised for `spaces.multi_head`, `spaces.attention_block` and stacks of it, and
+    where an element of the architecture's enlarged group joins them.
 
-    "Same" is up to the rounding of the weights' dtype: the two networks are taken for rounded
-    copies of exact ones. Where that rounding hides differences larger than 5 %, or the gap
-    between two heads, the answer is None, unless the weights are equal to the bit as they are or
-    reordered.
+    "Same" is up to the rounding of the weights' dtype: the two networks are treated as rounded
+    copies of exact ones. Where rounding hides differences over 5 %, or the gap between two heads,
+    the result is None, unless the weights are equal bit by bit, as they are or permuted.
 
     Args:
         target: the architecture of both networks, or the space they lie in.
@@ -121,8 +125,17 @@ def compare(
             architecture (`Architecture.enlarged`).
         forward: what the networks compute, ``forward(weights, X)`` with weights ``[*axes]``, in
             place of the architecture's; the group of the space must leave it unchanged.
-        inputs: what to run it on, `Vectors` or `Ids`; those of the architecture by default.
+        inputs: inputs of the forward, `Vectors` or `Ids`; those of the architecture by default.
         seed: of the search for a witness.
+
+    >>> from transformer_nfn import spaces
+    >>> space = spaces.attention_block(4, 2, 2, 2, 3)
+    >>> U = space.randn(1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    >>> V = space.group.random(torch.Generator().manual_seed(1), max_condition=10).act(U)
+    >>> compare(space, U, V).same_function
+    True
+    >>> compare(space, U, V | {"b_A": V["b_A"] + 0.1}).reason
+    'the outputs differ on the witness'
     """
     if group not in ("paper", "enlarged"):
         raise GroupError(f"group must be 'paper' or 'enlarged', found {group!r}")
@@ -135,25 +148,11 @@ def compare(
     _check_pair(space, U, V)
     u, v = single(space, U), single(space, V)
     dtypes = next(iter(u.values())).dtype, next(iter(v.values())).dtype
-    dtype = max(dtypes, key=lambda kind: torch.finfo(kind).eps)  # which keeps fewer digits
+    dtype = max(dtypes, key=lambda kind: torch.finfo(kind).eps)  # the less precise one
     unit = rounding_unit(dtype)
-    from_u, from_v = (
-        sources(space, folded(space, w), allowed_error(kind))
-        for w, kind in zip((u, v), dtypes, strict=True)
-    )
-    alignment = align_permutations(space, from_u, from_v)
-    perms, certain = alignment.perms, alignment.certain
-    pairs = list(zip(alignment.sources, from_v, strict=True))
-    gaps = {a.name: a.gap(b) for a, b in pairs}
-    residuals = {name: gap.relative for name, gap in gaps.items()}
-    worst = max((gap.ratio for gap in gaps.values()), default=0.0)
-    stored = dtype in HALF and all(
-        gap.relative <= unit * (STORED_PRODUCT if isinstance(a, Factored) else STORED_TENSOR)
-        for (a, _), gap in zip(pairs, gaps.values(), strict=True)
-    )
-    hidden = max((source.hidden() for pair in pairs for source in pair), default=0.0)
-    blurred = hidden > MAX_RESOLUTION or _heads_blur(space, pairs)
-    del alignment, from_u, from_v, pairs  # before the weights take twice their room
+    invariants = _compare_invariants(space, u, v, dtypes)
+    worst, hidden, blurred = invariants.worst, invariants.hidden, invariants.blurred
+    perms = invariants.perms
 
     u, v = in_float64(u), in_float64(v)
     element: Element | EnlargedElement | None = None
@@ -164,56 +163,55 @@ def compare(
     fit = _fit(element, u, v, dtypes)
     orbit, error = fit.orbit, fit.error
     if orbit and group == "paper" and worst > 1:
-        orbit = None  # the tensors agree and the invariants do not
-    certain = certain and not space.twice_rebased
-    # Rounding an invariant may hide what the tensors themselves show.
+        orbit = None  # the tensors agree, the invariants do not
+    certain = invariants.certain and not space.twice_rebased
+    # The tensors may differ where rounding hides a difference of the invariants.
     apart = dtype in HALF and orbit is False and certain
     if orbit is False and worst <= 1 and not certain:
-        orbit = None  # an element may exist and not have been found
+        orbit = None  # an element may exist that was not found
 
     if (blurred or orbit is not True) and worst <= 1:
         exact = exact_element(space, u, v, perms, dtype)
         if exact is not None:
             element, error, orbit, blurred = exact, 0.0, True, False
 
-    def answer(
+    def result(
         same: bool | None, on: bool | None, reason: str, witness: Witness | None = None
     ) -> Comparison:
-        keep = on is True
         return Comparison(
             same,
             on,
             group,
-            element if keep else None,
+            element if on else None,
             witness,
-            residuals,
-            error if keep else None,
+            invariants.residuals,
+            error if on else None,
             hidden,
             reason,
         )
 
     if blurred and (worst <= 1 or orbit):
-        words = str(dtype).removeprefix("torch.")
-        return answer(
+        name = str(dtype).removeprefix("torch.")
+        return result(
             None,
             None,
-            f"rounding to {words} hides relative differences up to {hidden:.1%} of an invariant, "
+            f"rounding to {name} hides relative differences up to {hidden:.1%} of an invariant, "
             "more than what tells heads apart",
         )
     if orbit:
-        return answer(True, True, "a group element takes the first network to the second")
+        return result(True, True, "a group element takes the first network to the second")
     if worst <= 1 and not apart:
-        # A function that no re-basing changes depends on the products alone.
+        # A function invariant under the matrices depends on the products only.
         if space.products_separate and hidden <= INVARIANTS_DECIDE:
-            return answer(True, orbit, "all invariants agree, though no group element was found")
-        return answer(None, None, "all invariants agree, but they do not tell all functions apart")
-    if stored or (worst <= BORDERLINE and not apart):
-        return answer(None, None, "the invariants differ by hardly more than rounding explains")
+            return result(True, orbit, "all invariants agree, though no group element was found")
+        return result(None, None, "all invariants agree, but they do not tell all functions apart")
+    if invariants.stored or (worst <= BORDERLINE and not apart):
+        return result(None, None, "the invariants differ by hardly more than rounding explains")
     if architecture is None:
-        if _prints_differ(space, u, v, hidden):
-            return answer(None, False, "the invariants differ, and no forward is known to run")
-        return answer(None, None, "the invariants could not be matched, and no forward is known")
-    # Running both networks sees more than the tolerances of a normal form, so it comes first.
+        if _fingerprints_differ(space, u, v, hidden):
+            return result(None, False, "the invariants differ, and no forward is known to run")
+        return result(None, None, "the invariants could not be matched, and no forward is known")
+    # Running both networks resolves more than the tolerances of a normal form.
     u, v = fit.moved or u, fit.rounded or v
     witness = find_witness(architecture, u, v, Noise.of(dtype), seed=seed, thorough=False)
     if (
@@ -221,8 +219,8 @@ def compare(
         and hidden <= INVARIANTS_DECIDE
         and same_normal_form(architecture, u, v, allowed_error(dtype))
     ):
-        on = False if _prints_differ(space, u, v, hidden) else None
-        return answer(True, on, "the normal forms of the two functions agree")
+        on = False if _fingerprints_differ(space, u, v, hidden) else None
+        return result(True, on, "the normal forms of the two functions agree")
     if witness is None and architecture.enlarged is not None:
         wider = _compare_enlarged(architecture, U, V, seed)
         if wider.same_function:
@@ -231,21 +229,71 @@ def compare(
     if witness is None:
         witness = find_witness(architecture, u, v, Noise.of(dtype), seed=seed)
     if witness is not None:
-        return answer(False, False, "the outputs differ on the witness", witness)
-    on = False if _prints_differ(space, u, v, hidden) else None
-    return answer(None, on, "neither a group element nor a witness was found")
+        return result(False, False, "the outputs differ on the witness", witness)
+    on = False if _fingerprints_differ(space, u, v, hidden) else None
+    return result(None, on, "neither a group element nor a witness was found")
+
+
+@dataclass(frozen=True)
+class _Invariants:
+    """Comparison of the invariants of two networks.
+
+    Attributes:
+        perms: permutations that align the first network with the second.
+        certain: whether no other permutations may fit as well.
+        residuals: relative difference of each invariant.
+        worst: largest difference in units of the allowed error.
+        hidden: largest relative difference that rounding may hide.
+        blurred: whether rounding hides too much, or the gap between two heads.
+        stored: whether storing in half precision explains all differences.
+    """
+
+    perms: dict[str, Tensor]
+    certain: bool
+    residuals: dict[str, float]
+    worst: float
+    hidden: float
+    blurred: bool
+    stored: bool
+
+
+def _compare_invariants(
+    space: WeightSpace, u: Weights, v: Weights, dtypes: tuple[torch.dtype, torch.dtype]
+) -> _Invariants:
+    from_u, from_v = (
+        sources(space, folded(space, w), allowed_error(dtype))
+        for w, dtype in zip((u, v), dtypes, strict=True)
+    )
+    alignment = align_permutations(space, from_u, from_v)
+    pairs = list(zip(alignment.sources, from_v, strict=True))
+    gaps = [a.gap(b) for a, b in pairs]
+    unit = max(map(rounding_unit, dtypes))
+    hidden = max((source.hidden() for pair in pairs for source in pair), default=0.0)
+    return _Invariants(
+        alignment.perms,
+        alignment.certain,
+        {a.name: gap.relative for (a, _), gap in zip(pairs, gaps, strict=True)},
+        max((gap.ratio for gap in gaps), default=0.0),
+        hidden,
+        hidden > MAX_RESOLUTION or _heads_blur(space, pairs),
+        any(dtype in HALF for dtype in dtypes)
+        and all(
+            gap.relative <= unit * (STORED_PRODUCT if isinstance(a, Factored) else STORED_TENSOR)
+            for (a, _), gap in zip(pairs, gaps, strict=True)
+        ),
+    )
 
 
 def _compare_enlarged(
     architecture: Architecture, U: Mapping[str, Tensor], V: Mapping[str, Tensor], seed: int
 ) -> Comparison:
     """The comparison in the space that describes the architecture's enlarged group."""
-    over = architecture.over_enlarged()
-    found = compare(over, architecture.in_enlarged(U), architecture.in_enlarged(V), seed=seed)
-    return replace(found, group="enlarged")
+    enlarged = architecture.over_enlarged()
+    weights = architecture.in_enlarged(U), architecture.in_enlarged(V)
+    return replace(compare(enlarged, *weights, seed=seed), group="enlarged")
 
 
-def _prints_differ(space: WeightSpace, u: Weights, v: Weights, hidden: float) -> bool:
+def _fingerprints_differ(space: WeightSpace, u: Weights, v: Weights, hidden: float) -> bool:
     """Whether two networks cannot share an orbit because their fingerprints differ."""
     first, second = fingerprint(space, u), fingerprint(space, v)
     size = max(float(first.norm()), float(second.norm()))
@@ -253,7 +301,7 @@ def _prints_differ(space: WeightSpace, u: Weights, v: Weights, hidden: float) ->
 
 
 def _check_pair(space: WeightSpace, U: Mapping[str, Tensor], V: Mapping[str, Tensor]) -> None:
-    """Checks that both are one network of the space, on one device."""
+    """Raise `SpaceError` unless both are one network of the space, on one device."""
     devices = []
     for weights in (U, V):
         space.check(weights, lead=None, finite=False)
@@ -276,11 +324,11 @@ class _Fit:
     """How well an element takes one network to the other.
 
     Attributes:
-        orbit: True if rounding explains every tensor, False if one is far away, None between.
+        orbit: True if rounding explains every tensor, False if one is far off, None in between.
         error: largest relative error of a tensor, where ``orbit`` is True.
-        moved: half precision: the first network, moved by the element.
-        rounded: half precision: the second network, every tensor that rounding explains replaced
-            by that of ``moved``: what is left is what rounding does not explain.
+        moved: half precision: the first network, transformed by the element.
+        rounded: half precision: the second network, with every tensor that rounding explains
+            replaced by that of ``moved``.
     """
 
     orbit: bool | None
@@ -298,18 +346,18 @@ def _fit(
     if element is None:
         return _Fit(False)
     moved = element.act(u)
-    found = misfits(element, moved, u, v, dtypes)
-    worst = max(found.values())
+    errors = misfits(element, moved, u, v, dtypes)
+    worst = max(errors.values())
     if worst <= 1:
         return _Fit(True, max(relative_error(moved[name], w) for name, w in v.items()))
     if not any(dtype in HALF for dtype in dtypes):
         return _Fit(False if worst > 32 else None)
-    rounded = {name: moved[name] if found[name] <= 1 else w for name, w in v.items()}
+    rounded = {name: moved[name] if errors[name] <= 1 else w for name, w in v.items()}
     return _Fit(False if worst > 2 else None, None, moved, rounded)
 
 
 def _heads_blur(space: WeightSpace, pairs: list[tuple[Source, Source]]) -> bool:
-    """Whether two heads that one network tells apart are nearer than the other's rounding."""
+    """Whether two heads, distinct in one network, are closer than the other's rounding error."""
     products = [(a, b) for a, b in pairs if isinstance(a, Factored) and isinstance(b, Factored)]
     for sites in {a.sites for a, _ in products if len(a.sites) == 1}:
         there = [(a, b) for a, b in products if a.sites == sites]
@@ -320,18 +368,94 @@ def _heads_blur(space: WeightSpace, pairs: list[tuple[Source, Source]]) -> bool:
 
 def _blur(pairs: list[tuple[Factored, Factored]]) -> bool:
     n = len(pairs[0][0].rounding)
-    if n > 64:  # neurons, not heads: nothing there inflates the rounding
+    if n > 64:  # neurons, not heads: no matrix inflates their rounding errors
         return False
     norms = [a.norms for a, _ in pairs]
     for i in range(n):
         for j in range(i):
-            own = [float(a.rounding[i] + a.rounding[j]) for a, _ in pairs]
-            other = [float(b.rounding[i] + b.rounding[j]) for _, b in pairs]
-            if any(abs(float(norm[i] - norm[j])) > o for norm, o in zip(norms, other, strict=True)):
-                continue  # their norms alone tell them apart
+            here = [float(a.rounding[i] + a.rounding[j]) for a, _ in pairs]
+            there = [float(b.rounding[i] + b.rounding[j]) for _, b in pairs]
+            if any(abs(float(norm[i] - norm[j])) > e for norm, e in zip(norms, there, strict=True)):
+                continue  # their norms differ
             apart = [a.between(i, j) for a, _ in pairs]
-            distinct = any(d > o for d, o in zip(apart, own, strict=True))
-            hidden = all(d <= o for d, o in zip(apart, other, strict=True))
+            distinct = any(d > e for d, e in zip(apart, here, strict=True))
+            hidden = all(d <= e for d, e in zip(apart, there, strict=True))
             if distinct and hidden:
                 return True
     return False
+
+
+def misfits(
+    element: Element | EnlargedElement,
+    moved: Weights,
+    u: Weights,
+    v: Weights,
+    dtypes: tuple[torch.dtype, torch.dtype],
+) -> dict[str, float]:
+    """Distance of each tensor of ``moved`` from ``v`` in units of the allowed error.
+
+    In half precision every weight was rounded once, and its expected error is known entry by
+    entry: its own rounding error, and that of the first network as the element transforms it. In
+    single and double precision arithmetic adds to that, so the condition number is allowed for.
+
+    Args:
+        element: that should take ``u`` to ``v``.
+        moved: ``element.act(u)``.
+        u: one network, ``[*axes]`` in float64.
+        v: the other.
+        dtypes: stored dtypes of the two.
+    """
+    unit, half = max(map(rounding_unit, dtypes)), any(dtype in HALF for dtype in dtypes)
+    if half and isinstance(element, Element) and not element.space.shifts:
+        variances = _moved_variances(element, u, dtypes[0])
+        return {
+            name: _excess(moved[name] - w, variances[name] + _variance(w, dtypes[1]))
+            for name, w in v.items()
+        }
+    if half:
+        allowed = 5 * ROOT_MEAN_SQUARE * unit
+    else:
+        paper = element.paper if isinstance(element, EnlargedElement) else element
+        allowed = min(ARITHMETIC * unit * paper.inflation(), 0.5)
+    return {name: relative_error(moved[name], w) / allowed for name, w in v.items()}
+
+
+def relative_error(x: Tensor, y: Tensor) -> float:
+    """``‖x − y‖`` over the larger norm; 0 where both are zero."""
+    size = max(float(x.norm()), float(y.norm()))
+    return float((x - y).norm()) / size if size > 0 else 0.0
+
+
+def _variance(w: Tensor, dtype: torch.dtype) -> Tensor:
+    """Expected squared rounding errors, entry by entry."""
+    smallest = torch.finfo(dtype).smallest_normal
+    return (ROOT_MEAN_SQUARE * rounding_unit(dtype) * w.abs().clamp_min(smallest)).square()
+
+
+def _moved_variances(element: Element, u: Weights, dtype: torch.dtype) -> Weights:
+    """Expected squared errors from the rounding of ``u``, transformed by the element."""
+    squares = Element(
+        element.space,
+        element.perms,
+        {axis: G.square() for axis, G in element.linears.items()},
+        {axis: G.square() for axis, G in element.inverses.items()},
+    )
+    return squares.act({name: _variance(w, dtype) for name, w in u.items()})
+
+
+def _excess(away: Tensor, variance: Tensor) -> float:
+    """The worst error over the tensor in total, each of its slices, and each entry."""
+    squares = away.square()
+    if not float(squares.sum()) > 0:
+        return 0.0
+    mean = variance.mean()
+    worst = [float(squares.mean() / mean) / TENSOR_LIMIT**2]
+    worst.append(float((squares / (variance + 0.1 * mean)).max()) / ENTRY_LIMIT**2)
+    for dim in range(away.ndim):
+        others = [d for d in range(away.ndim) if d != dim]
+        if others:
+            entries = away.numel() // away.shape[dim]
+            ratio = squares.mean(others) / (variance.mean(others) + 0.01 * mean)
+            # Means of few numbers scatter more.
+            worst.append(float(ratio.max()) / (TENSOR_LIMIT * (1 + 4 / entries**0.5)) ** 2)
+    return float(max(worst) ** 0.5)

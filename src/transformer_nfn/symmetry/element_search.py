@@ -1,34 +1,36 @@
-"""Which group element takes one network to another: permutations by matching, matrices by solving.
+"""The group element that takes one network to another.
 
-Nothing here knows the name of a tensor. Every perm axis gets a *signature*: for each index, all
-invariant numbers that stand at it, with axes whose order is not yet known sorted away (sorting
-is blind to order and moves no more than its input). Rows are matched, the axis is put in order,
-and the next axis sees more. Then each linear axis is solved for.
+Permutations are found by matching, matrices by solving. Every perm axis gets a *signature*: for
+each index, all invariant numbers at it, with axes of unknown order sorted (sorting is invariant to
+order and 1-Lipschitz). Rows are matched, the axis is put in order, and the next axis has more
+features. Then each axis with matrices is solved for. No tensor is named here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.spaces import Element, Weights, WeightSpace
-from transformer_nfn.symmetry.rebasing import solve_axes
+from transformer_nfn.spaces.actions import Solution
 from transformer_nfn.symmetry.sources import Source
 
 ROUNDS = 4
-HOPELESS = 0.3
+FAR_APART = 0.3
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Permutations that bring the sources of one network nearest to those of another.
+    """Permutations that take the sources of one network closest to those of another.
 
     Attributes:
         perms: for each perm axis the indices gathered, ``[*ancestors, n]``.
-        sources: of the first network, put in that order.
-        certain: False if other permutations might have done as well.
+        sources: of the first network, in that order.
+        certain: False if other permutations may fit as well.
     """
 
     perms: dict[str, Tensor]
@@ -37,8 +39,9 @@ class Alignment:
 
 
 def align_permutations(space: WeightSpace, U: list[Source], V: list[Source]) -> Alignment:
-    """The alignment of ``U`` with ``V``, axis by axis, the outermost first."""
-    perms = dict(space.group.identity(device=_device(U)).perms)
+    """Align ``U`` with ``V``, axis by axis, the outermost first."""
+    device = U[0].device if U else None
+    perms = dict(space.group.identity(device=device).perms)
     order = sorted(perms, key=lambda a: len(space.ancestors(a)))
     known: set[str] = set()
     best: tuple[float, dict[str, Tensor], list[Source]] | None = None
@@ -53,7 +56,7 @@ def align_permutations(space: WeightSpace, U: list[Source], V: list[Source]) -> 
             settled = settled and match.certain
             perms[axis] = _compose(space, axis, perms, match.index)
             U = [source.reorder(space, axis, match.index) for source in U]
-            if match.distance > HOPELESS:
+            if match.distance > FAR_APART:
                 return Alignment(perms, U, certain=False)
         if settled and best is None:
             return Alignment(perms, U, certain=True)
@@ -66,15 +69,11 @@ def align_permutations(space: WeightSpace, U: list[Source], V: list[Source]) -> 
     return Alignment(best[1], best[2], certain=settled)
 
 
-def _device(given: list[Source]) -> torch.device | None:
-    return given[0].device if given else None
-
-
 @dataclass(frozen=True)
 class _Match:
-    """How one axis was put in order: the indices, whether every row had one nearest row, and
-    the relative distance left (signatures move no more than the weights, so a large one proves
-    that the networks are far apart)."""
+    """Matching of one axis: the indices, whether every row has a clear nearest row, and the
+    remaining relative distance (signatures are 1-Lipschitz in the weights, so a large distance
+    proves that the networks are far apart)."""
 
     index: Tensor
     certain: bool
@@ -84,9 +83,9 @@ class _Match:
 def _match_axis(
     space: WeightSpace, axis: str, U: list[Source], V: list[Source], known: set[str]
 ) -> _Match | None:
-    """How ``axis`` of ``U`` must be gathered to look like ``V``; None if nothing carries it.
+    """How ``axis`` of ``U`` must be gathered to match ``V``; None if nothing carries it.
 
-    What needs no sorting is tried first, and suffices where every index has one match.
+    Views that need no sorting are tried first and suffice where every index has a clear match.
     """
     match = None
     for sort in (False, True):
@@ -103,7 +102,7 @@ def _match_axis(
 def _match_views(space: WeightSpace, axis: str, U: list[Tensor], V: list[Tensor]) -> _Match:
     left, right = [], []
     for a, b in zip(U, V, strict=True):
-        # Every view counts alike, whatever its units.
+        # Every view has equal weight.
         scale = max(float(a.norm()), float(b.norm()), 1e-300)
         left.append(a / scale)
         right.append(b / scale)
@@ -117,7 +116,7 @@ def _match_views(space: WeightSpace, axis: str, U: list[Tensor], V: list[Tensor]
 
 
 def _compose(space: WeightSpace, axis: str, perms: dict[str, Tensor], index: Tensor) -> Tensor:
-    """The permutation of ``axis`` after one more gathering by ``index`` (in aligned order)."""
+    """The permutation of ``axis`` followed by gathering with ``index`` (in aligned order)."""
     if not space.ancestors(axis):
         return perms[axis][index]
     # A permutation is stored at the index its parent had before moving.
@@ -142,11 +141,11 @@ def recover(
         U: weights ``[*axes]`` in float64, and ``folded_U`` without shifts.
         V: the same for the other network.
         perms: as `align_permutations` gives them.
-        unit: relative error to expect in one weight.
+        unit: expected relative error of one weight.
     """
     base = space.group.identity(device=next(iter(U.values())).device)
     shuffle = Element(space, {**base.perms, **perms}, base.linears, base.inverses, base.shifts)
-    # Tensors that no matrix acts on are not asked, and may stay where they are.
+    # Tensors on which no matrix acts are not needed below.
     moved = {
         name: w if name in space.entry_tensors else shuffle.move_constant(w, name)
         for name, w in folded_U.items()
@@ -156,8 +155,8 @@ def recover(
     if solved is None:
         return None
     undo = shuffle.inverse()
-    linears = {axis: undo.move_sites(found.part, axis) for axis, found in solved.items()}
-    inverses = {axis: undo.move_sites(found.inverse, axis) for axis, found in solved.items()}
+    linears = {axis: undo.move_sites(s.part, axis) for axis, s in solved.items()}
+    inverses = {axis: undo.move_sites(s.inverse, axis) for axis, s in solved.items()}
     g = Element(space, shuffle.perms, linears, inverses, base.shifts)
     if not space.shifts:
         return g
@@ -166,3 +165,127 @@ def recover(
         s.tensor: back.move_constant(V[s.tensor], s.tensor) - U[s.tensor] for s in space.shifts
     }
     return Element(space, g.perms, linears, inverses, shifts)
+
+
+def rows_along(space: WeightSpace, weights: Weights, axis: str, tensors: Sequence[str]) -> Tensor:
+    """The rows of some tensors along an axis, concatenated.
+
+    Returns:
+        ``[*ancestors, rows, n]``; no rows without tensors.
+    """
+    sites = space.ancestors(axis)
+    n = space.axes[axis].size
+    parts = []
+    for name in tensors:
+        value = weights[name].permute(_order(space, name, axis))
+        parts.append(value.reshape(*value.shape[: len(sites)], -1, n))
+    if parts:
+        return torch.cat(parts, -2)
+    shape = [space.axes[a].size for a in sites]
+    sample = next(iter(weights.values()))
+    return sample.new_zeros(*shape, 0, n)
+
+
+def with_rows_along(
+    space: WeightSpace, weights: Weights, axis: str, tensors: Sequence[str], rows: Tensor
+) -> Weights:
+    """The weights with the rows of some tensors replaced; inverse of `rows_along`."""
+    sites = len(space.ancestors(axis))
+    out = dict(weights)
+    start = 0
+    for name in tensors:
+        order = _order(space, name, axis)
+        shape = [space.shape(name)[d] for d in order]
+        count = prod(shape[sites:-1])
+        part = rows[..., start : start + count, :].reshape(shape)
+        out[name] = part.permute(*(order.index(d) for d in range(len(order))))
+        start += count
+    return out
+
+
+def _order(space: WeightSpace, name: str, axis: str) -> list[int]:
+    """Owners of the axis first, the axis last."""
+    spec = space.tensors[name]
+    sites = [spec.position(a) for a in space.ancestors(axis)]
+    at = spec.position(axis)
+    return [*sites, *(d for d in range(len(spec.axes)) if d not in (*sites, at)), at]
+
+
+def solve_axes(
+    space: WeightSpace, U: Weights, V: Weights, unit: float
+) -> dict[str, Solution] | None:
+    """For every axis with matrices, the element that takes ``U`` to ``V`` (already permuted).
+
+    A tensor with two such axes constrains one of them once the other is solved.
+
+    Returns:
+        None if no element comes close (the ranks differ), or none can be determined.
+    """
+    solved: dict[str, Solution] = {}
+    waiting = {a: _all_carriers(space, a) for a in space.rebased_axes}
+    while waiting:
+        ready = {
+            a: [t for t in tensors if not (set(space.rebased(t)) - {a}) & waiting.keys()]
+            for a, tensors in waiting.items()
+        }
+        able = [a for a in waiting if ready[a] or not waiting[a]]
+        if not able:
+            return None
+        # Prefer an axis whose tensors can all be used.
+        axis = min(able, key=lambda a: (len(waiting[a]) - len(ready[a]), -len(ready[a])))
+        plain, dual = (
+            [rows_along(space, w, axis, [t for t in tensors if t in ready[axis]]) for w in (U, V)]
+            for tensors in (space.carriers(axis, dual=d) for d in (False, True))
+        )
+        solution = space.axes[axis].action.solve((plain[0], plain[1]), (dual[0], dual[1]), unit)
+        if solution is None:
+            return None
+        solved[axis] = solution
+        tensors = waiting.pop(axis)
+        if any(t in space.twice_rebased for t in tensors):
+            U = _moved(space, U, axis, solution)
+    return solved
+
+
+def _all_carriers(space: WeightSpace, axis: str) -> list[str]:
+    return [t for dual in (False, True) for t in space.carriers(axis, dual=dual)]
+
+
+def _moved(space: WeightSpace, U: Weights, axis: str, solution: Solution) -> Weights:
+    base = space.group.identity(device=solution.part.device)
+    g = Element(
+        space,
+        base.perms,
+        {**base.linears, axis: solution.part},
+        {**base.inverses, axis: solution.inverse},
+        base.shifts,
+    )
+    return {
+        name: g.move_constant(w, name) if axis in space.tensors[name].axes else w
+        for name, w in U.items()
+    }
+
+
+def exact_element(
+    space: WeightSpace,
+    u: Weights,
+    v: Weights,
+    perms: Mapping[str, Tensor],
+    dtype: torch.dtype,
+) -> Element | None:
+    """The identity or permutation that takes ``u`` to ``v`` bit by bit; None if neither does.
+
+    Args:
+        space: of both networks.
+        u: weights ``[*axes]`` in float64.
+        v: those of the other network.
+        perms: candidate permutations of the axes of ``u``.
+        dtype: the narrower dtype of the two networks: one may be the other, rounded to it.
+    """
+    base = space.group.identity(device=next(iter(u.values())).device)
+    reordered = Element(space, {**base.perms, **perms}, base.linears, base.inverses, base.shifts)
+    for element in (base, reordered):
+        moved = element.act(u)
+        if all(torch.equal(moved[name].to(dtype), w.to(dtype)) for name, w in v.items()):
+            return element
+    return None

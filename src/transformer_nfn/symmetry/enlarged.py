@@ -1,8 +1,9 @@
-"""The larger group of the paper's block: what its LayerNorms and its ReLU do not notice either.
+"""The larger symmetry group of the paper's block: LayerNorm rotations and ReLU scales.
 
-Beside the paper's group: ``W_O → λ W_O R + n 1ᵀ`` with ``W_A → Rᵀ W_A + 1 v`` for R orthogonal
-with ``1 R = 1`` and λ > 0 (the permutation π_O is one such R); a scale s > 0 for each neuron
-between (W_A, b_A) and W_B; and ``(W_B, b_B) → μ (W_B, b_B) + (c, c_0) 1ᵀ`` with μ > 0.
+In addition to the paper's group: ``W_O → λ W_O R + n 1ᵀ`` with ``W_A → Rᵀ W_A + 1 v`` for R
+orthogonal with ``1 R = 1`` and λ > 0 (the permutation π_O is one such R); a scale s > 0 for each
+neuron between (W_A, b_A) and W_B; and ``(W_B, b_B) → μ (W_B, b_B) + (c, c_0) 1ᵀ`` with μ > 0.
+Appendix B of the paper describes the matrices that commute with LayerNorm.
 """
 
 from __future__ import annotations
@@ -15,20 +16,25 @@ from torch import Tensor
 
 from transformer_nfn.errors import GroupError
 from transformer_nfn.spaces import Element, Weights, WeightSpace
-from transformer_nfn.spaces.actions.linear import solve_general
 from transformer_nfn.spaces.actions.permutation import match_rows
-from transformer_nfn.symmetry.block_function import centred
-from transformer_nfn.symmetry.layer_norm import hyperplane, random_commuting
+from transformer_nfn.spaces.actions.solvers import exact_matrix
+from transformer_nfn.symmetry.normal_forms import centred
 
 
 @dataclass(frozen=True)
 class EnlargedElement:
-    """An element of the enlarged group: one of the paper's, then what only the block allows.
+    """An element of the enlarged group: one of the paper's group, then the further symmetries.
 
     Attributes:
         paper: of the paper's group, with π_O the identity (R takes its place).
         R: ``[D, D]``. lam: λ > 0. n: ``[h, D_v]``. v: ``[D_A]``.
         s: ``[D_A]``, positive. mu: μ > 0. c: ``[D_A]``. c_0: a number.
+
+    >>> from transformer_nfn import spaces
+    >>> space = spaces.attention_block(4, 2, 2, 2, 3)
+    >>> g = random_enlarged(space, torch.Generator().manual_seed(0))
+    >>> sorted(g.act(space.randn(1))) == sorted(space.tensors)
+    True
     """
 
     paper: Element
@@ -54,7 +60,7 @@ class EnlargedElement:
 
 
 def check_block(space: WeightSpace) -> None:
-    """The enlarged group is worked out for the paper's block alone."""
+    """Raise `GroupError` for any space but the paper's block."""
     if space.architecture != "attention_block":
         raise GroupError(
             f"the enlarged group is known for spaces.attention_block only, not '{space.name}'"
@@ -64,7 +70,12 @@ def check_block(space: WeightSpace) -> None:
 def random_enlarged(
     space: WeightSpace, generator: torch.Generator | None = None, *, max_condition: float = 1e4
 ) -> EnlargedElement:
-    """A random element of the enlarged group of the paper's block, in float64."""
+    """A random element of the enlarged group of the paper's block, in float64.
+
+    >>> from transformer_nfn import spaces
+    >>> random_enlarged(spaces.attention_block(4, 2, 2, 2, 3)).R.shape
+    torch.Size([4, 4])
+    """
     check_block(space)
     paper = space.group.random(generator, max_condition=max_condition)
     D, d_ff = (space.axes[a].size for a in ("feature", "neuron"))
@@ -94,13 +105,13 @@ def random_enlarged(
 def recover_enlarged(
     space: WeightSpace, U: Weights, V: Weights, unit: float
 ) -> EnlargedElement | None:
-    """The enlarged element that takes ``U`` to ``V``, as well as it can be read off; or None.
+    """The enlarged element that takes ``U`` closest to ``V``; None if none can be determined.
 
     Args:
         space: the paper's block.
         U: one network, ``[*axes]`` in float64.
         V: the other.
-        unit: relative error to expect in one weight.
+        unit: expected relative error of one weight.
     """
     check_block(space)
     products = [w["W_Q"] @ w["W_K"].mT for w in (U, V)]
@@ -108,10 +119,10 @@ def recover_enlarged(
     moved = {name: U[name][tau] for name in ("W_Q", "W_K", "W_V", "W_O")}
     qk, vo = [], []
     for i in range(len(tau)):
-        first = solve_general(moved["W_Q"][i], V["W_Q"][i], moved["W_K"][i], V["W_K"][i], unit=unit)
-        # W_O is not comparable yet, so W_V alone must tell N.
+        first = exact_matrix(moved["W_Q"][i], V["W_Q"][i], moved["W_K"][i], V["W_K"][i], unit=unit)
+        # W_O is not comparable yet, so W_V alone determines N.
         none = moved["W_V"].new_zeros(0, moved["W_V"].shape[-1])
-        second = solve_general(moved["W_V"][i], V["W_V"][i], none, none, unit=unit)
+        second = exact_matrix(moved["W_V"][i], V["W_V"][i], none, none, unit=unit)
         if first is None or second is None:
             return None
         qk.append(first)
@@ -167,9 +178,88 @@ def recover_enlarged(
 
 
 def _rotation(S_U: Tensor, S_V: Tensor) -> Tensor:
-    """The orthogonal R with ``1 R = 1`` that brings the rows of ``S_U`` nearest to ``S_V``."""
+    """The orthogonal R with ``1 R = 1`` that takes the rows of ``S_U`` closest to ``S_V``."""
     D = S_U.shape[-1]
     H = hyperplane(D, dtype=S_U.dtype, device=S_U.device)
     X, _, Y = torch.linalg.svd((S_U @ H).T @ (S_V @ H))
     R: Tensor = H @ (X @ Y) @ H.T
     return R + 1 / D
+
+
+def hyperplane(
+    D: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+) -> Tensor:
+    """Orthonormal basis of the hyperplane orthogonal to the ones vector, ``[D, D−1]``."""
+    basis = torch.eye(D, dtype=dtype, device=device)
+    basis[:, 0] = 1.0
+    Q: Tensor = torch.linalg.qr(basis).Q
+    return Q[:, 1:]
+
+
+def random_commuting(
+    D: int,
+    *,
+    generator: torch.Generator | None = None,
+    sign: int | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """A random matrix that commutes with both steps of LayerNorm: centring and scaling.
+
+    These are the orthogonal matrices whose rows and columns all have the same sum, which is then
+    ±1 (the appendix's first theorem). They are ``Q diag(±1, X) Qᵀ`` with X orthogonal of size D−1
+    and the first column of Q equal to ``1/√D`` (the paper's remark omits the conjugation by Q).
+    ``LayerNorm(x M) = LayerNorm(x) M`` for every such M.
+
+    Args:
+        D: the size.
+        generator: source of randomness.
+        sign: the common row sum, +1 or −1; random by default.
+        dtype: of the result.
+
+    >>> M = random_commuting(5)
+    >>> x = torch.randn(3, 5, dtype=torch.float64)
+    >>> norm = lambda x: torch.nn.functional.layer_norm(x, (5,), eps=0)
+    >>> torch.allclose(norm(x @ M), norm(x) @ M)
+    True
+    """
+    if D < 1:
+        raise GroupError(f"D must be positive, found {D}")
+    if sign not in (None, 1, -1):
+        raise GroupError(f"sign must be 1, -1 or None, found {sign}")
+    if sign is None:
+        sign = 1 if torch.rand((), generator=generator) < 0.5 else -1
+    ones = torch.full((D, D), sign / D, dtype=torch.float64)
+    if D == 1:
+        return ones.to(dtype)
+    noise = torch.randn(D - 1, D - 1, generator=generator, dtype=torch.float64)
+    X, triangle = torch.linalg.qr(noise)
+    X = X * triangle.diagonal().sign()  # uniform over the orthogonal group
+    H = hyperplane(D)
+    M: Tensor = ones + H @ X @ H.T
+    return M.to(dtype)
+
+
+def turned_alike(
+    U: Mapping[str, Tensor], V: Mapping[str, Tensor], *, tolerance: float = 0.01
+) -> bool:
+    """Whether the heads of two blocks agree up to matrices that commute with LayerNorm.
+
+    Such matrices, before and after the heads, preserve the singular values of the centred
+    ``W_Q W_Kᵀ`` and ``W_V W_O``. Agreement is necessary, not sufficient.
+
+    Args:
+        U: one block, ``W_Q, W_K, W_V, W_O`` as ``[*lead, h, …]``.
+        V: the other.
+        tolerance: relative difference of the singular values.
+    """
+    first, second = _spectra(U), _spectra(V)
+    return float((first - second).norm()) <= tolerance * float(first.norm())
+
+
+def _spectra(weights: Mapping[str, Tensor]) -> Tensor:
+    """Singular values of the two products of each head, ``[…, 2D]``, heads in a fixed order."""
+    Q, K, V, O = (weights[f"W_{name}"].detach().double() for name in "QKVO")  # noqa: E741
+    Q, K, V = (x - x.mean(-2, keepdim=True) for x in (Q, K, V))
+    O = O - O.mean(-1, keepdim=True)  # noqa: E741
+    values = torch.cat([torch.linalg.svdvals(x) for x in (Q @ K.mT, V @ O)], -1).flatten(0, -2)
+    return values[values[:, 0].argsort()]

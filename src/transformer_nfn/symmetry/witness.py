@@ -1,4 +1,4 @@
-"""An input on which two networks differ, by more than rounding their weights could explain."""
+"""Search for an input on which two networks differ by more than rounding explains."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ASCENT_STEPS = 60
 
 @dataclass(frozen=True)
 class Noise:
-    """What rounding may have done to weights, and from where on a difference is none of that.
+    """Model of rounding errors, and the threshold above which a difference is significant.
 
     Attributes:
-        unit: largest relative error to expect in one weight.
-        shakes: how often each network is moved at random by as much.
-        significant: a difference is significant at this many times the largest of those moves.
+        unit: largest expected relative error of one weight.
+        shakes: number of random perturbations of each network by as much.
+        significant: threshold, in multiples of the largest output change of those perturbations.
     """
 
     unit: float
@@ -34,8 +34,8 @@ class Noise:
     def of(dtype: torch.dtype) -> Noise:
         """For weights stored in a dtype.
 
-        In half precision storing is all that changed the weights, so that a few moves show how
-        far it can go; in single and double precision there is room for what arithmetic adds.
+        In half precision storing is the only error, and a few perturbations bound its effect; in
+        single and double precision the threshold covers arithmetic as well.
         """
         unit = rounding_unit(dtype)
         return Noise(unit, 8, 8.0) if dtype in HALF else Noise(unit)
@@ -47,10 +47,17 @@ class Witness:
 
     Attributes:
         X: the input, ``[L, D]``, float64 (or ``[L]``, token ids).
-        out_U: what the first network makes of it.
-        out_V: what the second does.
+        out_U: output of the first network.
+        out_V: output of the second network.
         difference: ``‖out_U − out_V‖ / ‖out_U‖``.
-        noise: how far the outputs move when the weights move by their own rounding error.
+        noise: relative change of the outputs when the weights change by their rounding error.
+
+    >>> from transformer_nfn import spaces
+    >>> from transformer_nfn.symmetry import compare
+    >>> space = spaces.multi_head(4, 2, 2, 2)
+    >>> witness = compare(space, space.randn(1), space.randn(1)).witness
+    >>> witness.difference > witness.noise
+    True
     """
 
     X: Tensor
@@ -70,20 +77,19 @@ def find_witness(
     samples: int = 4,
     thorough: bool = True,
 ) -> Witness | None:
-    """Looks for an input on which the outputs differ significantly; None if none is found.
+    """Search for an input on which the outputs differ significantly; None if there is none.
 
-    Random inputs of several lengths and scales first, then gradient ascent from the best. Rounding
-    is taken to have moved the tensors in which the networks differ; in those equal to the bit, what
-    it did is the same on both sides.
+    Random inputs of several lengths and scales first, then gradient ascent from the best. Only
+    tensors that differ between the networks are assumed to carry rounding errors.
 
     Args:
-        architecture: whose forward is run, on inputs of its kind.
+        architecture: supplies the forward and the inputs.
         U: one network, ``[*axes]`` in float64.
         V: the other.
         noise: of the rounding of their weights.
         seed: of the random inputs.
         samples: inputs tried for each length and scale.
-        thorough: try all scales and ascend; otherwise inputs of unit scale only.
+        thorough: try all scales and gradient ascent; otherwise inputs of unit scale only.
     """
     sample = next(iter(U.values()))
     forward, inputs = architecture.forward, architecture.inputs
@@ -106,7 +112,7 @@ def find_witness(
 
 @dataclass(frozen=True)
 class _Trial:
-    """Both networks run on one input; ``noise`` is what rounding of the weights does there."""
+    """Both networks run on one input; ``noise`` is the effect of rounding errors on it."""
 
     X: Tensor
     out_U: Tensor
@@ -130,7 +136,7 @@ class _Trial:
 def _trials(
     forward: Forward, inputs: Tensor, U: Weights, V: Weights, noise: Noise, seed: int
 ) -> list[_Trial]:
-    """One trial for each input; the moved weights of one network are there at a time."""
+    """One trial for each input; perturbed weights of one network are in memory at a time."""
     outputs = [[forward(w, X).detach() for X in inputs] for w in (U, V)]
     eps = torch.finfo(torch.float64).eps
     noises = [eps * float(u.norm() + v.norm()) for u, v in zip(*outputs, strict=True)]
@@ -139,21 +145,21 @@ def _trials(
     for shake in range(noise.shakes):
         for i, (w, out) in enumerate(zip((U, V), outputs, strict=True)):
             generator = torch.Generator().manual_seed(2 * (noise.shakes * seed + shake) + i)
-            moved = _shaken(w, noise.unit, equal, generator)
+            perturbed = _perturbed(w, noise.unit, equal, generator)
             moves = [
-                float((forward(moved, X) - o).norm()) for X, o in zip(inputs, out, strict=True)
+                float((forward(perturbed, X) - o).norm()) for X, o in zip(inputs, out, strict=True)
             ]
             noises = [max(pair) for pair in zip(moves, noises, strict=True)]
-            del moved
+            del perturbed
         if all(d <= noise.significant * n for d, n in zip(apart, noises, strict=True)):
             break  # more noise would change nothing
     return [_Trial(*row) for row in zip(inputs, *outputs, noises, strict=True)]
 
 
-def _shaken(
+def _perturbed(
     weights: Weights, unit: float, equal: Collection[str], generator: torch.Generator
 ) -> Weights:
-    """The weights moved at random within their rounding error; equal ones by that of float64."""
+    """The weights perturbed within their rounding error; equal tensors by that of float64."""
     moved = {}
     for name, w in weights.items():
         size = rounding_unit(torch.float64) if name in equal else unit
@@ -163,7 +169,7 @@ def _shaken(
 
 
 def _ascend(forward: Forward, X: Tensor, U: Weights, V: Weights) -> Tensor:
-    """Moves ``X`` uphill on the relative difference of the outputs."""
+    """Gradient ascent on the relative difference of the outputs."""
     X = X.clone().requires_grad_()
     optimiser = torch.optim.Adam([X], lr=0.05 * float(X.detach().abs().mean().clamp_min(1e-3)))
     best, at = -float("inf"), X.detach().clone()

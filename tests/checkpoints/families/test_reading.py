@@ -201,9 +201,9 @@ def test_facts_are_those_of_the_library(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "group"),
     [
-        ("gpt2", "permutation"),
+        ("gpt2", "permutation and sign"),
         ("gpt2 untied", "orthogonal fixing ones"),
-        ("bert", "permutation"),
+        ("bert", "permutation and sign"),
         ("vit", "orthogonal fixing ones"),
         ("llama", "orthogonal"),
         ("llama tied", "signed permutation"),

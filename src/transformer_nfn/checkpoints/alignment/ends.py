@@ -21,7 +21,6 @@ from transformer_nfn.checkpoints.alignment.frames import (
     gain_sums,
     unfold,
 )
-from transformer_nfn.checkpoints.alignment.neurons import assign
 from transformer_nfn.checkpoints.alignment.stream import Cross, turn_all
 from transformer_nfn.checkpoints.disguises import norms
 from transformer_nfn.checkpoints.disguises.ends import (
@@ -31,8 +30,9 @@ from transformer_nfn.checkpoints.disguises.ends import (
     move_patches,
     move_to_positions,
 )
-from transformer_nfn.checkpoints.disguises.stream import Turn
+from transformer_nfn.checkpoints.symmetries.stream import Turn
 from transformer_nfn.functional.description import Transformer
+from transformer_nfn.spaces.actions.permutation import assign
 
 Weights = dict[str, Tensor]
 LONG = ("token", "head", "head_bias")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.alignment.whole import ROUNDS, Alignment
 from transformer_nfn.checkpoints.families import Model, open_model, write_model
-from transformer_nfn.checkpoints.proof.witness import Shaken
+from transformer_nfn.checkpoints.proof.witness import Perturbed
 from transformer_nfn.errors import TransformerNFNError, WriteError
 from transformer_nfn.functional.description import Transformer
 from transformer_nfn.functional.transformer import Weights, hidden_states, logits
@@ -131,7 +131,7 @@ def compare_outputs(A: Model, moved: Model) -> tuple[float, float]:
     expected = _outputs(A.about, A, inputs, decoder)
     size = max(float(expected.norm()), 1e-300)
     found = _outputs(moved.about, moved, inputs, decoder)
-    shaken = _outputs(A.about, Shaken(A), inputs, decoder)
+    shaken = _outputs(A.about, Perturbed(A), inputs, decoder)
     return tuple(float((x - expected).norm()) / size for x in (found, shaken))  # type: ignore[return-value]
 
 

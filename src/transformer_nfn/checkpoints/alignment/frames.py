@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.alignment.bases import scales_from
 from transformer_nfn.checkpoints.disguises import heads, norms
 from transformer_nfn.checkpoints.disguises.sites import Site
 from transformer_nfn.functional.description import Block
+from transformer_nfn.spaces.actions.solvers import nearest_scales_from_products, signs
 
 Weights = dict[str, Tensor]
 NOTHING = 1e-6
@@ -54,9 +54,9 @@ def into_frame(site: Site, own: Weights) -> None:
     fold(own, readings)
     for norm in ("after_1", "after_2"):
         if f"{norm}.g" in own:
-            own |= norms.sign_against_gain(own, norm, _signs(own[f"{norm}.g"]))
+            own |= norms.sign_against_gain(own, norm, signs(own[f"{norm}.g"]))
     if "q_norm.g" in own:
-        own |= heads.sign_against_gains(own, _signs(own["q_norm.g"]), _signs(own["k_norm.g"]))
+        own |= heads.sign_against_gains(own, signs(own["q_norm.g"]), signs(own["k_norm.g"]))
     nothing = {name: torch.zeros_like(w) for name, w in own.items()}
     _post_norms(site, own, nothing)
     if site.about.norm == "layer":
@@ -75,10 +75,10 @@ def into_frame(site: Site, own: Weights) -> None:
 def out_of_frame(site: Site, own: Weights, target: Mapping[str, Tensor]) -> None:
     """Brings a block to the gains, biases and means of B's block as its file has it."""
     if "q_norm.g" in own:
-        own |= heads.sign_against_gains(own, _signs(target["q_norm.g"]), _signs(target["k_norm.g"]))
+        own |= heads.sign_against_gains(own, signs(target["q_norm.g"]), signs(target["k_norm.g"]))
     for norm in ("after_1", "after_2"):
         if f"{norm}.g" in own:
-            own |= norms.sign_against_gain(own, norm, _signs(target[f"{norm}.g"]))
+            own |= norms.sign_against_gain(own, norm, signs(target[f"{norm}.g"]))
     for reading in foldable(site.block, own):
         shared = reading.norm == "memory"  # all blocks of a decoder read that one
         given = target["memory.g"] if shared else None
@@ -137,7 +137,8 @@ def gain_sums(
 def best_gain(gain: Tensor, sums: Tensor) -> Tensor:
     """The gain that brings norm and readers nearest to B's."""
     gain = gain.double()
-    other = scales_from(torch.ones_like(gain), sums[0], gain, sums[1], positive=False)
+    ones = torch.ones_like(gain)
+    other = nearest_scales_from_products(ones, sums[0], gain, sums[1], positive=False)
 
     def away(z: Tensor) -> Tensor:
         return z.square() - 2 * z * gain + sums[0] / z.square() - 2 * sums[1] / z
@@ -190,7 +191,3 @@ def _shift_keys(site: Site, own: Weights, target: Mapping[str, Tensor]) -> None:
         shift = target["b_K"] - own["b_K"]
         shift[..., : about.rotary] = 0
         own |= heads.shift_key_bias(own, shift)
-
-
-def _signs(x: Tensor) -> Tensor:
-    return torch.where(x < 0, -1.0, 1.0).to(x)

@@ -11,10 +11,19 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.alignment.bases import fit_matrices, fit_scales, fit_turns
 from transformer_nfn.checkpoints.disguises import heads
-from transformer_nfn.checkpoints.proof import solve
 from transformer_nfn.functional.description import Attention
+from transformer_nfn.spaces.actions import ComplexScale
+from transformer_nfn.spaces.actions.permutation import assign_in_groups
+from transformer_nfn.spaces.actions.solvers import (
+    nearest_complex,
+    nearest_matrix,
+    nearest_quarter_turns,
+    nearest_scales,
+    signs,
+)
+
+HALVES = ComplexScale("halves")
 
 Weights = dict[str, Tensor]
 
@@ -96,7 +105,7 @@ def move_attention(
     """
     if order is None:
         cosines = head_cosines(a, b, about, part, outputs_known=outputs_known)
-        queries, groups = solve.match_heads(-cosines, about.groups)
+        queries, groups = assign_in_groups(cosines, about.groups)
     else:
         share = about.heads // about.groups
         queries, groups = order, order[::share] // share
@@ -108,7 +117,7 @@ def move_attention(
         out |= heads.rebase_queries(out, _query_bases(out, b, about, part), part)
     plain = [_grouped(_with_bias(w, f"{part}W_V", f"{part}b_V"), about.groups) for w in (out, b)]
     dual = [_grouped(w[f"{part}W_O"].mT, about.groups) for w in (out, b)]
-    H = fit_matrices((plain[0], plain[1]), (dual[0], dual[1]), dual_known=outputs_known)
+    H = nearest_matrix((plain[0], plain[1]), (dual[0], dual[1]), dual_known=outputs_known)
     return out | heads.rebase_values(out, H, part)
 
 
@@ -122,11 +131,12 @@ def _query_bases(
     G = torch.zeros(g, about.d_k, about.d_k, dtype=torch.float64)
     if turned:
         cut = slice(0, turned)
-        z = fit_turns((Q[0][..., cut], Q[1][..., cut]), (K[0][..., cut], K[1][..., cut]))
-        G[:, cut, cut] = solve.turn_matrix(z)
+        plain, dual = ([HALVES.as_complex(x[..., cut].double()) for x in side] for side in (Q, K))
+        z = nearest_complex((plain[0], plain[1]), (dual[0], dual[1]))
+        G[:, cut, cut] = HALVES.matrix(z)
     if turned < about.d_k:
         cut = slice(turned, about.d_k)
-        G[:, cut, cut] = fit_matrices(
+        G[:, cut, cut] = nearest_matrix(
             (Q[0][..., cut], Q[1][..., cut]), (K[0][..., cut], K[1][..., cut])
         )
     return G
@@ -144,25 +154,27 @@ def _normed_queries(a: Mapping[str, Tensor], b: Mapping[str, Tensor], about: Att
 
     cut = slice(0, turned)
     if turned:
-        Q, K = ((pairs(out, n, cut), pairs(b, n, cut)) for n in ("W_Q", "W_K"))
-        none_even = torch.zeros(half, dtype=torch.bool)
-        _, order = solve.solve_quarter_turns(Q, K, none_even)
-        out |= heads.quarter_turns(out, order[:half] != torch.arange(half))
+        Q, K = (
+            (HALVES.as_complex(pairs(out, n, cut)), HALVES.as_complex(pairs(b, n, cut)))
+            for n in ("W_Q", "W_K")
+        )
+        _, quarter = nearest_quarter_turns(Q, K, torch.zeros(half, dtype=torch.bool))
+        out |= heads.quarter_turns(out, quarter)
     inner = sum(
         (pairs(out, n, slice(None)) * pairs(b, n, slice(None))).sum(-2) for n in ("W_Q", "W_K")
     )
     assert isinstance(inner, Tensor)
     both = inner[..., :half] + inner[..., half:turned]
     inner = torch.cat([both, both, inner[..., turned:]], -1)
-    out |= heads.sign_queries(out, torch.where(inner < 0, -1.0, 1.0).double())
+    out |= heads.sign_queries(out, signs(inner))
     gains = []
     for name in ("q_norm.g", "k_norm.g"):
         x, y = (w[name].double() for w in (out, b))
-        gains.append([torch.stack([z[:half], z[half:turned]], -1) for z in (x, y)])
-        gains[-1] += [z[turned:].unsqueeze(-1) for z in (x, y)]
+        gains.append([torch.stack([z[:half], z[half:turned]]) for z in (x, y)])
+        gains[-1] += [z[turned:].unsqueeze(0) for z in (x, y)]
     (q_A, q_B, p_A, p_B), (k_A, k_B, l_A, l_B) = gains
-    s = fit_scales((q_A, q_B), (k_A, k_B), positive=True)
-    rest = fit_scales((p_A, p_B), (l_A, l_B), positive=True)
+    s = nearest_scales((q_A, q_B), (k_A, k_B), positive=True)
+    rest = nearest_scales((p_A, p_B), (l_A, l_B), positive=True)
     return out | heads.trade_gains(out, torch.cat([s, s, rest]))
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.alignment.stream import turn_fixing_ones
 from transformer_nfn.checkpoints.disguises.neurons import permute_neurons, scale_neurons
 from transformer_nfn.functional import layer_norm
-from transformer_nfn.spaces.prefix import under_prefix
-from transformer_nfn.symmetry.layer_norm import hyperplane
+from transformer_nfn.spaces.actions.solvers import polar_fixing_ones
+from transformer_nfn.spaces.axis import under_prefix
+from transformer_nfn.symmetry.enlarged import hyperplane
 
 Weights = dict[str, Tensor]
 Forward = Callable[[Mapping[str, Tensor], Tensor], Tensor]
@@ -49,7 +49,7 @@ def responses(weights: Mapping[str, Tensor], X: Tensor, positions: Tensor, block
 
 def turn_of(a: Tensor, b: Tensor) -> Tensor:
     """The turn that takes responses ``a [samples, D]`` nearest to ``b``."""
-    return turn_fixing_ones(a.mT @ b)
+    return polar_fixing_ones(a.mT @ b)
 
 
 def correlations(a: Tensor, b: Tensor) -> Tensor:

@@ -21,14 +21,15 @@ from transformer_nfn.checkpoints.alignment.inputs import (
     responses,
     turn_of,
 )
-from transformer_nfn.checkpoints.alignment.neurons import assign, move_neurons
-from transformer_nfn.checkpoints.alignment.stream import turn_fixing_ones
+from transformer_nfn.checkpoints.alignment.neurons import move_neurons
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.architecture import Architecture
 from transformer_nfn.functional.description import Attention, Mlp
 from transformer_nfn.functional.zoo_network import NAME, network_architecture, sinusoids
 from transformer_nfn.spaces import Weights, WeightSpace
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.actions.permutation import assign
+from transformer_nfn.spaces.actions.solvers import polar_fixing_ones
+from transformer_nfn.spaces.axis import under_prefix
 
 ROUNDS = 20
 SETTLED = 1e-5
@@ -236,7 +237,7 @@ class _Walk:
             for n in names:
                 x, y = (w[n].movedim(dim, -1).reshape(-1, D) for w in (self._now, self._target))
                 cross += x.mT @ y / max(float(x.norm() * y.norm()), 1e-300)
-        self._apply(axis, turn_fixing_ones(cross))
+        self._apply(axis, polar_fixing_ones(cross))
 
     def _apply(self, axis: str, T: Tensor) -> None:
         write, read = self._axes[axis]

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.alignment.bases import fit_scales
 from transformer_nfn.checkpoints.disguises import neurons
 from transformer_nfn.functional.description import Mlp
+from transformer_nfn.spaces.actions.permutation import assign
+from transformer_nfn.spaces.actions.solvers import nearest_scales
 
 Weights = dict[str, Tensor]
 
@@ -45,16 +46,9 @@ def move_neurons(
         read_A, write_A = read_A, torch.zeros_like(write_A)
         size = read_B.norm(dim=1) / read_A.norm(dim=1).clamp_min(1e-30)
         return out | neurons.scale_neurons(out, torch.where(size > 0, size, 1.0))
-    scales = fit_scales((read_A, read_B), (write_A, write_B), positive=kind == "positive")
+    plain, dual = (read_A.mT, read_B.mT), (write_A.mT, write_B.mT)
+    scales = nearest_scales(plain, dual, positive=kind == "positive")
     return out | neurons.scale_neurons(out, scales)
-
-
-def assign(alike: Tensor) -> Tensor:
-    """Which column each row takes, one to one, the sum of ``alike [n, n]`` being largest."""
-    from scipy.optimize import linear_sum_assignment  # slow to import
-
-    _, columns = linear_sum_assignment(alike.numpy(), maximize=True)
-    return torch.as_tensor(columns)
 
 
 def _read_and_write(w: Mapping[str, Tensor], *, gated: bool) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.alignment.neurons import assign
-from transformer_nfn.checkpoints.disguises.stream import StreamAction, Turn
-from transformer_nfn.functional.description import axes_of
+from transformer_nfn.checkpoints.symmetries.stream import Turn
+from transformer_nfn.functional.description import StreamGroup, axes_of
+from transformer_nfn.spaces.actions.permutation import assign_signed
+from transformer_nfn.spaces.actions.solvers import polar, polar_fixing_ones
 
 
 class Cross:
@@ -52,42 +53,17 @@ class Cross:
         return out
 
 
-def solve_turn(cross: Cross, action: StreamAction) -> Turn:
+def solve_turn(cross: Cross, action: StreamGroup) -> Turn:
     """The turn of a group under which A lies nearest to B."""
-    C, gains = cross.vectors, cross.gains
-    D = len(C)
+    C = cross.vectors
     if action == "none":
         return Turn()
     if action == "orthogonal":
-        U, _, Vh = torch.linalg.svd(C)
-        return Turn(matrix=U @ Vh)
+        return Turn(matrix=polar(C))
     if action == "orthogonal fixing ones":
-        return Turn(matrix=turn_fixing_ones(C))
-    at = torch.arange(D)
-    if action == "signed permutation":
-        order = assign((C.abs() + gains).mT)
-        return Turn(order=order, signs=torch.where(C[order, at] < 0, -1.0, 1.0).double())
-    best: tuple[float, Turn] | None = None
-    for sign in (1.0, -1.0):
-        alike = (sign * C + gains).mT
-        order = assign(alike)
-        gain = float(alike[at, order].sum())
-        if best is None or gain > best[0]:
-            signs = torch.full((D,), sign, dtype=torch.float64)
-            best = gain, Turn(order=order, signs=signs)
-    assert best is not None
-    return best[1]
-
-
-def turn_fixing_ones(cross: Tensor) -> Tensor:
-    """The orthogonal T under which the ones stay that maximises ``tr(Tᵀ cross)``."""
-    D = len(cross)
-    centred = cross - cross.mean(0, keepdim=True)
-    centred = centred - centred.mean(1, keepdim=True)
-    size = torch.linalg.matrix_norm(centred).clamp_min(1e-300)
-    U, _, Vh = torch.linalg.svd(centred + size / D)  # ones first: nothing is larger
-    T: Tensor = U @ Vh
-    return T
+        return Turn(matrix=polar_fixing_ones(C))
+    order, signs = assign_signed(C, cross.gains, one_sign=action != "signed permutation")
+    return Turn(order=order, signs=signs)
 
 
 def after(first: Turn, second: Turn) -> Turn:
@@ -103,7 +79,7 @@ def after(first: Turn, second: Turn) -> Turn:
     return Turn(order=order, signs=first.signs[second.order] * second.signs)
 
 
-def identity(action: StreamAction, width: int) -> Turn:
+def identity(action: StreamGroup, width: int) -> Turn:
     """The turn that leaves everything where it is."""
     if action == "none":
         return Turn()

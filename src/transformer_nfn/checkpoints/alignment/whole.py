@@ -25,13 +25,13 @@ from transformer_nfn.checkpoints.alignment.stream import (
     solve_turn,
     turn_all,
 )
-from transformer_nfn.checkpoints.disguises import untied
+from transformer_nfn.checkpoints.disguise import untied
 from transformer_nfn.checkpoints.disguises.sites import Site, end_names, sites
-from transformer_nfn.checkpoints.disguises.stream import Turn, stream_action
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.proof import solve
+from transformer_nfn.checkpoints.symmetries.stream import Turn
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional.description import Attention, Transformer
+from transformer_nfn.functional.description import Attention, StreamGroup, Transformer
+from transformer_nfn.spaces.actions.permutation import assign_in_groups
 
 ROUNDS = 40
 SETTLED = 1e-3
@@ -71,7 +71,7 @@ class Alignment:
         self.after: dict[str, float] = {}
         self.sizes: dict[str, float] = {}
         self._ends = self._read_ends()
-        self.action = stream_action(self.about)
+        self.action: StreamGroup = self.about.stream_group
         if self.action.startswith("orthogonal") and not self._can_fold():
             self.action = "permutation and sign" if self.about.norm == "layer" else "none"
         self._end_cross = self._ends.cross()
@@ -185,7 +185,7 @@ class Alignment:
                 own, other, _ = self._pair(site, turn)
                 found = head_cosines(own, other, about)
                 alike[site.stack.prefix] = alike.get(site.stack.prefix, 0) + found
-        return {k: solve.match_heads(-c, len(c))[0] for k, c in alike.items()}
+        return {k: assign_in_groups(c, len(c))[0] for k, c in alike.items()}
 
     def _can_fold(self) -> bool:
         if not self._ends.folds:

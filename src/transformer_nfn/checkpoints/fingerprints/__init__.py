@@ -2,27 +2,34 @@
 
 from transformer_nfn.checkpoints.fingerprints.database import (
     Database,
-    Named,
+    Entry,
+    Match,
     add_to_database,
+    search,
     write_database,
 )
-from transformer_nfn.checkpoints.fingerprints.distances import Likeness, likeness
-from transformer_nfn.checkpoints.fingerprints.nearest import Relative, search
-from transformer_nfn.checkpoints.fingerprints.stored import FORMAT, Print, PrintError, from_bytes
-from transformer_nfn.checkpoints.fingerprints.take import take_print
+from transformer_nfn.checkpoints.fingerprints.fingerprint import (
+    FORMAT,
+    MEANING,
+    Fingerprint,
+    FingerprintComparison,
+    FingerprintError,
+    compare_fingerprints,
+)
+from transformer_nfn.checkpoints.fingerprints.invariants import take_fingerprint
 
 __all__ = [
     "FORMAT",
+    "MEANING",
     "Database",
-    "Likeness",
-    "Named",
-    "Print",
-    "PrintError",
-    "Relative",
+    "Entry",
+    "Fingerprint",
+    "FingerprintComparison",
+    "FingerprintError",
+    "Match",
     "add_to_database",
-    "from_bytes",
-    "likeness",
+    "compare_fingerprints",
     "search",
-    "take_print",
+    "take_fingerprint",
     "write_database",
 ]

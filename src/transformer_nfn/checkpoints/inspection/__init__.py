@@ -1,6 +1,5 @@
 """What is in a checkpoint? Its blocks, its symmetries, its spectra, what is dead or there twice."""
 
-from transformer_nfn.checkpoints.inspection.actors import Acting, acting
 from transformer_nfn.checkpoints.inspection.figure import draw_spectra
 from transformer_nfn.checkpoints.inspection.repeats import DEAD, DUPLICATE, Repeats
 from transformer_nfn.checkpoints.inspection.whole import (
@@ -13,11 +12,9 @@ from transformer_nfn.checkpoints.inspection.whole import (
 __all__ = [
     "DEAD",
     "DUPLICATE",
-    "Acting",
     "BlockReport",
     "Inspection",
     "Repeats",
-    "acting",
     "draw_spectra",
     "inspect",
     "inspect_network",

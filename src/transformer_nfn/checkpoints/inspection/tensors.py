@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from transformer_nfn.checkpoints.disguises.neurons import scaling
-from transformer_nfn.checkpoints.disguises.stream import stream_action
+from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
 from transformer_nfn.functional.description import (
     KEPT,
     Attention,
@@ -57,7 +56,7 @@ def _acts(about: Transformer, name: str) -> Mapping[str, str]:
     attention = block.attention
     if "cross." in name and block.cross is not None:
         attention = block.cross
-    scaled = scaling(block.mlp)
+    scaled = neuron_scales(block.mlp)
     neurons = "permuted" if scaled is None else f"permuted, {scaled} scale"
     heads = "permuted"
     if attention.position_bias and "cross." not in name:
@@ -65,8 +64,7 @@ def _acts(about: Transformer, name: str) -> Mapping[str, str]:
     groups = "permuted"
     if attention.groups < attention.heads:
         heads = "permuted within its group, groups permuted"
-    action = stream_action(about)
-    stream = "" if action == "none" else action
+    stream = "" if about.stream_group == "none" else about.stream_group
     mlm = "permuted with the stream" if about.tied else "permuted"
     return {
         "D": stream,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.inspection import words
-from transformer_nfn.checkpoints.inspection.actors import Acting, acting, acting_on_space
 from transformer_nfn.checkpoints.inspection.repeats import Repeats, head_repeats, neuron_repeats
 from transformer_nfn.checkpoints.inspection.spectra import matrix_spectrum, product_spectrum
 from transformer_nfn.checkpoints.inspection.tensors import TensorLine, family_tensors, space_tensors
 from transformer_nfn.checkpoints.reduced import Reduced, ReducedBlock
+from transformer_nfn.checkpoints.symmetries import SymmetrySize, symmetry_sizes
 from transformer_nfn.spaces import WeightSpace
-from transformer_nfn.spaces.prefix import under_prefix
+from transformer_nfn.spaces.axis import under_prefix
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Model
@@ -49,7 +50,7 @@ class Inspection:
         family: ``gpt2``, or the name of a weight space of this library's.
         sizes: words and numbers: width, heads, neurons, vocabulary, dtype.
         tensors: a line per kind of tensor, and what acts on its axes.
-        acting: every symmetry, counted.
+        symmetries: size of every symmetry.
         ties: what stands for two things at once.
         blocks: one by one.
     """
@@ -58,19 +59,19 @@ class Inspection:
     family: str
     sizes: Mapping[str, Any]
     tensors: tuple[TensorLine, ...]
-    acting: tuple[Acting, ...]
+    symmetries: tuple[SymmetrySize, ...]
     ties: tuple[str, ...]
     blocks: tuple[BlockReport, ...]
 
     @property
     def continuous(self) -> int:
         """Continuous parameters of the group."""
-        return sum(row.continuous for row in self.acting)
+        return sum(row.continuous for row in self.symmetries)
 
     @property
     def finite(self) -> float:
         """log10 of the number of its permutations and signs."""
-        return sum(row.finite for row in self.acting)
+        return sum(row.finite for row in self.symmetries)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as numbers and words."""
@@ -97,7 +98,7 @@ def inspect(model: Model, progress: Callable[[str], None] | None = None) -> Insp
         about.family,
         words.sizes(model),
         family_tensors(about),
-        acting(about),
+        symmetry_sizes(about),
         ("the output matrix is the token embedding",) if about.tied else (),
         tuple(blocks),
     )
@@ -157,10 +158,22 @@ def inspect_network(where: str, space: WeightSpace, weights: Mapping[str, Tensor
         space.name,
         {"weights": space.num_weights, "dtype": words.dtype_word(next(iter(weights.values())))},
         space_tensors(space),
-        acting_on_space(space),
+        _space_symmetries(space),
         (),
         blocks,
     )
+
+
+def _space_symmetries(space: WeightSpace) -> tuple[SymmetrySize, ...]:
+    """Size of what acts on each axis of a weight space."""
+    out = []
+    for name, axis in space.axes.items():
+        if axis.kind != "free":
+            times = math.prod(space.axes[a].size for a in space.ancestors(name))
+            word = "permuted" if axis.action.permutes else axis.kind
+            size = times * axis.action.size(axis.size)
+            out.append(SymmetrySize(f"{name}: {word}", times, size.continuous, size.finite))
+    return tuple(out)
 
 
 def _own_blocks(weights: Mapping[str, Tensor]) -> Iterator[str]:

@@ -96,7 +96,7 @@ def as_json(found: Inspection) -> dict[str, Any]:
         "group": {
             "continuous_parameters": found.continuous,
             "log10_permutations_and_signs": found.finite,
-            "rows": [vars(row) for row in found.acting],
+            "rows": [vars(row) for row in found.symmetries],
         },
         "thresholds": {"dead": DEAD, "duplicate": DUPLICATE},
         "blocks": [_block(block) for block in found.blocks],

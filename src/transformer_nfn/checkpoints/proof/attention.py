@@ -1,4 +1,4 @@
-"""Which element takes one attention to another, and does it hold on every tensor of them?"""
+"""Element that takes one attention to another, with every tensor of both checked."""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.proof import solve
-from transformer_nfn.checkpoints.proof.bases import check_bases, check_pair
-from transformer_nfn.checkpoints.proof.checks import check, has_double
-from transformer_nfn.checkpoints.proof.match import BlockMatch
+from transformer_nfn.checkpoints.proof.checks import Bases, BlockChecks, Squares, has_duplicate
 from transformer_nfn.checkpoints.reduced import Piece
 from transformer_nfn.checkpoints.sketches import HeadSketch
+from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, ValueOutputBasis
+from transformer_nfn.checkpoints.symmetries.attention import query_key_rows
+from transformer_nfn.checkpoints.symmetries.base import Site
 from transformer_nfn.functional.description import Attention
+from transformer_nfn.spaces.actions import ComplexScale
+from transformer_nfn.spaces.actions.permutation import assign_in_groups
+from transformer_nfn.spaces.actions.solvers import Pair, nearest_quarter_turns, signs
+
+HALVES = ComplexScale("halves")
 
 
 @dataclass(frozen=True)
 class AttentionElement:
-    """What takes one attention to another: heads permuted, then re-based group by group.
+    """Element that takes one attention to another: heads permuted, then bases changed.
 
     Attributes:
-        queries: which head of A each head of B is, ``[h]``.
+        queries: head of A that each head of B is, ``[h]``.
         groups: likewise of keys and values, ``[g]``.
         G: of queries, ``Q_B = Q_A G`` and ``K_A = K_B Gᵀ``, ``[g, d_k, d_k]``.
         H: of values, ``V_B = V_A H`` and ``O_A = H O_B``, ``[g, d_v, d_v]``.
@@ -35,43 +40,54 @@ class AttentionElement:
 
 
 def match_attention(
-    match: BlockMatch,
+    block: BlockChecks,
     prefix: str,
-    about: Attention,
+    config: Attention,
     sketches: tuple[HeadSketch, HeadSketch],
     order: Tensor | None,
 ) -> AttentionElement:
-    tables = [None if prefix else block.bias_table() for block in (match.a, match.b)]
-    queries, groups = _heads(about, sketches, tables, order)
+    """Fit the element of one attention and check all of its tensors.
+
+    Args:
+        block: both blocks, and the checks so far.
+        prefix: of the tensors, ``cross.`` or nothing.
+        config: of the attention.
+        sketches: of its heads in both models.
+        order: of the heads, where blocks share it.
+    """
+    tables = [None if prefix else side.bias_table() for side in (block.a, block.b)]
+    queries, groups = _match_heads(config, sketches, tables, order)
     if tables[0] is not None and tables[1] is not None:
-        moved, found = tables[0].value[:, queries], tables[1].value
+        moved, other = tables[0].value[:, queries], tables[1].value
         error = tables[0].error[:, queries] + tables[1].error
-        away = (moved - found).square().sum(0)
-        match.add("bias_table", away, error.sum(0), found.square().sum(0), len(found))
-    G = _queries_and_keys(match, prefix, about, queries, groups)
-    H = _values_and_outputs(match, prefix, queries, groups, has_double(sketches[1].QK))
+        residual = (moved - other).square()
+        squares = Squares(residual.sum(0), error.sum(0), other.square().sum(0))
+        block.add("bias_table", squares, len(other))
+    G = _queries_and_keys(block, prefix, config, queries, groups)
+    duplicate = has_duplicate(sketches[1].QK)
+    H = _values_and_outputs(block, prefix, config, (queries, groups), duplicate)
     return AttentionElement(queries, groups, G, H)
 
 
-def _heads(
-    about: Attention,
+def _match_heads(
+    config: Attention,
     sketches: tuple[HeadSketch, HeadSketch],
     tables: list[Piece | None],
     order: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Matches heads on all they do; those that share a position bias are in one order."""
+) -> Pair:
+    """Match heads by their sketches, which cost less than the products of all heads."""
     if order is not None:
-        share = about.heads // about.groups
+        share = config.heads // config.groups
         return order, order[::share] // share
     a, b = sketches
     parts = [(a.QK, b.QK), (a.VO, b.VO)]
     if tables[0] is not None and tables[1] is not None:
         parts.append((tables[0].value.mT, tables[1].value.mT))
-    cost = torch.zeros(about.heads, about.heads, dtype=torch.float64)
+    cost = torch.zeros(config.heads, config.heads, dtype=torch.float64)
     for x, y in parts:
         scale = max(float(y.double().square().sum(-1).mean()), 1e-300)
         cost += torch.cdist(y.double(), x.double()).square() / scale
-    return solve.match_heads(cost, about.groups)
+    return assign_in_groups(-cost, config.groups)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
@@ -79,82 +95,69 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
     return x.reshape(groups, -1, x.shape[-1])
 
 
-def _with_bias(weight: Tensor, bias: Piece | None, order: Tensor) -> Tensor:
-    if bias is None:
-        return weight
-    return torch.cat([weight, bias.value[order].unsqueeze(-2)], -2)
-
-
 def _queries_and_keys(
-    match: BlockMatch, prefix: str, about: Attention, queries: Tensor, groups: Tensor
+    block: BlockChecks, prefix: str, config: Attention, queries: Tensor, groups: Tensor
 ) -> Tensor:
-    A, B = (block.query_key(prefix, about) for block in (match.a, match.b))
-    for name, part in (("b_Q", "W_Q"), ("b_K", "W_K")):  # a bias of zeros, where one has none
-        for own, other in ((A, B), (B, A)):
-            if name in other and name not in own:
-                zero = torch.zeros_like(own[part].value[:, 0])
-                own[name] = Piece(zero, torch.zeros_like(zero))
-    own_order = {"Q": queries, "K": groups}
-    moved = {p: match.stream.columns(A[f"W_{p}"].value[own_order[p]]) for p in "QK"}
-    same = torch.arange(about.heads)
-    stacks = {}
-    for p in "QK":
-        count = about.groups
-        stacks[p] = (
-            _grouped(_with_bias(moved[p], A.get(f"b_{p}"), own_order[p]), count),
-            _grouped(_with_bias(B[f"W_{p}"].value, B.get(f"b_{p}"), same[: len(moved[p])]), count),
+    A, B = (side.query_key(prefix, config) for side in (block.a, block.b))
+    for bias, weight in (("b_Q", "W_Q"), ("b_K", "W_K")):  # zeros, where only one has a bias
+        for one, other in ((A, B), (B, A)):
+            if bias in other and bias not in one:
+                zero = torch.zeros_like(one[weight].value[:, 0])
+                one[bias] = Piece(zero, torch.zeros_like(zero))
+    orders = {"Q": queries, "K": groups}
+    for p, order in orders.items():
+        W = A[f"W_{p}"]
+        A[f"W_{p}"] = Piece(block.stream.columns(W.value[order]), W.error[order])
+        if f"b_{p}" in A:
+            A[f"b_{p}"] = Piece(A[f"b_{p}"].value[order], A[f"b_{p}"].error[order])
+    a, b = ({name: piece.value for name, piece in side.items()} for side in (A, B))
+    plain, dual = query_key_rows(config, a, b)
+    gains = torch.arange(config.d_k)
+    if config.qk_norm:
+        G, gains = _normed_basis(config, plain, dual, _equal_pairs((A, B), config))
+    else:
+        errors: list[Pair] = []
+        for p in "QK":
+            e, f = (side[f"W_{p}"].error.unsqueeze(-2) for side in (A, B))
+            errors.append((_grouped(e, config.groups), _grouped(f, config.groups)))
+        noise = {"W_Q": errors[0][1].sum((-2, -1)), "W_K": errors[1][0].sum((-2, -1))}
+        site = Site(block.a.whole.about, {}, config)
+        G, by_plain, by_dual = (
+            QueryKeyBasis().fit(site, a, b, given) for given in _both_and_each(noise)
         )
-    errors = {p: (A[f"W_{p}"].error[own_order[p]], B[f"W_{p}"].error) for p in "QK"}
-    weights = tuple(
-        1 / _grouped(e.unsqueeze(-2), about.groups).sum((-2, -1)).clamp_min(1e-300)
-        for e in (errors["Q"][1], errors["K"][0])
-    )
-    even = _even_pairs((A, B), about) if about.qk_norm else None
-    G, gains = _solve_queries(about, stacks, (weights[0], weights[1]), even)
-    if not about.qk_norm:
-        zero = torch.zeros_like(weights[0])
-        single = ((weights[0], zero), (zero, weights[1]))
-        alone = [_solve_queries(about, stacks, w)[0] for w in single]
-        grouped = [[_grouped(e.unsqueeze(-2), about.groups) for e in errors[p]] for p in "QK"]
-        check_bases(match, f"{prefix}W_Q·W_K", stacks, grouped, alone, G, about.rotary)
-    share = about.heads // about.groups
+        bases = Bases(plain, dual, (errors[0], errors[1]), G, by_plain, by_dual, config.rotary)
+        block.bases_agree(f"{prefix}W_Q·W_K", bases)
+    share = config.heads // config.groups
     spread = G.repeat_interleave(share, dim=0)
-    grams = {p: tuple(x.mT @ x for x in stacks[p]) for p in "QK"}
-    keys = (grams["K"][0].repeat_interleave(share, 0), grams["K"][1].repeat_interleave(share, 0))
-    asked = (grams["Q"][1], grams["Q"][0])
-    check_pair(match, f"{prefix}W_Q", (moved["Q"], B["W_Q"].value), errors["Q"], spread, keys)
-    pair_K = (B["W_K"].value, moved["K"])
-    check_pair(match, f"{prefix}W_K", pair_K, errors["K"][::-1], G.mT, asked)
-    for name, (p, matrix, partners) in {
-        "b_Q": ("Q", spread, keys),
-        "b_K": ("K", G.mT, asked),
-    }.items():
+    Q_grams, K_grams = ([x.mT @ x for x in pair] for pair in (plain, dual))
+    keys = (K_grams[0].repeat_interleave(share, 0), K_grams[1].repeat_interleave(share, 0))
+    for name in ("W_Q", "W_K", "b_Q", "b_K"):
         if name not in A:
             continue
-        mine = Piece(A[name].value[own_order[p]], A[name].error[own_order[p]])
-        pair = (mine, B[name]) if p == "Q" else (B[name], mine)
-        values = (pair[0].value.unsqueeze(-2), pair[1].value.unsqueeze(-2))
-        own_errors = (pair[0].error, pair[1].error)
-        check_pair(match, f"{prefix}{name}", values, own_errors, matrix, partners)
-    if about.qk_norm:
+        x, y = (A[name], B[name]) if "Q" in name else (B[name], A[name])
+        values = (x.value, y.value)
+        if name.startswith("b"):
+            values = (x.value.unsqueeze(-2), y.value.unsqueeze(-2))
+        matrix, partners = (spread, keys) if "Q" in name else (G.mT, (Q_grams[1], Q_grams[0]))
+        block.rebased(f"{prefix}{name}", values, (x.error, y.error), matrix, partners)
+    if config.qk_norm:
         for name in ("q_norm.g", "k_norm.g"):
-            away = (A[name].value[gains] - B[name].value).square()
-            match.checks.append(
-                check(
-                    f"{match.a.name}.{prefix}{name}",
-                    away.sum(),
-                    (A[name].error + B[name].error).sum(),
-                    B[name].value.square().sum(),
-                    1,
-                    sites=False,
-                )
-            )
+            residual = (A[name].value[gains] - B[name].value).square().sum()
+            error = (A[name].error + B[name].error).sum()
+            squares = Squares(residual, error, B[name].value.square().sum())
+            block.add(f"{prefix}{name}", squares, 1, sites=False)
     return G
 
 
-def _even_pairs(models: tuple[Mapping[str, Piece], ...], about: Attention) -> Tensor:
-    """Rotary pairs whose two gains are equal in both models: these may turn by any angle."""
-    half = about.rotary // 2
+def _both_and_each(noise: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Noise for a fit to both tensors, to the first alone, and to the second alone."""
+    ignored = {name: torch.full_like(e, torch.inf) for name, e in noise.items()}
+    return [dict(noise), *({**ignored, name: e} for name, e in noise.items())]
+
+
+def _equal_pairs(models: tuple[Mapping[str, Piece], ...], config: Attention) -> Tensor:
+    """Rotary pairs whose two gains are equal in both models: these may rotate by any angle."""
+    half = config.rotary // 2
     out = torch.ones(half, dtype=torch.bool)
     for pieces in models:
         for name in ("q_norm.g", "k_norm.g"):
@@ -165,79 +168,73 @@ def _even_pairs(models: tuple[Mapping[str, Piece], ...], about: Attention) -> Te
     return out
 
 
-def _solve_queries(
-    about: Attention,
-    stacks: Mapping[str, tuple[Tensor, Tensor]],
-    weights: tuple[Tensor, Tensor],
-    even: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """G, and the order of the gains of a norm on queries and keys.
+def _normed_basis(config: Attention, plain: Pair, dual: Pair, equal: Tensor) -> Pair:
+    """Basis under a norm on queries and keys, and the order of its gains.
 
-    ``even [rotary / 2]`` are the pairs whose two gains are equal.
+    Quarter turns and signs are fitted together here, since pairs with equal gains, which rotate
+    by any angle, are no symmetry of the architecture but of these weights.
     """
-    d, turned = about.d_k, about.rotary
-    same = torch.arange(d)
-    G = torch.zeros(about.groups, d, d, dtype=torch.float64)
-    rotated, rest = (
-        {p: (x[..., cut], y[..., cut]) for p, (x, y) in stacks.items()}
-        for cut in (slice(0, turned), slice(turned, d))
-    )
-    if about.qk_norm:
-        if turned and even is not None:
-            G[:, :turned, :turned], same[:turned] = solve.solve_quarter_turns(
-                rotated["Q"], rotated["K"], even[: turned // 2]
-            )
-        inner = sum((x * y).sum(-2) for x, y in rest.values())
-        signs = torch.where(torch.as_tensor(inner) < 0, -1.0, 1.0).double()
-        G[:, turned:, turned:] = torch.diag_embed(signs)
-        return G, same
-    if turned:
-        G[:, :turned, :turned] = solve.solve_turns(rotated["Q"], rotated["K"], weights)
-    if turned < d:
-        G[:, turned:, turned:] = solve.solve_matrix(rest["Q"], rest["K"], weights)
-    return G, same
+    rotary, half = config.rotary, config.rotary // 2
+    gains = torch.arange(config.d_k)
+    G = torch.zeros(config.groups, config.d_k, config.d_k, dtype=torch.float64)
+    if rotary:
+        Q, K = (
+            (HALVES.as_complex(x[..., :rotary]), HALVES.as_complex(y[..., :rotary]))
+            for x, y in (plain, dual)
+        )
+        scales, turned = nearest_quarter_turns(Q, K, equal)
+        G[:, :rotary, :rotary] = HALVES.matrix(scales)
+        first = turned.nonzero().squeeze(-1)
+        gains[first], gains[first + half] = first + half, first
+    inner = torch.stack([(x * y)[..., rotary:].sum(-2) for x, y in (plain, dual)]).sum(0)
+    G[:, rotary:, rotary:] = torch.diag_embed(signs(inner))
+    return G, gains
 
 
 def _values_and_outputs(
-    match: BlockMatch, prefix: str, queries: Tensor, groups: Tensor, double: Tensor
+    block: BlockChecks, prefix: str, config: Attention, orders: Pair, duplicate: Tensor
 ) -> Tensor:
-    """H, and both tensors checked; ``double [h]`` are heads that look where another looks, too."""
-    V_A, V_B = (block.reader(f"{prefix}W_V")[0] for block in (match.a, match.b))
-    O_A, O_B = (block.writer(f"{prefix}W_O") for block in (match.a, match.b))
-    count = len(V_B.value)
-    values = match.stream.columns(V_A.value[groups])
-    outputs = match.stream(O_A.value[queries])
+    """H, with both tensors checked.
 
-    def stacked(x: Tensor) -> Tensor:  # [h, d, D] → [g, share · D, d]
-        return _grouped(x.mT, count)
-
-    weights = (
-        1 / V_B.error.sum(-1).clamp_min(1e-300),
-        1 / O_A.error[queries].unflatten(0, (count, -1)).sum((-2, -1)).clamp_min(1e-300),
+    ``duplicate [h]`` marks heads with the same attention as another.
+    """
+    queries, groups = orders
+    V_A, V_B = (side.reader(f"{prefix}W_V")[0] for side in (block.a, block.b))
+    O_A, O_B = (side.writer(f"{prefix}W_O") for side in (block.a, block.b))
+    count, share = config.groups, config.heads // config.groups
+    a = {
+        "W_V": block.stream.columns(V_A.value[groups]),
+        "W_O": block.stream(O_A.value[queries]),
+    }
+    b = {"W_V": V_B.value, "W_O": O_B.value}
+    errors_V, errors_O = (V_A.error[groups], V_B.error), (O_A.error[queries], O_B.error)
+    noise = {
+        "W_V": errors_V[1].sum(-1),
+        "W_O": errors_O[0].unflatten(0, (count, -1)).sum((-2, -1)),
+    }
+    site = Site(block.a.whole.about, {}, config)
+    H, by_plain, by_dual = (
+        ValueOutputBasis().fit(site, a, b, given) for given in _both_and_each(noise)
     )
-    plain, dual = (values, V_B.value), (stacked(outputs), stacked(O_B.value))
-    H = solve.solve_matrix(plain, dual, weights)
-    grams = [tuple(x.mT @ x for x in pair) for pair in (plain, dual)]
-    share = len(queries) // count
-    partners, errors = (grams[1][0], grams[1][1]), (V_A.error[groups], V_B.error)
-    shared = double.unflatten(0, (count, share)).any(1)
-    zero = torch.zeros_like(weights[0])
-    alone = [solve.solve_matrix(plain, dual, w) for w in ((weights[0], zero), (zero, weights[1]))]
-    grouped = [
-        [V_A.error[groups].unsqueeze(-2), V_B.error.unsqueeze(-2)],
-        [_grouped(e.unsqueeze(-2), count) for e in (O_A.error[queries], O_B.error)],
-    ]
-    both = {"Q": plain, "K": dual}
-    check_bases(match, f"{prefix}W_V·W_O", both, grouped, alone, H, 0, shared)
-    check_pair(match, f"{prefix}W_V", plain, errors, H, partners, shared)
-    spread = H.repeat_interleave(share, dim=0).mT
-    check_pair(
-        match,
+    plain = (a["W_V"], b["W_V"])
+    dual = (_grouped(a["W_O"].mT, count), _grouped(b["W_O"].mT, count))
+    errors = (
+        (errors_V[0].unsqueeze(-2), errors_V[1].unsqueeze(-2)),
+        (_grouped(errors_O[0].unsqueeze(-2), count), _grouped(errors_O[1].unsqueeze(-2), count)),
+    )
+    shared = duplicate.unflatten(0, (count, share)).any(1)
+    bases = Bases(plain, dual, errors, H, by_plain, by_dual)
+    block.bases_agree(f"{prefix}W_V·W_O", bases, shared)
+    V_grams, O_grams = ([x.mT @ x for x in pair] for pair in (plain, dual))
+    block.rebased(f"{prefix}W_V", plain, errors_V, H, (O_grams[0], O_grams[1]), shared)
+    outputs = (b["W_O"].mT, a["W_O"].mT)
+    partners = [V_grams[i].repeat_interleave(share, 0) for i in (1, 0)]
+    block.rebased(
         f"{prefix}W_O",
-        (O_B.value.mT, outputs.mT),
-        (O_B.error, O_A.error[queries]),
-        spread,
-        (grams[0][1].repeat_interleave(share, 0), grams[0][0].repeat_interleave(share, 0)),
-        double,
+        outputs,
+        (errors_O[1], errors_O[0]),
+        H.repeat_interleave(share, dim=0).mT,
+        (partners[0], partners[1]),
+        duplicate,
     )
     return H

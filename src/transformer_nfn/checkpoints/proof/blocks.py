@@ -1,28 +1,29 @@
-"""Which element takes one block to another, and does it hold on every tensor of them?"""
+"""Element that takes one block to another, with every tensor of both checked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.proof.attention import AttentionElement, match_attention
-from transformer_nfn.checkpoints.proof.checks import Check
-from transformer_nfn.checkpoints.proof.match import BlockMatch
-from transformer_nfn.checkpoints.proof.neurons import match_neurons
-from transformer_nfn.checkpoints.reduced import ReducedBlock
+from transformer_nfn.checkpoints.proof.checks import BlockChecks, Check, Squares, has_duplicate
+from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
 from transformer_nfn.checkpoints.sketches import BlockSketch
 from transformer_nfn.checkpoints.stream import StreamMap
+from transformer_nfn.spaces.actions.permutation import match_rows
+from transformer_nfn.spaces.actions.solvers import least_squares_scales
 
 
 @dataclass(frozen=True)
 class BlockElement:
-    """What takes one block to another.
+    """Element that takes one block to another.
 
     Attributes:
         attentions: by the prefix of their tensors.
-        neurons: which neuron of A each of B is, ``[f]``.
+        neurons: neuron of A that each neuron of B is, ``[f]``.
         scales: of what neurons read against what they write, ``[f]``; None where none acts.
     """
 
@@ -38,25 +39,115 @@ def match_block(
     sketches: tuple[BlockSketch, BlockSketch],
     order: Tensor | None,
 ) -> tuple[BlockElement, list[Check]]:
-    """The element that takes block ``a`` to ``b``, and every tensor checked under it.
+    """Fit the element that takes block ``a`` to ``b``, and check every tensor under it.
 
     Args:
-        a: a block of one model.
-        b: of the other, of the same description.
+        a: a block of one model. b: of the other, of the same description.
         stream: takes the first stream to the second.
-        sketches: of both in one basis, to match heads and neurons by.
+        sketches: of both blocks in one basis, by which heads and neurons are matched.
         order: of heads, where blocks share a position bias and so their order.
     """
-    match = BlockMatch(a, b, stream)
+    block = BlockChecks(a, b, stream)
     attentions = {}
-    for prefix, about in a.attentions():
-        fixed = None if prefix else order
+    for prefix, config in a.attentions():
+        shared = None if prefix else order
         heads = (sketches[0].heads[prefix], sketches[1].heads[prefix])
-        attentions[prefix] = match_attention(match, prefix, about, heads, fixed)
-        match.vector(f"{prefix}b_O", a.output_bias(prefix), b.output_bias(prefix))
-    neurons, scales = match_neurons(match, sketches)
-    match.vector("b_B", a.mlp_bias(), b.mlp_bias())
-    theirs = b.norms()
+        attentions[prefix] = match_attention(block, prefix, config, heads, shared)
+        block.vector(f"{prefix}b_O", a.output_bias(prefix), b.output_bias(prefix))
+    neurons, scales = _match_neurons(block, sketches)
+    block.vector("b_B", a.mlp_bias(), b.mlp_bias())
+    others = b.norms()
     for name, piece in a.norms().items():
-        match.vector(name, piece, theirs.get(name), gain=True)
-    return BlockElement(attentions, neurons, scales), match.checks
+        block.vector(name, piece, others.get(name), gain=True)
+    return BlockElement(attentions, neurons, scales), block.checks
+
+
+def _match_neurons(
+    block: BlockChecks, sketches: tuple[BlockSketch, BlockSketch]
+) -> tuple[Tensor, Tensor | None]:
+    """Order and scales of the neurons, with every tensor of the MLP checked."""
+    mlp = block.a.about.mlp
+    scaled = mlp.gated or mlp.activation == "relu"
+    features = [_neuron_features(s, gated=mlp.gated, scaled=scaled) for s in sketches]
+    order = match_rows(features[1], features[0]).index
+    (W_A, b_A), (V_A, c_A) = (side.reader("W_A") for side in (block.a, block.b))
+    W_B, V_B = (side.writer("W_B") for side in (block.a, block.b))
+    read = Piece(block.stream.columns(W_A.value)[:, order], W_A.error[order])
+    write = Piece(block.stream(W_B.value[order]), W_B.error[order])
+    width = len(read.value)
+    scales: Tensor | None = None
+    s = torch.ones(len(order), dtype=read.value.dtype)
+    if scaled:
+        weights = (1 / V_A.error.clamp_min(1e-300), 1 / write.error.clamp_min(1e-300))
+        plain, dual = (read.value, V_A.value), (write.value.mT, V_B.value.mT)
+        s = least_squares_scales(plain, dual, weights)
+        scales = s = s if mlp.gated else s.clamp_min(0)
+        _check_scales(block, (read, V_A), (write, V_B), s)
+    size = V_A.value.square().sum(0)
+    # The input of a neuron matters if it has an output, and the output if it has an input.
+    unique = ~has_duplicate(sketches[1].neurons.read)
+    used = torch.where(unique & (V_B.value.square().sum(1) > V_B.error), torch.inf, 0.0)
+    residual = (read.value * s - V_A.value).square().sum(0)
+    squares = Squares(residual, s.square() * read.error + V_A.error, size)
+    block.add("W_A", squares, width, observable=used)
+    inputs = size if c_A is None else size + c_A.value.square()
+    used = torch.where(unique & (inputs > V_A.error), torch.inf, 0.0)
+    residual = (write.value - s.unsqueeze(-1) * V_B.value).square().sum(1)
+    error = write.error + s.square() * V_B.error
+    squares = Squares(residual, error, write.value.square().sum(1))
+    block.add("W_B", squares, width, observable=used)
+    _check_bias(block, "b_A", (b_A, c_A), order, s)
+    if mlp.gated:
+        (W_G, b_G), (V_G, c_G) = (side.reader("W_G") for side in (block.a, block.b))
+        gate = block.stream.columns(W_G.value)[:, order]
+        residual = (gate - V_G.value).square().sum(0)
+        squares = Squares(residual, W_G.error[order] + V_G.error, V_G.value.square().sum(0))
+        block.add("W_G", squares, width)
+        _check_bias(block, "b_G", (b_G, c_G), order, torch.ones_like(s))
+    return order, scales
+
+
+def _check_scales(
+    block: BlockChecks, read: tuple[Piece, Piece], write: tuple[Piece, Piece], s: Tensor
+) -> None:
+    """Check that ``W_A`` and ``W_B`` determine the same scale of each neuron."""
+    (u, V_A), (w, V_B) = read, write
+    size_u = u.value.square().sum(0).clamp_min(1e-300)
+    size_w = V_B.value.square().sum(1).clamp_min(1e-300)
+    by_read = (u.value * V_A.value).sum(0) / size_u
+    by_write = (w.value * V_B.value).sum(1) / size_w
+    # Rounding moves large entries most, and a projection onto the neuron weighs them most again.
+    weight_u = u.value.pow(4).sum(0) / size_u.square()
+    weight_w = V_B.value.pow(4).sum(1) / size_w.square()
+    error = (s.square() * u.error + V_A.error) * weight_u / size_u
+    error += (w.error + s.square() * V_B.error) * weight_w / size_w
+    block.add("W_A·W_B", Squares((by_read - by_write).square(), error, s.square()), 1)
+
+
+def _check_bias(
+    block: BlockChecks,
+    name: str,
+    biases: tuple[Piece | None, Piece | None],
+    order: Tensor,
+    s: Tensor,
+) -> None:
+    a, b = biases
+    if a is None and b is None:
+        return
+    zero = torch.zeros_like(s)
+    x, e = (zero, zero) if a is None else (s * a.value[order], s.square() * a.error[order])
+    y, f = (zero, zero) if b is None else (b.value, b.error)
+    size = torch.maximum(x.square(), y.square())
+    block.add(name, Squares((x - y).square(), e + f, size), 1)
+
+
+def _neuron_features(sketch: BlockSketch, *, gated: bool, scaled: bool) -> Tensor:
+    """Features of each neuron that do not depend on its scale, ``[f, …]``."""
+    n = sketch.neurons
+    if gated:
+        return n.read
+    if scaled:
+        pair = [x / x.norm(dim=1, keepdim=True).clamp_min(1e-30) for x in (n.read, n.write)]
+        return torch.cat(pair, 1)
+    sizes = [x.square().mean().sqrt().clamp_min(1e-30) for x in (n.read, n.write)]
+    return torch.cat([n.read / sizes[0], n.write / sizes[1]], 1)

@@ -1,4 +1,4 @@
-"""Checks of embeddings, positions and outputs of two models under a map of the stream.
+"""Ends of two models: their output heads, and checks of embeddings, positions and outputs.
 
 Tokens, positions and types are added to each other, so a vector may move between them: all but
 one take the shift that fits them best, and the last one has to make up for all of them.
@@ -7,22 +7,143 @@ one take the shift that fits them best, and the last one has to make up for all 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.proof.checks import Check, check
-from transformer_nfn.checkpoints.proof.outputs import Outputs
-from transformer_nfn.checkpoints.reduced import Piece, Reduced, Table
-from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamMap, common_pieces
-from transformer_nfn.functional.description import KEPT
+from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.proof.checks import Check, Squares, check
+from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Table
+from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamMap, common_pieces, solve_stream
+from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
 from transformer_nfn.spaces.actions.permutation import match_rows
 
 ADDED = ("token", "type", "position")
+ENOUGH_NEURONS = 8
+"""Matched neurons per direction of the stream, after which no further block is read."""
+ALIKE = 0.1
+"""Relative distance along the determined directions up to which a match counts."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Output heads of two models, compared by name and size.
+
+    Attributes:
+        common: heads of one shape in both: ``head``, ``extra.pooler``, ``kept.classifier.weight``.
+        single: heads that only one of the two has.
+        resized: heads that both have in different sizes, with these sizes.
+        comparable: both have an output of the same meaning and size: logits of a common head,
+            or the final stream of two models without a head.
+    """
+
+    common: frozenset[str]
+    single: tuple[str, ...]
+    resized: Mapping[str, tuple[object, object]]
+    comparable: bool
+
+    def mismatch(self) -> str | None:
+        """Reason why the outputs cannot agree; None where those in common may."""
+        if self.resized:
+            shown = (f"{name} ({x} and {y})" for name, (x, y) in self.resized.items())
+            return f"outputs have different sizes: {', '.join(shown)}"
+        if self.comparable:
+            return None
+        return f"they give no output in common: only one of the two has {', '.join(self.single)}"
+
+
+def compare_outputs(A: Model, B: Model) -> Outputs:
+    """Compare the output heads of two models."""
+    a, b = _heads(A), _heads(B)
+    resized = {name: (a[name], b[name]) for name in a if name in b and a[name] != b[name]}
+    single = sorted(a.keys() ^ b.keys())
+    if A.about.mlm != B.about.mlm and "head" in a and "head" in b:
+        single.append("head")  # read from the stream by one, from a transform of it by the other
+    common = frozenset(a.keys() & b.keys()) - resized.keys() - set(single)
+    logits = any(name == "head" or name.startswith(KEPT) for name in common)
+    streams = A.about.headless and B.about.headless
+    vectors = not a and not b
+    return Outputs(common, tuple(single), resized, logits or streams or vectors)
+
+
+def _heads(model: Model) -> dict[str, object]:
+    """Sizes of the output heads by name."""
+    names, heads = model.names, dict[str, object]()
+    if "head" in names:
+        heads["head"] = names["head"][1]
+    elif model.about.tied:
+        heads["head"] = model.about.vocab
+    for name, shape in names.items():
+        if name.startswith(EXTRA) and name.endswith(".W"):
+            heads[name.removesuffix(".W")] = shape[1]
+        elif name.startswith(KEPT) and not keeps_inputs(model.about):
+            heads[name] = list(shape)
+    return heads
+
+
+def keeps_inputs(config: Transformer) -> bool:
+    """Whether tensors that nothing acts on may stand before the blocks, not only after them."""
+    return config.inputs == "vectors"
+
+
+def is_output(name: str, config: Transformer) -> bool:
+    """Whether a check belongs to an output head, and not to blocks or embeddings.
+
+    The output matrix of a tied model is its token embedding behind the last norm, unless it
+    reads a transform of the stream (BERT).
+    """
+    if name in ("head", "head_bias"):
+        return not config.tied or "head" in config.tensors or config.mlm is not None
+    return name.startswith(EXTRA) or (name.startswith(KEPT) and not keeps_inputs(config))
+
+
+def refine_stream(a: Reduced, b: Reduced, stream: StreamMap) -> StreamMap:
+    """Complete a map of the stream by what neurons read, where tables leave directions open.
+
+    Neurons are matched by what they read along the directions that the tables determine; what
+    matched neurons read along all directions is one more table, with a row for each of them.
+
+    Args:
+        a: one model. b: the other, of the same description.
+        stream: returned unchanged if all directions are determined.
+    """
+    if stream.span is None or stream.matrix is None:
+        return stream
+    basis = stream.span.double()
+    image = stream.matrix.double().mT @ basis
+    determined = basis @ image.mT
+    cross, count = torch.zeros_like(determined), 0
+    for name in a.blocks:
+        x, y = (_neuron_inputs(m.block(name)) for m in (a, b))
+        # A bias does not depend on the basis.
+        first = torch.cat([x[:, :-1] @ basis, x[:, -1:]], 1)
+        second = torch.cat([y[:, :-1] @ image, y[:, -1:]], 1)
+        order = match_rows(second, first).index
+        distance = (first[order] - second).norm(dim=1)
+        good = distance <= ALIKE * second.norm(dim=1)
+        cross += x[order][good, :-1].mT @ y[good, :-1]
+        count += int(good.sum())
+        if count >= ENOUGH_NEURONS * len(determined):
+            break
+    cross += cross.norm() / determined.norm() * determined
+    return solve_stream(cross, stream.kind, torch.float64, centred=a.centred)
+
+
+def _neuron_inputs(block: ReducedBlock) -> Tensor:
+    """Input weights and bias of each neuron as unit vectors ``[f, D + 1]``.
+
+    For gated neurons those of the gate, on which no scale acts.
+    """
+    weight, bias = block.reader("W_G" if block.about.mlp.gated else "W_A")
+    column = torch.zeros(weight.value.shape[1]) if bias is None else bias.value
+    rows = torch.cat([weight.value.mT, column.to(weight.value).unsqueeze(1)], 1)
+    length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return rows / length.clamp_min(1e-300)
 
 
 def table_shifts(A: Reduced, B: Reduced, stream: StreamMap) -> dict[str, Piece]:
-    """What is added to each table on the way from A to B; the shifts add up to nothing.
+    """Vectors added to each table on the way from A to B; they add up to zero.
 
     A shift has the rounding error of the means that it comes from: a row of zeros has none.
     """
@@ -33,9 +154,11 @@ def table_shifts(A: Reduced, B: Reduced, stream: StreamMap) -> dict[str, Piece]:
     for name in names[:-1]:
         a, b = (_mean(next(iter(side.tables((name,))))) for side in (A, B))
         shifts[name] = Piece(b.value - stream(a.value), a.error + b.error)
-    taken = list(shifts.values())
-    total = torch.stack([shift.value for shift in taken]).sum(0)
-    shifts[names[-1]] = Piece(-total, torch.stack([shift.error for shift in taken]).sum())
+    total, error = (
+        torch.stack([getattr(shift, part) for shift in shifts.values()]).sum(0)
+        for part in ("value", "error")
+    )
+    shifts[names[-1]] = Piece(-total, error)
     return shifts
 
 
@@ -51,32 +174,36 @@ def _mean(table: Table) -> Piece:
 def check_ends(
     A: Reduced, B: Reduced, stream: StreamMap, shifts: Mapping[str, Piece], outputs: Outputs
 ) -> Iterator[Check]:
-    """Every table and vector outside the blocks that both models have."""
+    """Check every table and vector outside the blocks that both models have."""
     for name in A.table_names():
         if name not in EMBEDDINGS and name not in outputs.common:
             continue
         (a,), (b,) = A.tables((name,)), B.tables((name,))
-        yield from check_table(a, b, stream, shifts.get(name))
+        yield from _check_table(a, b, stream, shifts.get(name))
     final, other_final = A.output(), B.output()
     if final is not None and other_final is not None:
-        yield from check_table(final, other_final, stream, None)
-    theirs = B.vectors()
+        yield from _check_table(final, other_final, stream)
+    others = B.vectors()
     for name, piece in A.vectors().items():
         moved = piece.value if stream.index is None else piece.value[stream.index]
-        other = theirs[name]
-        away, size = (moved - other.value).square().sum(), other.value.square().sum()
-        yield check(name, away, piece.error + other.error, size, 1, sites=False)
+        other = others[name]
+        residual, size = (moved - other.value).square().sum(), other.value.square().sum()
+        yield check(name, Squares(residual, piece.error + other.error, size), 1, sites=False)
     if {"head", "extra.mlm"} <= outputs.common:
-        yield from _masked_head(A, B, stream)
-    yield from _kept(A, B, outputs)
+        yield from _check_masked_head(A, B, stream)
+    yield from _check_kept(A, B, outputs)
 
 
-def check_table(
-    a: Table, b: Table, stream: StreamMap, shift: Piece | None, order: Tensor | None = None
+def _check_table(
+    a: Table,
+    b: Table,
+    stream: StreamMap,
+    shift: Piece | None = None,
+    order: Tensor | None = None,
 ) -> Iterator[Check]:
-    """Row by row; ``order`` instead of a map of the stream where other axes are permuted."""
-    found: dict[str, list[Tensor]] = {"away": [], "error": [], "size": []}
-    biases: dict[str, list[Tensor]] = {"away": [], "error": [], "size": []}
+    """Check a table row by row; ``order`` replaces the stream where other axes are permuted."""
+    rows: list[Squares] = []
+    biases: list[Squares] = []
     entries = 0
     for start, stop in common_pieces(a, b):
         x, y = a.rows(start, stop), b.rows(start, stop)
@@ -85,30 +212,22 @@ def check_table(
         if shift is not None:
             moved, error = moved + shift.value, error + shift.error
         entries = moved.shape[1]
-        away = (moved - y.value).square().sum(1)
-        _note(found, away, error, y.value.square().sum(1))
+        residual = (moved - y.value).square().sum(1)
+        rows.append(Squares(residual, error, y.value.square().sum(1)))
         p, q = a.biases(start, stop), b.biases(start, stop)
         if p is not None or q is not None:
-            zero = Piece(torch.zeros_like(away), torch.zeros_like(away))
+            zero = Piece(torch.zeros_like(residual), torch.zeros_like(residual))
             p, q = p or zero, q or zero
             size = torch.maximum(p.value.square(), q.value.square())
-            _note(biases, (p.value - q.value).square(), p.error + q.error, size)
-    joined = {k: torch.cat(v) for k, v in found.items()}
-    yield check(a.name, joined["away"], joined["error"], joined["size"], entries)
-    if biases["away"]:
-        joined = {k: torch.cat(v) for k, v in biases.items()}
+            biases.append(Squares((p.value - q.value).square(), p.error + q.error, size))
+    yield check(a.name, Squares.join(rows), entries)
+    if biases:
         name = "head_bias" if a.name == "head" else f"{a.name}.b"
-        yield check(name, joined["away"], joined["error"], joined["size"], 1)
+        yield check(name, Squares.join(biases), 1)
 
 
-def _note(found: dict[str, list[Tensor]], away: Tensor, error: Tensor, size: Tensor) -> None:
-    found["away"].append(away)
-    found["error"].append(error)
-    found["size"].append(size)
-
-
-def _masked_head(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
-    """BERT's head: hidden units in any order, read by the output matrix."""
+def _check_masked_head(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
+    """Check BERT's head: hidden units in any order, read by the output matrix."""
     a, b = A.masked_head(), B.masked_head()
     if a is None or b is None:
         return
@@ -117,19 +236,19 @@ def _masked_head(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
     order = match_rows(
         torch.cat([V.value, d.value.unsqueeze(0)]).mT, torch.cat([moved, c.value.unsqueeze(0)]).mT
     ).index
-    away = (moved[:, order] - V.value).square().sum(0)
-    error = W.error[order] + V.error
-    yield check("extra.mlm.W", away, error, V.value.square().sum(0), len(moved))
-    away, size = (c.value[order] - d.value).square(), d.value.square()
-    yield check("extra.mlm.b", away, c.error[order] + d.error, size, 1)
-    yield from check_table(table, other, stream, None, order)
+    residual = (moved[:, order] - V.value).square().sum(0)
+    squares = Squares(residual, W.error[order] + V.error, V.value.square().sum(0))
+    yield check("extra.mlm.W", squares, len(moved))
+    residual = (c.value[order] - d.value).square()
+    yield check("extra.mlm.b", Squares(residual, c.error[order] + d.error, d.value.square()), 1)
+    yield from _check_table(table, other, stream, order=order)
 
 
-def _kept(A: Reduced, B: Reduced, outputs: Outputs) -> Iterator[Check]:
-    """Tensors that nothing acts on."""
+def _check_kept(A: Reduced, B: Reduced, outputs: Outputs) -> Iterator[Check]:
+    """Check tensors that nothing acts on."""
     for name in A.names:
         if not name.startswith(KEPT) or (name not in outputs.common and name not in B.names):
             continue
         x, y = (m.model[name].to(m.dtype) for m in (A, B))
         error = A.unit * x.square() + B.unit * y.square()
-        yield check(name, (x - y).square(), error, y.square(), 1)
+        yield check(name, Squares((x - y).square(), error, y.square()), 1)

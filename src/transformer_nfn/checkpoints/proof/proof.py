@@ -4,35 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.blocks import BlockElement, match_block
 from transformer_nfn.checkpoints.proof.checks import Check, Tolerance
-from transformer_nfn.checkpoints.proof.ends import check_ends, table_shifts
-from transformer_nfn.checkpoints.proof.outputs import (
+from transformer_nfn.checkpoints.proof.ends import (
     Outputs,
+    check_ends,
     compare_outputs,
     is_output,
     keeps_inputs,
+    refine_stream,
+    table_shifts,
 )
-from transformer_nfn.checkpoints.proof.refine import refine_stream
 from transformer_nfn.checkpoints.proof.witness import TokenWitness, find_witness
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
 from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamMap, fit_stream
 from transformer_nfn.functional.description import KEPT
 
-if TYPE_CHECKING:
-    from transformer_nfn.checkpoints.families import Model
-
 PROBES = 64
-"""Probes that heads and neurons are matched by; they are then checked in full."""
+"""Probes by which heads and neurons are matched; their tensors are then checked in full."""
 SMALL = 0.2
-"""Where tensors are away by more than this, something may not have been matched; then only inputs
-that differ, or a single place that is off while all else fits, are a proof."""
+"""Residuals above this may come from a wrong match; then only an input on which the outputs differ,
+or a single place that differs while all else fits, is a proof."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class ModelElement:
 
 @dataclass(frozen=True)
 class Proof:
-    """What could be shown.
+    """Result of `prove_pair`.
 
     Attributes:
         same: True (an element, verified on every tensor), False (inputs on which they differ, a
@@ -60,11 +59,15 @@ class Proof:
         reason: one sentence.
         element: takes the reduced form of A to that of B.
         checks: every tensor of the reduced form under the element.
-        tolerance: how many expected rounding errors count as none.
+        tolerance: allowed residuals, in expected rounding errors.
         witness: inputs on which they differ.
         named: tensors beyond what rounding explains.
         backbone: blocks and embeddings are verified under one element, and outputs differ.
         not_compared: what was left out, a sentence each.
+
+    Example:
+        >>> Proof(False, "they read different inputs").lines()
+        ['proof: same function: no, they read different inputs']
     """
 
     same: bool | None
@@ -78,19 +81,19 @@ class Proof:
     not_compared: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """The proof in words."""
+        """The proof as text."""
         words = {True: "yes", False: "no", None: "undecidable"}
         out = [f"proof: same function: {words[self.same]}, {self.reason}"]
         if self.checks and self.tolerance is not None:
             far = sorted(self.checks, key=lambda c: -c.excess)[:3]
-            told = ", ".join(f"{c.name} {c.excess:.2g}" for c in far)
+            shown = ", ".join(f"{c.name} {c.excess:.2g}" for c in far)
             out.append(
                 f"{len(self.checks)} tensors checked; expected rounding errors that the farthest "
-                f"are away ({self.tolerance.same:g} allowed): {told}"
+                f"are away ({self.tolerance.same:g} allowed): {shown}"
             )
         if self.witness is not None:
-            shown = self.witness.inputs
-            text = f"token ids {shown[0].tolist()}" if shown.ndim == 2 else "random inputs"
+            inputs = self.witness.inputs
+            text = f"token ids {inputs[0].tolist()}" if inputs.ndim == 2 else "random inputs"
             out.append(
                 f"on {text} outputs differ by {self.witness.difference:.3g}, rounding explains "
                 f"{self.witness.noise:.1g}"
@@ -98,7 +101,7 @@ class Proof:
         return out
 
     def as_json(self) -> dict[str, Any]:
-        """All of it but the element's matrices."""
+        """Everything except the matrices of the element."""
         witness = self.witness
         return {
             "same_function": self.same,
@@ -134,19 +137,19 @@ def prove_pair(A: Model, B: Model, tables: Sequence[str] | None) -> Proof:
         tables: embeddings and outputs to fit the stream's basis on; None where the blocks score as
             unrelated, and no element of the group is searched for.
     """
-    apart = inputs_apart(A, B)
-    if apart is not None:
-        return Proof(False, apart)
+    mismatch = _input_mismatch(A, B)
+    if mismatch is not None:
+        return Proof(False, mismatch)
     outputs = compare_outputs(A, B)
-    misfit = shapes_apart(A, B)
+    shapes = shape_mismatch(A, B)
     attempt = None
-    if misfit is None and tables is not None:
+    if shapes is None and tables is not None:
         attempt = find_element(A, B, outputs, tables)
         if attempt.same is not None:
             return attempt
-    apart = outputs.apart()
-    if apart is not None:
-        return Proof(False, apart)
+    mismatch = outputs.mismatch()
+    if mismatch is not None:
+        return Proof(False, mismatch)
     witness = find_witness(A, B)
     if witness is not None:
         named = () if attempt is None else attempt.named
@@ -159,7 +162,7 @@ def prove_pair(A: Model, B: Model, tables: Sequence[str] | None) -> Proof:
             named=named,
         )
     if attempt is None:
-        why = misfit or "blocks score as strangers do"
+        why = shapes or "blocks score as strangers do"
         return Proof(None, f"{why}, but no input was found on which the outputs differ")
     if attempt.named and (_all_near(attempt.checks) or len(_places(attempt.named)) == 1):
         return replace(
@@ -173,13 +176,12 @@ def prove_pair(A: Model, B: Model, tables: Sequence[str] | None) -> Proof:
 
 
 def _all_near(checks: tuple[Check, ...]) -> bool:
-    """Whether everything is matched: what differs differs little."""
+    """Whether every tensor was matched: all residuals are small."""
     return all(c.residual <= SMALL for c in checks if c.expected <= SMALL)
 
 
 def _places(named: tuple[str, ...]) -> set[str]:
-    """Where named tensors stand; those that share a basis or a shift, which was solved for, are
-    one place."""
+    """Places of named tensors; those that share a fitted basis or shift are one place."""
     if set(named) <= {"token", "position", "type"}:
         return {"embeddings"}
     pairs = {"W_Q": "W_K", "W_V": "W_O", "b_Q": "W_K", "b_K": "W_K"}
@@ -196,8 +198,8 @@ def _naming(named: tuple[str, ...]) -> str:
     return f"; beyond what rounding explains: {shown}" if named else ""
 
 
-def inputs_apart(A: Model, B: Model) -> str | None:
-    """Why two models cannot be one function: they read different things."""
+def _input_mismatch(A: Model, B: Model) -> str | None:
+    """Reason why two models cannot be one function: they read different inputs."""
     a, b = A.about, B.about
     if a.inputs != b.inputs or a.vocab != b.vocab:
         words = [f"{m.inputs} ({m.vocab})" if m.vocab else m.inputs for m in (a, b)]
@@ -207,9 +209,8 @@ def inputs_apart(A: Model, B: Model) -> str | None:
     return None
 
 
-def shapes_apart(A: Model, B: Model) -> str | None:
-    """Why no element can take the blocks and embeddings of one model to the other's; None where
-    one may."""
+def shape_mismatch(A: Model, B: Model) -> str | None:
+    """Reason why no element can take blocks and embeddings of one model to the other's, or None."""
     a, b = A.about, B.about
     for what in ("width", "norm", "eps", "final_softcap", "position_offset"):
         if getattr(a, what) != getattr(b, what):
@@ -235,12 +236,11 @@ def shapes_apart(A: Model, B: Model) -> str | None:
 
 
 def find_element(A: Model, B: Model, outputs: Outputs, tables: Sequence[str]) -> Proof:
-    """The element that takes A's reduced form to B's, verified on every tensor that both have.
+    """Fit the element that takes A's reduced form to B's, and check every tensor that both have.
 
     Args:
-        A: one model.
-        B: the other, of which `shapes_apart` has nothing to say.
-        outputs: what both have of output heads; only those in common are verified.
+        A: one model. B: the other, without a `shape_mismatch`.
+        outputs: output heads; only those in common are checked.
         tables: to fit the map of the stream on.
     """
     a, b = reduce_pair(A, B)
@@ -251,9 +251,9 @@ def find_element(A: Model, B: Model, outputs: Outputs, tables: Sequence[str]) ->
     shifts = table_shifts(a, b, stream)
     blocks: dict[str, BlockElement] = {}
     checks: list[Check] = list(check_ends(a, b, stream, shifts, outputs))
-    for name, part, found in _blocks(a, b, stream):
+    for name, part, block_checks in _match_blocks(a, b, stream):
         blocks[name] = part
-        checks += found
+        checks += block_checks
     wrong = [c for c in checks if not c.within(tolerance)]
     attempt = Proof(
         None,
@@ -265,29 +265,29 @@ def find_element(A: Model, B: Model, outputs: Outputs, tables: Sequence[str]) ->
         not_compared=tuple(f"{name}: only one of the two has it" for name in outputs.single),
     )
     one = "one element of the symmetry group takes A to B on"
-    apart = outputs.apart()
-    if not wrong and apart is None:
+    mismatch = outputs.mismatch()
+    if not wrong and mismatch is None:
         return replace(attempt, same=True, reason=f"{one} all {len(checks)} tensors")
     changed = [c.name for c in wrong if is_output(c.name, A.about) and is_output(c.name, B.about)]
     if len(changed) == len(wrong) and set(changed) <= set(attempt.named):
         verified = f"{one} {len(checks) - len(wrong)} tensors, all blocks and embeddings among them"
         differ = f"outputs differ (with the last norm before them): {', '.join(changed)}"
-        reasons = [verified, *([differ] if changed else []), *([apart] if apart else [])]
+        reasons = [verified, *([differ] if changed else []), *([mismatch] if mismatch else [])]
         return replace(attempt, same=False, reason="; ".join(reasons), backbone=True)
     return replace(attempt, element=None)
 
 
-def _blocks(
+def _match_blocks(
     a: Reduced, b: Reduced, stream: StreamMap
 ) -> Iterator[tuple[str, BlockElement, list[Check]]]:
     drawn = draw_probes(a.about.width, centred=a.centred, dtype=torch.float64)
-    own = Probes(drawn.into[:PROBES], drawn.out[:PROBES])
-    other = Probes(stream(own.into), stream(own.out))
+    probes = Probes(drawn.into[:PROBES], drawn.out[:PROBES])
+    moved = Probes(stream(probes.into), stream(probes.out))
     orders: dict[str, Tensor] = {}
     for name in a.blocks:
         x, y = a.block(name), b.block(name)
         stack = name.rpartition(".")[0]
-        sketches = sketch_block(x, own), sketch_block(y, other)
+        sketches = sketch_block(x, probes), sketch_block(y, moved)
         element, checks = match_block(x, y, stream, sketches, orders.get(stack))
         if x.about.attention.position_bias:
             orders.setdefault(stack, element.attentions[""].queries)

@@ -1,8 +1,8 @@
-"""Is there an input on which two models differ by more than rounding explains?
+"""Search for an input on which two models differ by more than rounding explains.
 
 Both reference forwards run in float64 on the same random inputs, and each once more with weights
-moved at random within their own rounding error. A difference many times as large as what that
-changes is no rounding.
+moved at random within their rounding error. A difference many times as large as the effect of
+that is no rounding.
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import HALF
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.functional.description import Transformer
 from transformer_nfn.functional.transformer import Weights, hidden_states, logits, pooled
 
-if TYPE_CHECKING:
-    from transformer_nfn.checkpoints.families import Model
-    from transformer_nfn.functional.description import Transformer
-
 SIGNIFICANT = 32.0
-"""So many times what rounding changes is a difference; disguises stay below 4."""
+"""Differences above this multiple of the effect of rounding count; disguises stay below 4."""
 SIGNIFICANT_HALF = 12.0
 """The same in half precision, where there is less room between rounding and a change."""
 TILE = 1 << 20
-"""Random numbers for one tensor, repeated where it has more."""
+"""Random numbers per tensor; larger tensors repeat them."""
 LENGTHS = (8, 24)
 
 
@@ -40,7 +37,7 @@ class TokenWitness:
         inputs: token ids ``[1, L]`` (or pixels, or vectors).
         decoder: token ids for a decoder.
         difference: ``‖logits_A − logits_B‖ / ‖logits_A‖``.
-        noise: how far rounding of the weights moves them, likewise.
+        noise: the same, caused by rounding of the weights.
     """
 
     inputs: Tensor
@@ -49,19 +46,19 @@ class TokenWitness:
     noise: float
 
 
-class Shaken:
-    """A model whose weights are moved at random within their rounding error, the same each time."""
+class Perturbed:
+    """A model with every weight moved at random within its rounding error, reproducibly."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self.names: Mapping[str, tuple[int, ...]] = model.names
 
     def read(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """Some tensors, in float64 if not told otherwise: narrower ones would hide the move."""
-        found = self._model.read(names)
-        return {name: self._moved(name, w).to(dtype or torch.float64) for name, w in found.items()}
+        """Tensors by name, in float64 by default: narrower dtypes would round the change away."""
+        read = self._model.read(names)
+        return {name: self._perturb(name, w).to(dtype or torch.float64) for name, w in read.items()}
 
-    def _moved(self, name: str, weight: Tensor) -> Tensor:
+    def _perturb(self, name: str, weight: Tensor) -> Tensor:
         unit = torch.finfo(self._model.dtype).eps / 2
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         tile = torch.rand(min(weight.numel(), TILE), generator=generator, dtype=torch.float64)
@@ -76,24 +73,25 @@ class Shaken:
 
 
 def find_witness(A: Model, B: Model, seed: int = 0) -> TokenWitness | None:
-    """Token ids on which A and B differ significantly, or None; both must read the same inputs."""
+    """Find token ids on which A and B differ significantly; both must read the same inputs."""
     generator = torch.Generator().manual_seed(seed)
     half = any(model.dtype in HALF for model in (A, B))
     needed = SIGNIFICANT_HALF if half else SIGNIFICANT
     for length in LENGTHS:
         inputs, decoder = _draw(A.about, B.about, length, generator)
         try:
-            tried = _try(A, B, inputs, decoder)
+            result = _compare(A, B, inputs, decoder)
         except TransformerNFNError:
-            continue  # longer than the positions go
-        if tried.difference > needed * tried.noise:
-            return tried
+            continue  # more tokens than positions
+        if result.difference > needed * result.noise:
+            return result
     return None
 
 
 def _draw(
     a: Transformer, b: Transformer, length: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
+    """Random inputs, and those of a decoder."""
     if a.inputs == "vectors":
         vectors = torch.randn(1, length, a.width, generator=generator, dtype=torch.float64)
         return vectors, None
@@ -109,21 +107,21 @@ def _draw(
 
 
 def _outputs(
-    about: Transformer, weights: Weights, inputs: Tensor, decoder: Tensor | None
+    config: Transformer, weights: Weights, inputs: Tensor, decoder: Tensor | None
 ) -> Tensor:
-    """Logits, or what stands for them: the pooler's answer, or the final stream itself."""
-    x = hidden_states(about, weights, inputs, decoder=decoder, dtype=torch.float64)
-    if not about.tied and not about.has("head") and not about.headless and about.pooler:
-        return pooled(about, weights, x)
-    return logits(about, weights, x)
+    """Logits; without a head the output of the pooler, or the final stream."""
+    x = hidden_states(config, weights, inputs, decoder=decoder, dtype=torch.float64)
+    if not config.tied and not config.has("head") and not config.headless and config.pooler:
+        return pooled(config, weights, x)
+    return logits(config, weights, x)
 
 
-def _try(A: Model, B: Model, inputs: Tensor, decoder: Tensor | None) -> TokenWitness:
-    first, second, *shaken = (
+def _compare(A: Model, B: Model, inputs: Tensor, decoder: Tensor | None) -> TokenWitness:
+    first, second, *perturbed = (
         _outputs(model.about, weights, inputs, decoder)
-        for model, weights in ((A, A), (B, B), (A, Shaken(A)), (B, Shaken(B)))
+        for model, weights in ((A, A), (B, B), (A, Perturbed(A)), (B, Perturbed(B)))
     )
     size = max(float(first.norm()), float(second.norm()), 1e-300)
-    moves = [float((x - y).norm()) for x, y in zip((first, second), shaken, strict=True)]
-    noise = max([*moves, 64 * torch.finfo(torch.float64).eps * size])
+    changes = [float((x - y).norm()) for x, y in zip((first, second), perturbed, strict=True)]
+    noise = max([*changes, 64 * torch.finfo(torch.float64).eps * size])
     return TokenWitness(inputs, decoder, float((first - second).norm()) / size, noise / size)

@@ -82,6 +82,70 @@ def match_rows(target: Tensor, source: Tensor) -> Matching:
     return Matching(torch.as_tensor(columns, device=target.device), False)
 
 
+def assign(alike: Tensor) -> Tensor:
+    """Column that each row takes, one to one, so that the sum of ``alike [n, n]`` is largest.
+
+    >>> assign(torch.tensor([[1.0, 3.0], [2.0, 3.5]])).tolist()
+    [1, 0]
+    """
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    _, columns = linear_sum_assignment(alike.numpy(), maximize=True)
+    return torch.as_tensor(columns)
+
+
+def assign_in_groups(alike: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """The same where units belong to groups, which stay together.
+
+    Args:
+        alike: ``[h, h]``, of unit i of B and unit j of A.
+        groups: number of groups, of ``h / groups`` consecutive units each.
+
+    Returns:
+        Unit of A that each unit of B is, ``[h]``, and group of A that each group of B is, ``[g]``.
+    """
+    share = len(alike) // groups
+    tiles = alike.unflatten(0, (groups, share)).unflatten(2, (groups, share)).transpose(1, 2)
+    if share == 1:
+        index = assign(tiles[:, :, 0, 0])
+        return index, index
+    total = torch.zeros(groups, groups, dtype=alike.dtype)
+    inner = torch.zeros(groups, groups, share, dtype=torch.long)
+    for i in range(groups):
+        for j in range(groups):
+            inner[i, j] = assign(tiles[i, j])
+            total[i, j] = tiles[i, j].gather(1, inner[i, j].unsqueeze(1)).sum()
+    chosen = assign(total)
+    within = inner[torch.arange(groups), chosen]
+    return (chosen.unsqueeze(-1) * share + within).flatten(), chosen
+
+
+def assign_signed(cross: Tensor, fixed: Tensor, *, one_sign: bool) -> tuple[Tensor, Tensor]:
+    """Signed permutation that maximises the agreement with ``cross = AᵀB``.
+
+    Args:
+        cross: ``[n, n]`` products of what takes signs.
+        fixed: ``[n, n]`` products of what is permuted and takes no sign.
+        one_sign: all coordinates share one sign.
+
+    Returns:
+        Coordinate of A that each of B is, ``[n]``, and its sign, ``[n]``.
+    """
+    at = torch.arange(len(cross))
+    if not one_sign:
+        order = assign((cross.abs() + fixed).mT)
+        return order, torch.where(cross[order, at] < 0, -1.0, 1.0).double()
+    best: tuple[float, Tensor, float] | None = None
+    for sign in (1.0, -1.0):
+        alike = (sign * cross + fixed).mT
+        order = assign(alike)
+        value = float(alike[at, order].sum())
+        if best is None or value > best[0]:
+            best = value, order, sign
+    assert best is not None
+    return best[1], torch.full((len(cross),), best[2], dtype=torch.float64)
+
+
 class Permutation(Action):
     """All permutations; an element holds gathered indices, ``(gx)_i = x_π(i)``, ``[*sites, n]``.
 

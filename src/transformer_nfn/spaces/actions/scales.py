@@ -19,6 +19,12 @@ from transformer_nfn.spaces.actions.base import (
 )
 from transformer_nfn.spaces.actions.linear import column_signs
 from transformer_nfn.spaces.actions.matrix import MatrixAction, geometric, normal
+from transformer_nfn.spaces.actions.solvers import (
+    least_squares_complex,
+    least_squares_scales,
+    rounding_weights,
+    signs,
+)
 
 
 class Diagonal(MatrixAction):
@@ -56,13 +62,9 @@ class Diagonal(MatrixAction):
     def solve(
         self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
     ) -> Solution | None:
-        """By least squares: ``p_V = s p_U``, or else ``d_U = s d_V``; then into the group."""
-        p_U, p_V, d_U, d_V = (*plain, *dual)
-        by_p = (p_U * p_V).sum(-2) / p_U.square().sum(-2)
-        by_d = (d_V * d_U).sum(-2) / d_V.square().sum(-2)
-        s = torch.where(torch.isfinite(by_p) & (by_p != 0), by_p, by_d)
-        s = torch.where(torch.isfinite(s), s, torch.ones_like(s))
-        s = self.nearest(s)
+        """By least squares on both, then into the group."""
+        s = least_squares_scales(plain, dual, rounding_weights(plain, dual))
+        s = self.nearest(torch.where(s == 0, torch.ones_like(s), s))
         if bool((s == 0).any()):
             return None
         return Solution(torch.diag_embed(s), torch.diag_embed(1 / s))
@@ -154,7 +156,7 @@ class Sign(Diagonal):
         return Size(finite=n * LOG10_2)
 
     def nearest(self, scales: Tensor) -> Tensor:
-        return torch.where(scales < 0, -1.0, 1.0).to(scales.dtype)
+        return signs(scales)
 
     def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         """The largest entry of each column positive."""
@@ -273,15 +275,10 @@ class ComplexScale(MatrixAction):
     def solve(
         self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
     ) -> Solution | None:
-        """By least squares: ``q_V = z q_U``, or else ``k_U = z̄ k_V``."""
-        q_U, q_V, k_U, k_V = (self.as_complex(x) for x in (*plain, *dual))
-        by_q = (q_U.conj() * q_V).sum(-2) / q_U.abs().square().sum(-2)
-        by_k = ((k_V.conj() * k_U).sum(-2) / k_V.abs().square().sum(-2)).conj()
-        z = torch.where(torch.isfinite(by_q.abs()) & (by_q != 0), by_q, by_k)
-        dead = ~torch.isfinite(z.abs())
-        z = torch.where(dead, torch.ones_like(z), z)
-        if bool((z == 0).any()):
-            return None
+        """By least squares on both; pairs that nothing determines stay as they are."""
+        P, D = ((self.as_complex(x), self.as_complex(y)) for x, y in (plain, dual))
+        z = least_squares_complex(P, D, rounding_weights(P, D))
+        z = torch.where(z == 0, torch.ones_like(z), z)
         return Solution(self.matrix(z), self.matrix(1 / z))
 
     def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:

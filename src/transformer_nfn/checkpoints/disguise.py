@@ -1,0 +1,216 @@
+"""Disguise a checkpoint: a random element of every symmetry acts at every site.
+
+What several blocks share (the basis of the stream, the order of heads with a common position
+bias) is drawn first. Then each block is read, moved and released, so that a large network costs
+the memory of one block and of its embeddings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.families import Model, write_model
+from transformer_nfn.checkpoints.symmetries.base import (
+    Part,
+    Site,
+    Symmetry,
+    Weights,
+    block_parts,
+    ends_part,
+)
+from transformer_nfn.checkpoints.symmetries.registry import SYMMETRIES
+from transformer_nfn.checkpoints.symmetries.stream import StreamBasis, allowed
+from transformer_nfn.errors import GroupError
+from transformer_nfn.functional.description import StreamGroup, Transformer
+from transformer_nfn.functional.transformer import Weights as Source
+from transformer_nfn.functional.transformer import fetch
+from transformer_nfn.spaces.actions import Drawing
+from transformer_nfn.spaces.group import WORST_CONDITION
+
+CHUNK = 16384
+"""Entries of a vocabulary that are moved at a time."""
+LONG = ("token", "head", "head_bias")
+"""Tensors with an axis for the vocabulary."""
+
+Local = list[tuple[Symmetry[Any], Site]]
+
+
+def untied(about: Transformer) -> Transformer:
+    """The same network with an output matrix of its own, which takes up the head's scale."""
+    if not about.tied:
+        return about
+    assert about.vocab is not None
+    tensors = {**about.tensors, "head": (about.width, about.vocab)}
+    return replace(about, tied=False, head_scale=1.0, tensors=tensors)
+
+
+class Disguise:
+    """One random disguise of a network: iterate it once for its tensors, by canonical name.
+
+    Attributes:
+        about: the network as it will be: untied, unless ties are to be kept.
+        action: the group that acts on its stream.
+        acted: number of sites at which each symmetry acted, complete after the iteration.
+    """
+
+    def __init__(
+        self,
+        about: Transformer,
+        weights: Source,
+        generator: torch.Generator | None = None,
+        *,
+        condition: float = 10.0,
+        keep_tie: bool = False,
+    ) -> None:
+        self.about = about if keep_tie else untied(about)
+        self.action: StreamGroup = "none"
+        self.acted: Counter[str] = Counter()
+        self._before, self._weights = about, weights
+        self._how = Drawing(generator, condition=condition)
+        self._dtype = _working_dtype(about, weights)
+        self._ends, self._blocks = ends_part(self.about), list(block_parts(self.about))
+        self._local, shared = self._sites()
+        self._full = self._read_ends()
+        self._small = {n: w.to(self._dtype) for n, w in self._full.items() if n not in LONG}
+        self._shared: list[tuple[Symmetry[Any], Site, Any]] = []
+        state = dict(self._small)
+        for symmetry, site in shared:
+            g = symmetry.draw(site, site.pick(state), self._how)
+            state |= site.put(symmetry.act(site, site.pick(state), g))
+            self._shared.append((symmetry, site, g))
+            self.acted[symmetry.label(site)] += 1
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._moved_ends()
+        for part in self._blocks:
+            owned = list(part.names.values())
+            weights = fetch(self._weights, [*owned, *part.context], self._dtype)
+            self._act_shared(weights)
+            for symmetry, site in self._local[part.name]:
+                g = symmetry.draw(site, site.pick(weights), self._how)
+                self._act(symmetry, site, weights, g)
+            for name in owned:
+                yield name, weights.pop(name)
+
+    def _sites(self) -> tuple[dict[str, Local], Local]:
+        """Sites within one part, by its name, and those that span several."""
+        parts: list[Part] = [self._ends, *self._blocks]
+        owner = {name: part.name for part in parts for name in part.names.values()}
+        local: dict[str, Local] = {part.name: [] for part in parts}
+        shared: Local = []
+        for symmetry in SYMMETRIES:
+            for site in symmetry.sites(self.about):
+                if isinstance(symmetry, StreamBasis):
+                    site = allowed(site, self._weights)
+                    self.action = site.detail.group
+                owners = {owner[name] for name in site.names.values() if name in owner}
+                place = local[owners.pop()] if len(owners) == 1 else shared
+                place.append((symmetry, site))
+        return local, shared
+
+    def _act_shared(self, weights: Weights) -> None:
+        for symmetry, site, g in self._shared:
+            weights |= site.put(symmetry.act(site, site.pick(weights), g))
+
+    def _act(
+        self, symmetry: Symmetry[Any], site: Site, weights: Weights, g: Any, *, count: bool = True
+    ) -> None:
+        changed = symmetry.act(site, site.pick(weights), g)
+        weights |= site.put(changed)
+        self.acted[symmetry.label(site)] += count and bool(changed)
+
+    def _read_ends(self) -> Weights:
+        stored = [name for name in self._ends.names.values() if name in self._before.tensors]
+        full = fetch(self._weights, stored)
+        if self._before.tied and "token" in full:
+            full["head"] = full["token"].mT  # also where it stays tied: its norm's bias moves
+        return full
+
+    def _moved_ends(self) -> Iterator[tuple[str, Tensor]]:
+        """Tensors outside the blocks; of the vocabulary some entries at a time."""
+        long = {k: torch.empty_like(w) for k, w in self._full.items() if k in LONG}
+        entries = max([1, *(w.shape[1 if k == "head" else 0] for k, w in long.items())])
+        elements: list[Any] = []
+        for start in range(0, entries, CHUNK):
+            cut = slice(start, start + CHUNK)
+            weights = {**self._small, **self._cut(cut)}
+            self._act_shared(weights)
+            for i, (symmetry, site) in enumerate(self._local["ends"]):
+                if start == 0:
+                    known = site.pick({**weights, **{k: self._full[k] for k in long}})
+                    elements.append(symmetry.draw(site, known, self._how))
+                g = symmetry.for_entries(elements[i], cut)
+                self._act(symmetry, site, weights, g, count=start == 0)
+            for k, w in long.items():
+                _entries(k, w, cut).copy_(weights.pop(k))
+            if start == 0:
+                yield from weights.items()
+        if self.about.tied:
+            long.pop("head", None)
+        yield from long.items()
+
+    def _cut(self, cut: slice) -> Weights:
+        """Some entries of the vocabulary, in the working dtype."""
+        out = {
+            k: _entries(k, w, cut).to(self._dtype) for k, w in self._full.items() if k in LONG
+        }
+        if self._before.tied and not self.about.tied:
+            out["head"] = out["head"] * self._before.head_scale
+        return out
+
+
+def disguise(
+    model: Model,
+    out: str | Path,
+    generator: torch.Generator | None = None,
+    *,
+    condition: float = 10.0,
+    keep_tie: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Disguise:
+    """Write a model with other weights and the same function, in the layout of its source.
+
+    Args:
+        model: the source, open.
+        out: a new or empty folder if the source is one, else a file.
+        generator: where the randomness comes from.
+        condition: of every matrix that re-bases a head, and the spread of scales.
+        keep_tie: leave out what would part the output matrix from the token embedding; else a
+            tied model is written untied, and its config says so.
+        progress: called with the number of weights after each tensor.
+
+    Returns:
+        What acted.
+    """
+    if not condition >= 1:
+        raise GroupError(f"condition must be at least 1, found {condition}")
+    if condition > WORST_CONDITION:
+        raise GroupError(f"condition must be at most {WORST_CONDITION:g}, found {condition:g}")
+    drawn = Disguise(model.about, model, generator, condition=condition, keep_tie=keep_tie)
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for name, w in drawn:
+            yield name, w
+            if progress is not None:
+                progress(w.numel())
+
+    write_model(model, tensors(), out, untied=not keep_tie)
+    return drawn
+
+
+def _entries(name: str, w: Tensor, cut: slice) -> Tensor:
+    return w[:, cut] if name == "head" else w[cut]
+
+
+def _working_dtype(about: Transformer, weights: Source) -> torch.dtype:
+    """float64 for full precision; half-precision weights lose nothing in float32."""
+    name = f"{about.stacks[0].prefix}0.W_B"
+    stored = fetch(weights, [name])[name].dtype
+    return torch.float64 if stored in (torch.float32, torch.float64) else torch.float32

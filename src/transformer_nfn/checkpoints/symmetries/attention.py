@@ -1,0 +1,683 @@
+"""Symmetries of an attention: order and bases of its heads, and what softmax does not see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.symmetries.base import (
+    Noise,
+    Site,
+    Symmetry,
+    Tensors,
+    Weights,
+    all_there,
+    block_parts,
+    chosen,
+    noise,
+    random_scales,
+    random_signs,
+)
+from transformer_nfn.functional.description import Attention, Transformer, axes_of
+from transformer_nfn.spaces.actions import ComplexScale, Drawing, Linear, Permutation, Scale, Size
+from transformer_nfn.spaces.actions.base import LOG10_2
+from transformer_nfn.spaces.actions.linear import column_signs
+from transformer_nfn.spaces.actions.matrix import orthogonal
+from transformer_nfn.spaces.actions.permutation import assign_in_groups
+from transformer_nfn.spaces.actions.solvers import (
+    Pair,
+    least_squares_complex,
+    least_squares_matrix,
+    nearest_complex,
+    nearest_matrix,
+    nearest_quarter_turns,
+    nearest_scales,
+    signs,
+)
+
+CROSS = "cross."
+HALVES = ComplexScale("halves")
+TENSORS = (
+    "W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O", "b_O", "q_norm.g", "k_norm.g", "bias_table",
+)  # fmt: skip
+
+
+def attention_sites(model: Transformer) -> Iterator[Site]:
+    """Every attention of a network, those to an encoder too; its description is the detail."""
+    for part in block_parts(model):
+        assert part.block is not None
+        yield Site(model, chosen(part.names, TENSORS), part.block.attention)
+        if part.block.cross is not None:
+            names = {n.removeprefix(CROSS): c for n, c in part.names.items() if CROSS in n}
+            yield Site(model, chosen(names, TENSORS), part.block.cross)
+
+
+class HeadOrder(NamedTuple):
+    """Which old head each new one is, ``[h]``, and likewise for groups of keys, ``[g]``."""
+
+    queries: Tensor
+    groups: Tensor
+
+
+class HeadPermutation(Symmetry[HeadOrder]):
+    """Groups in another order, and the queries within each group.
+
+    Blocks that share a position bias have one order, and are one site.
+    """
+
+    name = "heads permuted"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Every attention, or every stack whose blocks share a position bias."""
+        for stack in model.stacks:
+            if stack.blocks and stack.blocks[0].attention.position_bias:
+                names = {
+                    name: name
+                    for part in block_parts(model)
+                    if part.stack is stack
+                    for short, name in part.names.items()
+                    if short in TENSORS
+                }
+                yield Site(model, names, stack.blocks[0].attention)
+        for site in attention_sites(model):
+            if not site.detail.position_bias:
+                yield site
+
+    def label(self, site: Site) -> str:
+        """Tells apart orders that blocks share."""
+        return f"{self.name}, all blocks alike" if site.detail.position_bias else self.name
+
+    def size(self, site: Site) -> Size:
+        """Orders of groups times orders within each."""
+        about: Attention = site.detail
+        groups, share = about.groups, about.heads // about.groups
+        return Permutation().size(groups) + groups * Permutation().size(share)
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> HeadOrder:
+        """A random order."""
+        groups, share = site.detail.groups, site.detail.heads // site.detail.groups
+        order = torch.randperm(groups, generator=how.generator)
+        within = torch.stack(
+            [torch.randperm(share, generator=how.generator) for _ in range(groups)]
+        )
+        return HeadOrder((order.unsqueeze(-1) * share + within).flatten(), order)
+
+    def act(self, site: Site, weights: Tensors, g: HeadOrder) -> Weights:
+        """Reorders every axis of heads and of groups."""
+        out = {}
+        for name, w in weights.items():
+            for dim, axis in enumerate(axes_of(site.names[name])):
+                if axis in ("head", "group"):
+                    order = g.queries if axis == "head" else g.groups
+                    out[name] = w.index_select(dim, order)
+        return out
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> HeadOrder:
+        """Assignment by the similarity of the heads, groups staying together."""
+        config: Attention = site.detail
+        total = torch.zeros(config.heads, config.heads, dtype=torch.float64)
+        prefixes = {name.removesuffix("W_Q") for name in a if name.endswith("W_Q")}
+        for prefix in prefixes:  # blocks that share a position bias share the order
+            pair = [
+                {n.removeprefix(prefix): x for n, x in w.items() if n.startswith(prefix)}
+                for w in (a, b)
+            ]
+            total += head_similarity(config, pair[0], pair[1])
+        return HeadOrder(*assign_in_groups(total, config.groups))
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Groups, and heads within each, by the size of `Q Kᵀ` and `V O`."""
+        config: Attention = site.detail
+        sizes = torch.zeros(config.heads, dtype=torch.float64)
+        for prefix in [name.removesuffix("W_Q") for name in weights if name.endswith("W_Q")]:
+            W = {part: weights[f"{prefix}W_{part}"] for part in "QKVO"}
+            for left, right in ((W["Q"], W["K"]), (W["O"].mT, W["V"])):
+                sizes += _product_inner(left, left, right, right).diagonal()
+        grouped = sizes.unflatten(0, (config.groups, -1))
+        groups = grouped.sum(1).argsort(descending=True)
+        within = grouped[groups].argsort(1, descending=True)
+        queries = groups.unsqueeze(1) * grouped.shape[1] + within
+        return self.act(site, weights, HeadOrder(queries.flatten(), groups))
+
+
+class QueryKeyBasis(Symmetry[Tensor]):
+    """``Q → Q G`` and ``K → K G⁻ᵀ`` in every group, ``G [g, d_k, d_k]``.
+
+    On coordinates that rotary positions turn, G is a complex scale for each pair; else any
+    invertible matrix. A norm on queries and keys leaves neither.
+    """
+
+    name = "queries and keys re-based"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Attentions without a norm on queries and keys."""
+        return (site for site in attention_sites(model) if not site.detail.qk_norm)
+
+    def size(self, site: Site) -> Size:
+        """Two numbers for each pair, and GL of the rest."""
+        plain = site.detail.d_k - site.detail.rotary
+        return Size(site.detail.groups * (site.detail.rotary + plain**2))
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """Matrices of condition ``how.condition``."""
+        about: Attention = site.detail
+        turned, plain = about.rotary, about.d_k - about.rotary
+        G = torch.zeros(about.groups, about.d_k, about.d_k, dtype=torch.float64)
+        if turned:
+            scales = _spread((about.groups, turned // 2), how)
+            turns = torch.rand(scales.shape, generator=how.generator, dtype=torch.float64)
+            pairs = torch.polar(scales, 2 * torch.pi * turns)
+            G[:, :turned, :turned] = HALVES.matrix(pairs)
+        if plain:
+            G[:, turned:, turned:] = _random_bases(about.groups, plain, how)
+        return G
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Multiplies queries and keys with their biases."""
+        return rebase_queries(weights, g)
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """Complex scales of rotary pairs, and matrices on the rest.
+
+        ``noise`` has ``W_Q`` and ``W_K``, ``[g]``: infinite for a tensor that is not to be used.
+        """
+        config: Attention = site.detail
+        g, rotary = config.groups, config.rotary
+        Q, K = query_key_rows(config, a, b)
+        G = torch.zeros(g, config.d_k, config.d_k, dtype=torch.float64)
+        if rotary:
+            cut = slice(0, rotary)
+            plain, dual = (_complex(x[..., cut], y[..., cut]) for x, y in (Q, K))
+            if noise is None:
+                z = nearest_complex(plain, dual)
+            else:
+                w_1, w_2 = _weights(noise, "W_Q", "W_K")
+                z = least_squares_complex(plain, dual, (w_1.unsqueeze(-1), w_2.unsqueeze(-1)))
+            G[:, cut, cut] = HALVES.matrix(z)
+        if rotary < config.d_k:
+            cut = slice(rotary, config.d_k)
+            plain, dual = ((x[..., cut], y[..., cut]) for x, y in (Q, K))
+            if noise is None:
+                G[:, cut, cut] = nearest_matrix(plain, dual)
+            else:
+                weights = _weights(noise, "W_Q", "W_K")
+                G[:, cut, cut] = least_squares_matrix(plain, dual, weights)
+        return G
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Queries and keys balanced: equal Gram matrices, singular values in order."""
+        config: Attention = site.detail
+        (Q, _), (K, _) = query_key_rows(config, weights, weights)
+        cut = config.rotary
+        halves = HALVES.balance(Q[..., :cut], K[..., :cut])
+        rest = Linear().balance(Q[..., cut:], K[..., cut:])
+        out: Weights = {}
+        for part, rows in zip("QK", zip(halves, rest, strict=True), strict=True):
+            out |= _split_bias(weights, part, torch.cat(rows, -1))
+        return out
+
+
+class ValueOutputBasis(Symmetry[Tensor]):
+    """``V → V G`` and ``O → G⁻¹ O`` in every group, ``G [g, d_v, d_v]`` invertible."""
+
+    name = "values and outputs re-based"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Every attention."""
+        return attention_sites(model)
+
+    def size(self, site: Site) -> Size:
+        """GL(d_v) in each group."""
+        return Size(site.detail.groups * site.detail.d_v**2)
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """Matrices of condition ``how.condition``."""
+        return _random_bases(site.detail.groups, site.detail.d_v, how)
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Multiplies values with their bias, and outputs."""
+        W_O = weights["W_O"]
+        inverse = torch.linalg.inv(g.double()).repeat_interleave(len(W_O) // len(g), dim=0)
+        return _rebased(weights, g, "V") | {"W_O": inverse.to(W_O) @ W_O}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """Matrices by group.
+
+        ``noise`` has ``W_V`` and ``W_O``, ``[g]``: infinite for a tensor that is not to be used.
+        """
+        groups = site.detail.groups
+        plain = (_grouped(_with_bias(a, "V"), groups), _grouped(_with_bias(b, "V"), groups))
+        dual = (_grouped(a["W_O"].mT, groups), _grouped(b["W_O"].mT, groups))
+        if noise is None:
+            return nearest_matrix(plain, dual)
+        return least_squares_matrix(plain, dual, _weights(noise, "W_V", "W_O"))
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Values and outputs balanced: equal Gram matrices, singular values in order."""
+        groups = site.detail.groups
+        W_O = weights["W_O"]
+        values, outputs = Linear().balance(
+            _grouped(_with_bias(weights, "V"), groups), _grouped(W_O.mT, groups)
+        )
+        return _split_bias(weights, "V", values) | {"W_O": outputs.reshape(W_O.mT.shape).mT}
+
+
+class QueryKeySigns(Symmetry[Tensor]):
+    """Signs of pairs of query and key coordinates ``[g, d_k]``, which a norm does not see."""
+
+    name = "signs of query/key pairs"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Attentions with a norm on queries and keys."""
+        return _normed_sites(model)
+
+    def size(self, site: Site) -> Size:
+        """A sign for each pair and group."""
+        return Size(0, site.detail.groups * _pairs(site.detail) * LOG10_2)
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """Random signs."""
+        about: Attention = site.detail
+        signs = random_signs((about.groups, about.rotary // 2), how)
+        rest = random_signs((about.groups, about.d_k - about.rotary), how)
+        return torch.cat([signs, signs, rest], dim=-1)
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Multiplies queries and keys."""
+        return rebase_queries(weights, torch.diag_embed(g))
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """Signs of the products of queries and of keys, equal within a pair."""
+        half = site.detail.rotary // 2
+        inner = torch.stack([(x * y).sum(-2) for x, y in query_key_rows(site.detail, a, b)]).sum(0)
+        pairs = inner[..., :half] + inner[..., half : 2 * half]
+        return signs(torch.cat([pairs, pairs, inner[..., 2 * half :]], -1))
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """The largest weight of the queries of each pair positive."""
+        half = site.detail.rotary // 2
+        (Q, _), _ = query_key_rows(site.detail, weights, weights)
+        pairs = torch.cat([Q[..., :half], Q[..., half : 2 * half]], -2)
+        chosen = [column_signs(x).squeeze(-2) for x in (pairs, Q[..., 2 * half :])]
+        return self.act(site, weights, torch.cat([chosen[0], *chosen], -1))
+
+
+class QueryKeyGains(Symmetry[Tensor]):
+    """The gain of the norm on queries times ``s [d_k]``, that on keys divided by it."""
+
+    name = "gains of query and key norm"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Attentions with a norm on queries and keys."""
+        return _normed_sites(model)
+
+    def size(self, site: Site) -> Size:
+        """A nonzero scale for each pair."""
+        return Size(_pairs(site.detail), _pairs(site.detail) * LOG10_2)
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """Scales over a factor of ``how.condition``, equal within a pair."""
+        scales = random_scales(site.detail.rotary // 2, how)
+        rest = random_scales(site.detail.d_k - site.detail.rotary, how)
+        return torch.cat([scales, scales, rest])
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Scales both gains."""
+        g = g.to(weights["q_norm.g"])
+        return {"q_norm.g": weights["q_norm.g"] * g, "k_norm.g": weights["k_norm.g"] / g}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """Nearest scales, equal within a pair."""
+        rotary = site.detail.rotary
+        pairs: list[Pair] = []
+        rest: list[Pair] = []
+        for name in ("q_norm.g", "k_norm.g"):
+            x, y = a[name].double(), b[name].double()
+            pairs.append((x[:rotary].unflatten(0, (2, -1)), y[:rotary].unflatten(0, (2, -1))))
+            rest.append((x[None, rotary:], y[None, rotary:]))
+        s = nearest_scales(pairs[0], pairs[1], positive=False)
+        return torch.cat([s, s, nearest_scales(rest[0], rest[1], positive=False)])
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Gains of queries and keys of one size in each pair, the largest of queries positive."""
+        half = site.detail.rotary // 2
+        q, k = (weights[name].double() for name in ("q_norm.g", "k_norm.g"))
+        pairs = Scale().balance(*(x[: 2 * half].unflatten(0, (2, half)) for x in (q, k)))
+        rest = Scale().balance(*(x[None, 2 * half :] for x in (q, k)))
+        gains = [torch.cat([x.flatten(), y[0]]) for x, y in zip(pairs, rest, strict=True)]
+        return {"q_norm.g": gains[0].to(q), "k_norm.g": gains[1].to(k)}
+
+
+class QuarterTurns(Symmetry[Tensor]):
+    """Pairs ``(a, b)`` of queries and keys become ``(−b, a)``, and their gains change places.
+
+    An element says which pairs turn, ``[rotary / 2]``, the same in all heads.
+    """
+
+    name = "quarter turns of query/key pairs"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Attentions with a norm on queries and keys."""
+        return _normed_sites(model)
+
+    def size(self, site: Site) -> Size:
+        """To turn or not, for each pair."""
+        return Size(0, site.detail.rotary // 2 * LOG10_2)
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """A random choice."""
+        return random_signs((site.detail.rotary // 2,), how) < 0
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Turns queries, keys and gains."""
+        half, d_k = len(g), weights["q_norm.g"].shape[-1]
+        order, signs = torch.arange(d_k), torch.ones(d_k, dtype=torch.float64)
+        first = g.nonzero().squeeze(-1)
+        order[first], order[first + half] = first + half, first.clone()
+        signs[first] = -1
+        G = torch.eye(d_k, dtype=torch.float64)[:, order] * signs
+        turned = rebase_queries(weights, G.expand(len(weights["W_K"]), d_k, d_k))
+        return turned | {name: weights[name][order] for name in ("q_norm.g", "k_norm.g")}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """Pairs whose products have a larger imaginary part, over all heads."""
+        rotary = site.detail.rotary
+        Q, K = (
+            _complex(x[..., :rotary], y[..., :rotary]) for x, y in query_key_rows(site.detail, a, b)
+        )
+        return nearest_quarter_turns(Q, K, torch.zeros(rotary // 2, dtype=torch.bool))[1]
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """The larger gain of a pair first; then signs as in `QueryKeySigns`, alike in all heads."""
+        half = site.detail.rotary // 2
+        gain = (weights["q_norm.g"] * weights["k_norm.g"]).abs()
+        turned = dict(weights) | self.act(site, weights, gain[:half] < gain[half : 2 * half])
+        Q = turned["W_Q"].flatten(0, 1)
+        sign = column_signs(torch.cat([Q[:, :half], Q[:, half : 2 * half]]))[0]
+        signs_ = torch.cat([sign, sign, torch.ones_like(Q[0, 2 * half :])])
+        groups = len(turned["W_K"])
+        return turned | QueryKeySigns().act(site, turned, signs_.expand(groups, -1))
+
+
+class QueryKeyNormSigns(Symmetry[Tensor]):
+    """Signs of single coordinates of all queries, or all keys, against those of the norm's gain.
+
+    An element is ``[2, d_k]``, for queries and for keys.
+    """
+
+    name = "signs against gains of query and key norm"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Attentions with a norm on queries and keys."""
+        return _normed_sites(model)
+
+    def size(self, site: Site) -> Size:
+        """Two signs for each coordinate."""
+        return Size(0, 2 * site.detail.d_k * LOG10_2)
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """Random signs."""
+        return random_signs((2, site.detail.d_k), how)
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Multiplies queries, keys and gains."""
+        tensors = (("W_Q", "b_Q", "q_norm.g"), ("W_K", "b_K", "k_norm.g"))
+        return {
+            name: weights[name] * signs.to(weights[name])
+            for names, signs in zip(tensors, g, strict=True)
+            for name in names
+            if name in weights
+        }
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """Signs of the gains of ``b`` against those of ``a``."""
+        return torch.stack([signs(a[n].double() * b[n]) for n in ("q_norm.g", "k_norm.g")])
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Positive gains."""
+        gains = [signs(weights[n].double()) for n in ("q_norm.g", "k_norm.g")]
+        return self.act(site, weights, torch.stack(gains))
+
+
+class KeyBias(Symmetry[Tensor]):
+    """``b_K → b_K + s``, ``[g, d_k]``: it adds one number to all scores of a query."""
+
+    name = "key bias shifted"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Where no rotary position, norm or cap comes between some coordinate and the score."""
+        for site in attention_sites(model):
+            about: Attention = site.detail
+            seen = about.qk_norm or about.softcap is not None or about.rotary == about.d_k
+            if "b_K" in site.names and not seen:
+                yield site
+
+    def size(self, site: Site) -> Size:
+        """Every coordinate that is not turned."""
+        return Size(site.detail.groups * (site.detail.d_k - site.detail.rotary))
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """A random shift."""
+        about: Attention = site.detail
+        shift = torch.zeros(about.groups, about.d_k, dtype=torch.float64)
+        free = (about.groups, about.d_k - about.rotary)
+        shift[:, about.rotary :] = noise(free, weights["W_K"], how)
+        return shift
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Adds the shift."""
+        return {"b_K": weights["b_K"] + g.to(weights["b_K"])}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """The difference of the biases on coordinates that are not rotated."""
+        shift = b["b_K"] - a["b_K"]
+        shift[..., : site.detail.rotary] = 0
+        return shift
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Zero on coordinates that are not rotated."""
+        bias = weights["b_K"].clone()
+        bias[..., site.detail.rotary :] = 0
+        return {"b_K": bias}
+
+
+class ValueBias(Symmetry[Tensor]):
+    """``b_V → b_V + s``, ``[g, d_v]``, taken back in ``b_O``: attention's rows sum to one."""
+
+    name = "value bias into output bias"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Attentions with both biases."""
+        return (site for site in attention_sites(model) if all_there(site.names, "b_V", "b_O"))
+
+    def size(self, site: Site) -> Size:
+        """Every coordinate of a value."""
+        return Size(site.detail.groups * site.detail.d_v)
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """A random shift."""
+        return noise(tuple(weights["b_V"].shape), weights["W_V"], how)
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Adds the shift, and takes it from ``b_O`` as the heads write it."""
+        W_O, g = weights["W_O"], g.to(weights["b_V"])
+        per_head = g.repeat_interleave(len(W_O) // len(g), dim=0)
+        written = torch.einsum("hv,hvd->d", per_head, W_O)
+        return {"b_V": weights["b_V"] + g, "b_O": weights["b_O"] - written}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """The difference of the biases."""
+        return b["b_V"] - a["b_V"]
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """No value bias."""
+        return self.act(site, weights, -weights["b_V"])
+
+
+class PositionBias(Symmetry[Tensor]):
+    """A constant per head on a table of position biases ``[h]``: all its scores move alike."""
+
+    name = "position bias shifted"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Attentions that hold a table."""
+        return (site for site in attention_sites(model) if "bias_table" in site.names)
+
+    def size(self, site: Site) -> Size:
+        """A number for each head."""
+        return Size(site.detail.heads)
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """A random shift."""
+        return noise((site.detail.heads,), weights["bias_table"], how)
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Adds the shift."""
+        return {"bias_table": weights["bias_table"] + g.to(weights["bias_table"])}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """The mean difference of each head."""
+        return (b["bias_table"] - a["bias_table"]).mean(0)
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Zero mean of each head."""
+        return self.act(site, weights, -weights["bias_table"].mean(0))
+
+
+def head_similarity(
+    config: Attention,
+    a: Tensors,
+    b: Tensors,
+    *,
+    outputs_known: bool = True,
+) -> Tensor:
+    """Similarity of head i of ``b`` and head j of ``a``, ``[h, h]``.
+
+    The sum of the cosines of `Q Kᵀ`, of `V O` and of the position biases, which no change of
+    basis alters and which are computed from d × d products.
+
+    Args:
+        config: of both attentions.
+        a: tensors of one attention. b: of the other, in the same basis of the stream.
+        outputs_known: False where the outputs are not yet in one basis.
+    """
+    queries = [_with_bias(w, "Q") for w in (a, b)]
+    if config.qk_norm:
+        gains = [w["q_norm.g"] * w["k_norm.g"] for w in (a, b)]
+        queries = [q * gain.to(q) for q, gain in zip(queries, gains, strict=True)]
+    total = _product_cosines(queries, [w["W_K"] for w in (a, b)])
+    if outputs_known:
+        total = total + _product_cosines([w["W_O"].mT for w in (a, b)], [w["W_V"] for w in (a, b)])
+    if "bias_table" in a and "bias_table" in b:
+        x, y = ((w["bias_table"] - w["bias_table"].mean(0)).double().mT for w in (a, b))
+        x, y = (z / z.norm(dim=-1, keepdim=True).clamp_min(1e-300) for z in (x, y))
+        total = total + y @ x.mT
+    return total
+
+
+def _product_cosines(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """Cosines of ``L Rᵀ`` of b's heads and of a's, ``[h, h]``."""
+    inner = _product_inner(left[1], left[0], right[1], right[0])
+    sizes = [_product_inner(x, x, y, y).diagonal() for x, y in zip(left, right, strict=True)]
+    sizes = [x.clamp_min(1e-300).sqrt() for x in sizes]
+    return inner / sizes[1].unsqueeze(-1) / sizes[0]
+
+
+def _product_inner(L_1: Tensor, L_2: Tensor, R_1: Tensor, R_2: Tensor) -> Tensor:
+    """``⟨L_1 R_1ᵀ, L_2 R_2ᵀ⟩`` of all pairs of heads, ``[h, h]``."""
+    h = len(L_1)
+
+    def cross(x: Tensor, y: Tensor) -> Tensor:
+        n, _, d = x.shape
+        flat = [z.transpose(0, 1).flatten(1) for z in (x, y)]
+        out = (flat[0].mT @ flat[1]).reshape(n, d, n, d).permute(0, 2, 1, 3)
+        if n < h:
+            out = out.repeat_interleave(h // n, 0).repeat_interleave(h // n, 1)
+        return out.double()
+
+    return (cross(L_1, L_2) * cross(R_1, R_2)).sum((-2, -1))
+
+
+def _grouped(x: Tensor, groups: int) -> Tensor:
+    """``[h, rows, d] → [g, share · rows, d]``."""
+    return x.reshape(groups, -1, x.shape[-1])
+
+
+def _with_bias(weights: Tensors, part: str) -> Tensor:
+    """A matrix with its bias as one more row."""
+    W, b = weights[f"W_{part}"], weights.get(f"b_{part}")
+    return W if b is None else torch.cat([W, b.unsqueeze(-2)], -2)
+
+
+def _split_bias(weights: Tensors, part: str, rows: Tensor) -> Weights:
+    """Undoes `_with_bias` and `_grouped`."""
+    W, b = weights[f"W_{part}"], weights.get(f"b_{part}")
+    rows = rows.reshape(len(W), -1, W.shape[-1]).to(W)
+    if b is None:
+        return {f"W_{part}": rows}
+    return {f"W_{part}": rows[:, :-1], f"b_{part}": rows[:, -1]}
+
+
+def query_key_rows(config: Attention, a: Tensors, b: Tensors) -> list[Pair]:
+    """Queries and keys with their biases, of both networks, ``[g, rows, d_k]``."""
+    x, y = (
+        [_grouped(_with_bias(w, part).double(), config.groups) for part in "QK"] for w in (a, b)
+    )
+    return list(zip(x, y, strict=True))
+
+
+def _complex(x: Tensor, y: Tensor) -> Pair:
+    return HALVES.as_complex(x), HALVES.as_complex(y)
+
+
+def _weights(noise: Tensors, plain: str, dual: str) -> Pair:
+    """Inverse of the expected error."""
+    return 1 / noise[plain].clamp_min(1e-300), 1 / noise[dual].clamp_min(1e-300)
+
+
+def _normed_sites(model: Transformer) -> Iterator[Site]:
+    return (site for site in attention_sites(model) if site.detail.qk_norm)
+
+
+def _pairs(about: Attention) -> int:
+    """Pairs that rotary positions turn, and coordinates that they do not."""
+    return about.rotary // 2 + about.d_k - about.rotary
+
+
+def rebase_queries(weights: Tensors, G: Tensor) -> Weights:
+    """``Q → Q G`` and ``K → K G⁻ᵀ`` in every group, with their biases."""
+    inverse = torch.linalg.inv(G.double()).mT
+    return _rebased(weights, G, "Q") | _rebased(weights, inverse, "K")
+
+
+def _rebased(weights: Tensors, G: Tensor, tensor: str) -> Weights:
+    """``W G`` and ``b G`` head by head; heads of one group share its G."""
+    W, b = weights[f"W_{tensor}"], weights.get(f"b_{tensor}")
+    G = G.repeat_interleave(len(W) // len(G), dim=0).to(W)
+    out = {f"W_{tensor}": W @ G}
+    if b is not None:
+        out[f"b_{tensor}"] = (b.unsqueeze(-2) @ G).squeeze(-2)
+    return out
+
+
+def _random_bases(count: int, size: int, how: Drawing) -> Tensor:
+    """``X diag(s) Y`` with random orthogonal X and Y, of condition ``how.condition``."""
+    left, right = orthogonal(count, size, how), orthogonal(count, size, how)
+    return left * _spread((count, size), how).unsqueeze(-2) @ right
+
+
+def _spread(shape: tuple[int, int], how: Drawing) -> Tensor:
+    """Positive numbers with largest over smallest ``how.condition`` exactly, in random order.
+
+    Most are near one: what a re-basing costs in precision is the root mean square of its
+    singular values times that of their inverses, 1.4 at condition 10 (evenly spaced: 2.1).
+    """
+    count, size = shape
+    steps = torch.linspace(-1, 1, size, dtype=torch.float64) if size > 1 else torch.zeros(1)
+    values = torch.exp(0.5 * math.log(how.condition or 1.0) * steps**3)
+    order = torch.rand((count, size), generator=how.generator).argsort(-1)
+    return values[order].double()

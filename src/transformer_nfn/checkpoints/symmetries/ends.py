@@ -1,0 +1,94 @@
+"""Symmetries of embeddings that are added up: vectors moved from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from transformer_nfn.checkpoints.symmetries.base import (
+    Noise,
+    Site,
+    Symmetry,
+    Tensors,
+    Weights,
+    chosen,
+    ends_part,
+    noise,
+)
+from transformer_nfn.functional.description import Transformer
+from transformer_nfn.spaces.actions import Drawing, Size
+
+
+class EmbeddingShift(Symmetry[Weights]):
+    """A vector from all rows of an embedding to the rows of ``position`` it is added to.
+
+    An element has a vector ``[D]`` for each of ``token`` and ``type``; for images one for
+    ``cls`` (and the distillation token, ``dist``) and one for ``patch_bias``.
+    """
+
+    name = "vectors between embeddings"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Networks with learned positions beside something that is always added to them."""
+        names = ends_part(model).names
+        images = model.inputs == "patches"
+        others = ("cls", "dist", "patch_bias") if images else ("token", "type")
+        found = chosen(names, [n for n in others if not (n == "token" and model.tied)])
+        if "position" in names and found:
+            yield Site(model, {"position": names["position"], **found}, images)
+
+    def _sources(self, site: Site) -> tuple[str, ...]:
+        return tuple(n for n in ("token", "type", "cls", "patch_bias") if n in site.names)
+
+    def size(self, site: Site) -> Size:
+        """One vector for each source."""
+        return Size(site.model.width * len(self._sources(site)))
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Weights:
+        """Vectors of the size of ``position``."""
+        vectors = noise((2, site.model.width), weights["position"], how)
+        sources = self._sources(site)
+        if site.detail:  # the first tokens, then patches, whichever there are
+            return {n: vectors[int(n == "patch_bias")] for n in sources}
+        return dict(zip(sources, vectors, strict=False))
+
+    def act(self, site: Site, weights: Tensors, g: Weights) -> Weights:
+        """Takes each vector from its source and adds it to ``position``."""
+        position = weights["position"].clone()
+        out: Weights = {}
+        first = [n for n in ("cls", "dist") if n in weights]
+        for name, vector in g.items():
+            vector = vector.to(position)
+            if name == "cls":
+                position[: len(first)] += vector
+                out |= {n: weights[n] - vector for n in first}
+            else:
+                position[len(first) if site.detail else 0 :] += vector
+                out[name] = weights[name] - vector.to(weights[name])
+        return out | {"position": position}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Weights:
+        """Least squares on all embeddings; of long ones, means over their rows."""
+        pairs = {name: [w[name].double() for w in (a, b)] for name in site.names}
+        if site.detail:
+            return self._fit_images({name: x - y for name, (x, y) in pairs.items()})
+        apart = {name: x.mean(0) - y.mean(0) for name, (x, y) in pairs.items()}
+        rows = {name: site.shape(name)[0] for name in apart}
+        left = sum(apart.values()) / sum(1 / n for n in rows.values())
+        return {name: apart[name] - left / rows[name] for name in self._sources(site)}
+
+    def _fit_images(self, apart: Weights) -> Weights:
+        first = [apart[n].flatten() for n in ("cls", "dist") if n in apart]
+        start, rest = apart["position"][: len(first)], apart["position"][len(first) :]
+        out = {}
+        if first:
+            out["cls"] = (torch.stack(first) - start).sum(0) / (2 * len(first))
+        if "patch_bias" in apart:
+            out["patch_bias"] = (apart["patch_bias"] - rest.sum(0)) / (1 + len(rest))
+        return out
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Embeddings as small as vectors between them can make them."""
+        nothing = {name: torch.zeros_like(w) for name, w in weights.items()}
+        return self.act(site, weights, self.fit(site, weights, nothing))

@@ -1,0 +1,151 @@
+"""Symmetries of the neurons of an MLP: their order, and their scale where φ allows one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.symmetries.base import (
+    Noise,
+    Site,
+    Symmetry,
+    Tensors,
+    Weights,
+    block_parts,
+    chosen,
+    random_scales,
+)
+from transformer_nfn.functional.description import Mlp, Transformer
+from transformer_nfn.spaces.actions import Drawing, Permutation, PositiveScale, Scale, Size
+from transformer_nfn.spaces.actions.permutation import assign
+from transformer_nfn.spaces.actions.solvers import nearest_scales
+
+Scales = Literal["nonzero", "positive"]
+
+
+def neuron_scales(mlp: Mlp) -> Scales | None:
+    """Which scales a neuron takes.
+
+    The linear branch of a gated MLP takes any that is not zero; without a gate a scale stands
+    before the activation, and ReLU lets positive ones through.
+    """
+    if mlp.gated:
+        return "nonzero"
+    return "positive" if mlp.activation == "relu" else None
+
+
+class NeuronPermutation(Symmetry[Tensor]):
+    """Neurons in another order; an element says which old one each new one is, ``[f]``."""
+
+    name = "neurons permuted"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Every MLP, and BERT's transform before its output matrix if no tie fixes its order."""
+        for part in block_parts(model):
+            assert part.block is not None
+            scales = neuron_scales(part.block.mlp)
+            yield Site(model, chosen(part.names, ("W_A", "b_A", "W_G", "W_B")), scales)
+        if model.mlm is not None and not model.tied and "head" in model.tensors:
+            yield Site(
+                model,
+                {
+                    "W_A": "extra.mlm.W",
+                    "b_A": "extra.mlm.b",
+                    "norm.g": "extra.mlm_norm.g",
+                    "norm.b": "extra.mlm_norm.b",
+                    "W_B": "head",
+                },
+            )
+
+    def size(self, site: Site) -> Size:
+        """f! orders."""
+        return Permutation().size(site.shape("W_B")[0])
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """A random order."""
+        return torch.randperm(site.shape("W_B")[0], generator=how.generator)
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Reorders every axis of neurons."""
+        return {n: w[g] if n == "W_B" else w[..., g] for n, w in weights.items()}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """An assignment on what neurons read and write, whatever their scales."""
+        (read_A, write_A), (read_B, write_B) = (self._features(site, w) for w in (a, b))
+        alike = read_B @ read_A.mT + write_B @ write_A.mT
+        if site.detail == "nonzero":
+            alike = alike.abs()
+        if "W_G" in site.names:
+            alike = alike + b["W_G"].to(alike).mT @ a["W_G"].to(alike)
+        return assign(alike)
+
+    def _features(self, site: Site, weights: Tensors) -> tuple[Tensor, Tensor]:
+        """What each neuron reads and writes; of one size where its scale is free."""
+        read = weights["W_A"].mT
+        if "b_A" in weights:
+            read = torch.cat([read, weights["b_A"].unsqueeze(-1)], 1)
+        if "norm.g" in site.names:  # the output matrix is long, and adds nothing
+            return read, read[:, :0]
+        write = weights["W_B"]
+        if site.detail is None:
+            return read, write
+        sizes = [x.norm(dim=1, keepdim=True).clamp_min(1e-30) for x in (read, write)]
+        even = (sizes[0] * sizes[1]).sqrt()
+        return read * (even / sizes[0]), write * (even / sizes[1])
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Neurons by size of what they read and write."""
+        read, write = self._features(site, weights)
+        sizes = read.double().square().sum(1) + write.double().square().sum(1)
+        if "W_G" in site.names:
+            sizes = sizes + weights["W_G"].double().square().sum(0)
+        return self.act(site, weights, sizes.argsort(descending=True, stable=True))
+
+
+class NeuronScale(Symmetry[Tensor]):
+    """What enters ``W_A`` times ``s [f]``, undone in ``W_B``."""
+
+    name = "neurons scaled"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """MLPs whose neurons take any scale."""
+        for part in block_parts(model):
+            assert part.block is not None
+            scales = neuron_scales(part.block.mlp)
+            if scales is not None:
+                yield Site(model, chosen(part.names, ("W_A", "b_A", "W_B")), scales)
+
+    def size(self, site: Site) -> Size:
+        """A scale for each neuron, and its sign if that is free."""
+        action = PositiveScale() if site.detail == "positive" else Scale()
+        return action.size(site.shape("W_B")[0])
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """Scales over a factor of ``how.condition``."""
+        return random_scales(site.shape("W_B")[0], how, positive=site.detail == "positive")
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Multiplies ``W_A`` and ``b_A``."""
+        g = g.to(weights["W_A"])
+        out = {n: weights[n] * g for n in ("W_A", "b_A") if n in weights}
+        return out | {"W_B": weights["W_B"] / g.unsqueeze(-1)}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """The nearest scale of each neuron."""
+        plain = (self._read(a), self._read(b))
+        return nearest_scales(plain, (a["W_B"].mT, b["W_B"].mT), positive=site.detail == "positive")
+
+    def _read(self, weights: Tensors) -> Tensor:
+        rows = [weights["W_A"]] + ([weights["b_A"].unsqueeze(0)] if "b_A" in weights else [])
+        return torch.cat(rows) if len(rows) > 1 else rows[0]
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Reading and writing of one size; where signs are free, the largest weight positive."""
+        action = PositiveScale() if site.detail == "positive" else Scale()
+        read, write = action.balance(self._read(weights), weights["W_B"].mT)
+        rows = len(weights["W_A"])
+        out = {"W_A": read[:rows], "W_B": write.mT}
+        return out | ({"b_A": read[rows]} if "b_A" in weights else {})

@@ -1,0 +1,406 @@
+"""Symmetries of norms: gains and biases against their readers, and what centring discards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.symmetries.base import (
+    TINY,
+    Noise,
+    Part,
+    Site,
+    Symmetry,
+    Tensors,
+    Weights,
+    all_there,
+    block_parts,
+    chosen,
+    ends_part,
+    noise,
+    random_scales,
+    random_signs,
+)
+from transformer_nfn.functional.description import EXTRA, Transformer
+from transformer_nfn.spaces.actions import Drawing, Size
+from transformer_nfn.spaces.actions.base import LOG10_2
+from transformer_nfn.spaces.actions.solvers import nearest_scales, signs
+
+NOTHING = 1e-6
+"""Gains smaller than this, relative to the largest, count as zero."""
+EMBEDDINGS = ("token", "position", "type", "patch", "patch_bias", "cls", "dist")
+
+
+@dataclass(frozen=True)
+class Readers:
+    """What reads a norm.
+
+    Attributes:
+        matrices: that read it, ``W_Q``.
+        residual: the bias that is added to the norm's output where a residual carries that on
+            (post-norm); None where only the matrices see it.
+        tied: the token embedding is among the readers, which fixes the gain.
+    """
+
+    matrices: tuple[str, ...]
+    residual: str | None = None
+    tied: bool = False
+
+
+def bias_of(reader: str) -> str:
+    """The bias that belongs to a matrix: ``b_Q`` of ``W_Q``, ``head_bias`` of ``head``."""
+    if reader == "head":
+        return "head_bias"
+    start, _, last = reader.rpartition("W")
+    return f"{start}b{last}"
+
+
+def norm_sites(model: Transformer) -> Iterator[Site]:
+    """Every norm with what reads it: as ``norm.g`` and ``norm.b``, matrices and their biases."""
+    for part in block_parts(model):
+        assert part.block is not None
+        first, second = ("W_Q", "W_K", "W_V"), ("W_A", "W_G")
+        if part.block.order == "post":
+            yield from _norm_site(part, "norm_0", Readers(first, "b_O"))
+            yield from _norm_site(part, "norm_1", Readers(second, "b_B"))
+        elif part.block.order == "parallel" and "norm_2.g" not in part.names:
+            yield from _norm_site(part, "norm_1", Readers(first + second))
+        else:
+            yield from _norm_site(part, "norm_1", Readers(first))
+            yield from _norm_site(part, "norm_2", Readers(second))
+            yield from _norm_site(part, "norm_x", Readers(("cross.W_Q",)))
+    ends = ends_part(model)
+    if not model.headless:
+        heads = tuple(n for n in ends.names if n.startswith(EXTRA) and n.endswith(".W"))
+        heads = heads if model.mlm is not None else ("head", *heads)
+        tied = model.tied and model.mlm is None
+        yield from _norm_site(ends, "norm", Readers(heads, tied=tied))
+    if model.mlm is not None and "head" in ends.names:
+        yield from _norm_site(ends, f"{EXTRA}mlm_norm", Readers(("head",), tied=model.tied))
+    if len(model.stacks) > 1:  # the norm after an encoder, which every block of a decoder reads
+        names = {n: n for n in model.tensors if n.endswith(("cross.W_K", "cross.W_V"))}
+        both = {f"norm.{p}": f"encoder.norm.{p}" for p in "gb"}
+        yield Site(
+            model,
+            {k: n for k, n in both.items() if n in model.tensors} | names,
+            Readers(tuple(names)),
+        )
+
+
+def _norm_site(part: Part, norm: str, readers: Readers) -> Iterator[Site]:
+    if f"{norm}.g" not in part.names:
+        return
+    names = {f"norm.{p}": part.names[f"{norm}.{p}"] for p in "gb" if f"{norm}.{p}" in part.names}
+    matrices = tuple(name for name in readers.matrices if name in part.names)
+    others = () if readers.residual is None else (readers.residual,)
+    names |= chosen(part.names, (*matrices, *map(bias_of, matrices), *others))
+    yield Site(part.model, names, Readers(matrices, readers.residual, readers.tied))
+
+
+def is_biased(site: Site) -> bool:
+    """Whether a norm, all its readers and the residual have a bias."""
+    readers: Readers = site.detail
+    others = () if readers.residual is None else (readers.residual,)
+    return all_there(site.names, "norm.b", *map(bias_of, readers.matrices), *others)
+
+
+def is_centred(site: Site, reader: str) -> bool:
+    """Whether LayerNorm's centring hides part of a reader: a bias takes up what β adds."""
+    biased = "norm.b" in site.names
+    return site.model.norm == "layer" and (not biased or bias_of(reader) in site.names)
+
+
+def nonzero(gain: Tensor) -> Tensor:
+    """Gains that can be divided by: those near zero are moved away from it."""
+    least = NOTHING * gain.abs().max().clamp_min(1e-30)
+    return torch.where(gain.abs() < least, torch.where(gain < 0, -least, least), gain)
+
+
+def _zeros(weights: Tensors) -> Weights:
+    return {name: torch.zeros_like(w) for name, w in weights.items()}
+
+
+class NormGain(Symmetry[Tensor]):
+    """``γ → γ / r`` against ``W → diag(r) W`` for all readers, ``r [D]`` without zeros."""
+
+    name = "norm gains into readers"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Norms that only their readers see."""
+        for site in norm_sites(model):
+            if site.detail.residual is None and not site.detail.tied:
+                yield site
+
+    def size(self, site: Site) -> Size:
+        """One scale for each coordinate."""
+        return Size(site.shape("norm.g")[0])
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """Gives random gains of the size of the old ones, over a factor of ``how.condition``.
+
+        They are short binary fractions, so that files of any dtype hold them (and them minus
+        one) exactly. Gains near zero stay.
+        """
+        old = weights["norm.g"]
+        size = old.double().abs().mean().clamp_min(1e-30).log2().round().exp2()
+        steps = (random_scales(len(old), how) * 32).round()
+        steps = torch.where(steps == 0, 1.0, steps)
+        usable = old.abs() > TINY * old.abs().max()
+        new = torch.where(usable, steps / 32 * size, old.double()).to(old)
+        return torch.where(old == new, 1.0, old / new)
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Readers are multiplied by ``g``, gain and bias of the norm divided."""
+        out = {}
+        for name in site.detail.matrices:
+            if name in weights:
+                out[name] = weights[name] * g.to(weights[name]).unsqueeze(-1)
+        for name in ("norm.g", "norm.b"):
+            if name in weights:
+                out[name] = weights[name] / g.to(weights[name])
+        return out
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """Takes the gains of ``b``, unless the readers would grow too much to make up for them."""
+        gain_A, gain_B = (w["norm.g"].double() for w in (a, b))
+        rows = [self._readers(site, w, gain) for w, gain in ((a, gain_A), (b, gain_B))]
+        pairs = (rows[0], rows[1]), (gain_A.unsqueeze(0), gain_B.unsqueeze(0))
+        nearest = nearest_scales(*pairs, positive=False)
+        same = gain_A / nonzero(gain_B)
+
+        def distance(r: Tensor) -> Tensor:
+            readers = (rows[0] * r - rows[1]).square().sum(0)
+            return readers + (gain_A / r - gain_B).square()
+
+        slack = 1e-9 * rows[0].square().sum(0)
+        usable = (same != 0) & (distance(same) <= distance(nearest) + slack)
+        return torch.where(usable, same, nearest)
+
+    def _readers(self, site: Site, weights: Tensors, gain: Tensor) -> Tensor:
+        """Rows of the readers ``[columns, D]``, without what a LayerNorm's centring hides."""
+        rows = []
+        for name in site.detail.matrices:
+            W = weights[name].double()
+            if is_centred(site, name):
+                seen = (W * gain.unsqueeze(-1)).mean(-2, keepdim=True)
+                W = W - seen / nonzero(gain).unsqueeze(-1)
+            rows.append(W.movedim(-2, -1).reshape(-1, len(gain)))
+        return torch.cat(rows)
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Gains of one."""
+        gain, bias = weights["norm.g"], weights.get("norm.b")
+        out = {"norm.g": torch.ones_like(gain)}
+        if bias is not None:
+            out["norm.b"] = torch.where(bias == 0, bias, bias / gain)
+        for name in site.detail.matrices:
+            if name in weights:
+                out[name] = weights[name] * gain.to(weights[name]).unsqueeze(-1)
+        return out
+
+
+class NormBias(Symmetry[Tensor]):
+    """``β → β + s``, taken back in the biases of the readers and of the residual."""
+
+    name = "norm biases into readers' biases"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Norms whose readers all have biases."""
+        return (site for site in norm_sites(model) if is_biased(site))
+
+    def size(self, site: Site) -> Size:
+        """One shift for each coordinate."""
+        return Size(site.shape("norm.b")[0])
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """A tenth of the size of the gain."""
+        return noise((len(weights["norm.g"]),), weights["norm.g"], how, 0.1)
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Adds ``g [D]``."""
+        shift = g.to(weights["norm.b"])
+        out = {"norm.b": weights["norm.b"] + shift}
+        for name in site.detail.matrices:
+            if name in weights:
+                out[bias_of(name)] = weights[bias_of(name)] - shift @ weights[name]
+        if site.detail.residual is not None:
+            out[site.detail.residual] = weights[site.detail.residual] - shift
+        return out
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """The difference of the norm's biases."""
+        return b["norm.b"] - a["norm.b"]
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Biases of zero."""
+        return self.act(site, weights, -weights["norm.b"])
+
+
+class CentredReaders(Symmetry[Weights]):
+    """``W → W + γ⁻¹ vᵀ``: LayerNorm's output over γ sums to Σ β/γ, which the bias takes back."""
+
+    name = "readers + γ⁻¹vᵀ"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """LayerNorms, with those of their readers that can take a shift."""
+        if model.norm != "layer":
+            return
+        for site in norm_sites(model):
+            free = tuple(name for name in site.detail.matrices if is_centred(site, name))
+            if free and not site.detail.tied:
+                yield Site(model, site.names, Readers(free, site.detail.residual))
+
+    def size(self, site: Site) -> Size:
+        """One number for each column of the readers."""
+        return Size(sum(math.prod(site.shape(n)) // site.shape(n)[-2] for n in self._free(site)))
+
+    def _free(self, site: Site) -> tuple[str, ...]:
+        matrices: tuple[str, ...] = site.detail.matrices
+        return matrices
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Weights:
+        """``v`` for each reader, shaped as its bias; nothing where a gain is near zero."""
+        gain = weights["norm.g"].double()
+        if gain.abs().min() <= TINY * gain.abs().max():
+            return {}
+        unit = (1 / gain).square().mean().sqrt()
+        shapes = {n: (*weights[n].shape[:-2], weights[n].shape[-1]) for n in self._free(site)}
+        return {n: noise(shape, weights[n], how) / unit for n, shape in shapes.items()}
+
+    def act(self, site: Site, weights: Tensors, g: Weights) -> Weights:
+        """Adds ``γ⁻¹ vᵀ`` with ``v`` by reader."""
+        out = {}
+        gain, bias = nonzero(weights["norm.g"]), weights.get("norm.b")
+        for name, v in g.items():
+            W = weights[name]
+            v = v.to(W)
+            out[name] = W + (1 / gain).unsqueeze(-1) * v.unsqueeze(-2)
+            if bias is not None:
+                out[bias_of(name)] = weights[bias_of(name)] - (bias / gain).sum() * v
+        return out
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Weights:
+        """Least squares on each reader."""
+        inverse = 1 / nonzero(a["norm.g"])
+        size = inverse.square().sum()
+        free = self._free(site)
+        return {n: torch.einsum("d,...dn->...n", inverse, b[n] - a[n]) / size for n in free}
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Columns of readers orthogonal to γ⁻¹."""
+        return self.act(site, weights, self.fit(site, weights, _zeros(weights)))
+
+    def for_entries(self, g: Weights, entries: slice) -> Weights:
+        """The output matrix has a column for each entry of the vocabulary."""
+        return {name: v[entries] if name == "head" else v for name, v in g.items()}
+
+
+class CentredWriters(Symmetry[Weights]):
+    """``W → W + u 1ᵀ``: every LayerNorm takes the mean of what was written away again."""
+
+    name = "writers + u1ᵀ"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """What blocks and embeddings write into a stream that only LayerNorms read."""
+        if model.hides_mean:
+            for part in block_parts(model):
+                yield Site(model, chosen(part.names, ("W_O", "b_O", "W_B", "b_B")))
+        if model.hides_mean_of_embeddings:
+            free = [n for n in EMBEDDINGS if not (n == "token" and model.tied)]
+            yield Site(model, chosen(ends_part(model).names, free))
+
+    def size(self, site: Site) -> Size:
+        """One number for each row of the writers."""
+        return Size(sum(math.prod(site.shape(name)[:-1]) for name in site.names))
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Weights:
+        """``u`` for each writer, shaped as the writer without the stream."""
+        return {n: noise(tuple(weights[n].shape[:-1]), weights[n], how) for n in site.names}
+
+    def act(self, site: Site, weights: Tensors, g: Weights) -> Weights:
+        """Adds ``u 1ᵀ`` with ``u`` by writer."""
+        return {name: weights[name] + u.to(weights[name]).unsqueeze(-1) for name, u in g.items()}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Weights:
+        """Differences of the rows' means."""
+        return {name: (b[name] - a[name]).mean(-1) for name in site.names}
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Rows of mean zero."""
+        return self.act(site, weights, {n: -weights[n].mean(-1) for n in site.names})
+
+    def for_entries(self, g: Weights, entries: slice) -> Weights:
+        """The token embedding has a row for each entry of the vocabulary."""
+        return {name: u[entries] if name == "token" else u for name, u in g.items()}
+
+
+class SublayerSigns(Symmetry[Tensor]):
+    """Signs of what a sublayer writes against those of the gain of the norm after it."""
+
+    name = "signs against gains after sublayers"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Norms after sublayers (sandwich), with what writes into them."""
+        for part in block_parts(model):
+            for norm, writers in (("after_1", ("W_O", "b_O")), ("after_2", ("W_B", "b_B"))):
+                if f"{norm}.g" in part.names:
+                    gain = {"norm.g": part.names[f"{norm}.g"]}
+                    yield Site(model, chosen(part.names, writers) | gain)
+
+    def size(self, site: Site) -> Size:
+        """A sign for each coordinate."""
+        return Size(0, site.model.width * LOG10_2)
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """Random signs ``[D]``."""
+        return random_signs((site.model.width,), how)
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Multiplies gain and writers."""
+        return {name: w * g.to(w) for name, w in weights.items()}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """Where the gains differ in sign."""
+        return signs(a["norm.g"]) * signs(b["norm.g"])
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """Positive gains."""
+        return self.act(site, weights, signs(weights["norm.g"]))
+
+
+class BranchConstant(Symmetry[Tensor]):
+    """A constant from the MLP's output bias to the attention's, where both are added at once."""
+
+    name = "constant between parallel branches"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Parallel blocks with both biases."""
+        for part in block_parts(model):
+            assert part.block is not None
+            if part.block.order == "parallel" and all_there(part.names, "b_O", "b_B"):
+                yield Site(model, chosen(part.names, ("b_O", "b_B", "W_O")))
+
+    def size(self, site: Site) -> Size:
+        """One number for each coordinate."""
+        return Size(site.model.width)
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
+        """A vector ``[D]``."""
+        return noise((site.model.width,), weights["W_O"], how)
+
+    def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
+        """Adds it to ``b_O``."""
+        g = g.to(weights["b_O"])
+        return {"b_O": weights["b_O"] + g, "b_B": weights["b_B"] - g}
+
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
+        """Least squares on both biases."""
+        return ((b["b_O"] - a["b_O"]) - (b["b_B"] - a["b_B"])) / 2
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """All of it in ``b_O``."""
+        return self.act(site, weights, weights["b_B"])

@@ -1,0 +1,90 @@
+"""The list of all symmetries of checkpoints, and their sizes for one network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformer_nfn.checkpoints.symmetries.attention import (
+    HeadPermutation,
+    KeyBias,
+    PositionBias,
+    QuarterTurns,
+    QueryKeyBasis,
+    QueryKeyGains,
+    QueryKeyNormSigns,
+    QueryKeySigns,
+    ValueBias,
+    ValueOutputBasis,
+)
+from transformer_nfn.checkpoints.symmetries.base import Symmetry
+from transformer_nfn.checkpoints.symmetries.ends import EmbeddingShift
+from transformer_nfn.checkpoints.symmetries.neurons import NeuronPermutation, NeuronScale
+from transformer_nfn.checkpoints.symmetries.norms import (
+    BranchConstant,
+    CentredReaders,
+    CentredWriters,
+    NormBias,
+    NormGain,
+    SublayerSigns,
+)
+from transformer_nfn.checkpoints.symmetries.stream import StreamBasis
+from transformer_nfn.functional.description import Transformer
+from transformer_nfn.spaces.actions import Size
+
+SYMMETRIES: list[Symmetry[Any]] = [
+    StreamBasis(),
+    NormGain(),
+    NormBias(),
+    CentredReaders(),
+    CentredWriters(),
+    SublayerSigns(),
+    HeadPermutation(),
+    QueryKeyBasis(),
+    QueryKeySigns(),
+    QueryKeyGains(),
+    QuarterTurns(),
+    QueryKeyNormSigns(),
+    ValueOutputBasis(),
+    KeyBias(),
+    ValueBias(),
+    PositionBias(),
+    NeuronPermutation(),
+    NeuronScale(),
+    BranchConstant(),
+    EmbeddingShift(),
+]
+"""Every symmetry, in the order in which a disguise applies them; append those of your own."""
+
+
+@dataclass(frozen=True)
+class SymmetrySize:
+    """Size of one symmetry of a network.
+
+    Attributes:
+        name: of the symmetry.
+        times: number of sites.
+        continuous: parameters at all of them together.
+        finite: log10 of the number of permutations and signs of all of them together.
+    """
+
+    name: str
+    times: int
+    continuous: int
+    finite: float
+
+
+def symmetry_sizes(model: Transformer) -> tuple[SymmetrySize, ...]:
+    """Size of every symmetry of a network as its file stands (a tied output matrix stays tied).
+
+    Gains near zero, through which some of these cannot act, are a matter of the weights and not
+    looked at here.
+    """
+    sizes: dict[str, list[Size]] = {}
+    for symmetry in SYMMETRIES:
+        for site in symmetry.sites(model):
+            sizes.setdefault(symmetry.label(site), []).append(symmetry.size(site))
+    return tuple(
+        SymmetrySize(name, len(each), (total := sum(each, Size(0))).continuous, total.finite)
+        for name, each in sizes.items()
+    )

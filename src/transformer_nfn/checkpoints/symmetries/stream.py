@@ -1,0 +1,154 @@
+"""The symmetry of the stream: one matrix acts on every tensor that reads or writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.symmetries.base import (
+    TINY,
+    Site,
+    Symmetry,
+    Tensors,
+    Weights,
+    random_signs,
+)
+from transformer_nfn.checkpoints.symmetries.norms import NormBias, NormGain, is_biased, norm_sites
+from transformer_nfn.functional.description import KEPT, StreamGroup, Transformer, axes_of
+from transformer_nfn.functional.transformer import Weights as Source
+from transformer_nfn.functional.transformer import fetch
+from transformer_nfn.spaces.actions import Drawing, Orthogonal, Permutation, Sign, Size
+from transformer_nfn.spaces.actions.matrix import orthogonal
+
+
+@dataclass(frozen=True)
+class Turn:
+    """``x → x T`` for the whole stream.
+
+    Attributes:
+        order: for a signed permutation, which old coordinate each new one is, ``[D]``.
+        signs: with it, ``[D]``.
+        matrix: otherwise the orthogonal ``T [D, D]``; gains are all one then.
+    """
+
+    order: Tensor | None = None
+    signs: Tensor | None = None
+    matrix: Tensor | None = None
+
+    def __call__(self, name: str, x: Tensor) -> Tensor:
+        """A canonical tensor, moved along.
+
+        The output of BERT's transform before its output matrix is a copy of the stream as far
+        as a tied output matrix goes: it moves along, with signs in the norm after it.
+        """
+        for dim, axis in enumerate(axes_of(name)):
+            if axis == "D":
+                x = self._along(x, dim, gain=name.endswith(".g"))
+            elif axis == "mlm":
+                x = self._along(x, dim, gain=not name.startswith("extra.mlm_norm."))
+        return x
+
+    def _along(self, x: Tensor, dim: int, *, gain: bool) -> Tensor:
+        if self.matrix is not None:
+            if gain:
+                return x
+            return (x.movedim(dim, -1) @ self.matrix.to(x)).movedim(-1, dim)
+        if self.order is None or self.signs is None:
+            return x
+        x = x.index_select(dim, self.order)
+        if gain:
+            return x
+        return x * self.signs.to(x).reshape(-1, *[1] * (x.ndim - 1 - dim))
+
+
+@dataclass(frozen=True)
+class StreamDetail:
+    """The group that acts on a stream, and the norms whose gains its matrices need to be one."""
+
+    group: StreamGroup
+    norms: tuple[Site, ...]
+
+
+class StreamBasis(Symmetry[Turn]):
+    """``x → x T`` for the stream and every tensor with that axis.
+
+    Orthogonal matrices act once all norms are folded into their readers, which `act` does.
+    """
+
+    name = "stream"
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """The whole network, where anything acts on its stream."""
+        if model.stream_group != "none":
+            names = [n for n in model.tensors if not n.startswith(KEPT)]
+            norms = tuple(site for site in norm_sites(model) if site.detail.residual is None)
+            detail = StreamDetail(model.stream_group, norms)
+            yield Site(model, {n: n for n in (*names, "head")}, detail)
+
+    def label(self, site: Site) -> str:
+        """Names the group."""
+        return f"stream: {site.detail.group}"
+
+    def size(self, site: Site) -> Size:
+        """Of the group in D dimensions."""
+        D, group = site.model.width, site.detail.group
+        if group.startswith("orthogonal"):
+            return Orthogonal().size(D if group == "orthogonal" else D - 1)
+        return Permutation().size(D) + Sign().size(D if group == "signed permutation" else 1)
+
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Turn:
+        """Uniform over the group."""
+        width, group = site.model.width, site.detail.group
+        if group == "orthogonal":
+            return Turn(matrix=orthogonal(1, width, how)[0])
+        if group == "orthogonal fixing ones":
+            return Turn(matrix=orthogonal_fixing_ones(width, how))
+        signs = random_signs((width if group == "signed permutation" else 1,), how)
+        order = torch.randperm(width, generator=how.generator)
+        return Turn(order=order, signs=signs.expand(width))
+
+    def act(self, site: Site, weights: Tensors, g: Turn) -> Weights:
+        """Turns every tensor, after norms were folded where T is no permutation."""
+        out = dict(weights)
+        if g.matrix is not None:
+            for norm in site.detail.norms:
+                own = norm.pick(out)
+                if "norm.g" in own:
+                    if is_biased(norm):
+                        own |= NormBias().reduce(norm, own)
+                    out |= norm.put(own | NormGain().reduce(norm, own))
+        return {name: g(name, w) for name, w in out.items()}
+
+
+def allowed(site: Site, *sources: Source) -> Site:
+    """The site of a stream with the group that the weights of all sources allow.
+
+    A bias of a norm that no bias of a reader can take up has to be divided by the gain; where a
+    gain is near zero, only permutations are left.
+    """
+    for norm in site.detail.norms if site.detail.group == "orthogonal fixing ones" else ():
+        if "norm.b" not in norm.names or is_biased(norm):
+            continue
+        name = norm.names["norm.g"]
+        for source in sources:
+            gain = fetch(source, [name], torch.float64)[name].abs()
+            if not gain.min() > TINY * gain.max():
+                return replace(site, detail=replace(site.detail, group="permutation and sign"))
+    return site
+
+
+def orthogonal_fixing_ones(size: int, how: Drawing) -> Tensor:
+    """A random orthogonal matrix under which the all-ones vector stays."""
+    inner = torch.eye(size, dtype=torch.float64)
+    inner[1:, 1:] = orthogonal(1, size - 1, how)[0]
+    mirror = torch.ones(size, dtype=torch.float64) / size**0.5
+    mirror[0] -= 1  # reflects the first unit vector into the direction of ones
+    mirror = mirror / mirror.norm().clamp_min(1e-300)
+
+    def reflect(x: Tensor) -> Tensor:
+        return x - 2 * torch.outer(mirror, mirror @ x)
+
+    return reflect(reflect(inner).mT).mT

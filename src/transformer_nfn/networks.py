@@ -1,0 +1,529 @@
+"""Networks by name: resolve what a user typed to files, rows of zoos and weights in a space.
+
+Every command resolves its arguments here, once: a file, a folder as model hubs lay it out, a row
+of a zoo (``ZOO#3``), ranges of rows, whole zoos, the name of an asset, or a pattern.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.families import (
+    Model,
+    OpenOptions,
+    UnknownFamilyError,
+    open_model,
+)
+from transformer_nfn.errors import (
+    AssetError,
+    CheckpointError,
+    SpaceError,
+    TransformerNFNError,
+)
+from transformer_nfn.functional.zoo_network import block_in_network
+from transformer_nfn.io.assets import NAME, resolve
+from transformer_nfn.io.checkpoint import STATE_DICTS, Checkpoint, check_no_nan, check_plain
+from transformer_nfn.io.files import atomic_file
+from transformer_nfn.io.tensor_files import write_state_dict, write_tensors
+from transformer_nfn.known_tasks import HEADS
+from transformer_nfn.spaces import Weights, WeightSpace
+from transformer_nfn.spaces.axis import under_prefix
+from transformer_nfn.zoo.damage import damage_of
+from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in
+from transformer_nfn.zoo.sizes import NetworkSizes
+from transformer_nfn.zoo.store import MixedZoo, Zoo
+from transformer_nfn.zoo.store.folder import KINDS_FILE
+from transformer_nfn.zoo.store.index import CONFIGURATION
+
+SPACE_KEY = "transformer_nfn.space"
+"""Metadata of a safetensors file that holds the weight space of its network."""
+POSITIONS = "embedding.pos_embedding"
+# Tensors by which a file is recognised as the zoo's network: our layout, and the authors'.
+_OURS, _AUTHORS = "blocks.0.W_Q", "encoder.0.attention.queries.weight"
+_DIGITS = 18
+_PATTERN = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class Network:
+    """One network that a user named; nothing of it is read yet.
+
+    Attributes:
+        name: as the user wrote it, such as ``mnist-sample#3``.
+        zoo: the zoo it is a row of; None for a file.
+        row: its index in the zoo.
+    """
+
+    name: str
+    zoo: Zoo | None = None
+    row: int = 0
+
+    @property
+    def recorded(self) -> dict[str, Any] | None:
+        """Metadata in the zoo: run, epoch, configuration, test accuracy; None for a file.
+
+        Fields that an imported zoo does not know are None. A damaged network also has
+        ``damage``: what was done to which row.
+        """
+        if self.zoo is None:
+            return None
+        fields = self.zoo.config(self.row)
+        kept = ("run", "epoch", "percent", "best", *CONFIGURATION, "test_accuracy")
+        found = {key: _or_none(fields[key]) for key in kept}
+        damage = damage_of(str(fields["source"]))
+        return found if damage is None else found | {"damage": damage.to_json()}
+
+    def open_model(self, options: OpenOptions | None = None) -> Model | None:
+        """The checkpoint of a known family; None for a network of a weight space.
+
+        Args:
+            options: what the files do not state, see `transformer_nfn.checkpoints.families`.
+        """
+        chosen = options is not None and (options.architecture or options.family)
+        if not chosen:
+            if self.zoo is not None or not os.path.exists(self.name):
+                return None
+            with Checkpoint.open(self.name) as checkpoint:
+                if SPACE_KEY in checkpoint.metadata or zoo_sizes(checkpoint.unwrapped()):
+                    return None
+        try:
+            return open_model(self.name, options)
+        except UnknownFamilyError:
+            return None
+
+    def open_file(self, space: WeightSpace | None = None, part: str | None = None) -> Checkpoint:
+        """Open the file without wrappers around its names; reads no weights.
+
+        Args:
+            space: whose tensors are looked for; names that it has wrap nothing.
+            part: what the names of those tensors begin with.
+        """
+        opened = Checkpoint.open(self.name)
+        if SPACE_KEY in opened.metadata:
+            return opened
+        if space is None:
+            check_plain(opened, opened.config, self.name)
+        prefix = "" if part is None else f"{part}."
+        names = [prefix] if space is None else [f"{prefix}{name}" for name in space.tensors]
+        stated = space is not None or part is not None
+        if stated and all(any(key.startswith(name) for key in opened) for name in names):
+            return opened
+        return opened.unwrapped()
+
+    def in_space(
+        self,
+        space: WeightSpace | None = None,
+        part: str | None = None,
+        *,
+        in_network: bool = False,
+    ) -> tuple[WeightSpace, Weights]:
+        """The weight space of the network and its weights, each ``[1, 1, *axes]``.
+
+        Args:
+            space: the space it must lie in; else the one its file states, or the zoo's network
+                where the tensors are that.
+            part: only the tensors below this name, such as ``blocks.0`` of the zoo's network; of
+                another file the space has to be given.
+            in_network: a block of the zoo's network in the space with all that the network around
+                it leaves free (`block_in_network`), and not as a function by itself.
+        """
+        if self.zoo is not None:
+            if space is None and part is None:
+                return _checked(self.name, self._row(), self.zoo.space)
+            if space is None:
+                return _block(self.name, self.zoo.arch, self._row(), str(part), in_network)
+            inner = self._row() if part is None else under_prefix(self._row(), f"{part}.")
+            return _checked(self.name, inner, space)
+        with self.open_file(space, part) as checkpoint:
+            if space is not None:
+                return read_network(checkpoint if part is None else checkpoint.part(part), space)
+            if part is None and SPACE_KEY in checkpoint.metadata:
+                return read_network(checkpoint)
+            sizes = zoo_sizes(checkpoint)
+            if sizes is None and part is None:
+                return read_network(checkpoint)  # reports that a space is needed
+            if sizes is None:
+                raise CheckpointError(
+                    f"'{self.name}': the space of its part '{part}' is not known; name it with "
+                    "--space"
+                )
+            weights = _read_zoo_network(self.name, checkpoint, sizes)
+            if part is not None:
+                return _block(self.name, sizes, weights, part, in_network)
+            return _checked(self.name, weights, sizes.space)
+
+    @contextmanager
+    def as_zoo_network(self, like: NetworkSizes) -> Iterator[ZooNetwork]:
+        """The network read as one of the zoo's, in either layout.
+
+        Args:
+            like: sizes that no shape states: tokens, and in the authors' layout heads.
+        """
+        if self.zoo is not None:
+            sizes = replace(self.zoo.arch, tokens=like.tokens)
+            yield ZooNetwork(self.name, sizes, self._row())
+            return
+        with self.open_file() as checkpoint:
+            yield ZooNetwork(self.name, zoo_sizes(checkpoint, like) or like, checkpoint)
+
+    def check_no_nan(self) -> None:
+        """Reject NaN in any tensor of the network or its file, read later or not."""
+        if self.zoo is not None:
+            for name, tensor in self._row().items():
+                if bool(torch.isnan(tensor).any()):
+                    raise CheckpointError(f"'{self.name}': '{name}' expected numbers, found NaN")
+            return
+        with self.open_file() as checkpoint:
+            for name in checkpoint:
+                if checkpoint.info(name).weight_dtype is not None:
+                    check_no_nan(checkpoint, name)
+
+    def check_readable(self) -> None:
+        """Report what is wrong with a file, without reading weights."""
+        if self.zoo is None:
+            self.open_file().close()
+
+    def _row(self) -> Weights:
+        assert self.zoo is not None
+        return {name: w[0] for name, w in self.zoo.weights([self.row]).items()}
+
+
+def _or_none(value: Any) -> Any:
+    missing = value == "" or (isinstance(value, float) and not math.isfinite(value))
+    return None if missing else value
+
+
+def resolve_network(text: str | Path) -> Network:
+    """The one network that a user named: a file, a folder, or a row of a zoo (``ZOO#12``).
+
+    A file of that very name takes precedence over a row.
+    """
+    path, text = Path(text), str(text)
+    if (path / "zoo.json").is_file():
+        raise CheckpointError(f"'{text}' is a zoo of many networks: name one, as in {text}#0")
+    if (path / KINDS_FILE).is_file():
+        raise CheckpointError(
+            f"'{text}' is a mixed zoo: name one network of one kind, as in {text}/KIND#0"
+        )
+    zoo, mark, row = text.rpartition("#")
+    if path.exists() or not mark:
+        return Network(text)
+    if not (row.isascii() and row.isdecimal()):
+        raise CheckpointError(f"'{text}': a row is a whole number, as in {zoo}#12")
+    opened = Zoo.open(resolve(zoo, "zoo"))
+    _check_row(text, opened, int(row))
+    return Network(text, opened, int(row))
+
+
+def resolve_networks(texts: Iterable[str | Path]) -> list[Network]:
+    """Every network that a user named, in order.
+
+    Args:
+        texts: each a file or folder as `Checkpoint.open` takes it, a zoo by its path or name (all
+            its rows; of a mixed zoo those of every kind), rows of it (``ZOO#3``, ``ZOO#3-9``,
+            ``ZOO#0,4,7-9``), or a pattern such as ``nets/*.pt``. A file of that very name takes
+            precedence.
+    """
+    zoos: dict[str, Zoo] = {}
+    return [network for text in texts for network in _resolve(str(text), zoos)]
+
+
+def zoo_rows(zoo: Zoo, rows: Iterable[int] | None = None, name: str = "") -> list[Network]:
+    """Rows of an open zoo, all by default."""
+    name = name or str(zoo.path)
+    return [Network(f"{name}#{i}", zoo, i) for i in (range(len(zoo)) if rows is None else rows)]
+
+
+def _resolve(text: str, zoos: dict[str, Zoo]) -> Iterator[Network]:
+    path = Path(text)
+    if _exists(path / "zoo.json"):
+        yield from _rows(text, text, None, zoos)
+    elif _exists(path / KINDS_FILE):
+        for kind, opened in MixedZoo.open(path).zoos.items():
+            yield from zoo_rows(opened, name=f"{text}/{kind}")
+    elif _exists(path):
+        yield Network(text)
+    elif _PATTERN & set(text):
+        matches = sorted(glob.glob(text, recursive=True))
+        if not matches:
+            raise CheckpointError(f"no file or folder matches '{text}'")
+        for match in matches:
+            yield from _resolve(match, zoos)
+    elif "#" in text:
+        zoo, _, rows = text.rpartition("#")
+        yield from _rows(text, zoo, rows, zoos)
+    elif NAME.fullmatch(text):
+        try:
+            resolve(text, "zoo")
+        except AssetError as error:
+            raise CheckpointError(f"there is no file '{text}': {error}") from error
+        yield from _rows(text, text, None, zoos)
+    else:
+        yield Network(text)  # opening it reports that there is no such file
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name longer than the system allows
+        return False
+
+
+def _rows(text: str, zoo: str, rows: str | None, zoos: dict[str, Zoo]) -> Iterator[Network]:
+    spans = None if rows is None else [_span(text, zoo, part) for part in rows.split(",")]
+    if zoo not in zoos:
+        zoos[zoo] = Zoo.open(zoo)
+    opened = zoos[zoo]
+    for first, last in [(0, len(opened) - 1)] if spans is None else spans:
+        _check_row(text, opened, last)
+        yield from zoo_rows(opened, range(first, last + 1), zoo)
+
+
+def _check_row(text: str, zoo: Zoo, row: int) -> None:
+    if row >= len(zoo):
+        raise CheckpointError(f"'{text}': the zoo has {len(zoo)} rows, counted from 0")
+
+
+def _span(text: str, zoo: str, part: str) -> tuple[int, int]:
+    """The first and the last row of ``3`` or ``3-9``."""
+    first, dash, last = part.partition("-")
+    ends = [first, last] if dash else [first, first]
+    if not all(n.isascii() and n.isdecimal() and len(n) <= _DIGITS for n in ends):
+        raise CheckpointError(
+            f"'{text}': a row is a whole number, as in {zoo}#12, or a range, as in {zoo}#3-9"
+        )
+    low, high = map(int, ends)
+    if low > high:
+        raise CheckpointError(f"'{text}': rows count upwards, as in {zoo}#{high}-{low}")
+    return low, high
+
+
+@dataclass(frozen=True)
+class ZooNetwork:
+    """An open network with the tensors of the zoo's network, and perhaps others.
+
+    Attributes:
+        name: as the user wrote it.
+        sizes: of the network.
+        tensors: by name in the file, read on access.
+    """
+
+    name: str
+    sizes: NetworkSizes
+    tensors: Mapping[str, Tensor]
+
+    def read(self) -> dict[str, Tensor]:
+        """The weights under the names of ``sizes.space``, each ``[*axes]``."""
+        return _read_zoo_network(self.name, self.tensors, self.sizes)
+
+    @property
+    def unread(self) -> list[str]:
+        """Tensors that are not weights of the zoo's network.
+
+        Neither the number of heads nor the fixed positions count; see `changed_positions`.
+        """
+        read = set(self.sizes.space.tensors)
+        if not read <= set(self.tensors):
+            naming = self.sizes.architecture.naming
+            read = {*naming.lines, *naming.constants}
+        return [name for name in self.tensors if name not in read | {POSITIONS, HEADS_KEY}]
+
+    @property
+    def changed_positions(self) -> str | None:
+        """How the stored positions differ from the fixed ones of every zoo; None if they agree."""
+        if POSITIONS not in self.tensors:
+            return None
+        expected, stored = self.sizes.positions(), self.tensors[POSITIONS]
+        if stored.shape == (1, *expected.shape):
+            stored = stored[0]
+        if stored.shape != expected.shape:
+            return (
+                f"'{POSITIONS}' expected shape {list(expected.shape)}, found {list(stored.shape)}"
+            )
+        # Others compute the table in another order, and half precision keeps a few digits of it.
+        allowed = max(1e-4, torch.finfo(stored.dtype).eps)
+        difference = float((stored.double() - expected.double()).abs().max())
+        if difference <= allowed:
+            return None
+        return (
+            f"'{POSITIONS}' is not the fixed sinusoidal table (it differs by up to "
+            f"{difference:.2g})"
+        )
+
+
+def zoo_sizes(checkpoint: Checkpoint, like: NetworkSizes | None = None) -> NetworkSizes | None:
+    """Sizes of the zoo's network in a file, by its names and shapes; None if it is another.
+
+    Args:
+        checkpoint: open, of anything.
+        like: sizes that no shape states: tokens, and in the authors' layout heads.
+    """
+    try:
+        if _OURS in checkpoint:
+            heads, d_model, _ = checkpoint.info(_OURS).shape
+            blocks = sum(name.endswith(".W_Q") for name in checkpoint)
+            (classes,) = checkpoint.info("classifier.b_2").shape
+            d_ff = checkpoint.info("blocks.0.W_A").shape[1]
+            inputs = "embedding.W", "embedding.b"
+            patch = checkpoint.info(inputs[0]).shape[0] if inputs[0] in checkpoint else 0
+        elif _AUTHORS in checkpoint:
+            # The authors' files do not state how many heads share a matrix; theirs have two.
+            heads = heads_in(checkpoint) or (like.heads if like else HEADS)
+            d_model, _ = checkpoint.info(_AUTHORS).shape
+            blocks = sum(name.endswith(".queries.weight") for name in checkpoint)
+            (classes,) = checkpoint.info("classifier.fc2.bias").shape
+            d_ff = checkpoint.info("encoder.0.fc1.weight").shape[0]
+            inputs = "embedding.conv1.weight", "embedding.conv1.bias"
+            side = checkpoint.info(inputs[0]).shape[-1] if inputs[0] in checkpoint else 0
+            patch = side * side
+        else:
+            return None
+    except (CheckpointError, ZooError, ValueError, IndexError):
+        return None
+    if heads == 0 or d_model % heads or (inputs[0] in checkpoint) != (inputs[1] in checkpoint):
+        return None
+    tokens = (49 if patch else 512) if like is None else like.tokens  # of no weight's shape
+    return NetworkSizes(tokens, classes, patch, d_model, heads, d_ff, blocks)
+
+
+def _read_zoo_network(
+    where: str, tensors: Mapping[str, Tensor], sizes: NetworkSizes
+) -> dict[str, Tensor]:
+    """One network under the names of ``sizes.space``, each ``[*axes]``; other tensors are left."""
+    found = zoo_sizes(tensors) if isinstance(tensors, Checkpoint) else None
+    if found is not None and (found.blocks, found.patch) != (sizes.blocks, sizes.patch):
+        raise CheckpointError(
+            f"'{where}' is of another architecture: expected {sizes.blocks} blocks and "
+            f"{sizes.patch} pixels a patch, found {found.blocks} and {found.patch}"
+        )
+    if not set(sizes.space.tensors) <= set(tensors):
+        try:
+            heads = heads_in(tensors)
+            if heads not in (None, sizes.heads):
+                raise ZooError(f"expected {sizes.heads} heads, found {heads}")
+            return from_state_dict(sizes, tensors)
+        except ZooError as error:
+            raise CheckpointError(f"'{where}' is of another architecture: {error}") from error
+    for name, shape in sizes.space.shapes.items():
+        stored = _shape(tensors, name)
+        if stored != shape:
+            raise CheckpointError(
+                f"'{where}' is of another architecture: '{name}' expected shape {list(shape)}, "
+                f"found {list(stored)}"
+            )
+    return {name: tensors[name] for name in sizes.space.tensors}
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
+    if isinstance(tensors, Checkpoint):
+        return tensors.info(name).shape
+    return tuple(tensors[name].shape)
+
+
+def _block(
+    where: str, sizes: NetworkSizes, weights: Mapping[str, Tensor], part: str, in_network: bool
+) -> tuple[WeightSpace, Weights]:
+    if part not in [f"blocks.{i}" for i in range(sizes.blocks)]:
+        raise CheckpointError(
+            f"'{where}' has no block '{part}': expected blocks.0 to blocks.{sizes.blocks - 1}"
+        )
+    index = int(part.removeprefix("blocks."))
+    space = block_in_network(sizes.space, index) if in_network else sizes.block_space
+    return _checked(where, under_prefix(weights, f"{part}."), space)
+
+
+def _checked(
+    where: str, weights: Mapping[str, Tensor], space: WeightSpace
+) -> tuple[WeightSpace, Weights]:
+    found = {name: w[None, None] for name, w in weights.items()}
+    try:
+        space.check(found)
+    except SpaceError as error:
+        raise SpaceError(f"'{where}': {error}") from error
+    return space, found
+
+
+def save_network(
+    path: str | os.PathLike[str], space: WeightSpace, weights: Mapping[str, Tensor]
+) -> None:
+    """Write one network to a file, atomically.
+
+    Args:
+        path: ``.pt``, ``.pth`` and ``.bin`` become a state dict of ``torch.save``, which does not
+            state its space; anything else safetensors, which does.
+        space: the space of the weights.
+        weights: ``[1, 1, *axes]`` or ``[*axes]``.
+    """
+    space.check(weights, lead=None)
+    tensors = {}
+    for name, shape in space.shapes.items():
+        if weights[name].numel() != torch.Size(shape).numel():
+            raise SpaceError(
+                f"a file holds one network; '{name}' has shape {list(weights[name].shape)}"
+            )
+        tensors[name] = weights[name].reshape(shape)
+    path = Path(path)
+    if path.suffix in STATE_DICTS:
+        with atomic_file(path) as beside:
+            write_state_dict(beside, {name: w.detach().clone() for name, w in tensors.items()})
+        return
+    write_tensors(path, tensors, {SPACE_KEY: space.to_json()})
+
+
+def read_network(
+    source: str | os.PathLike[str] | Checkpoint, space: WeightSpace | None = None
+) -> tuple[WeightSpace, Weights]:
+    """Read one network and its space; names and shapes are checked before any weight is read.
+
+    Args:
+        source: an open checkpoint, or what `Checkpoint.open` takes.
+        space: the space it must lie in; read from the file if not given.
+
+    Returns:
+        The space, and the weights as ``[1, 1, *axes]``.
+
+    >>> import tempfile
+    >>> from transformer_nfn.spaces import multi_head
+    >>> space = multi_head(6, 2, 3, 3)
+    >>> file = f"{tempfile.mkdtemp()}/net.safetensors"
+    >>> save_network(file, space, space.randn(1))
+    >>> read_network(file)[1]["W_Q"].shape
+    torch.Size([1, 1, 2, 6, 3])
+    """
+    if not isinstance(source, Checkpoint):
+        with Checkpoint.open(Path(source)) as opened:
+            return read_network(opened, space)
+    if space is None:
+        if SPACE_KEY not in source.metadata:
+            raise TransformerNFNError(
+                f"'{source.where}' does not say which weight space it lies in; name one with "
+                "--space"
+            )
+        space = WeightSpace.from_json(source.metadata[SPACE_KEY])
+    try:
+        space.check(_outlines(source), finite=False)
+    except SpaceError as error:
+        raise SpaceError(f"'{source.where}': {error}") from error
+    return _checked(source.where, {name: source[name] for name in space.tensors}, space)
+
+
+def _outlines(source: Checkpoint) -> Weights:
+    """Tensors of the right shape and dtype without numbers; bytes for dtypes torch lacks."""
+    outlines = {}
+    for name in source:
+        info = source.info(name)
+        dtype = getattr(torch, info.dtype, None)
+        kind = dtype if isinstance(dtype, torch.dtype) else torch.uint8
+        outlines[name] = torch.empty((1, 1, *info.shape), dtype=kind, device="meta")
+    return outlines
