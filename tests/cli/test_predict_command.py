@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tnfn_command import tnfn
 from transformer_nfn.cli.network_tables import predictions_table
-from transformer_nfn.io import Checkpoint
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.networks import resolve_networks
 from transformer_nfn.prediction.guard import GUARD_FILE
@@ -346,6 +345,6 @@ def test_networks_of_other_sizes_are_listed_and_refused_in_a_sentence(tmp_path: 
     zoo = mixed["w32-h4-d1"]
     export_authors(zoo, tmp_path / "out")
     file = next((tmp_path / "out" / "digits").iterdir())
-    with Checkpoint.open(file) as checkpoint:
-        found = load_network(checkpoint, zoo.arch, [Predictor("any", None)])
-        assert (found.sizes, found.left_out) == (zoo.arch, ())
+    (network,) = resolve_networks([file])
+    found = load_network(network, zoo.arch, [Predictor("any", None)])
+    assert (found.sizes, found.left_out) == (zoo.arch, ())

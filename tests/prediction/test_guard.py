@@ -167,7 +167,7 @@ def made_guard(estimate: float = 0.0, couplings: int = 2, **scalars: float) -> G
     frame = lambda n: Standardizer(zeros(n), zeros(n))  # noqa: E731
     coef = zeros(products + 1)
     coef[-1] = estimate
-    curve = Curve(torch.full((KNOTS,), 0.1, dtype=torch.float64))
+    curve = lambda: Curve(torch.full((KNOTS,), 0.1, dtype=torch.float64))  # noqa: E731
     values = {
         "floor": 0.2, "radius": 0.05, "upper": 1.0, "lower": 2.0, "near_chance": 0.0,
         "outlier": 1.0, "chance_threshold": NO_THRESHOLD, **scalars,
@@ -178,9 +178,9 @@ def made_guard(estimate: float = 0.0, couplings: int = 2, **scalars: float) -> G
         damage=DamageClassifier(frame(COUNT), zeros(COUNT + 1)),
         distance=HealthyDistance(frame(couplings), zeros(couplings, couplings)),
         gap_mean=Curve(zeros(KNOTS)),
-        gap_std=curve,
-        error=curve,
-        estimate_error=curve,
+        gap_std=curve(),
+        error=curve(),
+        estimate_error=curve(),
         centre=zeros(3),
         width=torch.full((3,), 10.0).double(),
         **{name: torch.tensor(v, dtype=torch.float64) for name, v in values.items()},
