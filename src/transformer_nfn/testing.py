@@ -1,4 +1,4 @@
-"""Checks that users can run on their own maps and spaces: equivariant, invariant, same function."""
+"""Assertions for tests of maps and spaces: equivariant, invariant, same function."""
 
 from __future__ import annotations
 
@@ -31,12 +31,16 @@ TOLERANCE = {
 MAX_CONDITION = {torch.float64: 1e4, torch.float32: 100.0, torch.bfloat16: 2.0, torch.float16: 2.0}
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """``‖found − expected‖ / ‖expected‖``, in float64; NaN counts as infinite."""
-    if found.numel() == 0:
+def relative_error(value: Tensor, expected: Tensor) -> float:
+    """``‖value − expected‖ / ‖expected‖``, in float64; NaN counts as infinite.
+
+    >>> relative_error(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0]))
+    0.2
+    """
+    if value.numel() == 0:
         return 0.0
-    found, expected = found.detach().double(), expected.detach().double()
-    error = float((found - expected).norm() / expected.norm().clamp_min(1e-300))
+    value, expected = value.detach().double(), expected.detach().double()
+    error = float((value - expected).norm() / expected.norm().clamp_min(1e-300))
     return error if error == error else float("inf")
 
 
@@ -57,16 +61,25 @@ def assert_equivariant(
     tolerance: float | None = None,
     seed: int = 0,
 ) -> None:
-    """Fails unless ``fn(gU) = g fn(U)`` (without the shifts of g, if the space has any).
+    """Assert that ``fn(gU) = g fn(U)`` (without the shifts of g, if the space has any).
 
     Args:
         fn: from weights of ``space`` to weights of ``out_space`` (the same by default, which
             must have the same axes for the group element to act on it).
         space: the space the weights lie in.
         weights: ``[batch, channels, *axes]``.
-        element: the group element to try; a random one if not given.
-        tolerance: relative error allowed in each tensor; by dtype if not given.
+        element: the group element g; random by default.
+        tolerance: relative error allowed in each tensor; by dtype by default.
         seed: of the random element.
+
+    >>> from transformer_nfn import spaces
+    >>> space = spaces.multi_head(4, 2, 2, 2)
+    >>> U = space.randn(1, dtype=torch.float64)
+    >>> assert_equivariant(lambda w: {name: 2 * x for name, x in w.items()}, space, U)
+    >>> assert_equivariant(lambda w: {name: x.relu() for name, x in w.items()}, space, U)
+    Traceback (most recent call last):
+    ...
+    AssertionError: not equivariant: 'W_Q' of fn(gU) and g fn(U) differ by ...
     """
     space.check(weights)
     dtype = next(iter(weights.values())).dtype
@@ -96,7 +109,13 @@ def assert_invariant(
     tolerance: float | None = None,
     seed: int = 0,
 ) -> None:
-    """Fails unless ``fn(gU) = fn(U)``; arguments as in `assert_equivariant`."""
+    """Assert that ``fn(gU) = fn(U)``; arguments as in `assert_equivariant`.
+
+    >>> from transformer_nfn import spaces
+    >>> space = spaces.multi_head(4, 2, 2, 2)
+    >>> U = space.randn(1, dtype=torch.float64)
+    >>> assert_invariant(lambda w: (w["W_Q"] @ w["W_K"].mT).sum(2), space, U)
+    """
     space.check(weights)
     dtype = next(iter(weights.values())).dtype
     g = _element(space, element, dtype, seed)
@@ -119,24 +138,29 @@ def assert_same_function(
     tolerance: float | None = None,
     seed: int = 0,
 ) -> None:
-    """Fails unless the reference forward gives the same for ``U`` and ``V``.
+    """Assert that the forward gives equal outputs for ``U`` and ``V``.
 
     Args:
         target: an architecture, or a space (one that names an architecture, or with a forward).
         U: ``[batch, channels, *axes]``.
-        V: the same networks in disguise.
-        X: inputs to try; random ones of several lengths if not given.
-        forward: what the networks compute, ``forward(weights, X)``, in place of the reference.
-        inputs: how random inputs are drawn, `Vectors` or `Ids`; as the architecture says.
-        tolerance: relative error allowed; by dtype if not given.
+        V: likewise.
+        X: inputs; random ones of several lengths by default.
+        forward: computes the networks, ``forward(weights, X)``; the reference by default.
+        inputs: of the forward, `Vectors` or `Ids`; those of the architecture by default.
+        tolerance: relative error allowed; by dtype by default.
         seed: of the random inputs.
+
+    >>> from transformer_nfn import spaces
+    >>> space = spaces.attention_block(4, 2, 2, 2, 3)
+    >>> U = space.randn(1, dtype=torch.float64)
+    >>> assert_same_function(space, U, space.group.random(max_condition=10).act(U))
     """
     if forward is not None and X is not None and inputs is None:
-        inputs = _of_the_kind_of(X)
+        inputs = _inputs_like(X)
     architecture = runnable(target, forward, inputs)
     if architecture is None:
         assert isinstance(target, WeightSpace)
-        architecture = architecture_of(target)  # says what is missing
+        architecture = architecture_of(target)  # raises with the reason
     for weights in (U, V):
         architecture.space.check(weights)
     first = next(iter(U.values()))
@@ -152,14 +176,14 @@ def assert_same_function(
             )
 
 
-def _of_the_kind_of(X: Tensor) -> Inputs:
+def _inputs_like(X: Tensor) -> Inputs:
     if X.is_floating_point():
         return Vectors(width=X.shape[-1])
     return Ids(vocabulary=int(X.max()) + 1)
 
 
 def _trials(architecture: Architecture, like: Tensor, seed: int) -> list[Tensor]:
-    """One input for each of a few lengths, the shortest first, in the dtype of the weights."""
+    """One input for each of the five shortest lengths, in the dtype of the weights."""
     generator = torch.Generator().manual_seed(seed)
     inputs = architecture.inputs
     drawn = [inputs.draw(1, n, generator=generator)[0] for n in sorted(inputs.lengths)[:5]]

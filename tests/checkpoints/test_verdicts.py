@@ -9,7 +9,7 @@ from memory_model import MemoryModel, disguised
 
 from tiny_families import TINY
 from transformer_nfn.checkpoints import relate
-from transformer_nfn.checkpoints.alignment.whole import Alignment
+from transformer_nfn.checkpoints.alignment import Alignment
 from transformer_nfn.checkpoints.fingerprints import compare_fingerprints, take_fingerprint
 
 NO = ("derived", "partly", "embeddings only", "unrelated")

@@ -11,15 +11,17 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from transformer_nfn.cli.architectures import (
+from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
+    JsonOption,
+    NetworkArgument,
     SetOption,
+    named_network,
     open_options,
     refuse_options,
 )
 from transformer_nfn.cli.output import echo_json
-from transformer_nfn.cli.symmetry import JsonOption, NetworkArgument, named_network
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ def _network(
     networks: Sequence[Network], out: Path, rounds: int | None, untie: bool, as_json: bool
 ) -> None:
     from transformer_nfn.checkpoints.alignment import align_networks
-    from transformer_nfn.checkpoints.alignment.files import free_place
+    from transformer_nfn.checkpoints.alignment.checkpoint import free_place
     from transformer_nfn.networks import save_network
 
     first, second = (network.name for network in networks)

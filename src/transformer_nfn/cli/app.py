@@ -9,15 +9,14 @@ import typer
 from transformer_nfn import __version__
 from transformer_nfn.cli import (
     align,
-    architectures,
-    assets,
     compare,
     demo,
     disguise,
     fingerprint,
     inspect,
+    listings,
     reproduce,
-    symmetry,
+    spaces,
     train,
 )
 from transformer_nfn.cli.endings import RootCommand
@@ -55,18 +54,17 @@ app = HelpTyper(
     rich_markup_mode="rich",
 )
 demo.register(app)
-symmetry.register(app)
+spaces.register(app)
 disguise.register(app)
 compare.register(app)
 fingerprint.register(app)
 inspect.register(app)
 align.register(app)
-architectures.register(app)
 app.add_typer(zoo_app, name="zoo")
 train.register(app)
 reproduce.register(app)
 app.command("report")(report_command)
-assets.register(app)
+listings.register(app)
 
 
 def _version(value: bool) -> None:

@@ -14,21 +14,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.cli.architectures import (
+from transformer_nfn.cli.options import (
+    NETWORK,
     ArchitectureOption,
     FamilyOption,
+    JsonOption,
+    PartOption,
     SetOption,
+    SpaceOption,
+    named_network,
     open_options,
     refuse_options,
 )
 from transformer_nfn.cli.output import echo_json, table_console
-from transformer_nfn.cli.symmetry import (
-    NETWORK,
-    JsonOption,
-    PartOption,
-    SpaceOption,
-    named_network,
-)
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from transformer_nfn.cli.experiment_progress import epochs_bar, tau_by_kind_table
-from transformer_nfn.cli.seed_option import seed_from
+from transformer_nfn.cli.options import seed_from
 from transformer_nfn.cli.zoo_progress import BuildBar
 from transformer_nfn.seed_kinds import SEED_KINDS, seeds_text
 

@@ -11,19 +11,17 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.cli.architectures import (
+from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
-    SetOption,
-    open_options,
-    refuse_options,
-)
-from transformer_nfn.cli.symmetry import (
     NetworkArgument,
     PartOption,
     SeedOption,
+    SetOption,
     SpaceOption,
     named_network,
+    open_options,
+    refuse_options,
 )
 from transformer_nfn.errors import TransformerNFNError
 

@@ -14,15 +14,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from transformer_nfn.cli.architectures import (
+from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
+    JsonOption,
+    PartOption,
     SetOption,
+    SpaceOption,
+    named_network,
     open_options,
     refuse_options,
 )
 from transformer_nfn.cli.output import echo_json, table_console
-from transformer_nfn.cli.symmetry import JsonOption, PartOption, SpaceOption, named_network
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:

@@ -10,21 +10,19 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from transformer_nfn.cli.architectures import (
+from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
+    JsonOption,
+    NetworkArgument,
+    PartOption,
     SetOption,
+    SpaceOption,
+    named_network,
     open_options,
     refuse_options,
 )
 from transformer_nfn.cli.output import echo_json
-from transformer_nfn.cli.symmetry import (
-    JsonOption,
-    NetworkArgument,
-    PartOption,
-    SpaceOption,
-    named_network,
-)
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Model

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from transformer_nfn.cli.assets import named
+from transformer_nfn.cli.options import named
 from transformer_nfn.cli.output import echo_json
 
 

@@ -25,8 +25,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
 from transformer_nfn.functional.description import Attention, Transformer, axes_of
 from transformer_nfn.spaces.actions import ComplexScale, Drawing, Linear, Permutation, Scale, Size
 from transformer_nfn.spaces.actions.base import LOG10_2
-from transformer_nfn.spaces.actions.linear import column_signs
-from transformer_nfn.spaces.actions.matrix import orthogonal
+from transformer_nfn.spaces.actions.matrix import column_signs, orthogonal
 from transformer_nfn.spaces.actions.permutation import assign_in_groups
 from transformer_nfn.spaces.actions.solvers import (
     Pair,
@@ -118,16 +117,23 @@ class HeadPermutation(Symmetry[HeadOrder]):
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> HeadOrder:
         """Assignment by the similarity of the heads, groups staying together."""
+        return self.assign(site, self.similarity(site, a, b))
+
+    def similarity(self, site: Site, a: Tensors, b: Tensors) -> Tensor:
+        """Similarity of head i of ``b`` and head j of ``a`` ``[h, h]``, summed over blocks."""
         config: Attention = site.detail
         total = torch.zeros(config.heads, config.heads, dtype=torch.float64)
-        prefixes = {name.removesuffix("W_Q") for name in a if name.endswith("W_Q")}
-        for prefix in prefixes:  # blocks that share a position bias share the order
-            pair = [
-                {n.removeprefix(prefix): x for n, x in w.items() if n.startswith(prefix)}
+        for prefix in [name.removesuffix("W_Q") for name in a if name.endswith("W_Q")]:
+            x, y = (
+                {n.removeprefix(prefix): z for n, z in w.items() if n.startswith(prefix)}
                 for w in (a, b)
-            ]
-            total += head_similarity(config, pair[0], pair[1])
-        return HeadOrder(*assign_in_groups(total, config.groups))
+            )
+            total += head_similarity(config, x, y)
+        return total
+
+    def assign(self, site: Site, similarity: Tensor) -> HeadOrder:
+        """The order with the largest similarity."""
+        return HeadOrder(*assign_in_groups(similarity, site.detail.groups))
 
     def reduce(self, site: Site, weights: Tensors) -> Weights:
         """Groups, and heads within each, by the size of `Q Kᵀ` and `V O`."""

@@ -74,13 +74,24 @@ class NeuronPermutation(Symmetry[Tensor]):
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """An assignment on what neurons read and write, whatever their scales."""
+        return assign(self.similarity(site, a, b))
+
+    def similarity(
+        self, site: Site, a: Tensors, b: Tensors, *, outputs_known: bool = True
+    ) -> Tensor:
+        """Products of neuron i of ``b`` and neuron j of ``a``, ``[f, f]``.
+
+        ``outputs_known`` is False where the outputs are not yet in one basis.
+        """
         (read_A, write_A), (read_B, write_B) = (self._features(site, w) for w in (a, b))
-        alike = read_B @ read_A.mT + write_B @ write_A.mT
+        alike = read_B @ read_A.mT
+        if outputs_known:
+            alike = alike + write_B @ write_A.mT
         if site.detail == "nonzero":
             alike = alike.abs()
         if "W_G" in site.names:
             alike = alike + b["W_G"].to(alike).mT @ a["W_G"].to(alike)
-        return assign(alike)
+        return alike
 
     def _features(self, site: Site, weights: Tensors) -> tuple[Tensor, Tensor]:
         """What each neuron reads and writes; of one size where its scale is free."""

@@ -28,7 +28,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
 from transformer_nfn.functional.description import EXTRA, Transformer
 from transformer_nfn.spaces.actions import Drawing, Size
 from transformer_nfn.spaces.actions.base import LOG10_2
-from transformer_nfn.spaces.actions.solvers import nearest_scales, signs
+from transformer_nfn.spaces.actions.solvers import nearest_scales_from_products, signs
 
 NOTHING = 1e-6
 """Gains smaller than this, relative to the largest, count as zero."""
@@ -120,6 +120,15 @@ def nonzero(gain: Tensor) -> Tensor:
     return torch.where(gain.abs() < least, torch.where(gain < 0, -least, least), gain)
 
 
+def _visible(site: Site, weights: Tensors, reader: str) -> Tensor:
+    """A reader without what a LayerNorm's centring hides of it."""
+    W, gain = weights[reader].double(), weights["norm.g"].double()
+    if not is_centred(site, reader):
+        return W
+    mean = (W * gain.unsqueeze(-1)).mean(-2, keepdim=True)
+    return W - mean / nonzero(gain).unsqueeze(-1)
+
+
 def _zeros(weights: Tensors) -> Weights:
     return {name: torch.zeros_like(w) for name, w in weights.items()}
 
@@ -166,30 +175,34 @@ class NormGain(Symmetry[Tensor]):
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """Takes the gains of ``b``, unless the readers would grow too much to make up for them."""
-        gain_A, gain_B = (w["norm.g"].double() for w in (a, b))
-        rows = [self._readers(site, w, gain) for w, gain in ((a, gain_A), (b, gain_B))]
-        pairs = (rows[0], rows[1]), (gain_A.unsqueeze(0), gain_B.unsqueeze(0))
-        nearest = nearest_scales(*pairs, positive=False)
-        same = gain_A / nonzero(gain_B)
+        return self.from_sums(a["norm.g"], b["norm.g"], self.sums(site, a, b))
+
+    def sums(self, site: Site, a: Tensors, b: Tensors) -> Tensor:
+        """Squares of the rows of a's readers and their products with b's, ``[2, D]``.
+
+        A fit needs no more of the readers, and the sums over several parts of them add up.
+        """
+        total = torch.zeros(2, len(a["norm.g"]), dtype=torch.float64)
+        for name in site.detail.matrices:
+            if name in a:
+                x, y = (_visible(site, w, name) for w in (a, b))
+                products = [(x * z).movedim(-2, 0).flatten(1).sum(1) for z in (x, y)]
+                total += torch.stack(products)
+        return total
+
+    def from_sums(self, a: Tensor, b: Tensor, sums: Tensor) -> Tensor:
+        """The fit for gains ``a`` and ``b``; see `sums`."""
+        a, b = a.double(), b.double()
+        squares, products = sums[0], sums[1]
+        nearest = nearest_scales_from_products(squares, a * a, products, a * b, positive=False)
+        same = a / nonzero(b)
 
         def distance(r: Tensor) -> Tensor:
-            readers = (rows[0] * r - rows[1]).square().sum(0)
-            return readers + (gain_A / r - gain_B).square()
+            return squares * r * r - 2 * products * r + (a / r).square() - 2 * a * b / r
 
-        slack = 1e-9 * rows[0].square().sum(0)
+        slack = 1e-9 * squares + 1e-12 * b.square()
         usable = (same != 0) & (distance(same) <= distance(nearest) + slack)
         return torch.where(usable, same, nearest)
-
-    def _readers(self, site: Site, weights: Tensors, gain: Tensor) -> Tensor:
-        """Rows of the readers ``[columns, D]``, without what a LayerNorm's centring hides."""
-        rows = []
-        for name in site.detail.matrices:
-            W = weights[name].double()
-            if is_centred(site, name):
-                seen = (W * gain.unsqueeze(-1)).mean(-2, keepdim=True)
-                W = W - seen / nonzero(gain).unsqueeze(-1)
-            rows.append(W.movedim(-2, -1).reshape(-1, len(gain)))
-        return torch.cat(rows)
 
     def reduce(self, site: Site, weights: Tensors) -> Weights:
         """Gains of one."""

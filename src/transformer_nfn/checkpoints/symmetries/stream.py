@@ -10,6 +10,7 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
     TINY,
+    Noise,
     Site,
     Symmetry,
     Tensors,
@@ -22,6 +23,8 @@ from transformer_nfn.functional.transformer import Weights as Source
 from transformer_nfn.functional.transformer import fetch
 from transformer_nfn.spaces.actions import Drawing, Orthogonal, Permutation, Sign, Size
 from transformer_nfn.spaces.actions.matrix import orthogonal
+from transformer_nfn.spaces.actions.permutation import assign_signed
+from transformer_nfn.spaces.actions.solvers import polar, polar_fixing_ones
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,24 @@ class Turn:
     order: Tensor | None = None
     signs: Tensor | None = None
     matrix: Tensor | None = None
+
+    @staticmethod
+    def identity(group: StreamGroup, width: int) -> Turn:
+        """The element that changes nothing, as a matrix or a permutation."""
+        if group == "none":
+            return Turn()
+        if group.startswith("orthogonal"):
+            return Turn(matrix=torch.eye(width, dtype=torch.float64))
+        return Turn(torch.arange(width), torch.ones(width, dtype=torch.float64))
+
+    def then(self, other: Turn) -> Turn:
+        """This turn, and another of the same group after it."""
+        if self.matrix is not None and other.matrix is not None:
+            T = self.matrix @ other.matrix
+            return Turn(matrix=1.5 * T - 0.5 * T @ (T.mT @ T))  # restores orthogonality
+        if self.order is None or self.signs is None or other.order is None or other.signs is None:
+            return self
+        return Turn(self.order[other.order], self.signs[other.order] * other.signs)
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
         """A canonical tensor, moved along.
@@ -62,6 +83,63 @@ class Turn:
         if gain:
             return x
         return x * self.signs.to(x).reshape(-1, *[1] * (x.ndim - 1 - dim))
+
+
+class Cross:
+    """Sums ``AᵀB`` over tensors of two networks along the stream, from which a turn is solved.
+
+    Attributes:
+        vectors: ``[D, D]``, of what turns.
+        gains: ``[D, D]``, of gains, which are permuted but never change sign.
+
+    Example:
+        >>> cross = Cross(2)
+        >>> a = torch.eye(2).double()
+        >>> cross.add("token", a, a.flip(0))
+        True
+        >>> cross.solve("permutation and sign").order.tolist()
+        [1, 0]
+    """
+
+    def __init__(self, width: int) -> None:
+        self.vectors = torch.zeros(width, width, dtype=torch.float64)
+        self.gains = torch.zeros_like(self.vectors)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def add(self, name: str, a: Tensor, b: Tensor) -> bool:
+        """Add a canonical tensor of both networks; False where it has no axis of the stream."""
+        if "D" not in axes_of(name):
+            return False
+        dim = axes_of(name).index("D")
+        x, y = (w.movedim(dim, -1).reshape(-1, len(self)) for w in (a, b))
+        total = self.gains if name.endswith(".g") else self.vectors
+        total += (x.mT @ y).double()
+        return True
+
+    def turned(self, turn: Turn) -> Cross:
+        """The same after A was turned."""
+        out = Cross(len(self))
+        if turn.matrix is not None:
+            out.vectors, out.gains = turn.matrix.mT @ self.vectors, self.gains.clone()
+        elif turn.order is not None and turn.signs is not None:
+            out.vectors = self.vectors[turn.order] * turn.signs.double().unsqueeze(-1)
+            out.gains = self.gains[turn.order]
+        else:
+            out.vectors, out.gains = self.vectors.clone(), self.gains.clone()
+        return out
+
+    def solve(self, group: StreamGroup) -> Turn:
+        """The turn of a group under which A lies nearest to B."""
+        if group == "none":
+            return Turn()
+        if group == "orthogonal":
+            return Turn(matrix=polar(self.vectors))
+        if group == "orthogonal fixing ones":
+            return Turn(matrix=polar_fixing_ones(self.vectors))
+        one_sign = group != "signed permutation"
+        return Turn(*assign_signed(self.vectors, self.gains, one_sign=one_sign))
 
 
 @dataclass(frozen=True)
@@ -122,12 +200,26 @@ class StreamBasis(Symmetry[Turn]):
                     out |= norm.put(own | NormGain().reduce(norm, own))
         return {name: g(name, w) for name, w in out.items()}
 
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Turn:
+        """The best turn for all tensors with the axis of the stream."""
+        cross = Cross(site.model.width)
+        folded = [self.act(site, w, Turn.identity(site.detail.group, len(cross))) for w in (a, b)]
+        for name, w in folded[0].items():
+            if not name.startswith("extra.mlm"):  # they turn on both sides, see `Turn`
+                cross.add(name, w, folded[1][name])
+        return cross.solve(site.detail.group)
 
-def allowed(site: Site, *sources: Source) -> Site:
+
+def allowed(site: Site, *sources: Source, least: float = TINY) -> Site:
     """The site of a stream with the group that the weights of all sources allow.
 
     A bias of a norm that no bias of a reader can take up has to be divided by the gain; where a
     gain is near zero, only permutations are left.
+
+    Args:
+        site: of the stream.
+        sources: weights of the networks that the group is to act on.
+        least: smallest gain to divide by, relative to the largest.
     """
     for norm in site.detail.norms if site.detail.group == "orthogonal fixing ones" else ():
         if "norm.b" not in norm.names or is_biased(norm):
@@ -135,7 +227,7 @@ def allowed(site: Site, *sources: Source) -> Site:
         name = norm.names["norm.g"]
         for source in sources:
             gain = fetch(source, [name], torch.float64)[name].abs()
-            if not gain.min() > TINY * gain.max():
+            if not gain.min() > least * gain.max():
                 return replace(site, detail=replace(site.detail, group="permutation and sign"))
     return site
 

@@ -13,8 +13,7 @@ from transformer_nfn.spaces.actions.base import (
     Size,
     Solution,
 )
-from transformer_nfn.spaces.actions.linear import Linear, Orthogonal
-from transformer_nfn.spaces.actions.matrix import MatrixAction
+from transformer_nfn.spaces.actions.matrix import Linear, MatrixAction, Orthogonal
 from transformer_nfn.spaces.actions.permutation import Matching, Permutation, match_rows
 from transformer_nfn.spaces.actions.scales import ComplexScale, PositiveScale, Scale, Sign
 

@@ -17,8 +17,7 @@ from transformer_nfn.spaces.actions.base import (
     Solution,
     cut,
 )
-from transformer_nfn.spaces.actions.linear import column_signs
-from transformer_nfn.spaces.actions.matrix import MatrixAction, geometric, normal
+from transformer_nfn.spaces.actions.matrix import MatrixAction, column_signs, geometric, normal
 from transformer_nfn.spaces.actions.solvers import (
     least_squares_complex,
     least_squares_scales,

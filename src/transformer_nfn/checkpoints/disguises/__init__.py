@@ -1,1 +1,0 @@
-"""Actions on single blocks, for `checkpoints.alignment` until it uses `checkpoints.symmetries`."""
