@@ -17,8 +17,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from transformer_nfn.zoo.store.files import Checksums
-from transformer_nfn.zoo.word_vectors import VECTORS_FILE
 
 from transformer_nfn.cli.endings import explain_errors
 from transformer_nfn.io.assets import (
@@ -43,6 +41,7 @@ from transformer_nfn.prediction.runs import (
 from transformer_nfn.prediction.training_set import DIGESTS_FILE, DISTANCE_FILE
 from transformer_nfn.zoo import Zoo, load_task
 from transformer_nfn.zoo.store import Folder, write_shard
+from transformer_nfn.zoo.store.folder import VECTORS_FILE, Checksums
 from transformer_nfn.zoo.verify import measure_accuracy
 
 LIMIT = 40 * 2**20
