@@ -1,9 +1,8 @@
-"""Ablation of `WholeNetwork`: each part alone, each part left out.
+"""Ablation of `WholeNetwork`: parts of the model and of its training alone, left out or added.
 
-Trains the model with parts of it and of its training left out, all on the same networks, and
-prints Kendall's tau on the test part: the mean over seeds with its standard error, and that of the
-seeds together (of the mean of their predictions); of all test networks, and of those at least
-80 % accurate. Finished rows are kept in DIR and read, so an interrupted call goes on:
+Trains every variant on the same networks and prints Kendall's tau on the test part: the mean over
+seeds with its standard error, and that of the mean of their predictions; of all test networks, and
+of those at least 80 % accurate. Finished rows are kept in DIR, so an interrupted call resumes:
 
     python benchmarks/ablation.py ZOO --out DIR [--device auto] [--seeds 5] [--train N]
         [--epochs N] [--only whole,probes,…] [--json FILE]
@@ -13,17 +12,32 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
+from role_layers import RoleLayers
 from transformer_nfn.cli.train import pick_device
-from transformer_nfn.prediction.data import PERCENT, Parts, Selection, describe_zoo, load_parts
+from transformer_nfn.models import WholeNetwork
+from transformer_nfn.models.whole_network.model import FARTHEST, INVARIANTS, OUTPUTS, head
+from transformer_nfn.models.whole_network.probes import RAREST, SAME, ProbeOutputs
+from transformer_nfn.prediction.data import (
+    PERCENT,
+    Dataset,
+    Parts,
+    Selection,
+    describe_zoo,
+    load_parts,
+)
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
+from transformer_nfn.prediction.predictors import NEURAL, whole_network_sizes
 from transformer_nfn.prediction.runs import RunRecord, predictions_on_test, read_predictions
 from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.zoo import Zoo
@@ -32,6 +46,96 @@ MODEL = "whole_network"
 HIGH = 0.8
 FEWEST = 10
 """Test networks from 80 % on that a tau of them needs."""
+
+
+class AblatedNetwork(WholeNetwork):
+    """`WholeNetwork` with switches; its defaults are the model itself.
+
+    Args:
+        parts: any of ``probes``, ``invariants`` and ``layers`` (`RoleLayers` of the weights).
+        channels: of the layers.
+        search, order: see `WholeNetwork`.
+        standard: whether invariants are standardised.
+        bounded: whether probes of images are bounded.
+        logarithms: whether outputs are read as logarithms of probabilities.
+        sizes: arguments of `WholeNetwork`.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        parts: Sequence[str] = ("probes", "invariants"),
+        channels: int = 8,
+        search: bool = True,
+        order: float = 0.3,
+        standard: bool = True,
+        bounded: bool = True,
+        logarithms: bool = True,
+        **sizes: Any,
+    ) -> None:
+        if "probes" not in parts:
+            sizes["probes"] = 0
+        super().__init__(*arguments, **sizes)
+        self.search, self.order = search, order
+        self.parts, self.standard, self.logarithms = parts, standard, logarithms
+        if self.probes is not None and not bounded:
+            self.probes.bounded = False
+            nn.init.zeros_(self.probes.base)
+        if "invariants" not in parts:
+            del self.invariant_head
+        if "layers" in parts:
+            of = self.config
+            patch = of["width"] if of["images"] else 0
+            self.layers = RoleLayers(
+                channels, classes=of["classes"], patch=patch, tokens=of["tokens"]
+            )
+            self.layer_head = head(self.layers.width, max(32, of["hidden"] // 2))
+
+    def head_inputs(
+        self, network: Mapping[str, Any], positions: Tensor | None = None
+    ) -> dict[str, Any]:
+        """With the weights where layers read them."""
+        inputs = super().head_inputs(network, positions)
+        return {**network, **inputs} if "layers" in self.parts else inputs
+
+    def standardise(self, *networks: Mapping[str, Any]) -> None:
+        """Only where invariants are standardised."""
+        if self.standard:
+            super().standardise(*networks)
+
+    def _heads(self) -> list[nn.Sequential]:
+        names = {"probes": "output_head", "invariants": "invariant_head", "layers": "layer_head"}
+        return [getattr(self, name) for part, name in names.items() if part in self.parts]
+
+    def _features(
+        self, network: Mapping[str, Any], positions: Tensor | None
+    ) -> Iterator[tuple[nn.Module, Tensor]]:
+        if self.output_head is not None:
+            yield self.output_head, network[OUTPUTS]
+        if "invariants" in self.parts:
+            x = self.prepared(network, positions)[INVARIANTS]
+            yield self.invariant_head, ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
+        if "layers" in self.parts:
+            yield self.layer_head, self.layers(network, self._where(network, positions))
+
+    def _output_features(self, outputs: ProbeOutputs) -> Tensor:
+        """As `output_features`; without logarithms, of probabilities."""
+        if self.logarithms:
+            return super()._output_features(outputs)
+        logits = outputs.logits - outputs.logits.mean(-1, keepdim=True)
+        size = (logits.square().mean((1, 2), keepdim=True) + 1e-12).sqrt()
+        probabilities = 3 * (outputs.logits.softmax(-1) - 1 / logits.shape[-1])
+        variance = probabilities.var(1, correction=0).mean(-1)
+        varies = (variance / (variance + SAME**2))[:, None]
+        similarity = torch.cat([outputs.similarity.mean(-1), outputs.similarity[..., -1]], -1)
+        log_size = size[:, 0].log().clamp(-RAREST, RAREST)
+        parts = [probabilities.flatten(1), (logits / size).flatten(1), log_size]
+        return torch.cat([*parts, 1 - varies * (1 - similarity)], -1)
+
+
+def build(data: Dataset, **options: Any) -> nn.Module:
+    """The model for networks like these."""
+    return AblatedNetwork(data.block_space, **(whole_network_sizes(data) | options))
 
 
 @dataclass(frozen=True)
@@ -45,12 +149,12 @@ class Row:
 
 ROWS: Mapping[str, Row] = {
     "whole": Row("**Whole network** (probes and invariants)"),
-    "with-layers": Row("with layers too", {"channels": 8}),
-    "probes": Row("probes alone", {"invariants": False}),
-    "invariants": Row("invariants alone", {"probes": 0}),
-    "layers": Row("layers alone", {"probes": 0, "invariants": False, "channels": 8}),
-    "probes-layers": Row("probes and layers", {"invariants": False, "channels": 8}),
-    "invariants-layers": Row("invariants and layers", {"probes": 0, "channels": 8}),
+    "with-layers": Row("with layers too", {"parts": ["probes", "invariants", "layers"]}),
+    "probes": Row("probes alone", {"parts": ["probes"]}),
+    "invariants": Row("invariants alone", {"parts": ["invariants"]}),
+    "layers": Row("layers alone", {"parts": ["layers"]}),
+    "probes-layers": Row("probes and layers", {"parts": ["probes", "layers"]}),
+    "invariants-layers": Row("invariants and layers", {"parts": ["invariants", "layers"]}),
     "no-checkpoints": Row(f"without other checkpoints than that at {PERCENT} %", {}, False),
     "no-search": Row("without the search of probes (noise)", {"search": False}),
     "no-bounds": Row("without bounds on pixels", {"bounded": False}),
@@ -95,9 +199,10 @@ def main() -> None:
     print(f"{zoo.path.name}: {counts}; {high} of the test networks from 80 %\n")
     print(HEADER, flush=True)
     found = {}
-    for name in names:
-        found[name] = fill(name, zoo, parts, given)
-        print(line(ROWS[name].words, found[name]), flush=True)
+    with mock.patch.dict(NEURAL, {MODEL: ("WholeNetwork", build)}):
+        for name in names:
+            found[name] = fill(name, zoo, parts, given)
+            print(line(ROWS[name].words, found[name]), flush=True)
     if given.json is not None:
         about = {"zoo": describe_zoo(zoo), "networks": parts.counts, "test_from_80": high}
         given.json.parent.mkdir(parents=True, exist_ok=True)

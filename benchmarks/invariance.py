@@ -29,7 +29,7 @@ from torch import Tensor
 from transformer_nfn.cli.train import pick_device
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import map_network
-from transformer_nfn.models.whole_network.answers import answers
+from transformer_nfn.models.whole_network import probe_outputs
 from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.prediction.data import (
     Dataset,
@@ -186,7 +186,7 @@ def _net(data: Dataset) -> Net:
 def _answers(data: Dataset, zoo: Zoo, positions: Tensor) -> Tensor:
     """Probabilities that the networks answer with, computed in float64."""
     wide = map_network(data.network, lambda w: w.double())
-    return answers(wide, drawn_inputs(zoo.arch).double(), positions).logits.softmax(-1)
+    return probe_outputs(wide, drawn_inputs(zoo.arch).double(), positions).logits.softmax(-1)
 
 
 def moves(predictor: Predictor, made: Disguise) -> dict[str, float]:

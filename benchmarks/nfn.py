@@ -1,8 +1,8 @@
-"""How fast is the paper's model beside the literal transcription of its pseudocode?
+"""Speed of the paper's model against a literal transcription of its pseudocode.
 
-Both sides in one run, taking turns, after warming up; medians. On a CPU: a whole training step
-(forward, backward, Adam) at batch 16 and a forward pass at batch 256. On a GPU also the step
-captured as a CUDA graph. The two models hold the same numbers and are checked to agree first.
+Both sides in one run, alternating, after warming up; medians. On a CPU: a training step (forward,
+backward, Adam) at batch 16 and a forward pass at batch 256. On a GPU also the step captured as a
+CUDA graph. The two models have the same parameters and are checked to agree first.
 
     python benchmarks/nfn.py [--json FILE] [--device cpu|cuda] [--rounds N]
 """

@@ -24,28 +24,28 @@ from torch import Tensor
 from transformer_nfn import native_network
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.models.network import Network, network_of
-from transformer_nfn.models.whole_network.answers import Answers, answers
-from transformer_nfn.native_network import probe_answers, probing, why_not
+from transformer_nfn.models.whole_network.probes import ProbeOutputs, probe_outputs
+from transformer_nfn.native_network import probing, why_not
 from transformer_nfn.zoo import NetworkSizes
 
-LONGEST = 64
-"""Tokens of a probe at most; a text may have more."""
+MAX_TOKENS = 64
+"""Most tokens of a probe; a text may have more."""
 
 
 def some_networks(arch: NetworkSizes, count: int) -> Network:
-    """Networks with weights as large as at the start of training."""
+    """Networks with weights of the size of an initialisation."""
     flat = 0.2 * torch.randn(count, arch.num_weights, generator=torch.Generator().manual_seed(0))
     return network_of(arch.to_named(flat))
 
 
 def cpu_seconds() -> float:
-    """Of this process so far."""
+    """CPU time of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def fastest(ways: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """CPU-seconds of each way, which take turns."""
+    """Smallest CPU time of each implementation; they take turns."""
     best = dict.fromkeys(ways, float("inf"))
     for repetition in range(1 + repetitions):
         for name, way in ways.items():
@@ -57,34 +57,36 @@ def fastest(ways: dict[str, Callable[[], object]], repetitions: int) -> dict[str
 
 
 def measure(task: str, networks: int, probes: int, repetitions: int) -> dict[str, Any]:
-    """One row: a task's networks of the paper's size."""
+    """CPU time on networks of the paper's size for one task."""
     arch = NetworkSizes.of(KNOWN_TASKS[task])
     network = some_networks(arch, networks)
     if problem := why_not(network):
         raise SystemExit(problem)
-    tokens = min(arch.tokens, LONGEST)
+    tokens = min(arch.tokens, MAX_TOKENS)
     x = torch.randn(probes, tokens, arch.patch or arch.d_model, requires_grad=True)
     positions = arch.positions()[:tokens]
 
-    def in_torch(*asked: Any) -> Answers:
+    def in_torch(*arguments: Any) -> ProbeOutputs:
         with mock.patch.object(native_network, "fits", return_value=False):
-            return answers(*asked)
+            return probe_outputs(*arguments)
 
-    def there(ask: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    def there(outputs: Callable[..., tuple[Tensor, Tensor]]) -> None:
         with torch.no_grad():
-            ask(network, x, positions)
+            outputs(network, x, positions)
 
-    def and_back(ask: Callable[..., tuple[Tensor, Tensor]], kept: int = probing.MOST_KEPT) -> None:
+    def and_back(
+        outputs: Callable[..., tuple[Tensor, Tensor]], kept: int = probing.MOST_KEPT
+    ) -> None:
         with mock.patch.object(probing, "MOST_KEPT", kept):
-            logits, _ = ask(network, x, positions)
+            logits, _ = outputs(network, x, positions)
         logits.sum().backward()
 
     times = fastest(
         {
-            "forward, native": lambda: there(probe_answers),
+            "forward, native": lambda: there(native_network.probe_outputs),
             "forward, PyTorch": lambda: there(in_torch),
-            "both, native": lambda: and_back(probe_answers),
-            "both, native, nothing kept": lambda: and_back(probe_answers, 0),
+            "both, native": lambda: and_back(native_network.probe_outputs),
+            "both, native, nothing kept": lambda: and_back(native_network.probe_outputs, 0),
             "both, PyTorch": lambda: and_back(in_torch),
         },
         repetitions,
@@ -105,7 +107,7 @@ def lines(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measures, prints, and writes what was asked for."""
+    """Measure, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", default=["mnist"], choices=list(KNOWN_TASKS))
     parser.add_argument("--networks", type=int, default=32)

@@ -1,10 +1,10 @@
-"""How fast is the group? Acting on many networks at once, and reading two large blocks.
+"""Speed of the group action on many networks, and of comparing two large blocks.
 
     python benchmarks/symmetry.py [--json] [--networks 10000]
 
-Both sides of every ratio run in this process, warm, and the median of several runs counts. What is
-said of large blocks (D=768, 12 heads, DA=3072) is measured in a process each, so that the memory
-is that of the process at its peak, PyTorch (about 0.25 GiB) and the weights included.
+Both sides of every ratio run in this process, warm; medians of several runs. Large blocks (D=768,
+12 heads, DA=3072) are measured in one process each, so that the memory is the peak of the process,
+PyTorch (about 0.25 GiB) and the weights included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How exactly is layer(gU) = g layer(U)? It depends on the condition of g and on the dtype."""
+"""Error of layer(gU) = g layer(U) by condition number of g and dtype."""
 
 import sys
 

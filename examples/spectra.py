@@ -1,4 +1,4 @@
-"""Spectra of QK and VO, which no disguise changes: what do accurate networks look like?"""
+"""Spectra of QK and VO, invariant under the group, of accurate and inaccurate networks."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Five networks, four disguises of each: raw weights hide which is which, fingerprints tell."""
+"""Five networks and four disguises of each: distances of raw weights and of fingerprints."""
 
 import sys
 

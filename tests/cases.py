@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from hypothesis import strategies as st
 
@@ -29,6 +31,11 @@ ALL = {
     ),
     "stack of biased blocks": spaces.stack(spaces.biased_block(6, 2, 3, 4, 9), 2),
 }
+
+
+def trials(quick: int, nightly: int) -> int:
+    """How many random cases a test tries: few in `make test`, all in `make nightly`."""
+    return nightly if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else quick
 
 
 def gen(seed: int = 0) -> torch.Generator:

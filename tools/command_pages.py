@@ -59,7 +59,7 @@ def page(words: tuple[str, ...], command: Any) -> str:
 
 def _text(command: Any) -> tuple[list[str], list[str]]:
     """The paragraphs of a help text as Markdown, and the examples that end it."""
-    from transformer_nfn.cli.help import paragraphs
+    from transformer_nfn.cli.console import paragraphs
 
     text: list[str] = []
     examples: list[str] = []

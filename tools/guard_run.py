@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from transformer_nfn.cli.endings import explain_errors
+from transformer_nfn.cli.console import explain_errors
 from transformer_nfn.prediction.experiment import guard_run
 from transformer_nfn.zoo import Zoo
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import typer
 
-from transformer_nfn.cli.endings import explain_errors
+from transformer_nfn.cli.console import explain_errors
 from transformer_nfn.io.assets import (
     CHECKOUT,
     FORMAT,

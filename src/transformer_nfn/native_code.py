@@ -1,4 +1,4 @@
-"""How does C source become code this process can call? Compiled once, kept in the user's cache."""
+"""C source compiled on demand, kept in the user's cache and loaded with ctypes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,58 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.downloads import cache_folder
 from transformer_nfn.io.files import atomic_file
+from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH
 
+HEADERS = ("block.h", "layers.h", "vectors.h")
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+NETWORK_FLAGS = ("-fno-schedule-insns",)
+"""GCC would load so much ahead of the products that registers run out."""
+
+
+@dataclass(frozen=True)
+class CompiledSizes:
+    """Sizes of a network that are constants of the C code."""
+
+    width: int = WIDTH
+    heads: int = HEADS
+    neurons: int = HIDDEN
+    blocks: int = BLOCKS
+    classes: int = 16
+
+    @property
+    def flags(self) -> list[str]:
+        """Compiler flags; classes are padded, so that several tasks share one library."""
+        constants = {
+            "WIDTH": self.width,
+            "HEADS": self.heads,
+            "NEURONS": self.neurons,
+            "BLOCKS": self.blocks,
+            "LOGITS": -(-self.classes // 16) * 16,
+        }
+        return [f"-DTNFN_{name}={size}" for name, size in constants.items()]
+
+
+def load_for(
+    sizes: CompiledSizes,
+    sources: Sequence[Path],
+    what: str,
+    declare: Callable[[ctypes.CDLL], ctypes.CDLL],
+    tries: Sequence[Sequence[str]] = ((),),
+) -> tuple[ctypes.CDLL | None, str]:
+    """As `load`, for networks of one size; sources may include `HEADERS`."""
+    headers = [Path(__file__).parent / "native_network" / name for name in HEADERS]
+    flags = [[*sizes.flags, *NETWORK_FLAGS, *more] for more in tries]
+    return load([*sources, *headers], what, declare, flags)
 
 
 def find_compiler() -> str | None:
-    """The C compiler, from ``CC`` or by its usual names."""
+    """The C compiler, from ``CC`` or by its common names."""
     for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
         if name and shutil.which(name):
             return shutil.which(name)
@@ -32,12 +73,12 @@ def load(
     declare: Callable[[ctypes.CDLL], ctypes.CDLL],
     tries: Sequence[Sequence[str]] = ((),),
 ) -> tuple[ctypes.CDLL | None, str]:
-    """The library made of some C source, ready to call, or None and why there is none.
+    """Compile and load C source; returns the library, or None and the reason.
 
     Args:
         sources, what: see `build`.
-        declare: says what the library's functions take, and returns it.
-        tries: further flags for the compiler; the first with which it works are taken.
+        declare: sets the argument types of the library's functions, and returns it.
+        tries: further compiler flags; the first that work are used.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -57,13 +98,13 @@ def load(
 def build(
     compiler: str, sources: Sequence[Path], what: str, flags: Sequence[str] = ()
 ) -> tuple[Path | None, str]:
-    """The shared library made of some C source, or None and why there is none.
+    """Compile C source to a shared library; returns its path, or None and the reason.
 
     Args:
-        compiler: what `find_compiler` found.
+        compiler: path from `find_compiler`.
         sources: the file to compile, then those it includes.
-        what: what the library is called, in its file's name and where something is wrong.
-        flags: for the compiler, besides the usual ones.
+        what: name of the library, in its file name and in messages.
+        flags: compiler flags besides the common ones.
     """
     text = b"".join(source.read_bytes() for source in sources) + " ".join(flags).encode()
     machine = f"{platform.machine()} {platform.processor()} {_cpu()} {compiler}"

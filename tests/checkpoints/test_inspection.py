@@ -12,8 +12,8 @@ import torch
 from transformer_nfn.checkpoints import inspect
 from transformer_nfn.checkpoints.disguise import Disguise, disguise
 from transformer_nfn.checkpoints.families import open_model, write_model
-from transformer_nfn.checkpoints.inspection.spectra import matrix_spectrum, product_spectrum
 from transformer_nfn.checkpoints.symmetries import symmetry_sizes
+from transformer_nfn.checkpoints.units import matrix_spectrum, product_spectrum
 
 CASES = ("gpt2", "gpt2 untied", "bert", "vit", "llama", "qwen3", "gemma2", "phi", "t5 v1.1")
 
@@ -88,9 +88,9 @@ def test_dead_and_double_heads_and_neurons_are_found(gpt2: Path, tmp_path: Path)
     with open_model(tmp_path / "made") as model:
         first, second = inspect(model).blocks
     assert first.heads[""].dead == (1,)
-    assert not first.heads[""].pairs
-    assert [pair[:2] for pair in second.heads[""].pairs] == [(0, 3)]
+    assert not first.heads[""].duplicates
+    assert [pair[:2] for pair in second.heads[""].duplicates] == [(0, 3)]
     assert first.neurons is not None
     assert second.neurons is not None
     assert first.neurons.dead == (5,)
-    assert [pair[:2] for pair in second.neurons.pairs] == [(2, 7)]
+    assert [pair[:2] for pair in second.neurons.duplicates] == [(2, 7)]

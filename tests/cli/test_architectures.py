@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from transformer_nfn.checkpoints.families import families
 from transformer_nfn.cli.app import app
-from transformer_nfn.cli.endings import explain_errors
+from transformer_nfn.cli.console import explain_errors
 
 
 def test_the_table_and_the_json_hold_every_family() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tnfn_command import tnfn
 from transformer_nfn.cli.compare import EXIT
-from transformer_nfn.cli.endings import INTERNAL_FAULT, INTERRUPTED, PIPE_CLOSED, REFUSED
+from transformer_nfn.cli.console import INTERNAL_FAULT, INTERRUPTED, PIPE_CLOSED, REFUSED
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.io.assets import CHECKOUT
 

@@ -79,9 +79,7 @@ def make(scenario: Scenario, seed: int, number: int, valid: Path, folder: Path) 
     place = folder / target.path
     if target.sign is not None and place.is_file() and not place.is_symlink():
         target.sign(place)
-        # What stands behind the trees of a model is not read.
-        behind = place.name == "model.txt" and " cut to " in done.what
-        done = Damage(f"signed, {done.what}", UNCHANGED if behind else done.right)
+        done = Damage(f"signed, {done.what}", done.right)
     return Case(words, done, scenario.answers, scenario.bad, scenario.varies)
 
 
@@ -99,10 +97,10 @@ ZOO_FIELDS = ("format", "kind", "architecture", "architecture/*", "shards", "tas
 NEURAL = ("whole_network", "transformer_nfn", "mlp", "statnn")
 EVALUATED = ("transformer_nfn", "lightgbm")
 LIBRARY_FILES = {
-    "xgboost": ("model.ubj", (store_damage.xgboost_json, d.flipped(ANSWERED))),
-    "lightgbm": ("model.txt", (store_damage.lightgbm_text, d.flipped(ANSWERED))),
-    "invariant_boosting": ("model.txt", (store_damage.lightgbm_text, d.flipped(ANSWERED))),
-    "random_forest": ("trees.safetensors", (tensor_damage.stored_tensor, d.flipped(ANSWERED))),
+    **{
+        model: ("trees.safetensors", (tensor_damage.stored_tensor, d.flipped(ANSWERED)))
+        for model in ("xgboost", "lightgbm", "invariant_boosting", "random_forest")
+    },
     "invariant_mlp": ("model.safetensors", (tensor_damage.stored_tensor, d.flipped(ANSWERED))),
 }
 

@@ -45,11 +45,11 @@ def test_nor_all_of_them_together() -> None:
 @pytest.mark.parametrize("how", MOVES, ids=lambda how: how.__name__)
 def test_the_symmetries_tried_leave_the_function(how: Callable[[Net, Tensor], Moved]) -> None:
     """Nearly, where LayerNorm's ε sees a scale."""
-    network = whole_network()
+    network = whole_network(v=3)
     moved = move(how, network, POSITIONS)
     inputs = draw(5, 4, seed=4)
     before, after = (_logits(*x, inputs) for x in [(network, POSITIONS), vars_of(moved)])
-    assert relative_error(after, before) < 1e-4
+    assert relative_error(after, before) < 3e-4
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def vars_of(moved: Moved) -> tuple[Net, Tensor]:
 
 
 def _logits(network: Net, positions: Tensor, inputs: Tensor) -> Tensor:
-    """Of the reference forward, which takes heads of one width for QK and VO, or of two."""
+    """Logits of the reference forward."""
     named = {k: w[:, 0] if "blocks" in k else w for k, w in tensors_of(network).items()}
     architecture = small_transformer(
         5, 3, 4, d_model=6, heads=2, d_ff=5, blocks=2, positions=positions

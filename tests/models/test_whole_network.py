@@ -1,4 +1,6 @@
-"""The model of whole networks sees a function and invariants, and nothing else."""
+"""`WholeNetwork` depends on the function and on invariants of the weights, and on nothing else."""
+
+import json
 
 import pytest
 import torch
@@ -6,12 +8,11 @@ import torch
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import small_transformer
 from transformer_nfn.functional.zoo_network import sinusoids
+from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.models import WholeNetwork, network_of
-from transformer_nfn.models.whole_network.answers import CHUNK, answers
-from transformer_nfn.models.whole_network.invariants import whole_invariants
+from transformer_nfn.models.whole_network import Probes, probe_outputs, whole_invariants
 from transformer_nfn.models.whole_network.model import order_loss
-from transformer_nfn.models.whole_network.probes import Probes
-from transformer_nfn.models.whole_network.reading import answer_width, read_answers, told_apart
+from transformer_nfn.models.whole_network.probes import CHUNK, features_width, outputs_vary
 from transformer_nfn.spaces import attention_block
 
 TOKENS, CLASSES, PATCH = 7, 5, 6
@@ -31,25 +32,25 @@ def block_space(d_model=8, heads=2):
     return attention_block(d_model, heads, d_model // heads, d_model // heads, 2 * d_model)
 
 
-def model(named, *, invariants=True, **options):
-    network = network_of(named)
+def model(named, **options):
     torch.manual_seed(0)
-    width = named["embedding.W"].shape[1] if "embedding.W" in named else 8
+    images = "embedding.W" in named
     made = WholeNetwork(
         block_space(),
         tokens=TOKENS,
-        width=width,
+        width=PATCH if images else 8,
         classes=CLASSES,
-        images="embedding.W" in named,
-        invariants=invariants,
-        probes=options.pop("probes", 6),
-        rank=4,
-        hidden=8,
-        **options,
+        images=images,
+        **{"probes": 6, "rank": 4, "hidden": 8, **options},
     ).double()
-    if invariants:
-        made.standardise(network)
+    made.standardise(network_of(named))
     return made
+
+
+def test_the_default_is_the_shipped_model():
+    for seed in range(5):
+        config = json.loads((CHECKOUT / f"mnist-whole/seed-{seed}/config.json").read_text())
+        assert WholeNetwork().config == config
 
 
 @pytest.mark.parametrize(
@@ -61,33 +62,33 @@ def model(named, *, invariants=True, **options):
         {"patch": 0},
     ],
 )
-def test_answers_are_those_of_the_reference_forward(sizes):
+def test_outputs_are_those_of_the_reference_forward(sizes):
     made, named = networks(**sizes)
     D = sizes.get("d_model", 8)
     inputs = torch.randn(4, TOKENS, sizes.get("patch", PATCH) or D, dtype=torch.float64)
-    found = answers(network_of(named), inputs, sinusoids(TOKENS, D).double())
+    found = probe_outputs(network_of(named), inputs, sinusoids(TOKENS, D).double())
     for i in range(3):
         one = {name: w[i] for name, w in named.items()}
         for j, x in enumerate(inputs):
             expected = made.forward(one, x)
             torch.testing.assert_close(found.logits[i, j], expected, rtol=1e-9, atol=1e-9)
-    assert found.alike.shape == (3, 4, sizes.get("blocks", 2))
+    assert found.similarity.shape == (3, 4, sizes.get("blocks", 2))
 
 
-def test_answers_of_many_networks_are_those_of_each():
+def test_outputs_of_many_networks_are_those_of_each():
     _, named = networks(CHUNK + 3)
     inputs = torch.randn(2, TOKENS, PATCH, dtype=torch.float64)
     where = sinusoids(TOKENS, 8).double()
     with torch.no_grad():
-        together = answers(network_of(named), inputs, where)
-        last = answers(network_of({k: w[-1:] for k, w in named.items()}), inputs, where)
+        together = probe_outputs(network_of(named), inputs, where)
+        last = probe_outputs(network_of({k: w[-1:] for k, w in named.items()}), inputs, where)
     torch.testing.assert_close(together.logits[-1:], last.logits)
-    torch.testing.assert_close(together.alike[-1:], last.alike)
+    torch.testing.assert_close(together.similarity[-1:], last.similarity)
 
 
 def test_no_symmetry_of_the_whole_network_moves_a_prediction():
     made, named = networks()
-    reader = model(named, channels=3)
+    reader = model(named)
     element = made.space.group.random(torch.Generator().manual_seed(1), batch=3)
     moved = element.act({name: w.unsqueeze(1) for name, w in named.items()})
     other = {name: w.squeeze(1) for name, w in moved.items()}
@@ -110,7 +111,7 @@ def test_in_single_precision_predictions_move_less_than_one_in_ten_thousand():
 
 def test_the_first_stream_is_permuted_together_with_the_positions():
     _, named = networks()
-    reader = model(named, channels=3)
+    reader = model(named)
     order = torch.randperm(8, generator=torch.Generator().manual_seed(2))
     where = sinusoids(TOKENS, 8).double()
     other = dict(named)
@@ -130,7 +131,7 @@ def test_the_first_stream_is_permuted_together_with_the_positions():
 
 def test_scales_of_relu_neurons_are_not_seen():
     _, named = networks()
-    reader = model(named, channels=3)
+    reader = model(named)
     other = dict(named)
     scale = torch.rand(3, 16, dtype=torch.float64) + 0.5
     other["blocks.0.W_A"] = named["blocks.0.W_A"] * scale[:, None]
@@ -161,14 +162,11 @@ def test_what_is_usual_is_learned_from_the_training_networks():
     )
 
 
-@pytest.mark.parametrize("logarithms", [False, True])
-def test_answers_read_as_numbers_of_middling_size(logarithms):
+def test_features_of_outputs_are_of_order_one():
     _, named = networks()
-    reader = model(named, invariants=False)
-    with torch.no_grad():
-        numbers = read_answers(reader.answers(network_of(named)), logarithms=logarithms)
-    assert numbers.shape == (3, answer_width(6, CLASSES))
-    assert float(numbers.abs().max()) < 10
+    features = model(named).head_inputs(network_of(named))["outputs"]
+    assert features.shape == (3, features_width(6, CLASSES))
+    assert float(features.abs().max()) < 10
 
 
 def test_order_loss_counts_pairs_in_the_wrong_order():
@@ -206,14 +204,14 @@ def test_probes_of_two_groups_share_nothing():
         Probes(10, TOKENS, PATCH, CLASSES, rank=2, groups=3)
 
 
-def test_what_is_kept_of_networks_is_judged_as_the_networks_are():
+def test_head_inputs_replace_the_weights():
     _, named = networks()
-    for options in ({}, {"channels": 2}, {"invariants": False}):
-        reader, network = model(named, **options), network_of(named)
-        with torch.no_grad():
-            kept = reader.kept(network)
-            assert ("classifier" in kept) == bool(options.get("channels"))
-            assert torch.equal(reader.logits(kept), reader.logits(network))
+    reader, network = model(named), network_of(named)
+    with torch.no_grad():
+        inputs = reader.head_inputs(network)
+        assert set(inputs) == {"invariants", "outputs"}
+        assert torch.equal(reader.logits(inputs), reader.logits(network))
+        assert torch.equal(reader.features(inputs), reader.features(network))
 
 
 def test_probes_of_images_lie_between_black_and_white_and_start_dark():
@@ -228,67 +226,47 @@ def test_probes_of_images_lie_between_black_and_white_and_start_dark():
         assert float(free().max()) > 40
 
 
-def test_a_model_from_before_bounds_and_groups_is_read_without():
-    _, named = networks(dtype=torch.float32)
-    reader = model({k: w.double() for k, w in named.items()})
-    newer = ("answers_first", "bounded", "groups", "logarithms", "space")
-    config = {k: v for k, v in reader.config.items() if k not in newer}
-    before = WholeNetwork(reader.space, **config)
-    assert (before.probes.bounded, before.logarithms, before.probes.groups) == (False, False, 1)
-    assert not before.answers_first
-
-
-@pytest.mark.parametrize("logarithms", [False, True])
-def test_weights_count_only_where_answers_differ_from_probe_to_probe(logarithms):
+def test_weights_count_only_where_outputs_differ_between_probes():
     _, named = networks()
-    named["classifier.W_2"][0] = 0  # the first answers everything by its biases
-    network = network_of(named)
-    options = {"answers_first": True, "logarithms": logarithms, "channels": 2}
-    reader = model(named, **options)
+    named["classifier.W_2"][0] = 0  # the outputs of the first are its biases
+    network, reader = network_of(named), model(named)
     with torch.no_grad():
-        share = told_apart(reader.kept(network)["answers"], 6, CLASSES)
+        share = outputs_vary(reader.head_inputs(network)["outputs"], 6, CLASSES)
         assert float(share[0]) == 0
         assert float(share[1:].min()) > 0.99
-        said = reader.logits(network)
-        for part in (reader.judge, reader.weigh):
-            part[-1].bias += 3.0
-        moved = reader.logits(network) - said
+        before = reader.logits(network)
+        reader.invariant_head[-1].bias += 3.0
+        moved = reader.logits(network) - before
     assert float(moved[0]) == 0
-    torch.testing.assert_close(moved[1:], 6 * share[1:])
+    torch.testing.assert_close(moved[1:], 3 * share[1:])
 
 
-@pytest.mark.parametrize("logarithms", [False, True])
-def test_tokens_count_only_where_answers_differ_from_probe_to_probe(logarithms):
+def test_tokens_count_only_where_outputs_differ_between_probes():
     _, named = networks()
-    named["classifier.W_2"][0] = 0  # the first answers everything by its biases
+    named["classifier.W_2"][0] = 0  # the outputs of the first are its biases
     _, others = networks(seed=1)
     written = {k: torch.cat([w[:1], named[k][1:]]) for k, w in others.items()}
     for name in ("classifier.W_2", "classifier.b_2"):
         written[name] = named[name]
-    seen, anyway = (
-        model(named, answers_first=first, logarithms=logarithms) for first in (True, False)
-    )
+    reader = model(named)
     with torch.no_grad():
-        moved = (seen.logits(network_of(named)) - seen.logits(network_of(written))).abs()
-        read, raw = (m.kept(network_of(named))["answers"] for m in (seen, anyway))
-        other = anyway.kept(network_of(written))["answers"]
+        moved = (reader.logits(network_of(named)) - reader.logits(network_of(written))).abs()
+        features = reader.head_inputs(network_of(named))["outputs"]
     assert float(moved.max()) == 0
-    assert float((raw - other)[0].abs().max()) > 1e-3
-    alike = slice(-2 * 6, None)
-    assert torch.equal(read[0, alike], torch.ones(12).double())
-    torch.testing.assert_close(read[1:], raw[1:], rtol=0, atol=1e-3)
-    assert float(raw[1:, alike].min()) < 0.95
+    similarity = slice(-2 * 6, None)
+    assert torch.equal(features[0, similarity], torch.ones(12).double())
+    assert float(features[1:, similarity].min()) < 0.995
 
 
-@pytest.mark.parametrize("parts", [{}, {"probes": 0}, {"channels": 2}, {"invariants": False}])
-def test_on_another_scale_logits_are_stretched_and_shifted(parts):
+@pytest.mark.parametrize("probes", [0, 6])
+def test_rescaled_logits_are_stretched_and_shifted(probes):
     _, named = networks()
     named["classifier.W_2"][0] = 0  # its weights do not count
-    reader, network = model(named, answers_first=True, **parts), network_of(named)
+    reader, network = model(named, probes=probes), network_of(named)
     with torch.no_grad():
-        said = reader.logits(network)
+        before = reader.logits(network)
         reader.rescale(0.25, 1.5)
-        torch.testing.assert_close(reader.logits(network), 0.25 * said + 1.5, rtol=0, atol=1e-12)
+        torch.testing.assert_close(reader.logits(network), 0.25 * before + 1.5, rtol=0, atol=1e-12)
 
 
 def test_what_rounding_leaves_of_a_dead_neuron_is_not_seen():
@@ -319,8 +297,3 @@ def test_spectra_that_one_solver_gives_up_on_are_found_by_another(monkeypatch):
 
     monkeypatch.setattr(torch.linalg, "eigvalsh", fails_first)
     assert torch.equal(whole_invariants(network_of(named)), expected)
-
-
-def test_a_model_of_nothing_is_refused():
-    with pytest.raises(SpaceError, match="at least one of probes, invariants"):
-        WholeNetwork(block_space(), tokens=2, width=2, classes=2, probes=0, invariants=False)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transformer_nfn import native_code
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.native_network import fits, probe_answers, probing, why_not
+from transformer_nfn.native_network import fits, probe_outputs, probing, why_not
 
 needs_compiler = pytest.mark.skipif(native_code.find_compiler() is None, reason="no C compiler")
 
@@ -59,7 +59,7 @@ def test_answers_and_gradients_are_those_of_float64(case: Any) -> None:
         mapped(network, Tensor.double), twin, positions.double()
     )
     probes.requires_grad_()
-    found = probe_answers(network, probes, positions)
+    found = probe_outputs(network, probes, positions)
     assert error(found[0], logits) < 1e-5
     assert error(found[1], spread) < 1e-5
     clear = (distance > 1e-5).float()[..., None]
@@ -77,13 +77,13 @@ def test_neither_threads_nor_company_change_a_bit() -> None:
     try:
         for threads in (1, 2, 3, 3):
             torch.set_num_threads(threads)
-            logits, spread = probe_answers(network, probes, positions)
+            logits, spread = probe_outputs(network, probes, positions)
             found.append((logits, spread, gradient((logits,), probes, weights)))
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
-    alone = probe_answers(mapped(network, lambda w: w[3:4]), probes[7:10], positions)
+    alone = probe_outputs(mapped(network, lambda w: w[3:4]), probes[7:10], positions)
     assert torch.equal(alone[0], found[0][0][3:4, 7:10])
     assert torch.equal(alone[1], found[0][1][3:4, 7:10])
 
@@ -95,9 +95,9 @@ def test_without_memory_the_way_back_walks_there_again(
 ) -> None:
     network, probes, positions, weights = asked(case)
     probes.requires_grad_()
-    kept = gradient(probe_answers(network, probes, positions), probes, weights)
+    kept = gradient(probe_outputs(network, probes, positions), probes, weights)
     monkeypatch.setattr(probing, "MOST_KEPT", 0)
-    assert torch.equal(kept, gradient(probe_answers(network, probes, positions), probes, weights))
+    assert torch.equal(kept, gradient(probe_outputs(network, probes, positions), probes, weights))
 
 
 @needs_compiler
@@ -106,13 +106,13 @@ def test_one_call_does_not_disturb_the_way_back_of_another() -> None:
     probes.requires_grad_()
     other, others, elsewhere, other_weights = asked(CASES[2])
     others.requires_grad_()
-    expected = gradient(probe_answers(network, probes, positions), probes, weights)
-    first = probe_answers(network, probes, positions)
-    second = probe_answers(other, others, elsewhere)
+    expected = gradient(probe_outputs(network, probes, positions), probes, weights)
+    first = probe_outputs(network, probes, positions)
+    second = probe_outputs(other, others, elsewhere)
     found = gradient(first, probes, weights)
     assert torch.equal(found, expected)
     between = gradient(second, others, other_weights)
-    alone = gradient(probe_answers(other, others, elsewhere), others, other_weights)
+    alone = gradient(probe_outputs(other, others, elsewhere), others, other_weights)
     assert torch.equal(between, alone)
 
 
@@ -123,7 +123,7 @@ def test_how_alike_tokens_are_does_not_tell_how_large_they_were() -> None:
     small = mapped(network, Tensor.clone)
     for name in ("W_B", "b_B"):
         small["blocks"][-1][name] *= 1e-3
-    found, other = (probe_answers(one, probes, positions) for one in (network, small))
+    found, other = (probe_outputs(one, probes, positions) for one in (network, small))
     assert error(other[0], found[0]) > 1e-2
     assert error(other[1], found[1]) < 1e-5
 
@@ -131,11 +131,11 @@ def test_how_alike_tokens_are_does_not_tell_how_large_they_were() -> None:
 @needs_compiler
 def test_any_strides_and_more_positions_than_tokens() -> None:
     network, probes, positions, *_ = asked(CASES[1])
-    expected = probe_answers(network, probes, positions)
+    expected = probe_outputs(network, probes, positions)
     strided = mapped(network, lambda w: w.mT.contiguous().mT if w.ndim > 2 else w)
     more = torch.cat([positions, positions])
     turned = probes.transpose(0, 1).contiguous().transpose(0, 1)
-    found = probe_answers(strided, turned, more)
+    found = probe_outputs(strided, turned, more)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -143,10 +143,10 @@ def test_any_strides_and_more_positions_than_tokens() -> None:
 def test_a_network_out_of_bounds_answers_no_number() -> None:
     """As PyTorch has it; its neighbours are not touched."""
     network, probes, positions, *_ = asked(CASES[0])
-    expected = probe_answers(network, probes, positions)[0]
+    expected = probe_outputs(network, probes, positions)[0]
     network["blocks"][0]["W_Q"][2] *= 1e25
     network["blocks"][0]["W_K"][2] *= 1e25
-    found = probe_answers(network, probes, positions)[0]
+    found = probe_outputs(network, probes, positions)[0]
     assert found[2].isnan().all()
     rest = [0, 1, 3, 4]
     assert torch.equal(found[rest], expected[rest])
@@ -160,16 +160,16 @@ def test_what_does_not_fit_is_said() -> None:
     assert "multiples of 4" in why_not(random_networks(1, 30, 3, 60, 1, 10, 4))
     narrow = random_networks(5, 32, 2, 32, 1, 10, 0)["blocks"]
     assert "'blocks.1.W_A'" in why_not({**network, "blocks": [network["blocks"][0], *narrow]})
-    assert "zoo's kind" in why_not({"blocks": network["blocks"]})
+    assert "networks of the zoo" in why_not({"blocks": network["blocks"]})
     wanted = mapped(network, torch.Tensor.clone)
     wanted["classifier"]["W_1"].requires_grad_()
     assert "gradients of weights" in why_not(wanted)
     with pytest.raises(SpaceError, match="gradients of weights"):
-        probe_answers(wanted, probes, positions)
+        probe_outputs(wanted, probes, positions)
     with pytest.raises(SpaceError, match=r"probes \[any, any, 16\].*\[19, 49, 15\]"):
-        probe_answers(network, probes[..., 1:], positions)
+        probe_outputs(network, probes[..., 1:], positions)
     with pytest.raises(SpaceError, match="1 to 48 tokens expected, found 49"):
-        probe_answers(network, probes, positions[1:])
+        probe_outputs(network, probes, positions[1:])
 
 
 def test_without_a_compiler_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Are these all the equivariant maps? Solved for, not asserted.
+"""The layers contain all equivariant maps of the paper's form, solved for numerically.
 
 A map of the paper's form is a matrix L on the entries of all tensors, all per-head products and
 a constant. Each of those transforms linearly among itself, ``φ(gU) = ρ(g) φ(U)``, so E commutes
@@ -89,7 +89,7 @@ def count(module: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize(
     ("D", "h", "Dk", "Dv", "DA"),
-    [(2, 2, 1, 2, 2), (3, 2, 1, 1, 3), (2, 1, 2, 1, 3), (2, 3, 1, 1, 2)],
+    [(2, 2, 1, 2, 2), (2, 1, 2, 1, 3), pytest.param(3, 2, 1, 1, 3, marks=pytest.mark.nightly)],
 )
 def test_the_papers_block_has_all_maps(D: int, h: int, Dk: int, Dv: int, DA: int) -> None:
     space = spaces.attention_block(D, h, Dk, Dv, DA)
@@ -108,8 +108,12 @@ def test_the_papers_block_has_all_maps(D: int, h: int, Dk: int, Dv: int, DA: int
         spaces.grouped_query_block(2, 2, 2, 1, 1, 2),
         spaces.rope_block(2, 2, 4, 1, 2),
         spaces.swiglu_block(2, 2, 1, 1, 2),
-        spaces.residual_stack(1, 3, 2, 1, 1, 2, d_in=2, d_out=1),
-        spaces.stack(spaces.attention_block(2, 2, 1, 1, 2), 2),
+        pytest.param(
+            spaces.residual_stack(1, 3, 2, 1, 1, 2, d_in=2, d_out=1), marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            spaces.stack(spaces.attention_block(2, 2, 1, 1, 2), 2), marks=pytest.mark.nightly
+        ),
     ],
     ids=lambda space: space.name,
 )
@@ -143,7 +147,7 @@ def test_every_action_without_self_products_has_all_maps(space: WeightSpace) -> 
     assert count(Invariant(space, 1, 1)) == invariant
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 1, 1, 2), (2, 2, 1, 1, 1), (1, 1, 1, 1, 1)])
+@pytest.mark.parametrize("sizes", [(1, 2, 1, 1, 2), (2, 1, 1, 1, 1)])
 def test_axes_of_size_one_make_levels_coincide(sizes: tuple[int, ...]) -> None:
     # With one neuron "the sum over neurons" and "this neuron" are the same number, so the layer
     # has more parameters than there are maps; it still has all the maps.

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from layer_cases import BLOCK, KINDS, SPACES, invariant_options
-from torch import Tensor, nn
+from torch import nn
 
 from transformer_nfn import spaces
 from transformer_nfn.nn import Activation, Equivariant, Invariant
@@ -29,7 +29,7 @@ def network(space: WeightSpace, layers: int, **options: object) -> nn.Sequential
 @pytest.mark.parametrize("name", SPACES)
 def test_layers_commute_with_the_group(name: str, kind: str) -> None:
     space, options = SPACES[name], KINDS[kind]
-    for layers in (1, 2, 3):
+    for layers in (1, 3):
         torch.manual_seed(layers)
         deep = network(space, layers, **options).double()
         last = Invariant(space, [2, 3, 2, 3][layers], 4, **invariant_options(options)).double()
@@ -123,14 +123,6 @@ def test_activation_leaves_tensors_with_a_linear_axis_alone() -> None:
         assert out[name] is weights[name]
     for name in ("W_A", "W_B", "b_A", "b_B"):
         torch.testing.assert_close(out[name], weights[name].clamp(min=0))
-
-
-def test_a_pointwise_function_on_queries_would_break_equivariance() -> None:
-    def wrong(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {n: x.relu() for n, x in weights.items()}
-
-    with pytest.raises(AssertionError, match="not equivariant"):
-        assert_equivariant(wrong, BLOCK, BLOCK.randn(2, 1, dtype=torch.float64))
 
 
 def test_a_free_axis_that_stands_twice_is_read_and_written_in_both_places() -> None:

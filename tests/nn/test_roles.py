@@ -12,8 +12,8 @@ from literal_roles import literal_nodes
 from torch import Tensor
 from whole_networks import MOVES, Moved, Net, draw, move, move_all, whole_network
 
+from role_layers import RoleLayers
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.nn.roles import RoleLayers
 from transformer_nfn.testing import relative_error
 
 POSITIONS = draw(5, 6, seed=3)

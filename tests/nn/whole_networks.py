@@ -33,12 +33,13 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 def whole_network(
     n: int = 3, *, D: int = 6, heads: int = 2, d: int = 3, F: int = 5, depth: int = 2,
-    hidden: int = 4, classes: int = 3, patch: int = 4, seed: int = 0,
+    hidden: int = 4, classes: int = 3, patch: int = 4, seed: int = 0, v: int | None = None,
 ) -> Net:  # fmt: skip
     """Weights ``[n, 1, …]`` of blocks, ``[n, …]`` of embedding (none if patch is 0), classifier."""
+    v = d + 1 if v is None else v
     sizes = {
-        "W_Q": (heads, D, d), "W_K": (heads, D, d), "W_V": (heads, D, d + 1),
-        "W_O": (heads, d + 1, D), "W_A": (D, F), "b_A": (F,), "W_B": (F, D), "b_B": (D,),
+        "W_Q": (heads, D, d), "W_K": (heads, D, d), "W_V": (heads, D, v),
+        "W_O": (heads, v, D), "W_A": (D, F), "b_A": (F,), "W_B": (F, D), "b_B": (D,),
     }  # fmt: skip
     ends = {"W_1": (D, hidden), "b_1": (hidden,), "W_2": (hidden, classes), "b_2": (classes,)}
     seeds = iter(range(1000 * seed, 1000 * (seed + 1)))

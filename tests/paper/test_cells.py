@@ -1,15 +1,50 @@
 """From a real zoo to the paper's tables: small, but every part is the one users run."""
 
-import pytest
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 
-from transformer_nfn.paper.cells import fill_cell
+import pyarrow.parquet as pq
+import pytest
+import torch
+from made_networks import made, parts
+
+from transformer_nfn.models import map_network
+from transformer_nfn.paper.cells import augmented, disguised, fill_cell
 from transformer_nfn.paper.table_text import markdown_table
 from transformer_nfn.paper.tables import reproduce, table_cells
 from transformer_nfn.prediction.data import load_parts
+from transformer_nfn.prediction.predictors import module_builder
 from transformer_nfn.prediction.runs import RunError, RunRecord, find_runs
+from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.training import train_seeds
 from transformer_nfn.zoo import Settings, build
 
 SHORT = 3
+MODELS = ["mlp", "lightgbm"]
+
+# In a process of its own: Ray's warnings and threads are not this test's to judge.
+_DRIVER = """
+import json, sys
+from pathlib import Path
+import torch
+from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.paper.tables import reproduce
+
+import ray
+torch.set_num_threads(1)
+zoo, out, models = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+how = dict(epochs=2, models=models, engine="ray")
+told = []
+reproduce("table1", zoo, out, seeds=[0, 1], progress=lambda c, line: told.append(c.folder), **how)
+try:
+    reproduce("table1", zoo, out, seeds=[2], **how)
+except TransformerNFNError as error:
+    print(json.dumps({"told": told, "error": str(error)}))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +70,7 @@ def test_tables_have_the_papers_cells():
 
 def test_a_table_is_filled_written_and_cached(zoo, tmp_path):
     records = reproduce(
-        "table1", zoo.path, tmp_path, seeds=[0, 1], epochs=SHORT, models=["mlp", "lightgbm"]
+        "table1", zoo.path, tmp_path, seeds=[0, 1], epochs=SHORT, models=MODELS
     )
     assert len(records) == 10
     done = [r for r in records if r.status == "done"]
@@ -48,7 +83,7 @@ def test_a_table_is_filled_written_and_cached(zoo, tmp_path):
     assert "not enough networks" in text
     stamp = {p: p.stat().st_mtime_ns for p in tmp_path.glob("cells/*/predictions.parquet")}
     again = reproduce(
-        "table1", zoo.path, tmp_path, seeds=[0, 1], epochs=SHORT, models=["mlp", "lightgbm"]
+        "table1", zoo.path, tmp_path, seeds=[0, 1], epochs=SHORT, models=MODELS
     )
     assert [r.summary for r in again] == [r.summary for r in records]
     assert stamp == {p: p.stat().st_mtime_ns for p in tmp_path.glob("cells/*/predictions.parquet")}
@@ -91,3 +126,63 @@ def test_predictions_for_gU_and_U_are_compared(zoo, tmp_path):
     assert "Transformer-NFN, predictions for gU and U: float32 max" in text
     plain = table_cells("table6", "digits", ["statnn"])[0]
     assert "agreement" not in fill_cell(zoo.path, plain, tmp_path, **how).summary
+
+
+def test_augmentation_keeps_the_originals_and_the_function():
+    data = parts()
+    twice = augmented(data, 10.0)
+    assert twice.counts == {"train": 80, "val": 32, "test": 32}
+    assert torch.equal(twice.train.accuracy[:40], twice.train.accuracy[40:])
+    first = twice.train.network["blocks"][1]["W_Q"]
+    assert torch.equal(first[:40], data.train.network["blocks"][1]["W_Q"])
+    assert not torch.allclose(first[40:], first[:40], atol=0.1)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+def test_transformer_nfn_does_not_notice_the_augmentation(dtype, tolerance):
+    data = parts()
+    build = module_builder("transformer_nfn", data.train, {"channels": [2]})
+    module = train_seeds(build, data, Protocol(epochs=4), [0]).modules[0].to(dtype)
+    plain = made(64, 7)
+    wide = map_network(plain.network, lambda w: w.to(dtype))
+    plain = replace(plain, network=wide)
+    for bound in (1.0, 10.0, 100.0):
+        moved = disguised(plain, bound, seed=1)
+        with torch.no_grad():
+            apart = (module(plain.network) - module(moved.network)).abs().max()
+        assert apart < tolerance
+
+
+@pytest.mark.nightly
+def test_ray_fills_the_same_table(zoo, tmp_path):
+    reproduce("table1", zoo.path, tmp_path / "local", seeds=[0, 1], epochs=2, models=MODELS)
+    quiet = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_MODE": "disabled"}
+    driver = subprocess.run(
+        [sys.executable, "-c", _DRIVER, str(zoo.path), str(tmp_path / "ray"), json.dumps(MODELS)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | quiet,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert driver.returncode == 0, driver.stderr
+    tables = [pq.read_table(tmp_path / engine / "table1.parquet") for engine in ("local", "ray")]
+    assert tables[0].equals(tables[1])
+    assert tables[0]["value"].drop_null().length() >= 2, "some cells have enough networks"
+    texts = [(tmp_path / engine / "table1.md").read_text() for engine in ("local", "ray")]
+    assert texts[0] == texts[1]
+    said = json.loads(driver.stdout.splitlines()[-1])
+    assert len(said["told"]) == 10, "every cell is reported once"
+    assert "holds another run" in said["error"]
+    assert "\n" not in said["error"], "one sentence, without the worker's traceback"
+
+
+@pytest.mark.usefixtures("no_ray_cluster")
+def test_no_cluster_is_one_clear_error(zoo, tmp_path, monkeypatch):
+    def fill(**options):
+        reproduce("table5", zoo.path, tmp_path, seeds=[0], engine="ray", **options)
+
+    with pytest.raises(RunError, match=r"no Ray cluster at 10\.0\.0\.1:1"):
+        fill(address="10.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RunError, match=r"pip install 'transformer-nfn\[ray\]'"):
+        fill()

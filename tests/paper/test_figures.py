@@ -7,11 +7,9 @@ import pytest
 from matplotlib.figure import Figure
 from run_folders import write_curve, write_run
 
-from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper import figures
-from transformer_nfn.paper.learning_curve import curve_lines
 from transformer_nfn.paper.numbers import model_name
-from transformer_nfn.paper.table_text import lay_out
+from transformer_nfn.paper.table_text import curve_lines, lay_out
 from transformer_nfn.prediction.runs import RunError, RunRecord, find_runs
 from transformer_nfn.zoo import Settings, build
 
@@ -75,13 +73,6 @@ def test_learning_curve_has_a_line_with_errors_for_each_model(tmp_path):
         assert lengths == pytest.approx([error for _, _, error in mine])
 
 
-def test_learning_curve_of_one_number_and_one_seed_is_drawn(tmp_path):
-    cell = {"table": "learning-curve", "row": "mlp", "column": "all"}
-    run = write_run(tmp_path / "r", "mlp", networks=92, seeds=1, train=64, table=cell)
-    written = figures.learning_curve([RunRecord.read(run)], tmp_path / "learning-curve")
-    assert all(path.is_file() for path in written)
-
-
 def test_two_zoos_are_two_sheets(runs, tmp_path):
     write_run(runs / "news", "mlp", networks=80, seeds=1, task="ag_news")
     names = {p.name for p in figures.prediction_scatter([runs], tmp_path / "p")}
@@ -109,12 +100,6 @@ def test_missing_matplotlib_names_the_extra(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(RunError, match=r"transformer-nfn\[plot\]"):
         figures.prediction_scatter([runs], tmp_path / "p")
-
-
-def test_place_that_cannot_be_written_is_one_sentence(runs, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(TransformerNFNError, match="cannot be written"):
-        figures.prediction_scatter([runs], tmp_path / "file" / "p")
 
 
 def test_figures_of_a_zoo_and_the_runs_beside_it(runs, tmp_path):

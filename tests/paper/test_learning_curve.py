@@ -4,7 +4,6 @@ import json
 import re
 import sys
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -12,9 +11,8 @@ from typer.testing import CliRunner
 from transformer_nfn.cli import main
 from transformer_nfn.cli.app import app
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.paper.tables import reproduce, table_cells, zoo_cells
+from transformer_nfn.paper.tables import reproduce, table_cells
 from transformer_nfn.prediction.runs import RunError, RunRecord, read_predictions
-from transformer_nfn.zoo import Zoo
 
 MODELS = ["statnn", "lightgbm"]
 SHORT = 2
@@ -49,15 +47,11 @@ def test_numbers_double_from_64_and_end_with_all_for_every_model():
             "invariant_boosting", "invariant_mlp", "whole_network",
         }  # fmt: skip
     assert len({cell.folder for cell in cells}) == len(cells) == 45
-
-
-@pytest.mark.parametrize(
-    ("train", "columns"),
-    [(64, ["all"]), (65, ["64", "all"]), (128, ["64", "all"]), (129, ["64", "128", "all"])],
-)
-def test_all_networks_stand_once(train, columns):
-    cells = table_cells("learning-curve", "mnist", ["mlp"], train=train)
-    assert [cell.column for cell in cells] == columns
+    for train, columns in ((64, ["all"]), (65, ["64", "all"]), (128, ["64", "all"])):
+        few = table_cells("learning-curve", "mnist", ["mlp"], train=train)
+        assert [cell.column for cell in few] == columns
+    chosen = table_cells("learning-curve", "mnist", ["mlp"], train=112, sizes=[100, 64])
+    assert [(cell.column, cell.max_train) for cell in chosen] == [("64", 64), ("100", 100)]
 
 
 def test_the_command_writes_table_and_figure(curve):
@@ -132,17 +126,6 @@ def test_too_few_networks_are_one_sentence_exit_code_2_and_no_files(tmp_path, mo
     assert not out.exists()
 
 
-def test_a_zoo_too_small_for_any_table_is_told_the_same(zoo, monkeypatch):
-    monkeypatch.setattr(Zoo, "select", lambda *_, **__: np.arange(10))
-    with pytest.raises(RunError, match=r"at least 64 networks to train on, .* has 7$"):
-        zoo_cells("learning-curve", zoo)
-
-
-def test_checkpoints_that_are_not_there_are_named(zoo):
-    with pytest.raises(RunError, match=r"no checkpoints at 33 %, only at \[75\]"):
-        zoo_cells("learning-curve", zoo, percent=33)
-
-
 def test_missing_matplotlib_is_told_before_the_training(zoo, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -151,16 +134,6 @@ def test_missing_matplotlib_is_told_before_the_training(zoo, tmp_path, monkeypat
     assert isinstance(done.exception, RunError)
     assert "transformer-nfn[plot]" in str(done.exception)
     assert not (tmp_path / "results").exists()
-
-
-def test_help_shows_an_example():
-    shown = CliRunner().invoke(app, ["reproduce", "--help"], env={"COLUMNS": "120"}).stdout
-    assert "tnfn reproduce learning-curve" in shown
-
-
-def test_sizes_of_ones_own_replace_the_columns(zoo):
-    cells = zoo_cells("learning-curve", zoo, ["mlp"], sizes=[100, 64])
-    assert [(cell.column, cell.max_train) for cell in cells] == [("64", 64), ("100", 100)]
 
 
 @pytest.mark.parametrize(

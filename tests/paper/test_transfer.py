@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.paper.transfer import transfer
-from transformer_nfn.paper.transfer_table import Ranking, transfer_markdown
+from transformer_nfn.paper.transfer import Ranking, transfer, transfer_markdown
 from transformer_nfn.prediction.data import load_rows
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.prediction.predictors import load_predictors

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.models import network_of
-from transformer_nfn.models.tensor_fit import tensor_fit
+from transformer_nfn.models.coupling import coupling_features
 from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts
 from transformer_nfn.prediction.guard import GUARD_FILE, Guard
 from transformer_nfn.prediction.guard.estimators import (
@@ -72,10 +72,10 @@ def test_tensor_features_are_invariant() -> None:
     after["blocks.1.W_K"] = before["blocks.1.W_K"] @ torch.linalg.inv(basis).mT
     for name in ("blocks.0.W_B", "blocks.0.b_B"):
         after[name] = 3 * after[name]
-    first, second = (tensor_fit(network_of(named)) for named in (before, after))
+    first, second = (coupling_features(network_of(named)) for named in (before, after))
     assert torch.allclose(first, second, atol=1e-6)
     coupled = {**network(), "classifier.W_2": network()["classifier.W_1"].mT[..., :10].contiguous()}
-    apart = tensor_fit(network_of(coupled)) - tensor_fit(network_of(network()))
+    apart = coupling_features(network_of(coupled)) - coupling_features(network_of(network()))
     assert bool((apart.abs().amax(1) > 0.3).all())
 
 

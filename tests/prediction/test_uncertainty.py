@@ -71,7 +71,7 @@ class Reader:
     """A module whose features are those of a function."""
 
     def __init__(self, features):
-        self.reading = features
+        self.features = features
 
 
 def columns(network):

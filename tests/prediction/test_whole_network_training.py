@@ -59,7 +59,7 @@ def test_probes_become_what_good_networks_agree_on():
 
     def agreement():
         with torch.no_grad():
-            p = module.answers(data.network).logits.softmax(-1)
+            p = module.outputs(data.network, module.probes()).logits.softmax(-1)
         return float((p.mean(0)[torch.arange(len(labels)), labels]).mean())
 
     before = agreement()
@@ -133,7 +133,7 @@ def test_readers_learn_with_weight_decay_and_probes_stay_as_found():
     before = {name: value.clone() for name, value in module.state_dict().items()}
     held.train_epoch()
     moved = {n for n, value in module.state_dict().items() if not torch.equal(value, before[n])}
-    assert {name.split(".")[0] for name in moved} == {"reader", "judge"}
+    assert {name.split(".")[0] for name in moved} == {"output_head", "invariant_head"}
 
 
 def test_every_seed_learns_from_the_outputs_on_its_own_probes():
@@ -143,11 +143,11 @@ def test_every_seed_learns_from_the_outputs_on_its_own_probes():
         with torch.no_grad():
             expected = module.logits(held.train[0].network)
         assert torch.allclose(module.logits(inputs.train[0]), expected, atol=1e-5)
-    first, second = (inputs.train[0]["answers"] for inputs in held.inputs)
+    first, second = (inputs.train[0]["outputs"] for inputs in held.inputs)
     assert float((first - second).abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("options", [{"invariants": False}, {"probes": 0}, {}])
+@pytest.mark.parametrize("options", [{"probes": 0}, {}])
 def test_a_run_is_read_back_and_predicts_the_same(tmp_path, options):
     data = with_more()
     about = {"name": "made", "task": "digits", "networks": 72}
@@ -182,8 +182,9 @@ def test_predictions_are_on_the_scale_of_the_validation_networks(monkeypatch):
 
 def test_a_search_can_be_skipped():
     data = parts()
-    usual, noisy = builder(data)(), builder(data, search=False)()
+    usual, noisy = builder(data)(), builder(data)()
     noisy.load_state_dict(usual.state_dict())
+    noisy.search = False
     for module in (usual, noisy):
         WholeNetworkStrategy(module).start(module, SizeGroups.of(data), 0, 4, True)
     assert not torch.equal(usual.probes(), noisy.probes())

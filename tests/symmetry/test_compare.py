@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
-from cases import ALL, SIX, blocks, draw, gen, perturbed, seeds, worst
+from cases import ALL, SIX, blocks, draw, gen, perturbed, seeds, trials, worst
 from transformer_nfn import functional, spaces
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.functional import Vectors, architecture_of
@@ -51,8 +51,8 @@ def check_witness(space, U, V, found):
     assert difference > 10 * found.witness.noise
 
 
-def test_200_orbit_pairs_are_all_recovered():
-    for seed, space in pairs(200):
+def test_orbit_pairs_are_all_recovered():
+    for seed, space in pairs(trials(45, 200)):
         U, g = draw(space, seed), space.group.random(gen(seed))
         V = g.act(U)
         found = compare(space, U, V)
@@ -64,8 +64,8 @@ def test_200_orbit_pairs_are_all_recovered():
             assert torch.equal(found.element.perms[axis], perm)
 
 
-def test_200_perturbed_pairs_are_told_apart_each_with_a_witness():
-    for seed, space in pairs(200):
+def test_perturbed_pairs_differ_each_with_a_witness():
+    for seed, space in pairs(trials(45, 200)):
         U, g = draw(space, seed), space.group.random(gen(seed))
         V = g.act(perturbed(U, 1e-6, seed))
         found = compare(space, U, V)
@@ -76,8 +76,8 @@ def test_200_perturbed_pairs_are_told_apart_each_with_a_witness():
 @pytest.mark.parametrize("condition", [1e1, 1e2, 1e3, 1e4])
 @pytest.mark.parametrize("rounding", ["weights", "matrices"])
 def test_float32_is_right_or_undecided(condition, rounding):
-    decided = 0
-    for seed, space in pairs(24):
+    decided, count = 0, trials(6, 24)
+    for seed, space in pairs(count):
         U = space.randn(1, generator=gen(seed))
         g = space.group.random(gen(seed), max_condition=None)
         g = space.group.element(
@@ -94,7 +94,7 @@ def test_float32_is_right_or_undecided(condition, rounding):
         assert other in (False, None)
         assert near in (False, None)
         decided += (same is not None) + (other is not None) + (near is not None)
-    assert decided >= 48  # of 72: undecided is allowed, but not as a way out
+    assert decided >= 2 * count  # of 3 each: undecided is allowed, but not as a way out
 
 
 def with_condition(matrix, condition):
@@ -106,7 +106,7 @@ def with_condition(matrix, condition):
 
 @every_space
 def test_every_space_recovers_its_element(space):
-    for seed in range(3):
+    for seed in range(trials(1, 3)):
         U, g = draw(space, seed), space.group.random(gen(seed))
         found = compare(space, U, g.act(U))
         assert (found.same_function, found.same_orbit) == (True, True)
@@ -122,7 +122,6 @@ def test_every_space_tells_a_perturbed_pair_apart(space):
     check_witness(space, U, V, found)
 
 
-@settings(max_examples=25)
 @given(blocks(min_width=3), seeds)
 def test_head_widths_larger_than_the_model_are_no_obstacle(space, seed):
     """Condition (a) of the theorem, D_k and D_v at most D, is not needed."""
@@ -201,17 +200,8 @@ def test_rank_deficient_heads(space):
     assert worst(found.element.act(U), g.act(U)) < 1e-9
 
 
-def test_fewer_living_heads_are_told_apart():
-    U = draw(ATTENTION, 5)
-    V = {name: w.clone() for name, w in U.items()}
-    V["W_V"][0, 0, 0] = 0
-    found = compare(ATTENTION, U, V)
-    assert found.same_function is False
-    check_witness(ATTENTION, U, V, found)
-
-
 def test_enlarged_group_is_found_and_named():
-    for seed in range(20):
+    for seed in range(trials(5, 20)):
         U, e = draw(BLOCK, seed), random_enlarged(BLOCK, gen(seed))
         V = e.act(U)
         assert_same_function(BLOCK, U, V)
@@ -224,12 +214,9 @@ def test_enlarged_group_is_found_and_named():
         apart = compare(BLOCK, U, V, group="enlarged")
         assert (apart.same_function, apart.same_orbit) == (False, False)
         check_witness(BLOCK, U, V, apart)
-
-
-def test_the_papers_elements_lie_in_the_enlarged_group():
-    U, g = draw(BLOCK, 6), BLOCK.group.random(gen(6))
-    found = compare(BLOCK, U, g.act(U), group="enlarged")
-    assert (found.same_function, found.same_orbit) == (True, True)
+    # The paper's group is part of the enlarged one.
+    V = BLOCK.group.random(gen(6)).act(U)
+    assert compare(BLOCK, U, V, group="enlarged").same_orbit is True
 
 
 def test_neurons_that_never_or_always_fire():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cases import draw, gen, perturbed, worst
+from cases import draw, gen, perturbed, trials, worst
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.nn import Equivariant
 from transformer_nfn.spaces import Axis, Shift, WeightSpace, products
@@ -63,7 +63,7 @@ every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 
 @every_space
 def test_fingerprints_do_not_move_along_an_orbit(space):
-    for seed in range(20):
+    for seed in range(trials(4, 20)):
         U, g = draw(space, seed), space.group.random(gen(seed), max_condition=100)
         before, after = fingerprint(space, U), fingerprint(space, g.act(U))
         assert float((after - before).norm() / before.norm()) < 1e-8
@@ -73,7 +73,7 @@ def test_fingerprints_do_not_move_along_an_orbit(space):
 
 @every_space
 def test_orbits_are_recognised_and_strangers_are_not(space):
-    for seed in range(10):
+    for seed in range(trials(2, 10)):
         U, g = draw(space, seed), space.group.random(gen(seed), max_condition=100)
         found = compare(space, U, g.act(U))
         assert (found.same_function, found.same_orbit) == (True, True)

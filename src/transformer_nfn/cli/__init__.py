@@ -3,7 +3,7 @@
 
 def main() -> None:
     """Runs ``tnfn``; the commands are imported here, so that a fault in that is explained too."""
-    from transformer_nfn.cli.endings import explained
+    from transformer_nfn.cli.console import explained
 
     with explained():
         from transformer_nfn.cli.app import app

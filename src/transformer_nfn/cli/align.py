@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
@@ -21,7 +22,6 @@ from transformer_nfn.cli.options import (
     open_options,
     refuse_options,
 )
-from transformer_nfn.cli.output import echo_json
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:

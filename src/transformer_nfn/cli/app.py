@@ -19,8 +19,7 @@ from transformer_nfn.cli import (
     spaces,
     train,
 )
-from transformer_nfn.cli.endings import RootCommand
-from transformer_nfn.cli.help import HelpTyper
+from transformer_nfn.cli.console import HelpTyper, RootCommand
 from transformer_nfn.cli.report import report_command
 from transformer_nfn.cli.zoo import zoo_app
 

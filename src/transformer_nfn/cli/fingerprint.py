@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from transformer_nfn.cli.console import echo_json, table_console
 from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
@@ -25,7 +26,6 @@ from transformer_nfn.cli.options import (
     open_options,
     refuse_options,
 )
-from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 
 if TYPE_CHECKING:

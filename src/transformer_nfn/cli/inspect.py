@@ -1,4 +1,4 @@
-"""The command that looks at one checkpoint: what is in it, and what acts on it?"""
+"""`tnfn inspect`: sizes, symmetries, spectra and redundant units of one network."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
@@ -22,11 +23,13 @@ from transformer_nfn.cli.options import (
     open_options,
     refuse_options,
 )
-from transformer_nfn.cli.output import echo_json
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from transformer_nfn.checkpoints.families import Model
     from transformer_nfn.checkpoints.inspection import BlockReport, Inspection
+    from transformer_nfn.checkpoints.units import Redundancy
 
 
 def inspect_command(
@@ -63,17 +66,17 @@ def inspect_command(
     model = network.open_model(options) if space is None and part is None else None
     if model is not None:
         with model:
-            found = _inspect(model)
+            report = _inspect(model)
     else:
         refuse_options(options, file)
         network.check_no_nan()
-        found = inspect_network(file, *named_network(network, space, part))
+        report = inspect_network(file, *named_network(network, space, part))
     if figure is not None:
-        draw_spectra(found, figure)
+        draw_spectra(report, figure)
     if as_json:
-        echo_json(found.as_json())
+        echo_json(report.as_json())
         return
-    _print(Console(), found)
+    _print(Console(), report)
     if figure is not None:
         typer.echo(f"wrote {figure}")
 
@@ -88,34 +91,34 @@ def _inspect(model: Model) -> Inspection:
         return inspect(model, lambda _: bar.advance(task))
 
 
-def _print(console: Console, found: Inspection) -> None:
-    from transformer_nfn.checkpoints.inspection import DEAD, DUPLICATE
-    from transformer_nfn.checkpoints.inspection.tensors import axis_actions
+def _print(console: Console, report: Inspection) -> None:
+    from transformer_nfn.checkpoints.inspection import axis_actions
+    from transformer_nfn.checkpoints.units import DEAD, DUPLICATE
 
-    console.print(f"[bold]{found.where}[/bold]: {found.family}")
-    console.print(", ".join(f"{name} {_said(value)}" for name, value in found.sizes.items()))
-    for tie in found.ties:
+    console.print(f"[bold]{report.where}[/bold]: {report.family}")
+    console.print(", ".join(f"{name} {_text(value)}" for name, value in report.sizes.items()))
+    for tie in report.ties:
         console.print(f"tied: {tie}")
     tensors = Table("tensor", "count", "shape", "axes")
-    for line in found.tensors:
+    for line in report.tensors:
         shape = " × ".join(str(n) for n in line.shape)
         tensors.add_row(line.name, str(line.times), shape, " ".join(line.axes))
     console.print(tensors)
     axes = Table("axis", "what acts on it")
-    for name, acts in axis_actions(found.tensors).items():
+    for name, acts in axis_actions(report.tensors).items():
         axes.add_row(name, "; ".join(acts) or "–")
     console.print(axes)
     group = Table("symmetry", "places", "continuous parameters", "log10 of permutations and signs")
-    for row in found.symmetries:
+    for row in report.symmetries:
         finite = f"{row.finite:,.1f}" if row.finite else "–"
         group.add_row(
             row.name, str(row.times), f"{row.continuous:,}" if row.continuous else "–", finite
         )
     group.add_section()
-    group.add_row("the group", "", f"{found.continuous:,}", f"{found.finite:,.1f}")
+    group.add_row("the group", "", f"{report.continuous:,}", f"{report.finite:,.1f}")
     console.print(group)
-    if found.blocks:
-        console.print(_blocks(found.blocks))
+    if report.blocks:
+        console.print(_blocks(report.blocks))
         console.print(
             "spectra: largest singular value · stable rank (‖W‖²F / ‖W‖²₂), over heads. dead: at "
             f"most {DEAD:g} of the block's median; alike: cosine at least {DUPLICATE}."
@@ -123,23 +126,51 @@ def _print(console: Console, found: Inspection) -> None:
 
 
 def _blocks(blocks: tuple[BlockReport, ...]) -> Table:
-    from transformer_nfn.checkpoints.inspection.words import repeats_in_words, spectrum_in_words
-
     maps = list(dict.fromkeys(name for block in blocks for name in block.spectra))
     table = Table("block", *maps, "heads", "neurons")
     for block in blocks:
         spectra = [
-            spectrum_in_words(block.spectra[name]) if name in block.spectra else "" for name in maps
+            _spectrum(block.spectra[name]) if name in block.spectra else "" for name in maps
         ]
         heads = "; ".join(
-            repeats_in_words(r) if not part else f"{part}{repeats_in_words(r)}"
+            _redundant(r) if not part else f"{part}{_redundant(r)}"
             for part, r in block.heads.items()
         )
-        table.add_row(block.name, *spectra, heads, repeats_in_words(block.neurons))
+        table.add_row(block.name, *spectra, heads, _redundant(block.neurons))
     return table
 
 
-def _said(value: Any) -> str:
+def _redundant(units: Redundancy | None) -> str:
+    """``2 dead (3, 7), 1 alike (0 = 5)``; a dash where there is nothing."""
+    if units is None or not (units.dead or units.duplicates):
+        return "–"
+    parts = []
+    if units.dead:
+        parts.append(f"{len(units.dead)} dead ({_some([str(i) for i in units.dead])})")
+    if units.duplicates:
+        pairs = _some([f"{i} = {j}" for i, j, _ in units.duplicates])
+        parts.append(f"{len(units.duplicates)} alike ({pairs})")
+    return ", ".join(parts)
+
+
+def _some(items: list[str]) -> str:
+    return ", ".join(items[:4]) + (", …" if len(items) > 4 else "")
+
+
+def _spectrum(values: Tensor) -> str:
+    """Largest singular value and stable rank, over heads from the least to the largest."""
+    from transformer_nfn.checkpoints.units import stable_rank
+
+    top, rank = values.amax(-1).flatten(), stable_rank(values).flatten()
+    return f"{_span(top, '.2g')} · {_span(rank, '.1f')}"
+
+
+def _span(x: Tensor, form: str) -> str:
+    low, high = format(float(x.min()), form), format(float(x.max()), form)
+    return low if low == high else f"{low}–{high}"
+
+
+def _text(value: Any) -> str:
     if isinstance(value, dict):
         return " + ".join(f"{n} {name}" if len(value) > 1 else f"{n}" for name, n in value.items())
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from transformer_nfn.cli.console import echo_json, table_console
 from transformer_nfn.cli.options import ArchitectureOption, JsonOption
-from transformer_nfn.cli.output import echo_json, table_console
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Family

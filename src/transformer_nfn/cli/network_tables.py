@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from transformer_nfn.cli.output import WIDE
+from transformer_nfn.cli.console import WIDE
 
 if TYPE_CHECKING:
     from transformer_nfn.prediction.predict import Prediction

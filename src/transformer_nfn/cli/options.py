@@ -109,7 +109,7 @@ def open_options(
 ) -> OpenOptions:
     """Options of a command that define how its checkpoints are opened."""
     from transformer_nfn.checkpoints.families import OpenOptions
-    from transformer_nfn.checkpoints.families.recognise import known_family
+    from transformer_nfn.checkpoints.families.family import known_family
 
     if family is not None:
         known_family(family)

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.options import (
     SPACE_HELP,
     JsonOption,
@@ -22,7 +23,6 @@ from transformer_nfn.cli.options import (
     parse_space,
     seed_from,
 )
-from transformer_nfn.cli.output import echo_json
 
 if TYPE_CHECKING:
     import torch

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from transformer_nfn.cli.console import echo_json, table_console
 from transformer_nfn.cli.experiment_progress import epochs_bar, kinds_table, result_table
 from transformer_nfn.cli.options import named
-from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.seed_kinds import seeds_text
 

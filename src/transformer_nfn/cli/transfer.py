@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
+from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.experiment_progress import count_one, counting_bar
-from transformer_nfn.cli.output import echo_json
 from transformer_nfn.cli.train import pick_device
 
 
@@ -40,8 +40,7 @@ def reproduce_transfer(
 ) -> None:
     """Fills the table and shows it; see `transformer_nfn.paper.transfer`."""
     from transformer_nfn.io.assets import resolve
-    from transformer_nfn.paper.transfer import LEARNERS, transfer
-    from transformer_nfn.paper.transfer_table import NAME
+    from transformer_nfn.paper.transfer import LEARNERS, NAME, transfer
 
     learners = models.split(",") if models else None
     with counting_bar(Console(stderr=True, quiet=as_json)) as bar:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from transformer_nfn.cli.help import HelpGroup, HelpTyper
+from transformer_nfn.cli.console import HelpGroup, HelpTyper, echo_json, table_console
 from transformer_nfn.cli.options import named, seed_from
-from transformer_nfn.cli.output import echo_json, table_console
 from transformer_nfn.cli.zoo_damage import damage
 from transformer_nfn.errors import TransformerNFNError
 

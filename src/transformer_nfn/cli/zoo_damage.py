@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.options import named
-from transformer_nfn.cli.output import echo_json
 
 
 def damage(

@@ -1,14 +1,15 @@
-"""Transformer-NFN, what it reads, and what it is compared with."""
+"""Models that predict the accuracy of a network from its weights."""
 
-from transformer_nfn.models.boosting import LightGBMPredictor, XGBoostPredictor
-from transformer_nfn.models.forest import RandomForestPredictor
-from transformer_nfn.models.invariant_predictors import InvariantBoosting, InvariantMLP
-from transformer_nfn.models.invariants import invariant_features
-from transformer_nfn.models.mlp import MLP
+from transformer_nfn.models.baselines import MLP, StatNN
+from transformer_nfn.models.invariants import InvariantBoosting, InvariantMLP, invariant_features
 from transformer_nfn.models.network import Network, map_network, network_of, tensors_of
-from transformer_nfn.models.predictor import PredictorError, TabularPredictor
-from transformer_nfn.models.statnn import StatNN
+from transformer_nfn.models.tabular import PredictorError, TabularPredictor
 from transformer_nfn.models.transformer_nfn import BlockEncoder, TransformerNFN
+from transformer_nfn.models.trees import (
+    LightGBMPredictor,
+    RandomForestPredictor,
+    XGBoostPredictor,
+)
 from transformer_nfn.models.whole_network import WholeNetwork
 
 __all__ = [

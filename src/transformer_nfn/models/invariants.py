@@ -1,7 +1,7 @@
-"""Which numbers of a network can no symmetry change? Statistics and spectra, all derived.
+"""Numbers of a network that no symmetry of its blocks changes, and predictors that read them.
 
-- Tensors without linear axes are only permuted: the statistics of their entries stay, and so do
-  those of the norms along each axis and, because permutations are orthogonal, singular values.
+- Tensors without linear axes are only permuted: the statistics of their entries are invariant, and
+  so are those of the norms along each axis and the singular values.
 - Tensors with linear axes are read through their products (QK and VO in the paper's block), one
   matrix for each head; heads are taken in the order of their norms.
 - Two matrices that share a permuted axis multiply into one that does not carry it (W_A·W_B).
@@ -10,32 +10,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
+import numpy as np
+import safetensors
+import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.models.plain import same_batch
-from transformer_nfn.models.statistics import sorted_statistics
-from transformer_nfn.spaces import Product, WeightSpace, fold
+from transformer_nfn.models.network import same_batch
+from transformer_nfn.models.statistics import mean_and_scale, signed_log, sorted_statistics
+from transformer_nfn.models.tabular import Held, PredictorError, TabularPredictor
+from transformer_nfn.models.trees import LightGBMPredictor
+from transformer_nfn.models.whole_network.invariants import whole_invariants
+from transformer_nfn.spaces import Product, WeightSpace, attention_block, fold
 from transformer_nfn.spaces.weights import tensor_value
 
-# Networks at a time: products of all heads lie in memory together.
 CHUNK = 256
-
-
-# Singular values come as the roots of eigenvalues, three times faster than by themselves; below
-# this share of the largest they flatten out, or rounding would show in the root.
+"""Networks at a time: products of all heads lie in memory together."""
 FLOOR = 1e-5
+"""Share of the largest singular value below which they flatten out.
+
+They are roots of eigenvalues, which is three times faster, and rounding would show in the root.
+"""
+FARTHEST = 8
+"""Standard deviations at which features are cut off: no extrapolation beyond the training set."""
 
 
 @torch.no_grad()
 def invariant_features(network: Mapping[str, object], space: WeightSpace) -> Tensor:
-    """Numbers that every network of the same function shares, as far as `space` knows.
+    """Features that the group of ``space`` leaves unchanged.
+
+    >>> from transformer_nfn import spaces
+    >>> space = spaces.attention_block(4, 2, 2, 2, 3)
+    >>> weights = space.randn(5, dtype=torch.float64)
+    >>> moved = space.group.random(batch=5).act(weights)
+    >>> a, b = (invariant_features({"blocks": [w]}, space) for w in (weights, moved))
+    >>> torch.allclose(a, b)
+    True
 
     Args:
         network: a `Network`; parts it does not have are left out.
-        space: of one block.
+        space: weight space of one block.
 
     Returns:
         ``[batch, F]`` in float64; F depends on the space and the shapes of the other parts.
@@ -136,3 +154,224 @@ def _part(network: Mapping[str, object], part: str) -> list[Tensor]:
     if len(found) < len(tensors):
         raise SpaceError(f"'{part}' must hold tensors with a batch axis in front")
     return found
+
+
+class InvariantPredictor(TabularPredictor):
+    """A predictor whose table is `invariant_features`, or `whole_invariants`."""
+
+    @property
+    def any_task(self) -> bool:
+        """Whether networks of other patches, tokens and classes give the same numbers."""
+        return bool(self.settings["whole"])
+
+    def _set_space(self, space: WeightSpace | str | None) -> None:
+        if isinstance(space, str):
+            space = WeightSpace.from_json(space)
+        self.space = space
+        self.settings["space"] = None if space is None else space.to_json()
+
+    def table(self, network: Mapping[str, object]) -> np.ndarray:
+        """Invariants of the networks, in float64."""
+        if self.any_task:
+            whole: np.ndarray = whole_invariants(network).cpu().numpy()
+            return whole
+        if self.space is None:
+            self._set_space(space_of(network))
+        assert self.space is not None
+        out: np.ndarray = invariant_features(network, self.space).cpu().numpy()
+        return out
+
+
+class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
+    """LightGBM on statistics and spectra of invariants.
+
+    Args:
+        space: of one block (or its JSON); None for the paper's block, sizes read off.
+        rounds: trees at most.
+        patience: rounds without a better validation error before it stops.
+        params: of LightGBM, in place of or besides ours.
+        threads: None for as many as OpenMP allows.
+        whole: read `whole_invariants`, as many numbers for networks of any size and task.
+    """
+
+    PARAMS: ClassVar[Mapping[str, Any]] = {
+        "objective": "regression",
+        "learning_rate": 0.05,
+        "num_leaves": 7,
+        "min_data_in_leaf": 10,
+        "bagging_fraction": 0.8,
+        "bagging_freq": 1,
+        "feature_fraction": 0.2,
+        "lambda_l2": 1.0,
+    }
+
+    def __init__(
+        self,
+        space: WeightSpace | str | None = None,
+        rounds: int = 1000,
+        patience: int = 50,
+        params: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+        whole: bool = False,
+    ) -> None:
+        LightGBMPredictor.__init__(self, rounds, patience, params, threads)
+        self.settings["whole"] = whole
+        self._set_space(space)
+
+
+class InvariantMLP(InvariantPredictor):
+    """A small MLP on the signed logarithm of invariants, standardised on the training part.
+
+    Args:
+        space: of one block (or its JSON); None for the paper's block, sizes read off.
+        hidden: neurons of its one hidden layer.
+        epochs: at most.
+        patience: epochs without a better validation loss before it stops.
+        batch: networks a step.
+        learning_rate: of Adam, at its highest.
+        weight_decay: decoupled.
+        dropout: of the standardised features and of the hidden layer.
+        whole: read `whole_invariants`, as many numbers for networks of any size and task.
+    """
+
+    def __init__(
+        self,
+        space: WeightSpace | str | None = None,
+        hidden: int = 8,
+        epochs: int = 300,
+        patience: int = 40,
+        batch: int = 64,
+        learning_rate: float = 3e-3,
+        weight_decay: float = 0.1,
+        dropout: float = 0.2,
+        whole: bool = False,
+    ) -> None:
+        self.settings = {
+            "hidden": hidden,
+            "epochs": epochs,
+            "patience": patience,
+            "batch": batch,
+            "learning_rate": learning_rate,
+            "weight_decay": weight_decay,
+            "dropout": dropout,
+            "whole": whole,
+        }
+        self._set_space(space)
+        self._state: dict[str, Tensor] = {}
+
+    @property
+    def num_parameters(self) -> int | None:
+        """Weights and biases of the MLP; None before it is fitted."""
+        if self.width is None:
+            return None
+        return sum(p.numel() for p in self._module(self.width).parameters())
+
+    def _module(self, width: int) -> nn.Sequential:
+        drop, hidden = self.settings["dropout"], self.settings["hidden"]
+        return nn.Sequential(
+            nn.Dropout(drop),
+            nn.Linear(width, hidden),
+            nn.SiLU(),
+            nn.Dropout(drop),
+            nn.Linear(hidden, 1),
+        )
+
+    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
+        mean, scale = mean_and_scale(signed_log(torch.from_numpy(x)))
+        frame = {"mean": mean, "scale": scale}
+        target = torch.from_numpy(y).float().clamp(0, 1)
+        check = None
+        if held is not None:
+            check = (self._standard(held[0], frame), torch.from_numpy(held[1]).float().clamp(0, 1))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            state = self._train(self._standard(x, frame), target, check)
+        self._state = {**frame, **state}
+
+    def _train(
+        self, x: Tensor, y: Tensor, check: tuple[Tensor, Tensor] | None
+    ) -> dict[str, Tensor]:
+        s, module = self.settings, self._module(x.shape[1])
+        adam = torch.optim.AdamW(
+            module.parameters(), s["learning_rate"], weight_decay=s["weight_decay"]
+        )
+        steps = s["epochs"] * -(-len(x) // s["batch"])
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
+        best, best_loss, since = _copy(module), float("inf"), 0
+        for _ in range(s["epochs"]):
+            module.train()
+            for rows in torch.randperm(len(x)).split(s["batch"]):
+                adam.zero_grad()
+                binary_cross_entropy_with_logits(module(x[rows])[:, 0], y[rows]).backward()
+                adam.step()
+                schedule.step()
+            if check is None:
+                continue
+            with torch.no_grad():
+                out = module.eval()(check[0])[:, 0]
+                loss = float(binary_cross_entropy_with_logits(out, check[1]))
+            since += 1
+            if loss < best_loss:
+                best, best_loss, since = _copy(module), loss, 0
+            if since >= s["patience"]:
+                break
+        return best if check is not None else _copy(module)
+
+    def _standard(self, x: np.ndarray, frame: Mapping[str, Tensor]) -> Tensor:
+        inputs = signed_log(torch.from_numpy(x))
+        return ((inputs - frame["mean"]) * frame["scale"]).clamp(-FARTHEST, FARTHEST).float()
+
+    def _read(self, x: np.ndarray) -> np.ndarray:
+        module = self._module(x.shape[1]).eval()
+        module.load_state_dict({k: v for k, v in self._state.items() if "." in k})
+        with torch.no_grad():
+            out: np.ndarray = torch.sigmoid(module(self._standard(x, self._state))[:, 0]).numpy()
+        return out
+
+    def _files(self) -> dict[str, bytes]:
+        return {"model.safetensors": safetensors.torch.save(self._state)}
+
+    def _restore(self, files: Mapping[str, bytes]) -> None:
+        try:
+            state = safetensors.torch.load(files["model.safetensors"])
+        except safetensors.SafetensorError as error:
+            raise PredictorError(f"model.safetensors is not readable: {error}") from error
+        width, hidden = self.width or 0, self.settings["hidden"]
+        frame = {"mean": [width], "scale": [width]}
+        layers = {"1.weight": [hidden, width], "1.bias": [hidden], "4.weight": [1, hidden],
+                  "4.bias": [1]}  # fmt: skip
+        for name, shape in {**frame, **layers}.items():
+            dtype = torch.float64 if name in frame else torch.float32
+            found = state.get(name)
+            if found is None or list(found.shape) != shape or found.dtype != dtype:
+                shown = None if found is None else f"{list(found.shape)} in {found.dtype}"
+                raise PredictorError(
+                    f"model.safetensors: '{name}' expected {shape} in {dtype}, found {shown}"
+                )
+            if not bool(found.isfinite().all()):
+                raise PredictorError(f"model.safetensors: '{name}' holds values not finite")
+        if len(state) > len(frame) + len(layers):
+            raise PredictorError("model.safetensors holds tensors that are none of its model")
+        self._module(width)
+        self._state = state
+
+
+def space_of(network: Mapping[str, Any]) -> WeightSpace:
+    """The paper's block with the sizes that the first block of ``network`` has."""
+    blocks = network.get("blocks") or [{}]
+    try:
+        heads, d_model, d_k = blocks[0]["W_Q"].shape[2:]
+        space = attention_block(
+            d_model, heads, d_k, blocks[0]["W_V"].shape[-1], blocks[0]["b_A"].shape[-1]
+        )
+        space.check(blocks[0], finite=False)
+    except (KeyError, ValueError) as error:
+        raise SpaceError(
+            "these are not the paper's blocks, so the predictor needs their weight space "
+            "(argument `space`)"
+        ) from error
+    return space
+
+
+def _copy(module: nn.Module) -> dict[str, Tensor]:
+    return {name: w.detach().clone() for name, w in module.state_dict().items()}

@@ -1,15 +1,18 @@
-"""What does a model read? A batch of networks in parts, as a plain dict."""
+"""Batches of networks as models read them, and the sizes of the paper's networks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.spaces import Weights
+from transformer_nfn.known_tasks import HEADS, HIDDEN, KNOWN_TASKS, PAPER_TASKS, WIDTH
+from transformer_nfn.spaces import Weights, WeightSpace, attention_block
 from transformer_nfn.spaces.axis import under_prefix
 
 Part = Tensor | Mapping[str, Tensor]
@@ -17,12 +20,16 @@ Part = Tensor | Mapping[str, Tensor]
 
 
 class Network(TypedDict, total=False):
-    """A batch of networks: what is before the blocks, the blocks, and what is after them.
+    """A batch of networks: embedding, blocks and classifier.
 
     Keys that a model does not use may be missing.
 
+    >>> network: Network = {"classifier": {"b_1": torch.zeros(3, 4)}}
+    >>> list(network)
+    ['classifier']
+
     Attributes:
-        embedding: ``[batch, …]`` or a dict of such tensors; missing for text of the zoo.
+        embedding: ``[batch, …]`` or a dict of such tensors; missing for networks on word vectors.
         blocks: for each block its weights, each tensor ``[batch, 1, *axes]``.
         classifier: ``[batch, …]`` or a dict of such tensors.
     """
@@ -33,7 +40,11 @@ class Network(TypedDict, total=False):
 
 
 def network_of(named: Mapping[str, Tensor]) -> Network:
-    """The tensors of a whole network, by where they stand in it.
+    """Group the tensors of networks into a `Network`.
+
+    >>> network = network_of({"blocks.0.b_A": torch.zeros(2, 5), "classifier.b_1": torch.zeros(2)})
+    >>> network["blocks"][0]["b_A"].shape
+    torch.Size([2, 1, 5])
 
     Args:
         named: ``embedding.…`` (none for text), ``blocks.0.…`` and on, ``classifier.…``; each
@@ -52,21 +63,29 @@ def network_of(named: Mapping[str, Tensor]) -> Network:
 
 
 def tensors_of(network: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Every tensor of a network under its full name: ``blocks.0.W_Q``, ``classifier.b_1``."""
-    found: dict[str, Tensor] = {}
+    """Every tensor of a network under its full name.
+
+    >>> list(tensors_of({"blocks": [{"b_A": torch.zeros(1, 1, 2)}]}))
+    ['blocks.0.b_A']
+    """
+    tensors: dict[str, Tensor] = {}
     for part, value in network.items():
         if isinstance(value, Tensor):
-            found[part] = value
+            tensors[part] = value
         elif isinstance(value, Mapping):
-            found |= {f"{part}.{name}": w for name, w in value.items()}
+            tensors |= {f"{part}.{name}": w for name, w in value.items()}
         else:
             for i, block in enumerate(value):
-                found |= {f"{part}.{i}.{name}": w for name, w in block.items()}
-    return found
+                tensors |= {f"{part}.{i}.{name}": w for name, w in block.items()}
+    return tensors
 
 
 def map_network(network: Mapping[str, Any], change: Any) -> Network:
-    """The network with every tensor changed."""
+    """Apply a function to every tensor of a network.
+
+    >>> map_network({"classifier": {"b_1": torch.ones(1)}}, lambda w: 2 * w)
+    {'classifier': {'b_1': tensor([2.])}}
+    """
     out: dict[str, Any] = {}
     for part, value in network.items():
         if part == "blocks":
@@ -80,19 +99,19 @@ def map_network(network: Mapping[str, Any], change: Any) -> Network:
 
 def flat(network: Mapping[str, object], part: str, width: int) -> Tensor:
     """One part of the network as ``[batch, width]``."""
-    given = network.get(part)
-    if isinstance(given, Tensor):
-        pieces = [given]
-    elif isinstance(given, Mapping) and all(isinstance(x, Tensor) for x in given.values()):
-        pieces = [given[name] for name in sorted(given)]
+    value = network.get(part)
+    if isinstance(value, Tensor):
+        tensors = [value]
+    elif isinstance(value, Mapping) and all(isinstance(x, Tensor) for x in value.values()):
+        tensors = [value[name] for name in sorted(value)]
     else:
         raise SpaceError(
             f"the model reads '{part}' as a tensor or a dict of tensors, found "
-            f"{type(given).__name__ if part in network else 'nothing'}"
+            f"{type(value).__name__ if part in network else 'nothing'}"
         )
-    if not pieces or any(x.ndim < 1 for x in pieces):
+    if not tensors or any(x.ndim < 1 for x in tensors):
         raise SpaceError(f"'{part}' must hold tensors with a batch axis in front")
-    rows = [x.reshape(x.shape[0], x.shape[1:].numel()) for x in pieces]
+    rows = [x.reshape(x.shape[0], x.shape[1:].numel()) for x in tensors]
     out = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
     if out.shape[1] != width:
         raise SpaceError(
@@ -103,12 +122,48 @@ def flat(network: Mapping[str, object], part: str, width: int) -> Tensor:
 
 def blocks_of(network: Mapping[str, object], number: int) -> Sequence[Weights]:
     """The blocks of the network, as many as the model has layers for."""
-    given = network.get("blocks")
-    if not isinstance(given, Sequence):
+    blocks = network.get("blocks")
+    if not isinstance(blocks, Sequence):
         raise SpaceError(
             "the model reads 'blocks' as a list of weight dicts, found "
-            f"{type(given).__name__ if 'blocks' in network else 'nothing'}"
+            f"{type(blocks).__name__ if 'blocks' in network else 'nothing'}"
         )
-    if len(given) != number:
-        raise SpaceError(f"the model reads {number} blocks, found {len(given)}")
-    return given
+    if len(blocks) != number:
+        raise SpaceError(f"the model reads {number} blocks, found {len(blocks)}")
+    return blocks
+
+
+def same_batch(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The parts, if all have one batch size."""
+    if len({x.shape[0] for x in parts}) > 1:
+        sizes = ", ".join(str(x.shape[0]) for x in parts)
+        raise SpaceError(f"the parts of a network must have one batch size, found {sizes}")
+    return list(parts)
+
+
+@dataclass(frozen=True)
+class PaperSizes:
+    """Number of weights in the parts of a network of one of the paper's zoos.
+
+    Attributes:
+        embedding: of the embedding; None for text, which has none.
+        classifier: of ``W_1``, ``W_2``, ``b_1``, ``b_2``.
+    """
+
+    embedding: int | None
+    classifier: tuple[int, ...]
+
+
+def paper_sizes(task: str) -> PaperSizes:
+    """Sizes of embedding and classifier of one of the paper's zoos."""
+    if task not in PAPER_TASKS:
+        raise SpaceError(f"task must be one of {', '.join(PAPER_TASKS)}, found {task!r}")
+    known = KNOWN_TASKS[task]
+    embedding = sum(math.prod(shape) for shape in known.embedding_shapes.values())
+    classifier = tuple(math.prod(shape) for shape in known.classifier_shapes.values())
+    return PaperSizes(embedding or None, classifier)
+
+
+def paper_block() -> WeightSpace:
+    """The block of the paper's zoos: D = 32, two heads of 16, 64 neurons."""
+    return attention_block(WIDTH, HEADS, WIDTH // HEADS, WIDTH // HEADS, HIDDEN)

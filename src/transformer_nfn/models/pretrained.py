@@ -1,18 +1,19 @@
-"""How is a model written to a folder and read back? As ``PyTorchModelHubMixin`` does.
+"""Base class of the models: predicts accuracies, and is saved to and loaded from a folder.
 
-A folder holds ``config.json`` (the arguments of the constructor) and ``model.safetensors``. Only
-downloading from and uploading to a hub needs ``huggingface_hub``.
+A folder holds ``config.json`` (the arguments of the constructor) and ``model.safetensors``, as with
+``PyTorchModelHubMixin``. Only a hub needs ``huggingface_hub``.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.io.checkpoint import Checkpoint
@@ -23,20 +24,31 @@ from transformer_nfn.spaces import WeightSpace
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 LARGEST_AXIS = 4096
-"""A size that is no reason to look twice: such a model fits anywhere."""
+"""Sizes up to this need no check: such a model fits anywhere."""
 
 
 class Pretrained(nn.Module):
-    """A module that knows its own configuration."""
+    """A model with a configuration; subclasses set `space` and `_config` and define `logits`."""
+
+    space: WeightSpace
+    _config: dict[str, Any]
+
+    def logits(self, network: Mapping[str, Any]) -> Tensor:
+        """The number before the Sigmoid, ``[batch]``."""
+        raise NotImplementedError
+
+    def forward(self, network: Mapping[str, Any]) -> Tensor:
+        """The predicted accuracy of each network, ``[batch]``, between 0 and 1."""
+        return torch.sigmoid(self.logits(network))
 
     @property
     def config(self) -> dict[str, Any]:
         """The arguments that build this model, as JSON values."""
-        raise NotImplementedError
+        return {"space": self.space.to_json(), **self._config}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """A new model from what `config` says."""
+        """Build a new model from a `config`."""
         if "space" not in config:
             raise SpaceError("a model's config needs the key 'space'")
         rest = {k: v for k, v in config.items() if k != "space"}
@@ -50,7 +62,7 @@ class Pretrained(nn.Module):
             ) from error
 
     def save_pretrained(self, save_directory: str | Path) -> Path:
-        """Writes ``config.json`` and ``model.safetensors`` into a folder, made if need be."""
+        """Write ``config.json`` and ``model.safetensors`` into a folder, made if need be."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.config, indent=2, ensure_ascii=False, sort_keys=True)
@@ -68,7 +80,7 @@ class Pretrained(nn.Module):
         local_files_only: bool = False,
         map_location: str = "cpu",
     ) -> Self:
-        """Reads a model from a folder, or from a hub by its name (extra ``hub``)."""
+        """Load a model from a folder, or from a hub by its name (extra ``hub``)."""
         folder = Path(pretrained_model_name_or_path)
         if not folder.is_dir():
             folder = _download(
@@ -85,39 +97,31 @@ class Pretrained(nn.Module):
         return model.to(torch.device(map_location)).eval()
 
     def push_to_hub(self, repo_id: str, *, commit_message: str = "Upload model") -> str:
-        """Uploads the model's folder to a hub (extra ``hub``); returns the address."""
-        import tempfile
-
+        """Upload the model's folder to a hub (extra ``hub``); returns the address."""
         hub = _hub()
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             hub.create_repo(repo_id, exist_ok=True)
-            done = hub.upload_folder(
+            address = hub.upload_folder(
                 repo_id=repo_id, folder_path=folder, commit_message=commit_message
             )
-        return str(done)
+        return str(address)
 
 
 def _check_config(config: Mapping[str, Any], stored: Checkpoint, path: Path) -> None:
-    """Refuses sizes that no tensor of the file has, before a model of that size is made."""
-    most = max((size for name in stored for size in stored.info(name).shape), default=0)
-    most = max(most, len(stored))
-    space = config.get("space")
-    told = json.loads(space) if isinstance(space, str) and _is_json(space) else None
-    for value in _numbers_in([config, told]):
-        if isinstance(value, int) and value > max(most, LARGEST_AXIS):
+    """Reject sizes that no tensor of the file has, before a model of that size is allocated."""
+    largest = max((size for name in stored for size in stored.info(name).shape), default=0)
+    largest = max(largest, len(stored))
+    try:
+        space = json.loads(config["space"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        space = None  # `from_config` reports it
+    for value in _numbers_in([config, space]):
+        if isinstance(value, int) and value > max(largest, LARGEST_AXIS):
             raise TransformerNFNError(
                 f"'{path}' has the size {str(value)[:40]}, but no tensor of {WEIGHTS} is larger "
-                f"than {most}"
+                f"than {largest}"
             )
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _numbers_in(data: Any) -> Iterator[int | float]:
@@ -134,11 +138,11 @@ def _fill(model: nn.Module, stored: Checkpoint) -> None:
     expected = model.state_dict()
     for name in [*expected, *stored]:
         want = list(expected[name].shape) if name in expected else "no such tensor"
-        found = list(stored.info(name).shape) if name in stored else "none"
-        if want != found:
+        shape = list(stored.info(name).shape) if name in stored else "none"
+        if want != shape:
             raise TransformerNFNError(
                 f"'{stored.where}' does not fit its {CONFIG}: '{name}' expected {want}, "
-                f"found {found}"
+                f"found {shape}"
             )
     state = {name: stored[name] for name in expected}
     for name, value in state.items():

@@ -1,8 +1,6 @@
-"""Which seven numbers sum up the entries of a tensor? StatNN's: mean, variance, quartiles."""
+"""Summary statistics of tensors, and scales on which they can be compared."""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -10,36 +8,54 @@ from torch import Tensor
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 COUNT = 2 + len(QUANTILES)
+"""Statistics of a tensor: mean, variance and quartiles."""
+SMALL = 1e-2
+"""`signed_log` is linear below this size and logarithmic above."""
 
 
 def statistics(x: Tensor, ordered: Tensor | None = None) -> Tensor:
     """Mean, variance and the five quartiles of the last axis, ``[…, n]`` to ``[…, 7]``.
 
     Quantiles lie between neighbours as in ``torch.quantile``, by one sort and fixed places, so
-    that ``vmap``, autograd and ``compile`` take them. Who has sorted already gives ``ordered``.
+    that ``vmap``, autograd and ``compile`` take them. ``ordered`` is the sorted tensor, if known.
+
+    >>> statistics(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])).tolist()
+    [2.0, 2.0, 0.0, 1.0, 2.0, 3.0, 4.0]
     """
     if ordered is None:
         ordered = x.sort(-1).values
     last = x.shape[-1] - 1
-    found = []
+    quantiles = []
     for q in QUANTILES:
         low = int(q * last)
         high, share = min(low + 1, last), q * last - low
-        found.append(ordered[..., low] * (1 - share) + ordered[..., high] * share)
+        quantiles.append(ordered[..., low] * (1 - share) + ordered[..., high] * share)
     # Divided by n, because a tensor of one entry has a variance too.
     moments = [x.mean(-1), x.var(-1, correction=0)]
-    return torch.stack([*moments, *found], -1)
+    return torch.stack([*moments, *quantiles], -1)
 
 
 def sorted_statistics(x: Tensor) -> Tensor:
-    """The same of plain tensors outside autograd; on the CPU NumPy sorts twice as fast."""
+    """`statistics` outside autograd; on the CPU NumPy sorts twice as fast."""
     fast = torch.from_numpy(np.sort(x.numpy(), -1)) if x.device.type == "cpu" else None
     return statistics(x, fast)
 
 
-def pieces(x: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:
-    """The last axis cut into stretches of the given sizes."""
-    ends = [0]
-    for size in sizes:
-        ends.append(ends[-1] + size)
-    return [x[..., a:b] for a, b in pairwise(ends)]
+def signed_log(x: Tensor) -> Tensor:
+    """``sign(x) log(1 + |x|/ε)`` in float64.
+
+    >>> signed_log(torch.tensor([-0.01, 0.0, 0.01])).tolist()[1]
+    0.0
+    """
+    wide = x.double()
+    return wide.sign() * (wide.abs() / SMALL).log1p()
+
+
+def mean_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and reciprocal standard deviation of each column of ``[n, F]``.
+
+    A constant column has scale zero: it carries no information.
+    """
+    std = x.std(0, correction=0)
+    scale = torch.where(std > 1e-6, 1 / std.clamp(min=1e-6), torch.zeros_like(std))
+    return x.mean(0), scale

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.known_tasks import BLOCKS
-from transformer_nfn.models.network import blocks_of, flat
-from transformer_nfn.models.paper_sizes import paper_block, paper_sizes
+from transformer_nfn.models.network import blocks_of, flat, paper_block, paper_sizes, same_batch
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough
 from transformer_nfn.spaces import Weights, WeightSpace
@@ -21,16 +20,22 @@ COMPONENTS = ("encoder", "classifier", "embedding")
 
 
 class BlockEncoder(nn.Module):
-    """Equivariant layers with ReLU, an invariant layer, LayerNorm: blocks to ``[batch, n]`` each.
+    """Equivariant layers with ReLU, an invariant layer and LayerNorm: each block to ``[batch, n]``.
 
-    Every block has parameters of its own; the layers of several blocks run side by side as
+    Every block has its own parameters; the layers of several blocks run side by side as
     groups of channels, so that reading two blocks takes no more calls than reading one.
 
+    >>> from transformer_nfn.spaces import attention_block
+    >>> space = attention_block(4, 2, 2, 2, 3)
+    >>> encoder = BlockEncoder(space, [5], 1, {"pool": "mean"})
+    >>> encoder([space.randn(7)])[0].shape
+    torch.Size([7, 5])
+
     Args:
-        space: of one block.
+        space: weight space of one block.
         channels: of each equivariant layer, for one block; the last one is also n.
-        blocks: how many blocks.
-        options: of the layers (``rank``, ``gated``, ``quadratic``, ``pool``, ``init``).
+        blocks: number of blocks.
+        options: options of the layers (``rank``, ``gated``, ``quadratic``, ``pool``, ``init``).
     """
 
     def __init__(
@@ -94,15 +99,18 @@ class TransformerNFN(Pretrained):
 
     Reads a `Network`: a dict with ``blocks`` (a list of weight dicts, each tensor
     ``[batch, 1, *axes]``), ``classifier`` and ``embedding`` (tensors ``[batch, …]``). Only the
-    components that the model has are looked at.
+    components that the model has are read.
+
+    >>> sum(p.numel() for p in TransformerNFN.paper("ag_news").parameters())
+    1804741
 
     Args:
-        space: of one block; every block has layers of its own.
-        blocks: how many there are.
+        space: weight space of one block; every block has its own layers.
+        blocks: number of blocks.
         channels: of the equivariant layers, ``[10]`` or ``[10, 10]``; the last one is also the
             number of invariants of each block.
-        embedding: numbers in the embedding of a network; None leaves it out.
-        classifier: numbers in the classifier of a network; None leaves it out.
+        embedding: weights in the embedding of a network; None leaves it out.
+        classifier: weights in the classifier of a network; None leaves it out.
         encoder: whether the blocks are read at all (False for the ablation).
         features: width of each component's vector and of the MLPs.
         rank: of the layers; this and what follows as in `transformer_nfn.nn.Equivariant`.
@@ -148,7 +156,7 @@ class TransformerNFN(Pretrained):
         )
         self.encoders = nn.ModuleList()
         if encoder:
-            # Layers of low rank have dictionaries of their own and run one block at a time.
+            # Layers of low rank have one dictionary per block and run one block at a time.
             together = blocks if rank is None else 1
             self.encoders.extend(
                 BlockEncoder(space, channels, together, options)
@@ -176,8 +184,8 @@ class TransformerNFN(Pretrained):
         Args:
             task: ``ag_news`` or ``mnist``.
             channels: ``[10]``; the paper's ablation has ``[3]`` to ``[15, 15]``.
-            components: any of ``encoder``, ``classifier``, ``embedding``; all the task has by
-                default.
+            components: any of ``encoder``, ``classifier``, ``embedding``; by default all that the
+                task has.
             options: anything the constructor takes, e.g. ``pool="mean", init="unit"``.
         """
         sizes = paper_sizes(task)
@@ -211,20 +219,8 @@ class TransformerNFN(Pretrained):
             parts.append(self.classifier(flat(network, "classifier", _width(self.classifier))))
         if self.embedding is not None:
             parts.append(self.embedding(flat(network, "embedding", _width(self.embedding))))
-        if len({x.shape[0] for x in parts}) > 1:
-            found = ", ".join(str(x.shape[0]) for x in parts)
-            raise SpaceError(f"the parts of a network must have one batch size, found {found}")
-        out: Tensor = self.head(torch.cat(parts, -1))
+        out: Tensor = self.head(torch.cat(same_batch(parts), -1))
         return out.squeeze(-1)
-
-    def forward(self, network: Mapping[str, object]) -> Tensor:
-        """The predicted accuracy of each network, ``[batch]``, between 0 and 1."""
-        return torch.sigmoid(self.logits(network))
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The arguments that build this model, as JSON values."""
-        return {"space": self.space.to_json(), **self._config}
 
 
 def _neck(width: int, features: int) -> nn.Sequential:

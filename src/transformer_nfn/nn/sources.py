@@ -156,7 +156,7 @@ def contraction_sources(space: WeightSpace) -> list[Source]:
             if axis is None:
                 continue
             linear = [f for f in (family_of(space, first), family_of(space, second)) if f]
-            if len(linear) == 2 or not all(space.axes[f[0]].pieces.whole for f in linear):
+            if len(linear) == 2 or not all(space.axes[f[0]].pieces.single for f in linear):
                 continue
             common = set(first.axes) & set(second.axes)
             if any(space.is_permuted(a) for a in common - {axis}):
@@ -258,7 +258,7 @@ def _labelled(
     split = None
     for place, axis in enumerate(spec.axes):
         size, pieces = space.axes[axis].size, space.axes[axis].pieces
-        if not pieces.whole:
+        if not pieces.single:
             split = place, space.axes[axis].action
             labels += [f"{axis}.frequency", f"{axis}.pair"]
             sizes |= {f"{axis}.frequency": pieces.count, f"{axis}.pair": pieces.width}

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from transformer_nfn.errors import missing_extra
 from transformer_nfn.io.files import blank_figure, save_figure
 from transformer_nfn.paper.gather import Run, ZooStudy, gather, model_order
-from transformer_nfn.paper.learning_curve import CurvePoint, curve_lines
 from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name
-from transformer_nfn.paper.table_text import lay_out
+from transformer_nfn.paper.table_text import CurvePoint, curve_lines, lay_out
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ _STYLE: Any = {
 
 
 def check_matplotlib() -> None:
-    """Refuses to draw where nothing can: asked before hours of training, not after."""
+    """Reject figures without matplotlib: checked before hours of training, not after."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -52,7 +51,7 @@ def check_matplotlib() -> None:
 
 
 def write_figures(zoo: Path, out: Path) -> list[Path]:
-    """Draws what can be drawn into ``OUT/figures``: of the zoo, and of the runs below ``out``."""
+    """Draw all figures into ``OUT/figures``: of the zoo, and of the runs below ``out``."""
     folder = out / "figures"
     written = accuracy_histogram(zoo, folder / "accuracies")
     if any(out.rglob(RUN_FILE)):
@@ -66,8 +65,8 @@ def accuracy_histogram(zoo: Path, stem: Path, bins: int = 20) -> list[Path]:
 
     Args:
         zoo: folder of the zoo.
-        stem: where the figure goes, less its ending.
-        bins: bars from 0 to 100 %.
+        stem: path of the figure without its suffix.
+        bins: number of bars from 0 to 100 %.
 
     Returns:
         The files written, a PNG and an SVG.
@@ -82,7 +81,7 @@ def accuracy_histogram(zoo: Path, stem: Path, bins: int = 20) -> list[Path]:
 def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:
     """Predicted against true accuracy on the test part of one seed, all models on one sheet.
 
-    One sheet for each zoo that the runs below ``folders`` speak of.
+    One sheet for each zoo of the runs below ``folders``.
     """
     written = []
     for zoo, target in _targets(folders, stem):
@@ -123,7 +122,7 @@ def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:
 
 
 def tau_by_size(folders: list[Path], stem: Path) -> list[Path]:
-    """τ against the number of training networks, where runs of several sizes are there."""
+    """τ against the number of training networks, where there are runs of several sizes."""
     written = []
     for zoo, target in _targets(folders, stem):
         lines = {model: [_point(run) for run in runs] for model, runs in zoo.by_size().items()}
@@ -171,7 +170,7 @@ def paint_lines(figure: Figure, lines: Mapping[str, list[CurvePoint]], title: st
 
 
 def _apart(sizes: set[int]) -> list[int]:
-    """The sizes whose labels do not touch the next one's; the largest always has its own."""
+    """The sizes whose labels do not overlap; the largest always has one."""
     kept: list[int] = []
     for size in sorted(sizes, reverse=True):
         if not kept or kept[-1] > 1.25 * size:
@@ -184,7 +183,7 @@ def _save_lines(stem: Path, lines: Mapping[str, list[CurvePoint]], title: str) -
 
 
 def _panel(axes: Axes, part: dict[str, Any]) -> None:
-    """One model: a mark a network, its shape and colour by optimiser."""
+    """One model: one mark per network, shape and colour by optimiser."""
     axes.plot((0, 100), (0, 100), color="#9a9a9a", linewidth=0.8, linestyle=(0, (4, 4)))
     names = part["optimizer"].astype(str)
     for name in [*_OPTIMIZERS, *sorted(set(names) - set(_OPTIMIZERS))]:
@@ -199,7 +198,7 @@ def _panel(axes: Axes, part: dict[str, Any]) -> None:
 
 
 def _targets(folders: list[Path], stem: Path) -> list[tuple[ZooStudy, Path]]:
-    """Each zoo with the file its figure goes to; numbered where there are several."""
+    """Each zoo with the path of its figure; numbered where there are several."""
     zoos = gather(folders).zoos
     return list(zip(zoos, _stems(stem, len(zoos)), strict=True))
 
@@ -211,7 +210,7 @@ def _stems(stem: Path, count: int) -> list[Path]:
 
 
 def _save(stem: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> list[Path]:
-    """Draws once, writes every format; files appear whole or not at all."""
+    """Draw once and write every format atomically."""
     check_matplotlib()
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""Which runs does a report speak of, and which of them can be compared?"""
+"""The runs of a report, and those that can be compared."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.paper.mixed_table import MIXED, is_variant
 from transformer_nfn.paper.numbers import (
     LEARNING_CURVE,
+    MIXED,
     MODEL_NAMES,
     PAPER_TABLES,
     model_name,
 )
-from transformer_nfn.paper.table_text import TableView, lay_out, zoo_label
+from transformer_nfn.paper.table_text import TableView, is_variant, lay_out, zoo_label
 from transformer_nfn.prediction.runs import (
     CONFIGURATION,
     LOG_FILE,
@@ -30,7 +30,7 @@ from transformer_nfn.prediction.runs import (
     read_predictions,
 )
 
-# Tables whose cells change the predictor itself: never what a model is compared by.
+# Tables whose cells change the predictor itself are never compared.
 _VARIANTS = ("table3", "table4", "table5", "transfer")
 _NEEDED = ("seed", "split", "row", "accuracy", "predicted")
 Columns = dict[str, np.ndarray]
@@ -38,14 +38,14 @@ Columns = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, its predictions and its log read when they are asked for."""
+    """One run folder; predictions and log are read on access."""
 
     folder: Path
     record: RunRecord
 
     @property
     def name(self) -> str:
-        """How the predictor is called."""
+        """Display name of the predictor."""
         return model_name(self.record.model)
 
     @property
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def sample(self) -> tuple[Any, ...]:
-        """What makes two runs comparable: the networks they were chosen from."""
+        """The choice of networks; equal for comparable runs."""
         chosen = self.record.selection
         return (
             chosen.get("percent"),
@@ -65,7 +65,7 @@ class Run:
 
     @cached_property
     def tested(self) -> Columns | None:
-        """The predictions on the test parts of all seeds, None where none were kept."""
+        """Predictions on the test parts of all seeds, None where none were kept."""
         everything = self.predictions
         if everything is None:
             return None
@@ -91,7 +91,7 @@ class Run:
                 raise RunError(f"'{path}': column '{name}' is not of numbers") from error
         for name in CONFIGURATION:
             columns.setdefault(name, np.full(len(columns["row"]), None, dtype=object))
-        if "kind" in columns and "run" in columns:  # kinds of a mixed zoo count their own runs
+        if "kind" in columns and "run" in columns:  # run names are unique within a size only
             pairs = zip(columns["kind"].tolist(), columns["run"].tolist(), strict=True)
             columns["run"] = np.array([f"{kind}/{run}" for kind, run in pairs], dtype=object)
         return columns
@@ -110,9 +110,9 @@ class ZooStudy:
     """The runs on one zoo.
 
     Attributes:
-        label: the zoo in words.
-        runs: all of them.
-        main: one for each model, on the same choice of networks: those that are compared.
+        label: display name of the zoo.
+        runs: all runs.
+        main: the compared runs: one for each model, on the same choice of networks.
     """
 
     label: str
@@ -136,22 +136,22 @@ class ZooStudy:
         """
         if not self.main:
             return {}
-        found: dict[str, dict[int, Run]] = {}
+        by_model: dict[str, dict[int, Run]] = {}
         sample = self.main[0].sample
         for run in [*self.runs, *self.main]:
             train = run.record.selection.get("train")
             if run.done and run.sample == sample and train and not _varies(run):
-                found.setdefault(run.record.model, {})[train] = run
-        sizes = {train for runs in found.values() for train in runs}
+                by_model.setdefault(run.record.model, {})[train] = run
+        sizes = {train for runs in by_model.values() for train in runs}
         if len(sizes) < 2:
             return {}
-        order = sorted(found, key=lambda model: _rank(found[model][max(found[model])]))
-        return {model: [found[model][n] for n in sorted(found[model])] for model in order}
+        order = sorted(by_model, key=lambda model: _rank(by_model[model][max(by_model[model])]))
+        return {model: [by_model[model][n] for n in sorted(by_model[model])] for model in order}
 
 
 @dataclass(frozen=True)
 class Study:
-    """Everything a report speaks of; learning curves by the label of their zoo."""
+    """All runs of a report; learning curves by the label of their zoo."""
 
     runs: list[Run]
     zoos: list[ZooStudy]
@@ -160,7 +160,7 @@ class Study:
 
 
 def gather(folders: Iterable[Path]) -> Study:
-    """Reads every run in or below the folders."""
+    """Read every run in or below the folders."""
     seen: dict[Path, Run] = {}
     for folder in find_runs(list(folders)):
         record = RunRecord.read(folder)
@@ -188,7 +188,7 @@ def gather(folders: Iterable[Path]) -> Study:
 
 
 def model_order(model: str) -> int:
-    """Where a model stands in a list: known ones first, in one order everywhere."""
+    """Position of a model in lists: known models first, in a fixed order."""
     known = list(MODEL_NAMES)
     return known.index(model) if model in known else len(known)
 
@@ -205,9 +205,9 @@ def _compared(runs: list[Run]) -> list[Run]:
 
     def weight(key: tuple[Any, ...]) -> tuple[Any, ...]:
         (_, threshold, augment), train = key
-        found = groups[key].values()
-        finished = sum(run.done for run in found)
-        return augment is None, finished, threshold is None, len(found), train or 0
+        members = groups[key].values()
+        finished = sum(run.done for run in members)
+        return augment is None, finished, threshold is None, len(members), train or 0
 
     chosen = groups[max(groups, key=weight)]
     return sorted(chosen.values(), key=lambda run: model_order(run.record.model))

@@ -1,8 +1,8 @@
-"""What the paper printed: the numbers of its tables, as data; and the one table it lacks.
+"""The numbers of the paper's tables, as data, and the layout of two tables that it lacks.
 
-Tables 1 to 3 stand in the experiment section, 4 to 6 in the appendix; their order is the paper's.
-A cell is text exactly as printed (``0.86 ± 0.001`` where the paper dropped a zero), read into
-numbers by `PaperTable.cell`.
+Tables 1 to 3 are in the experiment section, 4 to 6 in the appendix; their order is the paper's.
+A cell is text exactly as printed (``0.86 ± 0.001`` where the paper dropped a zero), parsed by
+`PaperTable.cell`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODEL_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Number:
-    """One printed number: its value, its standard error where there is one, and its text."""
+    """A printed number: value, standard error if printed, and text."""
 
     value: float
     error: float | None
@@ -40,18 +40,18 @@ class PaperTable:
 
     Attributes:
         name: ``table1`` to ``table6``, ``learning-curve`` or ``mixed``, as in ``tnfn reproduce``.
-        title: what the table shows.
+        title: caption of the table.
         rows: key and label of each row, in order.
         columns: key and label of each column, in order.
         printed: for each row its cells as printed, ``-`` where the paper has none; empty where
             the paper has no such table.
-        corner: what the rows are.
+        corner: heading of the rows.
         quantity: ``tau``, of which the highest of a column is the best; ``parameters``; or another,
             which is not compared within a column.
         by_task: the columns are tasks, so runs of several zoos share the table.
-        together: a line under each of ours says how good the mean of its seeds is.
-        zoo: what the paper measured on.
-        note: what to know when comparing.
+        together: whether a line under each of ours gives τ of the mean over seeds.
+        zoo: networks of the paper's measurement.
+        note: a remark for the comparison.
     """
 
     name: str
@@ -230,8 +230,30 @@ LEARNING_CURVE = PaperTable(
     note="Fewer networks are a random subset, each within the next larger one; validation and test "
     "networks are the same throughout. Errors are over seeds of the training, on one subset.",
 )
+ALL_KINDS, WITHIN = "all kinds", "within kinds"
+WHOLE, INVARIANTS, LEFT_OUT = "whole_network", "invariants", "left_out"
+TESTED, TESTED_LEFT_OUT, HELD = "networks", "left_out_networks", "coverage"
+
+MIXED = PaperTable(
+    name="mixed",
+    title="Kendall’s τ on each kind of a mixed zoo, of one predictor over all of them",
+    rows={},
+    columns={
+        TESTED: "Test networks",
+        WHOLE: "Whole network",
+        INVARIANTS: "Its invariants alone",
+        TESTED_LEFT_OUT: "Networks left out",
+        LEFT_OUT: "Whole network, kind left out",
+        HELD: "Its intervals hold",
+    },
+    printed={},
+    corner="Kind",
+    quantity="tau of a kind",
+    note="A kind left out of training is tested on with all its networks, and its intervals are "
+    "the widened ones that tnfn predict gives for sizes never seen.",
+)
 
 
 def model_name(model: str) -> str:
-    """How a predictor is called in a table."""
+    """Display name of a predictor."""
     return MODEL_NAMES.get(model, model)

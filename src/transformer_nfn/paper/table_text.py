@@ -1,25 +1,24 @@
-"""How do reproduced cells stand beside the paper's numbers: as Markdown, and as columns?"""
+"""Reproduced cells beside the paper's numbers, as Markdown and as columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformer_nfn.known_tasks import task_title
-from transformer_nfn.paper.mixed_table import (
+from transformer_nfn.paper.numbers import (
+    ALL_KINDS,
     HELD,
+    LEARNING_CURVE,
     LEFT_OUT,
     MIXED,
-    TESTED,
-    TESTED_LEFT_OUT,
-    WITHIN,
-    kind_records,
-)
-from transformer_nfn.paper.numbers import (
-    LEARNING_CURVE,
     MODEL_NAMES,
     PAPER_TABLES,
+    TESTED,
+    TESTED_LEFT_OUT,
+    WHOLE,
+    WITHIN,
     Number,
     PaperTable,
     model_name,
@@ -47,7 +46,7 @@ class OurCell:
 
     @property
     def together(self) -> float | None:
-        """τ of the mean over the seeds; None for one seed, and in records older than that."""
+        """τ of the mean over the seeds; None for one seed."""
         if self.record.status != "done" or len(self.record.seeds) < 2:
             return None
         return _finite(self.record.summary.get(ENSEMBLE_TAU))
@@ -71,14 +70,14 @@ class TableView:
     ours: dict[tuple[str, str], OurCell] = field(default_factory=dict)
 
     def paper_cell(self, row: str, column: str) -> Number | None:
-        """What the paper has here; the largest change is computed from its cells."""
+        """The paper's number; the largest change is computed from its cells."""
         if column != CHANGE:
             return self.paper.cell(row, column)
         cells = [self.paper.cell(row, other) for other in self.paper.columns]
         return _largest_change([cell.value if cell else None for cell in cells])
 
     def best(self, column: str) -> set[str]:
-        """The rows whose τ is the highest of the column, as printed."""
+        """Rows with the highest τ of the column, as printed."""
         if column in (CHANGE, "parameters") or self.paper.quantity != "tau":
             return set()
         return _highest(
@@ -86,7 +85,7 @@ class TableView:
         )
 
     def together(self, row: str) -> list[str]:
-        """How good the mean of the seeds is in each cell of a row; empty where nothing says so."""
+        """τ of the mean over seeds in each cell of a row; empty where there is none."""
         if not self.paper.together:
             return []
         texts = []
@@ -109,17 +108,17 @@ class TableView:
         found = []
         for row, label in self.rows.items():
             apart = [_agreement(cell.record) for (at, _), cell in self.ours.items() if at == row]
-            said = []
+            parts = []
             for dtype in ("float32", "float64"):
                 known = [a[dtype] for a in apart if a.get(dtype) is not None]
-                said += [f"{dtype} max {max(known):.1e}"] if known else []
-            if said:
-                found.append(f"{label}, predictions for gU and U: {', '.join(said)}")
+                parts += [f"{dtype} max {max(known):.1e}"] if known else []
+            if parts:
+                found.append(f"{label}, predictions for gU and U: {', '.join(parts)}")
         return found
 
 
 def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
-    """Sorts the records of one table into its cells; one table a zoo, unless columns are tasks.
+    """Sort the records of one table into its cells; one table per zoo, unless columns are tasks.
 
     Zoos with one seed for all and with a seed each never share a table of τ. Where two records
     claim one cell, the later one is shown.
@@ -151,7 +150,7 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
 
 
 def zoo_label(record: RunRecord) -> str:
-    """A zoo in a few words: its task, its name where that says more, its size, its seeds."""
+    """Label of a zoo: task, name if it differs, size and seeds."""
     task = str(record.zoo.get("task", "unknown task"))
     name = str(record.zoo.get("name") or task)
     title = task_title(task)
@@ -166,13 +165,13 @@ def zoo_label(record: RunRecord) -> str:
 
 
 def zoo_seeds(record: RunRecord) -> str | None:
-    """The kind of seeds that a record names; None where it is older than that."""
+    """The kind of seeds in a record; None where it has none."""
     kind = record.zoo.get("seeds")
     return None if kind is None else str(kind)
 
 
 def zoo_size(zoo: Mapping[str, Any]) -> int | None:
-    """How many trained networks the zoo has, each counted once whatever its checkpoints."""
+    """Number of trained networks of the zoo, checkpoints of a run counted once."""
     for key in ("runs", "networks"):
         if isinstance(zoo.get(key), int):
             return int(zoo[key])
@@ -188,12 +187,12 @@ def mean_text(value: float | None, error: float | None) -> str:
 
 
 def markdown_table(name: str, records: list[RunRecord]) -> str:
-    """A table in Markdown: for each row ours, and under it the paper's."""
+    """A table in Markdown: our row, and under it the paper's."""
     return "\n".join(_markdown(view) for view in lay_out(name, records))
 
 
 def table_columns(name: str, records: list[RunRecord]) -> dict[str, list[Any]]:
-    """The cells of a table in long form: ours, the paper's, and how many networks and seeds."""
+    """The cells of a table in long form: ours, the paper's, and numbers of networks and seeds."""
     columns: dict[str, list[Any]] = {}
     for view in lay_out(name, records):
         for (row, column), cell in view.ours.items():
@@ -233,7 +232,7 @@ def _empty(paper: PaperTable, zoo: str) -> TableView:
 
 
 def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurCell]]:
-    """Where a record stands in its table: one cell, or two where the table has parameters too."""
+    """The cells of a record: one, or two where the table has parameters too."""
     if paper.name == MIXED.name:
         return _cells_of_kinds(record)
     table = record.table or {}
@@ -255,7 +254,7 @@ def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurC
 
 
 def _cells_of_kinds(record: RunRecord) -> list[tuple[str, str, OurCell]]:
-    """A cell of τ for each kind, and how many networks it is of."""
+    """A cell of τ for each size, and its number of networks."""
     found = []
     for row, column, part in kind_records(record):
         found.append((row, column, OurCell(part, *_mean(part), mean_text(*_mean(part)))))
@@ -277,7 +276,7 @@ def _mean(record: RunRecord) -> tuple[float | None, float | None]:
 
 
 def _agreement(record: RunRecord) -> Mapping[str, Any]:
-    """What `transformer_nfn.paper.agreement` found; nothing in records older than it."""
+    """The agreement measured by `paper.cells.agreement`; empty where there is none."""
     found: Mapping[str, Any] = record.summary.get("agreement") or {}
     return found
 
@@ -289,14 +288,14 @@ def _finite(value: Any) -> float | None:
 
 
 def _components(row: str) -> str:
-    """Components in the paper's order, however they were joined."""
+    """Components in the paper's order."""
     parts = {part.strip().lower() for part in row.replace(",", "+").split("+")}
     order = ("encoder", "embedding", "classifier")
     return "+".join([part for part in order if part in parts] or [row])
 
 
 def _highest(values: Mapping[str, float | None]) -> set[str]:
-    """The keys of the highest value as printed; none where there is nothing to compare."""
+    """Keys of the highest value as printed; none where there is nothing to compare."""
     known = {key: round(value, 3) for key, value in values.items() if value is not None}
     if len(known) < 2:
         return set()
@@ -314,7 +313,7 @@ def _add_changes(view: TableView) -> None:
 
 
 def _arrange_curve(view: TableView) -> None:
-    """Models in one order everywhere, numbers of networks rising, and how many "all" are."""
+    """Models in a fixed order, ascending numbers of networks, and the number behind "all"."""
     order = [*MODEL_NAMES, *view.rows]
     view.rows = {row: view.rows[row] for row in sorted(view.rows, key=order.index)}
     sizes = {n: int(n) if n.isdecimal() else float("inf") for n in view.columns}
@@ -329,7 +328,7 @@ def _arrange_curve(view: TableView) -> None:
 
 
 def _largest_change(values: list[float | None]) -> Number | None:
-    """The furthest that any augmented value lies from what as many steps give without."""
+    """Largest difference of an augmented value from the value of as many unaugmented steps."""
     original, twice, *others = values
     base = original if twice is None else twice
     changes = [value - base for value in others if value is not None and base is not None]
@@ -377,3 +376,56 @@ def _short(cell: OurCell | None) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """τ of one model for a number of training networks; no standard error for one seed."""
+
+    train: int
+    tau: float
+    error: float | None
+
+
+def curve_lines(view: TableView) -> dict[str, list[CurvePoint]]:
+    """Points of each model by number of networks; the model with the highest end comes first."""
+    lines = {}
+    for row in view.rows:
+        cells = [view.ours.get((row, column)) for column in view.columns]
+        points = [
+            CurvePoint(train, cell.value, cell.error)
+            for cell in cells
+            if cell is not None and cell.value is not None
+            if isinstance(train := cell.record.selection.get("train"), int)
+        ]
+        if points:
+            lines[row] = points
+    return dict(sorted(lines.items(), key=lambda line: -line[1][-1].tau))
+
+
+def kind_records(record: RunRecord) -> Iterator[tuple[str, str, RunRecord]]:
+    """Row, column and record of each size, as if only its networks had been tested."""
+    table = record.table or {}
+    row, column = str(table.get("row")), str(table.get("column"))
+    if record.status != "done":
+        yield row, column, record
+        return
+    if column == LEFT_OUT:
+        yield row, column, _of_kind(record, record.summary.get(LEFT_OUT, {}).get(row, {}))
+        return
+    for kind, figures in record.summary.get("kinds", {}).items():
+        yield kind, column, _of_kind(record, figures)
+    yield ALL_KINDS, column, record
+    mean = {"tau": record.summary.get("tau_within")}
+    yield WITHIN, column, replace(record, summary=mean)
+
+
+def is_variant(record: RunRecord) -> bool:
+    """Whether a run of the mixed table is not the full model on all sizes."""
+    table = record.table or {}
+    return table.get("table") == MIXED.name and table.get("column") != WHOLE
+
+
+def _of_kind(record: RunRecord, figures: Mapping[str, Any]) -> RunRecord:
+    selection = {**record.selection, "test": figures.get("networks")}
+    return replace(record, summary=dict(figures), selection=selection)

@@ -1,27 +1,32 @@
-"""The paper's tables, and a learning curve, from any zoo: which cells are there, how filled?"""
+"""The paper's tables, a learning curve and the table of a mixed zoo, from any zoo."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformer_nfn.io.files import atomic_file, write_text
 from transformer_nfn.known_tasks import KNOWN_TASKS
-from transformer_nfn.paper.cells import Cell, PartsCache, fill_cell
-from transformer_nfn.paper.cells_on_ray import fill_cells_on_ray
-from transformer_nfn.paper.learning_curve import curve_sizes
-from transformer_nfn.paper.mixed_table import (
+from transformer_nfn.paper.cells import Cell, PartsCache, fill_cell, fill_cells_on_ray
+from transformer_nfn.paper.numbers import (
     ALL_KINDS,
     INVARIANTS,
+    LEARNING_CURVE,
     LEFT_OUT,
     MIXED,
+    TABLE_3,
+    TABLE_4,
+    TABLE_6,
     WHOLE,
-    kinds_to_leave_out,
 )
-from transformer_nfn.paper.numbers import LEARNING_CURVE, TABLE_3, TABLE_4, TABLE_6
-from transformer_nfn.paper.table_text import ALL_TABLES, markdown_table, table_columns
+from transformer_nfn.paper.table_text import (
+    ALL_NETWORKS,
+    ALL_TABLES,
+    markdown_table,
+    table_columns,
+)
 from transformer_nfn.prediction.data import PERCENT, count_training
 from transformer_nfn.prediction.predictors import PAPER_MODELS
 from transformer_nfn.prediction.runs import RunError, RunRecord
@@ -29,6 +34,8 @@ from transformer_nfn.prediction.runs import RunError, RunRecord
 THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp", "whole_network")
 TABLES = tuple(ALL_TABLES)
+SMALLEST = 64
+"""Fewest training networks of a learning curve."""
 
 Progress = Callable[[Cell, dict[str, Any]], None]
 
@@ -53,7 +60,7 @@ def zoo_cells(
 
 
 def mixed_cells(leave_out: Iterable[str]) -> list[Cell]:
-    """The cells of the table of a mixed zoo: all kinds, invariants alone, and kinds left out."""
+    """The cells of the table of a mixed zoo: all sizes, invariants alone, and sizes left out."""
     name, model = MIXED.name, "whole_network"
     return [
         Cell(name, ALL_KINDS, WHOLE, model),
@@ -73,11 +80,11 @@ def table_cells(
 
     Args:
         name: ``table1`` to ``table6``, or ``learning-curve``.
-        task: of the zoo; text has no embedding to read.
+        task: task of the zoo; networks on text have no embedding.
         models: which predictors (tables 1, 2 and 6, learning curve); the paper's six and our three
             by default.
-        train: how many networks of the zoo there are to train on (learning curve).
-        sizes: numbers of networks instead of 64, 128, … and all (learning curve).
+        train: number of training networks of the zoo (learning curve).
+        sizes: numbers of networks in place of 64, 128, … and all (learning curve).
     """
     chosen = tuple(models) if models is not None else (*PAPER_MODELS, *EXTRA_MODELS)
     text = task in KNOWN_TASKS and not KNOWN_TASKS[task].patch
@@ -118,6 +125,55 @@ def table_cells(
     raise RunError(f"there is no '{name}'; there are {', '.join(TABLES)}")
 
 
+def curve_sizes(train: int, only: Sequence[int] | None = None) -> dict[str, int | None]:
+    """Columns of a learning curve: 64, 128, 256, … networks, and all (None).
+
+    Args:
+        train: number of training networks.
+        only: these numbers of networks in place of them, each at least 64 and fewer than ``train``.
+    """
+    if train < SMALLEST:
+        raise RunError(
+            f"a learning curve needs at least {SMALLEST} networks to train on, "
+            f"the training part of the zoo has {train}"
+        )
+    for size in only or ():
+        if not SMALLEST <= size < train:
+            raise RunError(
+                f"the sizes of a learning curve are at least {SMALLEST} and less than the "
+                f"{train} networks of the training part, found {size}"
+            )
+    if only:
+        return {str(size): size for size in sorted(set(only))}
+    sizes: dict[str, int | None] = {}
+    size = SMALLEST
+    while size < train:
+        sizes[str(size)] = size
+        size *= 2
+    return {**sizes, ALL_NETWORKS: None}
+
+
+def kinds_to_leave_out(weights: Mapping[str, int], chosen: Sequence[str] | None) -> list[str]:
+    """Sizes that are left out in turn: those chosen, else a small, a medium and a large one.
+
+    Args:
+        weights: number of weights of a network of each size.
+        chosen: names of sizes; None for a default.
+    """
+    for name in chosen or ():
+        if name not in weights:
+            raise RunError(
+                f"there are no networks of the kind '{name}' to leave out, only of "
+                f"{', '.join(weights)}"
+            )
+    if len(weights) < 2:
+        raise RunError("a table of kinds needs a mixed zoo of at least two kinds")
+    if chosen is not None:
+        return list(dict.fromkeys(chosen))
+    by_size = sorted(weights, key=lambda name: weights[name])
+    return list(dict.fromkeys([by_size[0], by_size[len(by_size) // 2], by_size[-1]]))
+
+
 def reproduce(
     name: str,
     zoo_path: Path,
@@ -134,24 +190,24 @@ def reproduce(
     engine: str = "local",
     address: str | None = None,
 ) -> list[RunRecord]:
-    """Fills every cell of a table and writes it as Parquet and Markdown beside the paper's.
+    """Fill every cell of a table and write it as Parquet and Markdown beside the paper's.
 
-    Finished cells are read, not trained again, so an interrupted call goes on.
+    Finished cells are read, not trained again, so an interrupted call resumes.
 
     Args:
         name: see `table_cells`.
         zoo_path: any zoo; for ``mixed`` a mixed one.
         out: folder for cells and tables.
-        seeds: of every cell.
-        epochs: of neural predictors; each model's own by default.
+        seeds: random seeds of every cell.
+        epochs: epochs of neural predictors; by default those of each model.
         models: see `table_cells`.
-        percent: which checkpoint of each run.
+        percent: the checkpoint of each run, in percent of training.
         sizes: see `table_cells`.
-        leave_out: kinds left out in turn (mixed); a small, a middling and a large one by default.
-        device: for neural predictors.
-        progress: called with the cell and what happens in it.
-        engine: ``local``, or ``ray`` for a cell a task on a cluster.
-        address: of the Ray cluster; None starts one here.
+        leave_out: sizes left out in turn (mixed); by default a small, a medium and a large one.
+        device: device of neural predictors.
+        progress: called with the cell and its events.
+        engine: ``local``, or ``ray`` for one task per cell on a cluster.
+        address: address of the Ray cluster; None starts one here.
     """
     cells = zoo_cells(name, zoo_path, models, percent, sizes, leave_out)
     how: dict[str, Any] = dict(seeds=seeds, epochs=epochs, percent=percent, device=device)
@@ -162,8 +218,8 @@ def reproduce(
     elif engine == "local":
         cache, records = PartsCache(), []
         for cell in cells:
-            said = None if progress is None else (lambda line, c=cell: progress(c, line))
-            records.append(fill_cell(zoo_path, cell, out, cache=cache, report=said, **how))
+            report = None if progress is None else (lambda line, c=cell: progress(c, line))
+            records.append(fill_cell(zoo_path, cell, out, cache=cache, report=report, **how))
             if progress is not None:
                 progress(cell, {"done": True, "record": records[-1]})
     else:
@@ -173,7 +229,7 @@ def reproduce(
 
 
 def write_table(name: str, records: list[RunRecord], out: Path) -> None:
-    """Writes ``NAME.parquet`` and ``NAME.md`` into a folder."""
+    """Write ``NAME.parquet`` and ``NAME.md`` into a folder."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""Does what a predictor learned of one task's networks hold for those of another task?
+"""Transfer: predictors trained on the networks of one task rank those of another.
 
 Accuracies of different tasks are not comparable, their order is: a cell is Kendall's τ alone.
 """
@@ -13,12 +13,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from transformer_nfn.io.files import atomic_file, write_text
 from transformer_nfn.models import Network, WholeNetwork
-from transformer_nfn.models.whole_network.probes import LONGEST
+from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.paper.numbers import model_name
-from transformer_nfn.paper.table_text import zoo_label
+from transformer_nfn.paper.table_text import SEEDS_TOGETHER, mean_text, zoo_label
 from transformer_nfn.paper.tables import EXTRA_MODELS
-from transformer_nfn.paper.transfer_table import NAME, Ranking, write_rankings
 from transformer_nfn.prediction.data import (
     PERCENT,
     Dataset,
@@ -50,12 +50,40 @@ from transformer_nfn.prediction.training_set import TrainingDigests
 from transformer_nfn.prediction.uncertainty import TrainedSizes
 from transformer_nfn.zoo import NetworkSizes, Zoo
 
+NAME = "transfer"
 FEWEST = 2
 
 
 @dataclass(frozen=True)
+class Ranking:
+    """Quality of the ranking of one zoo's networks by the predictors of one run.
+
+    Attributes:
+        row: label of the predictor.
+        home: label of its training zoo.
+        zoo: label of the zoo whose networks are ranked.
+        at_home: whether these are the test part of the training zoo.
+        networks: number of ranked networks.
+        tau: Kendall's τ, the mean over seeds; None where the predictor cannot read them.
+        error: its standard error; None for one seed.
+        together: τ of the mean over the seeds; None for one seed.
+        status: ``done``, or why the predictor cannot read these networks.
+    """
+
+    row: str
+    home: str
+    zoo: str
+    at_home: bool
+    networks: int
+    tau: float | None = None
+    error: float | None = None
+    together: float | None = None
+    status: str = "done"
+
+
+@dataclass(frozen=True)
 class Learner:
-    """A predictor in one of its forms."""
+    """A predictor with options."""
 
     words: str
     model: str
@@ -72,7 +100,7 @@ LEARNERS: Mapping[str, Learner] = {
     ),
     "invariant_mlp:whole": Learner("MLP on whole invariants", "invariant_mlp", {"whole": True}),
 }
-"""The models of all tables, and those that read networks of any patch, tokens and classes."""
+"""Models of all tables, and those that read networks of any patch, tokens and classes."""
 
 
 Progress = Callable[[str, dict[str, Any]], None]
@@ -90,19 +118,19 @@ def transfer(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> list[Ranking]:
-    """Ranks the networks of other zoos and writes the table as Parquet and Markdown.
+    """Rank the networks of other zoos and write the table as Parquet and Markdown.
 
     Args:
         home: a zoo to train predictors on (finished ones are read), or a folder in or below which
             there are runs that keep their predictors.
         targets: the other zoos.
         out: folder for cells and the table.
-        seeds: of every predictor that is trained.
-        epochs: of neural predictors; None for the models' own.
+        seeds: random seeds of every predictor that is trained.
+        epochs: epochs of neural predictors; None for those of each model.
         learners: which of `LEARNERS` are trained; None for all.
-        percent: which checkpoint of each run.
-        device: to train neural predictors on.
-        progress: called with the predictor in words and what happens.
+        percent: the checkpoint of each run, in percent of training.
+        device: device of neural predictors.
+        progress: called with the label of the predictor and its events.
     """
     names = list(LEARNERS if learners is None else learners)
     for name in names:
@@ -116,17 +144,17 @@ def transfer(
         )
     else:
         runs = ((folder, RunRecord.read(folder)) for folder in find_runs([home]))
-    found: list[Ranking] = []
+    rankings: list[Ranking] = []
     for folder, record in runs:
         own = [_at_home(folder, record)]
         own += [_elsewhere(folder, record, zoo, percent) for zoo in zoos]
-        if any(r.row == own[0].row and r.home == own[0].home for r in found):
+        if any(r.row == own[0].row and r.home == own[0].home for r in rankings):
             own = [replace(r, row=f"{r.row} ({folder.name})") for r in own]
-        found += own
+        rankings += own
         if progress is not None:
             progress(own[0].row, {"rankings": own})
-    write_rankings(found, out)
-    return found
+    write_rankings(rankings, out)
+    return rankings
 
 
 def _check(zoos: Sequence[Zoo]) -> None:
@@ -148,7 +176,7 @@ def _trained(
     device: str,
     progress: Progress | None,
 ) -> tuple[Path, RunRecord]:
-    """The run of one learner, trained or read."""
+    """Train the run of one learner, or read it."""
     learner, zoo = LEARNERS[name], Zoo.open(home)
     selection = Selection(percent, all_checkpoints=learner.model in ALL_CHECKPOINTS)
     parts = load_parts(zoo, selection)
@@ -177,12 +205,12 @@ def _words(record: RunRecord) -> str:
     for learner in LEARNERS.values():
         if learner.model == record.model and dict(learner.options) == options:
             return learner.words
-    told = ", ".join(f"{key} {value}" for key, value in options.items())
-    return f"{model_name(record.model)} ({told})" if told else model_name(record.model)
+    text = ", ".join(f"{key} {value}" for key, value in options.items())
+    return f"{model_name(record.model)} ({text})" if text else model_name(record.model)
 
 
 def _at_home(folder: Path, record: RunRecord) -> Ranking:
-    """What a run says of its own test part."""
+    """Ranking of the run's test part."""
     record.check_finished(folder / RUN_FILE)
     summary, label = record.summary, zoo_label(record)
     several = len(record.seeds) > 1
@@ -199,7 +227,7 @@ def _at_home(folder: Path, record: RunRecord) -> Ranking:
 
 
 def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -> Ranking:
-    """How well a run ranks the networks of another zoo."""
+    """Ranking of the networks of another zoo."""
     predictors = load_predictors(folder, record)
     rows = Selection(percent).rows(zoo)
     other = zoo_label(replace(record, zoo=describe_zoo(zoo)))
@@ -212,20 +240,20 @@ def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -
         raise RunError(f"not enough networks: {len(rows)} of '{zoo.path}' are selected")
     data = load_rows(zoo, rows)
     _check_unseen(folder, record, zoo, data)
-    said = seed_predictions(predictors, readable(predictors[0], data, zoo.arch)).numpy()
+    predicted = seed_predictions(predictors, readable(predictors[0], data, zoo.arch)).numpy()
     accuracy = data.truth
-    taus = [kendall_tau(accuracy, each) for each in said]
+    taus = [kendall_tau(accuracy, each) for each in predicted]
     several = len(taus) > 1
     return replace(
         empty,
         tau=float(np.mean(taus)),
         error=standard_error(taus) if several else None,
-        together=kendall_tau(accuracy, said.mean(0)) if several else None,
+        together=kendall_tau(accuracy, predicted.mean(0)) if several else None,
     )
 
 
 def _check_unseen(folder: Path, record: RunRecord, zoo: Zoo, data: Dataset) -> None:
-    """Refuses networks that were learned from, which only those of the same task can be."""
+    """Reject training networks, which only those of the same task can be."""
     task = str(zoo.about["task"]["name"])
     if record.zoo.get("task") != task:
         return
@@ -249,9 +277,55 @@ def misfit(predictor: Predictor, found: NetworkSizes, trained: NetworkSizes) -> 
 
 
 def readable(predictor: Predictor, data: Dataset, arch: NetworkSizes) -> Dataset:
-    """The networks with what depends on their own number of tokens computed."""
+    """The networks with features that depend on their number of tokens."""
     if not isinstance(predictor.inner, WholeNetwork) or not predictor.inner.any_task:
         return data
     with torch.no_grad():
-        read = predictor.inner.prepared(data.network, arch.positions()[:LONGEST])
+        read = predictor.inner.prepared(data.network, arch.positions()[:MAX_TOKENS])
     return replace(data, network=cast("Network", read))
+
+
+def write_rankings(rankings: Sequence[Ranking], out: Path) -> None:
+    """``transfer.md`` and ``transfer.parquet``."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_text(out / f"{NAME}.md", transfer_markdown(rankings))
+    columns = {name: [getattr(r, name) for r in rankings] for name in Ranking.__annotations__}
+    with atomic_file(out / f"{NAME}.parquet") as beside:
+        pq.write_table(pa.table(columns), beside)
+
+
+def transfer_markdown(rankings: Sequence[Ranking]) -> str:
+    """The table: a row for each predictor, the test part of its zoo first, then the others."""
+    lines = ["**Transfer. Kendall’s τ of predictors on networks of other tasks.**", ""]
+    zoos = list(dict.fromkeys(r.zoo for r in rankings if not r.at_home))
+    for home in dict.fromkeys(r.home for r in rankings):
+        part = [r for r in rankings if r.home == home]
+        lines += [*_rows(home, part, zoos), ""]
+    notes = [f"- {r.row} → {r.zoo}: {r.status}" for r in rankings if r.status != "done"]
+    lines += ["- Only the order counts; accuracies of different tasks are not comparable.", *notes]
+    return "\n".join([*lines, ""])
+
+
+def _rows(home: str, rankings: Sequence[Ranking], zoos: Sequence[str]) -> list[str]:
+    counts = {r.zoo: r.networks for r in rankings if not r.at_home}
+    tested = {r.networks for r in rankings if r.at_home}
+    at_home = f"at home, {min(tested):,} tested" if len(tested) == 1 else "at home"
+    columns = [f"{zoo}: {counts[zoo]:,} ranked" for zoo in zoos]
+    lines = [
+        f"Trained on: {home}.",
+        "",
+        "| Model | " + " | ".join([at_home, *columns]) + " |",
+        "|---|" + "--:|" * (1 + len(columns)),
+    ]
+    for row in dict.fromkeys(r.row for r in rankings):
+        own = [r for r in rankings if r.row == row]
+        cells = [next(r for r in own if r.at_home)]
+        cells += [next(r for r in own if r.zoo == zoo and not r.at_home) for zoo in zoos]
+        texts = [mean_text(r.tau, r.error) if r.status == "done" else "cannot read" for r in cells]
+        lines.append("| " + " | ".join([row, *texts]) + " |")
+        if any(r.together is not None for r in cells):
+            together = [mean_text(r.together, None) for r in cells]
+            lines.append("| " + " | ".join([SEEDS_TOGETHER, *together]) + " |")
+    return lines

@@ -12,14 +12,10 @@ from torch import Tensor, nn
 
 from transformer_nfn import models
 from transformer_nfn.models import map_network
-from transformer_nfn.models.whole_network.probes import LONGEST
+from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.prediction.data import Dataset, in_batches
 from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.zoo import NetworkSizes
-
-PROBES, GROUPS = 512, 2
-MAX_ANSWERS = 5632
-"""Maximum of probes times (classes + 1)."""
 
 
 def _transformer_nfn(data: Dataset, **options: Any) -> nn.Module:
@@ -54,26 +50,21 @@ def _baseline(name: str) -> Callable[..., nn.Module]:
 
 
 def _whole_network(data: Dataset, **options: Any) -> nn.Module:
+    return models.WholeNetwork(data.block_space, **(whole_network_sizes(data) | options))
+
+
+def whole_network_sizes(data: Dataset) -> dict[str, Any]:
+    """Arguments of `WholeNetwork` that networks like these determine."""
     embedding = data.network.get("embedding")
     first, last = data.network["blocks"][0]["W_Q"], data.network["classifier"]
     assert isinstance(last, Mapping)
     assert embedding is None or isinstance(embedding, Mapping)
-    classes = last["W_2"].shape[-1]
-    defaults = {"probes": _num_probes(classes), "groups": GROUPS, "rank": 32, "hidden": 16}
-    defaults |= {"bounded": embedding is not None, "logarithms": True, "answers_first": True}
-    return models.WholeNetwork(
-        data.block_space,
-        tokens=min(data.tokens or LONGEST, LONGEST),
-        width=first.shape[3] if embedding is None else embedding["W"].shape[1],
-        classes=classes,
-        images=embedding is not None,
-        **(defaults | options),
-    )
-
-
-def _num_probes(classes: int) -> int:
-    """Number of probes: fewer where each has many outputs, which limits the parameters."""
-    return GROUPS * max(32, min(PROBES, MAX_ANSWERS // (classes + 1)) // GROUPS)
+    return {
+        "tokens": min(data.tokens or MAX_TOKENS, MAX_TOKENS),
+        "width": first.shape[3] if embedding is None else embedding["W"].shape[1],
+        "classes": last["W_2"].shape[-1],
+        "images": embedding is not None,
+    }
 
 
 NEURAL: Mapping[str, tuple[str, Callable[..., nn.Module]]] = {

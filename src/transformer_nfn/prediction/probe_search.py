@@ -59,7 +59,7 @@ def find_probes(
     networks of one size; every group of probes draws its own networks.
 
     Args:
-        module: has ``probes`` and ``ask(network, inputs)``; without probes nothing happens.
+        module: has ``probes`` and ``outputs(network, inputs)``; without probes nothing happens.
         datasets: networks to query, one data set per size.
         seed: of the draws.
         steps: of Adam.
@@ -81,7 +81,7 @@ def find_probes(
         loss = torch.zeros((), device=device)
         for picks, probes, label in zip(rows, inputs, labels, strict=True):
             network = map_network(datasets[size].network, lambda w, picks=picks: w[picks])
-            logits = module.ask(network, probes).logits.flatten(0, 1)
+            logits = module.outputs(network, probes).logits.flatten(0, 1)
             loss = loss + cross_entropy(logits, label.repeat(len(picks)))
         loss.backward()
         optimiser.step()

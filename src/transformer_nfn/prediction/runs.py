@@ -63,7 +63,7 @@ class RunRecord:
         seeds: for each seed ``seed, tau, tau_low, tau_high, r2, mae, val_tau, best_epoch,
             seconds``.
         summary: ``tau, tau_se, r2, mae, coverage`` over the seeds; ``tau_together`` of the mean
-            prediction; with augmentation ``agreement`` (`transformer_nfn.paper.agreement`); of a
+            prediction; with augmentation ``agreement`` (`transformer_nfn.paper.cells`); of a
             mixed zoo figures by ``kinds``, for the sizes ``left_out``, and ``widening``
             (`transformer_nfn.prediction.uncertainty`).
         num_parameters: of the predictor, None for trees.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from transformer_nfn.models import StatNN, WholeNetwork
-from transformer_nfn.models.statnn import STATISTICS
+from transformer_nfn.models.baselines import STATISTICS
 from transformer_nfn.prediction.data import Dataset, SizeGroups, in_batches
 from transformer_nfn.prediction.predictors import prepared
 from transformer_nfn.prediction.probe_search import find_probes, networks_per_group, search_steps
@@ -179,7 +179,9 @@ class WholeNetworkStrategy(TrainingStrategy):
             runs = sum(_num_runs(data) for data in groups.train)
             steps, per_group = search_steps(epochs, runs), networks_per_group(runs)
             find_probes(module, groups.train, seed, steps=steps, per_group=per_group)
-        train, val = ([module.kept(d.network) for d in part] for part in (groups.train, groups.val))
+        train, val = (
+            [module.head_inputs(d.network) for d in part] for part in (groups.train, groups.val)
+        )
         return ModelInputs(train, val)
 
     @torch.no_grad()
@@ -203,7 +205,7 @@ class WholeNetworkStrategy(TrainingStrategy):
         """AdamW on the readers; the probes stay as found."""
         parameters = [
             value for name, value in state.items()
-            if not self.module.is_found(name.split(".", 1)[1])
+            if not self.module.is_frozen(name.split(".", 1)[1])
         ]  # fmt: skip
         decay = self.module.weight_decay
         return torch.optim.AdamW(parameters, weight_decay=decay, **_adam_options(rate, device))

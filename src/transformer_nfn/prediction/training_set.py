@@ -17,10 +17,10 @@ from transformer_nfn.functional.zoo_network import sinusoids
 from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.models import tensors_of
 from transformer_nfn.models.network import map_network
-from transformer_nfn.models.scales import signed_log
+from transformer_nfn.models.statistics import signed_log
 from transformer_nfn.models.whole_network import whole_invariants
 from transformer_nfn.models.whole_network.model import INVARIANTS
-from transformer_nfn.models.whole_network.probes import LONGEST
+from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups
 from transformer_nfn.prediction.runs import CONFIGURATION, RunError
 
@@ -138,7 +138,7 @@ def _features(data: Dataset, any_size: bool) -> Tensor:
         return torch.as_tensor(computed).float().cpu()
     if any_size:
         width = data.network["blocks"][0]["W_Q"].shape[3]
-        positions = None if data.tokens is None else sinusoids(min(data.tokens, LONGEST), width)
+        positions = None if data.tokens is None else sinusoids(min(data.tokens, MAX_TOKENS), width)
         network = map_network(data.network, lambda w: w.cpu())
         return signed_log(whole_invariants(network, positions)).float()
     raw = invariant_features(data.network, data.block_space).float().cpu()

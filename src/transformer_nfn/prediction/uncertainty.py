@@ -132,7 +132,7 @@ def measure_widening(
     left out at random; the maximum over all values of the size, plus a quarter.
 
     Args:
-        module: has ``reading(network)``, the features of its prediction.
+        module: has ``features(network)``.
         groups: networks as the module reads them, on its device.
         sizes: of the groups, by name.
 
@@ -143,7 +143,7 @@ def measure_widening(
         return {}
     trained = [sizes[name] for name in groups.names]
     datasets = [*groups.train, *groups.val, *groups.test]
-    features = torch.cat([module.reading(data.network).double().cpu() for data in datasets])
+    features = torch.cat([module.features(data.network).double().cpu() for data in datasets])
     accuracy = torch.cat([data.accuracy for data in datasets]).double().cpu()
     group = np.repeat(np.tile(np.arange(len(trained)), 3), [len(data) for data in datasets])
     folds = np.random.default_rng(0).permutation(len(group)) % min(FOLDS, len(group))

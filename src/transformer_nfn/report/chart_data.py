@@ -1,4 +1,4 @@
-"""What the page carries: the values that its tables count and its charts draw, as plain JSON."""
+"""The data of the page, as JSON: the values behind its tables and charts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.paper.gather import Run, Study, ZooStudy, model_order
-from transformer_nfn.paper.learning_curve import curve_lines
-from transformer_nfn.paper.table_text import OurCell, TableView, zoo_size
+from transformer_nfn.paper.table_text import OurCell, TableView, curve_lines, zoo_size
 from transformer_nfn.prediction.runs import CONFIGURATION, ENSEMBLE_TAU, RunRecord
-from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel
-from transformer_nfn.report.whole_zoos import WholeZoo
+from transformer_nfn.report.held_out import MILLION, HeldOut, NamedZoo, SeedPart, TestedModel
 
 BINS = 20
 PARTS = ("train", "val", "test")
@@ -28,23 +26,23 @@ def as_script(data: dict[str, Any]) -> str:
 
 
 def zoo_data(
-    zoo: ZooStudy, tested: HeldOut, curve: TableView | None = None, whole: WholeZoo | None = None
+    zoo: ZooStudy, tested: HeldOut, curve: TableView | None = None, source: NamedZoo | None = None
 ) -> dict[str, Any]:
     """All of one zoo; an empty list where there is nothing to draw.
 
     Args:
         zoo: the runs on it.
-        tested: what they say of held-out networks.
-        curve: its learning curve, where one was made.
-        whole: the zoo itself, where it was given.
+        tested: their predictions for held-out networks.
+        curve: its learning curve, if there is one.
+        source: the zoo itself, if it was named.
     """
     parts: list[list[int]] = []
     networks = tested.networks
     return {
         "label": zoo.label,
-        "zoo": zoo_reference(zoo, whole),
-        "size": zoo_size(_spokesman(zoo).zoo),
-        "chosen": [_spokesman(zoo).selection.get(part) for part in PARTS],
+        "zoo": zoo_reference(zoo, source),
+        "size": zoo_size(_record(zoo).zoo),
+        "chosen": [_record(zoo).selection.get(part) for part in PARTS],
         "models": [_model_data(run, tested.of(run), parts) for run in zoo.finished],
         "parts": parts,
         "networks": {
@@ -57,8 +55,8 @@ def zoo_data(
             },
         },
         "validation": networks.validation.tolist(),
-        "everything": None if whole is None else np.round(whole.accuracy, 6).tolist(),
-        "histogram": histogram(networks.accuracy if whole is None else whole.accuracy),
+        "everything": None if source is None else np.round(source.accuracy, 6).tolist(),
+        "histogram": histogram(networks.accuracy if source is None else source.accuracy),
         "sizes": _sizes(zoo) if curve is None else _curve(curve),
         "curves": [
             _model(run) | {"seeds": seeds} for run in zoo.finished if (seeds := _curves(run))
@@ -86,21 +84,21 @@ def study_data(study: Study) -> dict[str, Any]:
     }
 
 
-def zoo_reference(zoo: ZooStudy, whole: WholeZoo | None) -> str:
-    """How a row of the zoo is named for ``tnfn predict``, up to the ``#``."""
-    if whole is not None:
-        return whole.text
-    about = _spokesman(zoo).zoo
+def zoo_reference(zoo: ZooStudy, source: NamedZoo | None) -> str:
+    """Name of the zoo for ``tnfn predict``, before the ``#``."""
+    if source is not None:
+        return source.text
+    about = _record(zoo).zoo
     return str(about.get("name") or about.get("task") or "ZOO")
 
 
-def _spokesman(zoo: ZooStudy) -> RunRecord:
-    """The record that tells of the zoo."""
+def _record(zoo: ZooStudy) -> RunRecord:
+    """The record that describes the zoo."""
     return (zoo.best or (zoo.main or zoo.runs)[0]).record
 
 
 def histogram(accuracy: np.ndarray) -> dict[str, Any] | None:
-    """Networks in each of twenty bands of accuracy; a bound belongs to the band above it."""
+    """Number of networks in each of twenty bands of accuracy; a bound is in the band above it."""
     values = np.rint(accuracy[np.isfinite(accuracy)] * MILLION).astype(np.int64)
     if not len(values):
         return None
@@ -129,7 +127,7 @@ def _model(run: Run) -> dict[str, Any]:
 
 
 def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) -> dict[str, Any]:
-    """A compared model: what its record says, and what it said of each test network."""
+    """A compared model: its record, and its predictions for each test network."""
     summary = run.record.summary
     by_seed: dict[Any, SeedPart] = {}
     if tested is not None:
@@ -158,14 +156,14 @@ def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) ->
 
 
 def _place(part: list[int], parts: list[list[int]]) -> int:
-    """Where a list of networks stands; seeds and models mostly test the same ones."""
+    """Index of a list of networks; seeds and models mostly share them."""
     if part not in parts:
         parts.append(part)
     return parts.index(part)
 
 
 def _or_none(values: np.ndarray) -> list[float | None]:
-    """NaN, for which JSON has no word, as None."""
+    """Values with None for NaN, which JSON lacks."""
     return [None if value != value else value for value in values.tolist()]
 
 

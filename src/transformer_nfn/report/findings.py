@@ -1,4 +1,4 @@
-"""Where does a predictor fail: on which networks, by which optimiser, at which accuracy?"""
+"""Errors of the predictors by optimiser and accuracy, worst networks, and calibration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPTIMIZERS = ("sgd", "sgdm", "adam", "rmsprop")
 
 @dataclass(frozen=True)
 class Group:
-    """Networks of one property: its value in words, and which they are."""
+    """Networks that share a property: its value, a mask, and their number."""
 
     label: str
     member: np.ndarray
@@ -30,7 +30,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Grouping:
-    """The test networks parted by a property."""
+    """The test networks grouped by a property."""
 
     title: str
     groups: list[Group]
@@ -42,8 +42,8 @@ class GroupTable:
 
     Attributes:
         title: the property.
-        groups: its values in words, with the number of networks.
-        rows: for each model the number in each group, None where there is no network.
+        groups: its values with the number of networks.
+        rows: for each model the value in each group, None where there is no network.
     """
 
     title: str
@@ -51,9 +51,9 @@ class GroupTable:
     rows: list[tuple[str, list[float | None]]]
 
     def worst(self, name: str) -> tuple[str, float, int] | None:
-        """The largest number of a model's row, with its group and the networks in it.
+        """The largest value of a model's row, with its group and number of networks.
 
-        None where there is nothing to choose from.
+        None where fewer than two groups have networks.
         """
         known = [
             (value, group, count)
@@ -68,7 +68,7 @@ class GroupTable:
 
 @dataclass(frozen=True)
 class WorstNetwork:
-    """A network whose accuracy was predicted badly; predictions are means over the seeds."""
+    """A network with a large error; predictions are means over the seeds."""
 
     row: int | None
     run: Any
@@ -91,16 +91,16 @@ class WorstNetwork:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What is had without looking at weights: one accuracy said of every test network.
+    """Baseline without weights: one accuracy predicted for every test network.
 
     Attributes:
-        said: that accuracy, a mean.
-        networks: how many it is the mean of.
-        r2: of saying it.
-        mae: of saying it.
+        predicted: that accuracy, a mean.
+        networks: number of networks in the mean.
+        r2: R² of this prediction.
+        mae: mean absolute error of this prediction.
     """
 
-    said: float
+    predicted: float
     networks: int
     r2: float
     mae: float
@@ -108,7 +108,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How often a model's intervals hold on test networks, of all its seeds."""
+    """Coverage of a model's intervals on test networks, over all its seeds."""
 
     inside: float
     below: float
@@ -123,7 +123,7 @@ def groupings(tested: HeldOut) -> list[Grouping]:
 
 
 def error_table(tested: HeldOut, grouping: Grouping) -> GroupTable:
-    """Mean absolute error of each model, and of saying the mean."""
+    """Mean absolute error of each model, and of predicting the mean."""
     accuracy = tested.networks.accuracy
     table = _table(tested, grouping, lambda part: np.abs(part.predicted - accuracy[part.network]))
     if tested.always is not None:
@@ -165,22 +165,18 @@ def worst_networks(
 
 
 def baseline(tested: HeldOut) -> Baseline | None:
-    """The mean accuracy of networks outside the test parts, said of every test network."""
+    """The mean accuracy of networks outside the test parts, predicted for every test network."""
     accuracy = tested.networks.accuracy[tested.test]
     if tested.always is None or not len(accuracy):
         return None
-    said, networks = tested.always
+    mean, networks = tested.always
     total = float(((accuracy - accuracy.mean()) ** 2).sum())
-    r2 = 1 - float(((accuracy - said) ** 2).sum()) / total if total > 0 else float("nan")
-    return Baseline(said, networks, r2, float(np.abs(accuracy - said).mean()))
+    r2 = 1 - float(((accuracy - mean) ** 2).sum()) / total if total > 0 else float("nan")
+    return Baseline(mean, networks, r2, float(np.abs(accuracy - mean).mean()))
 
 
 def tau_together(tested: HeldOut, run: Run) -> float | None:
-    """τ of the mean over the seeds, which is what ``tnfn predict`` answers with.
-
-    As recorded; of older records counted from the predictions. None for one seed, and where
-    nothing was recorded and the seeds have not tested the same networks.
-    """
+    """τ of the mean over the seeds, which ``tnfn predict`` reports; None for one seed."""
     if len(run.record.seeds) < 2:
         return None
     recorded = run.record.summary.get(ENSEMBLE_TAU)
@@ -197,7 +193,7 @@ def tau_together(tested: HeldOut, run: Run) -> float | None:
 
 
 def calibration(tested: HeldOut, model: TestedModel) -> Calibration | None:
-    """Counts over all seeds and test networks that have an interval."""
+    """Calibration over all seeds and test networks that have an interval."""
     part = model.rows
     known = np.isfinite(part.low) & np.isfinite(part.high)
     if not known.any():
@@ -224,7 +220,7 @@ def _by_optimizer(tested: HeldOut) -> Grouping | None:
 
 
 def _by_accuracy(tested: HeldOut) -> Grouping | None:
-    """Five bands; bounds are whole percents, so that the labels say exactly what was counted."""
+    """Five bands; bounds are integer percents, so that the labels are exact."""
     if not len(tested.test):
         return None
     values = tested.networks.millionths
@@ -251,9 +247,9 @@ def _group(tested: HeldOut, label: str, member: np.ndarray) -> Group:
 
 
 def _is_test(tested: HeldOut) -> np.ndarray:
-    found = np.zeros(len(tested.networks.accuracy), dtype=bool)
-    found[tested.test] = True
-    return found
+    is_test = np.zeros(len(tested.networks.accuracy), dtype=bool)
+    is_test[tested.test] = True
+    return is_test
 
 
 def _inside(part: SeedPart, accuracy: np.ndarray) -> np.ndarray:
@@ -267,7 +263,7 @@ def _inside(part: SeedPart, accuracy: np.ndarray) -> np.ndarray:
 def _table(
     tested: HeldOut, grouping: Grouping, measure: Callable[[SeedPart], np.ndarray]
 ) -> GroupTable:
-    """Means over all seeds; a group counts the different networks in any test part."""
+    """Means over all seeds; a group counts the distinct networks in any test part."""
     rows = []
     for model in tested.models:
         values, places = measure(model.rows), model.rows.network

@@ -1,7 +1,7 @@
-"""What do the compared runs say of networks they did not train on? Rounded once, for all to count.
+"""Predictions of the compared runs for held-out networks, and the zoos these come from.
 
-Tables, sentences and charts of the report count from these values, and the page carries them as
-they are here: whoever counts again from the page's own data finds the same numbers.
+Values are rounded once. Tables, sentences and charts of the report are computed from them, and the
+page carries them, so that its numbers can be recomputed from its data.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.paper.gather import Columns, Run, ZooStudy
+from transformer_nfn.io.assets import resolve
+from transformer_nfn.paper.gather import Columns, Run, Study, ZooStudy
 from transformer_nfn.prediction.runs import CONFIGURATION, PREDICTIONS_FILE, RunError
+from transformer_nfn.zoo import Zoo
 
 DIGITS = 6
 MILLION = 10**DIGITS
@@ -22,15 +24,15 @@ FAR = 1000.0
 
 @dataclass(frozen=True)
 class Networks:
-    """Held-out networks, each once whichever runs tested it.
+    """Held-out networks, each once.
 
     Attributes:
-        row: of the zoo, as ``ZOO#row`` names it; None where runs count its rows differently, as
+        row: row of the zoo, as in ``ZOO#row``; None where runs number its rows differently, as
             after a zoo was packed again.
-        run: which training it comes from, as the zoo calls it.
-        accuracy: true.
-        configuration: how it was trained, a column for each setting.
-        validation: places of those in a validation part.
+        run: training run in the zoo.
+        accuracy: measured accuracy.
+        configuration: training settings, one column each.
+        validation: indices of those in a validation part.
     """
 
     row: list[int | None]
@@ -41,13 +43,13 @@ class Networks:
 
     @property
     def millionths(self) -> np.ndarray:
-        """True accuracies as whole numbers, so that a bound of a band belongs to one band."""
+        """Accuracies as integers, so that a bound of a band belongs to one band."""
         return np.asarray(np.rint(self.accuracy * MILLION), dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class SeedPart:
-    """What one seed says of its test networks; ``network`` are places in `Networks`."""
+    """Predictions of one seed for its test networks; ``network`` are indices into `Networks`."""
 
     seed: int
     network: np.ndarray
@@ -65,12 +67,12 @@ class TestedModel:
 
     @property
     def name(self) -> str:
-        """How the predictor is called."""
+        """Display name of the predictor."""
         return self.run.name
 
     @cached_property
     def rows(self) -> SeedPart:
-        """All seeds one after the other; the seed of the result means nothing."""
+        """All seeds concatenated; the seed of the result has no meaning."""
         return SeedPart(
             -1,
             *(
@@ -81,7 +83,7 @@ class TestedModel:
 
     @cached_property
     def mean(self) -> SeedPart:
-        """For each network the mean over the seeds that tested it."""
+        """Mean over the seeds that tested each network."""
         network, which = np.unique(self.rows.network, return_inverse=True)
         times = np.bincount(which)
         columns = (self.rows.predicted, self.rows.low, self.rows.high)
@@ -90,12 +92,12 @@ class TestedModel:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The held-out networks of a zoo, and what each compared model says of its test networks.
+    """The held-out networks of a zoo, and the predictions of each compared model.
 
     Attributes:
         networks: in validation and test parts.
         models: best first.
-        everything: accuracies of all networks to choose from, where the zoo itself is at hand.
+        everything: accuracies of all networks that could be chosen, where the zoo was named.
     """
 
     networks: Networks
@@ -104,16 +106,15 @@ class HeldOut:
 
     @cached_property
     def test(self) -> np.ndarray:
-        """Places of the networks in any test part."""
+        """Indices of the networks in any test part."""
         parts = [model.rows.network for model in self.models]
         return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=int)
 
     @cached_property
     def always(self) -> tuple[float, int] | None:
-        """What a predictor that looks at no weights says, and from how many networks it knows.
+        """Mean accuracy of the networks outside the test parts, and their number.
 
-        The mean accuracy of all networks outside the test parts; of the validation part where
-        those to train on are not at hand.
+        Of the validation part alone where the training networks are not available.
         """
         accuracy = self.networks.accuracy
         if self.everything is None:
@@ -125,17 +126,17 @@ class HeldOut:
         return (total / count, count) if count > 0 else None
 
     def within(self, row: list[int | None], everything: np.ndarray) -> HeldOut:
-        """The same, with rows as the zoo at hand counts them, and all of its accuracies."""
+        """The same with the rows and all accuracies of the named zoo."""
         networks = replace(self.networks, row=row)
         return replace(self, networks=networks, everything=everything)
 
     def of(self, run: Run) -> TestedModel | None:
-        """What a run said, None where it kept no predictions."""
+        """Predictions of a run, None where it kept none."""
         return next((model for model in self.models if model.run is run), None)
 
 
 def held_out(zoo: ZooStudy) -> HeldOut:
-    """Reads the predictions of the compared runs, best first."""
+    """Read the predictions of the compared runs, best first."""
     gathered = _Gathered()
     models = []
     for run in zoo.finished:
@@ -162,7 +163,7 @@ def _rounded(values: np.ndarray) -> np.ndarray:
 
 
 def _check(run: Run, columns: Columns) -> None:
-    """Refuses what cannot be counted: rows that are no numbers, accuracies that are none."""
+    """Reject rows that are no integers and values that are no accuracies."""
     path = run.folder / PREDICTIONS_FILE
     for name in ("row", "seed"):
         values = columns[name]
@@ -182,7 +183,7 @@ def _check(run: Run, columns: Columns) -> None:
 
 
 class _Gathered:
-    """Networks met so far, told apart by the training they come from and their accuracy."""
+    """Networks seen so far, identified by training run and accuracy."""
 
     def __init__(self) -> None:
         self._place: dict[tuple[Any, float], int] = {}
@@ -192,7 +193,7 @@ class _Gathered:
         self._validation: set[int] = set()
 
     def places(self, part: Columns) -> np.ndarray:
-        # Kinds of a mixed zoo count their own rows, which name no network by themselves.
+        # Rows of a mixed zoo are numbered per size, so they identify no network.
         rows = [None] * len(part["row"]) if "kind" in part else part["row"].astype(int).tolist()
         runs = part["run"].tolist() if "run" in part else [None] * len(rows)
         accuracy = np.round(part["accuracy"], DIGITS).tolist()
@@ -223,3 +224,59 @@ class _Gathered:
             configuration=self._configuration,
             validation=np.array(sorted(self._validation), dtype=int),
         )
+
+
+@dataclass(frozen=True)
+class NamedZoo:
+    """A zoo named by the user.
+
+    Attributes:
+        text: its path or name, as in ``tnfn predict RUN text#row``.
+        row: rows of all networks that could be chosen.
+        run: training run of each.
+        accuracy: accuracy of each.
+    """
+
+    text: str
+    row: np.ndarray
+    run: np.ndarray
+    accuracy: np.ndarray
+
+    def rows_of(self, networks: Networks) -> list[int | None]:
+        """Rows of networks in this zoo, by training run and accuracy."""
+        keys = zip(self.run.tolist(), self.accuracy.tolist(), strict=True)
+        place = dict(zip(keys, self.row.tolist(), strict=True))
+        pairs = zip(networks.run, networks.accuracy.tolist(), strict=True)
+        return [place.get((str(run), accuracy)) for run, accuracy in pairs]
+
+
+def named_zoos(study: Study, texts: list[str]) -> dict[str, NamedZoo]:
+    """Match named zoos to runs, by the label of the runs.
+
+    A zoo matches if it holds every held-out network of the runs: from the same training run, with
+    the same accuracy.
+    """
+    sources: dict[str, NamedZoo] = {}
+    for text in texts:
+        opened = Zoo.open(resolve(text, "zoo"))
+        fitting = {zoo.label: source for zoo in study.zoos if (source := _if_of(text, opened, zoo))}
+        if not fitting:
+            raise RunError(
+                f"'{text}' is not the zoo of these runs: expected the networks that they were "
+                "tested on, by training and accuracy, found others"
+            )
+        sources |= fitting
+    return sources
+
+
+def _if_of(text: str, opened: Zoo, zoo: ZooStudy) -> NamedZoo | None:
+    networks = held_out(zoo).networks
+    if zoo.best is None or not len(networks.row):
+        return None
+    chosen = zoo.best.record.selection
+    rows = opened.select(
+        percent=chosen.get("percent"), min_accuracy=chosen.get("min_accuracy") or None
+    )
+    accuracy = np.round(opened.table["test_accuracy"][rows].astype(float), DIGITS)
+    source = NamedZoo(text, rows, opened.table["run"][rows].astype(str), accuracy)
+    return None if None in source.rows_of(networks) else source

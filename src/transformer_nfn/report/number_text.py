@@ -1,8 +1,7 @@
-"""How is a number written on the page, and how is it found again there?
+"""Formatting of numbers on the page.
 
-Every number that is counted stands in an element with ``data-n``, whose key says what it is, so
-that it can be counted again from the page's own data. Text that only quotes a name or a record
-stands in one with ``data-quoted``.
+Every computed number is in an element with ``data-n``, whose key identifies it, so that it can be
+recomputed from the page's data. Text quoted from a name or a record is in one with ``data-quoted``.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ NOTHING = '<span class="none">–</span>'
 
 
 def shown(key: str, html: str) -> str:
-    """A counted number, under its key."""
+    """A computed number under its key."""
     return f'<span data-n="{escape(key)}">{html}</span>'
 
 
 def quoted(text: str) -> str:
-    """A name or a record's own words; whatever digits are in it were not counted."""
+    """Text quoted from a name or a record; its digits are not computed."""
     return f"<span data-quoted>{escape(text)}</span>"
 
 
 def fixed(value: float, digits: int) -> str:
-    """So many decimals; halves away from zero, as the scripts of the page round."""
+    """Format with ``digits`` decimals; halves away from zero, as in the scripts of the page."""
     step = Decimal(1).scaleb(-digits)
     return f"{Decimal(value).quantize(step, ROUND_HALF_UP):f}".replace("-", "−")
 
@@ -67,7 +66,7 @@ def counted(number: int, what: str) -> str:
 
 
 def threshold(value: Any) -> str:
-    """From which accuracy on networks were taken."""
+    """Smallest accuracy of the chosen networks."""
     return "all" if not value else f"{100 * float(value):g} %"
 
 
@@ -85,7 +84,7 @@ def setting(value: Any) -> str:
 
 
 def network_name(zoo: str, row: int | None, run: Any = None) -> str:
-    """A row of a zoo as a shell and ``tnfn predict`` take it; else its training."""
+    """A row of a zoo, quoted for a shell and ``tnfn predict``; without a row, its training run."""
     if row is None:
         return f"run {run}"
     name = f"{zoo}#{row}"

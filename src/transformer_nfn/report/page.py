@@ -1,20 +1,38 @@
-"""What stands on the page of a report, section by section."""
+"""The page of a report: one self-contained HTML file about any number of runs."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from transformer_nfn import __version__
-from transformer_nfn.paper.gather import Study, ZooStudy
+from transformer_nfn.io.assets import resolve
+from transformer_nfn.io.files import write_text
+from transformer_nfn.paper.gather import Study, ZooStudy, gather
+from transformer_nfn.paper.table_text import mean_text, zoo_seeds, zoo_size
+from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.report import tables
 from transformer_nfn.report.chart_data import as_script, study_data, zoo_data
-from transformer_nfn.report.failures import failures, intervals
-from transformer_nfn.report.held_out import HeldOut, held_out
-from transformer_nfn.report.number_text import quoted, shown
-from transformer_nfn.report.opening import Origin, lede, tiles, what_was_run, zoo_names
-from transformer_nfn.report.whole_zoos import WholeZoo
+from transformer_nfn.report.findings import calibration
+from transformer_nfn.report.held_out import HeldOut, NamedZoo, held_out, named_zoos
+from transformer_nfn.report.number_text import (
+    NOTHING,
+    count,
+    counted,
+    decimal,
+    percent,
+    points,
+    quoted,
+    shown,
+    threshold,
+)
+from transformer_nfn.seed_kinds import seeds_text
 
 SCRIPTS = ("plot.js", "explore.js", "panels.js", "scatter.js", "charts.js", "start.js")
 # Nothing may be loaded, whatever a name in a record tries.
@@ -26,23 +44,62 @@ POLICY = (
 MOST_POINTS = 1000
 
 
-def page(study: Study, origin: Origin, whole: dict[str, WholeZoo] | None = None) -> str:
-    """The whole page.
+@dataclass(frozen=True)
+class Origin:
+    """Time of writing, and the command that writes the page."""
+
+    written: datetime
+    command: str
+
+    @property
+    def date(self) -> str:
+        """The time of writing as text."""
+        return f"{self.written:%Y-%m-%d %H:%M} UTC"
+
+
+def write_report(
+    folders: Sequence[Path | str], out: Path | str, *, zoos: Sequence[Path | str] = ()
+) -> None:
+    """Write one HTML page about every run in or below the folders.
+
+    The page is self-contained: style, scripts and data are in it. It is written atomically.
+
+    Args:
+        folders: run folders, folders that hold some, or names of predictors (`tnfn assets`).
+        out: the page.
+        zoos: the zoos of the runs, by path or name, to show all of their networks and to name
+            rows by these paths; each must be the zoo of some of the runs.
+    """
+    if not folders:
+        raise RunError("a report needs at least one folder with runs")
+    study = gather([resolve(folder, "predictor") for folder in folders])
+    target = Path(out)
+    if target.is_dir():
+        raise RunError(f"'{target}' is a folder, not a file to write a report to")
+    named = [str(zoo) for zoo in zoos]
+    options = [word for zoo in named for word in ("--zoo", zoo)]
+    words = ["tnfn", "report", *(str(f) for f in folders), *options, "--out", str(out)]
+    origin = Origin(datetime.now(UTC), shlex.join(words))
+    write_text(target, page(study, origin, named_zoos(study, named)))
+
+
+def page(study: Study, origin: Origin, sources: dict[str, NamedZoo] | None = None) -> str:
+    """The HTML of the page.
 
     Args:
         study: the runs.
-        origin: when and how it was written.
-        whole: the zoos themselves where they were given, by label.
+        origin: time of writing and command.
+        sources: the named zoos, by label.
     """
-    whole = whole or {}
-    tested = [_within(held_out(zoo), whole.get(zoo.label)) for zoo in study.zoos]
+    sources = sources or {}
+    tested = [_within(held_out(zoo), sources.get(zoo.label)) for zoo in study.zoos]
     drawn = [
-        zoo_data(zoo, part, study.curves.get(zoo.label), whole.get(zoo.label))
+        zoo_data(zoo, part, study.curves.get(zoo.label), sources.get(zoo.label))
         for zoo, part in zip(study.zoos, tested, strict=True)
     ]
     data = {"zoos": drawn, "mostPoints": MOST_POINTS, **study_data(study)}
     sections = [
-        ("run", "What was run", what_was_run(study, origin, whole)),
+        ("run", "What was run", what_was_run(study, origin, sources)),
         ("models", "The models", _models(study, tested)),
         ("paper", "Beside the paper", _beside_the_paper(study)),
         ("curve", "Learning curve", _learning_curves(study, drawn)),
@@ -97,11 +154,11 @@ errors are over seeds. The paper’s numbers are as printed there.</p></footer>
 """
 
 
-def _within(tested: HeldOut, whole: WholeZoo | None) -> HeldOut:
-    """Rows as the given zoo counts them, and its accuracies."""
-    if whole is None:
+def _within(tested: HeldOut, source: NamedZoo | None) -> HeldOut:
+    """With the rows and accuracies of the named zoo."""
+    if source is None:
         return tested
-    return tested.within(whole.rows_of(tested.networks), whole.accuracy)
+    return tested.within(source.rows_of(tested.networks), source.accuracy)
 
 
 def _asset(name: str) -> str:
@@ -177,7 +234,7 @@ def _figures(study: Study, drawn: list[dict[str, Any]]) -> str:
 
 
 def _scatter_caption(key: str, data: dict[str, Any]) -> str:
-    """Says whose predictions are drawn, and how many of them."""
+    """Caption that states whose predictions are drawn, and how many."""
     seeds = max(len(model["seeds"]) for model in data["models"])
     whose = "of the only seed"
     if seeds > 1:
@@ -202,7 +259,7 @@ def _tested_places(model: dict[str, Any], parts: list[list[int]]) -> set[int]:
 
 
 def _figure(kind: str, index: int, zoo: ZooStudy, caption: str) -> str:
-    """A chart to be drawn, and its caption, which names the zoo for whoever cuts it out."""
+    """A chart to be drawn, with a caption that names the zoo."""
     return (
         f'<figure class="chart {kind}" data-chart="{kind}" data-zoo="{index}">'
         f'<div class="canvas"></div><figcaption>{caption} Zoo: {quoted(zoo.label)}.</figcaption>'
@@ -213,7 +270,7 @@ def _figure(kind: str, index: int, zoo: ZooStudy, caption: str) -> str:
 def _intervals(study: Study, tested: list[HeldOut]) -> str:
     blocks = []
     for index, (zoo, part) in enumerate(zip(study.zoos, tested, strict=True)):
-        found = intervals(f"z{index}", zoo, part)
+        found = tables.intervals(f"z{index}", zoo, part)
         if found:
             caption = (
                 "Share of test networks inside their interval; small marks are seeds, the upright "
@@ -227,7 +284,7 @@ def _intervals(study: Study, tested: list[HeldOut]) -> str:
 def _failures(study: Study, tested: list[HeldOut], drawn: list[dict[str, Any]]) -> str:
     blocks = []
     for index, (zoo, part) in enumerate(zip(study.zoos, tested, strict=True)):
-        found = failures(index, zoo, part, drawn[index]["zoo"])
+        found = tables.failures(index, zoo, part, drawn[index]["zoo"])
         if found:
             blocks.append(f"{_zoo_title(study, zoo)}{found}")
     return "".join(blocks)
@@ -239,3 +296,139 @@ def _zoo_title(study: Study, zoo: ZooStudy) -> str:
 
 def _every_run(study: Study) -> str:
     return f"<details><summary>Show all runs</summary>{tables.runs_table(study.runs)}</details>"
+
+
+def zoo_names(study: Study) -> str:
+    """Labels of all zoos."""
+    return "; ".join(zoo.label for zoo in study.zoos)
+
+
+def lede(study: Study) -> str:
+    """One sentence: which models predict what, and which is best."""
+    text = (
+        f"{_who(study)} the test accuracy of small transformers from nothing but their weights: "
+        f"{quoted(zoo_names(study))}."
+    )
+    titles = [zoo.label.partition(",")[0] for zoo in study.zoos]
+    for index, (zoo, title) in enumerate(zip(study.zoos, titles, strict=True)):
+        if zoo.best and len(zoo.finished) > 1:
+            tau = shown(f"z{index}.lede.tau", decimal(zoo.best.record.summary.get("tau")))
+            # Zoos of one task and name differ in size or seeds, which the full label states.
+            name = title if titles.count(title) == 1 else zoo.label
+            where = f" on {quoted(name)}" if len(study.zoos) > 1 else ""
+            text += f" Best{where}: <b>{quoted(zoo.best.name)}</b>, τ&nbsp;=&nbsp;{tau}."
+    return text
+
+
+def _who(study: Study) -> str:
+    """The compared models; where there are none, the variants in tables."""
+    compared = {run.record.model for zoo in study.zoos for run in zoo.finished}
+    if compared:
+        verb = "predicts" if len(compared) == 1 else "predict"
+        return f"{shown('models', counted(len(compared), 'model'))} {verb}"
+    done = [run for run in study.runs if run.done]
+    if not done:
+        return "No finished run predicts"
+    names = ", ".join(dict.fromkeys(run.name for run in done))
+    verb = "predicts" if len(done) == 1 else "predict"
+    return f"{shown('variants', counted(len(done), 'variant'))} of {quoted(names)} {verb}"
+
+
+def tiles(study: Study, tested: list[HeldOut]) -> str:
+    """The four large numbers, of the zoo with most models."""
+    if not study.zoos:
+        return ""
+    index = max(range(len(study.zoos)), key=lambda i: _weight(study.zoos[i]))
+    zoo = study.zoos[index]
+    if zoo.best is None:
+        return ""
+    record, key = zoo.best.record, f"z{index}.tile"
+    several = len(record.seeds) > 1
+    tau = mean_text(record.summary.get("tau"), record.summary.get("tau_se") if several else None)
+    model = tested[index].of(zoo.best)
+    held = None if model is None else calibration(tested[index], model)
+    size = zoo_size(record.zoo)
+    of_all = "" if size is None else f"of {shown(f'{key}.size', f'{size:,}')} in the zoo"
+    entries = [
+        ("best Kendall’s τ", "tau", tau, quoted(zoo.best.name)),
+        ("mean absolute error", "mae", points(record.summary.get("mae")), quoted(zoo.best.name)),
+        ("inside the interval", "inside", percent(held and held.inside), "of test networks"),
+        ("networks to train on", "train", count(record.selection.get("train")), of_all),
+    ]
+    blocks = "".join(
+        f'<div class="tile"><dt>{label}<span>{below}</span></dt>'
+        f"<dd>{shown(f'{key}.{name}', value)}</dd></div>"
+        for label, name, value, below in entries
+    )
+    # With one zoo the sentence above has named it.
+    heading = f'<p class="tiles-of">{quoted(zoo.label)}</p>' if len(study.zoos) > 1 else ""
+    return f'{heading}<dl class="tiles" aria-label="{escape(zoo.label)}">{blocks}</dl>'
+
+
+def _weight(zoo: ZooStudy) -> tuple[int, int]:
+    return len(zoo.finished), len(zoo.runs)
+
+
+def what_was_run(study: Study, origin: Origin, sources: dict[str, NamedZoo]) -> str:
+    """Date and command; for each zoo its facts and how each model was trained."""
+    blocks = [
+        f'<dl class="facts"><div><dt>Written</dt><dd><time datetime="'
+        f'{origin.written:%Y-%m-%dT%H:%MZ}">{quoted(origin.date)}</time></dd></div>'
+        f'<div class="wide"><dt>Command</dt><dd><code>{quoted(origin.command)}</code></dd></div>'
+        "</dl>"
+    ]
+    for index, zoo in enumerate(study.zoos):
+        facts = _facts(index, zoo, sources.get(zoo.label))
+        items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
+        blocks.append(f'<h3>{quoted(zoo.label)}</h3><dl class="facts">{items}</dl>')
+        protocols = [run for run in zoo.main if run.record.protocol]
+        if protocols:
+            blocks.append(
+                "<details><summary>Protocol of each model</summary>"
+                f"{tables.protocol_table(protocols)}</details>"
+            )
+    return "".join(blocks)
+
+
+def _facts(index: int, zoo: ZooStudy, source: NamedZoo | None) -> list[tuple[str, str]]:
+    run = zoo.best or (zoo.main or zoo.runs)[0]
+    record, chosen = run.record, run.record.selection
+    seeds = sorted({str(seed.get("seed")) for run in zoo.runs for seed in run.record.seeds})
+    size, kind, key = zoo_size(record.zoo), zoo_seeds(record), f"z{index}.facts"
+    read = len({run.record.model for run in zoo.runs})
+    parts = " / ".join(count(chosen.get(part)) for part in ("train", "val", "test"))
+    seed_list = f"{len(seeds)} ({escape(', '.join(seeds))})"
+    return [
+        ("Zoo", f"<code>{quoted(str(record.zoo.get('name') or 'unknown'))}</code>"
+         if source is None else f"<code>{quoted(source.text)}</code>"),
+        ("Task", quoted(str(record.zoo.get("task", "unknown")))),
+        ("Networks in the zoo", NOTHING if size is None else shown(f"{key}.size", f"{size:,}")),
+        ("Their seeds", NOTHING if kind is None else quoted(seeds_text(kind))),
+        ("Their checkpoints", quoted_count(record.zoo.get("networks"))),
+        ("Architecture", _architecture(record.zoo.get("architecture"))),
+        ("Checkpoints read", _checkpoint(chosen.get("percent"))),
+        ("Accuracy from", quoted(threshold(chosen.get("min_accuracy")))),
+        ("Train / validation / test", shown(f"{key}.parts", parts)),
+        ("Seeds of the predictors", shown(f"{key}.seeds", seed_list) if seeds else NOTHING),
+        ("Models compared", shown(f"{key}.compared", str(len(zoo.finished)))),
+        ("Models with runs", shown(f"{key}.models", str(read))),
+        ("Runs read", shown(f"{key}.runs", f"{len(zoo.runs):,}")),
+    ]  # fmt: skip
+
+
+def quoted_count(value: Any) -> str:
+    """A count from a record."""
+    return quoted(f"{value:,}") if isinstance(value, int) else NOTHING
+
+
+def _architecture(value: Any) -> str:
+    """Sizes of a network of the zoo."""
+    if not isinstance(value, dict) or not {"blocks", "d_model", "heads"} <= value.keys():
+        return NOTHING
+    return quoted(f"{value['blocks']} blocks, width {value['d_model']}, {value['heads']} heads")
+
+
+def _checkpoint(percent: Any) -> str:
+    if not isinstance(percent, int | float):
+        return "all"
+    return quoted(f"at {percent:g} % of training")

@@ -1,7 +1,8 @@
-"""The tables of the report as HTML: models compared, cells beside the paper's, errors, runs."""
+"""The tables of the report as HTML, and the sections on intervals and failures."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
@@ -18,7 +19,11 @@ from transformer_nfn.report.findings import (
     WorstNetwork,
     baseline,
     calibration,
+    error_table,
+    groupings,
+    inside_table,
     tau_together,
+    worst_networks,
 )
 from transformer_nfn.report.held_out import HeldOut
 from transformer_nfn.report.number_text import (
@@ -50,7 +55,7 @@ HEADINGS = {
 def table(
     caption: str, head: Sequence[str], rows: Iterable[str], kind: str = "", note: str = ""
 ) -> str:
-    """A table in a box of its own that scrolls where the page is narrow; cells are HTML."""
+    """A table in a box that scrolls on narrow pages; cells are HTML."""
     heading = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     after = f'<p class="note">{note}</p>' if note else ""
     label = escape(plain_text(caption))
@@ -75,9 +80,9 @@ def plain_text(html: str) -> str:
 
 
 def models_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
-    """Every compared model, best first: τ, R², MAE, coverage, parameters; last, the mean.
+    """Every compared model, best first: τ, R², MAE, coverage, parameters; last, the baseline.
 
-    Beside the mean τ of the seeds stands that of the seeds together.
+    Next to the mean τ of the seeds is τ of their mean prediction.
     """
     figures = [
         {name: _real(run.record.summary, name) for name in ("tau", "r2", "mae")}
@@ -85,27 +90,25 @@ def models_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
         for run in zoo.finished
     ]
     best = {
-        name: _extreme([own[name] for own in figures], min if name == "mae" else max)
+        name: _extreme([values[name] for values in figures], min if name == "mae" else max)
         for name in ("tau", "together", "r2", "mae")
     }
     rows = []
-    for index, (run, own) in enumerate(zip(zoo.finished, figures, strict=True)):
+    for index, (run, values) in enumerate(zip(zoo.finished, figures, strict=True)):
         size, at = run.record.num_parameters, f"{key}.m{index}"
         error = run.record.summary.get("tau_se") if len(run.record.seeds) > 1 else None
         model = tested.of(run)
         held = None if model is None else calibration(tested, model)
         cells = {
-            "tau": mean_text(own["tau"], error),
-            "together": decimal(own["together"]),
-            "r2": decimal(own["r2"]),
-            "mae": decimal(own["mae"]),
+            "tau": mean_text(values["tau"], error),
+            "together": decimal(values["together"]),
+            "r2": decimal(values["r2"]),
+            "mae": decimal(values["mae"]),
             "inside": NOTHING if held is None else percent(held.inside),
             "parameters": NOTHING if size is None else f"{size:,}",
         }
-        marked = (
-            _best(shown(f"{at}.{name}", text), name in best and _printed(own[name]) == best[name])
-            for name, text in cells.items()
-        )
+        leads = {name for name in best if _printed(values[name]) == best[name]}
+        marked = (_best(shown(f"{at}.{name}", text), name in leads) for name, text in cells.items())
         rows.append(_row(quoted(run.name), marked))
     for run in zoo.main:
         if not run.done:
@@ -147,17 +150,17 @@ def _models_note(key: str, zoo: ZooStudy, always: Baseline | None) -> str:
         f"of test networks inside their interval{aim}. Trees have no parameters to count."
     )
     if always is not None:
-        said = shown(f"{key}.mean.said", percent(always.said))
+        mean = shown(f"{key}.mean.said", percent(always.predicted))
         others = shown(f"{key}.mean.networks", counted(always.networks, "network"))
         note += (
-            f" {ALWAYS_THE_MEAN}: {said}, the mean of {others} outside the test part, said of "
+            f" {ALWAYS_THE_MEAN}: {mean}, the mean of {others} outside the test part, said of "
             "every test network; it ranks nothing, so it has no τ."
         )
     return note
 
 
 def calibration_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
-    """How often intervals hold on test networks, on which side they miss, how wide they are."""
+    """Coverage of intervals on test networks, misses on each side, and widths."""
     rows = []
     for index, run in enumerate(zoo.finished):
         model = tested.of(run)
@@ -195,7 +198,7 @@ def calibration_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
 def paper_table(key: str, view: TableView) -> str:
     """One table of the paper, our number above and the paper's below in each cell.
 
-    A table that the paper has not shows ours alone.
+    A table that the paper lacks shows ours alone.
     """
     paper = view.paper
     rows = []
@@ -215,13 +218,13 @@ def paper_table(key: str, view: TableView) -> str:
         note += 'Upper line: this report. <span class="paper">Lower line: the paper</span>, '
         note += f"{quoted(paper.zoo)}. "
     note += quoted(paper.note)
-    note += "".join(f"<br>{quoted(said)}" for said in (*view.agreements(), *view.reasons()))
+    note += "".join(f"<br>{quoted(line)}" for line in (*view.agreements(), *view.reasons()))
     head = [escape(paper.corner), *(quoted(label) for label in view.columns.values())]
     return table(caption, head, rows, "numbers beside", note)
 
 
 def group_table(key: str, groups: GroupTable, what: str, *, share: bool = False) -> str:
-    """A number by groups of networks, the larger the darker; shares the further from all."""
+    """Values by groups of networks; darker for larger errors, or smaller shares."""
     known = [value for _, row in groups.rows for value in row if value is not None]
     dark = [1 - value if share else value for value in known]
     top = max(dark, default=0.0) or 1.0
@@ -246,7 +249,7 @@ def group_table(key: str, groups: GroupTable, what: str, *, share: bool = False)
 
 
 def worst_table(key: str, name: str, zoo: str, networks: list[WorstNetwork]) -> str:
-    """The networks furthest from their prediction, named as ``tnfn predict`` takes them."""
+    """The networks with the largest errors, named as ``tnfn predict`` reads them."""
     rows = []
     for index, network in enumerate(networks):
         bounds = np.isfinite(network.low) and np.isfinite(network.high)
@@ -273,7 +276,7 @@ def worst_table(key: str, name: str, zoo: str, networks: list[WorstNetwork]) -> 
 
 
 def runs_table(runs: list[Run]) -> str:
-    """Every run that was read."""
+    """All runs."""
     rows = []
     for index, run in enumerate(runs):
         record, chosen = run.record, run.record.selection
@@ -305,7 +308,7 @@ def _zoo_name(record: RunRecord) -> str:
 
 
 def protocol_table(runs: list[Run]) -> str:
-    """How each model was trained, as its record says; epochs do not concern trees."""
+    """Training settings of each model; epochs are left out for trees."""
     rows = []
     for run in runs:
         settings = {k: v for k, v in run.record.protocol.items() if k != IDENTITY}
@@ -322,6 +325,112 @@ def protocol_table(runs: list[Run]) -> str:
             f'<td class="text">{text or "the model’s own settings"}</td></tr>'
         )
     return table("Protocol of each model", ["Model", "Settings"], rows)
+
+
+def intervals(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
+    """Coverage of the intervals of each model, and by groups of networks."""
+    counted = calibration_table(key, zoo, tested)
+    if not counted:
+        return ""
+    shares = [inside_table(tested, grouping) for grouping in groupings(tested)]
+    heat = "".join(
+        f"<div>{group_table(f'{key}.inside{i}', table, 'In interval', share=True)}</div>"
+        for i, table in enumerate(shares)
+    )
+    return f'<div class="block">{counted}</div><div class="pair">{heat}</div>'
+
+
+def failures(index: int, zoo: ZooStudy, tested: HeldOut, reference: str) -> str:
+    """Errors by group in a sentence and as tables, then the worst networks of each model.
+
+    Args:
+        index: index of the zoo on the page.
+        zoo: its runs.
+        tested: their predictions for held-out networks.
+        reference: name of the zoo for ``tnfn predict``.
+    """
+    if not tested.models:
+        return ""
+    key = f"z{index}"
+    errors = [error_table(tested, grouping) for grouping in groupings(tested)]
+    heat = "".join(
+        f"<div>{group_table(f'{key}.error{i}', table, 'Mean absolute error')}</div>"
+        for i, table in enumerate(errors)
+    )
+    options, worst = "", ""
+    for i, model in enumerate(tested.models):
+        at = f"{key}.m{zoo.finished.index(model.run)}"
+        networks = worst_networks(tested, model)
+        options += f'<option value="{i}">{escape(model.name)}</option>'
+        worst += (
+            f'<div class="choice" data-choice="{i}"{" hidden" if i else ""}>'
+            f"{worst_table(at, model.name, reference, networks)}"
+            f"{_predict_command(model.run, reference, networks)}</div>"
+        )
+    return (
+        f'<p class="prose">{_sentence(key, zoo, tested, errors, reference)}</p>'
+        f'<div class="pair">{heat}</div>'
+        f'<div class="chooser"><label for="worst-{index}">Worst networks of</label> '
+        f'<select id="worst-{index}">{options}</select>{worst}</div>'
+    )
+
+
+def _predict_command(run: Run, reference: str, networks: list[WorstNetwork]) -> str:
+    """The command that predicts the first network of a table."""
+    if any(network.row is None for network in networks):
+        text = (
+            "The runs count the rows of the zoo differently, so networks are named by their "
+            "training: <code>tnfn report --zoo</code> finds their rows."
+        )
+        return f'<p class="note">{text}</p>'
+    kept = any((run.folder / f"seed-{seed.get('seed')}").is_dir() for seed in run.record.seeds)
+    folder = shlex.quote(str(run.folder)) if kept else "RUN"
+    command = f"tnfn predict {folder} {network_name(reference, networks[0].row)}"
+    text = f"A network is named as <code>predict</code> takes it: <code>{quoted(command)}</code>."
+    if not kept:
+        text += " This run kept no predictors; RUN is one that did."
+    return f'<p class="note">{text} Before # stands the zoo, by its path from where you are.</p>'
+
+
+def _sentence(
+    key: str, zoo: ZooStudy, tested: HeldOut, errors: list[GroupTable], reference: str
+) -> str:
+    """The errors of the best model in a sentence; its numbers are in the tables below too."""
+    run = zoo.best
+    model = None if run is None else tested.of(run)
+    if model is None:
+        return "Errors are predicted less true accuracy."
+    part = model.rows
+    off = part.predicted - tested.networks.accuracy[part.network]
+    worst = worst_networks(tested, model, 1)[0]
+    name = network_name(reference, worst.row, worst.run)
+    text = (
+        f"<b>{quoted(model.name)}</b>, the best model, is off by "
+        f"{shown(f'{key}.best.mae', points(np.abs(off).mean()))} on average. Furthest off is "
+        f"{shown(f'{key}.best.network', f'<code>{escape(name)}</code>')}, by "
+        f"{shown(f'{key}.best.worst', points(abs(worst.error)))}"
+        f"{', the mean of its seeds' if len(model.seeds) > 1 else ''}."
+    )
+    bias = float(off.mean())
+    if abs(bias) >= 5e-4:
+        side = "high" if bias > 0 else "low"
+        text += f" It guesses too {side} by {shown(f'{key}.best.bias', points(abs(bias)))} overall."
+    bands = [
+        f"{shown(f'{at}.label', escape(group))} ({shown(f'{at}.error', points(error))}, n = "
+        f"{shown(f'{at}.n', f'{count:,}')})"
+        for i, table in enumerate(errors)
+        if (found := table.worst(model.name))
+        for group, error, count in [found]
+        for at in [f"{key}.best.band{i}"]
+    ]
+    if bands:
+        titles = [table.title for table in errors if table.worst(model.name)]
+        joined = " and ".join(
+            f"of {'accuracy ' if title != 'optimiser' else ''}{band}"
+            for title, band in zip(titles, bands, strict=True)
+        )
+        text += f" It errs most on networks {joined}."
+    return text
 
 
 def _row(first: str, cells: Iterable[str], kind: str = "") -> str:

@@ -389,7 +389,7 @@ def _fault(layout: Layout, spec: TensorSpec, axis: str) -> str | None:
     rebased = [a for a in names if layout.is_rebased(a)]
     for twice in dict.fromkeys(a for a in rebased if rebased.count(a) > 1):
         return f"could still change along '{twice}', which it carries twice"
-    if rebased and not layout.axes[axis].pieces.whole:
+    if rebased and not layout.axes[axis].pieces.single:
         what = layout.axes[axis].action.describe(layout.axes[axis].size)
         return f"along '{axis}', on which {what} act, could still change along '{rebased[0]}'"
     for twice in dict.fromkeys(a for a in names if names.count(a) > 1 and layout.is_permuted(a)):

@@ -76,7 +76,7 @@ def product(space: Layout, weights: Mapping[str, Tensor], which: Product) -> Ten
     value = _multiply(left, right, leading_axes(space, weights) + len(space.ancestors(which.over)))
     if value.is_complex():
         return torch.view_as_real(value)
-    return value.squeeze(-1) if space.axes[which.over].pieces.whole else value
+    return value.squeeze(-1) if space.axes[which.over].pieces.single else value
 
 
 def factors(

@@ -1,14 +1,9 @@
 """Families of transformer checkpoints, one data file each."""
 
-from transformer_nfn.checkpoints.families.family import Family
+from transformer_nfn.checkpoints.families.binding import UnstatedFactError
+from transformer_nfn.checkpoints.families.family import Family, families, read_family
 from transformer_nfn.checkpoints.families.model import Model, open_model
-from transformer_nfn.checkpoints.families.options import OpenOptions
-from transformer_nfn.checkpoints.families.recognise import (
-    UnknownFamilyError,
-    families,
-    read_family,
-)
-from transformer_nfn.checkpoints.families.unstated import UnstatedFactError
+from transformer_nfn.checkpoints.families.recognise import OpenOptions, UnknownFamilyError
 from transformer_nfn.checkpoints.families.writer import write_model
 from transformer_nfn.functional.description import (
     Attention,

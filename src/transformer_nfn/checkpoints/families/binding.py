@@ -2,32 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+import json
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Any, NoReturn
 
 import torch
 
-from transformer_nfn.checkpoints.families.expressions import MissingFieldError, evaluate, truth
-from transformer_nfn.checkpoints.families.family import Family, Line
-from transformer_nfn.checkpoints.families.keys import (
+from transformer_nfn.checkpoints.families.expressions import (
+    MissingFieldError,
+    evaluate,
+    names_in,
+    shown,
+    truth,
+)
+from transformer_nfn.checkpoints.families.family import Family, Line, families
+from transformer_nfn.checkpoints.families.recognise import (
+    OpenOptions,
     count_blocks,
     find_prefix,
     head_lines,
     is_ignored,
     standard_names,
 )
-from transformer_nfn.checkpoints.families.sizes import Size, Sizes, from_config, from_shapes
-from transformer_nfn.checkpoints.families.unstated import UnstatedFactError, unstated_facts
 from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.functional.description import KEPT
 from transformer_nfn.io.checkpoint import Checkpoint
-from transformer_nfn.io.layout import Slot, file_shape
+from transformer_nfn.io.layout import PLUS, Slot, file_shape
 from transformer_nfn.io.tensor_files import WEIGHT_DTYPES, TensorInfo
 
 NEEDED = ("W_Q", "W_K", "W_V", "W_O", "W_A", "W_B")
 """What every block has, whichever line holds it."""
+LARGEST = 1 << 40
+HEADS = 8
+"""Example of a size in the message."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of an axis."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The axes of one network, for `transformer_nfn.io.layout`."""
+
+    axes: Mapping[str, Size]
+
+    def number(self, word: str) -> int:
+        """A word of a shape: a number, or the name of an axis."""
+        return int(word) if word.isdigit() else self.axes[word].size
 
 
 @dataclass(frozen=True)
@@ -339,3 +367,176 @@ def config_says(family: Family, size: str, value: int) -> str:
 
 def _refuse(where: str, why: str) -> NoReturn:
     raise CheckpointError(f"'{where}': {why}")
+
+
+def from_config(family: Family, config: Mapping[str, Any], where: str) -> dict[str, int]:
+    """The sizes that a config says; none where there is no config."""
+    sizes: dict[str, int] = {}
+    if config:
+        _evaluate(family.sizes, config, sizes, where)
+    return sizes
+
+
+def from_shapes(
+    family: Family,
+    config: Mapping[str, Any],
+    known: Mapping[str, Line],
+    infos: Mapping[str, TensorInfo],
+    sizes: dict[str, int],
+    where: str,
+) -> list[str]:
+    """Adds the sizes that follow from the shapes in the file.
+
+    Args:
+        family: of the file.
+        config: its fields.
+        known: the line of each tensor of the file.
+        infos: the tensors of the file.
+        sizes: what is known so far; every size afterwards.
+        where: what errors call the file.
+
+    Returns:
+        The config fields that are needed for the remaining sizes; these are then 1 each.
+    """
+    needed = {axis for line in known.values() for slot in line.slots for axis in slot.axes}
+    words = {word for line in known.values() for word in line.shape or ()}
+    needed |= {word for word in words if not word.isdigit()}
+    _settle(family.sizes, config, known, infos, sizes, where)
+    unstated = []
+    # Shapes decide before alternatives of an expression do: a grouped query shows in its shape.
+    certain = {n: text for n, text in family.sizes.items() if not text.startswith("first(")}
+    for name, text in family.sizes.items():
+        if name in needed and name not in sizes:
+            try:
+                evaluate(text, config)
+            except MissingFieldError as error:
+                unstated.append(str(error))
+                sizes[name] = 1
+                _settle(certain, config, known, infos, sizes, where)
+    missing = sorted(needed - sizes.keys())
+    if missing:
+        raise CheckpointError(
+            f"'{where}' does not say the size of '{missing[0]}' of {family.title}: expected it in "
+            "config.json or an --architecture file"
+        )
+    return unstated
+
+
+def _settle(
+    expressions: Mapping[str, str],
+    config: Mapping[str, Any],
+    known: Mapping[str, Line],
+    infos: Mapping[str, TensorInfo],
+    sizes: dict[str, int],
+    where: str,
+) -> None:
+    before = -1
+    while len(sizes) > before:
+        before = len(sizes)
+        for key, line in known.items():
+            _solve(line, infos[key].shape, sizes)
+        _evaluate(expressions, config, sizes, where)
+
+
+def _evaluate(
+    expressions: Mapping[str, str], config: Mapping[str, Any], sizes: dict[str, int], where: str
+) -> None:
+    for _ in expressions:  # one size may be said by means of another
+        for name, text in expressions.items():
+            if name not in sizes:
+                try:
+                    value = evaluate(text, {**config, **sizes})
+                except MissingFieldError:
+                    continue
+                except SpaceError as error:
+                    raise CheckpointError(f"'{where}': config: size {name}: {error}") from None
+                if type(value) is not int or not 0 < value < LARGEST:
+                    raise CheckpointError(
+                        f"'{where}': config: size {name} ({text}) expected a whole number "
+                        f"above 0, found {shown(value)}"
+                    )
+                sizes[name] = value
+
+
+def _solve(line: Line, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+    """Adds the sizes that one shape settles: one unknown factor in an axis of the file."""
+    if not line.slots:
+        return
+    layout = line.slots[0].layout
+    dims = layout.dims if line.shape is None else tuple((word,) for word in line.shape)
+    if len(dims) != len(shape):
+        return  # told when shapes are checked
+    for i, (dim, n) in enumerate(zip(dims, shape, strict=True)):
+        unknown = [a for a in dim if a not in sizes and a != PLUS and not a.isdigit()]
+        fused = line.shape is None and layout.joined == i and len(line.slots) > 1
+        if len(unknown) == 1 and not fused:
+            rest = prod(len(line.slots) if a == PLUS else sizes[a] for a in dim if a != unknown[0])
+            if n and n % rest == 0:
+                sizes[unknown[0]] = n // rest
+
+
+class UnstatedFactError(CheckpointError):
+    """A checkpoint that does not state facts on which its symmetries depend.
+
+    Attributes:
+        lines: an architecture file that states them, to paste.
+    """
+
+    def __init__(self, where: str, family: Family, fields: Iterable[str]) -> None:
+        examples = {name: family.defaults.get(name, HEADS) for name in fields}
+        if "architectures" in examples:
+            examples["architectures"] = _class_example(family)
+        options = OpenOptions(settings=examples)
+        super().__init__(
+            f"'{where}' does not state {', '.join(examples)} of {family.title}, on which its "
+            f"symmetries depend: state them with the values of this model, as in {options}, or "
+            "under [config] of an --architecture file"
+        )
+        own = family.name not in families()
+        self.lines = (
+            *(() if own else (f'extends = "{family.name}"',)),
+            "[config]",
+            *(f"{name} = {json.dumps(value)}" for name, value in examples.items()),
+        )
+
+
+def _class_example(family: Family) -> str:
+    heads = [pattern.removeprefix("*") for pattern in family.heads]
+    output = "ForConditionalGeneration" if "decoder." in family.counters else "ForCausalLM"
+    return heads[0] if heads else output
+
+
+def unstated_facts(
+    family: Family, fields: Mapping[str, Any], tensors: Collection[str]
+) -> list[str]:
+    """The config fields that the facts of a family need and a config lacks.
+
+    Args:
+        family: whose facts are evaluated.
+        fields: the config, and every size.
+        tensors: canonical names of the tensors in the file.
+    """
+    known = {
+        "layer": 0,
+        "stack": next(iter(family.counters), ""),
+        "has_gate": any(name.endswith(".W_G") for name in tensors),
+        **fields,
+    }
+    missing: list[str] = []
+    for fact, text in family.facts.items():
+        unused = fact in ("pooler", "mlm") and f"extra.{fact}.W" not in tensors
+        while fact != "tied" and not unused:
+            try:
+                evaluate(text, known)
+            except MissingFieldError as error:
+                usual = sorted(names_in(text) & (family.defaults.keys() - known.keys()))
+                name = usual[0] if usual else str(error)
+                if name in missing or not name.isidentifier():
+                    break
+                missing.append(name)
+                known[name] = family.defaults.get(name, HEADS)
+            except SpaceError:
+                break  # a field of the wrong kind, which is refused where it is read
+            else:
+                break
+    return missing

@@ -32,11 +32,13 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.checkpoints.families.expressions import names_in, parse
+from transformer_nfn.checkpoints.families.expressions import names_in, parse, shown
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import axes_of
 from transformer_nfn.io.layout import Layout, Slot
@@ -312,3 +314,40 @@ def _slot(key: str, words: str, before: str) -> Slot:
             f"'{layout.text}'"
         )
     return Slot(name, layout, axes)
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Every family that the library knows, by name."""
+    folder = Path(str(files("transformer_nfn.checkpoints.families") / "data"))
+    return {path.stem: _read(path, folder) for path in sorted(folder.glob("*.toml"))}
+
+
+def known_family(name: str) -> Family:
+    """The family of that name; raises `SpaceError` where there is none."""
+    if name not in families():
+        raise SpaceError(
+            f"--family expected one of {', '.join(families())}, found {shown(name)}"
+        )
+    return families()[name]
+
+
+def read_family(path: str | Path) -> Family:
+    """A family from a data file of one's own; it may extend a known one by name."""
+    known = Path(str(files("transformer_nfn.checkpoints.families") / "data"))
+    return _read(Path(path), known)
+
+
+def _read(path: Path, folder: Path, depth: int = 0) -> Family:
+    return build_family(path.stem, _tables(path, folder, depth), str(path))
+
+
+def _tables(path: Path, folder: Path, depth: int = 0) -> dict[str, Any]:
+    tables = read_tables(path)
+    base = tables.get("extends")
+    if base is None:
+        return tables
+    known = sorted(p.stem for p in folder.glob("*.toml"))
+    if base not in known or depth > 3:
+        raise SpaceError(f"'{path}' extends '{base}', expected one of {', '.join(known)}")
+    return merged(_tables(folder / f"{base}.toml", folder, depth + 1), tables)

@@ -10,13 +10,8 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.families.binding import Binding, bind
 from transformer_nfn.checkpoints.families.describe import describe
-from transformer_nfn.checkpoints.families.options import OpenOptions
-from transformer_nfn.checkpoints.families.recognise import (
-    known_family,
-    read_family,
-    recognise,
-)
-from transformer_nfn.checkpoints.families.refusals import check_contents
+from transformer_nfn.checkpoints.families.family import known_family, read_family
+from transformer_nfn.checkpoints.families.recognise import OpenOptions, check_contents, recognise
 from transformer_nfn.errors import CheckpointError, MissingTensorError
 from transformer_nfn.functional.description import Transformer
 from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan

@@ -1,71 +1,93 @@
-"""Recognise the family of a checkpoint by its config, or by the names of its tensors."""
+"""Recognition of the family of a checkpoint, by options, config or the names of its tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from transformer_nfn.checkpoints.families.expressions import shown
-from transformer_nfn.checkpoints.families.family import (
-    COUNTER,
-    Family,
-    build_family,
-    merged,
-    read_tables,
-)
-from transformer_nfn.checkpoints.families.keys import (
-    find_prefix,
-    is_ignored,
-    pattern_of,
-    standard_names,
-)
-from transformer_nfn.errors import CheckpointError, SpaceError
-from transformer_nfn.io.tensor_files import TensorInfo
+from transformer_nfn.checkpoints.families.family import COUNTER, Family, Line, families
+from transformer_nfn.errors import CheckpointError, TransformerNFNError
+from transformer_nfn.io.checkpoint import check_plain, refuse
+from transformer_nfn.io.tensor_files import TensorInfo, common_wrappers
+
+EXPERT = re.compile(r"\.(experts|block_sparse_moe|shared_expert|shared_experts|router)\.")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
 class UnknownFamilyError(CheckpointError):
     """A checkpoint that names no family and whose tensors are those of none."""
 
 
-@cache
-def families() -> Mapping[str, Family]:
-    """Every family that the library knows, by name."""
-    folder = Path(str(files("transformer_nfn.checkpoints.families") / "data"))
-    return {path.stem: _read(path, folder) for path in sorted(folder.glob("*.toml"))}
+@dataclass(frozen=True)
+class OpenOptions:
+    """How to open a checkpoint whose family or config its files do not state.
+
+    Attributes:
+        architecture: a data file of a family of one's own, see ``docs/families.md``.
+        family: the name of a known family, such as ``bert``; skips recognition.
+        settings: config fields, which take precedence over those of ``config.json``.
+    """
+
+    architecture: Path | None = None
+    family: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.architecture is not None and self.family is not None:
+            raise TransformerNFNError(
+                f"--architecture '{self.architecture}' and --family '{self.family}' both choose a "
+                "family: give one of them"
+            )
+
+    def __bool__(self) -> bool:
+        """Whether anything is stated."""
+        return self != OpenOptions()
+
+    def __str__(self) -> str:
+        """The options as a command line has them."""
+        words = []
+        if self.architecture is not None:
+            words += ["--architecture", str(self.architecture)]
+        if self.family is not None:
+            words += ["--family", self.family]
+        for name, value in self.settings.items():
+            words += ["--set", f"{name}={as_setting(value)}"]
+        return shlex.join(words)
+
+    def absolute(self) -> OpenOptions:
+        """The same for a process with another working directory."""
+        if self.architecture is None:
+            return self
+        return replace(self, architecture=self.architecture.resolve())
 
 
-def known_family(name: str) -> Family:
-    """The family of that name; raises `SpaceError` where there is none."""
-    if name not in families():
-        raise SpaceError(
-            f"--family expected one of {', '.join(families())}, found {shown(name)}"
-        )
-    return families()[name]
+def as_setting(value: Any) -> str:
+    """A value as ``--set`` takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
-def read_family(path: str | Path) -> Family:
-    """A family from a data file of one's own; it may extend a known one by name."""
-    known = Path(str(files("transformer_nfn.checkpoints.families") / "data"))
-    return _read(Path(path), known)
+def check_contents(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:
+    """Refuse what the config or the names of the tensors show to be of a kind that is not read.
 
-
-def _read(path: Path, folder: Path, depth: int = 0) -> Family:
-    return build_family(path.stem, _tables(path, folder, depth), str(path))
-
-
-def _tables(path: Path, folder: Path, depth: int = 0) -> dict[str, Any]:
-    tables = read_tables(path)
-    base = tables.get("extends")
-    if base is None:
-        return tables
-    known = sorted(p.stem for p in folder.glob("*.toml"))
-    if base not in known or depth > 3:
-        raise SpaceError(f"'{path}' extends '{base}', expected one of {', '.join(known)}")
-    return merged(_tables(folder / f"{base}.toml", folder, depth + 1), tables)
+    Raises:
+        CheckpointError: for quantised weights, adapters and mixtures of experts.
+    """
+    names = list(keys)
+    check_plain(names, config, where)
+    for key in names:
+        if EXPERT.search(key):
+            refuse(f"{where}': '{key}", "a mixture of experts")
+    for name in EXPERTS:
+        experts = config.get(name)
+        if type(experts) is int and 1 < experts < 1 << 30:
+            refuse(f"{where}': '{name} = {experts}", "a mixture of experts")
 
 
 def recognise(infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where: str) -> Family:
@@ -141,3 +163,94 @@ def _knows_all(family: Family, infos: Mapping[str, TensorInfo], where: str) -> b
     lines = [*family.lines, *(line for head in family.heads.values() for line in head)]
     known = pattern_of([line.key if line.outside else prefix + line.key for line in lines])
     return all(known.fullmatch(key) or is_ignored(family, key, prefix) for key in keys)
+
+
+def find_wrapper(family: Family, infos: Mapping[str, TensorInfo]) -> str:
+    """What a training program put before all names of a file, such as ``module.``.
+
+    A ``model.`` may also be the family's own: of several readings the one with most of its names
+    is taken, and of those the shortest.
+    """
+    found = common_wrappers(infos)
+    if len(found) == 1 or family.prefixes == ("*",):
+        return ""
+    names = [COUNTER.sub("0", line.key) for line in family.lines if not line.outside]
+
+    def hits(wrapper: str) -> int:
+        return max(sum(f"{wrapper}{p}{name}" in infos for name in names) for p in family.prefixes)
+
+    return max(found, key=hits)
+
+
+def standard_names(family: Family, infos: Mapping[str, TensorInfo]) -> dict[str, str]:
+    """The file's names by what they are called without wrappers and aliases."""
+    wrapper = find_wrapper(family, infos)
+    out = {}
+    for key in infos:
+        standard = key.removeprefix(wrapper)
+        for alias, name in family.aliases.items():
+            if standard == alias or standard.endswith(f".{alias}"):
+                standard = standard.removesuffix(alias) + name
+        out[standard if standard not in out else key] = key
+    return out
+
+
+def find_prefix(family: Family, keys: Mapping[str, str], where: str) -> str:
+    """What stands before the family's names in this file."""
+    inner = [line for line in family.lines if not line.outside and not line.optional]
+    if family.prefixes != ("*",):
+        first = [COUNTER.sub("0", line.key) for line in inner]
+        hits = {p: sum(p + name in keys for name in first) for p in family.prefixes}
+        return max(family.prefixes, key=lambda p: hits[p])
+    ends = [COUNTER.sub("0", line.key) for line in inner if line.counter]
+    found = sorted(
+        {key.removesuffix(ends[0]) for key in keys if key == ends[0] or key.endswith(f".{ends[0]}")}
+    )
+    if len(found) > 1:
+        raise CheckpointError(
+            f"'{where}': holds several networks of {family.title}, under '{found[0]}' and "
+            f"'{found[1]}': an "
+            f'--architecture file with prefixes = ["{found[0]}"] picks one',
+        )
+    return found[0] if found else ""
+
+
+def pattern_of(templates: list[str]) -> re.Pattern[str]:
+    """What matches any of some names, with a number where they count blocks."""
+    escaped = (re.escape(COUNTER.sub("\0", template)) for template in templates)
+    return re.compile("|".join(name.replace("\0", r"(\d{1,9})") for name in escaped))
+
+
+def count_blocks(family: Family, keys: Mapping[str, str], prefix: str) -> dict[str, int]:
+    """How many blocks of each stack the file holds, by the highest number."""
+    counts = {counter: 0 for counter in family.counters.values()}
+    patterns = {
+        counter: pattern_of([prefix + line.key for line in family.lines if line.counter == counter])
+        for counter in counts
+    }
+    for key in keys:
+        for counter, pattern in patterns.items():
+            found = pattern.fullmatch(key)
+            if found:
+                number = int(next(n for n in found.groups() if n is not None))
+                counts[counter] = max(counts[counter], number + 1)
+    # A gap is told as the tensor that is missing; a wild number must not make a million names.
+    return {counter: min(n, len(keys)) for counter, n in counts.items()}
+
+
+def head_lines(family: Family, config: Mapping[str, Any]) -> tuple[Line, ...]:
+    """The lines for the class of the model that the config names."""
+    classes = config.get("architectures")
+    names = [c for c in classes if isinstance(c, str)] if isinstance(classes, list) else []
+    return tuple(
+        line
+        for pattern, lines in family.heads.items()
+        if any(fnmatchcase(name, pattern) for name in names)
+        for line in lines
+    )
+
+
+def is_ignored(family: Family, key: str, prefix: str) -> bool:
+    """Whether a tensor is a buffer that is no weight."""
+    inner = key.removeprefix(prefix)
+    return any(fnmatchcase(inner, p) or fnmatchcase(key, p) for p in family.ignored)

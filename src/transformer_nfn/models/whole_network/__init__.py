@@ -1,6 +1,7 @@
-"""A predictor that reads whole networks: what they answer, and what no symmetry can change."""
+"""A predictor that reads whole networks: their outputs on learned probes, and invariants."""
 
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.model import WholeNetwork
+from transformer_nfn.models.whole_network.probes import MAX_TOKENS, Probes, probe_outputs
 
-__all__ = ["WholeNetwork", "whole_invariants"]
+__all__ = ["MAX_TOKENS", "Probes", "WholeNetwork", "probe_outputs", "whole_invariants"]

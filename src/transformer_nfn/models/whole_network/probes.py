@@ -1,38 +1,54 @@
-"""Learned inputs: what would a network answer to them? No symmetry can change that.
-
-Pixels of their own would be fitted one by one to the few networks there are; a product of three
-matrices makes probes that share what they consist of, and learns smoother ones. Images have an end
-of the scale: pixels lie between black and white, and most of an image is background. Held to that,
-probes that networks agree on look like what the networks were trained on, and say more of them.
-Groups share nothing: probes of two groups are less alike than as many of one, and say more.
-"""
+"""Learned inputs, the outputs of networks on them, and features of these outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_nfn import native_network
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional.zoo_network import EPS, zoo_logits
+from transformer_nfn.models.network import map_network, tensors_of
 
-LONGEST = 49
-"""Tokens of an input nobody wrote at most: as many as an image of the paper has."""
-START = 0.5
-"""Size of the numbers in a probe before any training."""
+MAX_TOKENS = 49
+"""Most tokens of a generated input: as many as an image of the paper has."""
+INITIAL_SIZE = 0.5
+"""Size of the entries of a probe before any training."""
 DARK = -1.5
-"""Where bounded probes start, before they are bounded: nearly black."""
+"""Initial value of bounded probes before the tanh: nearly black."""
+SMALLEST_TOKEN = 1e-8
+"""Tokens of a smaller mean square count as zero."""
+CHUNK = 16
+"""Networks at a time where nothing is differentiated: their activations stay in the cache."""
+RAREST = 8.0
+"""Logarithms of probabilities and sizes are cut off here."""
+SAME = 1e-3
+"""Standard deviation over probes below which the outputs of a network count as constant."""
 
 
 class Probes(nn.Module):
-    """``count`` sequences of ``tokens`` vectors, each with a label of its own.
+    """Learned inputs: ``count`` sequences of ``tokens`` vectors, each with a label.
+
+    A product of three matrices makes probes that share their parts; entries learned one by one
+    would overfit the few networks there are. Pixels of bounded probes lie between black and white;
+    such probes come to look like the images that networks were trained on. Groups share nothing,
+    so that their probes differ more.
+
+    >>> Probes(10, tokens=4, width=3, classes=5, rank=2)().shape
+    torch.Size([10, 4, 3])
 
     Args:
-        count: how many.
-        tokens: of each.
-        width: of a token: pixels of a patch, or of a word vector.
-        classes: labels are dealt out in turn, 0, 1, …, 0, 1, ….
-        rank: of the matrix of the probes of a group.
-        bounded: whether numbers lie between -1 and 1, as those of images do.
-        groups: into which the probes fall, one after another.
+        count: number of probes.
+        tokens: tokens of each.
+        width: width of a token: pixels of a patch, or of a word vector.
+        classes: labels are assigned in turn, 0, 1, …, 0, 1, ….
+        rank: rank of the matrix of the probes of a group.
+        bounded: whether entries lie between -1 and 1, as those of images do.
+        groups: number of groups of probes, one after another.
     """
 
     labels: Tensor
@@ -55,7 +71,7 @@ class Probes(nn.Module):
         self.groups, size = groups, tokens * width
         self.codes = nn.Parameter(torch.randn(count, rank))
         self.mix = nn.Parameter(torch.randn(groups * rank, rank) / rank**0.5)
-        self.pieces = nn.Parameter(torch.randn(groups * rank, size) * (START / rank**0.5))
+        self.pieces = nn.Parameter(torch.randn(groups * rank, size) * (INITIAL_SIZE / rank**0.5))
         self.base = nn.Parameter(torch.full((groups * size,), DARK if bounded else 0.0))
         self.register_buffer("labels", torch.arange(count) % classes, persistent=False)
 
@@ -67,3 +83,101 @@ class Probes(nn.Module):
         )
         flat: Tensor = codes @ mix @ pieces + base[:, None]
         return (flat.tanh() if self.bounded else flat).reshape(-1, self.tokens, self.width)
+
+
+class ProbeOutputs(NamedTuple):
+    """Outputs of networks on probes.
+
+    Attributes:
+        logits: ``[networks, inputs, classes]``.
+        similarity: ``[networks, inputs, blocks]``: mean cosine of pairs of tokens behind each
+            block, 1 where all tokens have one direction.
+    """
+
+    logits: Tensor
+    similarity: Tensor
+
+
+def probe_outputs(network: Mapping[str, Any], inputs: Tensor, positions: Tensor) -> ProbeOutputs:
+    """Outputs of every network on every input; in float32 on a CPU by compiled C.
+
+    Args:
+        network: a `Network`.
+        inputs: ``[inputs, tokens, patch]``, or word vectors where the network has no embedding.
+        positions: ``[≥ tokens, D]``.
+    """
+    if native_network.fits(network):
+        return ProbeOutputs(*native_network.probe_outputs(network, inputs, positions))
+    networks = len(network["classifier"]["W_1"])
+    if torch.is_grad_enabled() or networks <= CHUNK:
+        return _outputs(network, inputs, positions)
+    chunks = [
+        _outputs(
+            map_network(network, lambda w, start=start: w[start : start + CHUNK]), inputs, positions
+        )
+        for start in range(0, networks, CHUNK)
+    ]
+    return ProbeOutputs(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
+
+
+def _outputs(network: Mapping[str, Any], inputs: Tensor, positions: Tensor) -> ProbeOutputs:
+    blocks = [{name: w[:, 0] for name, w in block.items()} for block in network["blocks"]]
+    similarity: list[Tensor] = []
+    logits = zoo_logits(
+        tensors_of({**network, "blocks": blocks}),
+        inputs[None],
+        positions,
+        observe=lambda x: similarity.append(_token_similarity(x.detach())),
+    )
+    return ProbeOutputs(logits, torch.stack(similarity, -1))
+
+
+def _token_similarity(x: Tensor) -> Tensor:
+    """Squared norm of the mean direction of tokens ``[n, inputs, T, D]``."""
+    x = F.layer_norm(x, (x.shape[-1],), eps=EPS)
+    size = x.square().mean(-1, keepdim=True).clamp(min=SMALLEST_TOKEN)
+    return (x * size.rsqrt()).mean(2).square().mean(-1)
+
+
+def features_width(probes: int, classes: int) -> int:
+    """Number of `output_features`, for networks of any size."""
+    return 2 * probes * classes + 2 * probes + 1
+
+
+def output_features(outputs: ProbeOutputs) -> Tensor:
+    """Outputs as numbers of order 1, ``[networks, features_width]``.
+
+    Log-probability of every class, logits at scale 1, that scale, and the similarity of tokens:
+    mean over blocks, and behind the last. Tokens of a network with constant outputs count as equal,
+    because their directions are rounding.
+    """
+    logits = outputs.logits - outputs.logits.mean(-1, keepdim=True)
+    size = (logits.square().mean((1, 2), keepdim=True) + 1e-12).sqrt()
+    log_probabilities = outputs.logits.log_softmax(-1).clamp(min=-RAREST) / 2 + 1
+    similarity = torch.cat([outputs.similarity.mean(-1), outputs.similarity[..., -1]], -1)
+    similarity = 1 - _varies(log_probabilities)[:, None] * (1 - similarity)
+    return torch.cat(
+        [
+            log_probabilities.flatten(1),
+            (logits / size).flatten(1),
+            size[:, 0].log().clamp(-RAREST, RAREST),
+            similarity,
+        ],
+        -1,
+    )
+
+
+def outputs_vary(features: Tensor, probes: int, classes: int) -> Tensor:
+    """Whether outputs differ between probes, ``[networks]``: 0 if they do not, near 1 if they do.
+
+    Args:
+        features: what `output_features` returned.
+        probes: number of probes.
+        classes: number of classes.
+    """
+    return _varies(features[:, : probes * classes].unflatten(1, (probes, classes)))
+
+
+def _varies(log_probabilities: Tensor) -> Tensor:
+    variance = log_probabilities.var(1, correction=0).mean(-1)
+    return variance / (variance + SAME**2)

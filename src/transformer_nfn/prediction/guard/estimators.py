@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from transformer_nfn.models.scales import usual
+from transformer_nfn.models.statistics import mean_and_scale
 
 CLAMP = 4.0
 """In standard deviations."""
@@ -100,7 +100,7 @@ class Standardizer:
     @staticmethod
     def of(x: Tensor) -> Standardizer:
         """Fit to rows ``[n, F]``; constant columns become zero."""
-        return Standardizer(*usual(x))
+        return Standardizer(*mean_and_scale(x))
 
     def __call__(self, x: Tensor, clamp: float = CLAMP) -> Tensor:
         """Standardise the columns."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.models.tensor_fit import tensor_fit
+from transformer_nfn.models.coupling import coupling_features
 from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts
 from transformer_nfn.prediction.guard.estimators import (
     KNOTS,
@@ -63,7 +63,7 @@ class Features:
         """Compute the features of networks on the CPU."""
         data = data.to("cpu")
         outputs = responses(data, sizes, inputs)
-        return Features(outputs, tensor_fit(data.network), data.accuracy.double())
+        return Features(outputs, coupling_features(data.network), data.accuracy.double())
 
     def take(self, index: Tensor) -> Features:
         """Select networks."""

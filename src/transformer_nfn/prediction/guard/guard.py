@@ -1,8 +1,8 @@
 """The guard of a run: detects networks on which a predictor of weights is unreliable.
 
 A predictor that reads weights may take a damaged network for a good one. The guard runs the network
-on probe inputs (`responses`) and measures how well its tensors match each other (`tensor_fit`). It
-is fitted to healthy and damaged networks (`fit`).
+on probe inputs (`responses`) and measures how well its tensors match each other
+(`coupling_features`). It is fitted to healthy and damaged networks (`fit`).
 
 Three outlier scores, each 1 at its limit: outputs like those of a damaged network; tensors that
 match each other unlike those of healthy networks; and a prediction above the accuracy estimated
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io.tensor_files import read_tensors, write_tensors
-from transformer_nfn.models.tensor_fit import tensor_fit
+from transformer_nfn.models.coupling import coupling_features
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard.estimators import (
     KNOTS,
@@ -114,7 +114,7 @@ class Guard:
 
     def assess(self, data: Dataset, sizes: NetworkSizes, predicted: Tensor) -> Assessment:
         """Assess networks with their predictions ``[n]``."""
-        couplings = tensor_fit(data.network)
+        couplings = coupling_features(data.network)
         self._check_shapes(sizes, couplings)
         outputs = responses(data, sizes, self.inputs)
         return self.assess_features(outputs, couplings, predicted.double())
@@ -122,7 +122,7 @@ class Guard:
     def assess_features(
         self, outputs: Tensor, couplings: Tensor, predicted: Tensor
     ) -> Assessment:
-        """Assess networks by their `responses` and `tensor_fit` features."""
+        """Assess networks by their `responses` and `coupling_features` features."""
         estimate = self.estimator(outputs)
         scores = self.scaled(self.raw_scores(outputs, couplings, predicted, estimate))
         corrected = self.corrected(predicted, estimate)

@@ -15,8 +15,12 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, one_hot
 
 from transformer_nfn.models import map_network
-from transformer_nfn.models.whole_network.answers import Answers, answers
-from transformer_nfn.models.whole_network.probes import LONGEST, Probes
+from transformer_nfn.models.whole_network.probes import (
+    MAX_TOKENS,
+    ProbeOutputs,
+    Probes,
+    probe_outputs,
+)
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.probe_search import STEPS, find_probes
 from transformer_nfn.zoo import NetworkSizes
@@ -33,7 +37,7 @@ COUNT = 17
 
 def input_shape(sizes: NetworkSizes) -> tuple[int, int]:
     """Tokens of an input and width of a token: pixels of a patch, or of a word vector."""
-    return min(sizes.tokens, LONGEST), sizes.patch or sizes.d_model
+    return min(sizes.tokens, MAX_TOKENS), sizes.patch or sizes.d_model
 
 
 def drawn_inputs(sizes: NetworkSizes) -> Tensor:
@@ -78,8 +82,8 @@ class _ProbeModule(nn.Module):
         # On the device of the probes: a captured step copies nothing to it.
         self.register_buffer("positions", sizes.positions(), persistent=False)
 
-    def ask(self, network: Mapping[str, Any], inputs: Tensor) -> Answers:
-        return answers(network, inputs, self.positions)
+    def outputs(self, network: Mapping[str, Any], inputs: Tensor) -> ProbeOutputs:
+        return probe_outputs(network, inputs, self.positions)
 
 
 @torch.no_grad()
@@ -95,7 +99,7 @@ def responses(data: Dataset, sizes: NetworkSizes, agreed: Tensor) -> Tensor:
         return torch.empty(0, COUNT, dtype=torch.float64)
     network = map_network(data.network, lambda w: w.float().cpu())
     inputs = torch.cat([agreed.float(), drawn_inputs(sizes)])
-    logits = answers(network, inputs, sizes.positions()).logits.double()
+    logits = probe_outputs(network, inputs, sizes.positions()).logits.double()
     logits = logits - logits.mean(-1, keepdim=True)
     return torch.cat([_agreement(logits[:, : len(agreed)]), _variety(logits[:, len(agreed) :])], 1)
 

@@ -12,6 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from transformer_nfn.spaces.actions.solvers import Pair
+
 MAX_CONDITION = 1e4
 """Default limit on the condition number of random matrices."""
 LOG10_2 = log10(2.0)
@@ -91,7 +93,7 @@ class Pieces:
     turns: int
 
     @property
-    def whole(self) -> bool:
+    def single(self) -> bool:
         """Whether there is one piece, on which only multiples of the identity commute."""
         return self.count == self.turns == 1
 
@@ -188,9 +190,7 @@ class Action(ABC):
         """
 
     @abstractmethod
-    def solve(
-        self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
-    ) -> Solution | None:
+    def solve(self, plain: Pair, dual: Pair, unit: float) -> Solution | None:
         """The element that takes the first network's rows closest to the second's.
 
         Args:
@@ -203,7 +203,7 @@ class Action(ABC):
         """
 
     @abstractmethod
-    def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+    def balance(self, plain: Tensor, dual: Tensor) -> Pair:
         """Canonical representative of an orbit of rows (or of its closure).
 
         Args:
@@ -279,13 +279,11 @@ class Free(Action):
     def act(self, x: Tensor, part: Tensor, place: Place, *, dual: bool = False) -> Tensor:
         return x
 
-    def solve(
-        self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
-    ) -> Solution | None:
+    def solve(self, plain: Pair, dual: Pair, unit: float) -> Solution | None:
         part = plain[0].new_empty(*plain[0].shape[:-2], 0)
         return Solution(part, part)
 
-    def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+    def balance(self, plain: Tensor, dual: Tensor) -> Pair:
         return plain, dual
 
     def commutes_with(self, fn: Pointwise) -> bool:

@@ -30,7 +30,7 @@ from transformer_nfn.spaces.actions.base import (
     line_up,
     spread,
 )
-from transformer_nfn.spaces.actions.solvers import exact_matrix, polar
+from transformer_nfn.spaces.actions.solvers import Pair, exact_matrix, polar
 
 MAX_DRAWS = 1000
 SINGULAR = 1 / torch.finfo(torch.float64).eps
@@ -126,7 +126,7 @@ class MatrixAction(Action):
 
     def reads_through(self, size: int) -> bool:
         """Only where the axis is one piece and plain and dual differ."""
-        return self.pieces(size).whole and not self.self_dual
+        return self.pieces(size).single and not self.self_dual
 
     def commutes_with(self, fn: Pointwise) -> bool:
         return False
@@ -163,9 +163,7 @@ class Linear(MatrixAction):
     def membership_error(self, matrix: Tensor) -> str | None:
         return None
 
-    def solve(
-        self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
-    ) -> Solution | None:
+    def solve(self, plain: Pair, dual: Pair, unit: float) -> Solution | None:
         """``P_V = P_U G`` and ``D_V = D_U G⁻ᵀ`` at every site, by `exact_matrix`."""
         sites, n = plain[0].shape[:-2], plain[0].shape[-1]
         flat = [f.reshape(sites.numel(), *f.shape[-2:]) for f in (*plain, *dual)]
@@ -178,7 +176,7 @@ class Linear(MatrixAction):
         G, inverse = (torch.stack(list(m)).reshape(*sites, n, n) for m in zip(*pairs, strict=True))
         return Solution(G, inverse)
 
-    def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+    def balance(self, plain: Tensor, dual: Tensor) -> Pair:
         """``P Dᵀ = X Σ Yᵀ`` as ``(X Σ^½)(Y Σ^½)ᵀ``, the largest entry of X's columns positive."""
         n = plain.shape[-1]
         Q_p, R_p = torch.linalg.qr(plain)
@@ -230,15 +228,13 @@ class Orthogonal(MatrixAction):
     def invert(self, part: Tensor) -> Tensor:
         return part.mT.contiguous()
 
-    def solve(
-        self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
-    ) -> Solution | None:
+    def solve(self, plain: Pair, dual: Pair, unit: float) -> Solution | None:
         """Orthogonal Procrustes on all rows."""
         first, second = (torch.cat(pair, -2) for pair in zip(plain, dual, strict=True))
         G = polar(first.mT @ second)
         return Solution(G, G.mT.contiguous())
 
-    def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+    def balance(self, plain: Tensor, dual: Tensor) -> Pair:
         """All rows ``X Σ Yᵀ`` as ``X Σ``, the largest entry of each column positive."""
         rows, n = torch.cat([plain, dual], -2), plain.shape[-1]
         if rows.shape[-2] == 0:

@@ -20,6 +20,7 @@ from transformer_nfn.spaces.actions.base import (
     line_up,
     spread,
 )
+from transformer_nfn.spaces.actions.solvers import Pair
 
 EXACT_WORK = 2e8
 CANDIDATES = 4
@@ -205,9 +206,7 @@ class Permutation(Action):
         index = line_up(part, (*place.sites, dim), x.ndim)
         return torch.gather(x, dim, index.expand(x.shape))
 
-    def solve(
-        self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
-    ) -> Solution | None:
+    def solve(self, plain: Pair, dual: Pair, unit: float) -> Solution | None:
         """The permutation of columns that takes the first rows closest to the second."""
         x, y = (torch.cat(pair, -2).mT for pair in zip(plain, dual, strict=True))
         sites, n = x.shape[:-2], x.shape[-2]
@@ -220,7 +219,7 @@ class Permutation(Action):
         index = torch.stack([m.index for m in matched]).reshape(*sites, n)
         return Solution(index, self.invert(index), all(m.certain for m in matched))
 
-    def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+    def balance(self, plain: Tensor, dual: Tensor) -> Pair:
         """Columns in descending order of a fixed linear key."""
         index = self.order([plain, dual]).unsqueeze(-2)
         return plain.take_along_dim(index, -1), dual.take_along_dim(index, -1)

@@ -19,6 +19,7 @@ from transformer_nfn.spaces.actions.base import (
 )
 from transformer_nfn.spaces.actions.matrix import MatrixAction, column_signs, geometric, normal
 from transformer_nfn.spaces.actions.solvers import (
+    Pair,
     least_squares_complex,
     least_squares_scales,
     rounding_weights,
@@ -58,9 +59,7 @@ class Diagonal(MatrixAction):
     def invert(self, part: Tensor) -> Tensor:
         return torch.diag_embed(1 / part.diagonal(dim1=-2, dim2=-1))
 
-    def solve(
-        self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
-    ) -> Solution | None:
+    def solve(self, plain: Pair, dual: Pair, unit: float) -> Solution | None:
         """By least squares on both, then into the group."""
         s = least_squares_scales(plain, dual, rounding_weights(plain, dual))
         s = self.nearest(torch.where(s == 0, torch.ones_like(s), s))
@@ -68,7 +67,7 @@ class Diagonal(MatrixAction):
             return None
         return Solution(torch.diag_embed(s), torch.diag_embed(1 / s))
 
-    def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+    def balance(self, plain: Tensor, dual: Tensor) -> Pair:
         """Both factors of each entry at one norm."""
         p_norm, d_norm = (x.square().sum(-2, keepdim=True).sqrt() for x in (plain, dual))
         dead = (p_norm == 0) | (d_norm == 0)
@@ -95,7 +94,7 @@ class Scale(Diagonal):
     def nearest(self, scales: Tensor) -> Tensor:
         return scales
 
-    def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+    def balance(self, plain: Tensor, dual: Tensor) -> Pair:
         """Both factors of each entry at one norm, the largest plain entry positive."""
         plain, dual = super().balance(plain, dual)
         if plain.shape[-2] == 0:
@@ -157,15 +156,13 @@ class Sign(Diagonal):
     def nearest(self, scales: Tensor) -> Tensor:
         return signs(scales)
 
-    def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+    def balance(self, plain: Tensor, dual: Tensor) -> Pair:
         """The largest entry of each column positive."""
         rows = torch.cat([plain, dual], -2)
         sign = column_signs(rows) if rows.shape[-2] else 1.0
         return plain * sign, dual * sign
 
-    def solve(
-        self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
-    ) -> Solution | None:
+    def solve(self, plain: Pair, dual: Pair, unit: float) -> Solution | None:
         """The sign of the scalar product of all rows."""
         first, second = (torch.cat(pair, -2) for pair in zip(plain, dual, strict=True))
         s = torch.diag_embed(self.nearest((first * second).sum(-2)))
@@ -271,16 +268,14 @@ class ComplexScale(MatrixAction):
             "the matrix is not one complex scale for each pair of entries, as the axis requires"
         )
 
-    def solve(
-        self, plain: tuple[Tensor, Tensor], dual: tuple[Tensor, Tensor], unit: float
-    ) -> Solution | None:
+    def solve(self, plain: Pair, dual: Pair, unit: float) -> Solution | None:
         """By least squares on both; pairs that nothing determines stay as they are."""
         P, D = ((self.as_complex(x), self.as_complex(y)) for x, y in (plain, dual))
         z = least_squares_complex(P, D, rounding_weights(P, D))
         z = torch.where(z == 0, torch.ones_like(z), z)
         return Solution(self.matrix(z), self.matrix(1 / z))
 
-    def balance(self, plain: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+    def balance(self, plain: Tensor, dual: Tensor) -> Pair:
         """Both factors of each frequency at one norm, the largest plain entry positive."""
         q, k = self.as_complex(plain), self.as_complex(dual)
         q_norm, k_norm = (z.abs().square().sum(-2, keepdim=True).sqrt() for z in (q, k))

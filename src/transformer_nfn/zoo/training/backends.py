@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH
-from transformer_nfn.native_network.compile import CompiledSizes, load_for
+from transformer_nfn.native_code import CompiledSizes, load_for
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.steps import Runner, Stepper, StepRunner, TorchStepper

@@ -175,8 +175,9 @@ def _run_processes(
         "path": path,
     }
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    worker = "transformer_nfn.zoo.training.local_engine"
-    command = [sys.executable, "-m", worker, json.dumps(order)]
+    # Not "-m": the package imports this module, of which runpy would warn.
+    start = "from transformer_nfn.zoo.training.local_engine import main; main()"
+    command = [sys.executable, "-c", start, json.dumps(order)]
     # Ctrl-C reaches all processes of a terminal: this one takes it and ends the workers, which
     # inherit that it is blocked.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -272,7 +273,3 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,20 @@
-"""Endings of commands: an answer, or one sentence and an exit code that is no answer.
+"""Console of the commands: exit codes, error sentences, help layout, JSON and table output.
 
 Codes that answer belong to the commands: 0, and 1 and 3 of `tnfn compare`, 1 of `tnfn zoo
 verify`. Whatever goes wrong ends with one of the codes below and never with theirs; Python and
 the library that parses the command line would both use 1.
+
+The help of a command is its docstring: paragraphs fill the terminal, indented examples keep their
+lines. Every command and group is one of the classes below, so that all versions of Typer lay the
+text out in the same way.
 """
 
 from __future__ import annotations
 
+import inspect
 import io
+import json
+import math
 import os
 import sys
 import traceback
@@ -16,8 +23,9 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
 import typer
+from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
-from transformer_nfn.cli.help import HelpGroup
 from transformer_nfn.errors import TransformerNFNError
 
 REFUSED = 2
@@ -33,6 +41,62 @@ _CRASHING = ("strict", "surrogateescape")
 """Error handlers of a stream that raise for characters its encoding lacks."""
 LONGEST = 1000
 """Characters of a sentence: what a file holds may stand in it, and files are long."""
+# In a pipe or a file nobody sees where a line ends, so nothing is cut to the width of a screen.
+WIDE = 10_000
+KEEP_LINES = "\b"
+"""Marks a paragraph whose lines Typer must not join; Rich does not print it."""
+
+
+class HelpCommand(TyperCommand):
+    """A command whose help is laid out as this module says."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Prints the help of the command."""
+        _lay_out(self, ctx)
+        super().format_help(ctx, formatter)
+
+
+class HelpGroup(TyperGroup):
+    """A group of commands whose help is laid out as this module says."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Prints the help of the group."""
+        _lay_out(self, ctx)
+        super().format_help(ctx, formatter)
+
+
+class HelpTyper(typer.Typer):
+    """A Typer application that makes a `HelpCommand` of every command."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+        """Registers a command; see `typer.Typer.command`."""
+        return super().command(name, **{"cls": HelpCommand, **settings})
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a docstring, each in one line; indented lines in a row are one block."""
+    blocks: list[list[str]] = []
+    after_blank = True
+    for line in inspect.cleandoc(text).splitlines():
+        indented = line.startswith(" ")
+        if line.strip():
+            in_examples = bool(blocks) and blocks[-1][0].startswith(" ")
+            if indented is in_examples and (indented or not after_blank):
+                blocks[-1].append(line)
+            else:
+                blocks.append([line])
+        after_blank = not line.strip()
+    return [("\n" if block[0].startswith(" ") else " ").join(block) for block in blocks]
+
+
+def _lay_out(command: Any, ctx: Any) -> None:
+    command.help = "\n\n".join(
+        f"{KEEP_LINES}{block}" if block.startswith(" ") else block
+        for block in paragraphs((command.help or "").replace(KEEP_LINES, ""))
+    )
+    for option in command.get_params(ctx):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
 
 
 class PipeClosedError(BaseException):
@@ -215,3 +279,29 @@ def _is_of_the_gpu(error: Exception) -> bool:
 def _is_of_the_command_line(error: Exception) -> bool:
     """Whether Typer itself says what is wrong: an option that is not there, a missing word."""
     return isinstance(error, typer.Exit) or hasattr(error, "format_message")
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON; numbers that are not finite, which JSON does not have, are null."""
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def echo_json(value: Any) -> None:
+    """Prints what `json_text` makes of a value."""
+    typer.echo(json_text(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def table_console() -> Console:
+    """Where tables are printed: as wide as the terminal, or as wide as they are without one."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDE)

@@ -1,7 +1,7 @@
-"""What must a predictor that fits itself offer? `fit`, `predict`, `save`, `load`.
+"""Predictors that are fitted on a table with one row per network: `fit`, `predict`, `save`, `load`.
 
-A folder holds ``predictor.json`` (class, settings, the networks it reads, a checksum of every
-file) and the files themselves, in formats that hold data and no code.
+A folder holds ``predictor.json`` (class, settings, table width, a checksum of every file) and the
+files themselves, in formats that hold data and no code.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from transformer_nfn.io.files import write_bytes
 from transformer_nfn.io.json_fields import Fields, read_object
 
 FORMAT = 1
-ABOUT = "predictor.json"
-WIDEST = 1 << 30
-"""Numbers that a network can have for a predictor."""
+METADATA = "predictor.json"
+LARGEST_WIDTH = 1 << 30
 MOST_THREADS = 4096
 Validation = tuple[Mapping[str, object], Tensor]
+Held = tuple[np.ndarray, np.ndarray] | None
+"""Validation rows and accuracies, where there are any."""
 
 
 class PredictorError(TransformerNFNError):
@@ -34,19 +35,19 @@ class PredictorError(TransformerNFNError):
 
 
 class TabularPredictor:
-    """Networks to a table of numbers, the table to an accuracy.
+    """Predictor of accuracies from a table of numbers, one row per network.
 
-    Subclasses say how a network becomes a row (`table`), how a table is learned (`_learn`) and
-    read (`_read`), and what is kept (`_files`, `_restore`).
+    Subclasses define the row of a network (`table`), how a table is learned (`_learn`) and read
+    (`_read`), and the files that hold the fitted state (`_files`, `_restore`).
     """
 
     settings: dict[str, Any]
     width: int | None = None
-    _kinds: ClassVar[dict[str, type[TabularPredictor]]] = {}
+    _classes: ClassVar[dict[str, type[TabularPredictor]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        TabularPredictor._kinds[cls.__name__] = cls
+        TabularPredictor._classes[cls.__name__] = cls
 
     def fit(
         self,
@@ -55,17 +56,17 @@ class TabularPredictor:
         validation: Validation | None = None,
         seed: int = 0,
     ) -> Self:
-        """Learns from networks and their accuracies.
+        """Learn from networks and their accuracies.
 
         Args:
             network: a `Network` of n networks.
             accuracy: ``[n]``, between 0 and 1.
-            validation: networks and accuracies that say when to stop; without them the
-                predictor takes all its rounds.
-            seed: of everything random.
+            validation: networks and accuracies for early stopping; without them the predictor
+                takes all its rounds.
+            seed: random seed.
         """
-        x, y = self._pair(network, accuracy, "training")
-        held = None if validation is None else self._pair(*validation, "validation")
+        x, y = self._rows(network, accuracy, "training")
+        held = None if validation is None else self._rows(*validation, "validation")
         if held is not None and held[0].shape[1] != x.shape[1]:
             raise PredictorError(
                 f"training networks give {x.shape[1]} numbers each, validation networks "
@@ -89,17 +90,17 @@ class TabularPredictor:
 
     @property
     def num_parameters(self) -> int | None:
-        """Trainable numbers; None for trees."""
+        """Number of trainable parameters; None for trees."""
         return None
 
     def save(self, folder: str | Path) -> Path:
-        """Writes the fitted predictor into a folder, made if need be."""
+        """Write the fitted predictor into a folder, made if need be."""
         if self.width is None:
             raise PredictorError(f"{type(self).__name__} has to be fitted before it is saved")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         files = self._files()
-        about = {
+        metadata = {
             "format": FORMAT,
             "predictor": type(self).__name__,
             "settings": self.settings,
@@ -109,59 +110,52 @@ class TabularPredictor:
         for name, data in files.items():
             write_bytes(folder / name, data)
         # Last, so that a folder with it is complete.
-        write_bytes(folder / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+        write_bytes(folder / METADATA, (json.dumps(metadata, indent=1) + "\n").encode())
         return folder
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Reads what `save` wrote; on `TabularPredictor` itself, a predictor of any kind."""
+        """Read what `save` wrote; on `TabularPredictor` itself, a predictor of any class."""
         folder = Path(folder)
-        about = _about(folder / ABOUT)
-        kind = TabularPredictor._kinds.get(about["predictor"])
-        if kind is None or not issubclass(kind, cls):
+        metadata = _read_metadata(folder / METADATA)
+        made_by = TabularPredictor._classes.get(metadata["predictor"])
+        if made_by is None or not issubclass(made_by, cls):
             raise PredictorError(
-                f"'{folder}' holds a predictor of kind {about['predictor']}, expected "
+                f"'{folder}' holds a predictor of kind {metadata['predictor']}, expected "
                 f"{cls.__name__}"
             )
-        files = {name: _checked(folder, name, sha) for name, sha in about["sha256"].items()}
-        _check_threads(about["settings"].get("threads"), folder / ABOUT)
+        files = {name: _read_checked(folder, name, sha) for name, sha in metadata["sha256"].items()}
         try:
-            made = kind(**about["settings"])
-            made.width = int(about["width"])
-            made._restore(files)
+            predictor = made_by(**metadata["settings"])
+            predictor.width = int(metadata["width"])
+            predictor._restore(files)
         except PredictorError as error:
             raise PredictorError(f"'{folder}' holds no readable predictor: {error}") from error
         except (TypeError, KeyError, ValueError, AttributeError, RuntimeError) as error:
             raise PredictorError(
                 f"'{folder}' holds no readable predictor ({type(error).__name__}: {error})"
             ) from error
-        assert isinstance(made, cls)
-        return made
+        assert isinstance(predictor, cls)
+        return predictor
 
     def table(self, network: Mapping[str, object]) -> np.ndarray:
         """Networks as rows of numbers; here all weights, one after another, in float32."""
         return flattened(network)
 
-    def _pair(
-        self, network: Mapping[str, object], accuracy: Tensor, what: str
+    def _rows(
+        self, network: Mapping[str, object], accuracy: Tensor, part: str
     ) -> tuple[np.ndarray, np.ndarray]:
         x = self.table(network)
         y = torch.as_tensor(accuracy).detach().cpu().double().numpy()
         if y.shape != (len(x),) or len(x) == 0:
             raise PredictorError(
-                f"{what} needs one accuracy for each network, found {list(y.shape)} for {len(x)}"
+                f"{part} needs one accuracy for each network, found {list(y.shape)} for {len(x)}"
             )
         if not np.isfinite(y).all() or not np.isfinite(x).all():
-            raise PredictorError(f"{what} networks hold values that are not finite")
+            raise PredictorError(f"{part} networks hold values that are not finite")
         return x, y
 
-    def _learn(
-        self,
-        x: np.ndarray,
-        y: np.ndarray,
-        held: tuple[np.ndarray, np.ndarray] | None,
-        seed: int,
-    ) -> None:
+    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
         raise NotImplementedError
 
     def _read(self, x: np.ndarray) -> np.ndarray:
@@ -174,9 +168,9 @@ class TabularPredictor:
         raise NotImplementedError
 
 
-def flattened(network: Mapping[str, object]) -> np.ndarray:
+def flattened(network: Mapping[str, Any]) -> np.ndarray:
     """Embedding, blocks and classifier side by side, names in alphabetical order, ``[n, all]``."""
-    parts: list[Any] = [network.get("embedding"), *_list(network), network.get("classifier")]
+    parts = [network.get("embedding"), *network.get("blocks", []), network.get("classifier")]
     rows: list[Tensor] = []
     for part in parts:
         if isinstance(part, Mapping):
@@ -184,18 +178,13 @@ def flattened(network: Mapping[str, object]) -> np.ndarray:
         elif part is not None:
             rows.append(part.flatten(1))
     if len({x.shape[0] for x in rows}) != 1:
-        found = ", ".join(str(x.shape[0]) for x in rows) or "none"
-        raise PredictorError(f"the parts of a network must have one batch size, found {found}")
+        sizes = ", ".join(str(x.shape[0]) for x in rows) or "none"
+        raise PredictorError(f"the parts of a network must have one batch size, found {sizes}")
     return torch.cat([x.detach().cpu().float() for x in rows], 1).numpy()
 
 
-def _list(network: Mapping[str, object]) -> list[Any]:
-    blocks = network.get("blocks") or []
-    return list(blocks) if isinstance(blocks, list | tuple) else [blocks]
-
-
-def optional(module: str) -> Any:
-    """A library of the extra ``baselines``, imported where it is used."""
+def import_library(module: str) -> Any:
+    """Import a library of the extra ``baselines`` where it is used."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -203,7 +192,7 @@ def optional(module: str) -> Any:
         raise missing_extra(PredictorError, package, "baselines", "this predictor") from error
 
 
-def _about(path: Path) -> dict[str, Any]:
+def _read_metadata(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise PredictorError(f"'{path.parent}' holds no {path.name}")
     data = read_object(path, PredictorError)
@@ -211,33 +200,25 @@ def _about(path: Path) -> dict[str, Any]:
         raise PredictorError(f"'{path}' has format {data.get('format')!r}, expected {FORMAT}")
     fields = Fields(data, str(path), PredictorError)
     fields.text("predictor")
-    fields.inner("settings")
-    fields.whole("width", 1, WIDEST)
-    sums = fields.inner("sha256")
+    fields.whole("width", 1, LARGEST_WIDTH)
+    settings, sums = fields.inner("settings"), fields.inner("sha256")
+    if settings.has("threads"):
+        settings.whole("threads", 0, MOST_THREADS)
     for name in sums.data:
         sums.text(name)
     return data
 
 
-def _check_threads(threads: Any, path: Path) -> None:
-    if threads is not None and (type(threads) is not int or not 0 <= threads <= MOST_THREADS):
-        raise PredictorError(
-            f"'{path}': 'settings.threads' expected null or a whole number up to {MOST_THREADS}, "
-            f"found {str(threads)[:40]}"
-        )
-
-
-def _checked(folder: Path, name: str, sha256: str) -> bytes:
+def _read_checked(folder: Path, name: str, sha256: str) -> bytes:
     path = folder / name
     if Path(name).name != name:
-        raise PredictorError(f"'{folder / ABOUT}': '{name}' leads out of its folder")
+        raise PredictorError(f"'{folder / METADATA}': '{name}' leads out of its folder")
     try:
         if not path.is_file():
             raise FileNotFoundError(path)
         data = path.read_bytes()
     except OSError as error:
-        raise PredictorError(f"'{path}' is missing, though {ABOUT} names it") from error
-    # The libraries' own readers may end the process on a damaged file.
+        raise PredictorError(f"'{path}' is missing, though {METADATA} names it") from error
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise PredictorError(f"'{path}' is damaged: its checksum is not that of {ABOUT}")
+        raise PredictorError(f"'{path}' is damaged: its checksum is not that of {METADATA}")
     return data

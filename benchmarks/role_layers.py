@@ -3,7 +3,7 @@
 The units of every width axis are nodes: each stream between two sublayers, neurons, hidden units of
 the classifier, heads. Classes, pixels and places are nodes too, fixed ones, each with features of
 its own; places reach the first stream through the positions, a constant that carries its axis.
-Edges are the matrices of the normal form (`normal.py`), sublayer by sublayer (`edges.py`).
+Edges are the matrices of the normal form, sublayer by sublayer.
 
 **Exact.** Permuting heads, neurons, hidden units or any stream (the first one together with the
 positions) permutes the nodes and nothing else. Invertible matrices inside QK and VO, positive
@@ -14,11 +14,32 @@ nothing else (logits up to a common number). The layers above it are not: they a
 equivariant maps, linear or not, and as message passing they cannot tell apart all networks that no
 permutation joins. Nor do they know that LayerNorm without gains also lets *rotations* of a stream
 pass that keep the ones vector; independent training does not make such copies.
+
+**Edges.** Each sublayer is one matrix around its units: the rows are the units inside it, the
+columns the units on both of its sides. So few large products carry all messages.
+
+- attention: rows the stream it reads, columns that stream (QK) and the one it writes (VO), by head;
+- mlp: rows its neurons, columns the stream it reads (W_Aᵀ) and the one it writes (W_B);
+- classifier: rows its hidden units, columns the last stream (W_1ᵀ) and the classes (W_2);
+- inputs: rows pixels, their bias and places, columns the first stream (embedding and positions).
+
+Messages run along two functions of the entries, and each unit starts from statistics of its row or
+column in each matrix.
+
+**Messages.** With entries ``w`` (head ``a``, unit ``i`` inside, unit ``j`` on side ``s``) and
+functions ``f_k``
+
+    to side s:  m_j = Θ_s Σ_a Σ_k Σ_i f_k(w_aij) · (g_ak ⊙ Φ_k x_i) / (h √I)
+    to inside:  m_i = Σ_k Φ'_k Σ_a g'_ak ⊙ (Σ_s Σ_j f_k(w_aij) Θ'_s x_j) / (h √J)
+
+where the matrices Θ and Φ are the same for all units, heads and blocks, the gates g are made from
+the features of head a (there are none without heads), and J counts the units of all sides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -27,22 +48,190 @@ from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.zoo_network import sinusoids
-from transformer_nfn.nn.roles.edges import (
-    FUNCTIONS,
-    HEAD_STATISTICS,
-    STATISTICS,
-    Edges,
-    both_functions,
-    edges_of,
-    head_statistics,
-)
-from transformer_nfn.nn.roles.messages import Messages, Update
-from transformer_nfn.nn.roles.normal import NormalForm, normal_form
+from transformer_nfn.models.whole_network.invariants import NormalForm, evenly_sized, normal_form
 
 ROLES = ("streams", "middle_streams", "neurons", "hidden", "classes", "heads")
 SIDES = {"inputs": 1, "attention": 2, "mlp": 2, "classifier": 2}
 POOLED = 11
 """Pools of nodes in the output: three of streams, two for each role of blocks, two others."""
+KNEE = 0.04
+"""The second function is 5 w for weights far smaller than this, and a signed root for larger."""
+
+FUNCTIONS = 2
+STATISTICS = 4
+HEAD_STATISTICS = 2 * STATISTICS
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The matrices of one sublayer in all blocks side by side; b is networks times blocks.
+
+    Attributes:
+        values: ``[b, h, 2, I, J]``, for each head (one where there are none) both functions; the
+            columns of all sides one after the other.
+        sizes: how many columns each side has.
+        rows: statistics of each row in each side, ``[b, h, I, 4 · sides]``.
+        columns: for each side statistics of each column, ``[b, h, J, 4]``.
+    """
+
+    values: Tensor
+    sizes: tuple[int, ...]
+    rows: Tensor
+    columns: tuple[Tensor, ...]
+
+
+def edges_of(form: NormalForm) -> dict[str, Edges]:
+    """The edges of a network, by sublayer; its positions must be known."""
+    form = evenly_sized(form)
+    assert form.positions is not None
+    inputs = [x for x in (form.embedding, form.positions) if x is not None]
+    return {
+        "inputs": _inputs([x.unsqueeze(1) for x in inputs]),
+        "attention": _edges([form.QK.flatten(0, 1), form.VO.flatten(0, 1)]),
+        "mlp": _edges([x.flatten(0, 1).unsqueeze(1) for x in (form.A.mT, form.B)]),
+        "classifier": _edges([x.unsqueeze(1) for x in (form.W_1.mT, form.W_2)]),
+    }
+
+
+def head_statistics(edges: Edges) -> Tensor:
+    """What a head starts from, ``[b, h, 8]``: QK and VO as a whole, and the trace of QK."""
+    QK = edges.values[..., : edges.sizes[0]]
+    trace = QK.diagonal(dim1=-2, dim2=-1).mean(-1)
+    # QK is centred, so that its trace says more than its mean.
+    means = edges.rows.mean(-2)
+    return torch.cat([trace, means[..., 2:STATISTICS], means[..., STATISTICS:]], -1)
+
+
+def both_functions(x: Tensor) -> Tensor:
+    """Of biases, ``[…]`` to ``[…, 2]``."""
+    return torch.stack([x, steep(x)], -1)
+
+
+def steep(x: Tensor) -> Tensor:
+    """``w / √(|w| + 0.04)``: tells small weights apart and tames large ones."""
+    return x / (x.abs() + KNEE).sqrt()
+
+
+def _edges(sides: Sequence[Tensor]) -> Edges:
+    """Of matrices ``[b, h, I, J]`` with the same rows."""
+    sizes = tuple(x.shape[-1] for x in sides)
+    powers = _powers(torch.cat(list(sides), -1))
+    each_side = zip(*(x.split(sizes, -1) for x in powers), strict=True)
+    return Edges(
+        values=torch.stack(powers[:FUNCTIONS], 2),
+        sizes=sizes,
+        rows=torch.cat([_statistics(x, -1) for x in each_side], -1),
+        columns=_statistics(powers, -2).split(sizes, -2),
+    )
+
+
+def _inputs(parts: Sequence[Tensor]) -> Edges:
+    """Of matrices ``[n, 1, I, D]`` with the same columns; only these ask for statistics."""
+    sizes = tuple(x.shape[-2] for x in parts)
+    powers = _powers(torch.cat(list(parts), -2))
+    each_part = zip(*(x.split(sizes, -2) for x in powers), strict=True)
+    columns = torch.cat([_statistics(x, -2) for x in each_part], -1)
+    values = torch.stack(powers[:FUNCTIONS], 2)
+    return Edges(values, (values.shape[-1],), values.new_zeros(0), (columns,))
+
+
+def _powers(x: Tensor) -> list[Tensor]:
+    """Entry by entry the two functions, the square and the fourth power."""
+    squares = x.square()
+    return [x, steep(x), squares, squares.square()]
+
+
+def _statistics(powers: Sequence[Tensor], axis: int) -> Tensor:
+    """Means of both functions along an axis, and the logarithms of two norms, ``[…, 4]``."""
+    plain, rooted, squares, fourth = (x.mean(axis) for x in powers)
+    spread, peak = 0.5 * torch.log(squares + 1e-6), 0.25 * torch.log(fourth + 1e-9)
+    return torch.stack([plain, rooted, spread, peak], -1)
+
+
+class Messages(nn.Module):
+    """Both directions along the edges of one sublayer.
+
+    Args:
+        channels: of every unit.
+        sides: how many there are.
+        heads: whether the sublayer has heads.
+        inwards: whether the units inside listen; pixels and places do not.
+    """
+
+    def __init__(
+        self, channels: int, sides: int, heads: bool = False, inwards: bool = True
+    ) -> None:
+        super().__init__()
+        self.channels = channels
+        self.from_inside = nn.Linear(channels, FUNCTIONS * channels, bias=False)
+        self.to_side = _matrices(sides, channels)
+        if inwards:
+            self.from_side = _matrices(sides, channels)
+            self.to_inside = nn.Linear(FUNCTIONS * channels, channels, bias=False)
+        self.gates = nn.Linear(channels, 2 * FUNCTIONS * channels) if heads else None
+
+    def outwards(self, edges: Edges, inside: Tensor, gate: Tensor | None = None) -> list[Tensor]:
+        """Messages ``[b, J, c]`` to each side from the units inside, ``[b, I, c]``.
+
+        Args:
+            edges: of the sublayer.
+            inside: units of the rows.
+            gate: ``[b, h, 2, 1, c]``, the first of `head_gates`.
+        """
+        b, h, _, rows, columns = edges.values.shape
+        sent = self.from_inside(inside).view(b, rows, FUNCTIONS, self.channels).transpose(1, 2)
+        if gate is not None:
+            sent = sent.unsqueeze(1) * gate
+        values = edges.values.view(b, -1, columns)
+        sums = torch.bmm(values.mT, sent.reshape(b, -1, self.channels))
+        parts = (sums / (h * rows**0.5)).split(edges.sizes, 1)
+        return [layer(part) for layer, part in zip(self.to_side, parts, strict=True)]
+
+    def gathered(self, edges: Edges, sides: Sequence[Tensor]) -> Tensor:
+        """The inner sums ``Σ_s Σ_j f_k(w_aij) Θ'_s x_j / √J``, ``[b, h, 2, I, c]``."""
+        b, h, _, rows, columns = edges.values.shape
+        sent = [layer(x) for layer, x in zip(self.from_side, sides, strict=True)]
+        scaled = torch.cat(sent, 1) / columns**0.5
+        sums = torch.bmm(edges.values.view(b, -1, columns), scaled)
+        return sums.view(b, h, FUNCTIONS, rows, self.channels)
+
+    def inwards(self, gathered: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Messages ``[b, I, c]`` to the units inside; ``gate`` is the second of `head_gates`."""
+        gated = gathered if gate is None else gathered * gate
+        out: Tensor = self.to_inside(gated.mean(1).transpose(1, 2).flatten(2))
+        return out
+
+    def head_gates(self, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """For both directions ``1 + …`` of heads ``[b, h, c]``, ``[b, h, 2, 1, c]`` each."""
+        assert self.gates is not None
+        made = 1 + self.gates(heads)
+        shaped = made.view(*heads.shape[:2], 2, FUNCTIONS, 1, self.channels)
+        return shaped[:, :, 0], shaped[:, :, 1]
+
+
+class Update(nn.Module):
+    """``LayerNorm(x + MLP(x, m))``, the same for every unit of a role.
+
+    Args:
+        channels: of every unit.
+        messages: width of m.
+    """
+
+    def __init__(self, channels: int, messages: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(channels + messages, 2 * channels)
+        self.second = nn.Linear(2 * channels, channels)
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, x: Tensor, messages: Tensor) -> Tensor:
+        """Units ``[…, c]`` and messages ``[…, m]`` to units."""
+        inner = nn.functional.silu(self.first(torch.cat([x, messages], -1)))
+        out: Tensor = self.norm(x + self.second(inner))
+        return out
+
+
+def _matrices(count: int, channels: int) -> nn.ModuleList:
+    return nn.ModuleList(nn.Linear(channels, channels, bias=False) for _ in range(count))
 
 
 class RoleLayers(nn.Module):

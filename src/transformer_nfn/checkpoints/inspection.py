@@ -1,0 +1,408 @@
+"""Inspection of a network: sizes, tensors, symmetries, spectra, dead and duplicate units."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.reduced import Reduced, ReducedBlock
+from transformer_nfn.checkpoints.symmetries import SymmetrySize, symmetry_sizes
+from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
+from transformer_nfn.checkpoints.units import (
+    DEAD,
+    DUPLICATE,
+    Redundancy,
+    matrix_spectrum,
+    product_spectrum,
+    redundant_heads,
+    redundant_neurons,
+    stable_rank,
+)
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional.description import KEPT, Attention, Transformer, axes_of
+from transformer_nfn.io.files import blank_figure, save_figure
+from transformer_nfn.spaces import WeightSpace
+from transformer_nfn.spaces.axis import under_prefix
+
+PANELS = ("QK", "VO", "cross.QK", "cross.VO", "W_A", "W_G", "W_B")
+VISIBLE = 3e-4
+"""Singular values smaller than this, relative to the largest, are rounding errors."""
+
+
+@dataclass(frozen=True)
+class TensorLine:
+    """Tensors of one name in all blocks.
+
+    Attributes:
+        name: canonical, ``{i}`` for the number of a block.
+        times: number of these tensors.
+        shape: of the first one.
+        axes: names of the axes.
+        acts: what acts on each axis; empty where nothing does.
+    """
+
+    name: str
+    times: int
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    acts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BlockReport:
+    """Spectra and redundant units of one block.
+
+    Attributes:
+        name: ``0``, ``encoder.3``.
+        spectra: singular values: ``QK`` and ``VO`` per head ``[h, d]``, ``W_A``, ``W_B``, ``W_G``
+            ``[n]``; those of an attention to an encoder begin with ``cross.``.
+        heads: by the prefix of their attention.
+        neurons: None where a block has no MLP.
+    """
+
+    name: str
+    spectra: Mapping[str, Tensor]
+    heads: Mapping[str, Redundancy]
+    neurons: Redundancy | None
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain numbers and strings."""
+        return {
+            "name": self.name,
+            "spectra": {
+                name: {"values": values.tolist(), "stable_rank": stable_rank(values).tolist()}
+                for name, values in self.spectra.items()
+            },
+            "heads": {part or "own": _redundancy_json(r) for part, r in self.heads.items()},
+            "neurons": None if self.neurons is None else _redundancy_json(self.neurons),
+        }
+
+
+def _redundancy_json(units: Redundancy) -> dict[str, Any]:
+    return {"dead": list(units.dead), "duplicates": [list(pair) for pair in units.duplicates]}
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Report on one network.
+
+    Attributes:
+        where: its file.
+        family: ``gpt2``, or the name of a weight space.
+        sizes: names and numbers: width, heads, neurons, vocabulary, dtype.
+        tensors: one line for each name, and what acts on its axes.
+        symmetries: size of every symmetry.
+        ties: tensors that stand for two things.
+        blocks: one by one.
+    """
+
+    where: str
+    family: str
+    sizes: Mapping[str, Any]
+    tensors: tuple[TensorLine, ...]
+    symmetries: tuple[SymmetrySize, ...]
+    ties: tuple[str, ...]
+    blocks: tuple[BlockReport, ...]
+
+    @property
+    def continuous(self) -> int:
+        """Continuous parameters of the group."""
+        return sum(row.continuous for row in self.symmetries)
+
+    @property
+    def finite(self) -> float:
+        """log10 of the number of its permutations and signs."""
+        return sum(row.finite for row in self.symmetries)
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain numbers and strings."""
+        return {
+            "where": self.where,
+            "family": self.family,
+            "sizes": dict(self.sizes),
+            "ties": list(self.ties),
+            "tensors": [
+                {
+                    "name": line.name,
+                    "times": line.times,
+                    "shape": list(line.shape),
+                    "axes": [
+                        {"name": name, "acts": acts or None}
+                        for name, acts in zip(line.axes, line.acts, strict=True)
+                    ],
+                }
+                for line in self.tensors
+            ],
+            "group": {
+                "continuous_parameters": self.continuous,
+                "log10_permutations_and_signs": self.finite,
+                "rows": [vars(row) for row in self.symmetries],
+            },
+            "thresholds": {"dead": DEAD, "duplicate": DUPLICATE},
+            "blocks": [block.as_json() for block in self.blocks],
+        }
+
+
+def inspect(model: Model, progress: Callable[[str], None] | None = None) -> Inspection:
+    """Inspect an open checkpoint of a known family; NaN in any of its tensors is rejected.
+
+    Args:
+        model: see `transformer_nfn.checkpoints.families.open_model`.
+        progress: called with the name of each finished block.
+    """
+    model.check_numbers()
+    reduced = Reduced(model, torch.float32)
+    blocks = []
+    for name in reduced.blocks:
+        blocks.append(_inspect_block(reduced.block(name)))
+        if progress is not None:
+            progress(name)
+    about = model.about
+    return Inspection(
+        model.where,
+        about.family,
+        _sizes(model),
+        _family_tensors(about),
+        symmetry_sizes(about),
+        ("the output matrix is the token embedding",) if about.tied else (),
+        tuple(blocks),
+    )
+
+
+def inspect_network(where: str, space: WeightSpace, weights: Mapping[str, Tensor]) -> Inspection:
+    """Inspect a network of a weight space.
+
+    Args:
+        where: its name.
+        space: its weight space.
+        weights: ``[1, 1, *axes]``.
+
+    Example:
+        >>> from transformer_nfn import spaces
+        >>> space = spaces.attention_block(d_model=8, heads=2, d_k=4, d_v=4, d_ff=6)
+        >>> found = inspect_network("mine", space, space.randn(1))
+        >>> [row.name for row in found.symmetries]
+        ['head: permuted', 'qk: linear', 'vo: linear', 'feature: permuted', 'neuron: permuted']
+    """
+    own = {name: w[0, 0].float() for name, w in weights.items()}
+    prefixes = [n.removesuffix("W_Q") for n in own if n == "W_Q" or n.endswith(".W_Q")]
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    return Inspection(
+        where,
+        space.name,
+        {"weights": space.num_weights, "dtype": dtype},
+        tuple(_space_tensors(space)),
+        tuple(_space_symmetries(space)),
+        (),
+        tuple(_inspect_space_block(prefix, under_prefix(own, prefix)) for prefix in prefixes),
+    )
+
+
+def axis_actions(lines: Iterable[TensorLine]) -> dict[str, tuple[str, ...]]:
+    """What acts on each axis, over all tensors that have it."""
+    actions: dict[str, dict[str, None]] = {}
+    for line in lines:
+        for name, acts in zip(line.axes, line.acts, strict=True):
+            actions.setdefault(name, {}).update({acts: None} if acts else {})
+    return {name: tuple(acts) for name, acts in actions.items()}
+
+
+# Blocks
+
+
+def _inspect_block(block: ReducedBlock) -> BlockReport:
+    spectra: dict[str, Tensor] = {}
+    heads: dict[str, Redundancy] = {}
+    for prefix, about in block.attentions():
+        pieces = block.query_key(prefix, about)
+        Q, K = pieces["W_Q"].value, pieces["W_K"].value
+        if about.qk_norm:
+            Q = Q * (pieces["q_norm.g"].value * pieces["k_norm.g"].value)
+        V = block.reader(f"{prefix}W_V")[0].value
+        O_rows = block.writer(f"{prefix}W_O").value.mT
+        maps, heads[prefix] = _inspect_attention(Q, K, V, O_rows)
+        spectra |= {f"{prefix}{name}": values for name, values in maps.items()}
+    W_A, b_A = block.reader("W_A")
+    read = [W_A.value.mT]
+    spectra["W_A"] = matrix_spectrum(W_A.value)
+    if b_A is not None:
+        read.append(b_A.value.unsqueeze(-1))
+    gated = block.about.mlp.gated
+    if gated:
+        read = [block.reader("W_G")[0].value.mT]
+        spectra["W_G"] = matrix_spectrum(read[0])
+        unit = W_A.value / W_A.value.norm(dim=0).clamp_min(1e-30)
+        read.append(unit.mT * read[0].norm(dim=1, keepdim=True))
+    write = block.writer("W_B").value
+    spectra["W_B"] = matrix_spectrum(write)
+    relu = block.about.mlp.activation == "relu" and not gated
+    neurons = redundant_neurons(torch.cat(read, 1), write, scale_free=relu)
+    return BlockReport(block.name, spectra, heads, neurons)
+
+
+def _inspect_attention(
+    Q: Tensor, K: Tensor, V: Tensor, O_rows: Tensor
+) -> tuple[dict[str, Tensor], Redundancy]:
+    """Spectra and redundant heads of an attention, all ``[heads or groups, D, d]``."""
+    QK, OV = product_spectrum(Q, K), product_spectrum(O_rows, V)
+    return {"QK": QK, "VO": OV}, redundant_heads((Q, K), (O_rows, V), OV)
+
+
+def _inspect_space_block(prefix: str, own: Mapping[str, Tensor]) -> BlockReport:
+    spectra: dict[str, Tensor] = {}
+    heads: dict[str, Redundancy] = {}
+    neurons = None
+    if all(n in own and own[n].ndim == 3 for n in ("W_Q", "W_K", "W_V", "W_O")):
+        spectra, heads[""] = _inspect_attention(own["W_Q"], own["W_K"], own["W_V"], own["W_O"].mT)
+    if "W_A" in own and "W_B" in own:
+        read = own["W_A"].mT
+        if "b_A" in own:
+            read = torch.cat([read, own["b_A"].unsqueeze(-1)], 1)
+        spectra |= {n: matrix_spectrum(own[n]) for n in ("W_A", "W_B")}
+        neurons = redundant_neurons(read, own["W_B"], scale_free=True)
+    return BlockReport(prefix.rstrip(".") or "0", spectra, heads, neurons)
+
+
+# Sizes, tensors and symmetries
+
+
+def _sizes(model: Model) -> dict[str, Any]:
+    about = model.about
+    block = about.stacks[-1].blocks[0]
+    attention, mlp = block.attention, block.mlp
+    sizes: dict[str, Any] = {
+        "weights": sum(math.prod(shape) for shape in model.names.values()),
+        "tensors": len(model.names),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "blocks": {s.prefix.rstrip(".") or "blocks": len(s.blocks) for s in about.stacks},
+        "width": about.width,
+        "heads": attention.heads,
+        "key/value heads": attention.groups,
+        "d_k": attention.d_k,
+        "d_v": attention.d_v,
+        "neurons": mlp.neurons,
+        "activation": mlp.activation + (", gated" if mlp.gated else ""),
+        "norm": {"layer": "LayerNorm", "rms": "RMS norm"}[about.norm] + f", {block.order}",
+    }
+    if attention.rotary:
+        sizes["rotary"] = attention.rotary
+    if about.vocab is not None:
+        sizes["vocabulary"] = about.vocab
+    return sizes
+
+
+def _family_tensors(about: Transformer) -> tuple[TensorLine, ...]:
+    """The tensors of a checkpoint, those of all blocks in one line."""
+    lines: dict[str, TensorLine] = {}
+    for name, shape in about.tensors.items():
+        short = re.sub(r"^((?:encoder\.|decoder\.)?)\d+\.", r"\1{i}.", name)
+        if short in lines:
+            old = lines[short]
+            lines[short] = TensorLine(short, old.times + 1, old.shape, old.axes, old.acts)
+            continue
+        axes = () if name.startswith(KEPT) else axes_of(name)
+        acts = _actions(about, name)
+        lines[short] = TensorLine(short, 1, shape, axes, tuple(acts.get(a, "") for a in axes))
+    return tuple(lines.values())
+
+
+def _actions(about: Transformer, name: str) -> Mapping[str, str]:
+    """What acts on the axes of a tensor."""
+    stack = next((s for s in about.stacks if s.prefix and name.startswith(s.prefix)), None)
+    block = (stack or about.stacks[0]).blocks[0]
+    attention = block.attention
+    if "cross." in name and block.cross is not None:
+        attention = block.cross
+    scales = neuron_scales(block.mlp)
+    heads = "permuted"
+    if attention.position_bias and "cross." not in name:
+        heads = "permuted, all blocks alike"
+    if attention.groups < attention.heads:
+        heads = "permuted within its group, groups permuted"
+    return {
+        "D": "" if about.stream_group == "none" else about.stream_group,
+        "head": heads,
+        "group": "permuted",
+        "d_k": _query_action(attention),
+        "d_v": f"GL({attention.d_v}) per key/value head",
+        "neuron": "permuted" if scales is None else f"permuted, {scales} scale",
+        "mlm": "permuted with the stream" if about.tied else "permuted",
+    }
+
+
+def _query_action(attention: Attention) -> str:
+    if attention.qk_norm:
+        return "signs and quarter turns of pairs"
+    parts = []
+    if attention.rotary:
+        parts.append(f"{attention.rotary // 2} complex scales")
+    if attention.d_k > attention.rotary:
+        parts.append(f"GL({attention.d_k - attention.rotary})")
+    return f"{' and '.join(parts)} per key head"
+
+
+def _space_tensors(space: WeightSpace) -> Iterator[TensorLine]:
+    for name, spec in space.tensors.items():
+        axes = tuple(word.rstrip("*") for word in spec.words())
+        acts = []
+        for axis in (space.axes[a] for a in axes):
+            acts.append("" if axis.kind == "free" else axis.action.describe(axis.size))
+        yield TensorLine(name, 1, space.shape(name), axes, tuple(acts))
+
+
+def _space_symmetries(space: WeightSpace) -> Iterator[SymmetrySize]:
+    """Size of what acts on each axis of a weight space."""
+    for name, axis in space.axes.items():
+        if axis.kind != "free":
+            times = math.prod(space.axes[a].size for a in space.ancestors(name))
+            size = times * axis.action.size(axis.size)
+            word = "permuted" if axis.action.permutes else axis.kind
+            yield SymmetrySize(f"{name}: {word}", times, size.continuous, size.finite)
+
+
+# Figure
+
+
+def draw_spectra(report: Inspection, out: str | Path) -> Path:
+    """Draw singular values by block and head into ``out`` (png, pdf or svg by its name)."""
+    shown = [p for p in PANELS if any(p in b.spectra for b in report.blocks)]
+    if not shown:
+        raise SpaceError(f"'{report.where}' has no block whose spectra could be drawn")
+    figure = blank_figure(0.8 + 3.0 * len(shown), 3.2, SpaceError)
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, panel in zip(panels, shown, strict=True):
+        _draw_panel(axes, report, panel)
+    panels[0].set_ylabel("singular value")
+    figure.suptitle(f"{Path(report.where).name}: {report.family}", x=0.01, ha="left")
+    if len(report.blocks) > 1:
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import Normalize
+
+        scale = ScalarMappable(Normalize(0, len(report.blocks) - 1), cmap="viridis")
+        figure.colorbar(scale, ax=list(panels), label="block", shrink=0.9)
+    return save_figure(figure, Path(out), SpaceError)
+
+
+def _draw_panel(axes: Any, report: Inspection, panel: str) -> None:
+    from matplotlib import colormaps
+
+    last = max(len(report.blocks) - 1, 1)
+    for i, block in enumerate(report.blocks):
+        if panel not in block.spectra:
+            continue
+        colour = colormaps["viridis"](i / last)
+        for line in torch.atleast_2d(block.spectra[panel]):
+            positive = line[line > VISIBLE * line.max()]
+            axes.plot(range(1, len(positive) + 1), positive, color=colour, lw=0.6, alpha=0.7)
+    per_head = " (a line per head)" if panel.endswith(("QK", "VO")) else ""
+    axes.set_title(f"{panel}{per_head}", loc="left", fontsize=9)
+    axes.set(yscale="log", xlabel="rank")
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,211 @@
+"""The paper's neural baselines: an MLP on flattened weights, and StatNN on their statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.models.network import blocks_of, flat, paper_block, paper_sizes, same_batch
+from transformer_nfn.models.pretrained import Pretrained
+from transformer_nfn.models.statistics import COUNT, statistics
+from transformer_nfn.spaces import WeightSpace
+
+STATISTICS = "statistics"
+"""Key of a network that holds its `StatNN.features`, where they were computed before."""
+CLASSIFIER_TENSORS = 4
+
+
+class MLP(Pretrained):
+    """A linear layer on each flattened part of the network, and one head on all of them.
+
+    Not invariant: two networks that compute the same function are two vectors to it.
+
+    >>> sum(p.numel() for p in MLP.paper("ag_news").parameters())
+    896051
+
+    Args:
+        space: weight space of one block.
+        blocks: number of blocks.
+        embedding: weights in the embedding of a network; None leaves it out.
+        classifier: weights in the classifier of a network; None leaves it out.
+        hidden: width of every layer.
+    """
+
+    def __init__(
+        self,
+        space: WeightSpace,
+        blocks: int = 2,
+        *,
+        embedding: int | None = None,
+        classifier: int | None = None,
+        hidden: int = 50,
+    ) -> None:
+        super().__init__()
+        if blocks < 1 or hidden < 1:
+            raise SpaceError(f"a model needs blocks and neurons, found {blocks} and {hidden}")
+        self.space = space
+        self._config = dict(
+            blocks=blocks, embedding=embedding, classifier=classifier, hidden=hidden
+        )
+        self.blocks = nn.ModuleList(nn.Linear(space.num_weights, hidden) for _ in range(blocks))
+        self.neck = nn.Linear(blocks * hidden, hidden)
+        self.classifier = _relu_mlp(classifier, hidden) if classifier is not None else None
+        self.embedding = nn.Linear(embedding, hidden) if embedding is not None else None
+        parts = 1 + (classifier is not None) + (embedding is not None)
+        self.head = nn.Linear(parts * hidden, 1)
+
+    @classmethod
+    def paper(cls, task: str = "ag_news") -> Self:
+        """The paper's baseline: 896,051 parameters on AG News, 933,251 on MNIST."""
+        sizes = paper_sizes(task)
+        return cls(paper_block(), embedding=sizes.embedding, classifier=sum(sizes.classifier))
+
+    def logits(self, network: Mapping[str, object]) -> Tensor:
+        """The number before the Sigmoid, ``[batch]``."""
+        blocks = blocks_of(network, len(self.blocks))
+        vectors = []
+        for layer, weights in zip(self.blocks, blocks, strict=True):
+            flattened = torch.cat(_block_tensors(self.space, weights), -1)
+            vectors.append(torch.relu(layer(flattened)))
+        parts = [self.neck(torch.cat(vectors, -1))]
+        if self.classifier is not None:
+            width = self._config["classifier"] or 0
+            parts.append(self.classifier(flat(network, "classifier", width)))
+        if self.embedding is not None:
+            width = self._config["embedding"] or 0
+            parts.append(self.embedding(flat(network, "embedding", width)))
+        # Without this ReLU the last layers would multiply into one.
+        return _head(self.head, [torch.relu(x) for x in parts])
+
+
+class StatNN(Pretrained):
+    """An MLP on mean, variance and quartiles of each tensor (Unterthiner et al., 2020).
+
+    The embedding is read entry by entry, as in the paper. The statistics are constants during
+    training: `prepared` stores them beside the weights.
+
+    >>> sum(p.numel() for p in StatNN.paper("ag_news").parameters())
+    168449
+
+    Args:
+        space: weight space of one block.
+        blocks: number of blocks.
+        embedding: weights in the embedding of a network; None leaves it out.
+        classifier: weights in each tensor of the classifier, names in alphabetical order
+            (W_1, W_2, b_1, b_2); or their sum, if the classifier is a dict of four tensors;
+            None leaves it out.
+        hidden: width of the layers on statistics.
+        embedding_hidden: width of the layer on the embedding.
+    """
+
+    def __init__(
+        self,
+        space: WeightSpace,
+        blocks: int = 2,
+        *,
+        embedding: int | None = None,
+        classifier: int | Sequence[int] | None = None,
+        hidden: int = 256,
+        embedding_hidden: int = 64,
+    ) -> None:
+        super().__init__()
+        if blocks < 1 or hidden < 1:
+            raise SpaceError(f"a model needs blocks and neurons, found {blocks} and {hidden}")
+        if not isinstance(classifier, int | None):
+            classifier = list(classifier)
+        self.space = space
+        self._config = dict(
+            blocks=blocks,
+            embedding=embedding,
+            classifier=classifier,
+            hidden=hidden,
+            embedding_hidden=embedding_hidden,
+        )
+        self._classifier_sizes = classifier
+        tensors = CLASSIFIER_TENSORS if isinstance(classifier, int) else len(classifier or [])
+        # Numbers of features of blocks, classifier and embedding.
+        self._widths = (blocks * len(space.tensors) * COUNT, tensors * COUNT, embedding or 0)
+        self.encoder = _relu_mlp(self._widths[0], hidden)
+        self.classifier = _relu_mlp(self._widths[1], hidden) if tensors else None
+        self.embedding = nn.Linear(embedding, embedding_hidden) if embedding else None
+        parts = hidden * (2 if tensors else 1) + (embedding_hidden if embedding else 0)
+        self.head = nn.Linear(parts, 1)
+
+    @classmethod
+    def paper(cls, task: str = "ag_news") -> Self:
+        """The paper's baseline: 168,449 parameters on AG News, 203,393 on MNIST."""
+        sizes = paper_sizes(task)
+        return cls(paper_block(), embedding=sizes.embedding, classifier=sizes.classifier)
+
+    def features(self, network: Mapping[str, object]) -> Tensor:
+        """Statistics of blocks and classifier, and the entries of the embedding, ``[batch, F]``."""
+        parts = []
+        for weights in blocks_of(network, self._config["blocks"]):
+            parts += [statistics(x) for x in _block_tensors(self.space, weights)]
+        if self.classifier is not None:
+            parts += [statistics(x) for x in self._classifier_tensors(network)]
+        if self.embedding is not None:
+            parts.append(flat(network, "embedding", self._widths[2]))
+        return torch.cat(same_batch(parts), -1)
+
+    def logits_from_features(self, features: Tensor) -> Tensor:
+        """The number before the Sigmoid, from the output of `features`."""
+        blocks, classifier, embedding = features.split(self._widths, -1)
+        parts = [self.encoder(blocks)]
+        if self.classifier is not None:
+            parts.append(self.classifier(classifier))
+        if self.embedding is not None:
+            parts.append(self.embedding(embedding))
+        return _head(self.head, [torch.relu(x) for x in parts])
+
+    @torch.no_grad()
+    def prepared(self, network: Mapping[str, Any]) -> dict[str, Any]:
+        """The network with its statistics beside its weights."""
+        return {**network, STATISTICS: self._features(network)}
+
+    def logits(self, network: Mapping[str, Any]) -> Tensor:
+        """The number before the Sigmoid, ``[batch]``."""
+        return self.logits_from_features(self._features(network))
+
+    def _features(self, network: Mapping[str, Any]) -> Tensor:
+        stored: Tensor | None = network.get(STATISTICS)
+        return self.features(network) if stored is None else stored
+
+    def _classifier_tensors(self, network: Mapping[str, object]) -> list[Tensor]:
+        if not isinstance(self._classifier_sizes, int):
+            sizes = self._classifier_sizes or []
+            return list(flat(network, "classifier", sum(sizes)).split(sizes, -1))
+        joined = flat(network, "classifier", self._classifier_sizes)
+        tensors = network["classifier"]
+        if not isinstance(tensors, Mapping) or len(tensors) != CLASSIFIER_TENSORS:
+            raise SpaceError(
+                f"StatNN reads 'classifier' as a dict of {CLASSIFIER_TENSORS} tensors, or needs "
+                "the size of each tensor when it is built"
+            )
+        sizes = [tensors[name][0].numel() for name in sorted(tensors)]
+        return list(joined.split(sizes, -1))
+
+
+def _head(head: nn.Module, parts: Sequence[Tensor]) -> Tensor:
+    out: Tensor = head(torch.cat(same_batch(parts), -1))
+    return out.squeeze(-1)
+
+
+def _relu_mlp(width: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
+
+
+def _block_tensors(space: WeightSpace, weights: Mapping[str, Tensor]) -> list[Tensor]:
+    """The tensors of a block in the order of its space, each ``[batch, numbers]``."""
+    space.check(weights, finite=False)
+    for name in space.tensors:
+        if weights[name].shape[1] != 1:
+            raise SpaceError(
+                f"tensor '{name}' must have one channel to be read as weights, "
+                f"found {weights[name].shape[1]}"
+            )
+    return [weights[name].flatten(1) for name in space.tensors]

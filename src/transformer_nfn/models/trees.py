@@ -1,0 +1,416 @@
+"""Tree ensembles on the flattened weights: gradient boosting and random forests, as in the paper.
+
+The libraries are needed only to fit. A fitted ensemble is kept as arrays, which hold no code and
+are checked when they are loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from transformer_nfn.models.tabular import Held, PredictorError, TabularPredictor, import_library
+
+MANY_NETWORKS = 2000
+IMPLEMENTATIONS = ("lightgbm", "sklearn")
+BOOTSTRAP_SHARE = 0.632
+"""Share of the networks in a bootstrap sample: 1 - 1/e."""
+TREES_FILE = "trees.safetensors"
+ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class TreeEnsemble:
+    """Sum of regression trees, as arrays over the nodes of all trees.
+
+    A row goes left where ``x[feature] <= threshold``. Children have larger numbers than their
+    parent; a leaf is its own child.
+
+    >>> stump = TreeEnsemble.join([([1, -1, -1], [2, -1, -1], [0, 0, 0], [0.5] * 3, [0, 1, 2])])
+    >>> stump.predict(np.array([[0.0], [1.0]]))
+    array([1., 2.])
+
+    Attributes:
+        root: ``[trees]``, the first node of each tree.
+        left, right: ``[nodes]``, children.
+        feature: ``[nodes]``, the column to compare.
+        threshold: ``[nodes]``.
+        value: ``[nodes]``, what a leaf adds.
+        base: ``[1]``, added to every sum.
+    """
+
+    root: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    feature: np.ndarray
+    threshold: np.ndarray
+    value: np.ndarray
+    base: np.ndarray
+
+    @staticmethod
+    def join(trees: Iterable[tuple[Any, Any, Any, Any, Any]], base: float = 0.0) -> TreeEnsemble:
+        """Join trees given as (left, right, feature, threshold, value); leaves have child -1."""
+        root, columns, start = [], [], 0
+        for left, right, feature, threshold, value in trees:
+            left, right = np.asarray(left, np.int64), np.asarray(right, np.int64)
+            node, leaf = np.arange(len(left)), left < 0
+            root.append(start)
+            columns.append((
+                np.where(leaf, node, left) + start,
+                np.where(leaf, node, right) + start,
+                np.where(leaf, 0, np.asarray(feature, np.int64)),
+                np.where(leaf, 0.0, np.asarray(threshold, np.float64)),
+                np.asarray(value, np.float64),
+            ))  # fmt: skip
+            start += len(left)
+        left, right, feature, threshold, value = map(np.concatenate, zip(*columns, strict=True))
+        roots = np.array(root, np.int64)
+        return TreeEnsemble(roots, left, right, feature, threshold, value, np.array([base]))
+
+    @cached_property
+    def depth(self) -> int:
+        """Splits on the longest path from a root to a leaf."""
+        depth, nodes = 0, self.root
+        while len(inner := nodes[self.left[nodes] != nodes]):
+            nodes = np.unique(np.concatenate([self.left[inner], self.right[inner]]))
+            depth += 1
+        return depth
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """The sum over all trees for each row of ``x``."""
+        children = np.stack([self.left, self.right], 1).ravel()
+        out = np.empty(len(x))
+        for start in range(0, len(x), ROWS_AT_ONCE):
+            rows = x[start : start + ROWS_AT_ONCE]
+            number = np.arange(len(rows))[:, None]
+            at = np.broadcast_to(self.root, (len(rows), len(self.root)))
+            for _ in range(self.depth):
+                goes_right = rows[number, self.feature[at]] > self.threshold[at]
+                at = children[2 * at + goes_right]
+            out[start : start + ROWS_AT_ONCE] = self.value[at].sum(1) + self.base
+        return out
+
+    def to_bytes(self) -> bytes:
+        """The arrays as a safetensors file."""
+        return safetensors.numpy.save(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, width: int) -> TreeEnsemble:
+        """Read what `to_bytes` wrote; rejects arrays that are no trees over ``width`` columns."""
+        try:
+            arrays = safetensors.numpy.load(data)
+        except (safetensors.SafetensorError, KeyError, ValueError) as error:
+            raise PredictorError(f"{TREES_FILE} is not readable: {error}") from error
+        if arrays.keys() != cls.__dataclass_fields__.keys():
+            raise PredictorError(f"{TREES_FILE} holds {', '.join(sorted(arrays))[:80]}")
+        nodes = arrays["value"].size
+        lengths = {"root": arrays["root"].size, "base": 1}
+        for name, array in arrays.items():
+            dtype = np.float64 if name in ("threshold", "value", "base") else np.int64
+            length = lengths.get(name, nodes)
+            if not length or array.shape != (length,) or array.dtype != dtype:
+                raise PredictorError(
+                    f"{TREES_FILE}: '{name}' expected {length} numbers in {dtype.__name__}, found "
+                    f"{list(array.shape)} in {array.dtype}"
+                )
+            if not np.isfinite(array).all():
+                raise PredictorError(f"{TREES_FILE}: '{name}' holds values that are not finite")
+        parents = np.arange(nodes)
+        ranges = {"root": (0, nodes), "left": (parents, nodes), "right": (parents, nodes),
+                  "feature": (0, width)}  # fmt: skip
+        for name, (least, end) in ranges.items():
+            if (arrays[name] < least).any() or (arrays[name] >= end).any():
+                raise PredictorError(f"{TREES_FILE}: '{name}' points outside its trees")
+        return cls(**arrays)
+
+
+class TreePredictor(TabularPredictor):
+    """A tabular predictor whose fitted state is a `TreeEnsemble`."""
+
+    _trees: TreeEnsemble
+
+    def _read(self, x: np.ndarray) -> np.ndarray:
+        return self._trees.predict(x)
+
+    def _files(self) -> dict[str, bytes]:
+        return {TREES_FILE: self._trees.to_bytes()}
+
+    def _restore(self, files: Mapping[str, bytes]) -> None:
+        self._trees = TreeEnsemble.from_bytes(files[TREES_FILE], self.width or 0)
+
+
+class XGBoostPredictor(TreePredictor):
+    """XGBoost on the flattened weights, with the authors' settings.
+
+    >>> XGBoostPredictor(rounds=10).settings["rounds"]
+    10
+
+    Args:
+        rounds: number of trees.
+        params: XGBoost parameters that override or extend the authors'.
+        threads: None for as many as OpenMP allows.
+    """
+
+    PARAMS: ClassVar[Mapping[str, Any]] = {
+        "objective": "reg:squarederror",
+        "tree_method": "hist",
+        "learning_rate": 0.1,
+        "max_depth": 10,
+        "max_leaves": 256,
+        "min_child_weight": 50,
+        "subsample": 0.8,
+        "colsample_bytree": 0.8,
+        "reg_lambda": 0.01,
+        "reg_alpha": 0.02,
+    }
+
+    def __init__(
+        self,
+        rounds: int = 50,
+        params: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.settings = {"rounds": rounds, "params": dict(params or {}), "threads": threads}
+
+    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
+        xgboost = import_library("xgboost")
+        leaf = leaf_size(self.PARAMS["min_child_weight"], self.PARAMS["subsample"], len(x))
+        params = {"max_bin": histogram_bins(len(x)), **self.PARAMS, "min_child_weight": leaf}
+        params |= self.settings["params"]
+        params |= {"seed": seed, "verbosity": 0}
+        if self.settings["threads"] is not None:
+            params["nthread"] = self.settings["threads"]
+        data = xgboost.DMatrix(x, y, nthread=self.settings["threads"])
+        self._trees = xgboost_trees(xgboost.train(params, data, self.settings["rounds"]))
+
+
+class LightGBMPredictor(TreePredictor):
+    """LightGBM on the flattened weights, with the authors' settings.
+
+    >>> LightGBMPredictor(patience=10).settings["patience"]
+    10
+
+    Args:
+        rounds: largest number of trees.
+        patience: rounds without a smaller validation error before training stops.
+        params: LightGBM parameters that override or extend the authors'.
+        threads: None for as many as OpenMP allows.
+    """
+
+    PARAMS: ClassVar[Mapping[str, Any]] = {
+        "objective": "regression",
+        "learning_rate": 0.1,
+        "num_leaves": 256,
+        "max_depth": 10,
+        "min_data_in_leaf": 50,
+        "bagging_fraction": 0.8,
+        "bagging_freq": 1,
+        "feature_fraction": 0.8,
+        "lambda_l1": 0.1,
+        "lambda_l2": 0.2,
+        "min_gain_to_split": 0.01,
+    }
+
+    def __init__(
+        self,
+        rounds: int = 1000,
+        patience: int = 50,
+        params: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.settings = {
+            "rounds": rounds,
+            "patience": patience,
+            "params": dict(params or {}),
+            "threads": threads,
+        }
+
+    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
+        params = {**with_leaf_size(self.PARAMS, len(x)), **self.settings["params"]}
+        self._trees = train_lightgbm(params, x, y, held, seed, self.settings)
+
+
+class RandomForestPredictor(TreePredictor):
+    """A random forest on the flattened weights.
+
+    >>> RandomForestPredictor("sklearn").settings["rounds"]
+    100
+
+    Args:
+        implementation: ``lightgbm`` for LightGBM's rf mode with the authors' settings,
+            ``sklearn`` for scikit-learn's forest with the same depth, leaves and leaf size.
+        rounds: number of trees; None for at most 1000 (lightgbm, stopped early) or 100 (sklearn).
+        patience: lightgbm: trees without a smaller validation error before training stops.
+        params: parameters of the library that override or extend these.
+        threads: None for as many as OpenMP allows (lightgbm) or one (sklearn).
+    """
+
+    SKLEARN: ClassVar[Mapping[str, Any]] = {
+        "max_depth": 10,
+        "max_leaf_nodes": 256,
+        "min_samples_leaf": 50,
+        # Trees that look at all 18,000 weights take minutes each.
+        "max_features": "sqrt",
+    }
+
+    def __init__(
+        self,
+        implementation: str = "lightgbm",
+        rounds: int | None = None,
+        patience: int = 50,
+        params: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        if implementation not in IMPLEMENTATIONS:
+            raise PredictorError(
+                f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, "
+                f"found {implementation!r}"
+            )
+        if rounds is None:
+            rounds = 1000 if implementation == "lightgbm" else 100
+        self.settings = {
+            "implementation": implementation,
+            "rounds": rounds,
+            "patience": patience,
+            "params": dict(params or {}),
+            "threads": threads,
+        }
+
+    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
+        if self.settings["implementation"] == "lightgbm":
+            defaults = with_leaf_size(LightGBMPredictor.PARAMS, len(x))
+            params = {**defaults, "boosting": "rf", **self.settings["params"]}
+            self._trees = train_lightgbm(params, x, y, held, seed, self.settings)
+            return
+        ensemble = import_library("sklearn.ensemble")
+        leaf = leaf_size(self.SKLEARN["min_samples_leaf"], BOOTSTRAP_SHARE, len(x))
+        forest = ensemble.RandomForestRegressor(
+            self.settings["rounds"],
+            random_state=seed,
+            n_jobs=self.settings["threads"],
+            **{**self.SKLEARN, "min_samples_leaf": leaf, **self.settings["params"]},
+        )
+        self._trees = sklearn_trees(forest.fit(x, y))
+
+
+def train_lightgbm(
+    params: Mapping[str, Any],
+    x: np.ndarray,
+    y: np.ndarray,
+    held: Held,
+    seed: int,
+    settings: Mapping[str, Any],
+) -> TreeEnsemble:
+    """Train LightGBM, with early stopping where there are validation rows."""
+    lightgbm = import_library("lightgbm")
+    fixed = {
+        "max_bin": params.get("max_bin", histogram_bins(len(x))),
+        "seed": seed,
+        "verbosity": -1,
+        "metric": "l2",
+        # Few rows and many columns; also the same trees with one thread and with many.
+        "deterministic": True,
+        "force_col_wise": True,
+        "num_threads": settings["threads"] or 0,
+    }
+    data = lightgbm.Dataset(x, y)
+    sets, stops = [], []
+    if held is not None:
+        sets = [lightgbm.Dataset(*held, reference=data)]
+        stops = [lightgbm.early_stopping(settings["patience"], verbose=False)]
+    booster = lightgbm.train(
+        {**params, **fixed}, data, settings["rounds"], valid_sets=sets, callbacks=stops
+    )
+    return lightgbm_trees(booster.model_to_string(num_iteration=booster.best_iteration))
+
+
+def lightgbm_trees(text: str) -> TreeEnsemble:
+    """Trees of a LightGBM model text; an averaging ensemble has its leaves divided."""
+    head, *parts = text.partition("\nend of trees\n")[0].split("\nTree=")
+    header = dict(line.partition("=")[::2] for line in head.splitlines())
+    share = len(parts) if "average_output" in header else 1
+    _require(header["objective"] == "regression", "objective 'regression'", header["objective"])
+    trees = []
+    for part in parts:
+        lines = dict(line.partition("=")[::2] for line in part.splitlines())
+        plain = lines["num_cat"] == lines.get("is_linear", "0") == "0"
+        _require(plain, "numerical splits and constant leaves", "others")
+        leaves = np.array(lines["leaf_value"].split(), np.float64) / share
+        inner, leaf_nodes = len(leaves) - 1, np.full(len(leaves), -1)
+        # LightGBM counts leaves -1, -2, …; here they follow the inner nodes.
+        sides = [np.array(lines.get(k, "").split(), int) for k in ("left_child", "right_child")]
+        left, right = (np.append(np.where(s < 0, inner + ~s, s), leaf_nodes) for s in sides)
+        feature = np.append(np.array(lines.get("split_feature", "").split(), int), leaf_nodes)
+        limits = np.append(np.array(lines.get("threshold", "").split(), float), leaf_nodes)
+        trees.append((left, right, feature, limits, np.append(np.zeros(inner), leaves)))
+    return TreeEnsemble.join(trees)
+
+
+def xgboost_trees(booster: Any) -> TreeEnsemble:
+    """Trees of an XGBoost booster."""
+    learner = json.loads(bytes(booster.save_raw("json")))["learner"]
+    model, objective = learner["gradient_booster"], learner["objective"]["name"]
+    _require(objective == "reg:squarederror", "objective 'reg:squarederror'", objective)
+    _require(model["name"] == "gbtree", "booster 'gbtree'", model["name"])
+    trees = []
+    for tree in model["model"]["trees"]:
+        condition = np.array(tree["split_conditions"], np.float32)
+        # XGBoost goes left where x < threshold in float32; a leaf keeps its value there.
+        limits = np.nextafter(condition, np.float32(-np.inf))
+        trees.append((tree["left_children"], tree["right_children"], tree["split_indices"], limits,
+                      condition))  # fmt: skip
+    return TreeEnsemble.join(trees, float(learner["learner_model_param"]["base_score"].strip("[]")))
+
+
+def sklearn_trees(forest: Any) -> TreeEnsemble:
+    """Trees of a scikit-learn forest, which predicts their mean."""
+    share = len(forest.estimators_)
+    return TreeEnsemble.join(
+        (t.children_left, t.children_right, t.feature, t.threshold, t.value[:, 0, 0] / share)
+        for t in (tree.tree_ for tree in forest.estimators_)
+    )
+
+
+def _require(holds: bool, expected: str, found: str) -> None:
+    if not holds:
+        raise PredictorError(f"trees are kept with {expected} only, found {found!r}")
+
+
+def leaf_size(default: int, share: float, networks: int) -> int:
+    """Smallest number of networks in a leaf.
+
+    The authors' number is for thousands of networks. Where the networks of a tree do not fill two
+    such leaves, no tree could split and all predictions would be equal: then a leaf holds at least
+    a tenth of the networks.
+
+    >>> leaf_size(50, 0.8, 1000), leaf_size(50, 0.8, 100)
+    (50, 10)
+
+    Args:
+        default: the number for many networks.
+        share: share of the networks drawn for each tree.
+        networks: size of the training set.
+    """
+    return default if share * networks >= 2 * default else max(1, networks // 10)
+
+
+def with_leaf_size(params: Mapping[str, Any], networks: int) -> dict[str, Any]:
+    """Parameters of LightGBM with the leaf size for so many networks."""
+    leaf = leaf_size(params["min_data_in_leaf"], params["bagging_fraction"], networks)
+    return {**params, "min_data_in_leaf": leaf}
+
+
+def histogram_bins(networks: int) -> int:
+    """Histogram bins of a weight: the libraries' default for many networks.
+
+    Histograms of 18,000 weights take most of the time; with 50 networks in a leaf, 63 bins are fine
+    enough for a thousand networks.
+    """
+    return 255 if networks >= MANY_NETWORKS else 63
