@@ -15,7 +15,7 @@ from transformer_nfn.prediction.data import (
     nested_subset,
 )
 from transformer_nfn.prediction.runs import RunError
-from transformer_nfn.zoo import Kind, Settings, Zoo, ZooError, build_mixed
+from transformer_nfn.zoo import BuildOptions, SizeGroup, Zoo, ZooError, build_mixed
 
 SMALL, WIDE = "w16-h4-d1", "w20-h2-d1"
 
@@ -28,9 +28,9 @@ def zoo():
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    settings = Settings("digits", runs=50, epochs=4, batch=32, samples=128)
-    kinds = [Kind.named(SMALL), Kind.named(WIDE)]
-    return build_mixed(tmp_path_factory.mktemp("kinds") / "m", settings, kinds, workers=1)
+    options = BuildOptions("digits", runs=50, epochs=4, batch=32, samples=128, workers=1)
+    kinds = [SizeGroup.from_name(SMALL), SizeGroup.from_name(WIDE)]
+    return build_mixed(tmp_path_factory.mktemp("kinds") / "m", options, kinds)
 
 
 def rows_of(zoo, part="train", **options):
@@ -128,4 +128,4 @@ def test_a_record_knows_the_zoo(zoo, mixed):
     about = describe_zoo(mixed)
     assert (about["runs"], about["seeds"], about["task"]) == (50, "each", "digits")
     assert about["architectures"][WIDE]["d_ff"] == 40
-    assert describe_zoo(zoo)["architecture"] == zoo.arch.to_json()
+    assert describe_zoo(zoo)["architecture"] == zoo.sizes.to_json()

@@ -64,7 +64,9 @@ def broken_zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
         patch.setattr(damage_module, "_load_task", lambda *_: SimpleNamespace(to=lambda _: None))
         at_chance = lambda _, w, __: (torch.full((len(w),), 2.3), torch.full((len(w),), CHANCE))  # noqa: E731
         patch.setattr(damage_module, "measure", at_chance)
-        damage_module.damage_zoo("mnist-sample", out, kinds="shuffled:1,untrained")
+        damage_module.damage_zoo(
+            "mnist-sample", out, damage_module.DamageOptions(kinds="shuffled:1,untrained")
+        )
     return Zoo.open(out)
 
 

@@ -14,15 +14,15 @@ from transformer_nfn.prediction.uncertainty import (
     TrainedSizes,
     measure_widening,
 )
-from transformer_nfn.zoo import Kind, NetworkSizes, all_kinds
+from transformer_nfn.zoo import NetworkSizes, SizeGroup, size_groups
 
 TASK = NetworkSizes(tokens=16, classes=10, patch=4)
-GRID = tuple(TASK.resized(kind) for kind in all_kinds([16, 32], [2, 4], [1, 2]))
+GRID = tuple(TASK.resized(kind) for kind in size_groups([16, 32], [2, 4], [1, 2]))
 MEASURED = {COMBINATION: 1.2, "d_model": 1.5, "d_ff": 1.5, "heads": 1.3, "blocks": 2.0}
 
 
 def sizes(width, heads, depth, **others):
-    return replace(TASK.resized(Kind(width, heads, depth)), **others)
+    return replace(TASK.resized(SizeGroup(width, heads, depth)), **others)
 
 
 def test_sizes_of_the_training_set_have_plain_intervals():

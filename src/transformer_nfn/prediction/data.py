@@ -258,7 +258,7 @@ def load_rows(zoo: Zoo, rows: np.ndarray) -> Dataset:
     columns = {name: zoo.table[name][rows] for name in ("run", "seed", *CONFIGURATION)}
     columns["row"] = np.asarray(rows, dtype=np.int64)
     accuracy = torch.as_tensor(zoo.table["test_accuracy"][rows], dtype=torch.float32)
-    return Dataset(zoo.block_space, network_of(named), accuracy, columns, zoo.arch.tokens)
+    return Dataset(zoo.block_space, network_of(named), accuracy, columns, zoo.sizes.tokens)
 
 
 def count_training(zoo: Zoo, *, percent: int | None = PERCENT) -> int:
@@ -341,10 +341,10 @@ def describe_zoo(zoo: Zoo | MixedZoo) -> dict[str, Any]:
     """Description of a zoo for the record of a run."""
     mixed = isinstance(zoo, MixedZoo)
     zoos = zoo.zoos if isinstance(zoo, MixedZoo) else {UNNAMED: zoo}
-    sizes = {name: each.arch.to_json() for name, each in zoos.items()}
+    sizes = {name: each.sizes.to_json() for name, each in zoos.items()}
     return {
         "name": zoo.path.name,
-        "task": zoo.task if isinstance(zoo, MixedZoo) else zoo.about["task"]["name"],
+        "task": zoo.task if isinstance(zoo, MixedZoo) else zoo.metadata["task"]["name"],
         "networks": len(zoo),
         "runs": sum(len(np.unique(each.table["run"].astype(str))) for each in zoos.values()),
         "seeds": zoo.seeds,
@@ -403,7 +403,7 @@ def load_damaged(
         hold_out: kinds and strengths to ignore, see `damage.parse_damages`.
     """
     recorded = damages(damaged)
-    if damaged.arch != zoo.arch:
+    if damaged.sizes != zoo.sizes:
         raise RunError(f"'{damaged.path}' holds networks of other sizes than '{zoo.path}'")
     _check_parents(damaged, zoo, recorded)
     part_of = {run: i for i, part in enumerate((parts.train, parts.val)) for run in part.runs}

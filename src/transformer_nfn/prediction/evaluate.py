@@ -94,7 +94,7 @@ def evaluate(
     opened = open_zoo(resolve(zoo_path, "zoo"))
     zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
     for name, zoo in zoos.items():
-        check_readable(name, zoo.arch, trained.sizes.first, trained.predictors)
+        check_readable(name, zoo.sizes, trained.sizes.first, trained.predictors)
     selection = Selection(percent, min_accuracy)
     rows = {name: selection.rows(zoo) for name, zoo in zoos.items()}
     total = sum(map(len, rows.values()))
@@ -106,7 +106,7 @@ def evaluate(
         for name, zoo in zoos.items()
         if len(rows[name])
     }
-    warnings = {name: trained.sizes.warning(zoos[name].arch) for name in evaluated}
+    warnings = {name: trained.sizes.warning(zoos[name].sizes) for name in evaluated}
     figures = {
         "zoo_seeds": opened.seeds,
         **Evaluated.joined(list(evaluated.values())).figures(),
@@ -126,12 +126,12 @@ def _evaluate(
 ) -> Evaluated:
     data = load_rows(zoo, rows)
     mean = mean_prediction(run.predictors, data)
-    covered = np.abs(data.truth - mean.numpy()) <= run.sizes.interval_radius(zoo.arch)
-    guard = run.guard_for(zoo.arch)
+    covered = np.abs(data.truth - mean.numpy()) <= run.sizes.interval_radius(zoo.sizes)
+    guard = run.guard_for(zoo.sizes)
     if guard is not None:
-        assessed = guard.assess(data, zoo.arch, mean)
+        assessed = guard.assess(data, zoo.sizes, mean)
         mean, covered = assessed.accuracy, assessed.contains(data.accuracy.double()).numpy()
-    standing = digests.standings(data, zoo.about["task"]["name"])
+    standing = digests.standings(data, zoo.metadata["task"]["name"])
     return Evaluated(data.truth, mean.numpy(), covered, standing)
 
 

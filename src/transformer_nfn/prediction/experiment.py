@@ -494,12 +494,12 @@ def guard_run(
     """
     record = RunRecord.read(run)
     record.check_finished(run)
-    if zoo.arch != TrainedSizes.of(record).first:
+    if zoo.sizes != TrainedSizes.of(record).first:
         raise RunError(f"'{zoo.path}' holds networks of other sizes than '{run}' was trained on")
     parts = load_parts(zoo, Selection(split_seed=split_seed))
     digests = TrainingDigests.load(run)
     for name, part in (("validation", parts.val), ("test", parts.test)):
-        trained = digests.standings(part, zoo.about["task"]["name"]).count("trained")
+        trained = digests.standings(part, zoo.metadata["task"]["name"]).count("trained")
         if trained:
             raise RunError(
                 f"'{run}' was trained on {trained} of the {len(part)} {name} networks of "
@@ -509,7 +509,7 @@ def guard_run(
         DamagedNetworks.joined, [load_damaged(each, zoo, parts, hold_out) for each in damaged]
     )
     guard, figures = fit_guard_beside(
-        load_predictors(run, record), parts, copies, zoo.arch, steps
+        load_predictors(run, record), parts, copies, zoo.sizes, steps
     )
     figures["guarded"]["zoo"] = zoo.path.name
     record = replace(record, summary={**record.summary, **figures})

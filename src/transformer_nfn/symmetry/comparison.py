@@ -64,6 +64,15 @@ class Comparison:
         resolution: the largest relative difference of an invariant that rounding may hide;
             "same" means up to this.
         reason: one sentence.
+
+    >>> from transformer_nfn import spaces
+    >>> space = spaces.multi_head(4, 2, 2, 2)
+    >>> U = space.randn(1, dtype=torch.float64)
+    >>> print(compare(space, U, U))
+    same function: yes
+    same orbit:    yes (group: paper)
+    because        a group element takes the first network to the second
+    ...
     """
 
     same_function: bool | None

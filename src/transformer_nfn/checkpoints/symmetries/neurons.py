@@ -21,7 +21,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
 from transformer_nfn.functional.description import Mlp, Transformer
 from transformer_nfn.spaces.actions import Drawing, Permutation, PositiveScale, Scale, Size
 from transformer_nfn.spaces.actions.permutation import assign
-from transformer_nfn.spaces.actions.solvers import nearest_scales
+from transformer_nfn.spaces.actions.solvers import least_squares_scales, nearest_scales
 
 Scales = Literal["nonzero", "positive"]
 
@@ -145,9 +145,14 @@ class NeuronScale(Symmetry[Tensor]):
         return out | {"W_B": weights["W_B"] / g.unsqueeze(-1)}
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
-        """The nearest scale of each neuron."""
-        plain = (self._read(a), self._read(b))
-        return nearest_scales(plain, (a["W_B"].mT, b["W_B"].mT), positive=site.detail == "positive")
+        """A scale for each neuron; ``noise`` has ``W_A`` and ``W_B``, ``[f]``."""
+        plain, dual = (self._read(a), self._read(b)), (a["W_B"].mT, b["W_B"].mT)
+        positive = site.detail == "positive"
+        if noise is None:
+            return nearest_scales(plain, dual, positive=positive)
+        weights = (1 / noise["W_A"].clamp_min(1e-300), 1 / noise["W_B"].clamp_min(1e-300))
+        s = least_squares_scales(plain, dual, weights)
+        return s.clamp_min(0) if positive else s
 
     def _read(self, weights: Tensors) -> Tensor:
         rows = [weights["W_A"]] + ([weights["b_A"].unsqueeze(0)] if "b_A" in weights else [])
