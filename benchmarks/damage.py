@@ -29,7 +29,7 @@ from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL
 from transformer_nfn.prediction.runs import describe_zoo, train_run
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import damages
-from transformer_nfn.zoo.training.damage import damage_zoo
+from transformer_nfn.zoo.training.damage import DamageOptions, damage_zoo
 
 SEEN = "shuffled:0.5,noise,pruned,tensor"
 HELD_OUT = "untrained,exchanged,block,quantised,shuffled:1"
@@ -56,11 +56,12 @@ def main() -> None:
     train, val, test = zoo.split(select_rows(zoo), FRACTIONS, seed=given.split_seed)
     how: dict[str, Any] = {"data": given.data, "device": given.device, "seed": given.seed}
     learn = _timed("damage to learn from", lambda: damage_zoo(
-        zoo, given.work / "learn", kinds=given.seen, count=given.learn,
-        rows=np.concatenate([train, val]), **how,
+        zoo, given.work / "learn",
+        DamageOptions(given.seen, given.learn, rows=np.concatenate([train, val]), **how),
     ))  # fmt: skip
     held = _timed("damage held out", lambda: damage_zoo(
-        zoo, given.work / "held-out", kinds=given.held_out, count=given.count, rows=test, **how
+        zoo, given.work / "held-out",
+        DamageOptions(given.held_out, given.count, rows=test, **how),
     ))  # fmt: skip
     for model in given.models.split(","):
         parts = load_parts(

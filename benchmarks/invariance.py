@@ -139,7 +139,7 @@ def fitted(model: str, zoo: Zoo, parts: Parts, given: argparse.Namespace) -> Pre
 
 def disguise(name: str, data: Dataset, zoo: Zoo) -> Disguise:
     """The networks under one symmetry, in float32."""
-    positions = zoo.arch.positions().double()
+    positions = zoo.sizes.positions().double()
     wide = replace(data, network=map_network(data.network, lambda w: w.double()))
     if name == "paper":
         moved = Moved(_paper(wide), positions, {})
@@ -176,7 +176,7 @@ def _net(data: Dataset) -> Net:
 def _answers(data: Dataset, zoo: Zoo, positions: Tensor) -> Tensor:
     """Probabilities that the networks answer with, computed in float64."""
     wide = map_network(data.network, lambda w: w.double())
-    return probe_outputs(wide, drawn_inputs(zoo.arch).double(), positions).logits.softmax(-1)
+    return probe_outputs(wide, drawn_inputs(zoo.sizes).double(), positions).logits.softmax(-1)
 
 
 def moves(predictor: Predictor, made: Disguise) -> dict[str, float]:

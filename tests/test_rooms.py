@@ -36,12 +36,9 @@ MODULES = _modules()
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Modules of the package imported anywhere in a file, except for type checkers alone."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            for other in node.orelse:
-                yield from imported(other)
-        elif isinstance(node, ast.Import):
+    """Modules of the package imported anywhere in a file, those for type checkers included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
@@ -49,8 +46,6 @@ def imported(tree: ast.AST) -> Iterator[str]:
                 inner = f"{node.module}.{alias.name}"
                 if inner in MODULES or node.module in MODULES:
                     yield inner if inner in MODULES else str(node.module)
-        else:
-            yield from imported(node)
 
 
 GRAPH = {

@@ -1,4 +1,4 @@
-"""Connection to a Ray cluster, tasks and their results."""
+"""Connection to a Ray cluster: submit tasks and collect their results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformer_nfn.errors import TransformerNFNError, missing_extra
 
 
 def import_ray(kind: type[TransformerNFNError]) -> Any:
-    """Import ``ray``, or raise ``kind`` with the extra to install."""
+    """The package ``ray``, or an error of this kind that names the extra to install."""
     try:
         import ray
     except ImportError as error:
@@ -22,12 +22,12 @@ def import_ray(kind: type[TransformerNFNError]) -> Any:
 def ray_cluster(
     address: str | None, kind: type[TransformerNFNError], *, cores: int | None = None
 ) -> Iterator[Any]:
-    """Connect to Ray; a connection made here ends with the block, an existing one stays.
+    """Ray, connected; a connection made here ends with the block, one made before stays.
 
     Args:
-        address: address of the cluster; None starts one here, unless Ray runs already.
-        kind: error class where there is no cluster.
-        cores: cores of a cluster started here; None for all.
+        address: of the cluster; None starts one on this machine, unless Ray runs already.
+        kind: of error to raise where there is no cluster.
+        cores: of a cluster started here; None for all of them.
     """
     ray = import_ray(kind)
     if ray.is_initialized():
@@ -47,21 +47,21 @@ def ray_cluster(
 
 
 def one_core_task(ray: Any, work: Callable[..., Any], device: str, retries: int) -> Any:
-    """A remote task for ``work``: one core, and on ``cuda`` one GPU.
+    """``work`` as a task of the cluster: one core each, on ``cuda`` one GPU besides.
 
     Args:
-        retries: restarts of a task whose worker died.
+        retries: how often a task whose worker died is given to another.
     """
     gpus = 1 if "cuda" in device else 0
     return ray.remote(work).options(num_cpus=1, num_gpus=gpus, max_retries=retries)
 
 
 def task_result(ray: Any, reference: Any, kind: type[TransformerNFNError], lost: str) -> Any:
-    """The result of a task.
+    """What a task gave.
 
     Args:
-        kind: error class, with one sentence, where the task raised one of ours or was lost.
-        lost: the sentence where its workers died too often.
+        kind: of error to raise, in one sentence, where the task raised one of ours or was lost.
+        lost: what to say where its workers died too often.
     """
     try:
         return ray.get(reference)

@@ -62,8 +62,8 @@ def test_both_zoos_hold_the_same_runs_up_to_the_checkpoint_read(made):
     one, each = (Zoo.open(folder / kind / "zoo") for kind in ("one", "each"))
     assert (one.seeds, each.seeds) == ("one", "each")
     assert sorted(set(one.table["run"])) == sorted(set(each.table["run"]))
-    assert {key for key in one.about if one.about[key] != each.about[key]} == {"seeds"}
-    assert one.about["recipe"]["until"] == 75
+    assert {key for key in one.metadata if one.metadata[key] != each.metadata[key]} == {"seeds"}
+    assert one.metadata["recipe"]["until"] == 75
 
 
 def test_the_report_holds_both_zoos(made):

@@ -17,7 +17,7 @@ from transformer_nfn.io.assets import AssetError, known_assets, resolve
 from transformer_nfn.prediction.dataset import load_parts
 from transformer_nfn.prediction.records import read_predictions
 from transformer_nfn.prediction.runs import describe_zoo, train_run
-from transformer_nfn.zoo import Settings, Zoo, build
+from transformer_nfn.zoo import BuildOptions, Zoo, build
 from transformer_nfn.zoo.verify import verify
 
 _spec = importlib.util.spec_from_file_location(
@@ -33,7 +33,7 @@ ZOO, PREDICTOR = "digits-sample", "digits-boosting"
 def source(tmp_path_factory):
     """A zoo and a run on it."""
     folder = tmp_path_factory.mktemp("source")
-    zoo = build(folder / "zoo", Settings("digits", runs=32, epochs=4, samples=200), workers=1)
+    zoo = build(folder / "zoo", BuildOptions("digits", runs=32, epochs=4, samples=200, workers=1))
     parts = load_parts(zoo)
     train_run(describe_zoo(zoo), parts, "invariant_boosting", folder / "run", seeds=[0])
     return folder
@@ -102,7 +102,7 @@ def test_a_packed_zoo_is_a_valid_zoo_of_what_was_asked(packed):
     zoo = Zoo.open(packed / ZOO)
     assert len(zoo) == len(set(zoo.table["run"])) == 24
     assert set(zoo.table["percent"]) == {75}
-    assert zoo.about["dtype"] == "float16"
+    assert zoo.metadata["dtype"] == "float16"
     verdict = verify(zoo.path, sample=24)
     assert verdict.ok, verdict.problems
     assert verdict.worst == 0, "the recorded accuracy is that of the rounded weights"

@@ -20,7 +20,7 @@ from transformer_nfn.prediction.predictors import module_builder
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunError, RunRecord, find_runs
 from transformer_nfn.prediction.training import train_seeds
-from transformer_nfn.zoo import Settings, build
+from transformer_nfn.zoo import BuildOptions, build
 
 SHORT = 3
 MODELS = ["mlp", "lightgbm"]
@@ -50,7 +50,7 @@ except TransformerNFNError as error:
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
     path = tmp_path_factory.mktemp("zoo") / "digits"
-    return build(path, Settings(task="digits", runs=48, epochs=4), workers=1)
+    return build(path, BuildOptions(task="digits", runs=48, epochs=4, workers=1))
 
 
 def test_tables_have_the_papers_cells():

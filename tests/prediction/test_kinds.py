@@ -6,16 +6,16 @@ import torch
 from transformer_nfn.prediction.dataset import load_parts
 from transformer_nfn.prediction.kinds import describe_mixed, load_kinds
 from transformer_nfn.prediction.records import RunError
-from transformer_nfn.zoo import Kind, Settings, ZooError, build_mixed
+from transformer_nfn.zoo import BuildOptions, SizeGroup, ZooError, build_mixed
 
 SMALL, WIDE = "w16-h4-d1", "w20-h2-d1"
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    settings = Settings("digits", runs=50, epochs=4, batch=32, samples=128)
-    kinds = [Kind.named(SMALL), Kind.named(WIDE)]
-    return build_mixed(tmp_path_factory.mktemp("kinds") / "m", settings, kinds, workers=1)
+    settings = BuildOptions("digits", runs=50, epochs=4, batch=32, samples=128, workers=1)
+    kinds = [SizeGroup.from_name(SMALL), SizeGroup.from_name(WIDE)]
+    return build_mixed(tmp_path_factory.mktemp("kinds") / "m", settings, kinds)
 
 
 def test_every_kind_is_split_as_its_zoo_alone_would_be(mixed):

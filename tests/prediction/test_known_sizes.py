@@ -9,15 +9,15 @@ from made_kinds import DEEP, SIZES, WIDE, kinds
 from transformer_nfn.models import WholeNetwork
 from transformer_nfn.prediction.known_sizes import COMBINATION, FAR, UNKNOWN, KnownSizes
 from transformer_nfn.prediction.widening import MARGIN, measure_widening
-from transformer_nfn.zoo import Kind, NetworkSizes, all_kinds
+from transformer_nfn.zoo import NetworkSizes, SizeGroup, size_groups
 
 TASK = NetworkSizes(tokens=16, classes=10, patch=4)
-GRID = tuple(TASK.resized(kind) for kind in all_kinds([16, 32], [2, 4], [1, 2]))
+GRID = tuple(TASK.resized(kind) for kind in size_groups([16, 32], [2, 4], [1, 2]))
 MEASURED = {COMBINATION: 1.2, "d_model": 1.5, "d_ff": 1.5, "heads": 1.3, "blocks": 2.0}
 
 
 def sizes(width, heads, depth, **others):
-    return replace(TASK.resized(Kind(width, heads, depth)), **others)
+    return replace(TASK.resized(SizeGroup(width, heads, depth)), **others)
 
 
 def test_sizes_that_were_seen_are_as_ever():
@@ -145,4 +145,5 @@ def test_networks_that_read_word_vectors_have_the_width_of_these():
 
 def test_names_of_made_kinds_are_their_sizes():
     assert SIZES[WIDE].d_model != SIZES[DEEP].d_model
-    assert {name: Kind.named(name) for name in SIZES} == {n: s.kind for n, s in SIZES.items()}
+    groups = {name: sizes.group for name, sizes in SIZES.items()}
+    assert {name: SizeGroup.from_name(name) for name in SIZES} == groups

@@ -16,16 +16,16 @@ from transformer_nfn.prediction.known_sizes import UNKNOWN
 from transformer_nfn.prediction.novelty import SEEN_FILE, Seen
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.prediction.records import RunError, RunRecord
-from transformer_nfn.zoo import Kind, Settings, build_mixed
+from transformer_nfn.zoo import BuildOptions, SizeGroup, build_mixed
 
 SMALL, WIDE, DEEP = "w16-h4-d1", "w20-h2-d1", "w16-h4-d2"
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    settings = Settings("digits", runs=75, epochs=4, batch=32, samples=128)
-    kinds = [Kind.named(name) for name in (SMALL, WIDE, DEEP)]
-    return build_mixed(tmp_path_factory.mktemp("kinds") / "m", settings, kinds, workers=1)
+    settings = BuildOptions("digits", runs=75, epochs=4, batch=32, samples=128, workers=1)
+    kinds = [SizeGroup.from_name(name) for name in (SMALL, WIDE, DEEP)]
+    return build_mixed(tmp_path_factory.mktemp("kinds") / "m", settings, kinds)
 
 
 @pytest.fixture(scope="module")

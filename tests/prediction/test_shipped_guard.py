@@ -12,7 +12,7 @@ import torch
 from transformer_nfn.prediction.predict import Prediction, predict
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import damages
-from transformer_nfn.zoo.training import damaged_zoo
+from transformer_nfn.zoo.training import damage as damaged_zoo
 
 CHANCE, NEAR = 0.1, 0.1
 
@@ -31,7 +31,9 @@ def broken_zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
         patch.setattr(damaged_zoo, "_load_task", lambda *_: SimpleNamespace(to=lambda _: None))
         at_chance = lambda _, w, __: (torch.full((len(w),), 2.3), torch.full((len(w),), CHANCE))  # noqa: E731
         patch.setattr(damaged_zoo, "measure", at_chance)
-        damaged_zoo.damage_zoo("mnist-sample", out, kinds="shuffled:1,untrained")
+        damaged_zoo.damage_zoo(
+            "mnist-sample", out, damaged_zoo.DamageOptions(kinds="shuffled:1,untrained")
+        )
     return Zoo.open(out)
 
 

@@ -20,7 +20,7 @@ from transformer_nfn.prediction.probe_search import search_steps
 from transformer_nfn.prediction.records import RunError
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import parse_damages, rows_of
-from transformer_nfn.zoo.training import damaged_zoo
+from transformer_nfn.zoo.training import damage as damaged_zoo
 
 CHANCE = 0.1
 
@@ -33,7 +33,9 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(damaged_zoo, "_load_task", lambda *_: SimpleNamespace(to=lambda _: None))
         at_chance = lambda _, w, __: (torch.full((len(w),), 2.3), torch.full((len(w),), CHANCE))  # noqa: E731
         patch.setattr(damaged_zoo, "measure", at_chance)
-        damaged_zoo.damage_zoo("mnist-sample", out, kinds="shuffled:1,untrained")
+        damaged_zoo.damage_zoo(
+            "mnist-sample", out, damaged_zoo.DamageOptions(kinds="shuffled:1,untrained")
+        )
     return out
 
 

@@ -23,7 +23,7 @@ from transformer_nfn.prediction.predict import predict
 from transformer_nfn.prediction.protocol import Protocol
 from transformer_nfn.prediction.records import RunError, RunRecord
 from transformer_nfn.prediction.runs import describe_zoo, train_run
-from transformer_nfn.zoo import Settings, Zoo, build
+from transformer_nfn.zoo import BuildOptions, Zoo, build
 from transformer_nfn.zoo.module import to_state_dict
 
 SHORT = Protocol(epochs=3)
@@ -32,7 +32,7 @@ SHORT = Protocol(epochs=3)
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
     path = tmp_path_factory.mktemp("zoo") / "digits"
-    return build(path, Settings(task="digits", runs=48, epochs=4), workers=1)
+    return build(path, BuildOptions(task="digits", runs=48, epochs=4, workers=1))
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +87,8 @@ def test_weights_that_are_not_finite_are_named(zoo, monkeypatch):
 def test_predictions_for_rows_state_dicts_and_files(zoo, run, tmp_path):
     row = int(zoo.select(percent=75)[3])
     named = {name: w[0] for name, w in zoo.weights([row]).items()}
-    torch.save(to_state_dict(zoo.arch, named), tmp_path / "net.pt")
-    save_file(to_state_dict(zoo.arch, named), tmp_path / "net.safetensors")
+    torch.save(to_state_dict(zoo.sizes, named), tmp_path / "net.pt")
+    save_file(to_state_dict(zoo.sizes, named), tmp_path / "net.safetensors")
     save_file(named, tmp_path / "ours.safetensors")
     files = [str(tmp_path / f) for f in ("net.pt", "net.safetensors", "ours.safetensors")]
     found = predict(run, [f"{zoo.path}#{row}", *files])
@@ -117,7 +117,7 @@ def test_evaluate_on_a_zoo_and_tensorboard(zoo, run):
 def test_bad_checkpoints_and_runs_are_explained(zoo, run, tmp_path):
     row = int(zoo.select(percent=75)[0])
     named = {name: w[0] for name, w in zoo.weights([row]).items()}
-    state = to_state_dict(zoo.arch, named)
+    state = to_state_dict(zoo.sizes, named)
     cases = {
         "there is no file": str(tmp_path / "none.pt"),
         "whole number": f"{zoo.path}#x",

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from transformer_nfn.cli.experiment_progress import epochs_bar, tau_by_kind_table
 from transformer_nfn.cli.options import seed_from
-from transformer_nfn.cli.zoo_progress import BuildBar
+from transformer_nfn.cli.zoo_display import BuildBar
 from transformer_nfn.seed_kinds import SEED_KINDS, seeds_text
 
 if TYPE_CHECKING:
@@ -125,9 +125,9 @@ def demo_command(
 
 def _build_zoo(path: Path, size: Size, seed: int, kind: str) -> Zoo:
     from transformer_nfn.prediction.dataset import PERCENT
-    from transformer_nfn.zoo import Settings, build
+    from transformer_nfn.zoo import BuildOptions, build
 
-    settings = Settings(
+    options = BuildOptions(
         task="digits",
         runs=size.runs,
         seed=seed,
@@ -136,7 +136,7 @@ def _build_zoo(path: Path, size: Size, seed: int, kind: str) -> Zoo:
         until=PERCENT,
     )
     with BuildBar(Console(stderr=True)) as bar:
-        return build(path, settings, progress=bar)
+        return build(path, options, bar)
 
 
 def _train_predictors(zoo: Zoo, parts: Parts, out: Path, size: Size) -> list[RunRecord]:

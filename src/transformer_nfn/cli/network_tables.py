@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from transformer_nfn.prediction.predict import Prediction
 
 
-def predictions_table(found: Sequence[Prediction], console: Console) -> Table:
-    """One row per network; the accuracy that a zoo recorded stands beside the prediction.
+def predictions_table(predictions: Sequence[Prediction], console: Console) -> Table:
+    """Table of predictions, beside the accuracy that a zoo recorded.
 
     Run, configuration and spread of the seeds are shown where the terminal is wide enough.
     """
-    table = _predictions(found, wide=True)
-    return table if _fits(table, console) else _predictions(found, wide=False)
+    table = _predictions(predictions, wide=True)
+    return table if _fits(table, console) else _predictions(predictions, wide=False)
 
 
-def _predictions(found: Sequence[Prediction], wide: bool) -> Table:
-    in_zoo = any(p.recorded is not None for p in found)
+def _predictions(predictions: Sequence[Prediction], wide: bool) -> Table:
+    in_zoo = any(p.recorded is not None for p in predictions)
     table = Table() if wide else _frameless()
     table.add_column("network", overflow="fold")
     if in_zoo:
@@ -36,10 +36,10 @@ def _predictions(found: Sequence[Prediction], wide: bool) -> Table:
     table.add_column("predicted", justify="right", no_wrap=True)
     for name in ("interval", "coverage", *(["seeds ±"] if wide else []), "novelty"):
         table.add_column(name, no_wrap=True)
-    for p in found:
+    for p in predictions:
         mark = "" if p.warning is None else " [yellow]⚠[/yellow]"
         table.add_row(
-            plain(p.name),
+            _plain(p.name),
             *(_recorded(p, wide) if in_zoo else []),
             f"{p.accuracy:.3f}",
             f"{p.low:.3f} to {p.high:.3f}",
@@ -51,16 +51,16 @@ def _predictions(found: Sequence[Prediction], wide: bool) -> Table:
 
 
 def _recorded(p: Prediction, wide: bool) -> list[str]:
-    """Run and configuration where there is room, and the recorded accuracy."""
+    """Cells of the recorded accuracy, after run and configuration where there is room."""
     recorded = p.recorded or {}
     accuracy = recorded.get("test_accuracy")
     shown = "" if accuracy is None else f"{accuracy:.3f}"
-    run, how = plain(str(recorded.get("run") or "")), configuration_text(recorded)
-    return [run, how, shown] if wide else [shown]
+    run, configuration = _plain(str(recorded.get("run") or "")), _configuration(recorded)
+    return [run, configuration, shown] if wide else [shown]
 
 
-def configuration_text(recorded: Mapping[str, Any]) -> str:
-    """How a run was trained, in one line; what is not known is not mentioned."""
+def _configuration(recorded: Mapping[str, Any]) -> str:
+    """Training configuration of a run in one line, without unknown fields."""
     words = {
         "optimizer": "{}",
         "learning_rate": "lr {:g}",
@@ -69,16 +69,16 @@ def configuration_text(recorded: Mapping[str, Any]) -> str:
         "dropout": "dropout {:g}",
         "train_fraction": "of data {:g}",
     }
-    told = [text.format(recorded[k]) for k, text in words.items() if recorded.get(k) is not None]
+    parts = [text.format(recorded[k]) for k, text in words.items() if recorded.get(k) is not None]
     if recorded.get("damage") is not None:
-        told.append("{kind} {strength:g} of row {row}".format(**recorded["damage"]))
-    return plain(", ".join(told))
+        parts.append("{kind} {strength:g} of row {row}".format(**recorded["damage"]))
+    return _plain(", ".join(parts))
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]], title: str, console: Console) -> Table:
-    """Rows of a zoo: run, configuration, checkpoint, recorded accuracy."""
-    table = _rows(rows, Table(title=plain(title)))
-    return table if _fits(table, console) else _rows(rows, _frameless(plain(title)))
+    """Table of the rows of a zoo: run, configuration, checkpoint, recorded accuracy."""
+    table = _rows(rows, Table(title=_plain(title)))
+    return table if _fits(table, console) else _rows(rows, _frameless(_plain(title)))
 
 
 def _frameless(title: str | None = None) -> Table:
@@ -91,7 +91,7 @@ def _fits(table: Table, console: Console) -> bool:
     return Console(width=WIDE).measure(table).maximum <= console.width
 
 
-def _rows(rows: Iterable[Mapping[str, Any]], table: Table) -> Table:
+def _rows(rows: Sequence[Mapping[str, Any]], table: Table) -> Table:
     table.add_column("network", overflow="fold")
     table.add_column("run", overflow="fold")
     table.add_column("configuration")
@@ -101,15 +101,15 @@ def _rows(rows: Iterable[Mapping[str, Any]], table: Table) -> Table:
         epoch = f"epoch {row['epoch']} ({row['percent']} %)"
         accuracy = row["test_accuracy"]
         table.add_row(
-            plain(row["name"]),
-            plain(str(row["run"] or "")),
-            configuration_text(row),
+            _plain(row["name"]),
+            _plain(str(row["run"] or "")),
+            _configuration(row),
             (f"best, {epoch}" if row["epoch"] else "best") if row["best"] else epoch,
             "unknown" if accuracy is None else f"{accuracy:.4f}",
         )
     return table
 
 
-def plain(text: str) -> str:
-    """A text that rich shows as it is: brackets in the name of a file are no markup."""
+def _plain(text: str) -> str:
+    """Escape brackets, which rich reads as markup."""
     return text.replace("[", "\\[")

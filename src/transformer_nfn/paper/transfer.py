@@ -215,14 +215,14 @@ def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -
     other = zoo_label(replace(record, zoo=describe_zoo(zoo)))
     empty = Ranking(_words(record), zoo_label(record), other, False, len(rows))
     trained = KnownSizes.of(record).like
-    misfits = [why for p in predictors if (why := misfit(p, zoo.arch, trained)) is not None]
+    misfits = [why for p in predictors if (why := misfit(p, zoo.sizes, trained)) is not None]
     if misfits:
         return replace(empty, status=f"cannot read them: {misfits[0]}")
     if len(rows) < FEWEST:
         raise RunError(f"not enough networks: {len(rows)} of '{zoo.path}' are selected")
     data = load_rows(zoo, rows)
     _check_unseen(folder, record, zoo, data)
-    predicted = seed_predictions(predictors, readable(predictors[0], data, zoo.arch)).numpy()
+    predicted = seed_predictions(predictors, readable(predictors[0], data, zoo.sizes)).numpy()
     accuracy = data.truth
     taus = [kendall_tau(accuracy, each) for each in predicted]
     several = len(taus) > 1
@@ -236,7 +236,7 @@ def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -
 
 def _check_unseen(folder: Path, record: RunRecord, zoo: Zoo, data: Dataset) -> None:
     """Reject training networks, which only those of the same task can be."""
-    task = str(zoo.about["task"]["name"])
+    task = str(zoo.metadata["task"]["name"])
     if record.zoo.get("task") != task:
         return
     standing = standings(folder, data, task)

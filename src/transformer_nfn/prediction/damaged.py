@@ -71,7 +71,7 @@ def load_damaged(
         hold_out: kinds and strengths not to be looked at, see `damage_record.parse_damages`.
     """
     told = damages(damaged)
-    if damaged.arch != zoo.arch:
+    if damaged.sizes != zoo.sizes:
         raise RunError(f"'{damaged.path}' holds networks of other sizes than '{zoo.path}'")
     _check_parents(damaged, zoo, told)
     part_of = {

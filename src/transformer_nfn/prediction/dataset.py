@@ -148,7 +148,7 @@ def load_rows(zoo: Zoo, rows: np.ndarray) -> Dataset:
     columns = {name: zoo.table[name][rows] for name in ("run", "seed", *CONFIGURATION)}
     columns["row"] = np.asarray(rows, dtype=np.int64)
     accuracy = torch.as_tensor(zoo.table["test_accuracy"][rows], dtype=torch.float32)
-    return Dataset(zoo.block_space, network_of(named), accuracy, columns, zoo.arch.tokens)
+    return Dataset(zoo.block_space, network_of(named), accuracy, columns, zoo.sizes.tokens)
 
 
 @dataclass(frozen=True)

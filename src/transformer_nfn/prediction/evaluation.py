@@ -86,7 +86,7 @@ def evaluate(
     zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
     predictors, known = load_predictors(run, record), KnownSizes.of(record)
     for name, zoo in zoos.items():
-        check_sizes(name, zoo.arch, known.like, predictors)
+        check_sizes(name, zoo.sizes, known.like, predictors)
     rows = {
         name: select_rows(zoo, percent=percent, min_accuracy=min_accuracy)
         for name, zoo in zoos.items()
@@ -99,7 +99,7 @@ def evaluate(
         for name, zoo in zoos.items()
         if len(rows[name])
     }
-    warnings = {name: known.warning(zoos[name].arch) for name in tested}
+    warnings = {name: known.warning(zoos[name].sizes) for name in tested}
     found = {
         "zoo_seeds": opened.seeds,
         **Tested.joined(list(tested.values())).figures(),
@@ -130,12 +130,12 @@ def _test(
 ) -> Tested:
     data = load_rows(zoo, rows)
     mean = mean_prediction(predictors, data)
-    held = np.abs(data.truth - mean.numpy()) <= known.reach(zoo.arch)
+    held = np.abs(data.truth - mean.numpy()) <= known.reach(zoo.sizes)
     guard = Guard.load(run)
-    if guard is not None and guard.reads(zoo.arch, known.like):
-        judged = guard.judge(data, zoo.arch, mean)
+    if guard is not None and guard.reads(zoo.sizes, known.like):
+        judged = guard.judge(data, zoo.sizes, mean)
         mean, held = judged.accuracy, judged.holds(data.accuracy.double()).numpy()
-    standing = standings(run, data, zoo.about["task"]["name"])
+    standing = standings(run, data, zoo.metadata["task"]["name"])
     return Tested(data.truth, mean.numpy(), held, standing)
 
 

@@ -73,10 +73,10 @@ def guard_run(
     record = RunRecord.read(run)
     record.check_finished(run)
     like = KnownSizes.of(record).like
-    if zoo.arch != like:
+    if zoo.sizes != like:
         raise RunError(f"'{zoo.path}' holds networks of other sizes than '{run}' was trained on")
     parts = load_parts(zoo, split_seed=split_seed)
-    task = zoo.about["task"]["name"]
+    task = zoo.metadata["task"]["name"]
     for name, part in (("validation", parts.val), ("test", parts.test)):
         seen = standings(run, part, task).count("trained")
         if seen:
@@ -87,7 +87,7 @@ def guard_run(
     each = [load_damaged(some, zoo, parts, hold_out) for some in damaged]
     relatives = reduce(Damaged.with_more, each)
     guard, figures = fit_beside(
-        load_predictors(run, record), parts, relatives, zoo.arch, steps
+        load_predictors(run, record), parts, relatives, zoo.sizes, steps
     )
     figures["guarded"]["zoo"] = zoo.path.name
     told = replace(record, summary={**record.summary, **figures})

@@ -169,5 +169,5 @@ def describe_mixed(mixed: MixedZoo) -> dict[str, Any]:
         "networks": len(mixed),
         "runs": sum(len(np.unique(zoo.table["run"].astype(str))) for zoo in mixed),
         "seeds": mixed.seeds,
-        "architectures": {name: zoo.arch.to_json() for name, zoo in mixed.zoos.items()},
+        "architectures": {name: zoo.sizes.to_json() for name, zoo in mixed.zoos.items()},
     }

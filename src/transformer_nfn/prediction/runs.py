@@ -54,11 +54,11 @@ def describe_zoo(zoo: Zoo | MixedZoo) -> dict[str, Any]:
         return describe_mixed(zoo)
     return {
         "name": zoo.path.name,
-        "task": zoo.about["task"]["name"],
+        "task": zoo.metadata["task"]["name"],
         "networks": len(zoo),
         "runs": len(np.unique(zoo.table["run"].astype(str))),
         "seeds": zoo.seeds,
-        "architecture": zoo.arch.to_json(),
+        "architecture": zoo.sizes.to_json(),
     }
 
 

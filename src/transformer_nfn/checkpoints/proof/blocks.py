@@ -13,8 +13,9 @@ from transformer_nfn.checkpoints.proof.checks import BlockChecks, Check, Squares
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
 from transformer_nfn.checkpoints.sketches import BlockSketch
 from transformer_nfn.checkpoints.stream import StreamMap
+from transformer_nfn.checkpoints.symmetries import NeuronScale, Site
+from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
 from transformer_nfn.spaces.actions.permutation import match_rows
-from transformer_nfn.spaces.actions.solvers import least_squares_scales
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def _match_neurons(
 ) -> tuple[Tensor, Tensor | None]:
     """Order and scales of the neurons, with every tensor of the MLP checked."""
     mlp = block.a.about.mlp
-    scaled = mlp.gated or mlp.activation == "relu"
+    allowed = neuron_scales(mlp)
+    scaled = allowed is not None
     features = [_neuron_features(s, gated=mlp.gated, scaled=scaled) for s in sketches]
     order = match_rows(features[1], features[0]).index
     (W_A, b_A), (V_A, c_A) = (side.reader("W_A") for side in (block.a, block.b))
@@ -78,10 +80,10 @@ def _match_neurons(
     scales: Tensor | None = None
     s = torch.ones(len(order), dtype=read.value.dtype)
     if scaled:
-        weights = (1 / V_A.error.clamp_min(1e-300), 1 / write.error.clamp_min(1e-300))
-        plain, dual = (read.value, V_A.value), (write.value.mT, V_B.value.mT)
-        s = least_squares_scales(plain, dual, weights)
-        scales = s = s if mlp.gated else s.clamp_min(0)
+        site = Site(block.a.whole.about, {}, allowed)
+        a, b = {"W_A": read.value, "W_B": write.value}, {"W_A": V_A.value, "W_B": V_B.value}
+        noise = {"W_A": V_A.error, "W_B": write.error}
+        scales = s = NeuronScale().fit(site, a, b, noise)
         _check_scales(block, (read, V_A), (write, V_B), s)
     size = V_A.value.square().sum(0)
     # The input of a neuron matters if it has an output, and the output if it has an input.

@@ -16,7 +16,9 @@ from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import Check, Squares, check
 from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Table
 from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamMap, common_pieces, solve_stream
-from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
+from transformer_nfn.checkpoints.symmetries.base import block_parts
+from transformer_nfn.checkpoints.symmetries.registry import added_sites
+from transformer_nfn.functional.description import EXTRA, KEPT, Transformer, axes_of
 from transformer_nfn.spaces.actions.permutation import match_rows
 
 ADDED = ("token", "type", "position")
@@ -246,9 +248,54 @@ def _check_masked_head(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Ch
 
 def _check_kept(A: Reduced, B: Reduced, outputs: Outputs) -> Iterator[Check]:
     """Check tensors that nothing acts on."""
+    moved = {name for _, site in added_sites(A.about) for name in site.names.values()}
     for name in A.names:
         if not name.startswith(KEPT) or (name not in outputs.common and name not in B.names):
+            continue
+        if name in moved:
             continue
         x, y = (m.model[name].to(m.dtype) for m in (A, B))
         error = A.unit * x.square() + B.unit * y.square()
         yield check(name, Squares((x - y).square(), error, y.square()), 1)
+
+
+def check_added(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
+    """Fit symmetries that were added to the list, and check their tensors outside the blocks.
+
+    Those of a block are reduced where it is read, see `ReducedBlock`.
+    The rounding error of a tensor that was moved is estimated: the element acts on weights that
+    are perturbed by it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    inside = {name for part in block_parts(A.about) for name in part.names.values()}
+    for symmetry, site in added_sites(A.about):
+        names = site.names
+        if inside.issuperset(names.values()):
+            continue
+        a = {k: _turned(stream, n, w) for k, n in names.items() if (w := A.read(n)) is not None}
+        b = {k: torch.zeros_like(w) if (y := B.read(names[k])) is None else y for k, w in a.items()}
+        noise = {k: B.unit * w.square() for k, w in b.items()}
+        g = symmetry.fit(site, a, b, noise)
+        moved = a | symmetry.act(site, a, g)
+        perturbed = {}
+        for k, w in a.items():
+            relative = torch.randn(w.shape, generator=generator, dtype=w.dtype)
+            perturbed[k] = w * (1 + A.unit**0.5 * relative)
+        perturbed |= symmetry.act(site, perturbed, g)
+        for k, name in names.items():
+            error = (perturbed[k] - moved[k]).square() + noise[k]
+            residual, size = (moved[k] - b[k]).square(), b[k].square()
+            squares = Squares(residual.sum(), error.sum(), size.sum())
+            yield check(name, squares, b[k].numel())
+
+
+def _turned(stream: StreamMap, name: str, x: Tensor) -> Tensor:
+    """A canonical tensor in the other basis of the stream, if it has that axis."""
+    try:
+        axes = axes_of(name)
+    except KeyError:
+        return x
+    for dim, axis in enumerate(axes):
+        if axis == "D":
+            x = stream(x.movedim(dim, -1)).movedim(-1, dim)
+    return x

@@ -14,6 +14,7 @@ from transformer_nfn.checkpoints.proof.blocks import BlockElement, match_block
 from transformer_nfn.checkpoints.proof.checks import Check, Tolerance
 from transformer_nfn.checkpoints.proof.ends import (
     Outputs,
+    check_added,
     check_ends,
     compare_outputs,
     is_output,
@@ -250,7 +251,7 @@ def find_element(A: Model, B: Model, outputs: Outputs, tables: Sequence[str]) ->
         return Proof(None, "embeddings, outputs and neurons leave directions of the stream open")
     shifts = table_shifts(a, b, stream)
     blocks: dict[str, BlockElement] = {}
-    checks: list[Check] = list(check_ends(a, b, stream, shifts, outputs))
+    checks = [*check_ends(a, b, stream, shifts, outputs), *check_added(a, b, stream)]
     for name, part, block_checks in _match_blocks(a, b, stream):
         blocks[name] = part
         checks += block_checks

@@ -17,7 +17,7 @@ from transformer_nfn.checkpoints.symmetries.attention import (
     ValueBias,
     ValueOutputBasis,
 )
-from transformer_nfn.checkpoints.symmetries.base import Symmetry
+from transformer_nfn.checkpoints.symmetries.base import Site, Symmetry
 from transformer_nfn.checkpoints.symmetries.ends import EmbeddingShift
 from transformer_nfn.checkpoints.symmetries.neurons import NeuronPermutation, NeuronScale
 from transformer_nfn.checkpoints.symmetries.norms import (
@@ -55,6 +55,13 @@ SYMMETRIES: list[Symmetry[Any]] = [
     EmbeddingShift(),
 ]
 """Every symmetry, in the order in which a disguise applies them; append those of your own."""
+BUILT_IN = tuple(SYMMETRIES)
+
+
+def added_sites(model: Transformer) -> list[tuple[Symmetry[Any], Site]]:
+    """Sites of the symmetries that were added to the list."""
+    added = [symmetry for symmetry in SYMMETRIES if symmetry not in BUILT_IN]
+    return [(symmetry, site) for symmetry in added for site in symmetry.sites(model)]
 
 
 @dataclass(frozen=True)

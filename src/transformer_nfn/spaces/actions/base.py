@@ -86,6 +86,10 @@ class Pieces:
         width: entries of each piece.
         turns: dimension of the commutant of the action on one piece: 1 for multiples of the
             identity, 2 where a quarter turn commutes too.
+
+    >>> from transformer_nfn.spaces import Axis
+    >>> Axis.linear("qk", 8, of="head", form="complex").pieces
+    Pieces(count=4, width=2, turns=2)
     """
 
     count: int
@@ -242,7 +246,11 @@ class Action(ABC):
 
 
 class Free(Action):
-    """The trivial group; its element holds no numbers, ``[*sites, 0]``."""
+    """The trivial group; its element holds no numbers, ``[*sites, 0]``.
+
+    >>> Free().size(8)
+    Size(continuous=0, finite=0.0)
+    """
 
     word: ClassVar[str] = "free"
 

@@ -1,10 +1,11 @@
-"""Data files: read as they are published, refused when wrong."""
+"""Data files: read as published, rejected if invalid."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ import torch
 from tnfn_command import tnfn
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.zoo import (
+    BuildOptions,
     DataError,
     Recipe,
-    Settings,
     Zoo,
     ZooError,
     build,
@@ -28,7 +29,7 @@ from transformer_nfn.zoo.training.tasks import TextTask, images
 from transformer_nfn.zoo.training.tasks.text import load_vectors, read_ag_news, read_word2vec
 from transformer_nfn.zoo.verify import verify
 
-from ..conftest import DATA, write_news
+from .conftest import DATA, write_news
 
 needs_mnist = pytest.mark.skipif(
     not (DATA / "mnist").is_dir(), reason="the MNIST files are not on this machine"
@@ -40,25 +41,25 @@ needs_news = pytest.mark.skipif(
 
 def test_digits_need_no_files_and_no_network() -> None:
     task = load_task("digits")
-    assert sum(task.sizes.values()) == 1797
-    assert task.arch.tokens == 16
-    assert task.arch.patch == 4
+    assert sum(task.num_samples.values()) == 1797
+    assert task.sizes.tokens == 16
+    assert task.sizes.patch == 4
 
 
 def test_held_out_samples_are_never_trained_on() -> None:
     task = load_task("digits")
     everything = torch.cat([task.images[s] for s in ("train", "held", "test")])
     assert len(everything) == 1797
-    whole = load_task("digits", held=0.0)
-    assert whole.sizes["held"] == 0
-    assert whole.sizes["train"] == task.sizes["train"] + task.sizes["held"]
-    assert torch.equal(whole.images["test"], task.images["test"])
+    unsplit = load_task("digits", held=0.0)
+    assert unsplit.num_samples["held"] == 0
+    assert unsplit.num_samples["train"] == task.num_samples["train"] + task.num_samples["held"]
+    assert torch.equal(unsplit.images["test"], task.images["test"])
 
 
 @needs_mnist
 def test_mnist_is_read_from_its_idx_files() -> None:
     task = load_task("mnist", DATA / "mnist")
-    assert task.sizes == {"train": 55_000, "held": 5_000, "test": 10_000}
+    assert task.num_samples == {"train": 55_000, "held": 5_000, "test": 10_000}
     assert task.labels["test"][:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
     batch = task.batch("test", torch.tensor([[0]]))
     assert batch.inputs.shape == (1, 1, 49, 16)
@@ -67,13 +68,13 @@ def test_mnist_is_read_from_its_idx_files() -> None:
 
 
 @needs_mnist
-def test_a_corrupt_mnist_file_is_named_with_both_sums(tmp_path: Path) -> None:
+def test_a_corrupt_mnist_file_is_reported(tmp_path: Path) -> None:
     for path in (DATA / "mnist").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     bad = tmp_path / "t10k-labels-idx1-ubyte.gz"
     bad.write_bytes(bad.read_bytes()[:-1] + b"x")
     with pytest.raises(DataError, match=r"t10k-labels.*corrupt, expected md5 ec29112d"):
-        build(tmp_path / "zoo", Settings("mnist", runs=1), data=tmp_path)
+        build(tmp_path / "zoo", BuildOptions("mnist", runs=1, data=tmp_path))
     assert not (tmp_path / "zoo").exists()
     bad.unlink()
     with pytest.raises(DataError, match=r"t10k-labels.*missing"):
@@ -107,8 +108,7 @@ def test_ag_news_is_read_as_published() -> None:
     assert texts[0][:3] == ["Unions", "representing", "workers"]
 
 
-@pytest.mark.parametrize("header", [False, True])
-@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(("header", "zipped"), [(False, True), (True, False)])
 def test_news_with_and_without_header_and_gzip(tmp_path: Path, header: bool, zipped: bool) -> None:
     path = write_news(tmp_path, header=header) / "train.csv"
     if zipped:
@@ -126,18 +126,18 @@ def test_news_with_and_without_header_and_gzip(tmp_path: Path, header: bool, zip
         ('"x","t","d"', r"row 301: label must be 1 to 4, found 'x'"),
     ],
 )
-def test_wrong_rows_are_named_and_nothing_is_written(
+def test_invalid_rows_are_reported_and_nothing_is_written(
     tmp_path: Path, row: str, words: str
 ) -> None:
     folder = write_news(tmp_path / "data")
     with (folder / "train.csv").open("a") as file:
         file.write(row + "\n")
     with pytest.raises(DataError, match=words):
-        build(tmp_path / "zoo", Settings("ag_news", runs=1), data=folder)
+        build(tmp_path / "zoo", BuildOptions("ag_news", runs=1, data=folder))
     assert not (tmp_path / "zoo").exists()
 
 
-def test_missing_and_damaged_news_are_named(tmp_path: Path) -> None:
+def test_missing_and_damaged_news_are_reported(tmp_path: Path) -> None:
     folder = write_news(tmp_path)
     (folder / "test.csv").unlink()
     with pytest.raises(DataError, match=r"missing test\.csv"):
@@ -161,9 +161,8 @@ def test_batches_of_text_are_padded_as_if_alone(news: TextTask) -> None:
 
 def test_a_text_zoo_keeps_its_word_vectors(tmp_path: Path) -> None:
     folder = write_news(tmp_path / "data")
-    zoo = build(
-        tmp_path / "zoo", Settings("ag_news", runs=4, epochs=1, batch=64), data=folder, workers=1
-    )
+    options = BuildOptions("ag_news", runs=4, epochs=1, batch=64, data=folder, workers=1)
+    zoo = build(tmp_path / "zoo", options)
     vectors = zoo.word_vectors()
     assert vectors is not None
     assert vectors.vectors.shape == (len(vectors.vocabulary), 32)
@@ -172,23 +171,23 @@ def test_a_text_zoo_keeps_its_word_vectors(tmp_path: Path) -> None:
     assert zoo.network(0)(torch.randn(2, 7, 32)).shape == (2, 4)
 
 
-def test_a_text_zoo_lends_its_word_vectors_to_another(tmp_path: Path) -> None:
+def test_word_vectors_of_another_zoo(tmp_path: Path) -> None:
     data, more = write_news(tmp_path / "news"), write_news(tmp_path / "more", rows=200)
-    settings = Settings("ag_news", runs=2, epochs=1, batch=64)
-    first = build(tmp_path / "first", settings, data=data, workers=1)
-    second = build(tmp_path / "second", settings, data=more, vectors=first.path, workers=1)
-    lent, own = second.word_vectors(), first.word_vectors()
-    assert lent is not None
-    assert own is not None
-    assert lent.vocabulary == own.vocabulary
-    assert torch.equal(lent.vectors, own.vectors)
+    options = BuildOptions("ag_news", runs=2, epochs=1, batch=64, data=data, workers=1)
+    first = build(tmp_path / "first", options)
+    second = build(tmp_path / "second", replace(options, data=more, vectors=first.path))
+    copied, original = second.word_vectors(), first.word_vectors()
+    assert copied is not None
+    assert original is not None
+    assert copied.vocabulary == original.vocabulary
+    assert torch.equal(copied.vectors, original.vectors)
     assert verify(second.path, data=more, sample=2).ok
     with pytest.raises(ZooError, match="holds no word vectors: it is no zoo of text"):
-        build(tmp_path / "third", settings, data=data, vectors=CHECKOUT / "mnist-sample")
+        build(tmp_path / "third", replace(options, vectors=CHECKOUT / "mnist-sample"))
     assert not (tmp_path / "third").exists()
 
 
-def test_word_vectors_of_a_zoo_are_taken_by_its_name(tmp_path: Path) -> None:
+def test_word_vectors_of_a_zoo_by_name(tmp_path: Path) -> None:
     data, out = write_news(tmp_path / "news"), tmp_path / "zoo"
     how = ("--task", "ag_news", "--out", out, "--runs", 1, "--epochs", 1, "--data", data)
     code, _, err = tnfn("zoo", "build", *how, "--vectors", "no-such-zoo")
@@ -197,10 +196,10 @@ def test_word_vectors_of_a_zoo_are_taken_by_its_name(tmp_path: Path) -> None:
     assert not out.exists()
     code, _, err = tnfn("zoo", "build", *how, "--vectors", "ag-news-sample")
     assert code == 0, err
-    lent, own = Zoo.open(out).word_vectors(), Zoo.open("ag-news-sample").word_vectors()
-    assert lent is not None
-    assert own is not None
-    assert torch.equal(lent.vectors, own.vectors)
+    copied, original = Zoo.open(out).word_vectors(), Zoo.open("ag-news-sample").word_vectors()
+    assert copied is not None
+    assert original is not None
+    assert torch.equal(copied.vectors, original.vectors)
 
 
 def _word2vec(path: Path, binary: bool, width: int = 40) -> np.ndarray:
@@ -228,7 +227,7 @@ def test_word2vec_files_are_read_and_reduced_by_pca(tmp_path: Path, binary: bool
     np.testing.assert_allclose(found["Bär"], matrix[1], rtol=1e-6)
     reduced = load_vectors(path, {"a", "Bär", "d", "unseen"}, 32)
     assert reduced.vocabulary == ("a", "Bär", "d")
-    # Distances are what PCA keeps, whatever the signs of its axes.
+    # PCA keeps distances, and the signs of its axes are arbitrary.
     expected = torch.from_numpy(PCA(2).fit_transform(matrix[[0, 1, 3]].astype(np.float64)))
     torch.testing.assert_close(
         torch.cdist(reduced.vectors, reduced.vectors), torch.cdist(expected, expected).float(),
@@ -236,7 +235,7 @@ def test_word2vec_files_are_read_and_reduced_by_pca(tmp_path: Path, binary: bool
     )
 
 
-def test_wrong_word2vec_files_are_refused(tmp_path: Path) -> None:
+def test_invalid_word2vec_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "v.bin"
     path.write_text("hello\n")
     with pytest.raises(DataError, match="not a word2vec file"):
@@ -252,7 +251,7 @@ def test_wrong_word2vec_files_are_refused(tmp_path: Path) -> None:
         load_vectors(path, {"zzz"}, 8)
 
 
-def test_idx_files_that_lie_about_themselves_are_refused(tmp_path: Path) -> None:
+def test_invalid_idx_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "labels"
     path.write_bytes(struct.pack(">HBBI", 0, 8, 1, 5) + bytes(4))
     with pytest.raises(DataError, match="expected 5 bytes of data, found 4"):
@@ -262,17 +261,17 @@ def test_idx_files_that_lie_about_themselves_are_refused(tmp_path: Path) -> None
         images.read_idx(path)
 
 
-def test_labels_out_of_range_are_refused(
+def test_labels_out_of_range_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes = {"images": (3, 28, 28), "labels": (3,)}
     sums = []
-    for name in images._NAMES:
+    for name in images.FILES:
         shape = shapes["images" if "images" in name else "labels"]
         body = bytes([12]) * int(np.prod(shape))
         head = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape)
         (tmp_path / name).write_bytes(gzip.compress(head + body))
         sums.append(hashlib.md5((tmp_path / name).read_bytes()).hexdigest())
-    monkeypatch.setitem(images._MD5, "mnist", tuple(sums))
+    monkeypatch.setitem(images.MD5, "mnist", tuple(sums))
     with pytest.raises(DataError, match="label 12 is out of range"):
         load_task("mnist", tmp_path)
