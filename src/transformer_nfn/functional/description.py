@@ -42,12 +42,17 @@ BLOCK_AXES = {
     "cross.W_V": ("group", "D", "d_v"),
     "cross.W_O": ("head", "d_v", "D"),
     "W_A": ("D", "neuron"),
+    "W_A.A": ("D", "rank"),
+    "W_A.B": ("rank", "neuron"),
     "b_A": ("neuron",),
     "W_G": ("D", "neuron"),
     "W_B": ("neuron", "D"),
     "b_B": ("D",),
 }
-"""The axes of a block's tensors, by their names without the block's prefix."""
+"""The axes of a block's tensors, by their names without the block's prefix.
+
+``W_A.A`` and ``W_A.B`` are a low-rank term that is added to ``W_A`` (an adapter).
+"""
 
 END_AXES = {
     "token": ("vocab", "D"),

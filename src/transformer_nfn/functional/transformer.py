@@ -145,6 +145,8 @@ def mlp(x: Tensor, weights: Mapping[str, Tensor], description: Mlp) -> Tensor:
     """``φ(x W_A + b_A) W_B + b_B``; gated ``(φ(x W_G) ∘ (x W_A + b_A)) W_B + b_B``."""
     phi = activation(description.activation)
     up = x @ weights["W_A"]
+    if "W_A.A" in weights:
+        up = up + x @ weights["W_A.A"] @ weights["W_A.B"]
     if "b_A" in weights:
         up = up + weights["b_A"]
     hidden = phi(x @ weights["W_G"]) * up if description.gated else phi(up)
