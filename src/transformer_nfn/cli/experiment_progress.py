@@ -21,7 +21,7 @@ from rich.table import Table
 from transformer_nfn.known_tasks import seeds_text
 
 if TYPE_CHECKING:
-    from transformer_nfn.prediction.records import RunRecord
+    from transformer_nfn.prediction.runs import RunRecord
 
 
 def counting_bar(console: Console) -> Progress:

@@ -23,8 +23,7 @@ from transformer_nfn.paper.numbers import (
     PaperTable,
     model_name,
 )
-from transformer_nfn.prediction.records import RunError, RunRecord
-from transformer_nfn.prediction.together import TOGETHER
+from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RunError, RunRecord
 
 ALL_TABLES: Mapping[str, PaperTable] = {
     **PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE, MIXED.name: MIXED
@@ -49,7 +48,7 @@ class OurCell:
         """τ of the mean over the seeds; None for one seed."""
         if self.record.status != "done" or len(self.record.seeds) < 2:
             return None
-        return _finite(self.record.summary.get(TOGETHER))
+        return _finite(self.record.summary.get(ENSEMBLE_TAU))
 
     @property
     def reason(self) -> str | None:
