@@ -54,7 +54,8 @@ def zoo_pairs(said: argparse.Namespace) -> dict[str, Any]:
     """Pairs of networks of `mnist-sample`, drawn at random among the better ones."""
     zoo = Zoo.open(resolve("mnist-sample", "zoo"))
     task = load_task("mnist", said.data)
-    picked = torch.arange(0, task.sizes["test"], task.sizes["test"] // said.images)[None]
+    samples = task.num_samples["test"]
+    picked = torch.arange(0, samples, samples // said.images)[None]
     test = task.batch("test", picked)
     unlabelled = None
     if said.inputs:

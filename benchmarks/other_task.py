@@ -19,8 +19,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
-from transformer_nfn.zoo import Settings, build
-from transformer_nfn.zoo.training.tasks import ImageTask, image_task
+from transformer_nfn.zoo import BuildOptions, build
+from transformer_nfn.zoo.training.tasks import ImageOptions, ImageTask, image_task
 
 TESTED = 400
 INNER = 20
@@ -37,10 +37,13 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
     task = enlarged_digits(given.turn)
-    settings = Settings(task.name, given.runs, given.epochs, dtype="float16", until=75)
+    settings = BuildOptions(
+        task.name, given.runs, given.epochs, dtype="float16", until=75,
+        device=given.device, workers=1,
+    )  # fmt: skip
     # A build loads a task by its name, and knows those of the paper and of scikit-learn alone.
     with patch("transformer_nfn.zoo.training.plan.load_task", lambda *_, **__: task):
-        zoo = build(given.zoo, settings, device=given.device, workers=1)
+        zoo = build(given.zoo, settings)
     accuracy = zoo.table["test_accuracy"][zoo.select(percent=75)]
     print(f"{len(accuracy)} networks, accuracies {accuracy.min():.3f} to {accuracy.max():.3f}")
 
@@ -56,14 +59,14 @@ def enlarged_digits(turn: bool) -> ImageTask:
         "digits28-turned" if turn else "digits28",
         (images[:-TESTED], labels[:-TESTED]),
         (images[-TESTED:], labels[-TESTED:]),
-        side=4,
-        white=255,
-        padding=2,
-        epochs=20,
-        held=0.05,
-        samples=None,
-        provenance={"source": "sklearn.datasets.load_digits"},
-        batch_size=16,
+        ImageOptions(
+            side=4,
+            padding=2,
+            epochs=20,
+            held=0.05,
+            provenance={"source": "sklearn.datasets.load_digits"},
+            batch_size=16,
+        ),
     )
 
 

@@ -37,9 +37,9 @@ import torch
 import torch.nn.functional as F
 
 from transformer_nfn.zoo import (
+    BuildOptions,
     Config,
     Recipe,
-    Settings,
     SmallTransformer,
     Zoo,
     build,
@@ -50,7 +50,7 @@ from transformer_nfn.zoo.module import to_state_dict
 from transformer_nfn.zoo.training.backends import choose_runner, describe_path
 from transformer_nfn.zoo.training.steps import StepRunner, TorchStepper
 from transformer_nfn.zoo.training.tasks import Task
-from transformer_nfn.zoo.training.trainer import _Training, initial_weights, train
+from transformer_nfn.zoo.training.trainer import Training, initial_weights, train
 
 BATCH = 128
 
@@ -73,14 +73,14 @@ def optimizer(network: torch.nn.Module, c: Config) -> torch.optim.Optimizer:
 def one_at_a_time(task: Task, configs: list[Config], steps: int, device: str) -> float:
     """Seconds a step of one network, averaged over ``configs``."""
     seconds = 0.0
-    arch = task.arch
+    sizes = task.sizes
     for c in configs:
-        network = SmallTransformer(arch, c.dropout).to(device).train()
-        named = arch.to_named(initial_weights(arch, c)[None])
-        state = to_state_dict(arch, {k: w[0] for k, w in named.items()})
+        network = SmallTransformer(sizes, c.dropout).to(device).train()
+        named = sizes.to_named(initial_weights(sizes, c)[None])
+        state = to_state_dict(sizes, {k: w[0] for k, w in named.items()})
         network.load_state_dict(state)
         update = optimizer(network, c)
-        order = torch.randperm(task.sizes["train"], device=device)
+        order = torch.randperm(task.num_samples["train"], device=device)
         key = torch.zeros(1, 2, dtype=torch.int32, device=device)
         for step in range(-3, steps):
             if step == 0:
@@ -110,14 +110,14 @@ def many_at_once(
 
     The first epoch warms up; of the others the median counts.
     """
-    count = min(steps * BATCH, task.sizes["train"])
+    count = min(steps * BATCH, task.num_samples["train"])
     recipe = Recipe(100, BATCH, precision)
     data = task.to(device)
-    training = _Training(data, configs, [count] * len(configs), recipe, device, path, torch.float32)
+    training = Training(data, configs, [count] * len(configs), recipe, device, path, torch.float32)
     times = []
     for epoch in range(1 + epochs):
         start = time.perf_counter()
-        training._epoch(epoch)
+        training.train_epoch(epoch)
         synchronize(device)
         times.append(time.perf_counter() - start)
     step = statistics.median(times[1:]) / (count // BATCH)
@@ -126,7 +126,7 @@ def many_at_once(
     for _ in range(2):
         synchronize(device)
         start = time.perf_counter()
-        training._evaluate(training.runner.weights, "held")
+        training.evaluate(training.runner.weights, "held")
         synchronize(device)
     return step, time.perf_counter() - start
 
@@ -179,10 +179,10 @@ def compare(name: str, arguments: argparse.Namespace, device: str) -> None:
     """Times both sides on one task and prints a row for each way."""
     data = None if name == "digits" else arguments.data
     task = load_task(name, data)
-    per_epoch = task.sizes["train"] // BATCH
+    per_epoch = task.num_samples["train"] // BATCH
     cuda = "cuda" in device
     alone_steps = arguments.steps or (50 if cuda else {"digits": 30}.get(name, 12))
-    path = describe_path(arguments.path, "cpu", task.arch)[0]
+    path = describe_path(arguments.path, "cpu", task.sizes)[0]
     networks = arguments.networks or (256 if cuda else 8)
     steps = arguments.steps or (per_epoch if cuda else {"digits": 10}.get(name, 5))
     print(f"\n{name}: {per_epoch} steps of {BATCH} an epoch, {device}")
@@ -230,9 +230,11 @@ def whole_builds(
     """Times builds of ``epochs`` epochs each after one of one epoch; the last of them."""
     passes = sum(config.train_fraction for config in sample(networks))
     for i, count in enumerate([1, *epochs]):
-        settings = Settings(name, runs=networks, epochs=count, precision="bf16")
+        options = BuildOptions(
+            name, runs=networks, epochs=count, precision="bf16", data=data, device="cuda"
+        )
         start = time.perf_counter()
-        zoo = build(folder / str(i), settings, data=data, device="cuda")
+        zoo = build(folder / str(i), options)
         seconds = time.perf_counter() - start
         print(
             f"  zoo build, {networks} runs of {count} epochs: {seconds:.1f} s = "
@@ -246,9 +248,9 @@ def whole_builds(
 def both_tests(zoo: Zoo, task: Task) -> None:
     """The test of a zoo's trained networks by the kernels and by plain PyTorch in float32."""
     rows = zoo.select(percent=100)
-    weights = zoo.arch.from_named(zoo.weights(rows)).float().to("cuda")
+    weights = zoo.sizes.from_named(zoo.weights(rows)).float().to("cuda")
     data, threshold = task.to("cuda"), torch.zeros(len(rows), dtype=torch.int32, device="cuda")
-    plain = StepRunner(data, TorchStepper(task.arch, weights, threshold), BATCH)
+    plain = StepRunner(data, TorchStepper(task.sizes, weights, threshold), BATCH)
     fused = choose_runner("fused", data, weights, threshold, "bf16", BATCH)
     hits, seconds = [], []
     for runner in (plain, fused):
@@ -265,7 +267,7 @@ def both_tests(zoo: Zoo, task: Task) -> None:
     print(
         f"  test of {len(rows)} trained networks in float32: plain PyTorch {seconds[0]:.3f} s, "
         f"kernels {seconds[1]:.3f} s = {seconds[0] / seconds[1]:.1f}x; "
-        f"at most {int(apart.max())} of {task.sizes['test']:,} samples apart, "
+        f"at most {int(apart.max())} of {task.num_samples['test']:,} samples apart, "
         f"{int((apart > 0).sum())} networks differ"
     )
 
@@ -292,17 +294,17 @@ def ceilings() -> tuple[float, float]:
 
 def roofline(task: Task, networks_per_second: float) -> None:
     """What the fused kernels move and compute a second, against what the GPU can."""
-    arch = task.arch
-    D, T = arch.d_model, arch.tokens
+    sizes = task.sizes
+    D, T = sizes.d_model, sizes.tokens
     rows = networks_per_second * BATCH * T
-    token = 2 * D * 3 * D + 2 * D * D + 4 * D * arch.d_ff + 4 * T * D
-    flops = 3 * rows * (arch.blocks * token + 2 * arch.patch * D)
+    token = 2 * D * 3 * D + 2 * D * D + 4 * D * sizes.d_ff + 4 * T * D
+    flops = 3 * rows * (sizes.blocks * token + 2 * sizes.patch * D)
     # Rows of 2·D bytes that kernels read and write, counted kernel by kernel. Forward: what the
     # embedding gives (4.5), then a block's q, k and v (3), what is kept (2), the next's input
     # (4, after the last 1). Backward: the mean (2), then rows (4), attention (8), projections
     # (5, in the first block 4.5).
-    moved = 2 * D * rows * (26 * arch.blocks + 3)
-    moved += networks_per_second * arch.num_weights * 4 * (2 * 4 + 6)
+    moved = 2 * D * rows * (26 * sizes.blocks + 3)
+    moved += networks_per_second * sizes.num_weights * 4 * (2 * 4 + 6)
     bandwidth, rate = ceilings()
     print(
         f"      {moved / 1e12:.2f} TB/s of {bandwidth / 1e12:.2f} copied, "

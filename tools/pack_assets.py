@@ -17,8 +17,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from transformer_nfn.zoo.store.files import Checksums
-from transformer_nfn.zoo.word_vectors import VECTORS_FILE
 
 from transformer_nfn.cli.console import explain_errors
 from transformer_nfn.io.assets import (
@@ -33,17 +31,17 @@ from transformer_nfn.io.assets import (
 )
 from transformer_nfn.io.files import write_text
 from transformer_nfn.prediction.guard import GUARD_FILE
-from transformer_nfn.prediction.novelty import SEEN_FILE
-from transformer_nfn.prediction.records import (
+from transformer_nfn.prediction.runs import (
     LOG_FILE,
     PREDICTIONS_FILE,
     RUN_FILE,
     RunRecord,
     read_predictions,
 )
-from transformer_nfn.prediction.trained_on import TRAINED_FILE
+from transformer_nfn.prediction.training_set import DIGESTS_FILE, DISTANCE_FILE
 from transformer_nfn.zoo import Zoo, load_task
 from transformer_nfn.zoo.store import Folder, write_shard
+from transformer_nfn.zoo.store.folder import VECTORS_FILE, Checksums
 from transformer_nfn.zoo.verify import measure_accuracy
 
 LIMIT = 40 * 2**20
@@ -110,13 +108,13 @@ def choose_rows(
 
 def copy_rows(zoo: Zoo, rows: np.ndarray, out: Path, data: Path | None) -> None:
     """A zoo of these rows alone, stored in float16."""
-    if zoo.about["dtype"] == "float16":
+    if zoo.metadata["dtype"] == "float16":
         _write_zoo(zoo, rows, out, {})
         return
     # Rounding changes a network a little: what is recorded must be what is stored.
     _write_zoo(zoo, rows, out, {})
     rounded = Zoo.open(out)
-    task = load_task(zoo.about["task"]["name"], data, held=0.0, vectors=zoo.word_vectors())
+    task = load_task(zoo.metadata["task"]["name"], data, held=0.0, vectors=zoo.word_vectors())
     runs = rounded.table["run"].tolist()
     measured = {run: measure_accuracy(rounded, task, row) for row, run in enumerate(runs)}
     shutil.rmtree(out)
@@ -129,20 +127,20 @@ def _write_zoo(zoo: Zoo, rows: np.ndarray, out: Path, measured: dict[str, float]
         if row["run"] in measured:
             row |= {"test_accuracy": measured[row["run"]], "test_loss": float("nan")}
     about: dict[str, Any] = {
-        **{k: v for k, v in zoo.about.items() if k not in _WRITTEN_ANEW},
+        **{k: v for k, v in zoo.metadata.items() if k not in _WRITTEN_ANEW},
         "runs": len(rows),
         "dtype": "float16",
         "shards": 1,
         "plan": [[row["run"] for row in table]],
-        "packed_from": {"runs": zoo.about.get("runs"), "networks": len(zoo)},
+        "packed_from": {"runs": zoo.metadata.get("runs"), "networks": len(zoo)},
     }
     out.mkdir(parents=True)
     if (zoo.path / VECTORS_FILE).exists():
         Checksums(out).replace(VECTORS_FILE, Checksums(zoo.path).read(VECTORS_FILE))
-    folder = Folder.create(out, zoo.arch, about)
-    flat = zoo.arch.from_named(zoo.weights(rows))
+    folder = Folder.create(out, zoo.sizes, about)
+    flat = zoo.sizes.from_named(zoo.weights(rows))
     made = {"packed_from": zoo.path.name}
-    write_shard(folder.shard_path("00000"), zoo.arch, flat, table, made, torch.float16)
+    write_shard(folder.shard_path("00000"), zoo.sizes, flat, table, made, torch.float16)
     folder.merge()
     shutil.rmtree(out / "claims")
 
@@ -153,10 +151,10 @@ _WRITTEN_ANEW = ("format", "kind", "made_by", "architecture", "space")
 def copy_run(source: Path, record: RunRecord, out: Path) -> None:
     """What a finished run folder needs to predict, and what it says of itself."""
     out.mkdir(parents=True)
-    for name in (RUN_FILE, PREDICTIONS_FILE, SEEN_FILE, TRAINED_FILE, LOG_FILE, GUARD_FILE):
+    for name in (RUN_FILE, PREDICTIONS_FILE, DISTANCE_FILE, DIGESTS_FILE, LOG_FILE, GUARD_FILE):
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
-        elif name not in (TRAINED_FILE, LOG_FILE, GUARD_FILE):
+        elif name not in (DIGESTS_FILE, LOG_FILE, GUARD_FILE):
             raise AssetError(f"'{source}' has no {name}, so it cannot predict")
     for row in record.seeds:
         folder = f"seed-{row['seed']}"

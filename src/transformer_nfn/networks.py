@@ -43,7 +43,7 @@ from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store import MixedZoo, Zoo
-from transformer_nfn.zoo.store.folder import KINDS_FILE
+from transformer_nfn.zoo.store.folder import GROUPS_FILE
 from transformer_nfn.zoo.store.index import CONFIGURATION
 
 SPACE_KEY = "transformer_nfn.space"
@@ -142,7 +142,7 @@ class Network:
             if space is None and part is None:
                 return _checked(self.name, self._row(), self.zoo.space)
             if space is None:
-                return _block(self.name, self.zoo.arch, self._row(), str(part), in_network)
+                return _block(self.name, self.zoo.sizes, self._row(), str(part), in_network)
             inner = self._row() if part is None else under_prefix(self._row(), f"{part}.")
             return _checked(self.name, inner, space)
         with self.open_file(space, part) as checkpoint:
@@ -171,7 +171,7 @@ class Network:
             like: sizes that no shape states: tokens, and in the authors' layout heads.
         """
         if self.zoo is not None:
-            sizes = replace(self.zoo.arch, tokens=like.tokens)
+            sizes = replace(self.zoo.sizes, tokens=like.tokens)
             yield ZooNetwork(self.name, sizes, self._row())
             return
         with self.open_file() as checkpoint:
@@ -212,7 +212,7 @@ def resolve_network(text: str | Path) -> Network:
     path, text = Path(text), str(text)
     if (path / "zoo.json").is_file():
         raise CheckpointError(f"'{text}' is a zoo of many networks: name one, as in {text}#0")
-    if (path / KINDS_FILE).is_file():
+    if (path / GROUPS_FILE).is_file():
         raise CheckpointError(
             f"'{text}' is a mixed zoo: name one network of one kind, as in {text}/KIND#0"
         )
@@ -249,7 +249,7 @@ def _resolve(text: str, zoos: dict[str, Zoo]) -> Iterator[Network]:
     path = Path(text)
     if _exists(path / "zoo.json"):
         yield from _rows(text, text, None, zoos)
-    elif _exists(path / KINDS_FILE):
+    elif _exists(path / GROUPS_FILE):
         for kind, opened in MixedZoo.open(path).zoos.items():
             yield from zoo_rows(opened, name=f"{text}/{kind}")
     elif _exists(path):

@@ -1,4 +1,4 @@
-"""How does work get onto a Ray cluster? Connect, hand out tasks, take what they give."""
+"""Connection to a Ray cluster: submit tasks and collect their results."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from transformer_nfn.cli.app import app
 from transformer_nfn.cli.experiment_progress import tau_by_kind_table
 from transformer_nfn.paper.tables import EXTRA_MODELS
 from transformer_nfn.prediction.predictors import PAPER_MODELS
-from transformer_nfn.prediction.records import RunRecord
+from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.zoo import Zoo
 
 TINY = demo.Size(runs=32, zoo_epochs=2, seeds=2, epochs=1, probe_epochs=1)
@@ -62,8 +62,8 @@ def test_both_zoos_hold_the_same_runs_up_to_the_checkpoint_read(made):
     one, each = (Zoo.open(folder / kind / "zoo") for kind in ("one", "each"))
     assert (one.seeds, each.seeds) == ("one", "each")
     assert sorted(set(one.table["run"])) == sorted(set(each.table["run"]))
-    assert {key for key in one.about if one.about[key] != each.about[key]} == {"seeds"}
-    assert one.about["recipe"]["until"] == 75
+    assert {key for key in one.metadata if one.metadata[key] != each.metadata[key]} == {"seeds"}
+    assert one.metadata["recipe"]["until"] == 75
 
 
 def test_the_report_holds_both_zoos(made):

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from transformer_nfn.cli.app import app
 from transformer_nfn.io import assets as named_assets
 from transformer_nfn.io.assets import AssetError, known_assets, resolve
-from transformer_nfn.prediction.dataset import load_parts
-from transformer_nfn.prediction.records import read_predictions
-from transformer_nfn.prediction.runs import describe_zoo, train_run
-from transformer_nfn.zoo import Settings, Zoo, build
+from transformer_nfn.prediction.data import describe_zoo, load_parts
+from transformer_nfn.prediction.experiment import Experiment, train_run
+from transformer_nfn.prediction.runs import read_predictions
+from transformer_nfn.zoo import BuildOptions, Zoo, build
 from transformer_nfn.zoo.verify import verify
 
 _spec = importlib.util.spec_from_file_location(
@@ -33,9 +33,9 @@ ZOO, PREDICTOR = "digits-sample", "digits-boosting"
 def source(tmp_path_factory):
     """A zoo and a run on it."""
     folder = tmp_path_factory.mktemp("source")
-    zoo = build(folder / "zoo", Settings("digits", runs=32, epochs=4, samples=200), workers=1)
+    zoo = build(folder / "zoo", BuildOptions("digits", runs=32, epochs=4, samples=200, workers=1))
     parts = load_parts(zoo)
-    train_run(describe_zoo(zoo), parts, "invariant_boosting", folder / "run", seeds=[0])
+    train_run(describe_zoo(zoo), parts, Experiment("invariant_boosting", [0]), folder / "run")
     return folder
 
 
@@ -102,7 +102,7 @@ def test_a_packed_zoo_is_a_valid_zoo_of_what_was_asked(packed):
     zoo = Zoo.open(packed / ZOO)
     assert len(zoo) == len(set(zoo.table["run"])) == 24
     assert set(zoo.table["percent"]) == {75}
-    assert zoo.about["dtype"] == "float16"
+    assert zoo.metadata["dtype"] == "float16"
     verdict = verify(zoo.path, sample=24)
     assert verdict.ok, verdict.problems
     assert verdict.worst == 0, "the recorded accuracy is that of the rounded weights"
@@ -157,12 +157,12 @@ def test_assets_are_fetched_once_and_checked_always(server, cache, packed):
     asked.clear()
     resolve(PREDICTOR, "predictor")
     assert asked == ["/index.json"], "the second time it lies in the cache"
-    (folder / "seen.safetensors").write_bytes(b"torn")
+    (folder / "training_distance.safetensors").write_bytes(b"torn")
     asked.clear()
     resolve(PREDICTOR, "predictor")
-    assert asked == ["/index.json", f"/{PREDICTOR}/seen.safetensors"]
-    original = packed / PREDICTOR / "seen.safetensors"
-    assert (folder / "seen.safetensors").read_bytes() == original.read_bytes()
+    assert asked == ["/index.json", f"/{PREDICTOR}/training_distance.safetensors"]
+    original = packed / PREDICTOR / "training_distance.safetensors"
+    assert (folder / "training_distance.safetensors").read_bytes() == original.read_bytes()
 
 
 def test_what_was_fetched_serves_without_a_network(server, cache, monkeypatch):

@@ -31,7 +31,7 @@ def networks(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """One network of the zoo, in every form there is; tests must not change them."""
     folder = tmp_path_factory.mktemp("networks")
     named = {name: w[0] for name, w in zoo.weights([3]).items()}
-    state = to_state_dict(zoo.arch, named)
+    state = to_state_dict(zoo.sizes, named)
     save_network(folder / "ours.safetensors", zoo.space, named)
     save_file(named, folder / "plain.safetensors")
     save_file(state, folder / "authors.safetensors")

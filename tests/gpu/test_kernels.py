@@ -14,7 +14,7 @@ from transformer_nfn.zoo import Recipe, load_task, sample
 from transformer_nfn.zoo.training.backends import choose_runner
 from transformer_nfn.zoo.training.steps import StepRunner, TorchStepper
 from transformer_nfn.zoo.training.tasks import Task
-from transformer_nfn.zoo.training.trainer import _Training, train
+from transformer_nfn.zoo.training.trainer import Training, train
 
 pytestmark = pytest.mark.gpu
 
@@ -29,13 +29,13 @@ def task_of(name: str, precision: str) -> Task:
 def trained(task: Task, networks: int) -> torch.Tensor:
     """Weights of runs that have learnt for two epochs."""
     runs = [replace(c, train_fraction=1.0) for c in sample(networks)]
-    count = min(task.sizes["train"], 320)
+    count = min(task.num_samples["train"], 320)
     on = task.to("cuda")
-    training = _Training(
+    training = Training(
         on, runs, [count] * networks, Recipe(epochs=2, batch=16), "cuda", "torch", torch.float32
     )
     for epoch in range(2):
-        training._epoch(epoch)
+        training.train_epoch(epoch)
     return training.runner.weights
 
 
@@ -74,7 +74,7 @@ def test_tested_networks_are_at_most_one_sample_off_plain_float32(name: str) -> 
     task = task_of(name, "bf16").to("cuda")
     weights = trained(task, 64)
     threshold = torch.zeros(64, dtype=torch.int32, device="cuda")
-    plain = StepRunner(task, TorchStepper(task.arch, weights, threshold), 128)
+    plain = StepRunner(task, TorchStepper(task.sizes, weights, threshold), 128)
     fused = choose_runner("fused", task, weights, threshold, "bf16", 128)
     (loss, hits), (fused_loss, fused_hits) = (r.evaluate(weights, "test") for r in (plain, fused))
     assert int((hits - fused_hits).abs().max()) <= 1

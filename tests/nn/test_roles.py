@@ -1,4 +1,4 @@
-"""Layers over whole networks: exactly equivariant, as the plain sums say, for any size."""
+"""Role layers of the ablation (`benchmarks/role_layers.py`): equivariant, for any size."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from literal_roles import literal_nodes
 from torch import Tensor
 from whole_networks import MOVES, Moved, Net, draw, move, move_all, whole_network
 
 from role_layers import RoleLayers
-from transformer_nfn.errors import SpaceError
 from transformer_nfn.testing import relative_error
 
 POSITIONS = draw(5, 6, seed=3)
@@ -68,19 +66,6 @@ def test_units_differ_so_that_moving_them_is_seen() -> None:
         assert float(gaps.detach().min()) > 1e-4, role
 
 
-@pytest.mark.parametrize("patch", [2, 0])
-def test_they_are_what_plain_sums_give(patch: int) -> None:
-    sizes = dict(D=3, heads=2, d=2, F=4, depth=2, hidden=3, classes=2, patch=patch)
-    network = whole_network(2, **sizes)
-    positions = draw(3, 3, seed=5)
-    made = layers(channels=2, classes=2, patch=patch, tokens=3)
-    found = made.nodes(network, positions)
-    for at in range(2):
-        expected = literal_nodes(made, network, positions, at)
-        for role, x in expected.items():
-            assert relative_error(found[role][at], x) < 1e-9, role
-
-
 @pytest.mark.parametrize("name", ["W_A", "W_B", "W_O", "W_V", "b_A", "b_B"])
 def test_half_a_permutation_is_seen(name: str) -> None:
     network = whole_network()
@@ -89,16 +74,6 @@ def test_half_a_permutation_is_seen(name: str) -> None:
     block[name] = block[name].roll(1, -2 if name == "W_V" else -1)
     made = layers()
     assert relative_error(made(broken, POSITIONS), made(network, POSITIONS)) > 1e-4
-
-
-def test_scales_that_norms_discard_are_kept_only_when_asked_for() -> None:
-    network, how = whole_network(), next(x for x in MOVES if x.__name__ == "scale_what_norms_read")
-    moved = move(how, network, POSITIONS)
-    made = layers(keep_scales=True)
-    one, two = made(network, POSITIONS), made(moved.network, POSITIONS)
-    assert one.shape == (3, made.width)
-    assert relative_error(two[:, :-4], one[:, :-4]) < 1e-9
-    assert relative_error(two[:, -4:], one[:, -4:]) > 0.1
 
 
 def test_one_layer_reads_every_size() -> None:
@@ -113,29 +88,3 @@ def test_one_layer_reads_every_size() -> None:
         out = made(network)
         assert out.shape == (3, made.width)
         assert bool(out.isfinite().all())
-
-
-def test_every_parameter_learns() -> None:
-    made = layers()
-    made(whole_network(), POSITIONS).square().sum().backward()
-    for name, p in made.named_parameters():
-        assert p.grad is not None, name
-        assert float(p.grad.abs().max()) > 0, name
-
-
-def test_dead_weights_give_finite_features() -> None:
-    network = whole_network()
-    for part in (*network["blocks"], network["classifier"], network["embedding"]):
-        for w in part.values():
-            w.zero_()
-    assert bool(layers()(network, POSITIONS).isfinite().all())
-
-
-def test_networks_of_another_task_are_refused() -> None:
-    made = layers()
-    with pytest.raises(SpaceError, match="networks of 3 classes, found 2"):
-        made(whole_network(classes=2))
-    with pytest.raises(SpaceError, match="networks of 4 pixels in a patch, found 0"):
-        made(whole_network(patch=0))
-    with pytest.raises(SpaceError, match="at least 5 tokens"):
-        made(whole_network(), POSITIONS[:4])

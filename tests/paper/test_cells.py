@@ -15,12 +15,12 @@ from transformer_nfn.models import map_network
 from transformer_nfn.paper.cells import augmented, disguised, fill_cell
 from transformer_nfn.paper.table_text import markdown_table
 from transformer_nfn.paper.tables import reproduce, table_cells
-from transformer_nfn.prediction.dataset import load_parts
+from transformer_nfn.prediction.data import load_parts
 from transformer_nfn.prediction.predictors import module_builder
-from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.records import RunError, RunRecord, find_runs
+from transformer_nfn.prediction.runs import RunError, RunRecord, find_runs
+from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import train_seeds
-from transformer_nfn.zoo import Settings, build
+from transformer_nfn.zoo import BuildOptions, build
 
 SHORT = 3
 MODELS = ["mlp", "lightgbm"]
@@ -50,7 +50,7 @@ except TransformerNFNError as error:
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
     path = tmp_path_factory.mktemp("zoo") / "digits"
-    return build(path, Settings(task="digits", runs=48, epochs=4), workers=1)
+    return build(path, BuildOptions(task="digits", runs=48, epochs=4, workers=1))
 
 
 def test_tables_have_the_papers_cells():

@@ -10,8 +10,8 @@ from run_folders import write_curve, write_run
 from transformer_nfn.paper import figures
 from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.paper.table_text import curve_lines, lay_out
-from transformer_nfn.prediction.records import RunError, RunRecord, find_runs
-from transformer_nfn.zoo import Settings, build
+from transformer_nfn.prediction.runs import RunError, RunRecord, find_runs
+from transformer_nfn.zoo import BuildOptions, build
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def test_missing_matplotlib_names_the_extra(runs, tmp_path, monkeypatch):
 
 
 def test_figures_of_a_zoo_and_the_runs_beside_it(runs, tmp_path):
-    settings = Settings(task="digits", runs=4, epochs=1, samples=200)
-    build(tmp_path / "zoo", settings, workers=1)
+    settings = BuildOptions(task="digits", runs=4, epochs=1, samples=200, workers=1)
+    build(tmp_path / "zoo", settings)
     names = {path.name for path in figures.write_figures(tmp_path / "zoo", runs)}
     assert names == {
         f"{stem}.{kind}"

@@ -1,4 +1,4 @@
-"""Damaged relatives of a zoo's networks: what was done, what they measure, how they are kept."""
+"""Damaged networks of a zoo: what was done, their accuracies, how they are stored."""
 
 from __future__ import annotations
 
@@ -8,51 +8,55 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from transformer_nfn.cli.app import app
+from tnfn_command import tnfn
+from transformer_nfn.spaces import Weights
 from transformer_nfn.zoo import Zoo, ZooError
-from transformer_nfn.zoo.damage import STRENGTHS, damages, parse_damages, rows_of
+from transformer_nfn.zoo.damage import STRENGTHS, Damage, damages, parse_damages, rows_of
 from transformer_nfn.zoo.errors import StoreError
-from transformer_nfn.zoo.training.damage import damage_zoo
+from transformer_nfn.zoo.training.damage import DamageOptions, damage_zoo
 from transformer_nfn.zoo.verify import verify
 
 
 @pytest.fixture(scope="module")
 def damaged(small_zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     """Six networks of every kind of damage."""
-    return damage_zoo(small_zoo, tmp_path_factory.mktemp("damaged") / "all", count=6)
+    out = tmp_path_factory.mktemp("damaged") / "all"
+    return damage_zoo(small_zoo, out, DamageOptions(count=6))
 
 
-def pairs(small_zoo: Zoo, damaged: Zoo, kind: str) -> list[tuple[dict, dict, object]]:
-    """The tensors before and after, and what is said to have been done."""
-    found = []
+Pairs = dict[str, list[tuple[Weights, Weights, Damage]]]
+
+
+@pytest.fixture(scope="module")
+def pairs(small_zoo: Zoo, damaged: Zoo) -> Pairs:
+    """Tensors before and after, and the record of the damage, by kind."""
+    pairs: Pairs = {}
     for row, record in enumerate(damages(damaged)):
-        if record.kind == kind:
-            before, after = small_zoo.weights([record.row]), damaged.weights([row])
-            found.append((before, after, record))
-    assert len(found) == 6
-    return found
+        before, after = small_zoo.weights([record.row]), damaged.weights([row])
+        pairs.setdefault(record.kind, []).append((before, after, record))
+    return pairs
 
 
-def test_every_kind_is_there_and_remembers_its_run(small_zoo: Zoo, damaged: Zoo) -> None:
-    told = damages(damaged)
-    assert [sum(d.kind == kind for d in told) for kind in STRENGTHS] == [6] * len(STRENGTHS)
-    for row, record in enumerate(told):
-        assert damaged.table["run"][row] == small_zoo.table["run"][record.row]
-        assert damaged.table["init_std"][row] == small_zoo.table["init_std"][record.row]
+def test_every_kind_is_there_and_records_its_run(
+    small_zoo: Zoo, damaged: Zoo, pairs: Pairs
+) -> None:
+    assert {kind: len(part) for kind, part in pairs.items()} == dict.fromkeys(STRENGTHS, 6)
+    for row, record in enumerate(damages(damaged)):
+        for column in ("run", "init_std"):
+            assert damaged.table[column][row] == small_zoo.table[column][record.row]
 
 
 def test_accuracies_are_those_of_the_test_data(damaged: Zoo) -> None:
-    """`verify` runs every network as a plain module, which is not how they were tested."""
+    """`verify` runs networks as plain modules, unlike the test of a damage."""
     verdict = verify(damaged.path, sample=len(damaged))
     assert verdict.ok, verdict.problems
     assert verdict.rerun == len(damaged)
     assert verdict.worst_samples <= 1
 
 
-def test_shuffling_keeps_the_entries_of_every_tensor(small_zoo: Zoo, damaged: Zoo) -> None:
-    for before, after, record in pairs(small_zoo, damaged, "shuffled"):
+def test_shuffling_keeps_the_entries_of_every_tensor(pairs: Pairs) -> None:
+    for before, after, record in pairs["shuffled"]:
         for name, w in before.items():
             assert torch.equal(w.flatten().sort().values, after[name].flatten().sort().values)
         moved = (before["blocks.0.W_A"] != after["blocks.0.W_A"]).float().mean()
@@ -60,8 +64,8 @@ def test_shuffling_keeps_the_entries_of_every_tensor(small_zoo: Zoo, damaged: Zo
 
 
 @pytest.mark.parametrize("kind", ["tensor", "block", "exchanged"])
-def test_only_the_part_named_is_touched(small_zoo: Zoo, damaged: Zoo, kind: str) -> None:
-    for before, after, record in pairs(small_zoo, damaged, kind):
+def test_only_the_recorded_part_is_changed(small_zoo: Zoo, pairs: Pairs, kind: str) -> None:
+    for before, after, record in pairs[kind]:
         other = small_zoo.weights([max(record.other_row, 0)])
         for name, w in before.items():
             inside = name == record.part or name.startswith(f"{record.part}.")
@@ -70,62 +74,54 @@ def test_only_the_part_named_is_touched(small_zoo: Zoo, damaged: Zoo, kind: str)
                 assert torch.equal(after[name], other[name])
             elif inside and name.rpartition(".")[2].startswith("W"):
                 assert not torch.equal(w, after[name])
-    if kind == "exchanged":
-        told = [record for _, _, record in pairs(small_zoo, damaged, kind)]
-        assert all(d.other_run != small_zoo.table["run"][d.row] for d in told)
+        assert kind != "exchanged" or record.other_run != small_zoo.table["run"][record.row]
 
 
-def test_untrained_networks_have_the_std_of_their_run(small_zoo: Zoo, damaged: Zoo) -> None:
-    for _, after, record in pairs(small_zoo, damaged, "untrained"):
+def test_the_strength_of_damage_is_as_recorded(small_zoo: Zoo, pairs: Pairs) -> None:
+    for _, after, record in pairs["untrained"]:
         std = float(after["blocks.1.W_A"].std())
         assert std == pytest.approx(float(small_zoo.table["init_std"][record.row]), rel=0.1)
         assert not after["blocks.1.b_A"].any()
-
-
-def test_noise_pruning_and_quantisation_are_as_strong_as_they_say(
-    small_zoo: Zoo, damaged: Zoo
-) -> None:
-    for before, after, record in pairs(small_zoo, damaged, "noise"):
-        gap = after["blocks.0.W_B"] - before["blocks.0.W_B"]
-        share = float(gap.std() / before["blocks.0.W_B"].std())
+    for before, after, record in pairs["noise"]:
+        difference = after["blocks.0.W_B"] - before["blocks.0.W_B"]
+        share = float(difference.std() / before["blocks.0.W_B"].std())
         assert share == pytest.approx(record.strength, rel=0.1)
-    for _, after, record in pairs(small_zoo, damaged, "pruned"):
+    for _, after, record in pairs["pruned"]:
         zero = float((after["blocks.0.W_B"] == 0).float().mean())
         assert zero == pytest.approx(record.strength, abs=0.01)
-    for before, after, record in pairs(small_zoo, damaged, "quantised"):
+    for before, after, record in pairs["quantised"]:
         assert len(after["blocks.0.W_B"].unique()) <= 2**record.strength - 1
         assert torch.equal(before["blocks.0.b_B"], after["blocks.0.b_B"])
 
 
-def test_a_killed_damage_goes_on_to_the_same_bytes(
+def test_a_killed_damage_resumes_to_the_same_bytes(
     small_zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = "transformer_nfn.zoo.training.damage"
-    monkeypatch.setattr(f"{module}.SHARD_ROWS", 5)
-    how = {"kinds": "noise,exchanged", "count": 6}
-    whole = damage_zoo(small_zoo, tmp_path / "whole", **how)
+    monkeypatch.setattr("transformer_nfn.zoo.training.damage.SHARD_ROWS", 5)
+    options = DamageOptions(kinds="noise,exchanged", count=6)
+    reference = damage_zoo(small_zoo, tmp_path / "reference", options)
 
     def die(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        damage_zoo(small_zoo, tmp_path / "killed", tick=die, **how)
+        damage_zoo(small_zoo, tmp_path / "killed", options, die)
     assert len(Zoo.open(tmp_path / "killed")) == 5
-    again = damage_zoo(small_zoo, tmp_path / "killed", **how)
+    again = damage_zoo(small_zoo, tmp_path / "killed", options)
     assert again.finished
-    assert np.array_equal(again.table["checksum"], whole.table["checksum"])
-    assert np.array_equal(again.table["test_accuracy"], whole.table["test_accuracy"])
+    for column in ("checksum", "test_accuracy"):
+        assert np.array_equal(again.table[column], reference.table[column])
 
 
-def test_other_damage_in_the_folder_is_refused(small_zoo: Zoo, damaged: Zoo) -> None:
+def test_other_damage_in_the_folder_is_rejected(small_zoo: Zoo, damaged: Zoo) -> None:
     with pytest.raises(StoreError, match="asked for 7"):
-        damage_zoo(small_zoo, damaged.path, count=7)
+        damage_zoo(small_zoo, damaged.path, DamageOptions(count=7))
     with pytest.raises(StoreError, match="holds another zoo"):
         damage_zoo(small_zoo, small_zoo.path)
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("text", "message"),
     [
         ("burnt", "no kind of damage 'burnt'"),
         ("pruned:2", "share above 0 and at most 1"),
@@ -135,19 +131,17 @@ def test_other_damage_in_the_folder_is_refused(small_zoo: Zoo, damaged: Zoo) -> 
         ("noise:much", "a strength is a number"),
     ],
 )
-def test_kinds_that_are_none_are_refused(words: str, sentence: str) -> None:
-    with pytest.raises(ZooError, match=sentence):
-        parse_damages(words)
+def test_invalid_kinds_are_rejected(text: str, message: str) -> None:
+    with pytest.raises(ZooError, match=message):
+        parse_damages(text)
 
 
-def test_the_command_its_summary_and_its_rows(
-    small_zoo: Zoo, damaged: Zoo, tmp_path: Path
-) -> None:
+def test_the_command_its_summary_and_its_rows(small_zoo: Zoo, tmp_path: Path) -> None:
     out = tmp_path / "few"
-    command = ["zoo", "damage", str(small_zoo.path), "--out", str(out), "--kinds"]
-    ran = CliRunner().invoke(app, [*command, "pruned:0.6,untrained", "--count", "3", "--json"])
-    assert ran.exit_code == 0, ran.output
-    assert json.loads(ran.stdout)["by_damage"]["pruned:0.6"]["count"] == 3
-    told = json.loads(CliRunner().invoke(app, ["zoo", "rows", str(out), "--json"]).stdout)
-    assert (told[0]["damage"]["kind"], told[0]["damage"]["strength"]) == ("pruned", 0.6)
+    options = ("--kinds", "pruned:0.6,untrained", "--count", 3, "--json")
+    code, text, err = tnfn("zoo", "damage", small_zoo.path, "--out", out, *options)
+    assert code == 0, err
+    assert json.loads(text)["by_damage"]["pruned:0.6"]["count"] == 3
+    rows = json.loads(tnfn("zoo", "rows", out, "--json")[1])
+    assert (rows[0]["damage"]["kind"], rows[0]["damage"]["strength"]) == ("pruned", 0.6)
     assert len(rows_of(Zoo.open(out), {"untrained": (1,)})) == 3

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.symmetries.registry import added_sites
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Attention, Block
 
@@ -538,9 +539,20 @@ class ReducedBlock:
 
     @cached_property
     def _raw(self) -> dict[str, Tensor]:
-        """The block as the file has it: tensors that share one of the file are read once."""
+        """The block as the file has it, with symmetries that a user added reduced."""
         prefix = f"{self.name}."
-        return self.whole.model.read([n for n in self.whole.names if n.startswith(prefix)])
+        raw = self.whole.model.read([n for n in self.whole.names if n.startswith(prefix)])
+        for symmetry, site in added_sites(self.whole.about):
+            if all(name in raw for name in site.names.values()):
+                wide = {k: w.to(self.whole.dtype) for k, w in site.pick(raw).items()}
+                raw |= site.put(symmetry.reduce(site, wide))
+        for name in (f"{prefix}W_A.A", f"{prefix}W_A.B"):
+            if name in raw and bool(raw[name].any()):
+                raise SpaceError(
+                    f"'{self.whole.model.where}': '{name}' belongs to a low-rank term, expected a "
+                    "symmetry in SYMMETRIES that merges it into 'W_A'"
+                )
+        return raw
 
     def _maybe(self, tensor: str) -> Tensor | None:
         return self._read(tensor) if self.has(tensor) else None

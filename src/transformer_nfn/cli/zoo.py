@@ -1,4 +1,4 @@
-"""The commands ``tnfn zoo …``: build, look at, check, import and export a zoo."""
+"""The commands ``tnfn zoo …``: build, list, verify, import, export and damage zoos."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rich.console import Console
 
 from transformer_nfn.cli.console import HelpGroup, HelpTyper, echo_json, table_console
 from transformer_nfn.cli.options import named, seed_from
-from transformer_nfn.cli.zoo_damage import damage
 from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
     from transformer_nfn.zoo.store import Zoo
 
-KNOWN_SHOWN = 8
-"""Values of a column that an error names."""
+VALUES_SHOWN = 8
+"""Values of a column that an error lists."""
+SIZES = ("width", "heads", "depth")
 zoo_app = HelpTyper(
     cls=HelpGroup,
     help="Build, list, verify, import and export zoos of networks.",
@@ -32,6 +32,7 @@ ZooPath = Annotated[
         metavar="ZOO", help="The zoo: its folder, or its name.", callback=named("zoo")
     ),
 ]
+ZooName = Annotated[str, typer.Argument(metavar="ZOO", help="Its folder, or its name.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for another program.")]
 Data = Annotated[
     Path | None,
@@ -44,10 +45,10 @@ def build(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the zoo goes.")],
     task: Annotated[str, typer.Option(help="digits, mnist, fashion_mnist or ag_news.")] = "digits",
     runs: Annotated[
-        int | None, typer.Option(help="So many of the 16,000 runs, balanced over optimisers.")
+        int | None, typer.Option(help="Number of the 16,000 runs, balanced over optimisers.")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(max=100_000, help="Epochs a run (the task's own).")
+        int | None, typer.Option(max=100_000, help="Epochs per run (default: the task's).")
     ] = None,
     until: Annotated[
         int, typer.Option(help="Stop at 50 or 75 percent of the epochs; 100 trains them all.")
@@ -61,7 +62,7 @@ def build(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     workers: Annotated[
-        int | None, typer.Option(max=10_000, help="Processes at once (one a core; one a GPU).")
+        int | None, typer.Option(max=10_000, help="Processes (one per core; one per GPU).")
     ] = None,
     data: Data = None,
     address: Annotated[
@@ -71,9 +72,9 @@ def build(
         Path | None,
         typer.Option(help="A word2vec file, or a text zoo; vectors are trained if not given."),
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Train on so many samples at most.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Maximum number of training samples.")] = None,
     batch: Annotated[
-        int | None, typer.Option(max=10**6, help="Samples a step (the task's own).")
+        int | None, typer.Option(max=10**6, help="Samples per step (default: the task's).")
     ] = None,
     select: Annotated[
         str, typer.Option(help="Choose the best epoch on held-out data, or (authors) on test.")
@@ -82,7 +83,7 @@ def build(
     dtype: Annotated[str, typer.Option(help="Store weights as float32 or float16.")] = "float32",
     shard_runs: Annotated[int | None, typer.Option(help="Runs trained at once.")] = None,
     path: Annotated[
-        str, typer.Option(help="How steps are computed: auto, native, torch or compiled.")
+        str, typer.Option(help="Code of a training step: auto, native, torch or compiled.")
     ] = "auto",
     width: Annotated[
         str, typer.Option(metavar="W[,W…]", help="Of the networks (32, the paper's), or several.")
@@ -106,56 +107,32 @@ def build(
       tnfn zoo build --task mnist --out zoos/mnist --device cuda
       tnfn zoo build --out zoos/mixed --runs 512 --width 16,32 --depth 1,2
     """
-    from transformer_nfn.cli.zoo_progress import BuildBar
-    from transformer_nfn.io.assets import resolve
-    from transformer_nfn.zoo.sizes import all_kinds
-    from transformer_nfn.zoo.summary import summarise, summarise_mixed
-    from transformer_nfn.zoo.training.build import build as build_zoo
-    from transformer_nfn.zoo.training.build import build_mixed
-    from transformer_nfn.zoo.training.plan import Settings
+    arguments = dict(locals())
+    from dataclasses import asdict, fields
 
-    kinds = all_kinds(
-        _sizes(width, "--width"), _sizes(heads, "--heads"), _sizes(depth, "--depth")
-    )
-    settings = Settings(
-        task=task,
-        runs=runs,
-        epochs=epochs,
-        batch=batch,
-        seed=seed,
-        samples=samples,
-        select=select,
-        precision=precision,
-        shard_runs=shard_runs,
-        dtype=dtype,
-        seeds=seeds,
-        until=until,
-        width=kinds[0].width,
-        heads=kinds[0].heads,
-        depth=kinds[0].depth,
-    )
+    from transformer_nfn.cli.zoo_display import BuildBar
+    from transformer_nfn.io.assets import resolve
+    from transformer_nfn.zoo import BuildOptions, build_mixed, size_groups
+    from transformer_nfn.zoo import build as build_zoo
+    from transformer_nfn.zoo.summary import summarise, summarise_mixed
+
+    groups = size_groups(*(_whole_numbers(arguments[name], f"--{name}") for name in SIZES))
+    arguments |= asdict(groups[0])
+    if vectors is not None:
+        arguments["vectors"] = resolve(vectors, "zoo")
+    options = BuildOptions(**{field.name: arguments[field.name] for field in fields(BuildOptions)})
     with BuildBar(Console(stderr=True)) as bar:
-        how: dict[str, Any] = {
-            "data": data,
-            "vectors": None if vectors is None else resolve(vectors, "zoo"),
-            "device": device,
-            "engine": engine,
-            "workers": workers,
-            "address": address,
-            "path": path,
-            "progress": bar,
-        }
-        if len(kinds) == 1:
-            found = summarise(build_zoo(out, settings, **how))
+        if len(groups) == 1:
+            summary = summarise(build_zoo(out, options, bar))
         else:
-            found = summarise_mixed(build_mixed(out, settings, kinds, **how))
+            summary = summarise_mixed(build_mixed(out, options, groups, bar))
     if as_json:
-        echo_json(found)
+        echo_json(summary)
         return
-    of_kinds = f" of {len(kinds)} kinds of network" if len(kinds) > 1 else ""
+    of_groups = f" of {len(groups)} kinds of network" if len(groups) > 1 else ""
     typer.echo(
-        f"{out}: {found['runs']} runs{of_kinds}, {found['checkpoints']} checkpoints, "
-        f"{found['crashed']} crashed, test accuracy {_span(found['accuracy'])}"
+        f"{out}: {summary['runs']} runs{of_groups}, {summary['checkpoints']} checkpoints, "
+        f"{summary['crashed']} crashed, test accuracy {_accuracies(summary['accuracy'])}"
     )
 
 
@@ -170,31 +147,28 @@ def info(path: ZooPath, as_json: AsJson = False) -> None:
       tnfn zoo info zoos/digits
       tnfn zoo info mnist-sample   # by name, see `tnfn assets`
     """
-    from transformer_nfn.cli.zoo_tables import print_kinds, print_summary
+    from transformer_nfn.cli.zoo_display import print_mixed, print_summary
     from transformer_nfn.zoo.store import MixedZoo, open_zoo
     from transformer_nfn.zoo.summary import summarise, summarise_mixed
 
     zoo = open_zoo(path)
-    found = summarise_mixed(zoo) if isinstance(zoo, MixedZoo) else summarise(zoo)
+    mixed = isinstance(zoo, MixedZoo)
+    summary = summarise_mixed(zoo) if isinstance(zoo, MixedZoo) else summarise(zoo)
     if as_json:
-        echo_json(found)
-    elif isinstance(zoo, MixedZoo):
-        print_kinds(Console(), found)
-    else:
-        print_summary(Console(), found)
+        echo_json(summary)
+        return
+    (print_mixed if mixed else print_summary)(Console(), summary)
 
 
 @zoo_app.command()
 def rows(
-    path: Annotated[str, typer.Argument(metavar="ZOO", help="Its folder, or its name.")],
+    path: ZooName,
     run: Annotated[list[str] | None, typer.Option(help="Only this run; may be repeated.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Only runs of this optimiser.")] = None,
     min_accuracy: Annotated[
-        float | None, typer.Option(help="Test accuracy at least this (0 to 1).")
+        float | None, typer.Option(help="Minimum test accuracy (0 to 1).")
     ] = None,
-    max_accuracy: Annotated[
-        float | None, typer.Option(help="Test accuracy at most this.")
-    ] = None,
+    max_accuracy: Annotated[float | None, typer.Option(help="Maximum test accuracy.")] = None,
     percent: Annotated[
         int | None, typer.Option(help="Checkpoints at 50, 75 or 100 percent of the training.")
     ] = None,
@@ -221,7 +195,7 @@ def rows(
 
     opened = open_zoo(resolve(path, "zoo"))
     zoos: dict[str, Zoo] = (
-        {f"{path}/{kind}": zoo for kind, zoo in opened.zoos.items()}
+        {f"{path}/{group}": zoo for group, zoo in opened.zoos.items()}
         if isinstance(opened, MixedZoo)
         else {path: opened}
     )
@@ -231,10 +205,10 @@ def rows(
     for column, wanted in (
         ("run", run or []), ("optimizer", [optimizer]), ("percent", [percent]), ("epoch", [epoch])
     ):  # fmt: skip
-        _check_known(path, list(zoos.values()), column, [w for w in wanted if w is not None])
-    listed = []
+        _check_values(path, list(zoos.values()), column, [w for w in wanted if w is not None])
+    records = []
     for name, zoo in zoos.items():
-        rows = zoo.select(
+        selected = zoo.select(
             epoch=epoch,
             percent=percent,
             best=best,
@@ -243,19 +217,19 @@ def rows(
             optimizer=optimizer,
             runs=run,
         )
-        for network in zoo_rows(zoo, rows.tolist(), name):
-            listed.append({"name": network.name, "row": network.row, **(network.recorded or {})})
+        for network in zoo_rows(zoo, selected.tolist(), name):
+            records.append({"name": network.name, "row": network.row, **(network.recorded or {})})
     if as_json:
-        echo_json(listed)
+        echo_json(records)
         return
-    title = f"{path}: {len(listed):,} of {len(opened):,} rows"
     console = table_console()
-    console.print(rows_table(listed, title, console))
+    title = f"{path}: {len(records):,} of {len(opened):,} rows"
+    console.print(rows_table(records, title, console))
 
 
 @zoo_app.command()
 def plot(
-    path: Annotated[Path, typer.Argument(metavar="ZOO", help="Its folder, or its name.")],
+    path: ZooName,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="png, pdf or svg (ZOO.png).")
     ] = None,
@@ -272,8 +246,8 @@ def plot(
     from transformer_nfn.zoo.summary import plot_accuracies
 
     zoo = open_zoo(resolve(path, "zoo"))
-    # Beside the folder, not in it: a zoo holds nothing but its own files. For a name, here.
-    target = out or path.resolve().with_suffix(".png")
+    # Beside the folder, because a zoo holds only its own files; for a name, in this folder.
+    target = out or Path(path).resolve().with_suffix(".png")
     typer.echo(plot_accuracies(zoo, target, bins))
 
 
@@ -281,8 +255,8 @@ def plot(
 def verify(
     path: ZooPath,
     data: Data = None,
-    sample: Annotated[int, typer.Option(min=0, help="Networks to run again (of each kind).")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Chooses them.")] = 0,
+    sample: Annotated[int, typer.Option(min=0, help="Networks to test again (per size).")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sample.")] = 0,
     tolerance: Annotated[
         int | None,
         typer.Option(
@@ -294,7 +268,7 @@ def verify(
 ) -> None:
     """Verify checksums, and test a sample of networks again.
 
-    What was imported was tested on other hardware, so it may differ by a few more test samples.
+    An imported zoo was tested on other hardware, so it may differ by a few more test samples.
 
     [bold]Examples[/bold]
 
@@ -342,14 +316,14 @@ def import_command(
     """
     from transformer_nfn.zoo.authors import import_authors
 
-    whole = Path(os.path.realpath(source))
-    if out is None and not whole.name:
+    real = Path(os.path.realpath(source))
+    if out is None and not real.name:
         raise TransformerNFNError(f"name the folder of the zoo of '{source}' with --out")
-    target = out or whole.with_name(whole.stem + "-zoo")
+    target = out or real.with_name(real.stem + "-zoo")
     zoo, report = import_authors(source, target)
     if as_json:
-        found = {"path": str(target), "checkpoints": len(zoo), "stray": dict(report.stray)}
-        echo_json(found | {"notes": report.notes})
+        summary = {"path": str(target), "checkpoints": len(zoo), "stray": dict(report.stray)}
+        echo_json(summary | {"notes": report.notes})
         return
     typer.echo(f"{target}: {report.networks} checkpoints")
     for key, files in sorted(report.stray.items()):
@@ -377,33 +351,89 @@ def export(
     typer.echo(f"{out}: {export_authors(open_zoo(path), out)} state dicts")
 
 
-zoo_app.command()(damage)
+@zoo_app.command()
+def damage(
+    path: ZooPath,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the damaged networks go.")],
+    kinds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND[:STRENGTH],…",
+            help="shuffled, tensor, block, exchanged, untrained, noise, pruned, quantised (all).",
+        ),
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Networks of each kind (one of each run).")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the damage.")] = 0,
+    percent: Annotated[int, typer.Option(help="Checkpoint of each run: 50, 75, 100.")] = 75,
+    data: Data = None,
+    device: Annotated[str, typer.Option(help="Device of the tests: cpu or cuda.")] = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Damage the networks of a zoo, test them and store them.
+
+    For `tnfn train --damaged`, which makes predictors that detect broken networks. Entries of
+    every tensor shuffled (by half, or all), one tensor or one block initialised again, blocks
+    exchanged between networks, untrained networks, noise, pruning, quantisation to few bits.
+    Run the same command again to resume an interrupted one.
+
+    [bold]Examples[/bold]
+
+      tnfn zoo damage zoos/digits --out zoos/digits-damaged
+      tnfn zoo damage mnist-sample --out damaged --kinds shuffled:1,noise
+    """
+    from rich.progress import Progress
+
+    from transformer_nfn.cli.train import pick_device
+    from transformer_nfn.zoo.summary import summarise
+    from transformer_nfn.zoo.training.damage import DamageOptions, damage_zoo
+
+    options = DamageOptions(
+        kinds, count, seed, percent, data=data, device=pick_device(device)
+    )
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("networks", total=None)
+        zoo = damage_zoo(
+            path,
+            out,
+            options,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    summary = summarise(zoo)
+    if as_json:
+        echo_json(summary)
+        return
+    typer.echo(f"{out}: {summary['checkpoints']} damaged networks of {summary['runs']} runs")
+    for name, accuracy in summary["by_damage"].items():
+        typer.echo(f"  {name}: {accuracy['count']}, test accuracy {_accuracies(accuracy)}")
 
 
-def _check_known(path: str, zoos: Sequence[Zoo], column: str, wanted: Sequence[Any]) -> None:
-    """Refuses values that a column of a zoo does not have, and names those that it has."""
-    known = sorted({value for zoo in zoos for value in zoo.table[column].tolist()} - {0})
+def _check_values(path: str, zoos: Sequence[Zoo], column: str, wanted: Sequence[Any]) -> None:
+    """Reject values that a column does not have."""
+    values = sorted({value for zoo in zoos for value in zoo.table[column].tolist()} - {0})
     for value in wanted:
         if column == "percent" and any(len(zoo.select(percent=value)) for zoo in zoos):
-            continue  # one checkpoint may stand for several percents
-        if value not in known:
-            shown = ", ".join(map(str, known[:KNOWN_SHOWN]))
-            more = f" and {len(known) - KNOWN_SHOWN:,} more" if len(known) > KNOWN_SHOWN else ""
+            continue  # one checkpoint may count as several percents
+        if value not in values:
+            shown = ", ".join(map(str, values[:VALUES_SHOWN]))
+            more = len(values) - VALUES_SHOWN
             raise TransformerNFNError(
-                f"'{path}' has no rows of {column} '{value}': it has {shown or 'none'}{more}"
+                f"'{path}' has no rows of {column} '{value}': it has {shown or 'none'}"
+                + (f" and {more:,} more" if more > 0 else "")
             )
 
 
-def _sizes(text: str, option: str) -> list[int]:
+def _whole_numbers(text: str, option: str) -> list[int]:
     try:
-        return [int(size) for size in text.split(",")]
+        return [int(number) for number in text.split(",")]
     except ValueError:
         raise TransformerNFNError(
             f"{option} must look like 32 or 16,32,48, found '{text}'"
         ) from None
 
 
-def _span(accuracy: dict[str, float]) -> str:
+def _accuracies(accuracy: dict[str, float]) -> str:
     if not accuracy["count"]:
         return "unknown"
     return f"{accuracy['min']:.1%} to {accuracy['max']:.1%} (median {accuracy['median']:.1%})"

@@ -27,9 +27,9 @@ from transformer_nfn.paper.table_text import (
     markdown_table,
     table_columns,
 )
-from transformer_nfn.prediction.dataset import PERCENT, count_training
+from transformer_nfn.prediction.data import PERCENT, count_training
 from transformer_nfn.prediction.predictors import PAPER_MODELS
-from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.prediction.runs import RunError, RunRecord
 
 THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp", "whole_network")
@@ -52,11 +52,11 @@ def zoo_cells(
     from transformer_nfn.zoo import MixedZoo, Zoo
 
     if name == MIXED.name:
-        weights = {n: zoo.arch.num_weights for n, zoo in MixedZoo.open(zoo_path).zoos.items()}
+        weights = {n: zoo.sizes.num_weights for n, zoo in MixedZoo.open(zoo_path).zoos.items()}
         return mixed_cells(kinds_to_leave_out(weights, leave_out))
     zoo = Zoo.open(zoo_path)
     train = count_training(zoo, percent=percent) if name == LEARNING_CURVE.name else 0
-    return table_cells(name, str(zoo.about["task"]["name"]), models, train, sizes)
+    return table_cells(name, str(zoo.metadata["task"]["name"]), models, train, sizes)
 
 
 def mixed_cells(leave_out: Iterable[str]) -> list[Cell]:

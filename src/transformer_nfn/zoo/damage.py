@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from transformer_nfn.io.json_fields import Fields, parse_object
 from transformer_nfn.zoo.errors import StoreError, ZooError
-
-if TYPE_CHECKING:
-    from transformer_nfn.zoo.store import Zoo
+from transformer_nfn.zoo.store.zoo import Zoo
 
 ORIGIN = "damage"
-"""What ``zoo.json`` calls the origin of a zoo of damaged networks."""
+"""Value of ``origin`` in the metadata of a zoo of damaged networks."""
 
 STRENGTHS: Mapping[str, tuple[float, ...]] = {
     "shuffled": (0.5, 1.0),
@@ -28,20 +26,23 @@ STRENGTHS: Mapping[str, tuple[float, ...]] = {
     "pruned": (0.3, 0.6, 0.9),
     "quantised": (4, 3, 2),
 }
-"""Every kind of damage and how strong it comes, see `training.damage`."""
+"""Kinds of damage with their default strengths; see `training.damage.damage`."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What became of one network.
+    """Damage to one network.
 
     Attributes:
         kind: one of `STRENGTHS`.
-        strength: share of the entries, size of the noise, or bits; 1 where there is no choice.
-        row: of the zoo that it came from.
-        part: the tensor or block that was touched; empty for all of them.
-        other_row: the network that a block came from, of the same zoo; -1 for none.
-        other_run: its run; empty for none.
+        strength: share of the entries, scale of the noise, or bits; 1 for other kinds.
+        row: of the network in the original zoo.
+        part: the damaged tensor or block; empty for all of them.
+        other_row: row of the network that a block came from, or -1.
+        other_run: its run, or empty.
+
+    >>> Damage("pruned", 0.6, row=3).name
+    'pruned:0.6'
     """
 
     kind: str
@@ -56,20 +57,28 @@ class Damage:
         return asdict(self)
 
     @property
-    def words(self) -> str:
-        """Such as ``pruned:0.6``."""
+    def name(self) -> str:
+        """Kind and strength, such as ``pruned:0.6``."""
         return damage_name(self.kind, self.strength)
 
 
 def damage_name(kind: str, strength: float) -> str:
-    """A kind and its strength in one word, ``noise:0.3``; the kind alone if it has one only."""
+    """Kind and strength as one word; the kind alone if it has one strength.
+
+    >>> damage_name("noise", 0.3), damage_name("untrained", 1)
+    ('noise:0.3', 'untrained')
+    """
     return kind if len(STRENGTHS.get(kind, ())) == 1 else f"{kind}:{strength:g}"
 
 
 def parse_damages(text: str | Iterable[str]) -> dict[str, tuple[float, ...]]:
-    """Kinds with their strengths from ``shuffled,noise:0.3``; a kind alone has all of its own."""
+    """Kinds of damage with their strengths; a kind alone has its default strengths.
+
+    >>> parse_damages("shuffled,noise:0.3")
+    {'shuffled': (0.5, 1.0), 'noise': (0.3,)}
+    """
     words = text.split(",") if isinstance(text, str) else list(text)
-    found: dict[str, tuple[float, ...]] = {}
+    damages: dict[str, tuple[float, ...]] = {}
     for word in words:
         kind, colon, strength = word.strip().partition(":")
         if kind not in STRENGTHS:
@@ -77,47 +86,50 @@ def parse_damages(text: str | Iterable[str]) -> dict[str, tuple[float, ...]]:
                 f"there is no kind of damage '{kind}'; there are {', '.join(STRENGTHS)}"
             )
         chosen = (_strength(kind, strength),) if colon else STRENGTHS[kind]
-        found[kind] = tuple(dict.fromkeys((*found.get(kind, ()), *chosen)))
-    return found
+        damages[kind] = tuple(dict.fromkeys((*damages.get(kind, ()), *chosen)))
+    return damages
 
 
 def _strength(kind: str, text: str) -> float:
-    """Refuses what cannot be: a share lies in (0, 1], noise is positive, bits are 2 to 16."""
     try:
         value = float(text)
     except ValueError:
         raise ZooError(f"'{kind}:{text}': a strength is a number, as in noise:0.3") from None
     if len(STRENGTHS[kind]) == 1:
-        fits, words = value == 1, "has no strength but 1"
+        valid, rule = value == 1, "has no strength but 1"
     elif kind == "quantised":
-        fits, words = value in range(2, 17), "takes whole bits from 2 to 16"
+        valid, rule = value in range(2, 17), "takes whole bits from 2 to 16"
     elif kind == "noise":
-        fits, words = 0 < value <= 1000, "takes a size above 0 and at most 1000"
+        valid, rule = 0 < value <= 1000, "takes a size above 0 and at most 1000"
     else:
-        fits, words = 0 < value <= 1, "takes a share above 0 and at most 1"
-    if not fits:
-        raise ZooError(f"damage '{kind}' {words}, found {text}")
+        valid, rule = 0 < value <= 1, "takes a share above 0 and at most 1"
+    if not valid:
+        raise ZooError(f"damage '{kind}' {rule}, found {text}")
     return value
 
 
 def source_text(damage: Damage, file: str, seed: int) -> str:
-    """What the column ``source`` of a zoo's index says of a damaged network.
+    """The ``source`` column of a damaged network.
 
     Args:
-        file: the name under which `zoo export` writes it.
-        seed: of the run it came from.
+        file: the name under which `tnfn zoo export` writes it.
+        seed: of the original run.
     """
     return json.dumps({"file": file, "seed": seed, "damage": damage.to_json()})
 
 
 def damage_of(source: str) -> Damage | None:
-    """What a row's ``source`` says of its damage; None for a network that has none."""
+    """The damage in a ``source`` column, or None.
+
+    >>> damage_of(source_text(Damage("noise", 1.0, row=3), "a.pt", 0)).row
+    3
+    """
     if not source.startswith("{"):
         return None
-    told = parse_object(source, "a row of the zoo", StoreError)
-    if "damage" not in told:
+    record = parse_object(source, "a row of the zoo", StoreError)
+    if "damage" not in record:
         return None
-    fields = Fields(told, "a row of the zoo", StoreError).inner("damage")
+    fields = Fields(record, "a row of the zoo", StoreError).inner("damage")
     return Damage(
         fields.text("kind"),
         fields.number("strength"),
@@ -129,19 +141,21 @@ def damage_of(source: str) -> Damage | None:
 
 
 def damages(zoo: Zoo) -> list[Damage]:
-    """The damage of every row of a zoo that `zoo damage` made."""
-    if zoo.about["origin"] != ORIGIN:
+    """The damage of every row of a zoo that `tnfn zoo damage` made."""
+    if zoo.metadata["origin"] != ORIGIN:
         raise StoreError(
             f"'{zoo.path}' is no zoo of damaged networks: make one with tnfn zoo damage"
         )
-    found = [damage_of(source) for source in zoo.table["source"].tolist()]
-    if any(damage is None for damage in found):
-        row = next(i for i, damage in enumerate(found) if damage is None)
-        raise StoreError(f"'{zoo.path}': row {row} does not say what was done to it")
-    return [damage for damage in found if damage is not None]
+    records = []
+    for row, source in enumerate(zoo.table["source"].tolist()):
+        damage = damage_of(source)
+        if damage is None:
+            raise StoreError(f"'{zoo.path}': row {row} has no record of its damage")
+        records.append(damage)
+    return records
 
 
 def rows_of(zoo: Zoo, kinds: Mapping[str, tuple[float, ...]]) -> np.ndarray:
-    """The rows of a damaged zoo whose damage is of these kinds and strengths."""
-    fits = [damage.strength in kinds.get(damage.kind, ()) for damage in damages(zoo)]
-    return np.flatnonzero(np.array(fits, dtype=bool))
+    """The rows of a damaged zoo with damage of these kinds and strengths."""
+    match = [damage.strength in kinds.get(damage.kind, ()) for damage in damages(zoo)]
+    return np.flatnonzero(np.array(match, dtype=bool))

@@ -35,7 +35,7 @@ def export_authors(zoo: Zoo | MixedZoo, out: Path) -> int:
 
 
 def _export(zoo: Zoo, out: Path) -> int:
-    name = zoo.about["task"]["name"]
+    name = zoo.metadata["task"]["name"]
     (out / name).mkdir(parents=True)
     (out / "metadata").mkdir()
     table: list[dict[str, Any]] = []
@@ -47,11 +47,11 @@ def _export(zoo: Zoo, out: Path) -> int:
             said = 0 if accuracy != accuracy else int(round(accuracy * 10000, 6))
             file = f"{config['run']}_{epoch}_{said}.pt"
             file = _original_name(config["source"]) or file
-            state = to_state_dict(zoo.arch, {k: w[i] for k, w in named.items()})
+            state = to_state_dict(zoo.sizes, {k: w[i] for k, w in named.items()})
             if "embedding.pos_embedding" in state:
                 state["embedding.pos_embedding"] = zoo.positions()
-            if zoo.arch.heads != HEADS:
-                state[HEADS_KEY] = torch.tensor(float(zoo.arch.heads))
+            if zoo.sizes.heads != HEADS:
+                state[HEADS_KEY] = torch.tensor(float(zoo.sizes.heads))
             write_state_dict(out / name / file, state)
             table.append(_metadata(config, name, epoch, file))
     with (out / "metadata" / f"{name}.csv").open("w", newline="", encoding="utf-8") as sheet:

@@ -24,13 +24,18 @@ _NAME = re.compile(r"w(\d{1,9})-h(\d{1,9})-d(\d{1,9})")
 
 
 @dataclass(frozen=True, order=True)
-class Kind:
-    """The sizes a build may choose; the paper's by default. The MLP has ``2·width`` neurons.
+class SizeGroup:
+    """Width, heads and depth of networks; the paper's by default. MLPs have ``2·width`` neurons.
 
     Attributes:
         width: D, even because sinusoidal positions come in pairs.
         heads: of width ``width // heads`` each.
-        depth: blocks.
+        depth: number of blocks.
+
+    >>> SizeGroup(width=16, depth=1).name
+    'w16-h2-d1'
+    >>> print(SizeGroup.from_name("w16-h2-d1"))
+    width 16, 2 heads, 1 block
     """
 
     width: int = WIDTH
@@ -54,12 +59,12 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """As folders of a mixed zoo are called: ``w16-h2-d1``."""
+        """Name of its subfolder in a mixed zoo, such as ``w16-h2-d1``."""
         return f"w{self.width}-h{self.heads}-d{self.depth}"
 
     @property
     def neurons(self) -> int:
-        """Of each block's MLP: twice the width, as the paper's 64 at width 32."""
+        """Neurons of each MLP: twice the width, as in the paper."""
         return 2 * self.width
 
     def __str__(self) -> str:
@@ -68,28 +73,32 @@ class Kind:
         return f"width {self.width}, {heads}, {blocks}"
 
     @staticmethod
-    def named(name: str) -> Kind:
-        """The kind that `name` calls so."""
+    def from_name(name: str) -> SizeGroup:
+        """The inverse of `name`."""
         match = _NAME.fullmatch(name)
         if match is None:
             raise ZooError(f"'{name}' is not a kind of network: expected a name like w16-h2-d1")
-        return Kind(*map(int, match.groups()))
+        return SizeGroup(*map(int, match.groups()))
 
 
-PAPER = Kind()
-"""The kind of all networks of the paper."""
+PAPER = SizeGroup()
+"""Sizes of all networks of the paper."""
 
 
-def all_kinds(
+def size_groups(
     widths: Sequence[int], heads: Sequence[int], depths: Sequence[int]
-) -> tuple[Kind, ...]:
-    """Every combination, in order; each must be possible, and none may come twice."""
-    kinds = tuple(Kind(*sizes) for sizes in product(widths, heads, depths))
+) -> tuple[SizeGroup, ...]:
+    """Every combination of widths, heads and depths, in order.
+
+    >>> [group.name for group in size_groups([16, 32], [2], [1])]
+    ['w16-h2-d1', 'w32-h2-d1']
+    """
+    groups = tuple(SizeGroup(*sizes) for sizes in product(widths, heads, depths))
     for name, sizes in (("width", widths), ("heads", heads), ("depth", depths)):
         twice = sorted({size for size in sizes if list(sizes).count(size) > 1})
         if twice:
-            raise ZooError(f"{name} {twice[0]} was asked for twice")
-    return kinds
+            raise ZooError(f"{name} {twice[0]} is given twice")
+    return groups
 
 
 LARGEST = 1 << 16
@@ -233,23 +242,23 @@ class NetworkSizes:
         return asdict(self)
 
     @staticmethod
-    def of(task: KnownTask, kind: Kind = PAPER) -> NetworkSizes:
-        """The network of a kind for a task; the paper's by default."""
-        return NetworkSizes(task.tokens, task.classes, task.patch).resized(kind)
+    def of(task: KnownTask, group: SizeGroup = PAPER) -> NetworkSizes:
+        """Sizes of the networks of a task; the paper's by default."""
+        return NetworkSizes(task.tokens, task.classes, task.patch).resized(group)
 
     @property
-    def kind(self) -> Kind:
-        """Its width, heads and depth."""
-        return Kind(self.d_model, self.heads, self.blocks)
+    def group(self) -> SizeGroup:
+        """Width, heads and depth."""
+        return SizeGroup(self.d_model, self.heads, self.blocks)
 
-    def resized(self, kind: Kind) -> NetworkSizes:
-        """For the same task, another kind of network."""
+    def resized(self, group: SizeGroup) -> NetworkSizes:
+        """Networks of other width, heads and depth for the same task."""
         return replace(
             self,
-            d_model=kind.width,
-            heads=kind.heads,
-            d_ff=kind.neurons,
-            blocks=kind.depth,
+            d_model=group.width,
+            heads=group.heads,
+            d_ff=group.neurons,
+            blocks=group.depth,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A zoo on disk: what is written, how it is read, how damage is found."""
+"""Zoos on disk: folder, index, shards, and zoos as datasets."""
 
 from transformer_nfn.zoo.store.folder import FORMAT, Folder, check_fresh, check_outside_zoos
 from transformer_nfn.zoo.store.shards import read_header, write_shard

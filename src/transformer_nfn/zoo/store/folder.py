@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -27,19 +26,34 @@ from transformer_nfn.seed_kinds import SEED_KINDS, UNKNOWN
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store.index import Index
-from transformer_nfn.zoo.store.shards import read_header
+from transformer_nfn.zoo.store.shards import DTYPES, read_header
+
+FORMAT = 1
+KIND = "transformer-nfn zoo"
+GROUPS_FILE = "kinds.json"
+"""Marks the folder of a mixed zoo, whose zoos are subfolders; see `store.zoo.MixedZoo`."""
+VECTORS_FILE = "vectors.safetensors"
+MAX_SHARDS = 99_999
+"""Shards have names of five digits."""
+_FILES = {"zoo.json", "checksums.json", "index.parquet", VECTORS_FILE, "shards", "claims"}
 
 
 def sha256(data: bytes) -> str:
-    """The checksum the store uses for whole files."""
+    """Checksum of a small file."""
     return hashlib.sha256(data).hexdigest()
 
 
 class Checksums:
-    """``checksums.json``: what the small files of a zoo must hash to.
+    """``checksums.json``: the SHA-256 sums of the small files of a zoo.
 
-    A file that is being replaced may match its old or its new sum, so that a process killed
-    between two renames leaves a folder that still checks.
+    While a file is replaced, both its old and its new sum are valid, so that a process killed
+    between two renames leaves a valid folder.
+
+    >>> from tempfile import mkdtemp
+    >>> sums = Checksums(Path(mkdtemp()))
+    >>> sums.replace("zoo.json", b"{}")
+    >>> sums.read("zoo.json")
+    b'{}'
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,14 +63,14 @@ class Checksums:
     def _read(self) -> dict[str, list[str]]:
         if not self.path.exists():
             return {}
-        found = read_object(self.path, StoreError)
-        for name, sums in found.items():
+        checksums = read_object(self.path, StoreError)
+        for name, sums in checksums.items():
             if not isinstance(sums, list) or not all(isinstance(text, str) for text in sums):
-                raise StoreError(f"{self.path}: what stands at '{name}' are no checksums")
-        return found
+                raise StoreError(f"{self.path}: invalid checksums of '{name}'")
+        return checksums
 
     def replace(self, name: str, data: bytes) -> None:
-        """Writes the file ``name`` and its sum."""
+        """Write the file ``name`` and its sum."""
         new = sha256(data)
         sums = self._read()
         self._write(sums | {name: [*sums.get(name, [])[-1:], new]})
@@ -67,28 +81,59 @@ class Checksums:
         write_bytes(self.path, json.dumps(sums, indent=1).encode())
 
     def read(self, name: str) -> bytes:
-        """The file's bytes, checked."""
+        """The file's bytes, after checking their sum."""
         path = self.folder / name
         try:
             data = read_regular(path)
         except OSError as error:
             raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
-        known = self._read().get(name)
-        if not known:
+        valid = self._read().get(name)
+        if not valid:
             raise StoreError(f"{self.path}: holds no checksum of '{name}'")
-        if sha256(data) not in known:
+        if sha256(data) not in valid:
             raise StoreError(
-                f"{path}: damaged, expected sha256 {known[-1][:12]}…, found {sha256(data)[:12]}…"
+                f"{path}: damaged, expected sha256 {valid[-1][:12]}…, found {sha256(data)[:12]}…"
             )
         return data
 
+    def read_metadata(self, name: str, kind: str, newest: int, what: str) -> dict[str, Any]:
+        """Parse a JSON file of metadata.
 
-VECTORS_FILE = "vectors.safetensors"
+        Args:
+            name: of the file.
+            kind: required value of its ``kind``.
+            newest: the newest format this version reads.
+            what: the kind as errors call it, such as ``a zoo``.
+        """
+        path = self.folder / name
+        metadata = parse_object(self.read(name), str(path), StoreError)
+        if metadata.get("kind") != kind:
+            raise StoreError(f"{path}: kind {metadata.get('kind')!r} is not {what}")
+        if type(metadata.get("format")) is not int:
+            raise StoreError(f"{path}: has no format, a whole number")
+        if metadata["format"] > newest:
+            raise StoreError(
+                f"{path}: format {metadata['format']} is newer than this version of "
+                f"transformer-nfn ({__version__}) knows ({newest}); update it"
+            )
+        return metadata
+
+    def write_metadata(self, name: str, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Write a JSON file of metadata that `read_metadata` reads; its content."""
+        maker = f"transformer-nfn {__version__}"
+        metadata = {"format": FORMAT, "kind": kind, "made_by": maker, **fields}
+        self.replace(name, json.dumps(metadata, indent=1).encode())
+        return metadata
 
 
 @dataclass(frozen=True)
 class WordVectors:
-    """A vocabulary and a vector for each word, ``[words, width]``, with where they came from."""
+    """A vocabulary, a vector per word ``[words, width]``, and their source.
+
+    >>> words = WordVectors(("good", "bad"), torch.eye(2), "example")
+    >>> WordVectors.from_bytes(words.to_bytes()).vocabulary
+    ('good', 'bad')
+    """
 
     vocabulary: tuple[str, ...]
     vectors: Tensor
@@ -106,178 +151,147 @@ class WordVectors:
 
     @staticmethod
     def from_bytes(data: bytes) -> WordVectors:
-        """Reads what `to_bytes` wrote."""
+        """The inverse of `to_bytes`."""
         try:
             tensors = safetensors.torch.load(data)
             source, *vocabulary = json.loads(tensors["vocabulary"].numpy().tobytes().decode())
-            found = WordVectors(tuple(vocabulary), tensors["vectors"], source)
-            whole = found.vectors.is_floating_point() and found.vectors.ndim == 2
-            if not whole or len(found.vectors) != len(vocabulary):
-                raise ValueError(f"{len(vocabulary)} words, vectors {list(found.vectors.shape)}")
+            vectors = tensors["vectors"]
+            matrix = vectors.is_floating_point() and vectors.ndim == 2
+            if not matrix or len(vectors) != len(vocabulary):
+                raise ValueError(f"{len(vocabulary)} words, vectors {list(vectors.shape)}")
         except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{VECTORS_FILE}: holds no word vectors ({error})") from error
-        return found
+        return WordVectors(tuple(vocabulary), vectors, source)
 
 
-MOST_SHARDS = 99_999
-"""As many as their names of five digits can tell apart."""
-DTYPES = ("float32", "float16")
-
-
-def read_about(path: Path, kind: str, newest: int, what: str) -> dict[str, Any]:
-    """What a signed description says; refuses another kind, and what a newer version wrote.
-
-    Args:
-        path: of the file.
-        kind: that it must be of.
-        newest: the newest format that is known.
-        what: the kind in words, ``a zoo``.
-    """
-    data = Checksums(path.parent).read(path.name)
-    about = parse_object(data, str(path), StoreError)
-    if about.get("kind") != kind:
-        raise StoreError(f"{path}: kind {about.get('kind')!r} is not {what}")
-    if type(about.get("format")) is not int:
-        raise StoreError(f"{path}: has no format, a whole number")
-    if about["format"] > newest:
-        raise StoreError(
-            f"{path}: format {about['format']} is newer than this version of transformer-nfn "
-            f"({__version__}) knows ({newest}); update it"
-        )
-    return about
-
-
-def check_about(about: dict[str, Any], where: str) -> None:
-    """Refuses a description whose fields cannot be those of a zoo.
-
-    Args:
-        about: what ``zoo.json`` says.
-        where: its path.
-    """
-    fields = Fields(about, where, StoreError)
-    fields.whole("shards", 0, MOST_SHARDS)
-    arch = NetworkSizes.from_json(fields.inner("architecture").data)
+def check_metadata(metadata: dict[str, Any], where: str) -> None:
+    """Validate the content of ``zoo.json``, read from the file ``where``."""
+    fields = Fields(metadata, where, StoreError)
+    fields.whole("shards", 0, MAX_SHARDS)
+    sizes = NetworkSizes.from_json(fields.inner("architecture").data)
     fields.inner("task").text("name")
     for name in ("origin", "made_by"):
         fields.text(name)
-    if "seeds" in about:
+    if "seeds" in metadata:
         fields.text("seeds")
-    if about.get("dtype", "float32") not in DTYPES:
+    if metadata.get("dtype", "float32") not in DTYPES:
         raise StoreError(
-            f"'{where}': 'dtype' expected {' or '.join(DTYPES)}, found {about['dtype']!r}"
+            f"'{where}': 'dtype' expected {' or '.join(DTYPES)}, found {metadata['dtype']!r}"
         )
-    if "recipe" in about and "batch" in fields.inner("recipe").data:
+    if "recipe" in metadata and "batch" in fields.inner("recipe").data:
         fields.inner("recipe").whole("batch", 1)
     if fields.has("positions"):
-        _check_positions(fields.text("positions"), arch, where)
+        _check_positions(fields.text("positions"), sizes, where)
 
 
-def _check_positions(text: str, arch: NetworkSizes, where: str) -> None:
+def _check_positions(text: str, sizes: NetworkSizes, where: str) -> None:
     try:
-        size = len(base64.b64decode(text, validate=True))
+        length = len(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError) as error:
         raise StoreError(f"'{where}': 'positions' is not base64 ({error})") from error
-    if size != (expected := 4 * arch.tokens * arch.d_model):
-        raise StoreError(f"'{where}': 'positions' expected {expected} bytes, found {size}")
-
-
-FORMAT = 1
-KIND = "transformer-nfn zoo"
-KINDS_FILE = "kinds.json"
-"""In the folder of a mixed zoo, whose zoos lie in folders below it; see `store.mixed`."""
-_OWN = {"zoo.json", "checksums.json", "index.parquet", VECTORS_FILE, "shards", "claims"}
+    if length != (expected := 4 * sizes.tokens * sizes.d_model):
+        raise StoreError(f"'{where}': 'positions' expected {expected} bytes, found {length}")
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A zoo on disk; ``about`` is what ``zoo.json`` says."""
+    """The folder of a zoo; ``metadata`` is the content of ``zoo.json``.
+
+    >>> from tempfile import mkdtemp
+    >>> fields = {"origin": "build", "task": {"name": "digits"}, "shards": 2}
+    >>> folder = Folder.create(Path(mkdtemp()), NetworkSizes(16, 10, 4), fields)
+    >>> folder.shards, folder.finished()
+    (['00000', '00001'], [])
+    """
 
     path: Path
-    about: dict[str, Any]
+    metadata: dict[str, Any]
 
     @property
-    def arch(self) -> NetworkSizes:
-        """The network every row is."""
-        return NetworkSizes.from_json(self.about["architecture"])
+    def sizes(self) -> NetworkSizes:
+        """Sizes of every network."""
+        return NetworkSizes.from_json(self.metadata["architecture"])
 
     @property
     def shards(self) -> list[str]:
-        """The names of all shards there will be."""
-        return [f"{i:05d}" for i in range(self.about["shards"])]
+        """Names of all shards, finished or not."""
+        return [f"{i:05d}" for i in range(self.metadata["shards"])]
 
     @property
     def seeds(self) -> str:
         """``one`` if all runs share a seed, ``each`` if every run has its own, ``unknown``."""
-        # Builds from before there was a choice gave every run its own.
-        default = "each" if self.about.get("origin") == "build" else UNKNOWN
-        kind = str(self.about.get("seeds", default))
-        return kind if kind in SEED_KINDS else UNKNOWN
+        default = "each" if self.metadata.get("origin") == "build" else UNKNOWN
+        seeds = str(self.metadata.get("seeds", default))
+        return seeds if seeds in SEED_KINDS else UNKNOWN
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which weights are stored."""
+        return DTYPES[self.metadata.get("dtype", "float32")]
 
     def shard_path(self, shard: str) -> Path:
-        """Where a shard lies, or will lie."""
+        """The file of a shard, finished or not."""
         return self.path / "shards" / f"{shard}.safetensors"
 
     def finished(self) -> list[str]:
-        """The shards that are there."""
+        """Names of the shards that are on disk."""
         return [shard for shard in self.shards if self.shard_path(shard).exists()]
 
+    def missing(self) -> list[str]:
+        """Names of the shards that are not on disk."""
+        return [shard for shard in self.shards if not self.shard_path(shard).exists()]
+
     def word_vectors(self) -> WordVectors | None:
-        """The word vectors a text zoo keeps."""
+        """The word vectors of a text zoo."""
         if not (self.path / VECTORS_FILE).exists():
             return None
         return WordVectors.from_bytes(Checksums(self.path).read(VECTORS_FILE))
 
     @staticmethod
     def open(path: Path | str) -> Folder:
-        """Reads ``zoo.json``; refuses what is no zoo, a newer one, or a damaged one."""
+        """Read and validate ``zoo.json``."""
         path = Path(path)
-        if (path / KINDS_FILE).is_file():
-            kinds = ", ".join(sorted(p.parent.name for p in path.glob("*/zoo.json")))
+        if (path / GROUPS_FILE).is_file():
+            groups = ", ".join(sorted(p.parent.name for p in path.glob("*/zoo.json")))
             raise StoreError(
-                f"'{path}' is a mixed zoo: name one of its kinds, as in {path}/KIND ({kinds})"
+                f"'{path}' is a mixed zoo: name one of its kinds, as in {path}/KIND ({groups})"
             )
         if not (path / "zoo.json").is_file():
             raise StoreError(f"'{path}' is not a zoo: it has no zoo.json")
-        about = read_about(path / "zoo.json", KIND, FORMAT, "a zoo")
-        check_about(about, str(path / "zoo.json"))
-        return Folder(path, about)
+        metadata = Checksums(path).read_metadata("zoo.json", KIND, FORMAT, "a zoo")
+        check_metadata(metadata, str(path / "zoo.json"))
+        return Folder(path, metadata)
 
     @staticmethod
-    def create(path: Path, arch: NetworkSizes, about: dict[str, Any]) -> Folder:
-        """Writes ``zoo.json`` into a folder that `check_fresh` found fit."""
-        whole = {
-            "format": FORMAT,
-            "kind": KIND,
-            "made_by": f"transformer-nfn {__version__}",
-            "architecture": arch.to_json(),
-            "space": json.loads(arch.space.to_json()),
-            **about,
-        }
+    def create(path: Path, sizes: NetworkSizes, fields: dict[str, Any]) -> Folder:
+        """Write ``zoo.json`` into a folder that `check_fresh` accepts."""
         (path / "shards").mkdir(parents=True, exist_ok=True)
-        Checksums(path).replace("zoo.json", json.dumps(whole, indent=1).encode())
-        return Folder(path, whole)
+        network = {
+            "architecture": sizes.to_json(),
+            "space": json.loads(sizes.space.to_json()),
+        }
+        return Folder(path, Checksums(path).write_metadata("zoo.json", KIND, network | fields))
 
     @contextlib.contextmanager
     def claim(self, name: str, *, wait: bool = False) -> Iterator[bool]:
-        """Whether this process now holds ``name``; the system lets go when it dies."""
-        with claim(self.path, name, wait=wait) as mine:
-            yield mine
+        """Lock ``name`` in this folder; see `claim`."""
+        with claim(self.path, name, wait=wait) as held:
+            yield held
 
     def merge(self) -> None:
-        """Writes ``index.parquet`` from the shards, once all are there."""
+        """Write ``index.parquet`` from the shards once all are there."""
         with self.claim("index", wait=True):
-            if len(self.finished()) < len(self.shards):
+            if self.missing():
                 return
             with contextlib.suppress(StoreError):
                 index = Index.from_parquet(Checksums(self.path).read("index.parquet"), "")
                 if set(index.shards) == set(self.shards):
                     return
-            Checksums(self.path).replace("index.parquet", self.read_shards().to_parquet())
+            Checksums(self.path).replace("index.parquet", self._read_shards().to_parquet())
             sweep(self.path)
             sweep(self.path / "shards")
 
-    def read_shards(self) -> Index:
-        """The index as the finished shards give it."""
+    def _read_shards(self) -> Index:
         rows: list[dict[str, Any]] = []
         sums: dict[str, int] = {}
         for shard in self.finished():
@@ -287,37 +301,41 @@ class Folder:
         return Index.from_rows(rows, sums)
 
     def index(self) -> Index:
-        """The index from its file, or from the shards while the zoo is being built."""
-        if (self.path / "index.parquet").exists():
-            where = str(self.path / "index.parquet")
-            return Index.from_parquet(Checksums(self.path).read("index.parquet"), where)
-        return self.read_shards()
+        """The index from its file, or from the finished shards during a build."""
+        path = self.path / "index.parquet"
+        if path.exists():
+            return Index.from_parquet(Checksums(self.path).read(path.name), str(path))
+        return self._read_shards()
 
 
 def check_fresh(path: Path) -> None:
-    """Refuses a folder that holds anything but the beginnings of a zoo."""
+    """Reject a folder that holds anything but the beginning of a zoo."""
     if not path.exists():
         return
     if not path.is_dir():
         raise StoreError(f"'{path}' is a file, not a folder")
-    if (path / KINDS_FILE).is_file():
+    if (path / GROUPS_FILE).is_file():
         raise StoreError(f"'{path}' holds a mixed zoo: name an empty folder")
-    foreign = foreign_files(path, _OWN)
+    foreign = foreign_files(path, _FILES)
     if foreign:
         raise StoreError(f"'{path}' holds other files ('{foreign[0]}'): name an empty folder")
 
 
 def check_outside_zoos(path: Path) -> None:
-    """Refuses a place to write to that is a zoo, or in one: a zoo holds its own files only."""
+    """Reject an output path inside a zoo: a zoo holds only its own files."""
     real = Path(os.path.realpath(path))
     for folder in (real, *real.parents):
-        if any(os.path.isfile(folder / name) for name in ("zoo.json", KINDS_FILE)):
+        if any(os.path.isfile(folder / name) for name in ("zoo.json", GROUPS_FILE)):
             raise StoreError(f"'{path}' lies in the zoo '{folder}': choose another place")
 
 
 @contextlib.contextmanager
 def claim(folder: Path, name: str, *, wait: bool = False) -> Iterator[bool]:
-    """Whether this process now holds ``name`` in ``folder``; see `Folder.claim`."""
+    """Lock ``name`` in ``folder``: whether this process holds it. The lock ends with the process.
+
+    Args:
+        wait: until another process releases it, instead of yielding False.
+    """
     claims = folder / "claims"
     try:
         claims.mkdir(parents=True, exist_ok=True)

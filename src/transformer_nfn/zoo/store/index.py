@@ -14,51 +14,6 @@ from transformer_nfn.errors import missing_extra
 from transformer_nfn.io.files import read_parquet
 from transformer_nfn.zoo.errors import StoreError
 
-
-def check_columns(
-    columns: Mapping[str, np.ndarray], expected: Mapping[str, object], where: str
-) -> None:
-    """Refuses a column of another type than its default, and accuracies that none can be.
-
-    Args:
-        columns: as read.
-        expected: a value of each column, for its type.
-        where: the file.
-    """
-    for name, default in expected.items():
-        column = columns[name]
-        if isinstance(default, str):
-            fits = all(isinstance(value, str) for value in column.tolist())
-        elif isinstance(default, bool):
-            fits = column.dtype == bool
-        elif isinstance(default, int):
-            fits = np.issubdtype(column.dtype, np.integer)
-        else:
-            fits = np.issubdtype(column.dtype, np.floating)
-        if not fits:
-            raise StoreError(
-                f"{where}: column '{name}' expected values of type {type(default).__name__}, "
-                f"found {column.dtype}"
-            )
-    for name in ("train_accuracy", "held_accuracy", "test_accuracy"):
-        known = columns[name][~np.isnan(columns[name])]
-        if len(bad := known[(known < 0) | (known > 1)]):
-            raise StoreError(f"{where}: '{name}' expected numbers from 0 to 1, found {bad[0]:g}")
-
-
-def check_shards(shards: object, columns: Mapping[str, np.ndarray], where: str) -> None:
-    """Refuses checksums of shards that are none, and rows in shards without one."""
-    if not isinstance(shards, dict) or not all(
-        type(crc) is int and 0 <= crc < 2**32 for crc in shards.values()
-    ):
-        raise StoreError(f"{where}: damaged, its checksums of shards are none")
-    alive = ~columns["crashed"]
-    missing = set(columns["shard"][alive].tolist()) - set(shards)
-    if missing:
-        raise StoreError(f"{where}: names the shard {min(missing)!r}, of which it has no checksum")
-
-
-# Column and what stands where a row has no value (crashed runs, imported files).
 COLUMNS: dict[str, Any] = {
     "run": "",
     "optimizer": "",
@@ -81,9 +36,10 @@ COLUMNS: dict[str, Any] = {
     "checksum": 0,
     "source": "",
 }
+"""Columns with their default (for crashed runs and imported files), which fixes their type."""
 
 CONFIGURATION = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "train_fraction")
-"""The columns that say how a run was trained."""
+"""Columns of a run's training configuration."""
 
 
 def _arrow() -> tuple[Any, Any]:
@@ -97,7 +53,13 @@ def _arrow() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Index:
-    """The columns as arrays, and for each shard the crc32 of its header."""
+    """The columns as arrays, and the CRC-32 of each shard's header.
+
+    >>> index = Index.from_rows([{"run": "00007", "shard": "00000", "row": 0}], {"00000": 1})
+    >>> again = Index.from_parquet(index.to_parquet(), "index.parquet")
+    >>> len(again), again.columns["run"][0], again.shards
+    (1, '00007', {'00000': 1})
+    """
 
     columns: dict[str, np.ndarray]
     shards: dict[str, int]
@@ -107,17 +69,17 @@ class Index:
 
     @staticmethod
     def from_rows(rows: Iterable[Mapping[str, Any]], shards: Mapping[str, int]) -> Index:
-        """An index from rows; what a row lacks takes the column's default."""
+        """An index of rows; missing values take the column's default."""
         rows = list(rows)
         columns = {}
         for name, default in COLUMNS.items():
             values = [row.get(name, default) for row in rows]
-            kind = object if isinstance(default, str) else np.array(default).dtype
-            columns[name] = np.array(values, dtype=kind)
+            dtype = object if isinstance(default, str) else np.array(default).dtype
+            columns[name] = np.array(values, dtype=dtype)
         return Index(columns, dict(shards))
 
     def to_parquet(self) -> bytes:
-        """The index as the bytes of a Parquet file."""
+        """The bytes of a Parquet file."""
         pa, pq = _arrow()
         table = pa.table({name: pa.array(column) for name, column in self.columns.items()})
         table = table.replace_schema_metadata({"shards": json.dumps(self.shards)})
@@ -127,7 +89,7 @@ class Index:
 
     @staticmethod
     def from_parquet(data: bytes, where: str) -> Index:
-        """Reads what `to_parquet` wrote."""
+        """The inverse of `to_parquet`; ``where`` is the file, for errors."""
         pa, _ = _arrow()
         try:
             table = read_parquet(data)
@@ -137,6 +99,40 @@ class Index:
             }
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{where}: damaged, not an index of a zoo ({error})") from error
-        check_columns(columns, COLUMNS, where)
-        check_shards(shards, columns, where)
+        _check_columns(columns, where)
+        _check_shards(shards, columns, where)
         return Index(columns, shards)
+
+
+def _check_columns(columns: Mapping[str, np.ndarray], where: str) -> None:
+    """Check the type of every column and the range of accuracies."""
+    for name, default in COLUMNS.items():
+        column = columns[name]
+        if isinstance(default, str):
+            valid = all(isinstance(value, str) for value in column.tolist())
+        elif isinstance(default, bool):
+            valid = column.dtype == bool
+        elif isinstance(default, int):
+            valid = np.issubdtype(column.dtype, np.integer)
+        else:
+            valid = np.issubdtype(column.dtype, np.floating)
+        if not valid:
+            raise StoreError(
+                f"{where}: column '{name}' expected values of type {type(default).__name__}, "
+                f"found {column.dtype}"
+            )
+    for name in ("train_accuracy", "held_accuracy", "test_accuracy"):
+        known = columns[name][~np.isnan(columns[name])]
+        if len(bad := known[(known < 0) | (known > 1)]):
+            raise StoreError(f"{where}: '{name}' expected numbers from 0 to 1, found {bad[0]:g}")
+
+
+def _check_shards(shards: object, columns: Mapping[str, np.ndarray], where: str) -> None:
+    """Check the shards' checksums, and that every row lies in a shard that has one."""
+    if not isinstance(shards, dict) or not all(
+        type(crc) is int and 0 <= crc < 2**32 for crc in shards.values()
+    ):
+        raise StoreError(f"{where}: damaged, invalid shard checksums")
+    missing = set(columns["shard"][~columns["crashed"]].tolist()) - set(shards)
+    if missing:
+        raise StoreError(f"{where}: shard {min(missing)!r} has no checksum")

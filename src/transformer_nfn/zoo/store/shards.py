@@ -1,4 +1,4 @@
-"""Shards: safetensors files of stacked networks, written whole and read row by row."""
+"""Shards: safetensors files of stacked networks, written at once and read row by row."""
 
 from __future__ import annotations
 
@@ -24,30 +24,33 @@ from transformer_nfn.io.tensor_files import TensorInfo, TensorPlace, parse_heade
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
 
-
-def row_checksum(parts: Sequence[bytes | memoryview]) -> int:
-    """The crc32 of one network's tensors, in the order of the space."""
-    crc = 0
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    return crc
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+"""Types in which weights can be stored."""
+# Tensors with fewer bytes per row (biases) are prefetched as a whole: a page holds several rows.
+SMALL = 1024
 
 
 def write_shard(
     path: Path,
-    arch: NetworkSizes,
+    sizes: NetworkSizes,
     weights: Tensor,
     rows: Sequence[Mapping[str, Any]],
     made: Mapping[str, Any],
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Writes ``weights`` ``[checkpoints, weights]`` and their index as one safetensors file.
+    """Write ``weights`` ``[checkpoints, weights]`` and their index rows as one safetensors file.
 
     Args:
         rows: index rows; those not crashed belong to the rows of ``weights`` in order.
         made: how the shard was made (JSON values), for the record.
+
+    >>> from tempfile import mkdtemp
+    >>> path, sizes = Path(mkdtemp()) / "00000.safetensors", NetworkSizes(16, 10, 4)
+    >>> write_shard(path, sizes, torch.zeros(1, sizes.num_weights), [{"crashed": False}], {})
+    >>> read_header(path).networks
+    1
     """
-    named = {name: w.to(dtype).contiguous() for name, w in arch.to_named(weights).items()}
+    named = {name: w.to(dtype).contiguous() for name, w in sizes.to_named(weights).items()}
     arrays = [w.numpy() for w in named.values()]
     index: list[dict[str, Any]] = []
     at = 0
@@ -55,8 +58,10 @@ def write_shard(
         if row["crashed"]:
             index.append({**row, "row": -1, "checksum": 0})
             continue
-        parts = [memoryview(a[at]).cast("B") for a in arrays]
-        index.append({**row, "row": at, "checksum": row_checksum(parts)})
+        checksum = 0
+        for array in arrays:
+            checksum = zlib.crc32(memoryview(array[at]).cast("B"), checksum)
+        index.append({**row, "row": at, "checksum": checksum})
         at += 1
     if at != len(weights):
         raise StoreError(f"{path}: {at} index rows for {len(weights)} networks")
@@ -67,7 +72,7 @@ def write_shard(
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the tensors of a shard."""
+    """The index rows of a shard, how it was made, its checksum and its number of networks."""
 
     rows: list[dict[str, Any]]
     made: dict[str, Any]
@@ -75,7 +80,7 @@ class Header:
     networks: int
 
 
-def raw_header(path: Path) -> tuple[bytes, int]:
+def _raw_header(path: Path) -> tuple[bytes, int]:
     """The bytes of a shard's header, and the length of the file."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
@@ -87,10 +92,10 @@ def raw_header(path: Path) -> tuple[bytes, int]:
 
 
 def read_header(path: Path) -> Header:
-    """The index rows inside a shard, checked; reads no weights."""
-    raw, length = raw_header(path)
+    """Read and check the index rows of a shard, without its weights; see `write_shard`."""
+    raw, length = _raw_header(path)
     try:
-        _, metadata = tensor_files.parse_header(raw, length, str(path))
+        _, metadata = parse_header(raw, length, str(path))
         body = metadata["index"]
         if zlib.crc32(body.encode()) != int(metadata["index_crc32"]):
             raise ValueError("its index does not match its checksum")
@@ -101,14 +106,9 @@ def read_header(path: Path) -> Header:
         raise StoreError(f"{path}: damaged header ({error})") from error
 
 
-# Tensors with fewer bytes a row (biases) are fetched whole: a page holds several rows anyway.
-SMALL = 1024
-DTYPES = {"float32": (torch.float32, np.float32), "float16": (torch.float16, np.float16)}
-
-
 @dataclass(frozen=True)
 class _Part:
-    """One tensor of a shard: where its rows lie in the file, and where in a flat row."""
+    """One tensor of a shard: offset and length of its rows in the file, its bytes in a row."""
 
     offset: int
     row_bytes: int
@@ -117,67 +117,65 @@ class _Part:
 
 
 class ShardReader:
-    """A shard whose rows are read in place, each with one positioned read a tensor.
+    """Random access to the networks of a shard, with one positioned read per tensor.
 
-    A map of the file would do the same at twice the cost: a page fault for every page, and
-    pages that count as this process's memory until they are given back.
+    Mapping the file would cost twice as much: a fault per page, and pages that count as memory
+    of this process.
 
     Args:
-        header_crc32: what the index says the header hashes to; None does not check.
+        header_crc32: checksum of the header according to the index; None does not check.
     """
 
-    def __init__(self, path: Path, arch: NetworkSizes, header_crc32: int | None = None) -> None:
-        raw, length = raw_header(path)
+    def __init__(self, path: Path, sizes: NetworkSizes, header_crc32: int | None = None) -> None:
+        raw, length = _raw_header(path)
         if header_crc32 is not None and zlib.crc32(raw) != header_crc32:
             raise StoreError(f"{path}: damaged, its header does not match its checksum")
         try:
             places, _ = parse_header(raw, length, str(path))
             first = next(iter(places.values())).info
-            self.dtype, kind = DTYPES[first.dtype]
+            self.dtype = DTYPES[first.dtype]
+            self.numpy_dtype = np.dtype(first.dtype)
             self._rows = first.shape[0]
         except (CheckpointError, KeyError, IndexError, StopIteration) as error:
             raise StoreError(f"{path}: damaged header ({error})") from error
-        self.path, self.kind = path, np.dtype(kind)
-        self._parts = self._lay_out(places, arch)
+        self.path = path
+        self._parts = self._lay_out(places, sizes)
         self._large = [part for part in self._parts if part.row_bytes >= SMALL]
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
-        # Rows are read in no order, so what lies around one is not worth reading with it.
+        # Rows are read in random order, so reading ahead would be wasted.
         _advise(self._file, 0, 0, "RANDOM")
         for part in self._parts:
             if part.row_bytes < SMALL:
                 _advise(self._file, part.offset, part.row_bytes * self._rows, "WILLNEED")
 
-    def _lay_out(self, places: dict[str, TensorPlace], arch: NetworkSizes) -> list[_Part]:
+    def _lay_out(self, places: dict[str, TensorPlace], sizes: NetworkSizes) -> list[_Part]:
         parts: list[_Part] = []
         at = 0
-        dtype = str(self.kind)
-        for name, shape in arch.space.shapes.items():
-            expected = TensorInfo((self._rows, *shape), dtype)
-            found = places[name].info if name in places else None
-            if found != expected:
-                raise StoreError(
-                    f"{self.path}: tensor '{name}' expected {expected}, found {found}"
-                )
-            size = math.prod(shape) * self.kind.itemsize
+        for name, shape in sizes.space.shapes.items():
+            expected = TensorInfo((self._rows, *shape), str(self.numpy_dtype))
+            info = places[name].info if name in places else None
+            if info != expected:
+                raise StoreError(f"{self.path}: tensor '{name}' expected {expected}, found {info}")
+            size = math.prod(shape) * self.numpy_dtype.itemsize
             parts.append(_Part(places[name].start, size, at, at + size))
             at += size
         if len(places) > len(parts):
-            raise StoreError(f"{self.path}: damaged, tensors that are no network's")
+            raise StoreError(f"{self.path}: damaged, holds tensors of no network")
         return parts
 
     def __len__(self) -> int:
         return self._rows
 
-    def will_need(self, row: int) -> None:
-        """Asks the system to fetch one network's pages; returns before they are there."""
+    def prefetch(self, row: int) -> None:
+        """Ask the system to load the pages of one network; returns at once."""
         for part in self._large:
             _advise(self._file, part.offset + row * part.row_bytes, part.row_bytes, "WILLNEED")
 
     def read(self, row: int, checksum: int, out: np.ndarray) -> None:
-        """Copies one network into ``out`` ``[weights]``, its tensors in order, and checks it."""
+        """Read one network into ``out`` ``[weights]``, its tensors in order, and check it."""
         if not 0 <= row < self._rows:
-            raise StoreError(f"{self.path}: row {row} asked, {self._rows} there")
+            raise StoreError(f"{self.path}: has no row {row}, only {self._rows} rows")
         view = memoryview(out.data).cast("B")
         for part in self._parts:
             target = [view[part.first : part.last]]
@@ -187,7 +185,6 @@ class ShardReader:
             raise StoreError(f"{self.path}: damaged, row {row} does not match its checksum")
 
 
-def _advise(file: int, start: int, size: int, what: str) -> None:
-    # Advice only; systems without it read a little slower.
+def _advise(file: int, start: int, size: int, advice: str) -> None:
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file, start, size, getattr(os, f"POSIX_FADV_{what}"))
+        os.posix_fadvise(file, start, size, getattr(os, f"POSIX_FADV_{advice}"))

@@ -1,9 +1,8 @@
-"""Zoos as datasets: select rows, read their weights, run them; mixed zoos of several sizes."""
+"""Zoos as datasets: select rows, read and run their networks; mixed zoos of several sizes."""
 
 from __future__ import annotations
 
 import base64
-import json
 import math
 import operator
 from collections import OrderedDict, deque
@@ -15,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn import __version__
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import Network, network_of
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.module import SmallTransformer, load_network
-from transformer_nfn.zoo.sizes import Kind
-from transformer_nfn.zoo.store.folder import KINDS_FILE, Checksums, Folder, WordVectors, read_about
+from transformer_nfn.zoo.sizes import SizeGroup
+from transformer_nfn.zoo.store.folder import GROUPS_FILE, Checksums, Folder, WordVectors
 from transformer_nfn.zoo.store.shards import ShardReader
 
 Item = tuple[Weights, Tensor]
@@ -30,27 +28,37 @@ Item = tuple[Weights, Tensor]
 Rows = Sequence[int] | np.ndarray | Tensor
 # An open shard costs a file handle, and systems allow about a thousand.
 OPEN_SHARDS = 256
-# Networks read at once by a loop over a zoo.
+# Networks that iterating over a zoo reads at once.
 ITERATED = 64
-# Batches the disk is asked for before they are needed.
+# Batches prefetched from disk.
 FETCH_AHEAD = 4
 
 
 class Zoo:
-    """A zoo on disk. Rows are numbered as in `table`; crashed runs have none.
+    """A zoo on disk, as a map-style dataset of networks. Crashed runs have no rows.
 
     Attributes:
         path: the folder.
-        about: what ``zoo.json`` says.
-        table: the index as columns (NumPy arrays), a row a checkpoint.
-        crashed: the run ids that gave no checkpoint.
+        metadata: the content of ``zoo.json``.
+        sizes: sizes of every network.
+        table: the index as columns (NumPy arrays), one row per checkpoint.
+        crashed: ids of the runs without a checkpoint.
+
+    >>> zoo = Zoo.open("mnist-sample")
+    >>> len(zoo), zoo.space.num_weights
+    (160, 18506)
+    >>> rows = zoo.select(optimizer="adam", min_accuracy=0.9)
+    >>> zoo.weights(rows[:2])["blocks.0.W_Q"].shape
+    torch.Size([2, 2, 32, 16])
+    >>> zoo.network(rows[0])(torch.zeros(1, 1, 28, 28)).shape
+    torch.Size([1, 10])
     """
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self.path = folder.path
-        self.about = folder.about
-        self.arch = folder.arch
+        self.metadata = folder.metadata
+        self.sizes = folder.sizes
         index = folder.index()
         alive = ~index.columns["crashed"].astype(bool)
         self.table: dict[str, np.ndarray] = {k: v[alive] for k, v in index.columns.items()}
@@ -60,11 +68,7 @@ class Zoo:
 
     @staticmethod
     def open(path: Path | str) -> Zoo:
-        """Opens a zoo, finished or still being built; reads the index, no weights.
-
-        Args:
-            path: its folder, or its name (`tnfn assets` lists them).
-        """
+        """Open a zoo, finished or not, by its folder or asset name; reads no weights."""
         return Zoo(Folder.open(resolve(path, "zoo")))
 
     def __len__(self) -> int:
@@ -74,22 +78,19 @@ class Zoo:
         runs = len(set(self.table["run"].tolist()))
         state = "" if self.finished else ", not finished"
         return (
-            f"Zoo('{self.path}', {self.about['task']['name']}, {len(self):,} networks of "
+            f"Zoo('{self.path}', {self.metadata['task']['name']}, {len(self):,} networks of "
             f"{runs:,} runs, {self.space.num_weights:,} weights each{state})"
         )
 
     def __getitem__(self, row: int) -> Item:
-        """One network ``[*axes]`` and its test accuracy, as a `DataLoader` takes them.
-
-        Rows count from the end where they are negative; `network` makes a module of one.
-        """
+        """One network ``[*axes]`` and its test accuracy, as a `DataLoader` takes them."""
         at = operator.index(row)
         if not -len(self) <= at < len(self):
-            raise IndexError(f"row {at} asked of a zoo with {len(self)} rows")
+            raise IndexError(f"row {at} of a zoo with {len(self)} rows")
         return self.__getitems__([at % len(self)])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Item]:
-        """Several at once, which is how a `DataLoader` asks."""
+        """Several rows at once, as a `DataLoader` reads them."""
         named = self.weights(rows)
         accuracies = self.table["test_accuracy"][np.asarray(rows, dtype=np.int64)]
         return [
@@ -98,23 +99,23 @@ class Zoo:
         ]
 
     def __iter__(self) -> Iterator[Item]:
-        """All networks with their accuracies, in the order of the rows."""
+        """All networks with their accuracies, in row order."""
         for start in range(0, len(self), ITERATED):
             yield from self.__getitems__(range(start, min(start + ITERATED, len(self))))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs, such as a worker of a `DataLoader`: not the open files."""
+        """State for another process, such as a `DataLoader` worker: without open files."""
         return {**vars(self), "_readers": OrderedDict()}
 
     @property
     def space(self) -> WeightSpace:
-        """The weight space of the whole network; `weights` lie in it."""
-        return self.arch.space
+        """The weight space of the networks."""
+        return self.sizes.space
 
     @property
     def block_space(self) -> WeightSpace:
         """The weight space of one block, the paper's U."""
-        return self.arch.block_space
+        return self.sizes.block_space
 
     @property
     def seeds(self) -> str:
@@ -123,7 +124,7 @@ class Zoo:
 
     @property
     def finished(self) -> bool:
-        """Whether every shard of the plan is there."""
+        """Whether all shards are on disk."""
         return len(self._headers) == len(self._folder.shards)
 
     def select(
@@ -137,44 +138,44 @@ class Zoo:
         optimizer: str | None = None,
         runs: Sequence[str] | None = None,
     ) -> np.ndarray:
-        """The numbers of the rows that fit, ``int64``.
+        """Numbers of the matching rows, ``int64``.
 
         Args:
-            epoch: checkpoints of this epoch. With ``epoch`` or ``percent`` and no ``best``,
-                rows kept only for being best are left out.
-            percent: checkpoints at 50, 75 or 100 percent of the training. Of few epochs one
-                checkpoint may stand for several: the third of three is that at 75 and at 100.
-            best: only rows that are (are not) the run's best.
-            min_accuracy: test accuracy at least this.
-            max_accuracy: test accuracy at most this.
+            epoch: checkpoints of this epoch. With ``epoch`` or ``percent`` and without ``best``,
+                rows stored only as a run's best are left out.
+            percent: checkpoints at 50, 75 or 100 percent of the training. In short trainings
+                one checkpoint counts as several: of three epochs the last is at 75 and 100.
+            best: only rows that are (are not) the best of their run.
+            min_accuracy: minimum test accuracy.
+            max_accuracy: maximum test accuracy.
             optimizer: only runs of this optimiser.
             runs: only these runs.
         """
         t = self.table
-        fits = np.ones(len(self), dtype=bool)
+        match = np.ones(len(self), dtype=bool)
         if best is None and (epoch is not None or percent is not None):
             best = False
         if percent is not None:
-            fits &= self._at_percent(percent)
+            match &= self._at_percent(percent)
         for column, value in (
             ("epoch", epoch),
             ("best", best),
             ("optimizer", optimizer),
         ):
             if value is not None:
-                fits &= t[column] == value
+                match &= t[column] == value
         if min_accuracy is not None:
-            fits &= t["test_accuracy"] >= min_accuracy
+            match &= t["test_accuracy"] >= min_accuracy
         if max_accuracy is not None:
-            fits &= t["test_accuracy"] <= max_accuracy
+            match &= t["test_accuracy"] <= max_accuracy
         if runs is not None:
-            fits &= np.isin(t["run"].astype(str), np.array(list(runs), dtype=str))
-        return np.flatnonzero(fits)
+            match &= np.isin(t["run"].astype(str), np.array(list(runs), dtype=str))
+        return np.flatnonzero(match)
 
     def _at_percent(self, percent: int) -> np.ndarray:
-        """Which rows are the checkpoint at so many percent of their run."""
+        """Which rows are the checkpoint at ``percent`` of their run."""
         labels = self.table["percent"]
-        recipe = self.about.get("recipe", {})
+        recipe = self.metadata.get("recipe", {})
         if "epochs" not in recipe or percent not in recipe.get("percents", ()):
             return np.asarray(labels == percent)
         epoch = max(1, math.ceil(recipe["epochs"] * percent / 100))
@@ -186,12 +187,12 @@ class Zoo:
         fractions: Sequence[float] = (0.7, 0.15, 0.15),
         seed: int = 0,
     ) -> list[np.ndarray]:
-        """Parts ``rows`` by run, so that no run has checkpoints on two sides.
+        """Split rows by run, so that no run has checkpoints in two parts.
 
         Args:
-            rows: what to part; None for every row.
+            rows: the rows to split; None for all.
             fractions: the share of the runs in each part; they add up to 1.
-            seed: another seed parts otherwise.
+            seed: of the random split.
         """
         if any(f < 0 for f in fractions) or abs(sum(fractions) - 1) > 1e-6:
             raise ZooError(f"split fractions must add up to 1, found {list(fractions)}")
@@ -203,7 +204,7 @@ class Zoo:
         return [chosen[side == i] for i in range(len(fractions))]
 
     def weights(self, rows: Rows) -> Weights:
-        """The weights of some rows, ``[n, *axes]`` a tensor of `space`, each row checked."""
+        """Weights of some rows, ``[n, *axes]`` per tensor of `space`, each row verified."""
         chosen = self._rows(rows)
         return self._read(chosen, self._fetch(chosen))
 
@@ -222,14 +223,14 @@ class Zoo:
         }
 
     def _fetch(self, rows: np.ndarray) -> list[ShardReader]:
-        """The readers of some rows, whose pages the system now begins to fetch."""
+        """The readers of some rows, whose pages are being prefetched."""
         readers = [self._reader(shard) for shard in self.table["shard"][rows]]
         for reader, row in zip(readers, self.table["row"][rows].tolist(), strict=True):
-            reader.will_need(row)
+            reader.prefetch(row)
         return readers
 
     def batch(self, rows: Rows) -> Network:
-        """The same in parts and in float32, as models read them; blocks are ``[n, 1, *axes]``."""
+        """Rows in parts and in float32, the input of models; blocks are ``[n, 1, *axes]``."""
         return network_of({name: w.float() for name, w in self.weights(rows).items()})
 
     def batches(
@@ -240,36 +241,36 @@ class Zoo:
         if seed is not None:
             chosen = np.random.default_rng(seed).permutation(chosen)
         parts = [chosen[start : start + size] for start in range(0, len(chosen), size)]
-        # While one batch is used, the disk fetches the next ones.
-        coming: deque[list[ShardReader]] = deque()
+        # While one batch is used, the next ones are prefetched.
+        prefetched: deque[list[ShardReader]] = deque()
         for i, part in enumerate(parts):
-            while len(coming) <= FETCH_AHEAD and i + len(coming) < len(parts):
-                coming.append(self._fetch(parts[i + len(coming)]))
-            yield part, self._read(part, coming.popleft())
+            while len(prefetched) <= FETCH_AHEAD and i + len(prefetched) < len(parts):
+                prefetched.append(self._fetch(parts[i + len(prefetched)]))
+            yield part, self._read(part, prefetched.popleft())
 
     def network(self, row: int) -> SmallTransformer:
         """One row as a runnable module, in evaluation mode."""
         named = self.weights([row])
-        network = load_network(self.arch, {name: w[0] for name, w in named.items()})
+        network = load_network(self.sizes, {name: w[0] for name, w in named.items()})
         network.embedding.pos_embedding = self.positions()
         return network
 
     def positions(self) -> Tensor:
-        """The fixed positions ``[tokens, d_model]``; an imported zoo keeps its files' own."""
-        kept = self.about.get("positions")
-        if kept is None:
-            return self.arch.positions()
-        table = np.frombuffer(base64.b64decode(kept), dtype=np.float32)
-        return torch.from_numpy(table.copy()).view(self.arch.tokens, self.arch.d_model)
+        """The fixed positions ``[tokens, d_model]``; an imported zoo stores those of its files."""
+        stored = self.metadata.get("positions")
+        if stored is None:
+            return self.sizes.positions()
+        table = np.frombuffer(base64.b64decode(stored), dtype=np.float32)
+        return torch.from_numpy(table.copy()).view(self.sizes.tokens, self.sizes.d_model)
 
     def config(self, row: int) -> dict[str, Any]:
-        """Everything the index says of one row, as plain values."""
+        """The index entry of one row, as plain values."""
         (row,) = self._rows([row])
         values = {name: column[row] for name, column in self.table.items()}
         return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
 
     def word_vectors(self) -> WordVectors | None:
-        """The word vectors stored with a text zoo."""
+        """The word vectors of a text zoo."""
         return self._folder.word_vectors()
 
     def _rows(self, rows: Rows) -> np.ndarray:
@@ -279,7 +280,7 @@ class Zoo:
         chosen = chosen.astype(np.int64).reshape(-1)
         bad = chosen[(chosen < 0) | (chosen >= len(self))]
         if len(bad):
-            raise ZooError(f"row {bad[0]} asked of a zoo with {len(self)} rows")
+            raise ZooError(f"row {bad[0]} of a zoo with {len(self)} rows")
         return chosen
 
     def _reader(self, shard: str) -> ShardReader:
@@ -287,8 +288,8 @@ class Zoo:
         if reader is None:
             path = self._folder.shard_path(shard)
             if not path.exists():
-                raise StoreError(f"{path}: missing, though the index names it")
-            reader = ShardReader(path, self.arch, self._headers[shard])
+                raise StoreError(f"{path}: missing, but the index lists it")
+            reader = ShardReader(path, self.sizes, self._headers[shard])
             self._readers[shard] = reader
             if len(self._readers) > OPEN_SHARDS:
                 self._readers.popitem(last=False)
@@ -296,37 +297,44 @@ class Zoo:
         return reader
 
 
-FORMAT = 1
-KIND = "transformer-nfn mixed zoo"
+GROUPS_FORMAT = 1
+GROUPS_KIND = "transformer-nfn mixed zoo"
 
 
 class MixedZoo:
     """Zoos of one task whose networks differ in width, heads or depth.
 
     Attributes:
-        path: the folder; every kind's zoo lies in it under the kind's name.
-        about: what ``kinds.json`` says.
-        zoos: the zoos by the name of their kind, such as ``w16-h2-d1``; while a mixed zoo is
-            being built, those that have been begun.
+        path: the folder; each size group has a zoo in the subfolder of its name.
+        metadata: the content of ``kinds.json``.
+        groups: all size groups.
+        zoos: zoos by the name of their size group, such as ``w16-h2-d1``; during a build, those
+            that exist already.
+
+    >>> from tempfile import mkdtemp
+    >>> write_groups(Path(folder := mkdtemp()), [SizeGroup(16)], {"task": "digits", "seeds": "one"})
+    >>> mixed = MixedZoo.open(folder)
+    >>> len(mixed), mixed.task, mixed.finished
+    (0, 'digits', False)
     """
 
-    def __init__(self, path: Path, about: dict[str, Any], kinds: Sequence[Kind]) -> None:
-        self.path, self.about, self.kinds = path, about, tuple(kinds)
+    def __init__(
+        self, path: Path, metadata: dict[str, Any], groups: Sequence[SizeGroup]
+    ) -> None:
+        self.path, self.metadata, self.groups = path, metadata, tuple(groups)
         self.zoos = {
-            kind.name: _open_kind(path / kind.name, kind)
-            for kind in self.kinds
-            if (path / kind.name / "zoo.json").is_file()
+            group.name: _open_group(path / group.name, group)
+            for group in self.groups
+            if (path / group.name / "zoo.json").is_file()
         }
 
     @staticmethod
     def open(path: Path | str) -> MixedZoo:
-        """Opens a mixed zoo, finished or still being built; reads indices, no weights."""
+        """Open a mixed zoo, finished or not; reads no weights."""
         path = Path(path)
-        about = read_kinds(path)
-        return MixedZoo(path, about, kinds_in(path, about))
+        return MixedZoo(path, *read_groups(path))
 
     def __len__(self) -> int:
-        """Networks of all kinds together."""
         return sum(len(zoo) for zoo in self)
 
     def __iter__(self) -> Iterator[Zoo]:
@@ -345,67 +353,62 @@ class MixedZoo:
 
     @property
     def task(self) -> str:
-        """The name of the task that all networks are trained on."""
-        return str(self.about["task"])
+        """The name of the task."""
+        return str(self.metadata["task"])
 
     @property
     def rows(self) -> dict[str, int]:
-        """How many networks there are of each kind."""
+        """Number of networks of each size group."""
         return {name: len(zoo) for name, zoo in self.zoos.items()}
 
     @property
     def seeds(self) -> str:
-        """``one`` if all runs of a kind share a seed, ``each`` if every run has its own."""
-        return str(self.about["seeds"])
+        """``one`` if all runs of a size group share a seed, ``each`` if every run has its own."""
+        return str(self.metadata["seeds"])
 
     @property
     def finished(self) -> bool:
-        """Whether every kind is there and every shard of it."""
-        return len(self.zoos) == len(self.kinds) and all(zoo.finished for zoo in self)
+        """Whether all shards of all size groups are on disk."""
+        return len(self.zoos) == len(self.groups) and all(zoo.finished for zoo in self)
 
 
 def open_zoo(path: Path | str) -> Zoo | MixedZoo:
-    """Opens a zoo of one kind or a mixed one, whichever lies there."""
+    """Open a zoo or a mixed zoo.
+
+    >>> open_zoo("mnist-sample").seeds
+    'each'
+    """
     return MixedZoo.open(path) if is_mixed(path) else Zoo.open(path)
 
 
 def is_mixed(path: Path | str) -> bool:
-    """Whether a folder says that it is a mixed zoo."""
-    return (Path(path) / KINDS_FILE).is_file()
+    """Whether a folder is marked as a mixed zoo."""
+    return (Path(path) / GROUPS_FILE).is_file()
 
 
-def write_kinds(path: Path, kinds: Sequence[Kind], about: dict[str, Any]) -> None:
-    """Writes ``kinds.json``."""
-    whole = {
-        "format": FORMAT,
-        "kind": KIND,
-        "made_by": f"transformer-nfn {__version__}",
-        **about,
-        "kinds": [kind.name for kind in kinds],
-    }
-    Checksums(path).replace(KINDS_FILE, json.dumps(whole, indent=1).encode())
+def write_groups(path: Path, groups: Sequence[SizeGroup], fields: dict[str, Any]) -> None:
+    """Write ``kinds.json``, which marks a folder as a mixed zoo."""
+    names = [group.name for group in groups]
+    Checksums(path).write_metadata(GROUPS_FILE, GROUPS_KIND, {**fields, "kinds": names})
 
 
-def read_kinds(path: Path) -> dict[str, Any]:
-    """What ``kinds.json`` says, checked; refuses what is no mixed zoo, or a newer one."""
+def read_groups(path: Path) -> tuple[dict[str, Any], tuple[SizeGroup, ...]]:
+    """Read and validate ``kinds.json``: its content and the size groups it lists."""
     if not is_mixed(path):
-        raise StoreError(f"'{path}' is not a mixed zoo: it has no {KINDS_FILE}")
-    return read_about(path / KINDS_FILE, KIND, FORMAT, "a mixed zoo")
-
-
-def kinds_in(path: Path, about: dict[str, Any]) -> tuple[Kind, ...]:
-    """The kinds that ``kinds.json`` names, in its order."""
-    names = about.get("kinds")
+        raise StoreError(f"'{path}' is not a mixed zoo: it has no {GROUPS_FILE}")
+    checksums = Checksums(path)
+    metadata = checksums.read_metadata(GROUPS_FILE, GROUPS_KIND, GROUPS_FORMAT, "a mixed zoo")
+    names = metadata.get("kinds")
     if not isinstance(names, list) or not names:
-        raise StoreError(f"{path / KINDS_FILE}: expected a list of kinds, found {names!r}")
+        raise StoreError(f"{path / GROUPS_FILE}: expected a list of kinds, found {names!r}")
     try:
-        return tuple(Kind.named(str(name)) for name in names)
+        return metadata, tuple(SizeGroup.from_name(str(name)) for name in names)
     except ZooError as error:
-        raise StoreError(f"{path / KINDS_FILE}: {error}") from error
+        raise StoreError(f"{path / GROUPS_FILE}: {error}") from error
 
 
-def _open_kind(path: Path, kind: Kind) -> Zoo:
+def _open_group(path: Path, group: SizeGroup) -> Zoo:
     zoo = Zoo.open(path)
-    if zoo.arch.kind != kind:
-        raise StoreError(f"'{path}' holds networks of {zoo.arch.kind}, expected {kind}")
+    if zoo.sizes.group != group:
+        raise StoreError(f"'{path}' holds networks of {zoo.sizes.group}, expected {group}")
     return zoo

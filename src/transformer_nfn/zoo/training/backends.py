@@ -1,4 +1,4 @@
-"""The native C step, and the choice of the code that computes a step on this machine."""
+"""The native C step, and the choice of the code that computes a step."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.steps import Runner, Stepper, StepRunner, TorchStepper
 from transformer_nfn.zoo.training.tasks import Batch, Task
 
-SOURCES = ("step.c", "pass.h")
+NATIVE = Path(__file__).parent / "native"
+PATHS = ("auto", "native", "torch", "compiled", "fused")
 
 
 @functools.cache
 def library(
     width: int = WIDTH, heads: int = HEADS, neurons: int = HIDDEN, blocks: int = BLOCKS
 ) -> tuple[ctypes.CDLL | None, str]:
-    """The step compiled for networks of these sizes, or None and why there is none."""
-    here = Path(__file__).parent / "native"
+    """The C step compiled for these sizes, or None and the reason."""
     sizes = CompiledSizes(width, heads, neurons, blocks)
-    return load_for(sizes, [here / name for name in SOURCES], "step", _declare)
+    return load_for(sizes, [NATIVE / "step.c", NATIVE / "pass.h"], "step", _declare)
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
@@ -42,59 +42,59 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     return lib
 
 
-def why_not(arch: NetworkSizes | None, device: str, precision: str = "float32") -> str:
-    """Why the native step cannot be taken here; nothing if it can."""
+def why_not(sizes: NetworkSizes | None, device: str, precision: str = "float32") -> str:
+    """Why the native step cannot be used; empty if it can."""
     if "cuda" in device:
         return "the native step is for the CPU"
     if precision != "float32":
         return f"the native step computes in float32, not {precision}"
-    if arch is None:
+    if sizes is None:
         return library()[1]
-    if arch.d_model % 4 or arch.d_ff % 4:
+    if sizes.d_model % 4 or sizes.d_ff % 4:
         return (
-            f"the native step is for widths that are multiples of 4, not {arch.d_model} and "
-            f"{arch.d_ff} neurons"
+            f"the native step is for widths that are multiples of 4, not {sizes.d_model} and "
+            f"{sizes.d_ff} neurons"
         )
-    if arch.classes > 16:
-        return f"the native step is for at most 16 classes, not {arch.classes}"
-    return _library(arch)[1]
+    if sizes.classes > 16:
+        return f"the native step is for at most 16 classes, not {sizes.classes}"
+    return _library(sizes)[1]
 
 
-def _library(arch: NetworkSizes) -> tuple[ctypes.CDLL | None, str]:
-    return library(arch.d_model, arch.heads, arch.d_ff, arch.blocks)
+def _library(sizes: NetworkSizes) -> tuple[ctypes.CDLL | None, str]:
+    return library(sizes.d_model, sizes.heads, sizes.d_ff, sizes.blocks)
 
 
 class NativeStepper:
-    """A `steps.Stepper` over the C code; see `steps.TorchStepper` for the arguments."""
+    """A `steps.Stepper` in C; see `steps.TorchStepper` for the arguments."""
 
-    whole = False
+    fixed_shape = False
 
-    def __init__(self, arch: NetworkSizes, weights: Tensor, threshold: Tensor) -> None:
-        problem = why_not(arch, str(weights.device))
-        if problem or (lib := _library(arch)[0]) is None:
+    def __init__(self, sizes: NetworkSizes, weights: Tensor, threshold: Tensor) -> None:
+        problem = why_not(sizes, str(weights.device))
+        if problem or (lib := _library(sizes)[0]) is None:
             raise ZooError(problem)
-        self.arch, self.lib = arch, lib
+        self.sizes, self.lib = sizes, lib
         self.weights = weights.contiguous()
         self.first = torch.zeros_like(weights)
         self.second = torch.zeros_like(weights)
         self.grad = torch.zeros_like(weights)
         self.threshold = threshold.contiguous()
         self.scale = 65536 / (65536 - threshold.to(torch.float32))
-        self.positions = arch.positions()
+        self.positions = sizes.positions()
 
     def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
-        """Trains the first ``len(coef)`` networks on one batch; loss and hits of each."""
+        """Train the first ``len(coef)`` networks on one batch; loss and hits of each."""
         M, B = batch.labels.shape
         loss, hits = self._pass(self.weights[:M], batch, keys, self.grad)
         coef = coef.contiguous()
         self.lib.tnfn_update(
-            M, self.arch.num_weights, *map(_at, (self.weights, self.grad)),
+            M, self.sizes.num_weights, *map(_at, (self.weights, self.grad)),
             *map(_at, (self.first, self.second, coef)),
         )
         return loss / B, hits
 
     def evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Summed loss and hits of each network on one batch that all share."""
+        """Summed loss and hits of each network on one shared batch."""
         return self._pass(weights.contiguous(), batch, None, None)
 
     def _pass(
@@ -110,13 +110,13 @@ class NativeStepper:
         hits = torch.empty(M, dtype=torch.int64)
         B, T = inputs.shape[1:3]
         failed = self.lib.tnfn_pass(
-            M, B, T, self.arch.patch, self.arch.classes, _at(weights), _at(grad), _at(inputs),
+            M, B, T, self.sizes.patch, self.sizes.classes, _at(weights), _at(grad), _at(inputs),
             _at(labels), int(len(inputs) == 1 and grad is None), _at(lengths),
-            _at(self.positions), self.arch.tokens, _at(keys), _at(self.threshold),
+            _at(self.positions), self.sizes.tokens, _at(keys), _at(self.threshold),
             _at(self.scale), _at(loss), _at(hits),
         )
         if failed:
-            raise MemoryError("the native step could not get its scratch memory")
+            raise MemoryError("the native step could not allocate its scratch memory")
         return loss, hits
 
 
@@ -124,26 +124,26 @@ def _at(tensor: Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(0 if tensor is None else tensor.data_ptr())
 
 
-PATHS = ("auto", "native", "torch", "compiled", "fused")
-
-
 def describe_path(
-    path: str, device: str, arch: NetworkSizes | None = None, precision: str = "float32"
+    path: str, device: str, sizes: NetworkSizes | None = None, precision: str = "float32"
 ) -> tuple[str, str]:
-    """The path that will be taken, and a sentence for the user.
+    """The code that computes a step, and a note for the user.
 
-    ``auto`` is ``fused`` on CUDA where Triton is installed and products may be in bf16 or
-    tf32, else ``compiled``; ``native`` on the CPU where there is a C compiler; else ``torch``,
-    several times slower; the sentence says why.
+    ``auto`` is ``fused`` on CUDA if Triton is installed and products are in bf16 or tf32, else
+    ``compiled``; on the CPU it is ``native`` if there is a C compiler, else ``torch``, several
+    times slower.
+
+    >>> describe_path("torch", "cpu")
+    ('torch', 'steps by plain PyTorch on cpu')
     """
     if path not in PATHS:
         raise ZooError(f"path must be one of {', '.join(PATHS)}, found '{path}'")
-    reason = why_not(arch, device, precision) if path in ("auto", "native") else ""
+    reason = why_not(sizes, device, precision) if path in ("auto", "native") else ""
     if path == "native" and reason:
-        raise ZooError(f"path native was asked for, but {reason}")
-    unfused = why_not_fused(arch, device, precision)
+        raise ZooError(f"path native is not possible: {reason}")
+    unfused = why_not_fused(sizes, device, precision)
     if path == "fused" and unfused:
-        raise ZooError(f"path fused was asked for, but {unfused}")
+        raise ZooError(f"path fused is not possible: {unfused}")
     if path == "auto":
         if "cuda" in device:
             path, reason = ("compiled", unfused) if unfused else ("fused", "")
@@ -161,20 +161,20 @@ def describe_path(
     return path, f"{words} on {device}{because}"
 
 
-def why_not_fused(arch: NetworkSizes | None, device: str, precision: str) -> str:
-    """Why the fused kernels cannot be taken here; nothing if they can."""
+def why_not_fused(sizes: NetworkSizes | None, device: str, precision: str) -> str:
+    """Why the fused kernels cannot be used; empty if they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if "cuda" not in device:
         return "the fused kernels are for CUDA"
     if precision == "float32":
         return "the fused kernels multiply in bf16 or tf32, not float32 (see --precision)"
-    if arch is not None:
-        if (arch.d_model, arch.heads, arch.d_ff) != (32, 2, 64):
-            return f"the fused kernels are for width 32 and 2 heads, not for {arch.kind}"
-        if precision == "tf32" and not arch.patch:
+    if sizes is not None:
+        if (sizes.d_model, sizes.heads, sizes.d_ff) != (32, 2, 64):
+            return f"the fused kernels are for width 32 and 2 heads, not for {sizes.group}"
+        if precision == "tf32" and not sizes.patch:
             return "the fused kernels multiply texts in bf16, not tf32"
-        if arch.classes > 64 or arch.patch > 64:
+        if sizes.classes > 64 or sizes.patch > 64:
             return "the fused kernels are for at most 64 classes and 64 pixels a patch"
     return ""
 
@@ -182,18 +182,18 @@ def why_not_fused(arch: NetworkSizes | None, device: str, precision: str) -> str
 def choose_runner(
     path: str, task: Task, weights: Tensor, threshold: Tensor, precision: str, batch: int
 ) -> Runner:
-    """The runner of the path that `describe_path` names."""
-    arch = task.arch
-    path, _ = describe_path(path, str(weights.device), arch, precision)
+    """The runner of the path that `describe_path` returns."""
+    sizes = task.sizes
+    path, _ = describe_path(path, str(weights.device), sizes, precision)
     if path == "fused":
         from transformer_nfn.zoo.training.kernels.runner import FusedRunner
 
         return FusedRunner(task, weights, threshold, precision, batch)
     stepper: Stepper
     if path == "native":
-        stepper = NativeStepper(arch, weights, threshold)
+        stepper = NativeStepper(sizes, weights, threshold)
     else:
         stepper = TorchStepper(
-            arch, weights, threshold, precision=precision, compiled=path == "compiled"
+            sizes, weights, threshold, precision=precision, compiled=path == "compiled"
         )
     return StepRunner(task, stepper, batch)

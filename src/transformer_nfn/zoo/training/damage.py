@@ -24,29 +24,44 @@ from transformer_nfn.zoo.damage import (
 )
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
-from transformer_nfn.zoo.store import Folder, Zoo, check_fresh, check_outside_zoos, write_shard
-from transformer_nfn.zoo.store.folder import VECTORS_FILE, Checksums, claim
+from transformer_nfn.zoo.store.folder import (
+    VECTORS_FILE,
+    Checksums,
+    Folder,
+    check_fresh,
+    check_outside_zoos,
+    claim,
+)
 from transformer_nfn.zoo.store.index import CONFIGURATION
+from transformer_nfn.zoo.store.shards import write_shard
+from transformer_nfn.zoo.store.zoo import Zoo
 from transformer_nfn.zoo.training.backends import choose_runner
 from transformer_nfn.zoo.training.grid import Config
-from transformer_nfn.zoo.training.local_engine import DTYPES
 from transformer_nfn.zoo.training.tasks import Task, load_task
 from transformer_nfn.zoo.training.trainer import initial_weights
+
+SHARD_ROWS = 128
+BATCH = 128
+BATCH_CUDA = 512
+"""Test samples at a time on a GPU, which smaller batches would leave idle."""
+Tick = Callable[[int, int], None]
+"""Called with the number of finished networks and the total."""
+_ANY_RUN = Config("", "sgd", 0.0, 0.0, 0.0, 0.0, 1.0, 0)
 
 
 @dataclass(frozen=True)
 class Patient:
-    """A network to be damaged, and what that takes.
+    """A network to damage.
 
     Attributes:
-        arch: its sizes.
+        sizes: its sizes.
         weights: the tensors of its space, ``[*axes]`` each.
-        init_std: of its run's initial weights; NaN where nobody knows.
-        name: how errors call it.
-        donor: another network, for what is exchanged.
+        init_std: of its run's initial weights; NaN if unknown.
+        name: in error messages.
+        donor: another network, for exchanged blocks.
     """
 
-    arch: NetworkSizes
+    sizes: NetworkSizes
     weights: Mapping[str, Tensor]
     init_std: float
     name: str
@@ -54,28 +69,34 @@ class Patient:
 
 
 Change = Callable[[Patient, float, torch.Generator], tuple[Weights, str]]
-"""The damaged weights, and the tensor or block that was touched (nothing for all)."""
+"""Returns the damaged weights and the damaged tensor or block (empty for all)."""
 
 
 def damage(
     patient: Patient, kind: str, strength: float, generator: torch.Generator
 ) -> tuple[Weights, str]:
-    """The network with one kind of damage; what it was is left alone.
+    """The damaged weights of a network, and the damaged tensor or block (empty for all).
 
-    - ``shuffled``: of every tensor a share of the entries, drawn at random, change places.
-    - ``tensor``: one matrix is initialised anew, with the std of the run.
-    - ``block``: one block is, its biases to zero.
+    - ``shuffled``: a random share of the entries of every tensor is permuted.
+    - ``tensor``: one matrix is initialised again, with the std of the run.
+    - ``block``: one block is initialised again, its biases to zero.
     - ``exchanged``: one block comes from the donor.
-    - ``untrained``: everything is initialised anew.
-    - ``noise``: normal noise, of so many times the std of each matrix's entries.
-    - ``pruned``: of each matrix the share with the smallest entries becomes zero.
-    - ``quantised``: each matrix is rounded to so many bits, evenly up to its largest entry.
+    - ``untrained``: everything is initialised again.
+    - ``noise``: normal noise, scaled by the std of each matrix.
+    - ``pruned``: the share of smallest entries of each matrix becomes zero.
+    - ``quantised``: each matrix is rounded to that many bits, evenly up to its largest entry.
+
+    >>> sizes = NetworkSizes(16, 10, 4)
+    >>> patient = Patient(sizes, {n: w[0] for n, w in sizes.space.randn(1).items()}, 0.1, "it")
+    >>> weights, part = damage(patient, "pruned", 0.5, torch.Generator())
+    >>> int((weights["blocks.0.W_A"] == 0).sum()), weights["blocks.0.W_A"].numel()
+    (1024, 2048)
     """
     return KINDS[kind](patient, strength, generator)
 
 
 def damage_generator(*identity: object) -> torch.Generator:
-    """Randomness that its identity alone decides: the same network whoever else is damaged."""
+    """A random generator seeded by an identity, independent of other networks."""
     text = " ".join(map(str, identity)).encode()
     seed = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
     return torch.Generator().manual_seed(seed)
@@ -98,13 +119,13 @@ def _tensor(patient: Patient, _: float, generator: torch.Generator) -> tuple[Wei
 
 
 def _block(patient: Patient, _: float, generator: torch.Generator) -> tuple[Weights, str]:
-    part = _any_block(patient, generator)
+    part = _random_block(patient, generator)
     return _with_part(patient, _fresh(patient, generator), part), part
 
 
 def _exchanged(patient: Patient, _: float, generator: torch.Generator) -> tuple[Weights, str]:
     assert patient.donor is not None
-    part = _any_block(patient, generator)
+    part = _random_block(patient, generator)
     return _with_part(patient, patient.donor, part), part
 
 
@@ -117,15 +138,15 @@ def _noise(patient: Patient, strength: float, generator: torch.Generator) -> tup
         draw = torch.randn(w.shape, generator=generator)
         return w + strength * w.std(correction=0) * draw
 
-    return _matrices(patient, noisy), ""
+    return _on_matrices(patient, noisy), ""
 
 
 def _pruned(patient: Patient, strength: float, _: torch.Generator) -> tuple[Weights, str]:
     def pruned(w: Tensor) -> Tensor:
-        gone = w.flatten().abs().argsort()[: round(strength * w.numel())]
-        return w.flatten().index_fill(0, gone, 0.0).view_as(w)
+        smallest = w.flatten().abs().argsort()[: round(strength * w.numel())]
+        return w.flatten().index_fill(0, smallest, 0.0).view_as(w)
 
-    return _matrices(patient, pruned), ""
+    return _on_matrices(patient, pruned), ""
 
 
 def _quantised(patient: Patient, strength: float, _: torch.Generator) -> tuple[Weights, str]:
@@ -136,7 +157,7 @@ def _quantised(patient: Patient, strength: float, _: torch.Generator) -> tuple[W
         rounded: Tensor = (w / unit).round() * unit
         return rounded
 
-    return _matrices(patient, quantised), ""
+    return _on_matrices(patient, quantised), ""
 
 
 KINDS: Mapping[str, Change] = {
@@ -149,20 +170,19 @@ KINDS: Mapping[str, Change] = {
     "pruned": _pruned,
     "quantised": _quantised,
 }
-assert list(KINDS) == list(STRENGTHS)
 
 
 def is_matrix(name: str) -> bool:
-    """Whether a tensor of a network is no bias."""
+    """Whether a tensor of a network is a matrix and not a bias."""
     return name.rpartition(".")[2].startswith("W")
 
 
-def _matrices(patient: Patient, change: Callable[[Tensor], Tensor]) -> Weights:
+def _on_matrices(patient: Patient, change: Callable[[Tensor], Tensor]) -> Weights:
     return {n: change(w) if is_matrix(n) else w for n, w in patient.weights.items()}
 
 
-def _any_block(patient: Patient, generator: torch.Generator) -> str:
-    return f"blocks.{int(torch.randint(patient.arch.blocks, (), generator=generator))}"
+def _random_block(patient: Patient, generator: torch.Generator) -> str:
+    return f"blocks.{int(torch.randint(patient.sizes.blocks, (), generator=generator))}"
 
 
 def _with_part(patient: Patient, other: Mapping[str, Tensor], part: str) -> Weights:
@@ -170,32 +190,52 @@ def _with_part(patient: Patient, other: Mapping[str, Tensor], part: str) -> Weig
 
 
 def _fresh(patient: Patient, generator: torch.Generator) -> Weights:
-    """Initial weights as the run's were drawn, from another seed."""
+    """Initial weights as drawn for the run, from another seed."""
     if not patient.init_std > 0:
         raise ZooError(
             f"{patient.name}: its run's init_std is not known, so it has no initial weights to "
             "draw again; leave out tensor, block and untrained"
         )
     seed = int(torch.randint(2**62, (), generator=generator))
-    flat = initial_weights(patient.arch, replace(_ANY_RUN, init_std=patient.init_std, seed=seed))
-    return {name: w[0] for name, w in patient.arch.to_named(flat[None]).items()}
+    config = replace(_ANY_RUN, init_std=patient.init_std, seed=seed)
+    flat = initial_weights(patient.sizes, config)
+    return {name: w[0] for name, w in patient.sizes.to_named(flat[None]).items()}
 
 
-_ANY_RUN = Config("", "sgd", 0.0, 0.0, 0.0, 0.0, 1.0, 0)
+@dataclass(frozen=True)
+class DamageOptions:
+    """Options of `damage_zoo`.
 
+    Attributes:
+        kinds: see `zoo.damage.parse_damages`; None for all of them.
+        count: networks per kind; None for one of each chosen row.
+        seed: of the damage.
+        percent: the checkpoint of each run to damage; None for all.
+        rows: rows of the zoo, instead of those at ``percent``.
+        data: the folder of the task's files; None fetches them.
+        device: on which networks are tested, ``cpu`` or ``cuda``.
 
-PERCENT = 75
-SHARD_ROWS = 128
-BATCH = 128
-BATCH_CUDA = 512
-"""Samples at a time on a GPU: few of them would leave it idle."""
-Tick = Callable[[int, int], None]
-"""Called with how many networks are done, and of how many."""
+    >>> DamageOptions(kinds="noise:0.3", count=8).percent
+    75
+    """
+
+    kinds: str | Sequence[str] | None = None
+    count: int | None = None
+    seed: int = 0
+    percent: int | None = 75
+    rows: Sequence[int] | np.ndarray | None = None
+    data: Path | str | None = None
+    device: str = "cpu"
+
+    @property
+    def strengths(self) -> dict[str, tuple[float, ...]]:
+        """Kinds of damage with their strengths."""
+        return parse_damages(STRENGTHS if self.kinds is None else self.kinds)
 
 
 @dataclass(frozen=True)
 class _Item:
-    """One network to be made: which row, what is done to it, its number among its kind."""
+    """One network to make: original row, damage, number among its kind, row of the donor."""
 
     row: int
     kind: str
@@ -207,66 +247,49 @@ class _Item:
 def damage_zoo(
     zoo: Zoo | Path | str,
     out: Path | str,
-    *,
-    kinds: str | Sequence[str] | None = None,
-    count: int | None = None,
-    seed: int = 0,
-    percent: int | None = PERCENT,
-    rows: np.ndarray | None = None,
-    data: Path | str | None = None,
-    device: str = "cpu",
+    options: DamageOptions | None = None,
     tick: Tick | None = None,
 ) -> Zoo:
-    """Makes damaged relatives of a zoo's networks, tests them, and stores them as a zoo.
+    """Damage networks of a zoo, test them, and store them as a zoo; resumes if interrupted.
 
-    Killed, the same call goes on where it was. Run, configuration and checkpoint of a row are
-    those of the network it came from; what was done to it, `damage_record.damages` says.
+    Run, configuration and checkpoint of a row are those of the original network;
+    `zoo.damage.damages` returns what was done to it.
 
     Args:
-        zoo: whose networks; open, its folder or its name.
-        out: the folder; empty, not there yet, or one that this very call was begun in.
-        kinds: see `damage_record.parse_damages`; None for all of them.
-        count: networks of each kind; None for one of each row chosen.
-        seed: another seed gives other damage.
-        percent: which checkpoint of each run; None for all of them.
-        rows: which rows of the zoo, instead of those at ``percent``.
-        data: the folder of the task's files; None fetches them.
-        device: where networks are tested, ``cpu`` or ``cuda``.
-        tick: told of progress.
+        zoo: open, its folder or its name.
+        out: the folder; empty, missing, or that of the same call.
+        tick: receives progress.
     """
     zoo = zoo if isinstance(zoo, Zoo) else Zoo.open(zoo)
-    out = Path(out)
-    asked = parse_damages(STRENGTHS if kinds is None else kinds)
-    chosen = zoo.select(percent=percent) if rows is None else np.asarray(rows, dtype=np.int64)
-    items = _plan(zoo, chosen, asked, count, seed)
-    about = _describe(zoo, chosen, asked, len(items), count, seed, percent)
+    out, options = Path(out), options or DamageOptions()
+    if options.rows is None:
+        rows = zoo.select(percent=options.percent)
+    else:
+        rows = np.asarray(options.rows, dtype=np.int64)
+    items = _plan(zoo, rows, options)
+    metadata = _describe(zoo, rows, len(items), options)
     check_outside_zoos(out.parent)
     if not (out / "zoo.json").exists():
         check_fresh(out)
     else:
-        _check_same(out, about)
-    task = _load_task(zoo, data).to(device)
-    folder = _folder(zoo, out, about)
-    _check_same(out, about)
+        _check_same(out, metadata)
+    task = _load_task(zoo, options.data).to(options.device)
+    folder = _create(zoo, out, metadata)
+    _check_same(out, metadata)
     for i, shard in enumerate(folder.shards):
         with folder.claim(shard, wait=True):
             if not folder.shard_path(shard).exists():
                 part = items[i * SHARD_ROWS : (i + 1) * SHARD_ROWS]
-                _make_shard(zoo, folder, shard, part, task, seed, device)
+                _make_shard(zoo, folder, shard, part, task, options)
         if tick is not None:
             tick(min((i + 1) * SHARD_ROWS, len(items)), len(items))
     folder.merge()
     return Zoo.open(out)
 
 
-def _plan(
-    zoo: Zoo,
-    rows: np.ndarray,
-    kinds: Mapping[str, tuple[float, ...]],
-    count: int | None,
-    seed: int,
-) -> list[_Item]:
-    """Every network to be made; those of one kind do not depend on which others are asked for."""
+def _plan(zoo: Zoo, rows: np.ndarray, options: DamageOptions) -> list[_Item]:
+    """All networks to make; those of one kind do not depend on the other kinds."""
+    kinds, count = options.strengths, options.count
     if len(rows) == 0:
         raise ZooError(f"'{zoo.path}' has no networks there to damage")
     if count is not None and count < 1:
@@ -276,78 +299,73 @@ def _plan(
         raise ZooError(f"'{zoo.path}' has one run only, so there is no block to exchange")
     items = []
     for kind, strengths in kinds.items():
-        source = np.random.default_rng([seed, zlib.crc32(kind.encode())])
-        order = source.permutation(rows)
+        rng = np.random.default_rng([options.seed, zlib.crc32(kind.encode())])
+        order = rng.permutation(rows)
         for i in range(len(rows) if count is None else count):
             row = int(order[i % len(rows)])
             other = -1
             if kind == "exchanged":
-                other = int(source.choice(rows[runs[rows] != runs[row]]))
-            # Each round over the rows gives a row the next strength.
+                other = int(rng.choice(rows[runs[rows] != runs[row]]))
+            # Each pass over the rows gives a row the next strength.
             strength = strengths[(i % len(rows) + i // len(rows)) % len(strengths)]
             items.append(_Item(row, kind, strength, i, other))
     return items
 
 
 def _describe(
-    zoo: Zoo,
-    rows: np.ndarray,
-    kinds: Mapping[str, tuple[float, ...]],
-    networks: int,
-    count: int | None,
-    seed: int,
-    percent: int | None,
+    zoo: Zoo, rows: np.ndarray, networks: int, options: DamageOptions
 ) -> dict[str, Any]:
-    about: dict[str, Any] = {
-        "origin": ORIGIN,
-        **{key: zoo.about[key] for key in ("task", "recipe", "positions") if key in zoo.about},
-        "seeds": zoo.seeds,
-        "dtype": zoo.about.get("dtype", "float32"),
-        "shards": -(-networks // SHARD_ROWS),
-    }
+    inherited = ("task", "recipe", "positions")
     sums = np.stack([rows, zoo.table["checksum"][rows].astype(np.int64)])
-    about["damage"] = {
-        "zoo": zoo.path.name,
-        "networks": zlib.crc32(sums.tobytes()),
-        "kinds": [damage_name(kind, s) for kind, strengths in kinds.items() for s in strengths],
-        "count": count,
-        "seed": seed,
-        "percent": percent,
+    kinds = options.strengths.items()
+    return {
+        "origin": ORIGIN,
+        **{key: zoo.metadata[key] for key in inherited if key in zoo.metadata},
+        "seeds": zoo.seeds,
+        "dtype": zoo.metadata.get("dtype", "float32"),
+        "shards": -(-networks // SHARD_ROWS),
+        "damage": {
+            "zoo": zoo.path.name,
+            "networks": zlib.crc32(sums.tobytes()),
+            "kinds": [damage_name(kind, s) for kind, strengths in kinds for s in strengths],
+            "count": options.count,
+            "seed": options.seed,
+            "percent": options.percent,
+        },
     }
-    return about
 
 
-def _check_same(out: Path, about: Mapping[str, Any]) -> None:
-    """Refuses a folder of another zoo, or of other damage."""
-    found = Folder.open(out).about
-    if found.get("origin") != ORIGIN:
+def _check_same(out: Path, metadata: Mapping[str, Any]) -> None:
+    """Reject a folder of another zoo, or of other damage."""
+    stored = Folder.open(out).metadata
+    if stored.get("origin") != ORIGIN:
         raise StoreError(f"'{out}' holds another zoo: name an empty folder")
-    for key, wanted in about["damage"].items():
-        there = found.get("damage", {}).get(key)
-        if there != wanted:
+    for key, wanted in metadata["damage"].items():
+        value = stored.get("damage", {}).get(key)
+        if value != wanted:
             raise StoreError(
-                f"'{out}' holds another zoo of damaged networks: {key} {there}, asked for {wanted}"
+                f"'{out}' holds another zoo of damaged networks: {key} {value}, asked for {wanted}"
             )
 
 
-def _folder(zoo: Zoo, out: Path, about: dict[str, Any]) -> Folder:
+def _create(zoo: Zoo, out: Path, metadata: dict[str, Any]) -> Folder:
     with claim(out, "create", wait=True):
         if not (out / "zoo.json").exists():
             vectors = zoo.word_vectors()
             if vectors is not None:
                 Checksums(out).replace(VECTORS_FILE, vectors.to_bytes())
-            Folder.create(out, zoo.arch, about)
+            Folder.create(out, zoo.sizes, metadata)
     return Folder.open(out)
 
 
 def _load_task(zoo: Zoo, data: Path | str | None) -> Task:
-    about, vectors = zoo.about["task"], zoo.word_vectors()
-    if not zoo.arch.patch and vectors is None:
+    name, vectors = zoo.metadata["task"]["name"], zoo.word_vectors()
+    if not zoo.sizes.patch and vectors is None:
         raise ZooError(
             f"'{zoo.path}' keeps no word vectors (the authors' are not part of their files), so "
             "its networks cannot be tested"
         )
-    return load_task(about["name"], data, held=0.0, vectors=vectors, kind=zoo.arch.kind)
+    return load_task(name, data, held=0.0, vectors=vectors, group=zoo.sizes.group)
 
 
 def _make_shard(
@@ -356,59 +374,58 @@ def _make_shard(
     shard: str,
     items: Sequence[_Item],
     task: Task,
-    seed: int,
-    device: str,
+    options: DamageOptions,
 ) -> None:
-    dtype = DTYPES[folder.about["dtype"]]
-    donors = [item.other if item.other >= 0 else item.row for item in items]
-    healthy, given = zoo.weights([item.row for item in items]), zoo.weights(donors)
-    made, records = [], []
+    donor_rows = [item.other if item.other >= 0 else item.row for item in items]
+    originals, donors = zoo.weights([item.row for item in items]), zoo.weights(donor_rows)
+    damaged, records = [], []
     for i, item in enumerate(items):
         patient = Patient(
-            zoo.arch,
-            {name: w[i].float() for name, w in healthy.items()},
+            zoo.sizes,
+            {name: w[i].float() for name, w in originals.items()},
             float(zoo.table["init_std"][item.row]),
             f"row {item.row} of '{zoo.path}'",
-            {name: w[i].float() for name, w in given.items()},
+            {name: w[i].float() for name, w in donors.items()},
         )
-        source = damage_generator(seed, item.kind, item.strength, item.number)
-        weights, part = damage(patient, item.kind, item.strength, source)
-        made.append(zoo.arch.from_named({name: w[None] for name, w in weights.items()}))
+        generator = damage_generator(options.seed, item.kind, item.strength, item.number)
+        weights, part = damage(patient, item.kind, item.strength, generator)
+        damaged.append(zoo.sizes.from_named({name: w[None] for name, w in weights.items()}))
         run = str(zoo.table["run"][item.other]) if item.other >= 0 else ""
         records.append(Damage(item.kind, item.strength, item.row, part, item.other, run))
-    # What is tested is what will be read back.
-    flat = torch.cat(made).to(dtype).float()
-    batch = BATCH_CUDA if "cuda" in device else zoo.about["recipe"].get("batch", BATCH)
-    loss, accuracy = measure(task, flat.to(device), batch)
+    # Rounded first, so that the stored weights are those that are tested.
+    flat = torch.cat(damaged).to(folder.dtype).float()
+    cuda = "cuda" in options.device
+    batch = BATCH_CUDA if cuda else zoo.metadata["recipe"].get("batch", BATCH)
+    loss, accuracy = measure(task, flat.to(options.device), batch)
     rows = [
         _row(zoo, item, record, float(loss[i]), float(accuracy[i]))
         for i, (item, record) in enumerate(zip(items, records, strict=True))
     ]
-    how = {"damaged": zoo.path.name, "torch": torch.__version__}
-    write_shard(folder.shard_path(shard), folder.arch, flat, rows, how, dtype)
+    made = {"damaged": zoo.path.name, "torch": torch.__version__}
+    write_shard(folder.shard_path(shard), folder.sizes, flat, rows, made, folder.dtype)
 
 
 def measure(task: Task, weights: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """Mean loss and accuracy of networks ``[n, weights]`` on the test data, as a build does it."""
+    """Mean loss and accuracy of networks ``[n, weights]`` on the test data, as in a build."""
     no_dropout = torch.zeros(len(weights), dtype=torch.int32, device=weights.device)
-    # Nothing is trained: compiling for it would take longer than it saves.
+    # Compiling would take longer than it saves without training.
     path = "torch" if weights.is_cuda else "auto"
     runner = choose_runner(path, task, weights, no_dropout, "float32", batch)
     loss, hits = runner.evaluate(weights, "test")
-    n = task.sizes["test"]
+    n = task.num_samples["test"]
     return (loss / n).cpu(), (hits / n).cpu()
 
 
 def _row(zoo: Zoo, item: _Item, record: Damage, loss: float, accuracy: float) -> dict[str, Any]:
-    base = zoo.config(item.row)
-    kept = ("run", *CONFIGURATION, "seed", "epoch", "percent")
-    said = int(round(accuracy * 10000, 6))
-    name = record.words.replace(":", "-").replace(".", "")
-    file = f"{base['run']}-{name}-{item.number}_{base['epoch']}_{said}.pt"
-    return {key: base[key] for key in kept} | {
+    original = zoo.config(item.row)
+    inherited = ("run", *CONFIGURATION, "seed", "epoch", "percent")
+    digits = int(round(accuracy * 10000, 6))
+    name = record.name.replace(":", "-").replace(".", "")
+    file = f"{original['run']}-{name}-{item.number}_{original['epoch']}_{digits}.pt"
+    return {key: original[key] for key in inherited} | {
         "best": False,
         "crashed": False,
         "test_loss": loss,
         "test_accuracy": accuracy,
-        "source": source_text(record, file, base["seed"]),
+        "source": source_text(record, file, original["seed"]),
     }

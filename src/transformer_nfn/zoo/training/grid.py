@@ -1,9 +1,9 @@
-"""Which runs there are: the paper's 16,000 configurations and reproducible samples of them."""
+"""The paper's grid of 16,000 configurations, and reproducible samples of it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
@@ -40,8 +40,12 @@ class Config:
     """One run: its stable id in the grid, and everything its result depends on.
 
     Attributes:
-        seeds: ``each`` if the seed is this run's own, ``one`` if all runs of the zoo share it;
+        seeds: ``each`` if every run has its own seed, ``one`` if all runs of the zoo share it;
             their initial weights are then the same numbers times ``init_std``.
+
+    >>> config = sample(1)[0]
+    >>> config.optimizer, config.to_json()["seeds"]
+    ('sgd', 'each')
     """
 
     run: str
@@ -64,8 +68,11 @@ def grid(seed: int = 0, seeds: str = "each") -> list[Config]:
 
     Args:
         seed: of the build.
-        seeds: ``each`` gives every run a seed of its own; ``one`` gives all runs the same, as
-            the authors' sweeps do.
+        seeds: ``each`` gives every run its own seed; ``one`` gives all runs the same, as the
+            authors do.
+
+    >>> len(grid()), grid()[-1].run, grid()[-1].optimizer
+    (16000, '15999', 'rmsprop')
     """
     if seeds not in SEED_KINDS:
         raise ZooError(f"seeds must be {' or '.join(SEED_KINDS)}, found '{seeds}'")
@@ -74,36 +81,30 @@ def grid(seed: int = 0, seeds: str = "each") -> list[Config]:
 
 @functools.cache
 def _grid(seed: int, seeds: str) -> tuple[Config, ...]:
-    # A build asks for it several times, and 16,000 objects take a tenth of a second.
+    # Cached, because 16,000 objects take a tenth of a second.
     shared = shared_seed(seed)
     return tuple(
-        _config(i, point, shared if seeds == "one" else run_seed(seed, i), seeds)
+        Config(f"{i:05d}", *point, shared if seeds == "one" else run_seed(seed, i), seeds)
         for i, point in enumerate(_points())
     )
 
 
-def _points() -> Iterator[tuple[Any, ...]]:
-    for optimizer in OPTIMIZERS:
-        yield from product(
-            (optimizer,),
-            LEARNING_RATES[optimizer],
-            INIT_STDS[optimizer],
-            L2S,
-            DROPOUTS,
-            TRAIN_FRACTIONS,
-        )
-
-
-def _config(number: int, point: Sequence[Any], seed: int, seeds: str) -> Config:
-    optimizer, rate, std, l2, dropout, fraction = point
-    return Config(f"{number:05d}", optimizer, rate, l2, std, dropout, fraction, seed, seeds)
+def _points() -> Iterator[tuple[str, float, float, float, float, float]]:
+    for name in OPTIMIZERS:
+        rates, stds = LEARNING_RATES[name], INIT_STDS[name]
+        for rate, std, l2, dropout, fraction in product(
+            rates, stds, L2S, DROPOUTS, TRAIN_FRACTIONS
+        ):
+            yield name, rate, l2, std, dropout, fraction
 
 
 def sample(runs: int, seed: int = 0, seeds: str = "each") -> list[Config]:
-    """``runs`` of the grid, the four optimisers equally often (to within one).
+    """A random sample of the grid, with the four optimisers equally often (to within one).
 
-    The same seed gives the same sample whatever ``seeds`` is (see `grid`), and a smaller one
-    is part of a larger one.
+    The sample does not depend on ``seeds`` (see `grid`), and a smaller one is part of a larger.
+
+    >>> [config.optimizer for config in sample(4)]
+    ['sgd', 'sgdm', 'adam', 'rmsprop']
     """
     if not 1 <= runs <= GRID_SIZE:
         raise ZooError(f"runs must lie between 1 and {GRID_SIZE:,}, found {runs}")

@@ -9,176 +9,136 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.zoo.errors import ZooError
-from transformer_nfn.zoo.store import Folder, write_shard
+from transformer_nfn.zoo.store.folder import Folder
+from transformer_nfn.zoo.store.shards import DTYPES, write_shard
 from transformer_nfn.zoo.training.backends import describe_path
 from transformer_nfn.zoo.training.grid import Config
-from transformer_nfn.zoo.training.plan import Plan
+from transformer_nfn.zoo.training.plan import BuildOptions, Plan, Progress
 from transformer_nfn.zoo.training.tasks import Task
 from transformer_nfn.zoo.training.trainer import Recipe, Report, Trained, train
 
-
-class Progress(Protocol):
-    """Told of a build as it goes."""
-
-    def begin(self, runs: int, done: int, work: int, note: str) -> None:
-        """``runs`` there are, ``done`` of them already; ``work`` network-epochs are left."""
-
-    def trained(self, network_epochs: int) -> None:
-        """So many networks did one more epoch each."""
-
-    def finished(self, shard: str, runs: int, crashed: int) -> None:
-        """A shard is on disk."""
-
-    def note(self, text: str) -> None:
-        """Something a user should know."""
+POLL_SECONDS = 0.5
+WAITING = "the shards left are being trained by another builder"
 
 
-class Silent:
-    """Says nothing."""
+class Silent(Progress):
+    """Ignores progress."""
 
     def begin(self, runs: int, done: int, work: int, note: str) -> None:
-        """Says nothing."""
+        """Ignored."""
 
     def trained(self, network_epochs: int) -> None:
-        """Says nothing."""
+        """Ignored."""
 
     def finished(self, shard: str, runs: int, crashed: int) -> None:
-        """Says nothing."""
+        """Ignored."""
 
     def note(self, text: str) -> None:
-        """Says nothing."""
-
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
+        """Ignored."""
 
 
 def train_shard(
     task: Task,
     configs: Sequence[Config],
     recipe: Recipe,
-    dtype: str,
-    device: str,
-    path: str,
+    options: BuildOptions,
     report: Report | None = None,
 ) -> tuple[Trained, dict[str, Any]]:
-    """Trains the runs of a shard; with how it was done, for the record."""
+    """Train the runs of a shard; also how it was done, for the record."""
     trained = train(
-        task, configs, recipe, device=device, path=path, report=report, stored=DTYPES[dtype]
+        task,
+        configs,
+        recipe,
+        device=options.device,
+        path=options.path,
+        report=report,
+        stored=DTYPES[options.dtype],
     )
     made = {
-        "device": torch.cuda.get_device_name() if "cuda" in device else "cpu",
-        "path": describe_path(path, device, task.arch, recipe.precision)[0],
+        "device": torch.cuda.get_device_name() if "cuda" in options.device else "cpu",
+        "path": describe_path(options.path, options.device, task.sizes, recipe.precision)[0],
         "torch": torch.__version__,
     }
     return trained, made
 
 
-def store_shard(plan: Plan, shard: str, trained: Trained, made: dict[str, Any]) -> int:
-    """Writes a trained shard; how many of its runs crashed."""
-    folder = plan.folder
-    dtype = DTYPES[folder.about["dtype"]]
-    write_shard(folder.shard_path(shard), folder.arch, trained.weights, trained.rows, made, dtype)
+def store_shard(folder: Folder, shard: str, trained: Trained, made: dict[str, Any]) -> int:
+    """Write a trained shard; the number of crashed runs."""
+    path = folder.shard_path(shard)
+    write_shard(path, folder.sizes, trained.weights, trained.rows, made, folder.dtype)
     return sum(1 for row in trained.rows if row["crashed"])
 
 
-def open_shards(plan: Plan) -> Iterator[str]:
-    """Shards not finished when asked, in order."""
-    for shard in plan.folder.shards:
-        if not plan.folder.shard_path(shard).exists():
-            yield shard
+def begin(plan: Plan, progress: Progress, engine: str = "") -> int:
+    """Report the beginning of a build; the number of missing shards."""
+    configs, missing = plan.configs(), plan.folder.missing()
+    runs = sum(len(part) for part in configs.values())
+    left = sum(len(configs[shard]) for shard in missing)
+    options = plan.options
+    _, note = describe_path(options.path, options.device, plan.folder.sizes, options.precision)
+    progress.begin(runs, runs - left, left * plan.recipe.epochs_trained, note + engine)
+    return len(missing)
 
 
-POLL_SECONDS = 0.5
-
-
-def run_local(
-    plan: Plan,
-    data: Path | None,
-    device: str,
-    workers: int | None,
-    path: str,
-    progress: Progress,
-) -> None:
-    """Trains every shard that is not there; returns when all are, whoever made them."""
-    configs = plan.configs()
-    missing = set(open_shards(plan))
-    done = sum(len(configs[shard]) for shard in configs if shard not in missing)
-    work = sum(len(configs[shard]) for shard in missing) * plan.recipe.epochs_trained
-    total = sum(len(runs) for runs in configs.values())
+def run_local(plan: Plan, progress: Progress) -> None:
+    """Train every missing shard; returns when all are on disk."""
+    missing = begin(plan, progress)
+    workers = plan.options.workers
     if workers is None:
-        workers = 1 if "cuda" in device else cores()
-    workers = min(workers, len(missing))
-    note = describe_path(path, device, plan.folder.arch, plan.recipe.precision)[1]
-    progress.begin(total, done, work, note)
-    if workers > 1:
-        _run_processes(plan, data, device, workers, path, progress)
+        workers = 1 if "cuda" in plan.options.device else cores()
+    if min(workers, missing) > 1:
+        _run_processes(plan, min(workers, missing), progress)
     elif missing:
-        claim_and_train(plan, data, device, path, progress)
+        claim_and_train(plan, progress)
 
 
 def cores() -> int:
-    """The cores this process may use."""
+    """Number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def claim_and_train(
-    plan: Plan, data: Path | None, device: str, path: str, progress: Progress
-) -> None:
-    """Claims shards one after another until none is left, waiting for other builders' last."""
-    task = plan.load_task(data)
-    configs = plan.configs()
+def claim_and_train(plan: Plan, progress: Progress) -> None:
+    """Claim and train shards until none is missing; waits for shards of other processes."""
+    task, configs, folder = plan.load_task(), plan.configs(), plan.folder
     waiting = False
-    while missing := list(open_shards(plan)):
+    while missing := folder.missing():
         worked = False
         for shard in missing:
-            with plan.folder.claim(shard) as mine:
-                # Another builder may have finished it between our look and our claim.
-                if not mine or plan.folder.shard_path(shard).exists():
+            with folder.claim(shard) as held:
+                # Another builder may have finished it since `missing` was read.
+                if not held or folder.shard_path(shard).exists():
                     continue
                 trained, made = train_shard(
-                    task,
-                    configs[shard],
-                    plan.recipe,
-                    plan.folder.about["dtype"],
-                    device,
-                    path,
-                    progress.trained,
+                    task, configs[shard], plan.recipe, plan.options, progress.trained
                 )
-                crashed = store_shard(plan, shard, trained, made)
+                crashed = store_shard(folder, shard, trained, made)
             progress.finished(shard, len(configs[shard]), crashed)
             worked = True
         if not worked:
             if not waiting:
-                progress.note("the shards left are being trained by another builder")
+                progress.note(WAITING)
             waiting = True
             time.sleep(POLL_SECONDS)
 
 
-def _run_processes(
-    plan: Plan, data: Path | None, device: str, workers: int, path: str, progress: Progress
-) -> None:
-    """Separate processes: PyTorch's threads in one would wait for each other."""
-    order = {
-        "folder": str(plan.folder.path),
-        "data": None if data is None else str(data),
-        "device": device,
-        "path": path,
-    }
+def _run_processes(plan: Plan, workers: int, progress: Progress) -> None:
+    """Train in several processes, because threads of PyTorch in one would wait for each other."""
+    order = {"folder": str(plan.folder.path), "options": asdict(plan.options)}
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    # Not "-m": the package imports this module, of which runpy would warn.
-    start = "from transformer_nfn.zoo.training.local_engine import main; main()"
-    command = [sys.executable, "-c", start, json.dumps(order)]
-    # Ctrl-C reaches all processes of a terminal: this one takes it and ends the workers, which
+    # Not with -m, which would import this module twice.
+    code = f"from {__name__} import main; main()"
+    command = [sys.executable, "-c", code, json.dumps(order, default=str)]
+    # Ctrl-C reaches all processes of a terminal: this one handles it and ends the workers, which
     # inherit that it is blocked.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -210,66 +170,53 @@ def _run_processes(
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
-    if list(open_shards(plan)):
-        # A worker that was killed from outside leaves its shard; this process takes over.
+    if plan.folder.missing():
+        # A worker was killed from outside; this process takes over its shard.
         progress.note("a worker died; its shard is trained again here")
         torch.set_num_threads(1)
-        claim_and_train(plan, data, device, path, progress)
+        claim_and_train(plan, progress)
 
 
 def _listen(
     process: subprocess.Popen[str], progress: Progress, errors: list[str], lock: threading.Lock
 ) -> None:
+    """Forward a worker's messages to ``progress`` or ``errors``."""
     assert process.stdout is not None
     for line in process.stdout:
-        message = json.loads(line)
+        method, arguments = json.loads(line)
         with lock:
-            _dispatch(message, progress, errors.append)
+            if method == "error":
+                errors.extend(arguments)
+            else:
+                getattr(progress, method)(*arguments)
 
 
-def _dispatch(message: dict[str, object], progress: Progress, fail: Callable[[str], None]) -> None:
-    kind, arguments = message["kind"], message["arguments"]
-    if kind == "error":
-        fail(str(arguments))
-    else:
-        getattr(progress, str(kind))(*arguments)  # type: ignore[misc]
-
-
-class LineProgress:
-    """Progress as lines on standard output; a parent that died breaks the pipe and ends us."""
-
-    def begin(self, runs: int, done: int, work: int, note: str) -> None:
-        """Not a worker's to say."""
+class _LineProgress(Silent):
+    """Progress of a worker as lines of JSON; if the parent died, the broken pipe ends it."""
 
     def trained(self, network_epochs: int) -> None:
-        """So many networks did one more epoch each."""
-        say("trained", network_epochs)
+        """That many networks finished an epoch."""
+        _send("trained", network_epochs)
 
     def finished(self, shard: str, runs: int, crashed: int) -> None:
-        """A shard is on disk."""
-        say("finished", shard, runs, crashed)
-
-    def note(self, text: str) -> None:
-        """Every worker would say it; the parent sees the shards itself."""
+        """A shard was written."""
+        _send("finished", shard, runs, crashed)
 
 
-def say(kind: str, *arguments: object) -> None:
-    """One line for the parent."""
-    body = arguments[0] if kind == "error" else arguments
-    sys.stdout.write(json.dumps({"kind": kind, "arguments": body}) + "\n")
+def _send(method: str, *arguments: object) -> None:
+    sys.stdout.write(json.dumps([method, arguments]) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Works on the folder named by the order in the first argument."""
+    """Run a worker on the folder and options in the first argument."""
     order = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     try:
-        plan = Plan(Folder.open(order["folder"]))
-        data = None if order["data"] is None else Path(order["data"])
-        claim_and_train(plan, data, order["device"], order["path"], LineProgress())
+        plan = Plan(Folder.open(order["folder"]), BuildOptions(**order["options"]))
+        claim_and_train(plan, _LineProgress())
     except TransformerNFNError as error:
-        say("error", str(error))
+        _send("error", str(error))
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(1)

@@ -1,16 +1,18 @@
-"""What a build will do, fixed before it starts: runs, recipe, and which run is in which shard."""
+"""Options of a build, and its plan: configurations, recipe, and the runs of each shard."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from transformer_nfn.known_tasks import BLOCKS, HEADS, WIDTH
 from transformer_nfn.zoo.errors import StoreError, ZooError
-from transformer_nfn.zoo.sizes import Kind
+from transformer_nfn.zoo.sizes import SizeGroup
 from transformer_nfn.zoo.store.folder import (
     VECTORS_FILE,
     Checksums,
@@ -19,28 +21,40 @@ from transformer_nfn.zoo.store.folder import (
     check_fresh,
     claim,
 )
+from transformer_nfn.zoo.store.shards import DTYPES
 from transformer_nfn.zoo.training.grid import GRID_SIZE, Config, grid, sample
 from transformer_nfn.zoo.training.tasks import Task, TextTask, load_task
 from transformer_nfn.zoo.training.trainer import Recipe
 
-# Networks a shard. On the CPU little is lost when a build is stopped; a GPU wants many at once.
+ENGINES = ("local", "ray")
+# Networks per shard. On the CPU an interrupted build loses little; a GPU needs many at once.
 SHARD_RUNS = {"cpu": 8, "cuda": 256}
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a user asks of a build. None leaves the choice to the task.
+class BuildOptions:
+    """Options of a build: the zoo, and how it is built. None is the task's default.
 
     Attributes:
-        runs: how many runs of the grid; None for all 16,000.
-        samples: train on so many samples at most.
-        select: where the best epoch is chosen, ``held`` or ``test``.
-        shard_runs: runs a shard, None for a size that suits the device.
-        dtype: how weights are stored, ``float32`` or ``float16``.
-        seeds: ``each`` for a seed of its own for every run, ``one`` for the same seed for all,
-            as the authors made their zoo.
-        until: where training ends, in percent of ``epochs``: 50, 75 or 100.
+        runs: number of runs of the grid; None for all 16,000.
+        samples: maximum number of samples to train on.
+        select: the split on which the best epoch is chosen, ``held`` or ``test``.
+        precision: of products in training, ``float32``, ``tf32`` or ``bf16``.
+        shard_runs: runs per shard; None for a number that suits the device.
+        dtype: of stored weights, ``float32`` or ``float16``.
+        seeds: ``each`` for a seed per run, ``one`` for the same seed for all, as the authors.
+        until: end of training in percent of ``epochs``: 50, 75 or 100.
         width, heads, depth: of the networks; the paper's by default.
+        data: the folder of the task's files; None fetches them.
+        vectors: for text, a word2vec file or a text zoo; None trains word vectors.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        engine: ``local`` (this machine) or ``ray`` (a cluster).
+        workers: number of processes; None for one per core (CPU) or one (CUDA).
+        address: of the Ray cluster; None starts a local one.
+        path: the code that computes a step; see `backends.describe_path`.
+
+    >>> BuildOptions("digits", runs=8, width=16).group.name
+    'w16-h2-d2'
     """
 
     task: str
@@ -58,11 +72,59 @@ class Settings:
     width: int = WIDTH
     heads: int = HEADS
     depth: int = BLOCKS
+    data: Path | str | None = None
+    vectors: Path | str | None = None
+    device: str = "auto"
+    engine: str = "local"
+    workers: int | None = None
+    address: str | None = None
+    path: str = "auto"
 
     @property
-    def kind(self) -> Kind:
-        """The kind of network; refuses sizes that cannot be."""
-        return Kind(self.width, self.heads, self.depth)
+    def group(self) -> SizeGroup:
+        """Width, heads and depth; raises for impossible sizes."""
+        return SizeGroup(self.width, self.heads, self.depth)
+
+    @property
+    def grid_runs(self) -> int:
+        """Number of runs, resolved."""
+        return GRID_SIZE if self.runs is None else self.runs
+
+    def resolved(self) -> BuildOptions:
+        """The options with the device that there is; raises for what this machine lacks."""
+        if self.engine not in ENGINES:
+            raise ZooError(f"unknown engine '{self.engine}': expected one of {', '.join(ENGINES)}")
+        if self.workers is not None and self.workers < 1:
+            raise ZooError(f"workers must be at least 1, found {self.workers}")
+        if self.data is not None and not Path(self.data).is_dir():
+            raise ZooError(f"data folder '{self.data}' does not exist")
+        return replace(self, device=_device(self.device))
+
+
+def _device(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise ZooError(f"device must be auto, cpu or cuda, found '{device}'")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ZooError("device cuda is not available: PyTorch finds no GPU")
+    return device
+
+
+class Progress(Protocol):
+    """Receives the progress of a build."""
+
+    def begin(self, runs: int, done: int, work: int, note: str) -> None:
+        """A build of ``runs`` begins: ``done`` are finished, ``work`` network-epochs are left."""
+
+    def trained(self, network_epochs: int) -> None:
+        """That many networks finished an epoch."""
+
+    def finished(self, shard: str, runs: int, crashed: int) -> None:
+        """A shard was written."""
+
+    def note(self, text: str) -> None:
+        """A message for the user."""
 
 
 @dataclass(frozen=True)
@@ -70,205 +132,194 @@ class Plan:
     """A build in its folder.
 
     Attributes:
-        task: with its data, where making the plan has loaded them already.
+        options: as `BuildOptions.resolved` returns them.
+        task: with its data, if making the plan has loaded it.
     """
 
     folder: Folder
+    options: BuildOptions
     task: Task | None = None
 
     @property
     def recipe(self) -> Recipe:
-        """What all runs share."""
-        data = dict(self.folder.about["recipe"])
-        return Recipe(**data | {"percents": tuple(data["percents"])})
-
-    @property
-    def seed(self) -> int:
-        """The seed the runs' own seeds come from."""
-        return int(self.folder.about["seed"])
-
-    @property
-    def seeds(self) -> str:
-        """Whether the runs share ``one`` seed or have one ``each``."""
-        return self.folder.seeds
+        """Training parameters that all runs share."""
+        fields = dict(self.folder.metadata["recipe"])
+        return Recipe(**fields | {"percents": tuple(fields["percents"])})
 
     def configs(self) -> dict[str, list[Config]]:
         """The runs of each shard."""
-        by_id = {config.run: config for config in grid(self.seed, self.seeds)}
+        every = grid(int(self.folder.metadata["seed"]), self.folder.seeds)
+        by_id = {config.run: config for config in every}
         return {
             shard: [by_id[run] for run in runs]
-            for shard, runs in zip(self.folder.shards, self.folder.about["plan"], strict=True)
+            for shard, runs in zip(self.folder.shards, self.folder.metadata["plan"], strict=True)
         }
 
-    def load_task(self, data: Path | None) -> Task:
-        """The task as the zoo's ``zoo.json`` describes it, with the zoo's own word vectors."""
+    def load_task(self) -> Task:
+        """The task of the zoo's metadata, with the zoo's word vectors."""
         if self.task is not None:
             return self.task
-        about = self.folder.about["task"]
+        stored = self.folder.metadata["task"]
         task = load_task(
-            about["name"],
-            data,
+            stored["name"],
+            self.options.data,
             held=0.0 if self.recipe.select == "test" else None,
-            samples=about["samples"],
+            samples=stored["samples"],
             vectors=self.folder.word_vectors(),
-            kind=self.folder.arch.kind,
+            group=self.folder.sizes.group,
         )
-        if task.provenance != about["provenance"]:
+        if task.provenance != stored["provenance"]:
             raise StoreError(
                 f"'{self.folder.path}' was begun on other data: expected "
-                f"{about['provenance']}, found {task.provenance}"
+                f"{stored['provenance']}, found {task.provenance}"
             )
         return task
 
 
-def make_plan(
-    out: Path, settings: Settings, *, data: Path | None, vectors: Path | None, device: str
-) -> Plan:
-    """The plan in folder ``out``: the one that is there if it is the same, else a new one.
+def make_plan(out: Path, options: BuildOptions) -> Plan:
+    """The plan in folder ``out``: that of an interrupted build, or a new one.
 
-    One that is the same but for having fewer runs grows by the others.
-
-    Everything that can be wrong with the settings or the data is found before anything is
-    written.
+    A plan with fewer runs grows. Options and data are checked before anything is written.
     """
     task = None
-    if settings.shard_runs is not None and settings.shard_runs < 1:
-        raise ZooError(f"shard runs must be at least 1, found {settings.shard_runs}")
+    if options.shard_runs is not None and options.shard_runs < 1:
+        raise ZooError(f"shard runs must be at least 1, found {options.shard_runs}")
     if not (out / "zoo.json").exists():
-        check_fresh(out)
-        if settings.dtype not in ("float32", "float16"):
-            raise ZooError(f"dtype must be float32 or float16, found '{settings.dtype}'")
-        runs = GRID_SIZE if settings.runs is None else settings.runs
-        configs = sample(runs, settings.seed, settings.seeds)
-        Recipe(
-            settings.epochs or 1,
-            select=settings.select,
-            precision=settings.precision,
-            until=settings.until,
-        )
-        task = load_task(
-            settings.task,
-            data,
-            held=0.0 if settings.select == "test" else None,
-            samples=settings.samples,
-            vectors=_vectors(vectors),
-            kind=settings.kind,
-        )
-        about = _describe(settings, task, configs, device)
-        with claim(out, "create", wait=True):
-            if (out / "zoo.json").exists():
-                # Another builder came first, perhaps with other word vectors.
-                task = None
-            else:
-                if isinstance(task, TextTask):
-                    Checksums(out).replace(VECTORS_FILE, task.words.to_bytes())
-                Folder.create(out, task.arch, about)
+        task = _create(out, options)
     folder = Folder.open(out)
-    _check_same(folder, settings)
-    if settings.runs is not None and settings.runs > folder.about["runs"]:
-        task = Plan(folder, task).load_task(data)  # what is wrong with the data is found first
-        folder = _grow(out, settings, device)
-    return Plan(folder, task)
+    _check_same(folder, options)
+    if options.runs is not None and options.runs > folder.metadata["runs"]:
+        task = Plan(folder, options, task).load_task()  # raises before anything is written
+        folder = _grow(out, options)
+    return Plan(folder, options, task)
 
 
-def _vectors(given: Path | None) -> Path | WordVectors | None:
-    """Those of another zoo where its folder is given; files are left to who reads them."""
-    if given is None or not given.is_dir():
-        return given
-    words = Folder.open(given).word_vectors()
+def _create(out: Path, options: BuildOptions) -> Task | None:
+    """Write a new plan; its task, or None if another process wrote one first."""
+    check_fresh(out)
+    if options.dtype not in DTYPES:
+        raise ZooError(f"dtype must be float32 or float16, found '{options.dtype}'")
+    configs = sample(options.grid_runs, options.seed, options.seeds)
+    _recipe(options)
+    task = load_task(
+        options.task,
+        options.data,
+        held=0.0 if options.select == "test" else None,
+        samples=options.samples,
+        vectors=_vectors(options.vectors),
+        group=options.group,
+    )
+    metadata = _describe(options, task, configs)
+    with claim(out, "create", wait=True):
+        if (out / "zoo.json").exists():
+            return None  # perhaps with other word vectors
+        if isinstance(task, TextTask):
+            Checksums(out).replace(VECTORS_FILE, task.words.to_bytes())
+        Folder.create(out, task.sizes, metadata)
+    return task
+
+
+def _recipe(options: BuildOptions, epochs: int = 1, batch: int = 1) -> Recipe:
+    """The recipe with the task's default ``epochs`` and ``batch``; validates the options."""
+    return Recipe(
+        epochs if options.epochs is None else options.epochs,
+        batch if options.batch is None else options.batch,
+        options.precision,
+        options.select,
+        until=options.until,
+    )
+
+
+def _vectors(source: Path | str | None) -> Path | WordVectors | None:
+    """The word vectors of a zoo, or the path of a file."""
+    if source is None or not (path := Path(source)).is_dir():
+        return None if source is None else Path(source)
+    words = Folder.open(path).word_vectors()
     if words is None:
-        raise ZooError(f"'{given}' holds no word vectors: it is no zoo of text")
+        raise ZooError(f"'{path}' holds no word vectors: it is no zoo of text")
     return words
 
 
-def _grow(out: Path, settings: Settings, device: str) -> Folder:
-    """The zoo with further shards in its plan; those it has, and their rows, stay as they are."""
-    assert settings.runs is not None
+def _grow(out: Path, options: BuildOptions) -> Folder:
+    """Add shards to a plan; its shards and their rows stay as they are."""
+    assert options.runs is not None
     with claim(out, "create", wait=True):
-        about = Folder.open(out).about  # another builder may have grown it meanwhile
-        there = {run for shard in about["plan"] for run in shard}
-        wanted = sample(settings.runs, settings.seed, settings.seeds)
-        strange = there - {config.run for config in wanted}
-        if strange and settings.runs > about["runs"]:
+        metadata = Folder.open(out).metadata  # another process may have grown it meanwhile
+        planned = {run for shard in metadata["plan"] for run in shard}
+        wanted = sample(options.runs, options.seed, options.seeds)
+        foreign = planned - {config.run for config in wanted}
+        if foreign and options.runs > metadata["runs"]:
             raise StoreError(
-                f"'{out}' cannot grow: its run {min(strange)} is none of the {settings.runs} that "
+                f"'{out}' cannot grow: its run {min(foreign)} is none of the {options.runs} that "
                 "a build with this seed has"
             )
-        more = _shards([c for c in wanted if c.run not in there], settings, device)
-        if settings.runs > about["runs"]:
-            plan = [*about["plan"], *more]
-            grown = about | {"runs": settings.runs, "shards": len(plan), "plan": plan}
+        more = _shards([c for c in wanted if c.run not in planned], options)
+        if options.runs > metadata["runs"]:
+            plan = [*metadata["plan"], *more]
+            grown = metadata | {"runs": options.runs, "shards": len(plan), "plan": plan}
             Checksums(out).replace("zoo.json", json.dumps(grown, indent=1).encode())
     return Folder.open(out)
 
 
-def _shards(configs: Sequence[Config], settings: Settings, device: str) -> list[list[str]]:
-    """Which runs are trained together."""
-    size = settings.shard_runs or SHARD_RUNS["cuda" if "cuda" in device else "cpu"]
-    # Runs with as many steps an epoch stand together, so that none waits for another.
+def _shards(configs: Sequence[Config], options: BuildOptions) -> list[list[str]]:
+    """The runs that are trained together."""
+    size = options.shard_runs or SHARD_RUNS["cuda" if "cuda" in options.device else "cpu"]
+    # Runs with equally many steps per epoch are together, so that none waits for another.
     ordered = sorted(configs, key=lambda config: (-config.train_fraction, config.run))
     return [[c.run for c in ordered[i : i + size]] for i in range(0, len(ordered), size)]
 
 
-def _describe(
-    settings: Settings, task: Task, configs: Sequence[Config], device: str
-) -> dict[str, Any]:
-    recipe = Recipe(
-        task.epochs if settings.epochs is None else settings.epochs,
-        task.batch_size if settings.batch is None else settings.batch,
-        settings.precision,
-        settings.select,
-        until=settings.until,
-    )
-    plan = _shards(configs, settings, device)
+def _describe(options: BuildOptions, task: Task, configs: Sequence[Config]) -> dict[str, Any]:
+    plan = _shards(configs, options)
     return {
         "origin": "build",
         "task": {
             "name": task.name,
-            "samples": settings.samples,
-            "sizes": dict(task.sizes),
+            "samples": options.samples,
+            "sizes": dict(task.num_samples),
             "provenance": task.provenance,
         },
-        "recipe": recipe.to_json(),
-        "seed": settings.seed,
-        "seeds": settings.seeds,
+        "recipe": _recipe(options, task.epochs, task.batch_size).to_json(),
+        "seed": options.seed,
+        "seeds": options.seeds,
         "runs": len(configs),
-        "dtype": settings.dtype,
+        "dtype": options.dtype,
         "shards": len(plan),
         "plan": plan,
     }
 
 
-def _check_same(folder: Folder, settings: Settings) -> None:
-    about = folder.about
-    if about.get("origin") != "build":
-        made = "an imported zoo" if about.get("origin") == "import" else "a zoo of another origin"
+def _check_same(folder: Folder, options: BuildOptions) -> None:
+    """Reject a folder whose zoo differs from the options."""
+    metadata = folder.metadata
+    if metadata["origin"] != "build":
+        made = "an imported zoo" if metadata["origin"] == "import" else "a zoo of another origin"
         raise StoreError(f"'{folder.path}' holds {made}: name another folder")
-    recipe = about["recipe"]
-    asked = {
-        "task": (settings.task, about["task"]["name"]),
-        "seed": (settings.seed, about["seed"]),
-        "seeds": (settings.seeds, folder.seeds),
-        "samples": (settings.samples, about["task"]["samples"]),
-        "epochs": (settings.epochs, recipe["epochs"]),
-        "batch": (settings.batch, recipe["batch"]),
-        "select": (settings.select, recipe["select"]),
-        "until": (settings.until, recipe.get("until", 100)),
-        "precision": (settings.precision, recipe["precision"]),
-        "dtype": (settings.dtype, about["dtype"]),
-        "width": (settings.width, folder.arch.d_model),
-        "heads": (settings.heads, folder.arch.heads),
-        "depth": (settings.depth, folder.arch.blocks),
+    recipe = metadata["recipe"]
+    stored = {
+        "task": metadata["task"]["name"],
+        "seed": metadata["seed"],
+        "seeds": folder.seeds,
+        "samples": metadata["task"]["samples"],
+        "epochs": recipe["epochs"],
+        "batch": recipe["batch"],
+        "select": recipe["select"],
+        "until": recipe.get("until", 100),
+        "precision": recipe["precision"],
+        "dtype": metadata["dtype"],
+        "width": folder.sizes.d_model,
+        "heads": folder.sizes.heads,
+        "depth": folder.sizes.blocks,
     }
-    for name, (wanted, there) in asked.items():
-        optional = name in ("epochs", "batch")
-        if wanted != there and not (optional and wanted is None):
+    for name, value in stored.items():
+        wanted = getattr(options, name)
+        if wanted != value and not (name in ("epochs", "batch") and wanted is None):
             raise StoreError(
-                f"'{folder.path}' holds another zoo: {name} {there}, asked for {wanted}"
+                f"'{folder.path}' holds another zoo: {name} {value}, asked for {wanted}"
             )
-    runs = GRID_SIZE if settings.runs is None else settings.runs
-    if runs < about["runs"] or (settings.runs is None and runs > about["runs"]):
+    runs = metadata["runs"]
+    if options.grid_runs < runs or (options.runs is None and options.grid_runs > runs):
         raise StoreError(
-            f"'{folder.path}' holds another zoo: runs {about['runs']}, asked for {runs}; it can "
-            "only grow, by a larger number of runs"
+            f"'{folder.path}' holds another zoo: runs {runs}, asked for {options.grid_runs}; it "
+            "can only grow, by a larger number of runs"
         )

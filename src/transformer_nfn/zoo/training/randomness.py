@@ -1,8 +1,8 @@
-"""Where a run's randomness comes from: a hash of its own seed, the step and the position.
+"""Counter-based randomness: hashes of a run's seed, the step and the position.
 
-Nothing here has a state, so a run draws the same numbers whoever trains beside it, on whatever
-device. A key of 64 bits is mixed from (seed, purpose, time); words of 32 bits come from the key
-and a position. Both mixers are the published ones of splitmix64 and lowbias32.
+There is no state, so a run draws the same numbers on every device and with any neighbours. A key
+of 64 bits is mixed from (seed, purpose, time) by splitmix64; words of 32 bits are mixed from the
+key and a position by lowbias32.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ def _mix64(x: Tensor) -> Tensor:
 
 
 def keys(seeds: Tensor, purpose: int, time: Tensor | int) -> Tensor:
-    """Two 32-bit words a run, ``int32 [runs, 2]``, for one purpose at one time.
+    """Keys of two 32-bit words per run, ``int32 [runs, 2]``, for one purpose at one time.
 
     Args:
         seeds: ``int64 [runs]``.
-        purpose: what is drawn, so that the draws of one step do not resemble each other.
-        time: the step or epoch on the run's own clock, an ``int64 [runs]`` or a number.
+        purpose: what is drawn, such as `ORDER`; draws for different purposes are independent.
+        time: the step or epoch of each run, an ``int64 [runs]`` or a number.
+
+    >>> keys(torch.tensor([1, 2]), ORDER, 0).shape
+    torch.Size([2, 2])
     """
     x = _mix64(seeds + _signed(GOLDEN * purpose, 64))
     now = torch.as_tensor(time, dtype=torch.int64, device=seeds.device) + 1
@@ -52,8 +55,8 @@ def words(key: Tensor, position: Tensor) -> Tensor:
     """
     shape = key.shape[:-1] + (1,) * position.ndim
     first = key[..., 0].reshape(shape)
-    # Positions are index arithmetic to a compiler, which would fold this constant into numbers
-    # beyond 32 bits; something read from memory keeps the product a product of 32-bit words.
+    # A compiler would fold this constant into index arithmetic beyond 32 bits; adding a value
+    # read from memory keeps it a product of 32-bit words.
     x = (position + (first & 0)) * _signed(0x9E3779B9, 32) + first
     x = (x ^ _shift(x, 16, 32)) * _signed(0x7FEB352D, 32)
     x = (x ^ _shift(x, 15, 32) ^ key[..., 1].reshape(shape)) * _signed(0x846CA68B, 32)
@@ -61,22 +64,26 @@ def words(key: Tensor, position: Tensor) -> Tensor:
 
 
 def permutation(key: Tensor, n: int) -> Tensor:
-    """A random order of ``n`` things for each key: ``int64 [*key, n]``."""
+    """A random permutation of ``n`` numbers for each key: ``int64 [*key, n]``.
+
+    >>> permutation(keys(torch.tensor([0]), ORDER, 0), 5).sort().values
+    tensor([[0, 1, 2, 3, 4]])
+    """
     position = torch.arange(n, dtype=torch.int32, device=key.device)
     return words(key, position).argsort(dim=-1, stable=True)
 
 
 def keep_mask(key: Tensor, threshold: Tensor, rows: Tensor, width: int) -> Tensor:
-    """Which entries dropout keeps: ``bool [runs, *rows, width]``.
+    """Entries that dropout keeps: ``bool [runs, *rows, width]``.
 
-    One word serves two entries, its low half the first half of a row and its high half the
-    second. An entry is dropped where its 16 bits lie below ``threshold`` = 65536·p.
+    One word serves two entries: its low half one of the first half of a row, its high half one of
+    the second. An entry is dropped if its 16 bits are below ``threshold`` = 65536·p.
 
     Args:
         key: ``int32 [runs, 2]``.
         threshold: ``int32 [runs]``.
-        rows: the number of each row, the same however wide a batch is padded.
-        width: entries a row, even.
+        rows: the number of each row, independent of padding.
+        width: entries per row, even.
     """
     half = torch.arange(width // 2, dtype=torch.int32, device=key.device)
     word = words(key, rows.to(torch.int32)[..., None] * (width // 2) + half)
@@ -85,23 +92,27 @@ def keep_mask(key: Tensor, threshold: Tensor, rows: Tensor, width: int) -> Tenso
 
 
 def dropout_threshold(p: Tensor) -> Tensor:
-    """Probabilities as what `keep_mask` compares with, ``int32``."""
+    """Thresholds of `keep_mask` for probabilities, ``int32``.
+
+    >>> dropout_threshold(torch.tensor([0.0, 0.5]))
+    tensor([    0, 32768], dtype=torch.int32)
+    """
     return (p * 65536).round().to(torch.int32)
 
 
 def run_seed(build_seed: int, run: int) -> int:
-    """The seed of one run of a build: 63 bits, from the build's seed and the run's number."""
+    """The seed of a run, 63 bits, from the build's seed and the run's number."""
     mixed = _mix(_mix(build_seed + GOLDEN) + (run + 1) * GOLDEN)
     return mixed & ((1 << 63) - 1)
 
 
 def shared_seed(build_seed: int) -> int:
-    """The one seed that all runs of a build share where they share one; no single run has it."""
+    """The seed that all runs of a build share; no single run has it."""
     return run_seed(build_seed, -1)
 
 
 def _mix(x: int) -> int:
-    # The same mixer as `_mix64`, on Python's own integers.
+    # `_mix64` on Python integers.
     x &= (1 << 64) - 1
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & ((1 << 64) - 1)
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & ((1 << 64) - 1)

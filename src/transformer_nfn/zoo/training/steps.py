@@ -39,14 +39,14 @@ _RULES = {
     "adam": (0.9, 0.1, 0.999, 1.0, 1e-8),
     "rmsprop": (0.0, 1.0, 0.99, 1.0, 1e-8),
 }
-# Coefficients that leave a network and its moments as they are.
+# Coefficients that change neither weights nor moments.
 HOLD = (1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 WARM_UP = 0.1
 FINAL_RATE = 1e-5
 
 
 def rules(configs: Sequence[Config], device: torch.device | str = "cpu") -> Tensor:
-    """``float64 [networks, 6]``: β₁, γ, β₂, whether √v counts, ε, λ."""
+    """Update rules ``float64 [networks, 6]``: β₁, γ, β₂, whether √v is used, ε, λ."""
     for config in configs:
         if config.optimizer not in OPTIMIZERS:
             raise ZooError(
@@ -58,12 +58,15 @@ def rules(configs: Sequence[Config], device: torch.device | str = "cpu") -> Tens
 
 
 def coefficients(rule: Tensor, rate: Tensor, step: Tensor) -> Tensor:
-    """``float32 [networks, …, 7]``: β₁, γ, β₂, α, ε, λ, η at each network's own step (from 1).
+    """Coefficients ``float32 [networks, …, 7]`` of `update`: β₁, γ, β₂, α, ε, λ, η.
 
-    ``rule`` ``[…, 6]``, ``rate`` and ``step`` broadcast against each other.
+    Args:
+        rule: ``[…, 6]``, see `rules`.
+        rate: learning rate.
+        step: of each network, from 1; all three broadcast against each other.
     """
     b1, c, b2, adaptive, eps, l2 = rule.unbind(-1)
-    # RMSprop and the plain rules have no bias correction; Adam is the one with γ < 1.
+    # Only Adam, which has γ < 1, corrects the bias of its moments.
     biased = c < 1
     alpha = torch.where(biased, (1 - b2**step).rsqrt(), adaptive)
     eta = torch.where(biased, rate / (1 - b1**step), rate)
@@ -72,7 +75,7 @@ def coefficients(rule: Tensor, rate: Tensor, step: Tensor) -> Tensor:
 
 
 def update(p: Tensor, g: Tensor, m: Tensor, v: Tensor, coef: Tensor) -> None:
-    """Changes parameters ``p`` and moments ``m``, ``v`` in place, all ``[networks, weights]``."""
+    """Update parameters ``p`` and moments ``m``, ``v`` in place, all ``[networks, weights]``."""
     b1, c, b2, alpha, eps, l2, eta = coef.unsqueeze(-1).unbind(1)
     g = g + l2 * p
     m.copy_(b1 * m + c * g)
@@ -81,7 +84,11 @@ def update(p: Tensor, g: Tensor, m: Tensor, v: Tensor, coef: Tensor) -> None:
 
 
 def learning_rate(base: Tensor, epoch: int, epochs: int) -> Tensor:
-    """The rate in an epoch (from 0): linear over the first tenth, then cosine to 1e-5."""
+    """Learning rate in an epoch (from 0): linear warm-up over a tenth, then cosine to 1e-5.
+
+    >>> [float(learning_rate(torch.tensor(0.1), epoch, 20)) for epoch in (0, 1)]
+    [0.05000000074505806, 0.10000000149011612]
+    """
     warm = max(1, round(epochs * WARM_UP))
     if epoch < warm:
         return base * (epoch + 1) / warm
@@ -89,16 +96,14 @@ def learning_rate(base: Tensor, epoch: int, epochs: int) -> Tensor:
     return FINAL_RATE + (base - FINAL_RATE) * (1 + math.cos(angle)) / 2
 
 
-def dropout(
-    key: Tensor, threshold: Tensor, scale: Tensor, stride: int
-) -> Drop:
-    """Dropout with a probability per network, from counter-based words.
+def dropout(key: Tensor, threshold: Tensor, scale: Tensor, stride: int) -> Drop:
+    """Dropout with a probability per network, from counter-based randomness.
 
     Args:
         key: ``int32 [networks, sites, 2]``.
         threshold: ``int32 [networks]``, see `randomness.dropout_threshold`.
         scale: ``[networks]``, 1/(1 − p).
-        stride: rows a sample takes in the numbering of rows, at least its tokens.
+        stride: row numbers per sample, at least its tokens.
     """
 
     def apply(x: Tensor, site: int) -> Tensor:
@@ -111,31 +116,32 @@ def dropout(
     return apply
 
 
-# Fused attention launches one block of threads a sample and takes at most 65,535.
+# Fused attention launches one block of threads per sample, at most 65,535.
 NETWORKS_AT_ONCE = 256
 
 
 class Stepper(Protocol):
-    """What the trainer drives: the weights of many networks and how they move.
+    """Interface of one training step of many networks.
 
-    ``weights``, ``first`` and ``second`` (the optimiser's moments) are ``[networks, weights]``.
+    Attributes:
+        weights: ``[networks, weights]``.
+        fixed_shape: whether every step must get all networks, as compiled code requires.
     """
 
     weights: Tensor
-    # Whether every step must be given all networks (compiled code is made for one shape).
-    whole: bool
+    fixed_shape: bool
 
     def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
-        """Trains the first ``len(coef)`` networks on one batch; loss and hits of each."""
+        """Train the first ``len(coef)`` networks on one batch; loss and hits of each."""
         ...
 
     def evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Summed loss and hits of each network on one batch that all share."""
+        """Summed loss and hits of each network on one shared batch."""
         ...
 
 
 def losses(
-    arch: NetworkSizes,
+    sizes: NetworkSizes,
     dtype: torch.dtype,
     w: Tensor,
     inputs: Tensor,
@@ -146,16 +152,16 @@ def losses(
     scale: Tensor,
     positions: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Mean loss and hits of each network on its own batch, with dropout."""
-    # A flat row's length is no multiple of 16 bytes, and tensor cores want such strides.
-    weights = {name: view.to(dtype).contiguous() for name, view in arch.views(w).items()}
+    """Mean loss and hits of each network on its batch, with dropout."""
+    # Rows of flat weights are not multiples of 16 bytes, which tensor cores need as strides.
+    weights = {name: view.to(dtype).contiguous() for name, view in sizes.views(w).items()}
     logits = zoo_logits(
         weights,
         inputs.to(dtype),
         positions.to(dtype),
-        heads=arch.heads,
+        heads=sizes.heads,
         lengths=lengths,
-        drop=dropout(keys, threshold, scale, arch.tokens),
+        drop=dropout(keys, threshold, scale, sizes.tokens),
     ).float()
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     hits = (logits.argmax(-1) == labels).sum(-1)
@@ -163,57 +169,57 @@ def losses(
 
 
 @functools.lru_cache(maxsize=1)
-def _compiled(arch: NetworkSizes) -> tuple[Any, Any]:
-    # Once per kind of network: PyTorch stops compiling a function that it had to compile too
-    # often, and a mixed zoo has more kinds than that. What was compiled for the last is dropped.
+def _compiled(sizes: NetworkSizes) -> tuple[Any, Any]:
+    # Once per network size: PyTorch limits how often it compiles a function, and a mixed zoo has
+    # more sizes than that. The code for the last size is dropped.
     torch.compiler.reset()
     return torch.compile(losses, dynamic=False), torch.compile(update, dynamic=False)
 
 
 class TorchStepper:
-    """The reference: autograd over the batched forward; compiled on CUDA.
+    """The reference step: autograd over the batched forward, optionally compiled.
 
     Args:
         weights: initial weights ``[networks, weights]``.
         threshold: ``int32 [networks]``, see `randomness.dropout_threshold`.
         precision: ``float32``, ``tf32`` or ``bf16`` for the products; master weights and
             moments stay float32.
-        compiled: whether to fuse with `torch.compile`.
+        compiled: whether to use `torch.compile`.
     """
 
     def __init__(
         self,
-        arch: NetworkSizes,
+        sizes: NetworkSizes,
         weights: Tensor,
         threshold: Tensor,
         *,
         precision: str = "float32",
         compiled: bool = False,
     ) -> None:
-        self.arch = arch
+        self.sizes = sizes
         self.weights = weights
         self.first = torch.zeros_like(weights)
         self.second = torch.zeros_like(weights)
         self.threshold = threshold
         self.scale = 65536 / (65536 - threshold.to(torch.float32))
-        self.positions = arch.positions(weights.device)
+        self.positions = sizes.positions(weights.device)
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.tf32 = precision != "float32"
-        self.whole = compiled
-        ways: tuple[Any, Any] = _compiled(arch) if compiled else (losses, update)
-        self._loss, self._update = ways
+        self.fixed_shape = compiled
+        functions: tuple[Any, Any] = _compiled(sizes) if compiled else (losses, update)
+        self._loss, self._update = functions
 
     def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
-        """Trains the first ``len(coef)`` networks on one batch; loss and hits of each."""
+        """Train the first ``len(coef)`` networks on one batch; loss and hits of each."""
         self._tensor_cores(self.tf32)
-        losses, hits = [], []
+        total, hits = [], []
         for at in range(0, len(coef), NETWORKS_AT_ONCE):
             part = slice(at, min(at + NETWORKS_AT_ONCE, len(coef)))
             w = self.weights[part].detach().requires_grad_()
             lengths = None if batch.lengths is None else batch.lengths[part]
             with self._products():
                 loss, hit = self._loss(
-                    self.arch, self.dtype, w, batch.inputs[part], batch.labels[part], lengths,
+                    self.sizes, self.dtype, w, batch.inputs[part], batch.labels[part], lengths,
                     keys[part], self.threshold[part], self.scale[part], self.positions,
                 )
                 (grad,) = torch.autograd.grad(loss.sum(), w)
@@ -221,9 +227,9 @@ class TorchStepper:
                 self._update(
                     self.weights[part], grad, self.first[part], self.second[part], coef[part]
                 )
-            losses.append(loss.detach())
+            total.append(loss.detach())
             hits.append(hit)
-        return torch.cat(losses), torch.cat(hits)
+        return torch.cat(total), torch.cat(hits)
 
     def _tensor_cores(self, on: bool) -> None:
         if self.weights.is_cuda:
@@ -231,7 +237,7 @@ class TorchStepper:
 
     @contextmanager
     def _products(self) -> Iterator[None]:
-        # On CPUs without bf16 instructions oneDNN refuses some shapes with a warning each time.
+        # On CPUs without bf16 instructions oneDNN warns about some shapes at every call.
         if self.dtype == torch.float32 or self.weights.is_cuda:
             yield
             return
@@ -244,35 +250,35 @@ class TorchStepper:
 
     @torch.no_grad()
     def evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Summed loss and hits of each network on one batch that all share, in float32."""
+        """Summed loss and hits of each network on one shared batch, in float32."""
         self._tensor_cores(False)
-        losses, hits = [], []
+        total, hits = [], []
         for w in weights.split(NETWORKS_AT_ONCE):
             logits = zoo_logits(
-                self.arch.views(w),
+                self.sizes.views(w),
                 batch.inputs,
                 self.positions,
-                heads=self.arch.heads,
+                heads=self.sizes.heads,
                 lengths=batch.lengths,
             )
             labels = batch.labels.expand(len(w), -1)
             loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-            losses.append(loss.view_as(labels).sum(-1))
+            total.append(loss.view_as(labels).sum(-1))
             hits.append((logits.argmax(-1) == labels).sum(-1))
-        return torch.cat(losses), torch.cat(hits)
+        return torch.cat(total), torch.cat(hits)
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """All that one epoch draws and decides beforehand, run by run.
+    """Random keys and coefficients of one epoch, for every run.
 
     Attributes:
-        order: ``int64 [runs, samples]``, which sample is seen when; short rows padded.
-        steps: ``int64 [runs]`` on the CPU, batches each run has; none has more than the first.
+        order: ``int64 [runs, samples]``, order of the samples; short rows are padded.
+        steps: ``int64 [runs]`` on the CPU, number of batches of each run, non-increasing.
         crop: ``int32 [runs, steps, 2]``, keys of the augmentation.
         drop: ``int32 [runs, steps, sites, 2]``, keys of dropout.
-        coef: ``float32 [runs, steps, 7]``, see `optimise.coefficients`; a run whose epoch is
-            over has those that change nothing.
+        coef: ``float32 [runs, steps, 7]``, see `coefficients`; `HOLD` for runs whose epoch has
+            ended.
     """
 
     order: Tensor
@@ -283,15 +289,15 @@ class Epoch:
 
 
 class Runner(Protocol):
-    """What the trainer drives: the weights of many networks, trained and tested in one go each."""
+    """Interface of training and testing many networks an epoch at a time."""
 
     @property
     def weights(self) -> Tensor:
-        """``[networks, weights]``, changed in place."""
+        """``[networks, weights]``, updated in place."""
         ...
 
     def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
-        """Trains one epoch; of each network the sum of its steps' mean losses, and its hits."""
+        """Train one epoch; the sum of the steps' mean losses and the hits of each network."""
         ...
 
     def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
@@ -300,25 +306,25 @@ class Runner(Protocol):
 
 
 class StepRunner:
-    """A `Runner` over anything that does one step: `steps.TorchStepper`, the native code."""
+    """A `Runner` over a `Stepper`."""
 
     def __init__(self, task: Task, stepper: Stepper, batch: int) -> None:
         self.task, self.stepper, self.batch = task, stepper, batch
 
     @property
     def weights(self) -> Tensor:
-        """``[networks, weights]``, changed in place."""
+        """``[networks, weights]``, updated in place."""
         return self.stepper.weights
 
     def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
-        """Every step takes the runs whose epoch still goes on, which are the first few."""
+        """Train one epoch; every step takes the runs whose epoch has not ended, the first few."""
         runs, size = len(epoch.order), self.batch
         device = epoch.order.device
         total, hits = torch.zeros(runs, device=device), torch.zeros(runs, device=device)
         active = epoch.steps[:, None] > torch.arange(int(epoch.steps.max()))
         active = active.to(device)
         for step in range(active.shape[1]):
-            now = runs if self.stepper.whole else int((epoch.steps > step).sum())
+            now = runs if self.stepper.fixed_shape else int((epoch.steps > step).sum())
             index = epoch.order[:now, step * size : (step + 1) * size]
             batch = self.task.batch("train", index, epoch.crop[:now, step])
             drop, coef = epoch.drop[:now, step], epoch.coef[:now, step]
@@ -328,8 +334,8 @@ class StepRunner:
         return total, hits
 
     def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
-        """Batches that all networks share, in the order of the split."""
-        n, device = self.task.sizes[split], weights.device
+        """Summed loss and hits of each network on a split."""
+        n, device = self.task.num_samples[split], weights.device
         loss = torch.zeros(len(weights), device=device)
         hits = torch.zeros(len(weights), device=device)
         for at in range(0, n, self.batch):

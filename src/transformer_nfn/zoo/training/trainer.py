@@ -1,4 +1,4 @@
-"""How many runs are trained at once, each by its own configuration and on its own clock."""
+"""Training of many runs at once, each by its own configuration and schedule."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ from transformer_nfn.zoo.training.steps import (
 )
 from transformer_nfn.zoo.training.tasks import Split, Task
 
-# How many (networks, epochs) have been trained since the last report.
 Report = Callable[[int], None]
-# Where initial weights that runs share are cut, in standard deviations: the ±2 at which
-# `trunc_normal_` cuts, seen from the widest std of the grid, 0.5.
+"""Called with the number of networks that finished an epoch."""
+# Truncation of initial weights that runs share, in standard deviations: the ±2 of
+# `trunc_normal_` for the largest std of the grid, 0.5.
 SHARED_CUT = 4.0
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all runs of a zoo share.
+    """Training parameters that all runs of a zoo share.
 
     Attributes:
         select: the split on which ``best`` is chosen, ``held`` or (as the authors) ``test``.
-        percents: when checkpoints are kept, in percent of the epochs.
-        until: where training ends, in percent of the epochs its learning rates are laid out
-            for; what lies behind the last checkpoint anybody reads need not be trained.
+        percents: when checkpoints are stored, in percent of the epochs.
+        until: end of training, in percent of the epochs of the learning rate schedule.
+
+    >>> Recipe(epochs=10, until=75).checkpoint_epochs()
+    {5: 50, 8: 75}
     """
 
     epochs: int
@@ -66,26 +68,28 @@ class Recipe:
 
     @property
     def epochs_trained(self) -> int:
-        """How many of the epochs are trained: all, or those up to ``until``."""
+        """Number of epochs up to ``until``."""
         return self._epoch_at(self.until)
 
     def _epoch_at(self, percent: int) -> int:
         return max(1, -(-self.epochs * percent // 100))
 
     def checkpoint_epochs(self) -> dict[int, int]:
-        """Epoch (from 1) to percent; several percents of few epochs fall on the latest."""
+        """Epochs (from 1) of checkpoints with their percent; the latest, if several coincide."""
         return {self._epoch_at(p): p for p in self.percents if p <= self.until}
 
     def to_json(self) -> dict[str, Any]:
-        """The recipe as plain JSON values."""
+        """As plain JSON values."""
         return asdict(self) | {"percents": list(self.percents)}
 
 
 @dataclass
 class Trained:
-    """What came out: one row a checkpoint, with its weights; crashed runs have a row without.
+    """Result of `train`.
 
-    ``weights`` is ``[checkpoints, weights]`` in the order of the rows that are not crashed.
+    Attributes:
+        rows: index rows, one per checkpoint or crashed run.
+        weights: ``[checkpoints, weights]`` of the rows that are not crashed, in order.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -94,7 +98,7 @@ class Trained:
 
 @dataclass
 class _Snapshot:
-    """Weights at one moment, and of each run: the epoch, running accuracy, what selects best."""
+    """Weights of all runs after an epoch, with accuracies and the score that selects the best."""
 
     epoch: Tensor
     weights: Tensor
@@ -103,26 +107,26 @@ class _Snapshot:
     test: tuple[Tensor, Tensor] | None = None
 
     def cpu(self) -> _Snapshot:
-        """The same in main memory."""
+        """A copy in main memory."""
         test = None if self.test is None else (self.test[0].cpu(), self.test[1].cpu())
         return _Snapshot(
             self.epoch.cpu(), self.weights.cpu(), self.train_accuracy.cpu(), self.score.cpu(), test
         )
 
 
-def initial_weights(arch: NetworkSizes, config: Config) -> Tensor:
+def initial_weights(sizes: NetworkSizes, config: Config) -> Tensor:
     """Truncated-normal matrices with the configured std, zero biases: ``[num_weights]``.
 
-    Where all runs share a seed, these are the same numbers for every std, times the std.
+    If all runs share a seed, these are the same numbers times the std.
     """
     generator = torch.Generator().manual_seed(config.seed)
-    flat = torch.zeros(1, arch.num_weights)
-    for name, view in arch.views(flat).items():
+    flat = torch.zeros(1, sizes.num_weights)
+    for name, view in sizes.views(flat).items():
         if ".W" not in name:
             continue
         if config.seeds == "one":
-            # A cut at ±2 whatever the std would have PyTorch draw a few numbers again for the
-            # widest std only, and so give it other numbers in every tensor after that.
+            # Truncated at ±2 for every std, PyTorch would redraw a few numbers for the largest std
+            # only, and all later tensors would differ.
             nn.init.trunc_normal_(view, a=-SHARED_CUT, b=SHARED_CUT, generator=generator)
             view *= config.init_std
         else:
@@ -140,19 +144,22 @@ def train(
     report: Report | None = None,
     stored: torch.dtype = torch.float32,
 ) -> Trained:
-    """Trains every run of ``configs`` at once and returns their checkpoints.
+    """Train all runs at once and return their checkpoints.
 
-    Runs with more steps an epoch come first inside, so that those still in their epoch are
-    always the first few; each run's steps are its own, whoever else is there.
+    The result of a run does not depend on the others.
 
     Args:
-        path: how steps are computed, see `paths.choose_runner`.
-        report: called after every epoch with the number of networks that did one.
-        stored: the precision weights will be kept in; checkpoints are rounded to it before
-            they are tested, so that recorded numbers are those of the stored weights.
+        path: the code that computes a step, see `backends.describe_path`.
+        report: called after every epoch.
+        stored: type of stored weights; checkpoints are rounded to it before they are tested.
+
+    >>> from transformer_nfn.zoo import load_task, sample
+    >>> trained = train(load_task("digits", samples=32), sample(1), Recipe(epochs=1, batch=16))
+    >>> [row["best"] for row in trained.rows], trained.weights.shape
+    ([False, True], torch.Size([2, 18122]))
     """
     data = task.to(device)
-    n = task.sizes["train"]
+    n = task.num_samples["train"]
     counts = {c.run: int(n * c.train_fraction + 1e-9) for c in configs}
     for config in configs:
         if counts[config.run] < recipe.batch:
@@ -160,12 +167,15 @@ def train(
                 f"run {config.run} has {counts[config.run]} training samples, fewer than one "
                 f"batch of {recipe.batch}"
             )
+    # Runs with more steps per epoch come first: the active runs are always the first few.
     runs = sorted(configs, key=lambda c: -counts[c.run])
-    training = _Training(data, runs, [counts[c.run] for c in runs], recipe, device, path, stored)
+    training = Training(data, runs, [counts[c.run] for c in runs], recipe, device, path, stored)
     return training.run(report)
 
 
-class _Training:
+class Training:
+    """Many runs in training; ``counts`` are their numbers of samples, non-increasing."""
+
     def __init__(
         self,
         task: Task,
@@ -184,7 +194,7 @@ class _Training:
         self.rates = torch.tensor([c.learning_rate for c in runs], dtype=torch.float64)
         self.rules = rules(runs)
         p = torch.tensor([c.dropout for c in runs])
-        weights = torch.stack([initial_weights(task.arch, c) for c in runs]).to(self.device)
+        weights = torch.stack([initial_weights(task.sizes, c) for c in runs]).to(self.device)
         threshold = randomness.dropout_threshold(p).to(self.device)
         self.runner: Runner = choose_runner(
             path, task, weights, threshold, recipe.precision, recipe.batch
@@ -193,24 +203,24 @@ class _Training:
         self.subset = self._subsets()
 
     def _subsets(self) -> list[Tensor | None]:
-        """Which samples each run trains on; None for the first rows."""
+        """The samples each run trains on; None for the first rows."""
         if not self.task.random_subset:
             return [None] * len(self.runs)
         key = randomness.keys(self.seeds, randomness.SUBSET, 0)
-        n = self.task.sizes["train"]
+        n = self.task.num_samples["train"]
         return [
             randomness.permutation(k, n)[:count].sort().values
             for k, count in zip(key, self.counts, strict=True)
         ]
 
     def run(self, report: Report | None) -> Trained:
-        """Every epoch: train, look at held-out data, keep what is to be kept."""
+        """Train all epochs, evaluating and storing checkpoints."""
         keep = self.recipe.checkpoint_epochs()
         snapshots: list[tuple[int, _Snapshot]] = []
         best: _Snapshot | None = None
         best_loss = torch.full((len(self.runs),), float("inf"), device=self.device)
         for epoch in range(self.recipe.epochs_trained):
-            train_accuracy = self._epoch(epoch)
+            train_accuracy = self.train_epoch(epoch)
             weights = self.runner.weights.to(self.stored).float()
             now = _Snapshot(
                 torch.full((len(self.runs),), epoch + 1, device=self.device),
@@ -219,9 +229,9 @@ class _Training:
                 torch.full((len(self.runs),), float("nan"), device=self.device),
             )
             if self.recipe.select == "test" or epoch + 1 in keep:
-                now.test = self._evaluate(weights, "test")
+                now.test = self.evaluate(weights, "test")
             if self.recipe.select == "held":
-                loss, now.score = self._evaluate(weights, "held")
+                loss, now.score = self.evaluate(weights, "held")
             else:
                 assert now.test is not None
                 loss, now.score = now.test
@@ -232,20 +242,19 @@ class _Training:
             if report:
                 report(len(self.runs))
         assert best is not None
-        best.test = self._evaluate(best.weights, "test")
+        best.test = self.evaluate(best.weights, "test")
         return self._collect(snapshots, best)
 
-    def _epoch(self, epoch: int) -> Tensor:
-        """Trains one epoch; the running accuracy of each run on what it trained on."""
-        # What every step needs is small, so an epoch's worth is computed at once.
+    def train_epoch(self, epoch: int) -> Tensor:
+        """Train one epoch; the running training accuracy of each run."""
         step_of = torch.arange(int(self.steps.max()))
         clock = (self.steps[:, None] * epoch + step_of).to(self.device)
         rate = learning_rate(self.rates, epoch, self.recipe.epochs)
         coef = coefficients(self.rules[:, None], rate[:, None], clock.cpu() + 1).to(self.device)
         seeds = self.seeds[:, None]
         crop = randomness.keys(seeds, randomness.CROP, clock)
-        # The site of a dropout is part of its time, so that no two share their bits.
-        site = torch.arange(self.task.arch.dropout_sites, device=self.device)
+        # The site of a dropout is part of its time, so that no two use the same bits.
+        site = torch.arange(self.task.sizes.dropout_sites, device=self.device)
         time = clock[..., None] * len(site) + site
         drop = randomness.keys(seeds[..., None], randomness.DROPOUT, time)
         active = (self.steps[:, None] > step_of).to(self.device)
@@ -256,10 +265,10 @@ class _Training:
         return hits / (self.steps * self.recipe.batch).to(self.device)
 
     def _order(self, epoch: int) -> Tensor:
-        """Which sample each run sees when, ``int64 [runs, samples]``, short rows padded."""
+        """Order of the samples of each run, ``int64 [runs, samples]``, short rows padded."""
         key = randomness.keys(self.seeds, randomness.ORDER, epoch)
         out = torch.zeros(len(self.runs), max(self.counts), dtype=torch.int64, device=self.device)
-        # Runs with as many samples each are drawn together.
+        # Runs with equally many samples are drawn together.
         at = 0
         while at < len(self.runs):
             count = self.counts[at]
@@ -274,26 +283,26 @@ class _Training:
         return out
 
     def _mark_crashed(self, loss: Tensor, epoch: int) -> None:
-        """Runs whose loss or weights are not finite; their weights are silenced."""
+        """Record runs whose loss or weights are not finite, and zero their weights."""
         weights = self.runner.weights
         bad = ~(loss.isfinite() & weights.sum(1).isfinite()) & (self.crashed_at == 0)
         self.crashed_at[bad] = epoch + 1
         weights[self.crashed_at > 0] = 0.0
 
-    def _evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+    def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """Mean loss and accuracy of each run on a split."""
-        n = max(self.task.sizes[split], 1)
+        n = max(self.task.num_samples[split], 1)
         loss, hits = self.runner.evaluate(weights, split)
         return loss / n, hits / n
 
     def _collect(self, snapshots: list[tuple[int, _Snapshot]], best: _Snapshot) -> Trained:
         out, weights = Trained(), []
         held = self.recipe.select == "held"
-        # Numbers are asked for one by one below; a GPU would be waited for at each.
-        labelled = [(percent, False, s.cpu()) for percent, s in snapshots]
-        labelled.append((0, True, best.cpu()))
+        # In main memory, because reading single numbers from a GPU waits at each.
+        checkpoints = [(percent, False, s.cpu()) for percent, s in snapshots]
+        checkpoints.append((0, True, best.cpu()))
         crashed_at = self.crashed_at.tolist()
-        finite = torch.stack([s.weights.isfinite().all(1) for _, _, s in labelled]).all(0)
+        finite = torch.stack([s.weights.isfinite().all(1) for _, _, s in checkpoints]).all(0)
         for i in sorted(range(len(self.runs)), key=lambda i: self.runs[i].run):
             base = self.runs[i].to_json() | {"crashed": False}
             crash = crashed_at[i]
@@ -301,7 +310,7 @@ class _Training:
                 crash = crash or self.recipe.epochs_trained
                 out.rows.append(base | {"crashed": True, "epoch": crash, "best": False})
                 continue
-            for percent, is_best, s in labelled:
+            for percent, is_best, s in checkpoints:
                 assert s.test is not None
                 out.rows.append(
                     base
@@ -316,7 +325,7 @@ class _Training:
                     }
                 )
                 weights.append(s.weights[i])
-        empty = torch.empty(0, self.task.arch.num_weights)
+        empty = torch.empty(0, self.task.sizes.num_weights)
         out.weights = torch.stack(weights) if weights else empty
         return out
 
@@ -327,7 +336,7 @@ def _better(
     loss: Tensor,
     best_loss: Tensor,
 ) -> _Snapshot:
-    """The best of each run so far: higher score, then lower loss; its score is kept."""
+    """Update the best epoch of each run: higher score, then lower loss."""
     loss = loss.nan_to_num(float("inf"))
     if best is None:
         best_loss.copy_(loss)

@@ -1,8 +1,7 @@
-"""What the kernels are handed: tensors, numbers and constants, grouped and named.
+"""Arguments of the kernels as named tuples, and launch options measured on an H200.
 
-Triton takes a named tuple apart at launch: each tensor and each number in it is passed, and
-specialised on (divisible by 16, equal to 1), as if it stood alone. `Constants` is compiled into
-the kernel as a whole.
+Triton unpacks a named tuple at launch: each tensor and number is passed, and specialised on
+(divisible by 16, equal to 1), like a single argument. `Constants` is compiled into the kernel.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from torch import Tensor
 
 from transformer_nfn.zoo.sizes import NetworkSizes
 
-# Samples a program takes; one program's weight gradients are added up on the chip.
+# Samples per program, whose weight gradients are summed on the chip.
 CHUNK = 32
 ROW_TILE = 64
 UPDATE_TILE = 1024
-# Warps a program, stages of its pipeline and registers a thread; for attention by the number of
-# tokens a tile holds, with the tokens (forward) or keys (backward) taken at a time.
+# Warps per program, pipeline stages and registers per thread; for attention by the tokens of a
+# tile, with the tokens (forward) or keys (backward) processed at a time.
 Options = dict[str, int]
 FORWARD: dict[int, Options] = {
     16: {"num_warps": 1, "num_stages": 2, "QUERIES": 16},
@@ -37,7 +36,7 @@ ATTENTION: dict[int, Options] = {
     256: {"num_warps": 8, "num_stages": 1, "KEYS": 256},
     512: {"num_warps": 8, "num_stages": 1, "KEYS": 512},
 }
-# Numbers of 32 bits take twice the room, and more where each is split in two for three products.
+# 32-bit numbers need twice the memory, and more if each is split for three products.
 WIDE_FORWARD = FORWARD | {
     64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64, "maxnreg": 128},
     128: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
@@ -56,22 +55,19 @@ SPREAD: Options = {"num_warps": 2, "num_stages": 3}
 
 
 class Tile(NamedTuple):
-    """For samples of at most ``tokens`` tokens; another takes those of ``shorter`` or fewer."""
+    """A tile for samples of more than ``shorter`` and at most ``tokens`` tokens."""
 
     tokens: int
     shorter: int
 
 
 def padded(count: int) -> int:
-    """The least power of two that holds ``count`` and suits the tensor cores."""
+    """The smallest power of two from ``count`` on that tensor cores accept."""
     return max(16, 1 << (count - 1).bit_length())
 
 
 def tiles(longest: int, alike: bool) -> list[Tile]:
-    """Tiles that together serve samples of up to ``longest`` tokens.
-
-    Samples that are all ``alike`` have ``longest`` tokens each.
-    """
+    """Tiles for samples of up to ``longest`` tokens, or of exactly so many if all are alike."""
     if alike or longest <= 64:
         return [Tile(padded(longest), longest - 1 if alike else 0)]
     heights = [64 << i for i in range((longest - 1).bit_length() - 5)]
@@ -79,12 +75,12 @@ def tiles(longest: int, alike: bool) -> list[Tile]:
 
 
 class Clock(NamedTuple):
-    """What says which batch is next, on the device, so that a captured pass can be repeated.
+    """The current batch, in device memory, so that a captured pass can be replayed.
 
     Attributes:
-        step: ``int32 [1]``, the batch now.
-        steps: ``int32 [networks]``, how many each network has in this epoch.
-        order: ``int32 [networks, samples]``, which sample is where (a row for all if one).
+        step: ``int32 [1]``, the current batch.
+        steps: ``int32 [networks]``, batches of each network in this epoch.
+        order: ``int32 [networks, samples]``, order of the samples (one row if all share it).
         lengths: ``int32 [networks, steps]``, tokens per sample in each batch.
         crop: ``int32 [networks, steps, 2]``.
         drop: ``int32 [networks, steps, sites, 2]``.
@@ -101,16 +97,16 @@ class Clock(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Numbers that kernels stride and stop by.
+    """Strides and limits.
 
     Attributes:
         batch: samples per batch.
-        rows: tokens of a batch at most: what lies between two networks in a buffer of rows.
-        networks: how many there are.
-        steps: what lies between two networks in `Clock.lengths`.
-        samples: what lies between two networks in `Clock.order`; 0 where all share a row.
-        tokens: positions there are, by which dropout numbers the tokens of a batch.
-        zero: 0, which the compiler cannot know.
+        rows: maximum tokens of a batch, the stride of networks in a buffer of rows.
+        networks: number of networks.
+        steps: stride of networks in `Clock.lengths`.
+        samples: stride of networks in `Clock.order`; 0 if all share a row.
+        tokens: number of positions, by which dropout numbers the tokens of a batch.
+        zero: 0, unknown to the compiler.
     """
 
     batch: int
@@ -127,7 +123,7 @@ class Samples(NamedTuple):
 
     Attributes:
         stored: images ``uint8 [samples, wide, wide]`` or words ``int32 [samples, wide]``.
-        table: where the pixels of each patch lie in an image, or the words' vectors.
+        table: offsets of the pixels of each patch in an image, or the word vectors.
         positions: ``[tokens, D]``.
         labels: ``int64 [samples]``.
         wide: the side of a stored image, or the words of a stored text.
@@ -143,15 +139,15 @@ class Samples(NamedTuple):
 
 
 class Activations(NamedTuple):
-    """What forward leaves of a block for its own use and for backward.
+    """Activations of a block.
 
-    After the last block only ``z`` is there; without training only ``qkv``.
+    After the last block there is only ``z``; without training only ``qkv``.
 
     Attributes:
-        z: ``[networks, rows, D]``, what LayerNorm gives before the block.
+        z: ``[networks, rows, D]``, output of the LayerNorm before the block.
         qkv: ``[networks, rows, 3·D]``.
         a: ``[networks, rows, D]``, the outputs of the heads.
-        y: ``[networks, rows, D]``, what LayerNorm gives before the MLP.
+        y: ``[networks, rows, D]``, output of the LayerNorm before the MLP.
         stats: ``float32 [networks, rows, STATS]``.
     """
 
@@ -163,11 +159,11 @@ class Activations(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients as backward passes them on, those of activations a block at a time.
+    """Gradients; those of activations are of one block at a time.
 
     Attributes:
         pooled: ``float32 [networks, batch, D]``, of the mean token.
-        x: ``[networks, rows, D]``, of the output of a block's MLP, with dropout done.
+        x: ``[networks, rows, D]``, of the output of a block's MLP, before dropout.
         a: ``[networks, rows, D]``, of the outputs of the heads.
         qkv: ``[networks, rows, 3·D]``.
         weights: ``float32 [chunks, networks, weights]``.
@@ -181,7 +177,7 @@ class Gradients(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Masks of one step, a bit per entry, and what kept entries are multiplied by.
+    """Masks of one step, a bit per entry, and the scale of kept entries.
 
     Attributes:
         bits: ``int32 [networks, sites, rows]``.
@@ -193,7 +189,7 @@ class Dropout(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a batch went.
+    """Results of a batch.
 
     Attributes:
         pooled: ``float32 [networks, batch, D]``, the mean token.
@@ -207,7 +203,7 @@ class Outcome(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What an epoch changes: moments ``[networks, weights]`` and sums ``[networks]``."""
+    """State of an epoch: moments ``[networks, weights]`` and sums ``[networks]``."""
 
     first: Tensor
     second: Tensor
@@ -216,14 +212,14 @@ class Progress(NamedTuple):
 
 
 class EmbeddingLayout(NamedTuple):
-    """Where the embedding's tensors begin."""
+    """Offsets of the embedding's tensors."""
 
     W: int
     b: int
 
 
 class BlockLayout(NamedTuple):
-    """Where a block's tensors begin."""
+    """Offsets of a block's tensors."""
 
     W_QKV: int
     W_O: int
@@ -234,7 +230,7 @@ class BlockLayout(NamedTuple):
 
 
 class ClassifierLayout(NamedTuple):
-    """Where the classifier's tensors begin."""
+    """Offsets of the classifier's tensors."""
 
     W_1: int
     b_1: int
@@ -243,7 +239,7 @@ class ClassifierLayout(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where each tensor of `NetworkSizes.layout` begins in a flat row of ``size`` numbers."""
+    """Offset of each tensor of `NetworkSizes.layout` in a flat row of ``size`` numbers."""
 
     size: int
     embedding: EmbeddingLayout | None
@@ -251,10 +247,10 @@ class Layout(NamedTuple):
     classifier: ClassifierLayout
 
 
-def layout(arch: NetworkSizes) -> Layout:
-    """The offsets of an architecture; no embedding where words have no weights."""
+def layout(sizes: NetworkSizes) -> Layout:
+    """The layout of a network; text networks have no embedding."""
     at, begin = {}, 0
-    for name, shape in arch.layout.items():
+    for name, shape in sizes.layout.items():
         at[name] = begin
         begin += math.prod(shape)
 
@@ -262,33 +258,33 @@ def layout(arch: NetworkSizes) -> Layout:
         return [at[f"{stem}.{name}"] for name in names]
 
     embedding = None
-    if arch.patch:
+    if sizes.patch:
         embedding = EmbeddingLayout(*offsets("embedding", EmbeddingLayout._fields))
     blocks = tuple(
-        BlockLayout(*offsets(f"blocks.{i}", BlockLayout._fields)) for i in range(arch.blocks)
+        BlockLayout(*offsets(f"blocks.{i}", BlockLayout._fields)) for i in range(sizes.blocks)
     )
     classifier = ClassifierLayout(*offsets("classifier", ClassifierLayout._fields))
     return Layout(begin, embedding, blocks, classifier)
 
 
 class Constants(NamedTuple):
-    """What a kernel is compiled for; powers of two that hold a number are its name twice.
+    """Compile-time constants; a doubled name is the power of two that holds the number.
 
-    A kernel hands ``products`` on under a name of its own (``PREC: tl.constexpr = …``): Triton 3.6
-    takes no bare string for a helper's argument.
+    Kernels bind ``products`` to a name first (``PREC: tl.constexpr = …``): Triton 3.6 accepts no
+    bare string as the argument of a helper.
 
     Attributes:
-        layout: where the weights lie.
+        layout: offsets of the weights.
         D: the width of a token.
         FF: neurons of an MLP.
         C: classes (``CC``: the tile that holds them).
         P: pixels of a patch, 0 for words (``PP``: the tile that holds them).
-        padding: how far a random crop may move an image.
-        sites: how many times dropout acts.
+        padding: maximum shift of a random crop.
+        sites: number of dropout sites.
         S: samples per program.
-        R: rows a program takes at a time, where it takes rows as they lie.
-        train: whether there is dropout and activations are kept for backward.
-        products: how float32 products are done; see `launch.Pass`.
+        R: rows that a program processes at a time, regardless of samples.
+        train: whether there is dropout and a backward pass.
+        products: precision of float32 products; see `runner.Pass`.
     """
 
     layout: Layout

@@ -1,9 +1,8 @@
-"""A transformer block backward, in three kernels that keep sums of gradients on the chip.
+"""Backward kernels: three per transformer block, which sum gradients on the chip.
 
-What works row by row takes rows as they lie, whatever sample they are of: the MLP and the
-output projection, then the projections to q, k and v. Between them attention takes a sample at
-a time and recomputes its probabilities, transposed, from the logarithms of the row sums, so
-that only one matrix of them is turned around.
+The MLP with the output projection, and the projections to q, k and v, process rows regardless of
+samples. Between them, attention processes a sample at a time and recomputes its probabilities,
+transposed, from the logarithms of the row sums, so that only one matrix is transposed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from transformer_nfn.zoo.training.kernels.shared import (
 def rows_backward(
     acts, grads, w_ptr, dropout, clock, sizes, CONST: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """From the gradient of the MLP's output to that of the heads' outputs ``a``."""
+    """Gradient of the heads' outputs ``a`` from that of the MLP's output."""
     S: tl.constexpr = CONST.S
     R: tl.constexpr = CONST.R
     D: tl.constexpr = CONST.D
@@ -80,7 +79,7 @@ def rows_backward(
         da = tl.dot(dy, tl.trans(wo), input_precision=PREC)
         tl.store(grads.a + at, operand(da, DT, PREC), mask=real)
     grad = gradient_of(grads, sizes, chunk, m, CONST)
-    # Zero that the compiler cannot know: else it holds these addresses through the whole loop.
+    # Adding a zero unknown to the compiler, which else keeps these addresses through the loop.
     d += sizes.zero
     f += sizes.zero
     tl.store(grad + offset.W_O + d[:, None] * D + d[None, :], go)
@@ -93,10 +92,10 @@ def rows_backward(
 def attention_backward(
     acts, grads, clock, sizes, CONST: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr
 ):
-    """From the gradient of one head's outputs to that of its q, k and v, ``KEYS`` at a time.
+    """Gradient of a head's q, k and v from that of its outputs, ``KEYS`` at a time.
 
-    Both heads of a network are neighbours in the grid: a row's halves lie side by side, and
-    memory is read in pieces as long as both.
+    Both heads of a network are neighbours in the grid, because memory transactions span both
+    halves of a row.
     """
     S: tl.constexpr = CONST.S
     D: tl.constexpr = CONST.D
@@ -152,10 +151,10 @@ def projections_backward(
     acts, grads, patch_ptr, w_ptr, dropout, clock, sizes, CONST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient of q, k and v to that before dropout of what the block was given.
+    """Gradient of the block's input before dropout, from that of q, k and v.
 
-    That is the output of the block before, whose MLP's last bias is then known too, or for
-    images the embedding, whose weights are; words have no weights.
+    It also gives the gradient of the last bias of the block before or, for images, of the
+    embedding's weights; word vectors have no weights.
     """
     S: tl.constexpr = CONST.S
     R: tl.constexpr = CONST.R
@@ -210,7 +209,7 @@ def projections_backward(
             dx = tl.trans(operand(dx, DT, PREC))
             ge = tl.dot(dx, patches, ge, input_precision=PREC)
     grad = gradient_of(grads, sizes, chunk, m, CONST)
-    # Zero that the compiler cannot know: else it holds these addresses through the whole loop.
+    # Adding a zero unknown to the compiler, which else keeps these addresses through the loop.
     d += sizes.zero
     c += sizes.zero
     tl.store(grad + W_QKV + d[None, :] * (3 * D) + c[:, None], g, mask=known[:, None])

@@ -20,7 +20,7 @@ from transformer_nfn.zoo.training.kernels.shared import (
 
 @triton.jit
 def row_patches(samples, order_ptr, crop_ptr, n, t, here, CONST: tl.constexpr):
-    """Patches ``t`` of images ``n``, in training cropped at random; white is 1, black −1."""
+    """Patches ``t`` of images ``n``, randomly cropped in training; white is 1, black −1."""
     P: tl.constexpr = CONST.P
     wide = samples.wide
     p = tl.arange(0, CONST.PP)
@@ -33,7 +33,7 @@ def row_patches(samples, order_ptr, crop_ptr, n, t, here, CONST: tl.constexpr):
         start += (((word >> 16) * shifts) >> 16).to(tl.int64)
     else:
         start += CONST.padding * (wide + 1)
-    # A pixel lies where its patch begins, plus where it is within any patch.
+    # The offset of a pixel is that of its patch plus that within a patch.
     start += tl.load(samples.table + t * P, mask=here, other=0)
     within = tl.load(samples.table + p, mask=p < P, other=0)
     pixels = tl.load(samples.stored + start[:, None] + within[None, :], mask=inside, other=0)
@@ -42,7 +42,7 @@ def row_patches(samples, order_ptr, crop_ptr, n, t, here, CONST: tl.constexpr):
 
 @triton.jit
 def row_words(samples, order_ptr, n, t, here, D: tl.constexpr):
-    """The frozen vectors of words ``t`` of texts ``n``; past a text's end those of no word."""
+    """Word vectors ``t`` of texts ``n``; zero past the end of a text."""
     sample = tl.load(order_ptr + n, mask=here, other=0).to(tl.int64)
     there = here & (t < samples.wide)
     token = tl.load(samples.stored + sample * samples.wide + t, mask=there, other=0).to(tl.int64)
@@ -65,7 +65,7 @@ def projections(w_ptr, D: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr):
 def project(x, weights, acts, stat_ptr, row, here, CONST: tl.constexpr):
     """LayerNorm of the rows ``x``, numbered ``row``, and their q, k and v by `projections`.
 
-    ``stat_ptr`` is each row's own place.
+    ``stat_ptr`` has an address per row.
     """
     D: tl.constexpr = CONST.D
     PREC: tl.constexpr = CONST.products
@@ -89,7 +89,7 @@ def project(x, weights, acts, stat_ptr, row, here, CONST: tl.constexpr):
 
 @triton.jit
 def embed(acts, patch_ptr, w_ptr, dropout, clock, samples, sizes, CONST: tl.constexpr):
-    """From the samples themselves to the first block's q, k and v, on rows as they lie."""
+    """Embed the samples and compute q, k and v of the first block."""
     S: tl.constexpr = CONST.S
     R: tl.constexpr = CONST.R
     D: tl.constexpr = CONST.D
@@ -140,9 +140,9 @@ def embed(acts, patch_ptr, w_ptr, dropout, clock, samples, sizes, CONST: tl.cons
 
 @triton.jit
 def attend(q_ptr, k_ptr, rows, keys, hidden, lse_ptr, real, CONST: tl.constexpr):
-    """One head: ``softmax(q kᵀ) v``; stores the logarithm (base 2) of each row's sum.
+    """One head: ``softmax(q kᵀ) v``; stores the base-2 logarithm of each row's sum.
 
-    ``hidden`` is −∞ for keys that are not there, else 0; v lies ``D`` after k.
+    ``hidden`` is −∞ for padded keys, else 0; v lies ``D`` after k.
     """
     D: tl.constexpr = CONST.D
     PREC: tl.constexpr = CONST.products
@@ -168,12 +168,11 @@ def block_forward(
 ):  # fmt: skip
     """Attention, dropout, LayerNorm, MLP, dropout of samples ``chunk·S …``.
 
-    Rows of a network lie densely, ``length`` per sample; a program leaves networks to the launch
-    whose tile fits them (``TILE.shorter`` < length ≤ ``TILE.tokens``) and takes ``QUERIES``
-    tokens of a sample at a time, each with all its keys. The output is normalised; the last
-    block means it over tokens, the others project it to the next block's q, k and v. What
-    backward needs again is kept: the heads' outputs, what LayerNorms gave (``next_acts.z``: the
-    one after the block), and a row's numbers (``STATS``).
+    Rows of a network are dense, ``length`` per sample. A launch processes the networks that fit
+    its tile (``TILE.shorter`` < length ≤ ``TILE.tokens``), ``QUERIES`` tokens of a sample at a
+    time with all keys. The output is normalised; the last block averages it over tokens, the
+    others project it to the next block's q, k and v. Stored for backward: the heads' outputs,
+    the outputs of LayerNorms (``next_acts.z``: of the one after the block), and ``STATS``.
     """
     S: tl.constexpr = CONST.S
     D: tl.constexpr = CONST.D

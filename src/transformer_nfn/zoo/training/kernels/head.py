@@ -1,4 +1,4 @@
-"""The classifier with its loss and gradient, and the update of the weights."""
+"""Kernels of the classifier with loss and gradient, and of the weight update."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from transformer_nfn.zoo.training.kernels.shared import (
 
 @triton.jit
 def classify(outcome, grads, w_ptr, clock, samples, sizes, limit, CONST: tl.constexpr):
-    """Summed loss and hits of a chunk of samples; in training also the gradients of the mean.
+    """Summed loss and hits of a chunk of samples; in training also the gradient of the mean.
 
-    Samples from number ``limit`` of the split on do not count.
+    Samples from number ``limit`` of the split on are ignored.
     """
     S: tl.constexpr = CONST.S
     D: tl.constexpr = CONST.D
@@ -78,9 +78,9 @@ def classify(outcome, grads, w_ptr, clock, samples, sizes, limit, CONST: tl.cons
 
 @triton.jit
 def spread(acts, next_acts, grads, dropout, clock, sizes, CONST: tl.constexpr):
-    """From the gradient of the mean token to that of the last MLP's output, and of its bias.
+    """Gradient of the last MLP's output and bias from that of the mean token.
 
-    Between them lie the last LayerNorm, which gave ``next_acts.z``, and dropout.
+    Between them are the last LayerNorm, with output ``next_acts.z``, and dropout.
     """
     S: tl.constexpr = CONST.S
     R: tl.constexpr = CONST.R
@@ -120,10 +120,10 @@ def update(
     w_ptr, progress, grads, outcome, clock, sizes, CONST: tl.constexpr, CHUNKS: tl.constexpr,
     N: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the chunks' gradients in a fixed order and moves weights and moments.
+    """Sum the chunks' gradients in a fixed order, and update weights and moments.
 
-    Networks whose epoch is over stay as they are. The mean loss and the hits of the step are
-    added to what the epoch has so far.
+    Networks whose epoch has ended are unchanged. The mean loss and the hits of the step are added
+    to those of the epoch.
     """
     W: tl.constexpr = CONST.layout.size
     m = tl.program_id(0)

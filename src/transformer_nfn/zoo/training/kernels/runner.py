@@ -48,15 +48,15 @@ from transformer_nfn.zoo.training.tasks import ImageTask, Split, Task, TextTask
 
 
 class Pass:
-    """The kernels over ``networks`` networks and batches of ``batch`` samples.
+    """The kernels of one pass of ``networks`` networks over batches of ``batch`` samples.
 
     Args:
         task: with its data on the device.
-        dtype: of activations and of what products multiply: bfloat16 or float32.
-        products: how float32 products are done: ``tf32``, ``tf32x3`` (three of them, as exact
+        dtype: of activations and operands of products, bfloat16 or float32.
+        products: precision of float32 products: ``tf32``, ``tf32x3`` (three of them, as exact
             as float32) or ``ieee``.
-        longest: tokens a sample has at most.
-        train: whether gradients are kept room for.
+        longest: maximum tokens of a sample.
+        train: whether to allocate gradients.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class Pass:
         longest: int,
         train: bool,
     ) -> None:
-        arch, D = task.arch, task.arch.d_model
-        self.task, self.arch = task, arch
+        network, D = task.sizes, task.sizes.d_model
+        self.task, self.network = task, network
         self.networks, self.batch, self.rows = networks, batch, batch * longest
         self.chunks = -(-batch // CHUNK)
         self.tiles = tiles(longest, isinstance(task, ImageTask))
         self.device = next(iter(task.labels.values())).device  # type: ignore[attr-defined]
-        self.positions = arch.positions(self.device)
+        self.positions = network.positions(self.device)
         self.constants = Constants(
-            layout(arch), D=D, FF=arch.d_ff, C=arch.classes, CC=padded(arch.classes),
-            P=arch.patch, PP=padded(arch.patch), sites=arch.dropout_sites, S=CHUNK, R=ROW_TILE,
-            padding=task.padding if isinstance(task, ImageTask) else 0,
+            layout(network), D=D, FF=network.d_ff, C=network.classes, CC=padded(network.classes),
+            P=network.patch, PP=padded(network.patch), sites=network.dropout_sites, S=CHUNK,
+            R=ROW_TILE, padding=task.padding if isinstance(task, ImageTask) else 0,
             train=train, products=products,
         )  # fmt: skip
         wide = dtype == torch.float32
@@ -97,7 +97,7 @@ class Pass:
             return empty(*size, dtype=dtype)
 
         def block(*, last: bool) -> Activations:
-            """Room for a block, or for what is left after the ``last`` one."""
+            """Buffers of a block, or of the output of the ``last`` one."""
             inside = train and not last
             stats = empty(networks, self.rows, STATS.value) if inside else empty(1)
             return Activations(
@@ -105,8 +105,8 @@ class Pass:
                 y=rows(D, kept=inside), stats=stats,
             )  # fmt: skip
 
-        self.activations = [block(last=i == arch.blocks) for i in range(arch.blocks + 1)]
-        self.patches = rows(padded(arch.patch), kept=train and arch.patch > 0)
+        self.activations = [block(last=i == network.blocks) for i in range(network.blocks + 1)]
+        self.patches = rows(padded(network.patch), kept=train and network.patch > 0)
         self.outcome = Outcome(
             empty(networks, batch, D),
             empty(self.chunks, networks).zero_(),
@@ -115,13 +115,13 @@ class Pass:
         self.gradients = Gradients(
             pooled=empty(networks, batch, D) if train else empty(1),
             x=rows(D, kept=train), a=rows(D, kept=train), qkv=rows(3 * D, kept=train),
-            weights=empty(self.chunks, networks, arch.num_weights) if train else empty(1),
+            weights=empty(self.chunks, networks, network.num_weights) if train else empty(1),
         )  # fmt: skip
-        words = (networks, arch.dropout_sites, self.rows) if train else (1,)
+        words = (networks, network.dropout_sites, self.rows) if train else (1,)
         self.bits, self.next_bits = (empty(*words, dtype=torch.int32) for _ in range(2))
 
     def _samples(self, split: Split) -> Samples:
-        """What the samples of a split are made from."""
+        """The data of a split."""
         task = self.task
         if isinstance(task, ImageTask):
             stored, table, white = task.images[split], task.pattern, float(task.white)
@@ -136,13 +136,13 @@ class Pass:
         shared = clock.order.shape[0] == 1
         return Sizes(
             self.batch, self.rows, self.networks, steps=clock.lengths.shape[1],
-            samples=0 if shared else clock.order.shape[1], tokens=self.arch.tokens,
+            samples=0 if shared else clock.order.shape[1], tokens=self.network.tokens,
         )  # fmt: skip
 
     def forward(
         self, weights: Tensor, clock: Clock, split: Split, scale: Tensor, limit: int = 2**30
     ) -> None:
-        """Embeds, runs the blocks, and leaves each chunk's loss and hits."""
+        """Compute each chunk's loss and hits."""
         grid = (self.networks, self.chunks)
         const, sizes, samples = self.constants, self._sizes(clock), self._samples(split)
         dropout = Dropout(self.bits, scale)
@@ -162,21 +162,21 @@ class Pass:
         )  # fmt: skip
 
     def draw(self, clock: Clock, threshold: Tensor, *, ahead: bool = False) -> None:
-        """Draws dropout's masks of the step, or those of the next into `next_bits`."""
+        """Draw the dropout masks of the step, or those of the next into `next_bits`."""
         bits, tile = self.next_bits if ahead else self.bits, 256
-        grid = (self.networks, self.arch.dropout_sites, -(-self.rows // tile))
+        grid = (self.networks, self.network.dropout_sites, -(-self.rows // tile))
         dropout_bits[grid](
             bits, threshold, clock, self._sizes(clock), self.constants, AHEAD=int(ahead), N=tile,
             num_warps=4,
         )  # fmt: skip
 
     def backward(self, weights: Tensor, clock: Clock, scale: Tensor) -> None:
-        """From the gradient of the mean token that `forward` left to that of the weights."""
+        """Gradient of the weights, from the gradient of the mean token that `forward` stored."""
         grid = (self.networks, self.chunks)
         const, sizes, grads = self.constants, self._sizes(clock), self.gradients
         dropout = Dropout(self.bits, scale)
         spread[grid](*self.activations[-2:], grads, dropout, clock, sizes, const, **SPREAD)
-        for i in reversed(range(self.arch.blocks)):
+        for i in reversed(range(self.network.blocks)):
             acts = self.activations[i]
             rows_backward[grid](acts, grads, weights, dropout, clock, sizes, const, BLOCK=i, **ROW)
             for tile in self.tiles:
@@ -190,25 +190,24 @@ class Pass:
             )  # fmt: skip
 
     def update(self, weights: Tensor, progress: Progress, clock: Clock) -> None:
-        """Moves weights and moments by the gradient; adds the step's loss and hits."""
-        count = self.arch.num_weights
+        """Update weights and moments by the gradient; add the step's loss and hits."""
+        count = self.network.num_weights
         update[(self.networks, -(-count // UPDATE_TILE))](
             weights, progress, self.gradients, self.outcome, clock, self._sizes(clock),
             self.constants, CHUNKS=self.chunks, N=UPDATE_TILE,
         )  # fmt: skip
 
 
-# A step no epoch has.
+# Past the last step of any epoch.
 OVER = 2**30
 
 
 class FusedRunner:
-    """An `epochs.Runner`; see `steps.TorchStepper` for the arguments.
+    """A `steps.Runner` that replays captured steps; see `steps.TorchStepper` for the arguments.
 
     Args:
-        precision: ``bf16`` or ``tf32`` for products in training (``float32`` for tests).
-            What chooses the best epoch is evaluated in tf32, the test split as exactly as
-            float32, so that recorded numbers are those of the stored weights.
+        precision: ``bf16`` or ``tf32`` for products in training (``float32`` for tests). The
+            held-out split is evaluated in tf32, the test split as exactly as float32.
     """
 
     def __init__(
@@ -232,7 +231,7 @@ class FusedRunner:
         self.side = torch.cuda.Stream() if weights.is_cuda else None
 
     def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
-        """Trains one epoch; of each network the sum of its steps' mean losses, and its hits."""
+        """Train one epoch; the sum of the steps' mean losses and the hits of each network."""
         self._set(self._clock(epoch))
         assert self.clock is not None
         self.progress.loss.zero_()
@@ -242,7 +241,7 @@ class FusedRunner:
             self._capture()
         self.clock.step.zero_()
         self._pass().draw(self.clock, self.threshold)
-        # The graph holds two steps; one beyond the end changes nothing.
+        # The graph has two steps; a step past the end changes nothing.
         for _ in range(-(-steps // 2)):
             if self.graph is not None:
                 self.graph.replay()
@@ -264,16 +263,16 @@ class FusedRunner:
         )
 
     def _lengths(self, order: Tensor, split: Split) -> Tensor:
-        """Tokens a sample in each batch: text is padded to the longest of its batch."""
+        """Tokens per sample of each batch: text is padded to the longest of its batch."""
         runs, steps = len(order), order.shape[1] // self.batch
         if not isinstance(self.task, TextTask):
-            full = torch.full((runs, steps), self.task.arch.tokens, dtype=torch.int32)
+            full = torch.full((runs, steps), self.task.sizes.tokens, dtype=torch.int32)
             return full.to(order.device)
         counts = self.task.counts[split][order.long()].view(runs, steps, self.batch)
         return counts.amax(2).clamp(min=1).to(torch.int32)
 
     def _set(self, clock: Clock) -> None:
-        """Puts an epoch's numbers where the captured kernels read them."""
+        """Copy the data of an epoch to where the captured kernels read them."""
         if self.clock is None or self.clock.order.shape != clock.order.shape:
             self.clock, self.graph = clock, None
             return
@@ -283,13 +282,13 @@ class FusedRunner:
     def _longest(self, split: Split) -> int:
         if isinstance(self.task, TextTask):
             return max(1, int(self.task.counts[split].max()))
-        return self.task.arch.tokens
+        return self.task.sizes.tokens
 
     def _capture(self) -> None:
         if self.graph is not None:
             return
         assert self.clock is not None
-        # With the clock past the end every kernel is compiled and changes nothing.
+        # With the clock past the end, every kernel is compiled but changes nothing.
         self.clock.step.fill_(OVER)
         self._two_steps()
         torch.cuda.synchronize()
@@ -306,7 +305,7 @@ class FusedRunner:
         return self.buffers
 
     def _two_steps(self) -> None:
-        """Two steps of every network, after which `Pass.bits` lies where it lay."""
+        """Two steps of every network, after which `Pass.bits` is the same buffer again."""
         assert self.clock is not None
         one, clock = self._pass(), self.clock
         for _ in range(2):
@@ -321,7 +320,7 @@ class FusedRunner:
             clock.step.add_(1)
 
     def _beside(self) -> AbstractContextManager[Any]:
-        """Where the next step's masks are drawn: on a GPU in what this step leaves idle."""
+        """Stream that draws the next step's masks: on a GPU beside this step."""
         if self.side is None:
             return nullcontext()
         self.side.wait_stream(torch.cuda.current_stream())
@@ -332,7 +331,7 @@ class FusedRunner:
         products = self.products
         if split == "test" and products == "tf32":
             products = "tf32x3"
-        n, device = self.task.sizes[split], weights.device
+        n, device = self.task.num_samples[split], weights.device
         steps = -(-n // self.batch)
         index = torch.arange(steps * self.batch, device=device).clamp(max=max(n - 1, 0))
         order = index.to(torch.int32)[None]

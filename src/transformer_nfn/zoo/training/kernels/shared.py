@@ -6,17 +6,14 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# Numbers kept of a block's row for its backward: the logarithms of both heads' sums, then one
-# over the deviations of its input, of the MLP's input and, in the last block, of its output.
+# Numbers per row of a block stored for backward: the log-sums of both heads, then the reciprocal
+# deviations of its input, of the MLP's input and, in the last block, of its output.
 STATS = tl.constexpr(5)
 
 
 @triton.jit
 def batch_now(clock, sizes, m, ahead=0):
-    """The step, and how many tokens a sample of network ``m`` has in it: 0 if its epoch is over.
-
-    With ``ahead`` of a later step.
-    """
+    """The step (plus ``ahead``), and the tokens per sample of network ``m``: 0 past its epoch."""
     step = tl.load(clock.step) + ahead
     on = step < tl.load(clock.steps + m)
     return step, tl.load(clock.lengths + m * sizes.steps + step, mask=on, other=0)
@@ -24,19 +21,19 @@ def batch_now(clock, sizes, m, ahead=0):
 
 @triton.jit
 def masks_of(dropout, sizes, m, SITE: tl.constexpr, CONST: tl.constexpr):
-    """Where the words of mask of network ``m`` begin at one of dropout's places."""
+    """Pointer to the mask words of network ``m`` at a dropout site."""
     return dropout.bits + (m.to(tl.int64) * CONST.sites + SITE) * sizes.rows
 
 
 @triton.jit
 def gradient_of(grads, sizes, chunk, m, CONST: tl.constexpr):
-    """Where a chunk's gradient of the weights of network ``m`` begins."""
+    """Pointer to a chunk's weight gradient of network ``m``."""
     return grads.weights + (chunk.to(tl.int64) * sizes.networks + m) * CONST.layout.size
 
 
 @triton.jit
 def rows_from(begin, stop, L, R: tl.constexpr):
-    """``R`` rows as they lie: their numbers, which there are, their samples and tokens."""
+    """``R`` consecutive rows: numbers, validity, samples and tokens."""
     row = begin + tl.arange(0, R)
     n = row // L
     return row, row < stop, n, row - n * L
@@ -44,7 +41,7 @@ def rows_from(begin, stop, L, R: tl.constexpr):
 
 @triton.jit
 def operand(x, DT: tl.constexpr, PREC: tl.constexpr):
-    """``x`` as the tensor cores shall read it: they cut tf32 off where rounding is wanted."""
+    """``x`` as an operand of tensor cores, rounded to tf32, which they would truncate."""
     if (tl.float32 == DT) and (PREC == "tf32"):
         bits = x.to(tl.int32, bitcast=True)
         return ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
@@ -53,7 +50,7 @@ def operand(x, DT: tl.constexpr, PREC: tl.constexpr):
 
 @triton.jit
 def hash_word(position, key0, key1):
-    """One 32-bit word for a key and a position: `randomness.words`, bit for bit."""
+    """A 32-bit word for a key and a position, equal to `randomness.words`."""
     x = tl.cast(position, tl.uint32) * 0x9E3779B9 + key0.to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15) ^ key1.to(tl.uint32)) * 0x846CA68B
@@ -62,14 +59,14 @@ def hash_word(position, key0, key1):
 
 @triton.jit
 def dropped(x, bits, D: tl.constexpr):
-    """``x``, zero where a row's word of mask has no bit: dropout but for its scale."""
+    """``x`` with zeros where the mask word of a row has no bit: dropout without its scale."""
     keep = (bits[:, None] >> tl.arange(0, D)[None, :]) & 1
     return tl.where(keep != 0, x, 0.0)
 
 
 @triton.jit
 def layer_norm(x, D: tl.constexpr):
-    """The rows of ``x`` normalised, and one over their standard deviation."""
+    """Normalised rows of ``x``, and their reciprocal standard deviation."""
     centred = x - (tl.sum(x, 1) / D)[:, None]
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / D + 1e-5)
     return centred * rstd[:, None], rstd
@@ -77,7 +74,7 @@ def layer_norm(x, D: tl.constexpr):
 
 @triton.jit
 def layer_norm_backward(dy, normed, rstd, D: tl.constexpr):
-    """The gradient of the input of `layer_norm` from that of its output."""
+    """Gradient of the input of `layer_norm`."""
     along = tl.sum(dy * normed, 1) / D
     return rstd[:, None] * (dy - (tl.sum(dy, 1) / D)[:, None] - normed * along[:, None])
 
@@ -87,7 +84,7 @@ def dropout_bits(
     bits_ptr, threshold_ptr, clock, sizes, CONST: tl.constexpr, AHEAD: tl.constexpr,
     N: tl.constexpr,
 ):  # fmt: skip
-    """Bit ``c`` of a row's word says whether `randomness.keep_mask` keeps entry ``c``."""
+    """Draw mask words: bit ``c`` of a row is whether `randomness.keep_mask` keeps entry ``c``."""
     D: tl.constexpr = CONST.D
     m = tl.program_id(0)
     site = tl.program_id(1)

@@ -2,7 +2,7 @@
 
 from transformer_nfn.known_tasks import TASKS
 from transformer_nfn.zoo.store.folder import WordVectors
-from transformer_nfn.zoo.training.tasks.images import ImageTask, image_task
+from transformer_nfn.zoo.training.tasks.images import ImageOptions, ImageTask, image_task
 from transformer_nfn.zoo.training.tasks.load import load_task
 from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task
 from transformer_nfn.zoo.training.tasks.text import TextTask
@@ -10,6 +10,7 @@ from transformer_nfn.zoo.training.tasks.text import TextTask
 __all__ = [
     "TASKS",
     "Batch",
+    "ImageOptions",
     "ImageTask",
     "Split",
     "Task",

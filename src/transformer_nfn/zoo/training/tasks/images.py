@@ -1,4 +1,4 @@
-"""Image tasks: digits inside scikit-learn, MNIST and Fashion-MNIST from their idx files."""
+"""Image tasks: the digits of scikit-learn, MNIST and Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import hashlib
 import math
 import struct
 import zlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,13 @@ from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task, hold_out
 IMAGE_CLASSES = KNOWN_TASKS["mnist"].classes
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-_NAMES = (
+FILES = (
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
     "t10k-images-idx3-ubyte.gz",
     "t10k-labels-idx1-ubyte.gz",
 )
-_MD5 = {
+MD5 = {
     "mnist": (
         "f68b3c2dcbeaaa9fbdd348bbdeb94873",
         "d53e105ee54ea40749a09fcbcd1e9432",
@@ -53,14 +54,15 @@ class ImageTask(Task):
     """Grey images cut into patches.
 
     Attributes:
-        images: ``uint8 [samples, height + 2·padding, width + 2·padding]`` a split.
-        labels: ``int64 [samples]`` a split.
-        white: the value of a white pixel; pixels enter as ``(x/white − 0.5)/0.5``.
-        padding: how far a random crop may move a training image.
+        images: ``uint8 [samples, height + 2·padding, width + 2·padding]`` per split.
+        labels: ``int64 [samples]`` per split.
+        pattern: offsets of the pixels of each patch in an image.
+        white: value of a white pixel; inputs are ``(x/white − 0.5)/0.5``.
+        padding: maximum shift of a random crop of a training image.
     """
 
     name: str
-    arch: NetworkSizes
+    sizes: NetworkSizes
     images: dict[Split, Tensor]
     labels: dict[Split, Tensor]
     pattern: Tensor
@@ -72,7 +74,7 @@ class ImageTask(Task):
     random_subset: bool = True
 
     @property
-    def sizes(self) -> dict[Split, int]:  # type: ignore[override]
+    def num_samples(self) -> dict[Split, int]:  # type: ignore[override]
         """Samples in each split."""
         return {split: len(labels) for split, labels in self.labels.items()}
 
@@ -86,7 +88,7 @@ class ImageTask(Task):
         else:
             sample = torch.arange(index.shape[1], dtype=torch.int32, device=index.device)
             word = words(crop, sample).to(torch.int64)
-            # 2·padding + 1 shifts each way, from separate 16-bit halves of one word.
+            # 2·padding + 1 shifts in each direction, from separate 16-bit halves of one word.
             n = 2 * self.padding + 1
             down, right = ((word & 0xFFFF) * n) >> 16, (((word >> 16) & 0xFFFF) * n) >> 16
             start = start + down * wide + right
@@ -95,8 +97,8 @@ class ImageTask(Task):
 
     def module_inputs(self, inputs: Tensor) -> Tensor:
         """Images ``[batch, 1, height, width]``; see `Task.module_inputs`."""
-        side = round(self.arch.patch**0.5)
-        across = round(self.arch.tokens**0.5)
+        side = round(self.sizes.patch**0.5)
+        across = round(self.sizes.tokens**0.5)
         tiles = inputs.view(-1, across, across, side, side).transpose(2, 3)
         return tiles.reshape(-1, 1, across * side, across * side)
 
@@ -110,24 +112,48 @@ class ImageTask(Task):
         )
 
 
+@dataclass(frozen=True)
+class ImageOptions:
+    """How images are cut into patches, split and trained on.
+
+    Attributes:
+        side: of a square patch, in pixels.
+        white: value of a white pixel.
+        padding: maximum shift of a random crop.
+        epochs: default number of epochs.
+        held: share of the training data to hold out.
+        samples: maximum number of samples to train on.
+        batch_size: default samples per step.
+        provenance: source of the data, as JSON values.
+    """
+
+    side: int
+    white: int = 255
+    padding: int = 0
+    epochs: int = 100
+    held: float = 0.1
+    samples: int | None = None
+    batch_size: int = 128
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
 def image_task(
     name: str,
     train: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
-    *,
-    side: int,
-    white: int,
-    padding: int,
-    epochs: int,
-    held: float,
-    samples: int | None,
-    provenance: dict[str, Any],
-    batch_size: int = 128,
+    options: ImageOptions,
 ) -> ImageTask:
-    """An image task from ``(images, labels)`` pairs, cut into patches of ``side``×``side``."""
+    """An image task from ``(images, labels)`` pairs.
+
+    >>> images, labels = torch.zeros(20, 8, 8, dtype=torch.uint8), torch.arange(20) % 10
+    >>> task = image_task("mine", (images, labels), (images, labels), ImageOptions(side=2))
+    >>> task.batch("train", torch.tensor([[0, 1, 2]])).inputs.shape
+    torch.Size([1, 3, 16, 4])
+    """
     (images, labels), (test_images, test_labels) = train, test
+    side, padding = options.side, options.padding
     height, width = images.shape[1:]
-    keep, out = hold_out(len(labels), held, samples)
+    keep, out = hold_out(len(labels), options.held, options.samples)
     pad = torch.nn.ConstantPad2d(padding, 0)
     wide = width + 2 * padding
     top = torch.arange(0, height, side)[:, None] * wide + torch.arange(0, width, side)
@@ -142,19 +168,18 @@ def image_task(
         },
         labels={"train": labels[keep], "held": labels[out], "test": test_labels},
         pattern=top.flatten()[:, None] + inside.flatten(),
-        white=white,
+        white=options.white,
         padding=padding,
-        epochs=epochs,
-        provenance=provenance,
-        batch_size=batch_size,
+        epochs=options.epochs,
+        provenance=dict(options.provenance),
+        batch_size=options.batch_size,
     )
 
 
 def digits(held: float | None, samples: int | None) -> ImageTask:
-    """The 1,797 digits of scikit-learn, 8×8, 2×2 patches; 400 fixed ones are for testing.
+    """The 1,797 digits of scikit-learn, 8×8 in 2×2 patches; 400 fixed ones are for testing.
 
-    There are too few of them for the paper's batch of 128 to give a run enough steps in
-    minutes, and 8×8 pixels leave no room to crop; so batches are of 16 and images stay whole.
+    The batch size is 16, because the paper's 128 would give too few steps, and there is no crop.
     """
     try:
         from sklearn.datasets import load_digits
@@ -169,25 +194,26 @@ def digits(held: float | None, samples: int | None) -> ImageTask:
         "digits",
         (images[train], labels[train]),
         (images[test], labels[test]),
-        side=KNOWN_TASKS["digits"].patch_side,
-        white=16,
-        padding=0,
-        epochs=18,
-        batch_size=16,
-        held=0.05 if held is None else held,
-        samples=samples,
-        provenance={"source": "sklearn.datasets.load_digits"},
+        ImageOptions(
+            side=KNOWN_TASKS["digits"].patch_side,
+            white=16,
+            epochs=18,
+            batch_size=16,
+            held=0.05 if held is None else held,
+            samples=samples,
+            provenance={"source": "sklearn.datasets.load_digits"},
+        ),
     )
 
 
 def idx_images(
     name: str, folder: Path | None, held: float | None, samples: int | None
 ) -> ImageTask:
-    """MNIST or Fashion-MNIST from ``folder``, or fetched into the user's cache."""
+    """MNIST or Fashion-MNIST from ``folder``, or downloaded into the user's cache."""
     base = {"mnist": _MNIST, "fashion_mnist": _FASHION}[name]
     files = [
         fetch(name, RemoteFile(base + file, md5), folder)
-        for file, md5 in zip(_NAMES, _MD5[name], strict=True)
+        for file, md5 in zip(FILES, MD5[name], strict=True)
     ]
     arrays = [read_idx(path) for path in files]
     for images, labels, path in (
@@ -204,13 +230,13 @@ def idx_images(
         name,
         (train_x, train_y.long()),
         (test_x, test_y.long()),
-        side=KNOWN_TASKS[name].patch_side,
-        white=255,
-        padding=2,
-        epochs=100,
-        held=1 / 12 if held is None else held,
-        samples=samples,
-        provenance={path.name: _md5(path) for path in files},
+        ImageOptions(
+            side=KNOWN_TASKS[name].patch_side,
+            padding=2,
+            held=1 / 12 if held is None else held,
+            samples=samples,
+            provenance={path.name: _md5(path) for path in files},
+        ),
     )
 
 
@@ -219,11 +245,11 @@ def read_idx(path: Path) -> np.ndarray:
     try:
         raw = path.read_bytes()
         raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
-        zero, kind, dims = struct.unpack(">HBB", raw[:4])
+        zero, dtype, dims = struct.unpack(">HBB", raw[:4])
         shape = struct.unpack(f">{dims}I", raw[4 : 4 + 4 * dims])
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise DataError(f"{path}: not a readable idx file ({error})") from error
-    if zero != 0 or kind != 8 or not dims:
+    if zero != 0 or dtype != 8 or not dims:
         raise DataError(f"{path}: not an idx file of unsigned bytes")
     body = raw[4 + 4 * dims :]
     if len(body) != math.prod(shape):

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformer_nfn.errors import DownloadError
 from transformer_nfn.known_tasks import TASKS
 from transformer_nfn.zoo.errors import DataError
-from transformer_nfn.zoo.sizes import PAPER, Kind
+from transformer_nfn.zoo.sizes import PAPER, SizeGroup
 from transformer_nfn.zoo.store.folder import WordVectors
 from transformer_nfn.zoo.training.tasks.images import digits, idx_images
 from transformer_nfn.zoo.training.tasks.task import Task
@@ -22,22 +22,26 @@ def load_task(
     held: float | None = None,
     samples: int | None = None,
     vectors: Path | WordVectors | None = None,
-    kind: Kind = PAPER,
+    group: SizeGroup = PAPER,
 ) -> Task:
-    """A task with its data in memory.
+    """Load a task with its data into memory.
 
     Args:
         name: one of `TASKS`.
         data: the folder of its files; None fetches them into the user's cache.
-        held: how much of the training data is held out; None for the task's own choice.
-        samples: train on so many samples at most.
-        vectors: for text, a word2vec file or vectors ready made; None trains them.
-        kind: the sizes of the networks that will be trained on it.
+        held: the share of the training data to hold out; None for the task's default.
+        samples: maximum number of samples to train on.
+        vectors: for text, a word2vec file or word vectors; None trains them.
+        group: width, heads and depth of the networks trained on it.
+
+    >>> task = load_task("digits", samples=100)
+    >>> task.num_samples
+    {'train': 100, 'held': 70, 'test': 400}
     """
     folder = Path(data) if data is not None else None
     try:
         if name == "ag_news":
-            return ag_news(folder, held, samples, vectors, kind)
+            return ag_news(folder, held, samples, vectors, group)
         if name == "digits":
             images = digits(held, samples)
         elif name in ("mnist", "fashion_mnist"):
@@ -46,4 +50,4 @@ def load_task(
             raise DataError(f"unknown task '{name}': expected one of {', '.join(TASKS)}")
     except DownloadError as error:
         raise DataError(str(error)) from error
-    return replace(images, arch=images.arch.resized(kind))
+    return replace(images, sizes=images.sizes.resized(group))

@@ -1,4 +1,4 @@
-"""What a task gives the trainer: splits, and batches for many networks at once."""
+"""Interface of a task: splits, and batches for many networks at once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ Split = Literal["train", "held", "test"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs ``[networks, batch, tokens, features]``, labels ``int64 [networks, batch]``.
+    """A batch of samples per network.
 
-    ``lengths`` (text) says how far each network's batch is padded, ``int64 [networks]``.
+    Attributes:
+        inputs: ``[networks, batch, tokens, features]``.
+        labels: ``int64 [networks, batch]``.
+        lengths: for text, the length to which each network's batch is padded,
+            ``int64 [networks]``.
     """
 
     inputs: Tensor
@@ -33,17 +37,17 @@ class Task(ABC):
 
     Attributes:
         name: as on the command line.
-        arch: the network that fits it.
-        sizes: samples in each split; ``held`` is what training never sees.
-        epochs: what a build trains if nobody says otherwise.
-        batch_size: samples a step if nobody says otherwise.
+        sizes: sizes of the networks trained on it.
+        num_samples: samples in each split; ``held`` is held out from training.
+        epochs: default number of epochs.
+        batch_size: default samples per step.
         random_subset: whether a train fraction is a random subset or the first rows.
-        provenance: where the data came from (JSON values: file names and md5 sums).
+        provenance: source of the data (JSON values: file names and md5 sums).
     """
 
     name: str
-    arch: NetworkSizes
-    sizes: dict[Split, int]
+    sizes: NetworkSizes
+    num_samples: dict[Split, int]
     epochs: int
     batch_size: int
     random_subset: bool
@@ -59,24 +63,28 @@ class Task(ABC):
 
     @abstractmethod
     def module_inputs(self, inputs: Tensor) -> Tensor:
-        """One network's `Batch.inputs` ``[batch, tokens, features]`` as the plain module's."""
+        """Convert one network's `Batch.inputs` to the inputs of `SmallTransformer`."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> Task:
         """The same task with its data on ``device``."""
 
 
-def hold_out(labels: int, fraction: float, samples: int | None) -> tuple[Tensor, Tensor]:
-    """Splits ``labels`` samples into those to train on and those held out, each in order.
+def hold_out(total: int, fraction: float, samples: int | None) -> tuple[Tensor, Tensor]:
+    """Split the numbers of ``total`` samples into those to train on and those held out.
 
-    The choice is the same for every run, so that held-out accuracies can be compared.
+    The split is the same for every run, so that held-out accuracies can be compared.
 
     Args:
-        fraction: how much is held out; 0 for nothing.
-        samples: keep only so many samples to train on.
+        fraction: the share held out; 0 for none.
+        samples: maximum number of samples to train on.
+
+    >>> train, held = hold_out(10, 0.2, samples=3)
+    >>> len(train), len(held)
+    (3, 2)
     """
-    count = round(labels * fraction)
-    order = permutation(keys(torch.tensor([0]), 23, 0), labels)[0]
+    count = round(total * fraction)
+    order = permutation(keys(torch.tensor([0]), 23, 0), total)[0]
     held, train = order[:count].sort().values, order[count:].sort().values
     if samples is not None:
         if samples < 1:

@@ -20,13 +20,13 @@ from transformer_nfn.errors import missing_extra
 from transformer_nfn.io.downloads import RemoteFile, fetch
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import DataError
-from transformer_nfn.zoo.sizes import PAPER, Kind, NetworkSizes
+from transformer_nfn.zoo.sizes import PAPER, NetworkSizes, SizeGroup
 from transformer_nfn.zoo.store.folder import WordVectors
 from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task, hold_out
 
 
 def train_vectors(texts: Sequence[Sequence[str]], width: int) -> WordVectors:
-    """CBOW vectors of the task's own training text; one thread, so that they repeat."""
+    """Train CBOW vectors on the task's text; single-threaded, so that they are reproducible."""
     try:
         from gensim.models import Word2Vec
     except ImportError as error:
@@ -52,7 +52,7 @@ def train_vectors(texts: Sequence[Sequence[str]], width: int) -> WordVectors:
 
 
 def load_vectors(path: Path, used: set[str], width: int) -> WordVectors:
-    """Vectors of the words in ``used``, reduced to ``width`` by PCA over those words."""
+    """Load the vectors of the words in ``used``, reduced to ``width`` by PCA over those words."""
     vocabulary: list[str] = []
     rows: list[np.ndarray] = []
     for word, vector in read_word2vec(path):
@@ -73,7 +73,7 @@ def _reduce(matrix: Tensor, width: int, path: Path) -> Tensor:
     centred = (matrix - matrix.mean(0)).double()
     _, axes = torch.linalg.eigh(centred.T @ centred)
     axes = axes.flip(1)[:, :width]
-    # An eigenvector's sign is arbitrary; fix it so that the result repeats everywhere.
+    # An eigenvector's sign is arbitrary; fix it, so that the result is reproducible.
     largest = axes.abs().argmax(0)
     axes = axes * axes[largest, torch.arange(width)].sign()
     out: Tensor = (centred @ axes).float()
@@ -81,7 +81,7 @@ def _reduce(matrix: Tensor, width: int, path: Path) -> Tensor:
 
 
 def read_word2vec(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Every word and vector of a word2vec file, text or binary, gzipped or not."""
+    """Iterate over the words and vectors of a word2vec file, text or binary, gzipped or not."""
     try:
         with _open(path) as file:
             header = file.readline().split()
@@ -140,17 +140,17 @@ AG_NEWS = KNOWN_TASKS["ag_news"]
 
 @dataclass(frozen=True)
 class TextTask(Task):
-    """Descriptions as word numbers; number 0 (the zero vector) is unknown words and padding.
+    """Texts as word numbers; 0 (the zero vector) stands for unknown words and padding.
 
     Attributes:
-        tokens: ``int32 [samples, longest]`` a split, padded with 0.
-        counts: ``int64 [samples]`` a split, words in each sample.
-        labels: ``int64 [samples]`` a split.
+        tokens: ``int32 [samples, longest]`` per split, padded with 0.
+        counts: ``int64 [samples]`` per split, words in each sample.
+        labels: ``int64 [samples]`` per split.
         vectors: ``[words + 1, d_model]``.
     """
 
     name: str
-    arch: NetworkSizes
+    sizes: NetworkSizes
     tokens: dict[Split, Tensor]
     counts: dict[Split, Tensor]
     labels: dict[Split, Tensor]
@@ -162,18 +162,18 @@ class TextTask(Task):
     random_subset: bool = False
 
     @property
-    def sizes(self) -> dict[Split, int]:  # type: ignore[override]
+    def num_samples(self) -> dict[Split, int]:  # type: ignore[override]
         """Samples in each split."""
         return {split: len(labels) for split, labels in self.labels.items()}
 
     def batch(self, split: Split, index: Tensor, crop: Tensor | None = None) -> Batch:
         """Word vectors ``[networks, batch, tokens, d_model]``; see `Task.batch`.
 
-        Each network's batch counts as padded to its own longest text, as if it were alone.
+        Each network's batch is padded to its longest text, as if it were alone.
         """
         lengths = self.counts[split][index].amax(1).clamp(min=1)
         longest = int(lengths.max())
-        if index.is_cuda:  # few different shapes, for the sake of compiled steps
+        if index.is_cuda:  # few different shapes, because compiled steps depend on them
             longest = min(-(-longest // 32) * 32, self.tokens[split].shape[1])
         tokens = self.tokens[split][index][:, :, :longest]
         return Batch(self.vectors[tokens.long()], self.labels[split][index], lengths)
@@ -202,11 +202,11 @@ def ag_news(
     held: float | None,
     samples: int | None,
     vectors: Path | WordVectors | None,
-    kind: Kind = PAPER,
+    group: SizeGroup = PAPER,
 ) -> TextTask:
-    """AG News; ``vectors`` is a word2vec file, vectors ready made, or None to train them.
+    """AG News; ``vectors`` is a word2vec file, word vectors, or None to train them.
 
-    They are as wide as the networks, because nothing stands between them and the first block.
+    Word vectors are as wide as the networks, whose first block reads them directly.
     """
     paths = {part: _find(part, folder) for part in ("train", "test")}
     texts = {part: read_ag_news(path) for part, path in paths.items()}
@@ -217,12 +217,12 @@ def ag_news(
         words = vectors
     elif vectors is not None:
         used = {word for line in known + texts["test"][1] for word in line}
-        words = load_vectors(vectors, used, kind.width)
+        words = load_vectors(vectors, used, group.width)
     else:
-        words = train_vectors(known, kind.width)
-    if words.vectors.shape[1] != kind.width:
+        words = train_vectors(known, group.width)
+    if words.vectors.shape[1] != group.width:
         raise DataError(
-            f"word vectors of width {kind.width} expected, found {words.vectors.shape[1]}"
+            f"word vectors of width {group.width} expected, found {words.vectors.shape[1]}"
         )
     number = {word: i + 1 for i, word in enumerate(words.vocabulary)}
     train, test = (_numbers(texts[part][1], number) for part in ("train", "test"))
@@ -230,15 +230,14 @@ def ag_news(
     zero = torch.zeros(1, words.vectors.shape[1])
     return TextTask(
         AG_NEWS.name,
-        NetworkSizes.of(AG_NEWS, kind),
+        NetworkSizes.of(AG_NEWS, group),
         tokens={"train": train[0][keep], "held": train[0][out], "test": test[0]},
         counts={"train": train[1][keep], "held": train[1][out], "test": test[1]},
         labels={"train": train_y[keep], "held": train_y[out], "test": test_y},
         words=words,
         vectors=torch.cat([zero, words.vectors]),
         epochs=100,
-        provenance={path.name: md5 for path, md5 in zip(
-            paths.values(), (texts[part][2] for part in paths), strict=True)}
+        provenance={paths[part].name: texts[part][2] for part in paths}
         | {"vectors": words.source},
     )
 
@@ -266,10 +265,7 @@ def _find(part: str, folder: Path | None) -> Path:
 
 
 def read_ag_news(path: Path) -> tuple[list[int], list[list[str]], str]:
-    """Labels from 0, descriptions as whitespace words with their case kept, and the md5 sum.
-
-    A first row without a number in its first column is a header.
-    """
+    """Labels from 0, texts as words (case kept), and the md5 sum; a header row is skipped."""
     try:
         raw = path.read_bytes()
         raw = gzip.decompress(raw) if path.suffix == ".gz" else raw

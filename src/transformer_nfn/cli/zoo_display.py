@@ -1,0 +1,132 @@
+"""Display of zoos in the terminal: the progress of a build, and summaries as tables."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from transformer_nfn.seed_kinds import seeds_text
+
+
+class BuildBar:
+    """Progress bar of a build, a `zoo.training.plan.Progress`: runs, speed, time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            TextColumn("{task.fields[runs]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("network-epochs {task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("build", total=None, runs="starting", speed="")
+        self._runs = self._done = self._crashed = self._work = 0
+        self._since = time.perf_counter()
+
+    def __enter__(self) -> BuildBar:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, runs: int, done: int, work: int, note: str) -> None:
+        """A build begins: ``done`` of ``runs`` are finished, ``work`` network-epochs are left."""
+        self._runs, self._done = runs, done
+        self._since = time.perf_counter()
+        self._bar.update(self._task, total=work)
+        if done:
+            note = f"{done} of {runs} runs are there already; {note}"
+        self._bar.console.print(note, highlight=False)
+        self._show()
+
+    def trained(self, network_epochs: int) -> None:
+        """That many networks finished an epoch."""
+        self._work += network_epochs
+        self._bar.update(self._task, advance=network_epochs)
+        self._show()
+
+    def finished(self, shard: str, runs: int, crashed: int) -> None:
+        """A shard was written."""
+        self._done += runs
+        self._crashed += crashed
+        self._show()
+
+    def note(self, text: str) -> None:
+        """A message for the user."""
+        self._bar.console.print(text, highlight=False)
+
+    def _show(self) -> None:
+        speed = self._work / max(time.perf_counter() - self._since, 1e-9)
+        self._bar.update(
+            self._task,
+            runs=f"{self._done}/{self._runs} runs, {self._crashed} crashed",
+            speed=f"{speed:.1f}/s",
+        )
+
+
+def print_summary(console: Console, summary: dict[str, Any]) -> None:
+    """Print the result of `zoo.summary.summarise` as two tables and a histogram."""
+    from transformer_nfn.zoo.sizes import SizeGroup
+
+    state = "" if summary["finished"] else " (not finished)"
+    facts = Table(title=f"{summary['path']}{state}", show_header=False)
+    epochs = ", ".join(f"{n} at epoch {e}" for e, n in summary["by_epoch"].items())
+    for name, value in (
+        ("task", summary["task"]),
+        ("origin", f"{summary['origin']} by {summary['made_by']}"),
+        ("runs", f"{summary['runs']:,} and {summary['crashed']:,} crashed"),
+        ("seeds", seeds_text(summary["seeds"])),
+        ("checkpoints", f"{summary['checkpoints']:,}: {epochs}, {summary['best']} best"),
+        ("weights a network", f"{summary['weights']:,}: {SizeGroup(**summary['network'])}"),
+        ("on disk", f"{summary['bytes'] / 2**20:.1f} MiB"),
+    ):
+        facts.add_row(name, str(value))
+    console.print(facts)
+    spread = Table("optimizer", "checkpoints", "min", "median", "max", title="test accuracy")
+    for name, q in [*summary["by_optimizer"].items(), ("all", summary["accuracy"])]:
+        if q["count"]:
+            cells = [f"{q[k]:.1%}" for k in ("min", "median", "max")]
+            spread.add_row(name or "unknown", f"{q['count']:,}", *cells)
+    for name, q in summary.get("by_damage", {}).items():
+        spread.add_row(name, f"{q['count']:,}", *(f"{q[k]:.1%}" for k in ("min", "median", "max")))
+    console.print(spread)
+    counts, edges = summary["histogram"]["counts"], summary["histogram"]["edges"]
+    top = max([*counts, 1])
+    for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
+        bar = "█" * round(40 * count / top)
+        console.print(f"{low:>5.0%} to {high:<4.0%} {count:>7,} {bar}", highlight=False)
+
+
+def print_mixed(console: Console, summary: dict[str, Any]) -> None:
+    """Print the result of `zoo.summary.summarise_mixed` as a table with a line per size group."""
+    state = "" if summary["finished"] else " (not finished)"
+    title = f"{summary['path']}{state}: {summary['task']}, {seeds_text(summary['seeds'])}"
+    table = Table(title=title)
+    table.add_column("kind", no_wrap=True)
+    for column in ("weights", "runs", "crashed", "networks", "min", "median", "max", "MiB"):
+        table.add_column(column, justify="right")
+    for name, part in [*summary["kinds"].items(), ("all", summary)]:
+        unknown = "" if part["accuracy"]["count"] else "unknown"
+        table.add_row(
+            name,
+            f"{part['weights']:,}" if "weights" in part else "",
+            *(f"{part[count]:,}" for count in ("runs", "crashed", "checkpoints")),
+            *(unknown or f"{part['accuracy'][k]:.1%}" for k in ("min", "median", "max")),
+            f"{part['bytes'] / 2**20:.1f}",
+        )
+    console.print(table)
+    if summary["missing"]:
+        console.print(f"not begun: {', '.join(summary['missing'])}", highlight=False)

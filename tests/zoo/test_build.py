@@ -1,0 +1,314 @@
+"""Builds that are resumed, shared, killed, or on a Ray cluster give the same zoo."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_nfn.zoo import BuildOptions, StoreError, Zoo, ZooError, build
+from transformer_nfn.zoo.store.folder import Checksums
+from transformer_nfn.zoo.training.grid import grid
+from transformer_nfn.zoo.verify import verify
+
+from .conftest import SMALL
+
+
+def assert_same(a: Zoo, b: Zoo) -> None:
+    """Equal runs, no duplicates, equal weights row for row."""
+    for column in ("run", "epoch", "best", "shard", "row", "checksum", "test_accuracy"):
+        assert np.array_equal(a.table[column], b.table[column]), column
+    keys = list(zip(a.table["run"], a.table["epoch"], a.table["best"], strict=True))
+    assert len(set(keys)) == len(keys)
+    rows = np.arange(len(a))
+    x, y = a.weights(rows), b.weights(rows)
+    assert all(torch.equal(x[k], y[k]) for k in x)
+
+
+def start(out: Path, options: BuildOptions, environment: dict[str, str], prelude: str = ""):
+    """A build in its own process group."""
+    code = f"import json, sys; from transformer_nfn.zoo import *; {prelude}\n"
+    code += "build(sys.argv[1], BuildOptions(**json.loads(sys.argv[2])))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(out), json.dumps(vars(options))],
+        env=environment | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_MODE": "disabled"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(builder: subprocess.Popen[str], seconds: float = 240) -> str:
+    """The output of a build that succeeds."""
+    text, _ = builder.communicate(timeout=seconds)
+    assert builder.returncode == 0, text
+    return text
+
+
+def test_processes_give_the_same_zoo(small_zoo: Zoo, tmp_path: Path) -> None:
+    assert_same(small_zoo, build(tmp_path / "zoo", replace(SMALL, workers=2)))
+
+
+def test_finished_shards_are_never_redone(small_zoo: Zoo, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(small_zoo.path, tmp_path / "zoo"))
+    (out / "shards" / "00001.safetensors").unlink()
+    (out / "index.parquet").unlink()
+    before = {p.name: p.stat().st_mtime_ns for p in (out / "shards").iterdir()}
+    assert not Zoo.open(out).finished
+    zoo = build(out, SMALL)
+    after = {p.name: p.stat().st_mtime_ns for p in (out / "shards").iterdir()}
+    assert {k: after[k] for k in before} == before
+    assert_same(small_zoo, zoo)
+
+
+def test_two_builders_share_the_work(
+    small_zoo: Zoo, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    out = tmp_path / "zoo"
+    builders = [start(out, SMALL, environment) for _ in range(2)]
+    for builder in builders:
+        finish(builder)
+    assert_same(small_zoo, Zoo.open(out))
+    assert not list((out / "shards").glob(".*"))
+
+
+def kill_and_resume(
+    reference: Zoo, out: Path, options: BuildOptions, kills: int, environment: dict[str, str]
+) -> None:
+    """Kill the process group of a build at random moments, then let it finish."""
+    draw = random.Random(4)
+    finished: set[str] = set()
+    for _ in range(kills):
+        builder = start(out, options, environment)
+        time.sleep(draw.uniform(1.5, 5.5))
+        os.killpg(builder.pid, signal.SIGKILL)
+        builder.communicate()
+        shards = {p.name for p in out.glob("shards/*.safetensors")}
+        assert finished <= shards, "a finished shard was lost"
+        finished = shards
+    assert_same(reference, build(out, options))
+    assert verify(out, sample=4).ok
+    assert not list((out / "shards").glob(".*"))
+
+
+def test_killed_twice_and_resumed(
+    small_zoo: Zoo, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    kill_and_resume(small_zoo, tmp_path / "zoo", replace(SMALL, workers=2), 2, environment)
+
+
+@pytest.mark.nightly
+def test_killed_ten_times_and_resumed(tmp_path: Path, environment: dict[str, str]) -> None:
+    options = BuildOptions(
+        "digits", runs=48, epochs=3, batch=64, shard_runs=3, seed=5, workers=2
+    )
+    reference = build(tmp_path / "reference", options)
+    kill_and_resume(reference, tmp_path / "zoo", options, 10, environment)
+
+
+def test_the_shard_of_a_killed_worker_is_trained_again(small_zoo: Zoo, tmp_path: Path) -> None:
+    out = tmp_path / "zoo"
+
+    class Killer:
+        killed = 0
+
+        def begin(self, *_: object) -> None: ...
+        def note(self, _: str) -> None: ...
+        def finished(self, *_: object) -> None: ...
+
+        def trained(self, _: int) -> None:
+            if not self.killed:
+                self.killed = _children()[0]
+                os.kill(self.killed, signal.SIGKILL)
+
+    killer = Killer()
+    assert_same(small_zoo, build(out, replace(SMALL, workers=2), killer))
+    assert killer.killed
+
+
+def _children() -> list[int]:
+    out = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            command = (path.parent / "cmdline").read_bytes()
+            if b"training.local_engine" in command:
+                out.append(int(path.parent.name))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"runs": 11}, "runs 12, asked for 11; it can only grow"),
+        ({"runs": None}, "runs 12, asked for 16000; it can only grow"),
+        ({"seed": 4}, "seed 3, asked for 4"),
+        ({"epochs": 3}, "epochs 2, asked for 3"),
+        ({"seeds": "one"}, "seeds each, asked for one"),
+    ],
+)
+def test_a_folder_of_another_zoo_is_rejected(
+    small_zoo: Zoo, change: dict[str, int], words: str
+) -> None:
+    with pytest.raises(StoreError, match=f"holds another zoo: {words}"):
+        build(small_zoo.path, replace(SMALL, **change))  # type: ignore[arg-type]
+
+
+def test_more_runs_extend_a_zoo(small_zoo: Zoo, tmp_path: Path) -> None:
+    out = shutil.copytree(small_zoo.path, tmp_path / "zoo")
+    before = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
+    larger = replace(SMALL, runs=20)
+    grown = build(out, larger)
+    assert all((out / "shards" / name).read_bytes() == data for name, data in before.items())
+    assert (grown.finished, grown.metadata["runs"]) == (True, 20)
+    old = len(small_zoo)
+    assert grown.table["run"][:old].tolist() == small_zoo.table["run"].tolist()
+    fresh = build(tmp_path / "fresh", larger)
+    keys = [
+        {
+            (run, epoch, best): row
+            for row, (run, epoch, best) in enumerate(
+                zip(*(zoo.table[c].tolist() for c in ("run", "epoch", "best")), strict=True)
+            )
+        }
+        for zoo in (grown, fresh)
+    ]
+    assert keys[0].keys() == keys[1].keys()
+    assert set(grown.crashed) == set(fresh.crashed)
+    wanted = list(keys[0])
+    left, right = (
+        zoo.weights([rows[key] for key in wanted])
+        for zoo, rows in zip((grown, fresh), keys, strict=True)
+    )
+    assert all(torch.allclose(left[name], right[name], rtol=1e-3, atol=1e-4) for name in left)
+    assert verify(out, sample=2).ok
+    assert_same(grown, build(out, larger))
+
+
+def test_a_zoo_of_other_runs_does_not_grow(small_zoo: Zoo, tmp_path: Path) -> None:
+    out = shutil.copytree(small_zoo.path, tmp_path / "zoo")
+    metadata = json.loads((out / "zoo.json").read_text())
+    chosen = {run for shard in metadata["plan"] for run in shard}
+    other = next(c.run for c in grid() if c.run not in chosen)
+    metadata["plan"][0][0] = other
+    Checksums(out).replace("zoo.json", json.dumps(metadata).encode())
+    with pytest.raises(StoreError, match=f"cannot grow: its run {other} is none of the 13"):
+        build(out, replace(SMALL, runs=13))
+
+
+def test_a_folder_of_other_files_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(StoreError, match=r"holds other files \('thesis.tex'\)"):
+        build(tmp_path, SMALL)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(StoreError, match="is a file"):
+        build(tmp_path / "thesis.tex", SMALL)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "imagenet"}, "unknown task 'imagenet'"),
+        ({"runs": 0}, "between 1 and 16,000"),
+        ({"epochs": 0}, "epochs"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"select": "luck"}, "selected"),
+        ({"shard_runs": 0}, "shard runs"),
+        ({"until": 80}, "until must be a checkpoint .50, 75, 100 percent., found 80"),
+        ({"seeds": "two"}, "seeds must be one or each, found .two."),
+        ({"device": "tpu"}, "device must be"),
+        ({"engine": "slurm"}, "unknown engine"),
+        ({"workers": 0}, "workers"),
+        ({"data": "/nowhere/at/all"}, "does not exist"),
+        ({"path": "magic"}, "path must be"),
+    ],
+)
+def test_invalid_options_write_nothing(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    out = tmp_path / "zoo"
+    with pytest.raises(ZooError, match=message):
+        build(out, replace(SMALL, **change))  # type: ignore[arg-type]
+    assert not out.exists()
+
+
+RAY = replace(SMALL, engine="ray", workers=2)
+_KILL_A_WORKER = '''
+import os, signal, threading, time
+from pathlib import Path
+def kill():
+    while True:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if path.read_bytes().startswith(b"ray::_work"):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+                    print("killed", flush=True)
+                    return
+            except OSError:
+                pass
+        time.sleep(0.05)
+threading.Thread(target=kill, daemon=True).start()
+'''
+
+
+def test_ray_gives_the_same_zoo(
+    small_zoo: Zoo, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    finish(start(tmp_path / "zoo", RAY, environment))
+    assert_same(small_zoo, Zoo.open(tmp_path / "zoo"))
+
+
+@pytest.mark.nightly
+def test_a_killed_ray_worker_is_replaced(
+    small_zoo: Zoo, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    assert "killed" in finish(start(tmp_path / "zoo", RAY, environment, _KILL_A_WORKER))
+    assert_same(small_zoo, Zoo.open(tmp_path / "zoo"))
+
+
+@pytest.mark.nightly
+def test_a_killed_ray_driver_is_resumed(tmp_path: Path, environment: dict[str, str]) -> None:
+    options = BuildOptions("digits", runs=24, epochs=6, batch=64, shard_runs=2, seed=3, workers=2)
+    reference = build(tmp_path / "reference", options)
+    out = tmp_path / "zoo"
+    driver = start(out, replace(options, engine="ray"), environment)
+    begun = time.monotonic()
+    while not list(out.glob("shards/*.safetensors")) and time.monotonic() - begun < 200:
+        time.sleep(0.1)
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.communicate()
+    written = {p.name: p.stat().st_mtime_ns for p in out.glob("shards/*.safetensors")}
+    assert 0 < len(written) < 12
+    finish(start(out, replace(options, engine="ray"), environment))
+    after = {p.name: p.stat().st_mtime_ns for p in out.glob("shards/*.safetensors")}
+    assert {name: after[name] for name in written} == written
+    assert_same(reference, Zoo.open(out))
+
+
+@pytest.mark.usefixtures("no_ray_cluster")
+def test_a_missing_cluster_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(ZooError, match=r"no Ray cluster at 10\.0\.0\.1:1"):
+        build(tmp_path / "zoo", replace(RAY, address="10.0.0.1:1"))
+
+
+def test_without_ray_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
+    with pytest.raises(ZooError, match=r"pip install 'transformer-nfn\[ray\]'"):
+        build(tmp_path / "zoo", RAY)
