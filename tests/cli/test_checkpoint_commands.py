@@ -1,4 +1,4 @@
-"""`tnfn fingerprint` and `tnfn compare --matrix` as a user runs them, on small checkpoints."""
+"""`tnfn compare` and `tnfn fingerprint` as a user runs them, on small checkpoints."""
 
 import json
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from transformer_nfn.checkpoints.pairs import Pair, PairsError, groups, relate_f
 def models(tmp_path_factory):
     """Two GPT-2s, a disguise of the first, a Llama, and a folder that is no checkpoint."""
     folder = tmp_path_factory.mktemp("models")
-    for name, family, seed in (("a", "gpt2", 0), ("stranger", "gpt2", 1), ("llama", "llama", 0)):
+    for name, family, seed in (("a", "gpt2", 0), ("other", "gpt2", 1), ("llama", "llama", 0)):
         save(build(name=family, dtype=torch.float32, seed=seed), folder / name)
     done = tnfn("disguise", folder / "a", "--out", folder / "disguised", "--keep-tie")
     assert done.returncode == 0, done.stderr
@@ -26,9 +26,50 @@ def models(tmp_path_factory):
     return folder
 
 
-def test_prints_are_kept_and_found_again(models, tmp_path):
+def test_a_disguise_is_the_same_by_proof_and_only_then(models, tmp_path):
+    figure = tmp_path / "blocks.png"
+    done = tnfn("compare", models / "a", models / "disguised", "--no-prove", "--figure", figure)
+    assert done.returncode == 3, done.stderr
+    assert "consistent with a disguise, not proved (score 1.000)" in done.stdout
+    assert figure.stat().st_size > 1000
+    done = tnfn("compare", models / "a", models / "disguised", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["verdict"] == "same"
+    assert answer["proof"]["same_function"] is True
+    assert "1.W_Q" in answer["proof"]["tensors"]
+
+
+def test_token_ids_separate_unrelated_models(models):
+    done = tnfn("compare", models / "a", models / "other", "--prove")
+    assert done.returncode == 1, done.stderr
+    assert "unrelated" in done.stdout
+    assert "on token ids [" in done.stdout
+
+
+def test_other_families_are_not_one_model(models):
+    done = tnfn("compare", models / "a", models / "llama")
+    assert done.returncode == 1, done.stderr
+    assert "not one model in disguise" in done.stdout
+
+
+def test_what_cannot_be_read_is_an_error(models, tmp_path):
+    done = tnfn("compare", models / "a", models / "nothing")
+    assert done.returncode == 2
+    assert "there is no file" in done.stderr
+    net = tmp_path / "net.safetensors"
+    assert tnfn("sample", "attention_block:8,2,3,4,10", "--out", net).returncode == 0
+    done = tnfn("compare", models / "a", net)
+    assert done.returncode == 2
+    assert "they do not compare" in done.stderr
+    done = tnfn("compare", net, net, "--figure", tmp_path / "f.png")
+    assert done.returncode == 2
+    assert "--figure is for checkpoints" in done.stderr
+
+
+def test_fingerprints_are_stored_and_found_again(models, tmp_path):
     database = tmp_path / "known.parquet"
-    added = tnfn("fingerprint", models / "a", models / "stranger", "--add", database)
+    added = tnfn("fingerprint", models / "a", models / "other", "--add", database)
     assert added.returncode == 0, added.stderr
     assert "which now has 2" in added.stdout
     more = tnfn("fingerprint", models / "llama", "--add", database)
@@ -36,9 +77,9 @@ def test_prints_are_kept_and_found_again(models, tmp_path):
     found = tnfn("fingerprint", models / "disguised", "--search", database)
     assert "same up to" in found.stdout
     assert "`tnfn compare` decides" in found.stdout
-    asked = str(models / "disguised")
-    answer = json.loads(tnfn("fingerprint", asked, "--search", database, "--json").stdout)
-    nearest = answer["relatives"][asked]
+    query = str(models / "disguised")
+    answer = json.loads(tnfn("fingerprint", query, "--search", database, "--json").stdout)
+    nearest = answer["relatives"][query]
     assert nearest[0]["name"] == str(models / "a")
     assert nearest[0]["distance"] == 0
     assert nearest[0]["alike"] == "same up to rounding"
@@ -46,7 +87,7 @@ def test_prints_are_kept_and_found_again(models, tmp_path):
     assert answer["fingerprints"][0]["family"] == "gpt2"
 
 
-def test_files_of_prints_stand_for_their_models(models, tmp_path):
+def test_files_of_fingerprints_stand_for_their_models(models, tmp_path):
     stored, joined = tmp_path / "one.parquet", tmp_path / "all.parquet"
     assert tnfn("fingerprint", models / "a", "--out", stored).returncode == 0
     again = tnfn("fingerprint", models / "a", "--out", stored)
@@ -66,7 +107,7 @@ def test_files_of_prints_stand_for_their_models(models, tmp_path):
         (["missing"], "missing"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(models, words, message):
+def test_options_that_do_not_fit_are_one_sentence(models, words, message):
     done = tnfn("fingerprint", models / "a", *words)
     assert done.returncode == 2
     assert message in done.stderr
@@ -96,10 +137,10 @@ def test_all_pairs_of_a_folder(models, tmp_path):
     assert verdicts == {
         ("a", "disguised"): "same",
         ("a", "llama"): "not comparable",
-        ("a", "stranger"): "unrelated",
+        ("a", "other"): "unrelated",
         ("disguised", "llama"): "not comparable",
-        ("disguised", "stranger"): "unrelated",
-        ("llama", "stranger"): "not comparable",
+        ("disguised", "other"): "unrelated",
+        ("llama", "other"): "not comparable",
     }
     with patch.object(pairs, "relate_pair", side_effect=AssertionError("compared again")):
         again = tnfn("compare", "--matrix", models, "--out", out, "--json")
@@ -168,7 +209,7 @@ def test_a_missing_cluster_is_one_sentence(models):
     assert "no Ray cluster" in done.stderr
 
 
-def test_folders_and_files_that_will_not_do(models, tmp_path):
+def test_invalid_folders_and_files_of_pairs(models, tmp_path):
     (tmp_path / "other.json").write_text("{")
     (tmp_path / "later.json").write_text('{"kind": "transformer-nfn pairs", "format": 5}')
     for words, message in (
@@ -188,7 +229,7 @@ def test_folders_and_files_that_will_not_do(models, tmp_path):
         relate_folder(tmp_path)
 
 
-def test_relatives_of_relatives_are_one_group():
+def test_indirectly_related_models_are_one_group():
     def pair(a, b, verdict):
         return Pair(a, b, ("", ""), verdict, None, None, "")
 
