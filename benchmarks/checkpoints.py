@@ -1,4 +1,4 @@
-"""What does it cost to relate two checkpoints, and to prove that they are the same?
+"""Measure time and memory of relating two checkpoints, and of proving that they are the same.
 
     python benchmarks/checkpoints.py [--json FILE] [--quick | --sizes 124M] [--plot costs.png]
 
@@ -160,10 +160,10 @@ def measure(folder: Path, sizes: list[str], quick: bool) -> dict[str, Any]:
 def show(name: str, row: dict[str, Any]) -> None:
     limit = next((v for k, v in LIMITS.items() if name.endswith(k) and "124M" in name), None)
     limit = LIMITS.get(name, limit)
-    told = "" if limit is None else f"   (at most {limit[0]:g} s, {limit[1]:g} GiB)"
+    limits = "" if limit is None else f"   (at most {limit[0]:g} s, {limit[1]:g} GiB)"
     print(
         f"{name:42s} {row['seconds']:7.1f} s ({row['cpu_seconds']:.1f} s of work) "
-        f"{row['peak_gib']:6.2f} GiB{told}",
+        f"{row['peak_gib']:6.2f} GiB{limits}",
         flush=True,
     )
 
@@ -183,10 +183,10 @@ def plot(rows: dict[str, Any], out: Path) -> None:
     left, right = figure.subplots(1, 2)
     weights = {"14M": 16.1e6, "45M": 45.2e6, "124M": 124.4e6, "355M": 354.8e6}
     for kind in ("related, disguise", "related, strangers", "proved, disguise"):
-        found = {s: rows[f"GPT-2 {s}: {kind}"] for s in SIZES if f"GPT-2 {s}: {kind}" in rows}
-        x = [weights[s] / 1e6 for s in found]
-        left.plot(x, [r["seconds"] for r in found.values()], marker="o", label=kind)
-        right.plot(x, [r["peak_gib"] for r in found.values()], marker="o", label=kind)
+        measured = {s: rows[f"GPT-2 {s}: {kind}"] for s in SIZES if f"GPT-2 {s}: {kind}" in rows}
+        x = [weights[s] / 1e6 for s in measured]
+        left.plot(x, [r["seconds"] for r in measured.values()], marker="o", label=kind)
+        right.plot(x, [r["peak_gib"] for r in measured.values()], marker="o", label=kind)
     left.set(xlabel="million weights", ylabel="seconds", ylim=0)
     right.set(xlabel="million weights", ylabel="peak GiB", ylim=0)
     left.legend()
@@ -207,8 +207,8 @@ def main() -> None:
         rows = measure(Path(folder), sizes, options.quick)
     if not options.quick:
         rows["Llama 7B, projected"] = project(rows)
-        told = rows["Llama 7B, projected"]
-        print(f"Llama 7B, projected: {told['seconds']:.0f} s, {told['peak_gib']:.1f} GiB")
+        projected = rows["Llama 7B, projected"]
+        print(f"Llama 7B, projected: {projected['seconds']:.0f} s, {projected['peak_gib']:.1f} GiB")
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=2))
     if options.plot is not None:
