@@ -11,7 +11,7 @@ WIDTH, HEADS, HIDDEN, BLOCKS = 32, 2, 64, 2
 
 @dataclass(frozen=True)
 class KnownTask:
-    """What is known of a task before its data are there.
+    """A task without its data.
 
     Attributes:
         name: as in commands and files.
@@ -60,5 +60,5 @@ PAPER_TASKS = ("mnist", "ag_news")
 
 
 def task_title(name: str) -> str:
-    """How a task is called in a table; its name, where it is not one of ours."""
+    """Title of a task; the name itself for an unknown task."""
     return KNOWN_TASKS[name].title if name in KNOWN_TASKS else name

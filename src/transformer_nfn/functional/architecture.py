@@ -16,7 +16,7 @@ from transformer_nfn.io.layout import Naming
 from transformer_nfn.spaces import Axis, Shift, Weights, WeightSpace
 
 Forward = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-"""Weights ``[*lead, *axes]`` and inputs to outputs ``[*lead, …]``; no leading axes will do."""
+"""From weights ``[*lead, *axes]`` and inputs to outputs ``[*lead, …]``."""
 
 LENGTHS = (3, 1, 2, 4, 6, 8)
 """Two attention maps may agree on all inputs of one and two tokens and differ on three."""
@@ -25,7 +25,7 @@ SCALES = (1.0, 0.3, 3.0, 0.1, 10.0)
 
 @dataclass(frozen=True)
 class Inputs(ABC):
-    """How inputs of a forward are drawn.
+    """Distribution of random inputs of a forward.
 
     Attributes:
         lengths: tokens, in the order in which they are tried.
@@ -35,7 +35,7 @@ class Inputs(ABC):
     lengths: tuple[int, ...] = LENGTHS
     scales: tuple[float, ...] = SCALES
     continuous: ClassVar[bool]
-    """Whether an input can be moved a little, so that a gradient means something."""
+    """Whether inputs are real numbers, with respect to which there is a gradient."""
 
     @abstractmethod
     def draw(
@@ -51,7 +51,11 @@ class Inputs(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors(Inputs):
-    """Normal vectors of ``width`` numbers for each token, in float64."""
+    """Normal vectors of ``width`` numbers for each token, in float64.
+
+    >>> Vectors(width=3).draw(2, 5).shape
+    torch.Size([2, 5, 3])
+    """
 
     width: int
     continuous: ClassVar[bool] = True
@@ -71,7 +75,11 @@ class Vectors(Inputs):
 
 @dataclass(frozen=True, kw_only=True)
 class Ids(Inputs):
-    """Token ids below ``vocabulary``, all equally likely."""
+    """Uniform token ids below ``vocabulary``.
+
+    >>> Ids(vocabulary=10).draw(2, 5).shape
+    torch.Size([2, 5])
+    """
 
     vocabulary: int
     scales: tuple[float, ...] = (1.0,)
@@ -85,13 +93,13 @@ class Ids(Inputs):
         scale: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """``[samples, length]``, whole numbers; the scale is of no use."""
+        """``[samples, length]``, integers; the scale has no effect."""
         return torch.randint(self.vocabulary, (samples, length), generator=generator)
 
 
 @dataclass(frozen=True)
 class Rescaling:
-    """A number for each index of an axis, multiplied into some tensors and out of others.
+    """A scale for each index of an axis that cancels between tensors, as a gain and its readers do.
 
     Attributes:
         name: of the axis of size 1 that stands for it.
@@ -99,6 +107,9 @@ class Rescaling:
         plain: tensors that are multiplied, ``g`` and ``b`` of a norm.
         dual: tensors that are divided, the matrices that read the norm.
         positive: whether the number must be positive (ReLU) or just not zero.
+
+    >>> Rescaling("gain", "stream", plain=("g",), dual=("W_C",)).positive
+    False
     """
 
     name: str
@@ -109,7 +120,14 @@ class Rescaling:
 
 
 def with_freedoms(space: WeightSpace, freedoms: Iterable[Rescaling | Shift]) -> WeightSpace:
-    """The space with a larger group: scales, as axes of size 1, and further shifts of biases."""
+    """Enlarge the group of a space: scales, as axes of size 1, and shifts of biases.
+
+    >>> from transformer_nfn.spaces import attention_block
+    >>> space = attention_block(6, 2, 3, 3, 8)
+    >>> scale = Rescaling("scale", "neuron", ("W_A", "b_A"), ("W_B",), positive=True)
+    >>> with_freedoms(space, [scale]).shape("b_A")
+    (8, 1)
+    """
     shifts = [freedom for freedom in freedoms if isinstance(freedom, Shift)]
     scales = [freedom for freedom in freedoms if isinstance(freedom, Rescaling)]
     axes = list(space.axes.values())
@@ -135,11 +153,14 @@ def with_freedoms(space: WeightSpace, freedoms: Iterable[Rescaling | Shift]) -> 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of an architecture that is an architecture itself, fed with what comes before it.
+    """A part of an architecture that is an architecture itself and reads the output of the last.
 
     Attributes:
         architecture: its name, ``attention_block``.
-        prefix: what stands before the names of its tensors, ``0.``.
+        prefix: of the names of its tensors, ``0.``.
+
+    >>> Stage("attention_block", "0.").prefix
+    '0.'
     """
 
     architecture: str
@@ -157,10 +178,16 @@ class Architecture:
             ``space`` or a freedom joins; `check_invariance` tries that.
         inputs: how inputs are drawn where two networks are run side by side.
         naming: the names and layouts of the tensors in files; their own names by default.
-        freedoms: what the function does not notice beside the group of ``space``, and layers
-            cannot use: scales (the gain of a norm against its readers) and shifts of biases.
-            `symmetry.compare` and `symmetry.fingerprint` know them.
-        stages: architectures of which this one is a chain, each fed with the one before.
+        freedoms: symmetries beside the group of ``space`` that layers cannot use: scales (the
+            gain of a norm against its readers) and shifts of biases. `symmetry.compare` and
+            `symmetry.fingerprint` take them into account.
+        stages: architectures of which this one is a chain.
+
+    >>> from transformer_nfn.spaces import attention_block
+    >>> from transformer_nfn.functional import block
+    >>> space = attention_block(6, 2, 3, 3, 8)
+    >>> architecture = Architecture(space, lambda w, X: block(X, w), Vectors(width=6))
+    >>> architecture.check_invariance()
     """
 
     space: WeightSpace
@@ -182,7 +209,7 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """What the architecture is called: as its space is."""
+        """Name of the space."""
         return self.space.name
 
     def read(self, tensors: Mapping[str, Tensor], only: Iterable[str] | None = None) -> Weights:
@@ -230,16 +257,16 @@ class Architecture:
         *,
         max_condition: float = 100.0,
     ) -> Weights:
-        """The same function with other weights, by a random element of the largest group known."""
+        """Other weights of the same function, by a random element of the largest known group."""
         space = self.enlarged or self.space
         element = space.group.random(generator, max_condition=max_condition)
         return self.from_enlarged(element.act(self.in_enlarged(weights)))
 
     def check_invariance(self, *, seed: int = 0, tolerance: float = 1e-9) -> None:
-        """Fails unless the forward is the same before and after random group elements.
+        """Raise `AssertionError` unless random group elements leave the forward unchanged.
 
         Random weights in float64, an element of `space` and one of `enlarged`, inputs of three
-        lengths: what claims too much is all but certain to be caught.
+        lengths.
         """
         generator = torch.Generator().manual_seed(seed)
         for space in (self.space, *([self.enlarged] if self.enlarged is not None else [])):

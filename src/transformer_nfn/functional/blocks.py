@@ -21,13 +21,20 @@ def layer_norm(x: Tensor, eps: float = 0.0) -> Tensor:
 
     ``√D (x − x̄) / ‖x − x̄‖``. The paper's has no ``eps``; any other value breaks the exact
     invariance under scaling.
+
+    >>> layer_norm(torch.tensor([1.0, 3.0]))
+    tensor([-1.,  1.])
     """
     centred = x - x.mean(-1, keepdim=True)
     return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + eps)
 
 
 def rms_norm(x: Tensor, eps: float = 0.0) -> Tensor:
-    """RMS norm without gain, along the last axis: ``√D x / ‖x‖``."""
+    """RMS norm without gain, along the last axis: ``√D x / ‖x‖``.
+
+    >>> rms_norm(torch.tensor([3.0, 3.0]))
+    tensor([1., 1.])
+    """
     return x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
@@ -74,6 +81,11 @@ def multi_head(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
     Returns:
         ``[*lead, L, D]``.
+
+    >>> from transformer_nfn import spaces
+    >>> weights = spaces.multi_head(6, 2, 3, 3).randn(4)
+    >>> multi_head(torch.randn(5, 6), weights).shape
+    torch.Size([4, 1, 5, 6])
     """
     W_Q = weights["W_Q"]
     X = inputs_for(X, W_Q, 3)
@@ -106,6 +118,11 @@ def grouped_query(
             ``b_O [*lead, D]`` are used where present.
         base: of rotary positions on queries and keys; None for no positions.
         pairing: which entries turn together, ``neighbours`` or ``halves``.
+
+    >>> from transformer_nfn import spaces
+    >>> weights = spaces.grouped_query_block(6, 2, 2, 3, 3, 8).randn(1)
+    >>> grouped_query(torch.randn(5, 6), weights, base=None).shape
+    torch.Size([1, 1, 5, 6])
     """
     W_Q = weights["W_Q"]
     X = inputs_for(X, W_Q, 4)
@@ -126,7 +143,12 @@ def grouped_query(
 
 
 def rotary(X: Tensor, weights: Mapping[str, Tensor], base: float = 10000.0) -> Tensor:
-    """MultiHead with rotary positions: pair j of Q and K turns by position·base^(−2j/D_k)."""
+    """MultiHead with rotary positions: pair j of Q and K turns by position·base^(−2j/D_k).
+
+    >>> from transformer_nfn import spaces
+    >>> rotary(torch.randn(5, 6), spaces.rope_block(6, 2, 4, 3, 8).randn(1)).shape
+    torch.Size([1, 1, 5, 6])
+    """
     W_Q = weights["W_Q"]
     X = inputs_for(X, W_Q, 3)
     _check_width(X, W_Q, "W_Q")
@@ -137,7 +159,7 @@ def rotary(X: Tensor, weights: Mapping[str, Tensor], base: float = 10000.0) -> T
 
 
 def _rotate(x: Tensor, base: float, pairing: str = "neighbours") -> Tensor:
-    """Turns pairs of ``x [..., L, n]`` by angles that grow with the position."""
+    """Rotate pairs of ``x [..., L, n]`` by angles that grow with the position."""
     length, n = x.shape[-2:]
     frequency = base ** (-torch.arange(0, n, 2, dtype=x.dtype, device=x.device) / n)
     angle = torch.arange(length, dtype=x.dtype, device=x.device).unsqueeze(-1) * frequency
@@ -150,7 +172,12 @@ def _rotate(x: Tensor, base: float, pairing: str = "neighbours") -> Tensor:
 
 
 def mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """``ReLU(x W_A + b_A) W_B + b_B`` for ``x [*lead, L, D]``."""
+    """``ReLU(x W_A + b_A) W_B + b_B`` for ``x [*lead, L, D]``.
+
+    >>> from transformer_nfn import spaces
+    >>> mlp(torch.randn(5, 6), spaces.attention_block(6, 2, 3, 3, 8).randn(4)).shape
+    torch.Size([4, 1, 5, 6])
+    """
     hidden = torch.relu(x @ weights["W_A"] + weights["b_A"].unsqueeze(-2))
     return hidden @ weights["W_B"] + weights["b_B"].unsqueeze(-2)
 
@@ -165,22 +192,42 @@ def block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
     Returns:
         ``[*lead, L, D]``.
+
+    >>> from transformer_nfn import spaces
+    >>> block(torch.randn(5, 6), spaces.attention_block(6, 2, 3, 3, 8).randn(4)).shape
+    torch.Size([4, 1, 5, 6])
     """
     return layer_norm(mlp(layer_norm(multi_head(X, weights)), weights))
 
 
 def grouped_query_block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """The paper's block with grouped-query attention."""
+    """The paper's block with grouped-query attention.
+
+    >>> from transformer_nfn import spaces
+    >>> weights = spaces.grouped_query_block(6, 2, 2, 3, 3, 8).randn(1)
+    >>> grouped_query_block(torch.randn(5, 6), weights).shape
+    torch.Size([1, 1, 5, 6])
+    """
     return layer_norm(mlp(layer_norm(grouped_query(X, weights)), weights))
 
 
 def rope_block(X: Tensor, weights: Mapping[str, Tensor], *, base: float = 10000.0) -> Tensor:
-    """The paper's block with rotary positions."""
+    """The paper's block with rotary positions.
+
+    >>> from transformer_nfn import spaces
+    >>> rope_block(torch.randn(5, 6), spaces.rope_block(6, 2, 4, 3, 8).randn(1)).shape
+    torch.Size([1, 1, 5, 6])
+    """
     return layer_norm(mlp(layer_norm(rotary(X, weights, base)), weights))
 
 
 def swiglu_block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """The paper's block with a gated MLP, ``(silu(x W_G) ∘ x W_U) W_D``."""
+    """The paper's block with a gated MLP, ``(silu(x W_G) ∘ x W_U) W_D``.
+
+    >>> from transformer_nfn import spaces
+    >>> swiglu_block(torch.randn(5, 6), spaces.swiglu_block(6, 2, 3, 3, 8).randn(1)).shape
+    torch.Size([1, 1, 5, 6])
+    """
     return layer_norm(gated_mlp(layer_norm(multi_head(X, weights)), weights))
 
 
@@ -202,9 +249,9 @@ def residual_stack(X: Tensor, weights: Mapping[str, Tensor], *, blocks: int) -> 
 def decoder_stack(
     X: Tensor, weights: Mapping[str, Tensor], *, blocks: int, base: float, pairing: str
 ) -> Tensor:
-    """A decoder of today's kind: RMS norms, grouped queries with rotary positions, gated MLPs.
+    """A decoder with RMS norms, grouped queries, rotary positions and gated MLPs; no mask.
 
-    Embed, ``x + f(norm(x))`` twice a block, norm, head; no mask, as everywhere here.
+    Embed, ``x + f(norm(x))`` twice a block, norm, head.
     """
 
     def norm(x: Tensor, gain: str) -> Tensor:

@@ -1,6 +1,6 @@
-"""What is a transformer, told without its weights? Stacks of blocks, and the facts about them.
+"""Description of a transformer without its weights: stacks of blocks, and canonical tensor names.
 
-Whatever a file calls its tensors, they are read under the names of this page. ``D`` is the width
+Tensors of every file are read under the names of this module. ``D`` is the width
 of the stream, ``h`` the query heads, ``g`` the groups of keys and values (query head ``i`` belongs
 to group ``i // (h / g)``); vectors are rows, ``y = x W + b``. Names of a block begin with
 ``{stack}{i}.``, where ``stack`` is empty, or ``encoder.`` or ``decoder.``.
@@ -42,12 +42,17 @@ BLOCK_AXES = {
     "cross.W_V": ("group", "D", "d_v"),
     "cross.W_O": ("head", "d_v", "D"),
     "W_A": ("D", "neuron"),
+    "W_A.A": ("D", "rank"),
+    "W_A.B": ("rank", "neuron"),
     "b_A": ("neuron",),
     "W_G": ("D", "neuron"),
     "W_B": ("neuron", "D"),
     "b_B": ("D",),
 }
-"""The axes of a block's tensors, by their names without the block's prefix."""
+"""The axes of a block's tensors, by their names without the block's prefix.
+
+``W_A.A`` and ``W_A.B`` are a low-rank term that is added to ``W_A`` (an adapter).
+"""
 
 END_AXES = {
     "token": ("vocab", "D"),
@@ -71,14 +76,14 @@ EXTRA, KEPT = "extra.", "kept."
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """How rotary frequencies were stretched for longer texts.
+    """Scaling of rotary frequencies for longer texts.
 
     Attributes:
         kind: ``linear`` divides every frequency by ``factor``; ``llama3`` the low ones only.
-        factor: how far.
+        factor: of the scaling.
         low: waves longer than ``original / low`` tokens are stretched in full.
         high: waves shorter than ``original / high`` tokens stay.
-        original: the length before.
+        original: length before scaling.
     """
 
     kind: Literal["linear", "llama3"]
@@ -102,7 +107,7 @@ class Attention:
         rotary: how many leading coordinates of queries and keys are turned; coordinate ``i`` is
             paired with ``i + rotary / 2``.
         rotary_base: of the frequencies.
-        rotary_scaling: how these were stretched.
+        rotary_scaling: of the frequencies.
         qk_norm: queries and keys are divided by their root mean square, times a gain.
         softcap: scores are ``softcap · tanh(score / softcap)``.
         window: a token sees this many, itself included.
@@ -243,7 +248,7 @@ class Transformer:
 
     @property
     def hides_mean(self) -> bool:
-        """Whether nobody sees the mean of what blocks write: LayerNorms read all of it."""
+        """Whether LayerNorms read all that blocks write, so that its mean has no effect."""
         after = all(
             stack.final_norm or all(block.order == "post" for block in stack.blocks)
             for stack in self.stacks
@@ -252,7 +257,7 @@ class Transformer:
 
     @property
     def hides_mean_of_embeddings(self) -> bool:
-        """Whether nobody sees the mean of what is embedded.
+        """Whether the mean of the embeddings cannot affect the output.
 
         A post-norm block reads it as it is, unless embeddings have a norm of their own.
         """
@@ -276,7 +281,7 @@ class Transformer:
 
 
 def axes_of(name: str) -> tuple[str, ...]:
-    """The axes of a canonical tensor; raises `KeyError` for a name that is none.
+    """The axes of a canonical tensor; raises `KeyError` for an unknown name.
 
     ``extra.pooler.W`` reads the final stream into an axis of its own, named ``pooler``.
     """

@@ -112,19 +112,29 @@ ARCHITECTURES: dict[str, Build] = {
     zoo_network.NAME: zoo_network.network_architecture,
     zoo_network.BLOCK: zoo_network.block_architecture,
 }
-"""Builders by the name that stands in a space (`WeightSpace.architecture`), and in its JSON. Add
-your own, so that networks read from files find their forward."""
+"""Builders by the name in `WeightSpace.architecture` and in its JSON. Add your own, so that
+networks read from files find their forward."""
 
 
 def find_architecture(space: WeightSpace) -> Architecture | None:
-    """The architecture that a space names; None if it names none that is known."""
+    """The architecture that a space names; None if it is not registered.
+
+    >>> from transformer_nfn.spaces import attention_block
+    >>> find_architecture(attention_block(6, 2, 3, 3, 8))
+    Architecture('attention_block', 254 weights)
+    """
     if space.architecture is None or space.architecture not in ARCHITECTURES:
         return None
     return _built(space, ARCHITECTURES[space.architecture])
 
 
 def architecture_of(space: WeightSpace) -> Architecture:
-    """The architecture that a space names; raises `SpaceError` if it names none that is known."""
+    """The architecture that a space names; raises `SpaceError` if it is not registered.
+
+    >>> from transformer_nfn.spaces import multi_head
+    >>> architecture_of(multi_head(6, 2, 3, 3)).inputs.width
+    6
+    """
     found = find_architecture(space)
     if found is None:
         raise SpaceError(
@@ -139,15 +149,19 @@ def runnable(
     forward: Forward | None = None,
     inputs: Inputs | None = None,
 ) -> Architecture | None:
-    """What can be run: an architecture, the one a space names, or a space with a given forward.
+    """An architecture with a forward: the target, the one its space names, or a given forward.
 
     Args:
         target: the architecture, or the space.
-        forward: run in place of the reference, of whose freedoms nothing is taken for granted.
-        inputs: what to run it on; those of the architecture by default.
+        forward: replaces the reference and its freedoms.
+        inputs: replace those of the architecture.
 
     Returns:
-        None if nothing is known that could be run.
+        None without a forward.
+
+    >>> from transformer_nfn.spaces import multi_head
+    >>> runnable(multi_head(6, 2, 3, 3), inputs=Vectors(width=6, lengths=(4,))).inputs.lengths
+    (4,)
     """
     if forward is not None and inputs is not None:
         return Architecture(_space(target), forward, inputs)
@@ -169,7 +183,11 @@ def _space(target: Architecture | WeightSpace) -> WeightSpace:
 
 
 def stage_weights(stage: Stage, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of one stage, under its own names."""
+    """The tensors of one stage, without its prefix.
+
+    >>> stage_weights(Stage("multi_head", "1."), {"0.W_Q": 0, "1.W_Q": 1})
+    {'W_Q': 1}
+    """
     return under_prefix(weights, stage.prefix)
 
 

@@ -39,11 +39,15 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
 }
-"""Activations by the names of `architectures.families.description`."""
+"""Activations by the names of `functional.description`."""
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The activation of a name; an unknown one is refused."""
+    """The activation of a name; an unknown one is rejected.
+
+    >>> activation("relu")(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
     if name not in ACTIVATIONS:
         raise SpaceError(
             f"activation: expected one of {', '.join(sorted(ACTIVATIONS))}, found '{name}'"
@@ -58,7 +62,7 @@ def affine_norm(x: Tensor, kind: str, eps: float, gain: Tensor, bias: Tensor | N
 
 
 def rotate_halves(x: Tensor, frequencies: Tensor) -> Tensor:
-    """Turns the pairs (j, j + r/2) of the first r entries by position · frequency j.
+    """Rotate the pairs (j, j + r/2) of the first r entries by position · frequency j.
 
     Args:
         x: ``[..., L, n]``.
@@ -72,23 +76,23 @@ def rotate_halves(x: Tensor, frequencies: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
 
 
-def hidden_from(about: Attention, queries: int, keys: int) -> Tensor:
-    """``[queries, keys]``, True where a query must not look: the future, and out of the window."""
+def hidden_from(description: Attention, queries: int, keys: int) -> Tensor:
+    """``[queries, keys]``, True where attention is masked: the future, and out of the window."""
     back = torch.arange(queries).unsqueeze(-1) - torch.arange(keys)
     hidden = torch.zeros(queries, keys, dtype=torch.bool)
-    if about.causal:
+    if description.causal:
         hidden |= back < 0
-    if about.window is not None:
-        hidden |= back >= about.window
-        if not about.causal:
-            hidden |= -back >= about.window
+    if description.window is not None:
+        hidden |= back >= description.window
+        if not description.causal:
+            hidden |= -back >= description.window
     return hidden
 
 
 def attention(
     x: Tensor,
     weights: Mapping[str, Tensor],
-    about: Attention,
+    description: Attention,
     *,
     memory: Tensor | None = None,
     position_bias: Tensor | None = None,
@@ -100,31 +104,31 @@ def attention(
         x: ``[batch, L, D]``, what queries are made of (already normed).
         weights: ``W_Q [h, D, d_k]``, ``W_K [g, D, d_k]``, ``W_V [g, D, d_v]``, ``W_O [h, d_v, D]``;
             ``b_Q``, ``b_K``, ``b_V``, ``b_O``, ``q_norm.g``, ``k_norm.g`` where present.
-        about: the attention.
+        description: of the attention.
         memory: ``[batch, M, D]``, what keys and values are made of; ``x`` if not given.
         position_bias: ``[h, L, M]``, added to the scores.
         eps: of the norms on queries and keys.
     """
     memory = x if memory is None else memory
-    share = about.heads // about.groups
+    share = description.heads // description.groups
     queries, keys, values = (
         _per_head(source, weights, part)
         for source, part in ((x, "Q"), (memory, "K"), (memory, "V"))
     )
-    if about.qk_norm:
+    if description.qk_norm:
         queries = rms_norm(queries, eps) * weights["q_norm.g"]
         keys = rms_norm(keys, eps) * weights["k_norm.g"]
-    if about.rotary:
-        frequencies = about.frequencies().to(queries)
+    if description.rotary:
+        frequencies = description.frequencies().to(queries)
         queries, keys = (rotate_halves(z, frequencies) for z in (queries, keys))
     keys, values = (z.repeat_interleave(share, dim=1) for z in (keys, values))
-    scores = queries @ keys.mT * about.scale
-    if about.softcap is not None:
-        scores = torch.tanh(scores / about.softcap) * about.softcap
+    scores = queries @ keys.mT * description.scale
+    if description.softcap is not None:
+        scores = torch.tanh(scores / description.softcap) * description.softcap
     if position_bias is not None:
         scores = scores + position_bias
-    if about.causal or about.window is not None:
-        scores = scores.masked_fill(hidden_from(about, *scores.shape[-2:]), -math.inf)
+    if description.causal or description.window is not None:
+        scores = scores.masked_fill(hidden_from(description, *scores.shape[-2:]), -math.inf)
     mixed = torch.softmax(scores, dim=-1) @ values  # [batch, h, L, d_v]
     out = torch.einsum("bhlv,hvd->bld", mixed, weights["W_O"])
     return out + weights["b_O"] if "b_O" in weights else out
@@ -137,13 +141,15 @@ def _per_head(x: Tensor, weights: Mapping[str, Tensor], part: str) -> Tensor:
     return out if bias is None else out + bias.unsqueeze(-2)
 
 
-def mlp(x: Tensor, weights: Mapping[str, Tensor], about: Mlp) -> Tensor:
+def mlp(x: Tensor, weights: Mapping[str, Tensor], description: Mlp) -> Tensor:
     """``φ(x W_A + b_A) W_B + b_B``; gated ``(φ(x W_G) ∘ (x W_A + b_A)) W_B + b_B``."""
-    phi = activation(about.activation)
+    phi = activation(description.activation)
     up = x @ weights["W_A"]
+    if "W_A.A" in weights:
+        up = up + x @ weights["W_A.A"] @ weights["W_A.B"]
     if "b_A" in weights:
         up = up + weights["b_A"]
-    hidden = phi(x @ weights["W_G"]) * up if about.gated else phi(up)
+    hidden = phi(x @ weights["W_G"]) * up if description.gated else phi(up)
     out = hidden @ weights["W_B"]
     return out + weights["b_B"] if "b_B" in weights else out
 
@@ -171,14 +177,14 @@ def relative_buckets(
 
 
 class LazyTensors(Protocol):
-    """Tensors that are read when asked for, such as `architectures.families.Model`."""
+    """Tensors that are read on access, such as `checkpoints.families.Model`."""
 
     @property
     def names(self) -> Mapping[str, tuple[int, ...]]:
-        """Their shapes by canonical name."""
+        """Shapes by canonical name."""
 
     def read(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """Some of them."""
+        """Read some tensors."""
 
 
 Weights = Mapping[str, Tensor] | LazyTensors
@@ -203,7 +209,7 @@ def fetch_under(
 
 
 def transformer(
-    about: Transformer,
+    description: Transformer,
     weights: Weights,
     inputs: Tensor,
     *,
@@ -213,8 +219,8 @@ def transformer(
     """Logits of a network, or its final hidden states where it has no head.
 
     Args:
-        about: the network's description.
-        weights: its canonical tensors, in memory or read when asked for.
+        description: of the network.
+        weights: its canonical tensors, in memory or read on access.
         inputs: token ids ``[batch, L]``; pixels ``[batch, channels, height, width]``; or vectors
             of the stream ``[batch, L, D]`` for a network without embeddings.
         decoder: token ids for the decoder of an encoder-decoder.
@@ -223,12 +229,12 @@ def transformer(
     Returns:
         ``[batch, L, vocab]``; ``[batch, classes]`` for images; or ``[batch, L, D]``.
     """
-    x = hidden_states(about, weights, inputs, decoder=decoder, dtype=dtype)
-    return logits(about, weights, x)
+    x = hidden_states(description, weights, inputs, decoder=decoder, dtype=dtype)
+    return logits(description, weights, x)
 
 
 def hidden_states(
-    about: Transformer,
+    description: Transformer,
     weights: Weights,
     inputs: Tensor,
     *,
@@ -237,49 +243,50 @@ def hidden_states(
 ) -> Tensor:
     """The final stream ``[batch, L, D]`` (of the decoder, where there are two stacks)."""
     memory = None
-    given = [inputs] if len(about.stacks) == 1 else [inputs, decoder]
-    for stack, tokens in zip(about.stacks, given, strict=True):
+    given = [inputs] if len(description.stacks) == 1 else [inputs, decoder]
+    for stack, tokens in zip(description.stacks, given, strict=True):
         if tokens is None:
-            raise SpaceError(f"{about.family} has a decoder: give it token ids")
-        x = embed(about, weights, tokens, dtype=dtype)
-        memory = run_stack(about, stack, weights, x, memory=memory)
+            raise SpaceError(f"{description.family} has a decoder: give it token ids")
+        x = embed(description, weights, tokens, dtype=dtype)
+        memory = run_stack(description, stack, weights, x, memory=memory)
     assert memory is not None
     return memory
 
 
 def embed(
-    about: Transformer,
+    description: Transformer,
     weights: Weights,
     inputs: Tensor,
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """What enters the first block, ``[batch, L, D]``."""
+    """The input of the first block, ``[batch, L, D]``."""
 
     def one(name: str, dtype: torch.dtype | None = dtype) -> Tensor:
         return fetch(weights, [name], dtype)[name]
 
-    if about.inputs == "vectors":
+    if description.inputs == "vectors":
         return inputs if dtype is None else inputs.to(dtype)
-    if about.inputs == "patches":
-        x = _patches(inputs, one("patch"), about.side) + one("patch_bias")
-        first = [one(name) for name in ("cls", "dist") if about.has(name)]
+    if description.inputs == "patches":
+        x = _patches(inputs, one("patch"), description.side) + one("patch_bias")
+        first = [one(name) for name in ("cls", "dist") if description.has(name)]
         x = torch.cat([v.expand(len(x), 1, -1) for v in first] + [x], dim=1)
     else:
         rows = one("token", None)[inputs]  # only the rows in use need the working dtype
-        x = (rows if dtype is None else rows.to(dtype)) * about.embedding_scale
-    if about.has("position"):
-        start, table = about.position_offset, one("position")
+        x = (rows if dtype is None else rows.to(dtype)) * description.embedding_scale
+    if description.has("position"):
+        start, table = description.position_offset, one("position")
         if start + x.shape[1] > len(table):
             raise SpaceError(
                 f"'position': expected at least {start + x.shape[1]} rows for inputs of length "
                 f"{x.shape[1]}, found {len(table)}"
             )
         x = x + table[start : start + x.shape[1]]
-    if about.has("type"):
+    if description.has("type"):
         x = x + one("type")[0]
-    if about.has("embed_norm.g"):
-        x = affine_norm(x, about.norm, about.eps, one("embed_norm.g"), one("embed_norm.b"))
+    if description.has("embed_norm.g"):
+        gain, bias = one("embed_norm.g"), one("embed_norm.b")
+        x = affine_norm(x, description.norm, description.eps, gain, bias)
     return x
 
 
@@ -290,7 +297,7 @@ def _patches(pixels: Tensor, patch: Tensor, side: int) -> Tensor:
 
 
 def run_stack(
-    about: Transformer,
+    description: Transformer,
     stack: Stack,
     weights: Weights,
     x: Tensor,
@@ -303,11 +310,11 @@ def run_stack(
         own = fetch_under(weights, f"{stack.prefix}{i}.", x.dtype)
         table = own.get("bias_table", table)
         bias = None if table is None else position_bias(block, table, x.shape[1])
-        x = run_block(about, block, own, x, memory=memory, position_bias=bias)
+        x = run_block(description, block, own, x, memory=memory, position_bias=bias)
     if not stack.final_norm:
         return x
     own = fetch_under(weights, f"{stack.prefix}norm.", x.dtype)
-    return affine_norm(x, about.norm, about.eps, own["g"], own.get("b"))
+    return affine_norm(x, description.norm, description.eps, own["g"], own.get("b"))
 
 
 def position_bias(block: Block, table: Tensor, length: int) -> Tensor:
@@ -323,7 +330,7 @@ def position_bias(block: Block, table: Tensor, length: int) -> Tensor:
 
 
 def run_block(
-    about: Transformer,
+    description: Transformer,
     block: Block,
     weights: Mapping[str, Tensor],
     x: Tensor,
@@ -335,10 +342,11 @@ def run_block(
 
     def norm(x: Tensor, name: str) -> Tensor:
         gain, bias = weights[f"{name}.g"], weights.get(f"{name}.b")
-        return affine_norm(x, about.norm, about.eps, gain, bias)
+        return affine_norm(x, description.norm, description.eps, gain, bias)
 
     def attend(x: Tensor) -> Tensor:
-        return attention(x, weights, block.attention, position_bias=position_bias, eps=about.eps)
+        eps = description.eps
+        return attention(x, weights, block.attention, position_bias=position_bias, eps=eps)
 
     if block.order == "post":
         x = norm(x + attend(x), "norm_1")
@@ -353,38 +361,40 @@ def run_block(
     x = x + attend(norm(x, "norm_1"))
     if block.cross is not None:
         own = fetch_under(weights, "cross.", x.dtype)
-        x = x + attention(norm(x, "norm_x"), own, block.cross, memory=memory, eps=about.eps)
+        x = x + attention(norm(x, "norm_x"), own, block.cross, memory=memory, eps=description.eps)
     return x + mlp(norm(x, "norm_2"), weights, block.mlp)
 
 
-def logits(about: Transformer, weights: Weights, x: Tensor) -> Tensor:
-    """What the head says of the final stream ``x``; ``x`` itself where there is no head.
+def logits(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
+    """Output of the head on the final stream ``x``; ``x`` itself where there is no head.
 
-    Where a head reads the pooler only, this is what the pooler says.
+    Where a head reads the pooler only, the output of the pooler.
     """
-    if not about.tied and not about.has("head"):
-        return x if about.headless or about.pooler is None else pooled(about, weights, x)
-    if about.inputs == "patches":
+    if not description.tied and not description.has("head"):
+        if description.headless or description.pooler is None:
+            return x
+        return pooled(description, weights, x)
+    if description.inputs == "patches":
         x = x[:, 0]
-    if about.mlm is not None:
+    if description.mlm is not None:
         own = fetch_under(weights, "extra.mlm", x.dtype)
-        x = activation(about.mlm)(x @ own[".W"] + own[".b"])
-        x = affine_norm(x, about.norm, about.eps, own["_norm.g"], own["_norm.b"])
-    if about.has("head"):
+        x = activation(description.mlm)(x @ own[".W"] + own[".b"])
+        x = affine_norm(x, description.norm, description.eps, own["_norm.g"], own["_norm.b"])
+    if description.has("head"):
         head = fetch(weights, ["head"])["head"]
     else:
         head = fetch(weights, ["token"])["token"].mT
     parts = [x @ columns.to(x.dtype) for columns in head.split(CHUNK, dim=1)]
-    out = torch.cat(parts, dim=-1) * about.head_scale
-    if about.has("head_bias"):
+    out = torch.cat(parts, dim=-1) * description.head_scale
+    if description.has("head_bias"):
         out = out + fetch(weights, ["head_bias"], x.dtype)["head_bias"]
-    cap = about.final_softcap
+    cap = description.final_softcap
     return out if cap is None else torch.tanh(out / cap) * cap
 
 
-def pooled(about: Transformer, weights: Weights, x: Tensor) -> Tensor:
-    """What the pooler says of the first token of the final stream, ``[batch, n]``."""
-    if about.pooler is None:
-        raise SpaceError(f"this {about.family} has no pooler")
+def pooled(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
+    """Output of the pooler on the first token of the final stream, ``[batch, n]``."""
+    if description.pooler is None:
+        raise SpaceError(f"this {description.family} has no pooler")
     own = fetch_under(weights, "extra.pooler.", x.dtype)
-    return activation(about.pooler)(x[:, 0] @ own["W"] + own["b"])
+    return activation(description.pooler)(x[:, 0] @ own["W"] + own["b"])

@@ -50,8 +50,11 @@ def small_transformer(
         heads: of width ``d_model // heads``.
         d_ff: neurons of each block.
         blocks: how many.
-        positions: ``[tokens, d_model]``, where they are not the usual sinusoids (a zoo of
-            imported files keeps theirs, `Zoo.positions`).
+        positions: ``[tokens, d_model]``, where they are not the sinusoids (a zoo of imported
+            files keeps theirs, `Zoo.positions`).
+
+    >>> small_transformer(tokens=49, classes=10, patch=16).space.num_weights
+    18506
     """
     sizes = dict(
         tokens=tokens,
@@ -128,10 +131,10 @@ def block_in_network(network: WeightSpace, index: int) -> WeightSpace:
 def block_architecture(space: WeightSpace) -> Architecture:
     """The architecture of a space that `block_in_network` made.
 
-    Its forward does not notice the order of coordinates, nor what else the LayerNorms of the
-    network leave free, orthogonal matrices that fix the all-ones vector: where the coordinates of
-    the input are in no order, every token is one number that stands in all of them; the outputs
-    are the scalar products of the tokens.
+    Its forward is invariant under permutations of coordinates and under what else the LayerNorms
+    of the network leave free, orthogonal matrices that fix the all-ones vector: where the input
+    has no fixed order of coordinates, every token is a constant vector; the outputs are the scalar
+    products of the tokens.
     """
     index = space.options["index"]
     stream = space.axes[f"stream{index}"]
@@ -151,7 +154,11 @@ def _block_forward(weights: Mapping[str, Tensor], X: Tensor) -> Tensor:
 
 
 def sinusoids(tokens: int, d_model: int) -> Tensor:
-    """The fixed positions ``[tokens, d_model]``, rounded to float32 as the networks have them."""
+    """The fixed positions ``[tokens, d_model]``, in float32 as the networks have them.
+
+    >>> sinusoids(2, 4)[0]
+    tensor([0., 1., 0., 1.])
+    """
     where = torch.arange(tokens, dtype=torch.float64)[:, None]
     pair = torch.arange(0, d_model, 2, dtype=torch.float64)
     angle = where * torch.exp(pair * (-math.log(10000.0) / d_model))
@@ -263,7 +270,7 @@ def _forward(weights: Mapping[str, Tensor], X: Tensor, *, positions: Tensor) -> 
 
 
 def _scales(blocks: int) -> tuple[Rescaling, ...]:
-    """What a ReLU does not notice: a positive scale of each neuron, undone behind it."""
+    """Positive scales of ReLU neurons, undone by what reads them."""
     at = [(f"{i}.", f"blocks.{i}.") for i in range(blocks)]
     out = [
         Rescaling(

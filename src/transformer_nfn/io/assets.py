@@ -1,8 +1,8 @@
-"""Which folder a name stands for: sample zoos and trained predictors that need no path.
+"""Named assets: sample zoos and trained predictors.
 
-A name is looked up in this order:
+A name is resolved in this order:
 
-1. a file or folder of that name: paths always win;
+1. a file or folder of that name;
 2. ``assets/`` of the repository, when the package runs from a checkout;
 3. the user's cache (``TNFN_CACHE``, or the system's), filled from the address in
    ``TRANSFORMER_NFN_ASSETS_URL``.
@@ -38,7 +38,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class AssetFile:
-    """What a file of an asset must be."""
+    """Size and checksum of a file of an asset."""
 
     size: int
     sha256: str
@@ -49,7 +49,7 @@ class Asset:
     """One line of the index.
 
     Attributes:
-        name: what a user types.
+        name: on the command line.
         kind: ``zoo`` or ``predictor``.
         path: its folder, below that of the index.
         files: by their path in that folder.
@@ -70,17 +70,16 @@ class Asset:
     def to_json(self) -> dict[str, Any]:
         """The entry in ``index.json``."""
         files = {name: vars(file) for name, file in sorted(self.files.items())}
-        about = {"kind": self.kind, "description": self.description, "size": self.size}
-        return {**about, "path": self.path, "files": files}
+        facts = {"kind": self.kind, "description": self.description, "size": self.size}
+        return {**facts, "path": self.path, "files": files}
 
 
 def resolve(text: str | Path, kind: str) -> Path:
-    """The folder that a path or a name stands for, its files checked if it is a name.
+    """Resolve a path or the name of an asset to a folder; checks the files of an asset.
 
     Args:
-        text: what a user typed. What is no name, such as ``some/folder``, is taken as a path
-            whether it is there or not; who opens it says what is wrong with it.
-        kind: ``zoo`` or ``predictor``, whichever is wanted.
+        text: a name or a path. A text that cannot be a name is a path, whether it exists or not.
+        kind: ``zoo`` or ``predictor``.
     """
     path = Path(text)
     if path.exists() or not NAME.fullmatch(str(text)):
@@ -90,15 +89,15 @@ def resolve(text: str | Path, kind: str) -> Path:
 
 
 def known_assets() -> dict[str, Asset]:
-    """Every asset there is by name: the checkout's, and those at the address if one is set."""
-    found = {**_remote_index(), **_checkout_index()}
-    if not found:
+    """Every asset by name: of the checkout, and of the address if one is set."""
+    assets = {**_remote_index(), **_checkout_index()}
+    if not assets:
         raise AssetError(f"no named assets are known: {_HOW}")
-    return dict(sorted(found.items()))
+    return dict(sorted(assets.items()))
 
 
 def whereabouts(asset: Asset) -> str:
-    """Where an asset would be taken from: ``checkout``, ``cache`` or ``fetched when used``."""
+    """Location of an asset: ``checkout``, ``cache`` or ``fetched when used``."""
     if (CHECKOUT / asset.path).is_dir():
         return "checkout"
     folder = cache_folder("assets") / asset.path
@@ -107,7 +106,7 @@ def whereabouts(asset: Asset) -> str:
 
 
 def read_index(path: Path) -> dict[str, Asset]:
-    """Reads ``index.json``; refuses what is malformed or would lead out of its folder."""
+    """Read ``index.json``; rejects malformed entries and paths out of its folder."""
     data = read_object(path, AssetError)
     if data.get("format") != FORMAT:
         raise AssetError(f"'{path}' has format {data.get('format')!r}, expected {FORMAT}")
@@ -214,7 +213,7 @@ def _base_url() -> str | None:
 
 
 def _remote_index() -> dict[str, Asset]:
-    """The index at the address; what was fetched before where there is none, or no answer."""
+    """The index at the address; the cached one without an address or a response."""
     base, path = _base_url(), cache_folder("assets") / INDEX_FILE
     if base is not None:
         try:

@@ -64,7 +64,7 @@ class OpenFiles(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Closes the files; tensors that were read stay."""
+        """Close the files; tensors that were read stay."""
 
     def __enter__(self) -> Self:
         return self
@@ -79,15 +79,23 @@ class OpenFiles(ABC):
 
 
 class Checkpoint(OpenFiles, Mapping[str, Tensor]):
-    """Tensors by name, lazily: names, shapes and dtypes are known, a tensor is read when asked.
+    """Lazy mapping of tensors by name: shapes and dtypes are known, a tensor is read on access.
 
     ``checkpoint[name]`` is a new tensor on the CPU in the file's own dtype, read from the file
-    each time, so that walking a large network takes the memory of one tensor.
+    each time, so that iterating over a large network takes the memory of one tensor.
 
     Attributes:
-        where: what errors call it.
-        metadata: what a safetensors file says of itself.
-        config: what ``config.json`` of a folder says.
+        where: name in errors.
+        metadata: of a safetensors file.
+        config: ``config.json`` of a folder.
+
+    >>> from transformer_nfn.io.tensor_files import write_tensors
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "net.safetensors"
+    >>> write_tensors(file, {"W": torch.zeros(2, 3)})
+    >>> with Checkpoint.open(file) as checkpoint:
+    ...     checkpoint.info("W").shape, checkpoint["W"].sum()
+    ((2, 3), tensor(0.))
     """
 
     def __init__(
@@ -102,12 +110,12 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
 
     @staticmethod
     def open(path: str | Path, *, where: str | None = None) -> Checkpoint:
-        """Opens a file or folder; reads no weights, and never runs code that a file holds.
+        """Open a file or folder; reads no weights, and never runs code in a file.
 
         Args:
             path: a ``.safetensors`` file, a state dict (``.pt``, ``.pth``, ``.bin``), an index
                 of shards (``….index.json``), or a folder as model hubs lay it out.
-            where: what errors call it; its path if not given.
+            where: name in errors; its path if not given.
         """
         path = Path(path)
         where = str(path) if where is None else where
@@ -163,7 +171,7 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         return Checkpoint(f"{self.where}, {prefix}", _Part(self, prefix, infos), self.config)
 
     def unwrapped(self) -> Checkpoint:
-        """The same tensors without what wraps all their names, such as ``module.``.
+        """The same tensors without a prefix of all names, such as ``module.``.
 
         It shares this checkpoint's files: closing either closes both.
         """
@@ -175,7 +183,7 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         return Checkpoint(self.where, source, self.config)
 
     def close(self) -> None:
-        """Closes the files; tensors that were read stay."""
+        """Close the files; tensors that were read stay."""
         self._closed = True
         self._source.close()
 
@@ -195,12 +203,12 @@ def _open_file(path: Path, where: str | None = None) -> TensorSource:
 
 
 def is_state_dict(path: Path) -> bool:
-    """Whether a file is opened as what ``torch.save`` wrote, not as safetensors."""
+    """Whether a file is read as one of ``torch.save``, not as safetensors."""
     return path.suffix in STATE_DICTS or (path.suffix != ".safetensors" and _is_torch(path))
 
 
 def _is_torch(path: Path) -> bool:
-    """Whether a file without a telling name begins as what ``torch.save`` writes."""
+    """Whether a file of an unknown suffix begins like one of ``torch.save``."""
     try:
         with path.open("rb") as file:
             head = file.read(2)
@@ -210,7 +218,7 @@ def _is_torch(path: Path) -> bool:
 
 
 class _Shards:
-    """Files with an index that says which of them holds a tensor; see `TensorSource`."""
+    """Shards with an index of their tensors; see `TensorSource`."""
 
     def __init__(self, index: Path) -> None:
         files = read_shard_index(index)
@@ -275,13 +283,13 @@ def find_weights(folder: Path) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What ``config.json`` says; nothing if there is none."""
+    """``config.json`` of a folder; empty if there is none."""
     path = folder / CONFIG
     return read_object(path) if path.is_file() else {}
 
 
 def read_shard_index(index: Path) -> dict[str, Path]:
-    """The file that holds each tensor; refuses paths that lead out of the index's folder."""
+    """The file of each tensor; rejects paths out of the folder of the index."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"'{index}' is not an index of shards: it has no 'weight_map'")
@@ -295,7 +303,7 @@ def read_shard_index(index: Path) -> dict[str, Path]:
 
 
 def inside(folder: Path, name: str, said_by: Path) -> Path:
-    """A file of a folder that a file in it named; never one outside, not even by a link.
+    """A file named by a file of the same folder; never one outside, not even by a link.
 
     The links of a hub's own cache, from ``snapshots/<revision>`` to ``blobs`` beside
     ``snapshots``, are the one exception.
@@ -321,7 +329,7 @@ def check_format(path: Path, where: str | None = None) -> None:
     Args:
         path: a file, or a folder as model hubs lay it out; one that also holds weights that can
             be read passes.
-        where: what errors call it; its path if not given.
+        where: name in errors; its path if not given.
     """
     where = str(path) if where is None else where
     if path.is_dir():

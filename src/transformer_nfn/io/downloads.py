@@ -1,4 +1,4 @@
-"""How does a file from the net reach this machine? Fetched with patience, checked, and kept."""
+"""The user's cache, and downloads into it: resumed, checked against a checksum, and kept."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ CACHE_VARIABLE = "TNFN_CACHE"
 
 
 def cache_folder(*parts: str) -> Path:
-    """The folder for one kind of thing in the cache; it need not be there yet.
+    """A folder of the cache; it may not exist yet.
 
-    The cache itself is the folder in ``TNFN_CACHE``, else ``transformer-nfn`` in the system's
+    The cache is the folder in ``TNFN_CACHE``, else ``transformer-nfn`` in the system's
     place for caches.
 
     Args:
         parts: folders within the cache, such as ``compiled``, ``assets``, ``mnist``.
+
+    >>> cache_folder("assets").name
+    'assets'
     """
     named = os.environ.get(CACHE_VARIABLE)
     root = Path(named) if named else _system_caches() / "transformer-nfn"
@@ -38,7 +41,7 @@ def _system_caches() -> Path:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """Where a file lies and what its md5 sum is."""
+    """Address and md5 sum of a file."""
 
     url: str
     md5: str
@@ -76,7 +79,7 @@ def _md5() -> Any:
 
 
 def download(url: str, path: Path, checksum: str) -> Path:
-    """The file of an address, kept at ``path``; fetched if need be.
+    """Download a file to ``path``, unless it is there with the right checksum.
 
     Args:
         url: the address.
@@ -112,7 +115,7 @@ def _reason(error: BaseException) -> str:
 
 
 def resume_download(url: str, output_file: str, _caller: object) -> None:
-    """A pooch downloader that tries again and goes on where the last attempt stopped.
+    """A pooch downloader that retries and resumes where the last attempt stopped.
 
     What has arrived stays in ``<file>.part`` in the cache, so even another day's attempt
     continues it; pooch then checks the sum of the whole.
@@ -156,7 +159,7 @@ def _continue(url: str, part: Path, report: Any) -> None:
 
 
 def get_text(url: str) -> str:
-    """The text at an address, as it is now; not kept."""
+    """Fetch the text at an address, without caching it."""
     try:
         import requests
     except ImportError as error:

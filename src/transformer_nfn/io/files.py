@@ -26,18 +26,23 @@ _BESIDE = re.compile(r"\.[0-9a-f]{8}\.beside\..+")
 
 @contextmanager
 def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Gives a path beside ``path`` to write to; on success it takes the name of ``path``.
+    """Write a file atomically: yields a path beside ``path``, which is renamed on success.
 
     A reader sees the old file or the new one, also after a power cut: the bytes are on the disk
-    before the name is, and the name before this returns. Whatever goes wrong leaves the old file
-    as it was and nothing beside it, no new folder either; a killed process may leave a file for
-    `sweep`. A link to a file stays a link, and the file it leads to is replaced. A new file gets
-    the usual mode (0666 less the umask), an older one keeps its own.
+    before the name is, and the name before this returns. An error leaves the old file and nothing
+    else; a killed process may leave a temporary file for `sweep`. A link stays a link, and its
+    target is replaced. A new file gets the mode 0666 less the umask, an old one keeps its mode.
 
     Args:
-        path: the file; its folder is made if need be. What is there and no regular file, such as
-            a folder or a device, is refused.
-        durable: False does not wait for the disk, for thousands of files that can be made again.
+        path: the file; its folder is created if needed. A folder or a device is rejected.
+        durable: whether to wait for the disk.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "new" / "notes.txt"
+    >>> with atomic_file(path) as beside:
+    ...     _ = beside.write_text("done")
+    >>> path.read_text()
+    'done'
     """
     with _explained(path):
         old = _regular_mode(path)
@@ -58,10 +63,10 @@ def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Gives a folder to fill; on success its contents move to ``path``, else nothing is left.
+    """Fill a folder atomically: yields a folder whose contents move to ``path`` on success.
 
     Args:
-        path: a new or an empty folder; it is made if need be.
+        path: a new or an empty folder.
     """
     # Inside and not beside: ``path`` may be a working directory, or on a disk of its own.
     scratch = path / f".{uuid.uuid4().hex[:8]}.beside.folder"
@@ -78,7 +83,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def made_folder(path: Path) -> Iterator[None]:
-    """Makes a folder and its parents; after an error those that it made and are empty go again."""
+    """Create a folder and its parents; after an error remove those that are new and empty."""
     if os.path.lexists(path) and not os.path.isdir(path):
         raise WriteError(f"'{path}' is not a folder: name a folder to write to")
     missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
@@ -95,7 +100,7 @@ def made_folder(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _explained(path: Path, scratch: Path | None = None) -> Iterator[None]:
-    """An `OSError` as a `WriteError` that names ``path``, also where it speaks of ``scratch``."""
+    """Convert an `OSError` to a `WriteError` that names ``path`` instead of ``scratch``."""
     try:
         yield
     except OSError as error:
@@ -107,7 +112,7 @@ def _explained(path: Path, scratch: Path | None = None) -> Iterator[None]:
 
 
 def _regular_mode(path: Path) -> int | None:
-    """The permissions of a file, None where there is none; refuses what is no regular file."""
+    """Permissions of a file, None if it does not exist; rejects anything but a regular file."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -120,7 +125,7 @@ def _regular_mode(path: Path) -> int | None:
 
 
 def _create(path: Path) -> int:
-    """Creates an empty file with the usual permissions, and returns them."""
+    """Create an empty file with default permissions, and return them."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         return stat.S_IMODE(os.fstat(handle).st_mode)
@@ -129,7 +134,7 @@ def _create(path: Path) -> int:
 
 
 def take_name(beside: Path, path: Path, *, durable: bool = True) -> None:
-    """Renames what was written ``beside``, a file or a folder, to ``path``."""
+    """Rename a file or folder to ``path``."""
     os.replace(beside, path)
     if durable:
         _sync_folder(path.parent)
@@ -149,29 +154,29 @@ def _sync(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a file, whole or not at all."""
+    """Write a file atomically."""
     with atomic_file(path) as beside:
         beside.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file, whole or not at all."""
+    """Write a text file atomically."""
     write_bytes(path, text.encode())
 
 
 def is_left_over(name: str) -> bool:
-    """Whether a file of that name is what a killed writer left beside its file."""
+    """Whether a name is that of a temporary file which a killed writer left."""
     return bool(_BESIDE.fullmatch(name))
 
 
 def foreign_files(folder: Path, own: Container[str] = ()) -> list[str]:
-    """What lies in a folder but for ``own`` names and what killed writers left, in order."""
+    """Names in a folder other than ``own`` and those that killed writers left, sorted."""
     names = (path.name for path in folder.iterdir())
     return sorted(name for name in names if name not in own and not is_left_over(name))
 
 
 def sweep(folder: Path) -> None:
-    """Removes what killed writers left; only where nobody else writes at the same time."""
+    """Remove what killed writers left; only where no other process writes at the same time."""
     for path in folder.glob(".*"):
         if is_left_over(path.name):
             if path.is_dir() and not path.is_symlink():
@@ -181,7 +186,10 @@ def sweep(folder: Path) -> None:
 
 
 def open_regular(path: str | Path) -> int:
-    """A handle on a file, for reading; an `OSError` for a folder, a pipe or a device."""
+    """Open a regular file for reading; an `OSError` for a folder, a pipe or a device.
+
+    Reading a pipe under the name of a file would wait forever.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -196,7 +204,10 @@ def read_regular(path: str | Path) -> bytes:
 
 
 def open_parquet(source: Path | bytes, **options: Any) -> Any:
-    """A ``pyarrow.parquet.ParquetFile`` on bytes, or on a map of a file.
+    """Open a ``pyarrow.parquet.ParquetFile`` on bytes or on a map of a file.
+
+    Given a path, Arrow starts a thread that aborts some processes at exit; given bytes, and
+    ``use_threads=False`` for reading, it starts none.
 
     Args:
         source: the file or what it holds.
@@ -213,19 +224,19 @@ def open_parquet(source: Path | bytes, **options: Any) -> Any:
 
 
 def read_parquet(source: Path | bytes) -> Any:
-    """All of it, as a ``pyarrow.Table``."""
+    """Read a Parquet file as a ``pyarrow.Table``."""
     return open_parquet(source).read(use_threads=False)
 
 
 def blank_figure(
     width: float, height: float, error: type[TransformerNFNError], what: str = "a figure"
 ) -> Figure:
-    """A figure of so many inches, drawn with Agg whatever screen there is or is not.
+    """An empty figure, drawn with Agg, which needs no screen.
 
     Args:
         width: in inches. height: likewise.
         error: raised where matplotlib is missing.
-        what: is to be drawn.
+        what: drawn, for the error.
     """
     try:
         from matplotlib.figure import Figure
@@ -240,7 +251,7 @@ def save_figure(
     error: type[TransformerNFNError],
     metadata: Mapping[str, str | None] | None = None,
 ) -> Path:
-    """Writes a figure (png, pdf or svg by its name); ``error`` where there is no such format."""
+    """Write a figure atomically (png, pdf or svg by its name); ``error`` for other formats."""
     try:
         with atomic_file(out) as beside:
             figure.savefig(beside, dpi=DOTS_PER_INCH, metadata=dict(metadata or {}))

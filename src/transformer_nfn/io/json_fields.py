@@ -16,13 +16,16 @@ LARGEST = 2**53
 
 
 class Fields:
-    """An object in JSON whose fields are asked for one by one.
+    """A JSON object whose fields are read with type and range checks.
 
     Args:
         data: the object.
         where: the file it comes from, for messages.
-        kind: the error that refuses a field.
+        kind: class of the error for an invalid field.
         path: of this object within the file, such as ``zoo.architecture``.
+
+    >>> Fields({"width": 32}, "run.json", CheckpointError).whole("width", least=1)
+    32
     """
 
     def __init__(
@@ -34,7 +37,7 @@ class Fields:
         self.data: Mapping[str, Any] = data
 
     def whole(self, key: str, least: int = 0, most: int = LARGEST) -> int:
-        """A whole number, and not ``true``."""
+        """An integer; booleans are rejected."""
         value = self._get(key)
         if type(value) is not int or not least <= value <= most:
             span = f"at least {least}" if most == LARGEST else f"from {least} to {most}"
@@ -95,7 +98,7 @@ class Fields:
 
 
 def read_object(path: Path, kind: type[TransformerNFNError] = CheckpointError) -> dict[str, Any]:
-    """The object in a JSON file; anything else is refused by an error of ``kind``."""
+    """Read the object in a JSON file; raises ``kind`` for anything else."""
     try:
         data = read_regular(path)
     except OSError as error:
@@ -106,12 +109,15 @@ def read_object(path: Path, kind: type[TransformerNFNError] = CheckpointError) -
 def parse_object(
     text: str | bytes, where: str, kind: type[TransformerNFNError] = CheckpointError
 ) -> dict[str, Any]:
-    """The object that a text in JSON (bytes: UTF-8) holds, as `read_object` reads it.
+    """Parse a JSON object from text or UTF-8 bytes.
 
     Args:
         text: the JSON.
         where: the file it comes from, for messages.
-        kind: the error that refuses it.
+        kind: class of the error for anything else.
+
+    >>> parse_object('{"a": 1}', "notes.json")
+    {'a': 1}
     """
     try:
         data = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)

@@ -1,8 +1,8 @@
-"""How does a tensor of a space lie in a file? Axes merged, transposed, side by side with others.
+"""Layout of the tensors of a space in a file: names, merged axes, fused and tied tensors.
 
 A layout names, for each axis of the tensor in the file, the axes of the space that it is made of:
 ``"(head qk) stream"`` is a matrix ``[heads · d_k, D]``. Axes of size 1 may be left out. Where one
-tensor of the file holds several of the space, a plus says along what they stand side by side:
+tensor of the file holds several of the space, a plus marks the axis along which they are joined:
 ``"stream +(head qk)"`` one after the other, ``"(head + qk) stream"`` in turn for every head.
 """
 
@@ -25,7 +25,7 @@ COUNTED = re.compile(r"\{([^{}]+)\}")
 
 
 class Sized(Protocol):
-    """An axis, of which a layout needs no more than the size."""
+    """Anything with a size."""
 
     @property
     def size(self) -> int:
@@ -56,7 +56,11 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Reads ``"(head qk) stream"``."""
+        """Parse a layout.
+
+        >>> Layout.parse("(head qk) stream").dims
+        (('head', 'qk'), ('stream',))
+        """
         words = re.findall(r"\+?\([^()]*\)|[^\s()]+", text)
         if re.sub(r"\s", "", text) != re.sub(r"\s", "", "".join(words)):
             raise SpaceError(f"layout '{text}' has a parenthesis that does not close or open")
@@ -74,7 +78,7 @@ class Layout:
         return tuple(axis for dim in self.dims for axis in dim)
 
     def misfit(self, space: Axes, axes: Sequence[str]) -> str | None:
-        """Why a tensor with these axes cannot lie so; None if it can."""
+        """Why the layout does not fit a tensor with these axes; None if it does."""
         own = [axis for axis in self.atoms if axis != PLUS]
         for axis in own:
             if axis not in axes or own.count(axis) > 1:
@@ -155,7 +159,7 @@ def take(space: Axes, x: Tensor, parts: Sequence[Slot]) -> dict[str, Tensor]:
 
 
 def put(space: Axes, weights: dict[str, Tensor], parts: Sequence[Slot]) -> Tensor:
-    """The inverse of `take`, bit for bit."""
+    """One tensor of a file from tensors of the space; the inverse of `take`, bit for bit."""
     pieces = []
     for part in parts:
         own = [a for a in part.layout.atoms if a != PLUS]

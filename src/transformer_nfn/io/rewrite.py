@@ -45,7 +45,7 @@ Write = Callable[[str, Tensor], None]
 
 @dataclass(frozen=True)
 class Additions:
-    """What a checkpoint gets that its source does not have.
+    """Tensors and config fields that the source of a checkpoint does not have.
 
     Attributes:
         tensors: by name.
@@ -71,18 +71,17 @@ def _bytes(info: TensorInfo) -> int:
 def rewritten(
     checkpoint: Checkpoint, path: Path, out: Path, additions: Additions | None = None
 ) -> Iterator[Write]:
-    """Gives a function that takes the tensors of a checkpoint anew, by name and in any order.
+    """Rewrite a checkpoint: yields a function that takes new tensors by name, in any order.
 
-    Same names, shapes, dtypes, order and shards; what is not given stays as it is; config and
-    other small files of a folder are copied. Files are written beside and renamed when the block
-    ends well; an error leaves nothing. A safetensors file takes the memory of one of its tensors,
-    a state dict that of all.
+    Names, shapes, dtypes, order and shards stay; tensors that are not written again are copied, as
+    are the config and other small files of a folder. Writing is atomic. A safetensors file takes
+    the memory of one of its tensors, a state dict that of all.
 
     Args:
         checkpoint: the source, open.
         path: where it was opened from.
         out: a new or empty folder if the source is one, else a file.
-        additions: what it gets that the source does not have.
+        additions: to the source.
     """
     additions = Additions() if additions is None else additions
     home, weights = _files(checkpoint, path)
@@ -119,7 +118,7 @@ def rewritten(
 
 
 def _with_additions(path: Path, home: Path, additions: Additions) -> bytes:
-    """A small file as it stands, or the config or index of the model with what was added."""
+    """A small file, with additions if it is the config or the index."""
     data = path.read_bytes()
     if path == home / CONFIG and additions.config:
         return _as_json({**json.loads(data), **additions.config})

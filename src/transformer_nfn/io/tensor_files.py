@@ -32,17 +32,19 @@ WEIGHT_DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-"""What weights are stored in; anything else a file holds is listed and not read."""
+"""Dtypes of weights; tensors of other dtypes are listed and not read."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What is known of a tensor without reading it.
+    """Shape and dtype of a tensor that is not read yet.
 
     Attributes:
-        shape: its sizes.
-        dtype: in torch's words without ``torch.``, such as ``bfloat16``; the file's own word
-            where torch has none.
+        shape: of the tensor.
+        dtype: as torch names it, without ``torch.``; as the file names it where torch has none.
+
+    >>> str(TensorInfo.of(torch.zeros(2, 3)))
+    '[2, 3] in float32'
     """
 
     shape: tuple[int, ...]
@@ -53,35 +55,35 @@ class TensorInfo:
 
     @property
     def weight_dtype(self) -> torch.dtype | None:
-        """The dtype of the tensor as weights; None where it cannot be read as weights."""
+        """The torch dtype; None if it is no dtype of weights."""
         return WEIGHT_DTYPES.get(self.dtype)
 
     @staticmethod
     def of(tensor: Tensor) -> TensorInfo:
-        """What is known of a tensor that is there."""
+        """Shape and dtype of a tensor in memory."""
         return TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
 class TensorSource(Protocol):
-    """A file, some files, or a row of a zoo; `Checkpoint` makes a mapping of any of them.
+    """Interface of a lazy tensor source, which `Checkpoint` makes a mapping of.
 
-    A source raises `CheckpointError` where the bytes are not what was promised. It need not
-    know the name it is asked for: `Checkpoint` asks only for those in ``infos``.
+    A source raises `CheckpointError` where the bytes do not match its header. `Checkpoint` reads
+    only names in ``infos``.
     """
 
     @property
     def infos(self) -> Mapping[str, TensorInfo]:
-        """Every tensor by name, known without reading any."""
+        """Shape and dtype of every tensor by name."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the file says of itself."""
+        """Metadata of the file."""
 
     def read(self, name: str) -> Tensor:
-        """One tensor, contiguous, on the CPU, the caller's own."""
+        """Read one tensor: contiguous, on the CPU, not shared."""
 
     def close(self) -> None:
-        """Lets go of files; nothing is read afterwards."""
+        """Close the files."""
 
 
 # As in the format's reference implementation.
@@ -111,7 +113,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """What one tensor is, and from which byte of the file to which it lies."""
+    """A tensor of a file and its byte range."""
 
     info: TensorInfo
     start: int
@@ -123,7 +125,7 @@ class SafetensorsFile:
 
     Args:
         path: the file.
-        where: what errors call it.
+        where: name in errors.
     """
 
     def __init__(self, path: Path, where: str | None = None) -> None:
@@ -144,7 +146,7 @@ class SafetensorsFile:
         self.infos = {name: part.info for name, part in self._parts.items()}
 
     def read(self, name: str) -> Tensor:
-        """One tensor, of any dtype that torch has."""
+        """Read one tensor, of any dtype that torch has."""
         part = self._parts[name]
         dtype = getattr(torch, part.info.dtype, None)
         if not isinstance(dtype, torch.dtype):
@@ -160,7 +162,7 @@ class SafetensorsFile:
 
 
 def read_at(handle: int, start: int, size: int, where: str) -> Tensor:
-    """Some bytes of an open file, as a tensor of bytes."""
+    """Read bytes of an open file as a tensor."""
     data = torch.empty(size, dtype=torch.uint8)
     view = data.numpy().data
     done = 0
@@ -176,7 +178,7 @@ def read_at(handle: int, start: int, size: int, where: str) -> Tensor:
 
 
 def raw_header(handle: int, where: str) -> tuple[bytes, int]:
-    """The bytes of the header, and the length of the file."""
+    """Read the header; returns its bytes and the length of the file."""
     length = os.fstat(handle).st_size
     head = os.pread(handle, 8, 0)
     if len(head) < 8:
@@ -192,7 +194,7 @@ def raw_header(handle: int, where: str) -> tuple[bytes, int]:
 def parse_header(
     raw: bytes, length: int, where: str
 ) -> tuple[dict[str, TensorPlace], dict[str, str]]:
-    """Where each tensor lies, and the metadata; checks that the tensors fill the file."""
+    """Parse a header into byte ranges and metadata; checks that the tensors fill the file."""
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_once)
         if not isinstance(header, dict):
@@ -263,7 +265,7 @@ def _refuse(where: str, why: str, error: BaseException | None = None) -> NoRetur
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Every tensor of a file and its metadata; for the library's own small files."""
+    """Read every tensor of a safetensors file, and its metadata."""
     file = SafetensorsFile(path)
     try:
         return {name: file.read(name) for name in file.infos}, file.metadata
@@ -274,7 +276,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes a safetensors file, whole or not at all."""
+    """Write a safetensors file atomically."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -296,9 +298,8 @@ _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 class StateDict:
     """A plain state dict in a file of ``torch.save``; see `TensorSource`.
 
-    A dict of more than weights, as training programs write it, is read by its ``state_dict``.
-    A large file is mapped, so that a tensor's bytes are read when it is asked for; files in the
-    format from before PyTorch 1.6 can only be read at once.
+    Of a training checkpoint the inner ``state_dict`` is read. A large file is mapped, so that a
+    tensor is read on access; the format from before PyTorch 1.6 can only be read at once.
     """
 
     def __init__(self, path: Path, where: str | None = None) -> None:
@@ -321,12 +322,12 @@ class StateDict:
         return found.detach().clone(memory_format=torch.contiguous_format)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Release the file."""
         self._state = {}
 
 
 def write_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a state dict with ``torch.save``; an `OSError` where the disk does not take it."""
+    """Write a state dict with ``torch.save``; an `OSError` where the disk is full."""
     with path.open("wb") as file:
         try:
             torch.save(dict(tensors), file)
@@ -367,7 +368,7 @@ def _load_weights(path: Path, large: bool) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Why torch refused, without its advice to run what is in the file."""
+    """Why torch rejected a file, without its advice to run the code in it."""
     text = str(error)
     if "TorchScript" in text:
         return "it is a TorchScript program"
@@ -383,17 +384,19 @@ def _reason(error: Exception) -> str:
 
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
-"""What data-parallel, compiled and Lightning modules put before every name."""
+"""Prefixes of data-parallel, compiled and Lightning modules."""
 ENTRIES = ("state_dict", "model_state_dict", "model")
-"""Where a training program keeps the weights beside its optimiser, its epoch and the like."""
+"""Keys of the weights in a training checkpoint."""
 DEEPEST_STATE = 4
 
 
 def common_wrappers(names: Iterable[str]) -> list[str]:
-    """The wrappers that stand before every name, from none to all of them.
+    """Prefixes that all names share, from none to the longest.
 
-    ``module.model.x`` gives ``["", "module.", "module.model."]``: where one ends and the names of
-    the network begin is for the reader to say, because networks have a ``model.`` too.
+    Which of them is a wrapper is for the caller to decide, because networks have a ``model.`` too.
+
+    >>> common_wrappers(["module.model.x", "module.model.y"])
+    ['', 'module.', 'module.model.']
     """
     rest = list(names)
     found = [""]
@@ -407,7 +410,7 @@ def common_wrappers(names: Iterable[str]) -> list[str]:
 
 
 def inner_state(stored: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """The state dict inside what a training program saved; what is none of that stays as it is."""
+    """The state dict inside a training checkpoint; anything else is returned unchanged."""
     found = _state_in(stored, DEEPEST_STATE)
     return stored if found is None else found
 

@@ -1,9 +1,9 @@
-"""What does a line such as ``first(head_dim, D // head)`` make of a config? A tiny safe language.
+"""Expressions of data files, such as ``first(head_dim, D // head)``: a small safe language.
 
 Names are fields of ``config.json`` (``rope_parameters.rope_theta`` reaches into a table) or sizes
-already found; ``first(a, b)`` is the first of them that is there and not null; numbers, quoted
-text, ``true``, ``false``, ``null``, arithmetic, comparisons, ``a if b else c`` and ``list[i]`` mean
-what they mean in Python. Nothing else is understood, and nothing in a file is ever run.
+already known; ``first(a, b)`` is the first of them that is present and not null; numbers, quoted
+text, ``true``, ``false``, ``null``, arithmetic, comparisons, ``a if b else c`` and ``list[i]`` work
+as in Python. Anything else is rejected, and no code in a file is ever run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MissingFieldError(Exception):
 
 
 def parse(text: str) -> ast.expr:
-    """Checks an expression of a data file; raises `SpaceError` for what is none."""
+    """Parse an expression of a data file; raises `SpaceError` if it is invalid."""
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -48,9 +48,12 @@ def parse(text: str) -> ast.expr:
 
 
 def evaluate(text: str, fields: Mapping[str, Any]) -> Any:
-    """The value of an expression; raises `MissingFieldError` where a field is not there.
+    """Evaluate an expression on the fields of a config.
 
-    Raises `SpaceError` where fields are there and of the wrong kind.
+    Raises `MissingFieldError` for an absent field, `SpaceError` for one of the wrong type.
+
+    >>> evaluate("first(head_dim, D // head)", {"D": 64, "head": 4})
+    16
     """
     try:
         return _value(parse(text), fields)
@@ -65,7 +68,7 @@ def names_in(text: str) -> set[str]:
 
 
 def truth(value: Any, what: str) -> bool:
-    """A flag of a config; text and numbers are never taken for true."""
+    """A boolean of a config; text and numbers are rejected."""
     if value is None:
         raise MissingFieldError(what)
     if not isinstance(value, bool):
@@ -74,7 +77,7 @@ def truth(value: Any, what: str) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value of a config for an error: on one line, and not a page of it."""
+    """A value of a config for an error message, shortened to one line."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print numbers of thousands of digits

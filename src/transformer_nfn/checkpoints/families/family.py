@@ -1,11 +1,11 @@
-"""What does a data file say of a family of checkpoints? Names, layouts, sizes and facts.
+"""Families of checkpoints as data files: tensor names, layouts, sizes and facts.
 
 A data file is TOML. Its tables:
 
 - ``[names]``: one line for each tensor of the file, ``"wte.weight" = "token: vocab D"``, in the
   language of `transformer_nfn.io.layout`; several tensors in one are separated by
   commas. A question mark after the name of a file's tensor says that it may be missing; ``kept``
-  instead of a layout that nothing acts on it. ``head: class D = token: vocab D`` is the output
+  instead of a layout that no symmetry acts on it. ``head: class D = token: vocab D`` is the output
   matrix, or the token embedding where the two are tied.
 - ``[[stacks]]``: ``at``, what stands before the names of one block in a file, with the name of
   the size that counts the blocks in braces; ``prefix``, what stands before the block's number in
@@ -20,7 +20,7 @@ A data file is TOML. Its tables:
 - ``[defaults]``: values that the library of the family gives to fields which a config omits. They
   hold where the config names the family by its ``model_type`` or ``architecture``; elsewhere they
   would be guesses, and the fields have to be stated.
-- ``[refused]``: what is said of a model for which an expression is true, as
+- ``[refused]``: error text for a model of which an expression is true, as
   ``"qk_layernorm" = "a norm of queries and keys"``.
 - ``[aliases]``: endings of names that stand for others.
 """
@@ -105,16 +105,16 @@ class Family:
         model_types: of ``config.json``.
         architectures: patterns of the field ``architecture`` of a config, where that stands for
             a model type.
-        reads: what is read, in words.
+        reads: description of what is read.
         prefixes: what may stand before names; a star is anything.
-        ignored: patterns of what is no weight.
+        ignored: patterns of tensors that are no weights.
         open: tensors that no line knows are kept as they are.
         gain_offset: what a file leaves out of the gain of a norm.
         counters: the size that counts the blocks of each stack, by the stack's prefix.
         optional: the counters of stacks that may be missing.
         config: fields that hold where ``config.json`` does not have them.
         defaults: fields that hold where the config also names the family.
-        refused: what is said of a model for which an expression is true.
+        refused: error text for a model of which an expression is true.
     """
 
     name: str
@@ -162,7 +162,7 @@ class Family:
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """A data file as it stands."""
+    """The tables of a data file, unchecked in detail."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -176,7 +176,7 @@ def read_tables(path: Path) -> dict[str, Any]:
 
 
 def _is_kind(name: str, value: Any) -> bool:
-    """Whether a table holds what a table of that name holds."""
+    """Whether a table has the types that its name asks for."""
     if name in ("config", "defaults", "presets", "heads"):
         inner = value.values() if isinstance(value, dict) else [None]
         return (name in ("config", "defaults") and isinstance(value, dict)) or all(
@@ -217,7 +217,7 @@ def _lines_merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
 
 
 def build_family(name: str, tables: Mapping[str, Any], where: str) -> Family:
-    """Checks the tables of a data file."""
+    """Build a family from the tables of a data file."""
     try:
         return _build(name, tables)
     except SpaceError as error:
@@ -229,7 +229,7 @@ def build_family(name: str, tables: Mapping[str, Any], where: str) -> Family:
 def _build(name: str, tables: Mapping[str, Any]) -> Family:
     unknown = [table for table in tables if table not in TABLES]
     if unknown:
-        raise SpaceError(f"'{unknown[0]}' is nothing that a data file says ({', '.join(TABLES)})")
+        raise SpaceError(f"'{unknown[0]}' is not a table of a data file ({', '.join(TABLES)})")
     stacks = tables.get("stacks", [])
     lines = [
         *(_line(key, text) for key, text in tables.get("names", {}).items()),
@@ -318,7 +318,11 @@ def _slot(key: str, words: str, before: str) -> Slot:
 
 @cache
 def families() -> Mapping[str, Family]:
-    """Every family that the library knows, by name."""
+    """Every known family by name.
+
+    >>> families()["gpt2"].title
+    'GPT-2'
+    """
     folder = Path(str(files("transformer_nfn.checkpoints.families") / "data"))
     return {path.stem: _read(path, folder) for path in sorted(folder.glob("*.toml"))}
 
@@ -333,7 +337,7 @@ def known_family(name: str) -> Family:
 
 
 def read_family(path: str | Path) -> Family:
-    """A family from a data file of one's own; it may extend a known one by name."""
+    """Read a family from a user's data file; it may extend a known one by name."""
     known = Path(str(files("transformer_nfn.checkpoints.families") / "data"))
     return _read(Path(path), known)
 

@@ -16,6 +16,7 @@ from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import Check, Squares, check
 from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Table
 from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamMap, common_pieces, solve_stream
+from transformer_nfn.checkpoints.symmetries.base import block_parts
 from transformer_nfn.checkpoints.symmetries.registry import added_sites
 from transformer_nfn.functional.description import EXTRA, KEPT, Transformer, axes_of
 from transformer_nfn.spaces.actions.permutation import match_rows
@@ -259,14 +260,18 @@ def _check_kept(A: Reduced, B: Reduced, outputs: Outputs) -> Iterator[Check]:
 
 
 def check_added(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
-    """Fit the symmetries that were added to the list, and check their tensors.
+    """Fit symmetries that were added to the list, and check their tensors outside the blocks.
 
+    Those of a block are reduced where it is read, see `ReducedBlock`.
     The rounding error of a tensor that was moved is estimated: the element acts on weights that
     are perturbed by it.
     """
     generator = torch.Generator().manual_seed(0)
+    inside = {name for part in block_parts(A.about) for name in part.names.values()}
     for symmetry, site in added_sites(A.about):
         names = site.names
+        if inside.issuperset(names.values()):
+            continue
         a = {k: _turned(stream, n, w) for k, n in names.items() if (w := A.read(n)) is not None}
         b = {k: torch.zeros_like(w) if (y := B.read(names[k])) is None else y for k, w in a.items()}
         noise = {k: B.unit * w.square() for k, w in b.items()}

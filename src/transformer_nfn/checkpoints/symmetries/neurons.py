@@ -47,7 +47,7 @@ class NeuronPermutation(Symmetry[Tensor]):
         for part in block_parts(model):
             assert part.block is not None
             scales = neuron_scales(part.block.mlp)
-            yield Site(model, chosen(part.names, ("W_A", "b_A", "W_G", "W_B")), scales)
+            yield Site(model, chosen(part.names, ("W_A", "W_A.B", "b_A", "W_G", "W_B")), scales)
         if model.mlm is not None and not model.tied and "head" in model.tensors:
             yield Site(
                 model,
@@ -127,7 +127,7 @@ class NeuronScale(Symmetry[Tensor]):
             assert part.block is not None
             scales = neuron_scales(part.block.mlp)
             if scales is not None:
-                yield Site(model, chosen(part.names, ("W_A", "b_A", "W_B")), scales)
+                yield Site(model, chosen(part.names, ("W_A", "W_A.B", "b_A", "W_B")), scales)
 
     def size(self, site: Site) -> Size:
         """A scale for each neuron, and its sign if that is free."""
@@ -139,10 +139,9 @@ class NeuronScale(Symmetry[Tensor]):
         return random_scales(site.shape("W_B")[0], how, positive=site.detail == "positive")
 
     def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
-        """Multiplies ``W_A`` and ``b_A``."""
+        """Multiplies ``W_A`` and ``b_A``, divides ``W_B``."""
         g = g.to(weights["W_A"])
-        out = {n: weights[n] * g for n in ("W_A", "b_A") if n in weights}
-        return out | {"W_B": weights["W_B"] / g.unsqueeze(-1)}
+        return {n: w / g.unsqueeze(-1) if n == "W_B" else w * g for n, w in weights.items()}
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """A scale for each neuron; ``noise`` has ``W_A`` and ``W_B``, ``[f]``."""
@@ -161,7 +160,7 @@ class NeuronScale(Symmetry[Tensor]):
     def reduce(self, site: Site, weights: Tensors) -> Weights:
         """Reading and writing of one size; where signs are free, the largest weight positive."""
         action = PositiveScale() if site.detail == "positive" else Scale()
-        read, write = action.balance(self._read(weights), weights["W_B"].mT)
-        rows = len(weights["W_A"])
-        out = {"W_A": read[:rows], "W_B": write.mT}
-        return out | ({"b_A": read[rows]} if "b_A" in weights else {})
+        read = self._read(weights)
+        balanced, _ = action.balance(read, weights["W_B"].mT)
+        scales = (balanced * read).sum(0) / read.square().sum(0).clamp_min(1e-300)
+        return self.act(site, weights, torch.where(scales == 0, 1.0, scales))

@@ -63,7 +63,7 @@ def norm_sites(model: Transformer) -> Iterator[Site]:
     """Every norm with what reads it: as ``norm.g`` and ``norm.b``, matrices and their biases."""
     for part in block_parts(model):
         assert part.block is not None
-        first, second = ("W_Q", "W_K", "W_V"), ("W_A", "W_G")
+        first, second = ("W_Q", "W_K", "W_V"), ("W_A", "W_A.A", "W_G")
         if part.block.order == "post":
             yield from _norm_site(part, "norm_0", Readers(first, "b_O"))
             yield from _norm_site(part, "norm_1", Readers(second, "b_B"))
