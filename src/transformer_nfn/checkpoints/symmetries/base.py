@@ -170,6 +170,7 @@ class Symmetry(ABC, Generic[Element]):
     def act(self, site: Site, weights: Tensors, g: Element) -> Weights:
         """The tensors that an element changes, as they are after it acted."""
 
+    @abstractmethod
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Element:
         """The element that takes the tensors ``a`` closest to ``b``.
 
@@ -180,11 +181,10 @@ class Symmetry(ABC, Generic[Element]):
                 tensors: then the element is fitted to them by weighted least squares. None
                 minimises the distance between two different networks.
         """
-        raise NotImplementedError(f"{self.name}: no element can be fitted")
 
+    @abstractmethod
     def reduce(self, site: Site, weights: Tensors) -> Weights:
         """The tensors that change when the network is brought to a representative of its orbit."""
-        raise NotImplementedError(f"{self.name}: no representative is defined")
 
     def label(self, site: Site) -> str:
         """What the symmetry is called at a site."""
