@@ -27,13 +27,19 @@ from transformer_nfn.cli.train import pick_device
 from transformer_nfn.models import WholeNetwork
 from transformer_nfn.models.whole_network.model import FARTHEST, INVARIANTS, OUTPUTS, head
 from transformer_nfn.models.whole_network.probes import RAREST, SAME, ProbeOutputs
-from transformer_nfn.prediction.dataset import PERCENT, Dataset, Parts, load_parts
+from transformer_nfn.prediction.data import (
+    PERCENT,
+    Dataset,
+    Parts,
+    Selection,
+    describe_zoo,
+    load_parts,
+)
+from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
 from transformer_nfn.prediction.predictors import NEURAL, whole_network_sizes
-from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.records import RunRecord, read_predictions
-from transformer_nfn.prediction.runs import describe_zoo, train_run
-from transformer_nfn.prediction.together import seeds_on_test
+from transformer_nfn.prediction.runs import RunRecord, predictions_on_test, read_predictions
+from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.zoo import Zoo
 
 MODEL = "whole_network"
@@ -186,7 +192,7 @@ def main() -> None:
     if unknown := [name for name in names if name not in ROWS]:
         parser.error(f"there is no row '{unknown[0]}'; there are {', '.join(ROWS)}")
     zoo = Zoo.open(given.zoo)
-    parts = load_parts(zoo, max_train=given.train, all_checkpoints=True)
+    parts = load_parts(zoo, Selection(max_train=given.train, all_checkpoints=True))
     parts = parts.to(pick_device(given.device))
     high = int((parts.test.accuracy >= HIGH).sum())
     counts = ", ".join(f"{number:,} {part}" for part, number in parts.counts.items())
@@ -206,28 +212,25 @@ def main() -> None:
 def fill(name: str, zoo: Zoo, parts: Parts, given: argparse.Namespace) -> dict[str, Any]:
     """Trains one row, or reads it where it is there, and measures it."""
     row = ROWS[name]
-    selection: dict[str, Any] = {"percent": PERCENT, "min_accuracy": 0.0, "augment": None}
-    if given.train is not None:
-        selection["max_train"] = given.train
+    selection = Selection(max_train=given.train).to_json()
     if not row.all_checkpoints:
         selection["all_checkpoints"] = False
-    record = train_run(
-        describe_zoo(zoo),
-        parts if row.all_checkpoints else replace(parts, more=None),
+    experiment = Experiment(
         MODEL,
-        given.out / name,
-        seeds=list(range(given.seeds)),
-        protocol=Protocol.of(MODEL, given.epochs),
-        options=row.options,
-        selection=selection,
+        range(given.seeds),
+        Protocol.of(MODEL, given.epochs),
+        row.options,
+        selection,
         keep=False,
     )
+    parts = parts if row.all_checkpoints else replace(parts, more=None)
+    record = train_run(describe_zoo(zoo), parts, experiment, given.out / name)
     return {"options": dict(row.options), **measured(record, given.out / name)}
 
 
 def measured(record: RunRecord, folder: Path) -> dict[str, Any]:
     """Tau of each seed and of all together, of all test networks and of the accurate ones."""
-    accuracy, predicted = seeds_on_test(read_predictions(folder))
+    accuracy, predicted = predictions_on_test(read_predictions(folder))
     found: dict[str, Any] = {
         "parameters": record.num_parameters,
         "seconds_a_seed": record.seeds[0]["seconds"],

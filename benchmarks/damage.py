@@ -1,4 +1,4 @@
-"""Are predictors fooled by broken networks? Kinds of damage that training never saw, 200 of each.
+"""Benchmark of the guard: kinds of damage that training never saw, 200 networks of each.
 
 Trains with some kinds of damage, holds others out, and prints for each held-out kind how many
 networks lie outside their interval and how many of those carry a warning; also false warnings and
@@ -20,13 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.prediction.damaged import load_damaged
-from transformer_nfn.prediction.dataset import FRACTIONS, load_parts, select_rows
+from transformer_nfn.prediction.data import (
+    FRACTIONS,
+    Selection,
+    describe_zoo,
+    load_damaged,
+    load_parts,
+)
+from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.predict import Prediction, predict
 from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL
-from transformer_nfn.prediction.runs import describe_zoo, train_run
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import damages
 from transformer_nfn.zoo.training.damage import DamageOptions, damage_zoo
@@ -53,7 +58,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the damage")
     given = parser.parse_args()
     zoo = Zoo.open(given.zoo)
-    train, val, test = zoo.split(select_rows(zoo), FRACTIONS, seed=given.split_seed)
+    train, val, test = zoo.split(Selection().rows(zoo), FRACTIONS, seed=given.split_seed)
     how: dict[str, Any] = {"data": given.data, "device": given.device, "seed": given.seed}
     learn = _timed("damage to learn from", lambda: damage_zoo(
         zoo, given.work / "learn",
@@ -65,16 +70,14 @@ def main() -> None:
     ))  # fmt: skip
     for model in given.models.split(","):
         parts = load_parts(
-            zoo, split_seed=given.split_seed, all_checkpoints=model in ALL_CHECKPOINTS
+            zoo, Selection(split_seed=given.split_seed, all_checkpoints=model in ALL_CHECKPOINTS)
         )
-        relatives = load_damaged(learn, zoo, parts)
+        copies = load_damaged(learn, zoo, parts)
         guarded, plain = (given.work / f"{model}-{name}" for name in ("guarded", "plain"))
         on = parts.to(given.device) if model in NEURAL else parts
         start = time.perf_counter()
-        train_run(
-            describe_zoo(zoo), on, model, guarded, seeds=list(range(given.seeds)),
-            selection={"percent": 75, "min_accuracy": 0.0, "augment": None}, damaged=relatives,
-        )  # fmt: skip
+        experiment = Experiment(model, range(given.seeds), selection=Selection().to_json())
+        train_run(describe_zoo(zoo), on, experiment, guarded, damaged=copies)
         print(f"training {model}: {time.perf_counter() - start:.0f} s", flush=True)
         # The same predictors, with nobody beside them.
         shutil.rmtree(plain, ignore_errors=True)

@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from transformer_nfn.paper.numbers import model_name
-from transformer_nfn.prediction.records import RUN_FILE, RunRecord
+from transformer_nfn.prediction.runs import RUN_FILE, RunRecord
 
 MARKS = "os^Dvp*X"
 

@@ -1,4 +1,4 @@
-"""How far do predictions move when a network is written in other weights? By every symmetry.
+"""Benchmark of invariance: how far predictions move under each symmetry of the weights.
 
 Trains every predictor on a zoo (one seed), writes the networks that it was not trained on in other
 weights, one symmetry at a time, and prints the largest and the mean move of its predictions, the
@@ -31,13 +31,25 @@ from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import map_network
 from transformer_nfn.models.whole_network import probe_outputs
 from transformer_nfn.paper.numbers import model_name
-from transformer_nfn.prediction.dataset import Dataset, Parts, joined, load_parts
-from transformer_nfn.prediction.predict import load_predictors
-from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL, PREDICTORS, Predictor
-from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.records import RunRecord
-from transformer_nfn.prediction.responses import drawn_inputs
-from transformer_nfn.prediction.runs import describe_zoo, train_run
+from transformer_nfn.prediction.data import (
+    Dataset,
+    Parts,
+    Selection,
+    describe_zoo,
+    joined,
+    load_parts,
+)
+from transformer_nfn.prediction.experiment import Experiment, train_run
+from transformer_nfn.prediction.guard.responses import drawn_inputs
+from transformer_nfn.prediction.predictors import (
+    ALL_CHECKPOINTS,
+    NEURAL,
+    PREDICTORS,
+    Predictor,
+    load_predictors,
+)
+from transformer_nfn.prediction.runs import RunRecord
+from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.zoo import Zoo
 
 # The symmetries that the layers and invariants are tested by.
@@ -92,7 +104,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     zoo = Zoo.open(given.zoo)
-    parts = load_parts(zoo, all_checkpoints=True)
+    parts = load_parts(zoo, Selection(all_checkpoints=True))
     unseen = joined(parts.val, parts.test)
     if given.run is not None:
         run = resolve(given.run, "predictor")
@@ -129,11 +141,9 @@ def fitted(model: str, zoo: Zoo, parts: Parts, given: argparse.Namespace) -> Pre
         parts = replace(parts, more=None)
     out = given.out / model
     on = pick_device(given.device) if model in NEURAL else "cpu"
-    record = train_run(
-        describe_zoo(zoo), parts.to(on), model, out, seeds=[0],
-        protocol=Protocol.of(model, given.epochs),
-        selection={"percent": 75, "min_accuracy": 0.0, "augment": None},
-    )  # fmt: skip
+    protocol = Protocol.of(model, given.epochs)
+    experiment = Experiment(model, [0], protocol, selection=Selection().to_json())
+    record = train_run(describe_zoo(zoo), parts.to(on), experiment, out)
     return load_predictors(out, record)[0]
 
 

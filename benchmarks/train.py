@@ -1,4 +1,4 @@
-"""How long does a cell of the paper's tables take, beside the literal way of doing it?
+"""Benchmark of training: a cell of the paper's tables, beside a literal implementation.
 
 One epoch of Transformer-NFN over networks of the zoo's size, batch 16, several seeds: ours (the
 library's trainer) and the literal transcription of the paper's pseudocode with a `DataLoader`,
@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "nn"))
 from paper_transcription import PaperModel
 
 from transformer_nfn import spaces
-from transformer_nfn.prediction.dataset import Dataset, Parts
+from transformer_nfn.prediction.data import Dataset, Parts
 from transformer_nfn.prediction.predictors import module_builder
-from transformer_nfn.prediction.protocol import Protocol
+from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import SeedTrainer
 
 CELL = 11_000 * 50 * 5

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from transformer_nfn.cli.console import explain_errors
-from transformer_nfn.prediction.guarded import guard_run
+from transformer_nfn.prediction.experiment import guard_run
 from transformer_nfn.zoo import Zoo
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)

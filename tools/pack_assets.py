@@ -31,15 +31,14 @@ from transformer_nfn.io.assets import (
 )
 from transformer_nfn.io.files import write_text
 from transformer_nfn.prediction.guard import GUARD_FILE
-from transformer_nfn.prediction.novelty import SEEN_FILE
-from transformer_nfn.prediction.records import (
+from transformer_nfn.prediction.runs import (
     LOG_FILE,
     PREDICTIONS_FILE,
     RUN_FILE,
     RunRecord,
     read_predictions,
 )
-from transformer_nfn.prediction.trained_on import TRAINED_FILE
+from transformer_nfn.prediction.training_set import DIGESTS_FILE, DISTANCE_FILE
 from transformer_nfn.zoo import Zoo, load_task
 from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.store.folder import VECTORS_FILE, Checksums
@@ -152,10 +151,10 @@ _WRITTEN_ANEW = ("format", "kind", "made_by", "architecture", "space")
 def copy_run(source: Path, record: RunRecord, out: Path) -> None:
     """What a finished run folder needs to predict, and what it says of itself."""
     out.mkdir(parents=True)
-    for name in (RUN_FILE, PREDICTIONS_FILE, SEEN_FILE, TRAINED_FILE, LOG_FILE, GUARD_FILE):
+    for name in (RUN_FILE, PREDICTIONS_FILE, DISTANCE_FILE, DIGESTS_FILE, LOG_FILE, GUARD_FILE):
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
-        elif name not in (TRAINED_FILE, LOG_FILE, GUARD_FILE):
+        elif name not in (DIGESTS_FILE, LOG_FILE, GUARD_FILE):
             raise AssetError(f"'{source}' has no {name}, so it cannot predict")
     for row in record.seeds:
         folder = f"seed-{row['seed']}"

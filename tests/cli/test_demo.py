@@ -12,7 +12,7 @@ from transformer_nfn.cli.app import app
 from transformer_nfn.cli.experiment_progress import tau_by_kind_table
 from transformer_nfn.paper.tables import EXTRA_MODELS
 from transformer_nfn.prediction.predictors import PAPER_MODELS
-from transformer_nfn.prediction.records import RunRecord
+from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.zoo import Zoo
 
 TINY = demo.Size(runs=32, zoo_epochs=2, seeds=2, epochs=1, probe_epochs=1)

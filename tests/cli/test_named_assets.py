@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from transformer_nfn.cli.app import app
 from transformer_nfn.io import assets as named_assets
 from transformer_nfn.io.assets import AssetError, known_assets, resolve
-from transformer_nfn.prediction.dataset import load_parts
-from transformer_nfn.prediction.records import read_predictions
-from transformer_nfn.prediction.runs import describe_zoo, train_run
+from transformer_nfn.prediction.data import describe_zoo, load_parts
+from transformer_nfn.prediction.experiment import Experiment, train_run
+from transformer_nfn.prediction.runs import read_predictions
 from transformer_nfn.zoo import BuildOptions, Zoo, build
 from transformer_nfn.zoo.verify import verify
 
@@ -35,7 +35,7 @@ def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("source")
     zoo = build(folder / "zoo", BuildOptions("digits", runs=32, epochs=4, samples=200, workers=1))
     parts = load_parts(zoo)
-    train_run(describe_zoo(zoo), parts, "invariant_boosting", folder / "run", seeds=[0])
+    train_run(describe_zoo(zoo), parts, Experiment("invariant_boosting", [0]), folder / "run")
     return folder
 
 
@@ -157,12 +157,12 @@ def test_assets_are_fetched_once_and_checked_always(server, cache, packed):
     asked.clear()
     resolve(PREDICTOR, "predictor")
     assert asked == ["/index.json"], "the second time it lies in the cache"
-    (folder / "seen.safetensors").write_bytes(b"torn")
+    (folder / "training_distance.safetensors").write_bytes(b"torn")
     asked.clear()
     resolve(PREDICTOR, "predictor")
-    assert asked == ["/index.json", f"/{PREDICTOR}/seen.safetensors"]
-    original = packed / PREDICTOR / "seen.safetensors"
-    assert (folder / "seen.safetensors").read_bytes() == original.read_bytes()
+    assert asked == ["/index.json", f"/{PREDICTOR}/training_distance.safetensors"]
+    original = packed / PREDICTOR / "training_distance.safetensors"
+    assert (folder / "training_distance.safetensors").read_bytes() == original.read_bytes()
 
 
 def test_what_was_fetched_serves_without_a_network(server, cache, monkeypatch):

@@ -14,14 +14,12 @@ from torch import Tensor
 
 from tnfn_command import tnfn
 from transformer_nfn.cli.network_tables import predictions_table
-from transformer_nfn.io import Checkpoint
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.networks import resolve_networks
-from transformer_nfn.prediction.acceptance import check_sizes, read_fitting
 from transformer_nfn.prediction.guard import GUARD_FILE
-from transformer_nfn.prediction.predict import predict
+from transformer_nfn.prediction.predict import check_readable, load_network, predict
 from transformer_nfn.prediction.predictors import Predictor
-from transformer_nfn.prediction.records import RunError
+from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import BuildOptions, NetworkSizes, Zoo, build_mixed, size_groups
 from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.module import to_state_dict
@@ -143,7 +141,7 @@ def test_the_interval_of_a_warned_prediction_claims_no_coverage() -> None:
 
 
 def test_where_no_guard_stands_behind_a_prediction_it_is_said(tmp_path: Path) -> None:
-    told = "note: no guard stands behind 2 of 2 predictions: a broken network may pass for a good"
+    told = "note: 2 of 2 predictions have no guard: a damaged network may pass for a good"
     shutil.copytree(
         CHECKOUT / "ag-news-boosting", tmp_path / "run", ignore=shutil.ignore_patterns(GUARD_FILE)
     )
@@ -292,11 +290,12 @@ def test_a_predictor_may_read_more_than_it_was_trained_on(zoo: Zoo) -> None:
 
     reads = [Predictor("some", Flexible())]
     for blocks in (1, 3):
-        check_sizes("net", NetworkSizes(49, 10, 16, blocks=blocks), zoo.sizes, reads)
+        check_readable("net", NetworkSizes(49, 10, 16, blocks=blocks), zoo.sizes, reads)
     with pytest.raises(RunError, match="'net' is of another architecture: expected at most 3"):
-        check_sizes("net", NetworkSizes(49, 10, 16, blocks=4), zoo.sizes, reads)
+        check_readable("net", NetworkSizes(49, 10, 16, blocks=4), zoo.sizes, reads)
+    narrow = NetworkSizes(49, 10, 16, d_model=16)
     with pytest.raises(RunError, match="expected width 32, found 16"):
-        check_sizes("net", NetworkSizes(49, 10, 16, d_model=16), zoo.sizes, [Predictor("x", None)])
+        check_readable("net", narrow, zoo.sizes, [Predictor("x", None)])
 
 
 def test_predict_takes_names_strings_and_zoos(zoo: Zoo) -> None:
@@ -332,8 +331,8 @@ def test_rows_of_a_zoo_are_listed_with_filters(zoo: Zoo) -> None:
 
 
 def test_networks_of_other_sizes_are_listed_and_refused_in_a_sentence(tmp_path: Path) -> None:
-    settings = BuildOptions("digits", runs=4, epochs=1, samples=32, batch=16, workers=1)
-    mixed = build_mixed(tmp_path / "mixed", settings, size_groups([16, 32], [4], [1]))
+    options = BuildOptions("digits", runs=4, epochs=1, samples=32, batch=16, workers=1)
+    mixed = build_mixed(tmp_path / "mixed", options, size_groups([16, 32], [4], [1]))
     code, out, err = tnfn("zoo", "rows", mixed.path, "--json")
     assert code == 0, err
     listed = json.loads(out)
@@ -346,6 +345,6 @@ def test_networks_of_other_sizes_are_listed_and_refused_in_a_sentence(tmp_path: 
     zoo = mixed["w32-h4-d1"]
     export_authors(zoo, tmp_path / "out")
     file = next((tmp_path / "out" / "digits").iterdir())
-    with Checkpoint.open(file) as checkpoint:
-        found = read_fitting(checkpoint, zoo.sizes, [Predictor("any", None)])
-        assert (found.sizes, found.left_out) == (zoo.sizes, ())
+    (network,) = resolve_networks([file])
+    found = load_network(network, zoo.sizes, [Predictor("any", None)])
+    assert (found.sizes, found.left_out) == (zoo.sizes, ())

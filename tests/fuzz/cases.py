@@ -121,7 +121,7 @@ def _run_folders() -> list[Scenario]:
         targets = [
             Target(f"{model}/run.json", _json(RUN_FIELDS, NEEDED_RUN_FIELDS, UNCHANGED)),
             Target(
-                f"{model}/seen.safetensors",
+                f"{model}/training_distance.safetensors",
                 (d.unreadable, tensor_damage.stored_tensor, d.safetensors_header(ANSWERED)),
             ),
         ]

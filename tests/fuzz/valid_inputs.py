@@ -15,9 +15,10 @@ from safetensors.torch import save_file
 
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.models import tensors_of
-from transformer_nfn.prediction.dataset import load_parts
-from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.runs import describe_zoo, train_run
+from transformer_nfn.prediction.data import Selection, describe_zoo, load_parts
+from transformer_nfn.prediction.experiment import Experiment, train_run
+from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.training import Execution
 from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.module import SmallTransformer, to_state_dict
 from transformer_nfn.zoo.store import Folder, write_shard
@@ -45,10 +46,8 @@ def build(folder: Path) -> None:
     """Writes one of everything below ``folder``."""
     _zoo(folder / "zoo")
     for model, options in RUNS.items():
-        train_run(
-            ABOUT, parts(), model, folder / "runs" / model, seeds=[0],
-            protocol=Protocol(epochs=2), options=options, selection={"percent": 75},
-        )  # fmt: skip
+        experiment = Experiment(model, [0], Protocol(epochs=2), options, {"percent": 75})
+        train_run(ABOUT, parts(), experiment, folder / "runs" / model)
     _interrupted(folder)
     _mixed(folder / "mixed")
     _networks(folder)
@@ -102,10 +101,12 @@ def _interrupted(folder: Path) -> None:
 
     with suppress(KeyboardInterrupt):
         train_run(
-            describe_zoo(zoo), load_parts(zoo), "statnn", folder / "half", seeds=[0],
-            protocol=Protocol(epochs=3), report=stop, save_every=0,
-            selection={"percent": 75, "min_accuracy": 0.0, "augment": None},
-        )  # fmt: skip
+            describe_zoo(zoo),
+            load_parts(zoo),
+            Experiment("statnn", [0], Protocol(epochs=3), selection=Selection().to_json()),
+            folder / "half",
+            execution=Execution(report=stop, save_every=0),
+        )
     assert (folder / "half" / "training.safetensors").is_file()
     assert (folder / "half" / "log.jsonl").is_file()
 

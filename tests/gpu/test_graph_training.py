@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_kinds import kinds
-from made_networks import parts
+from made_networks import KilledError, groups, parts
 
-from transformer_nfn.prediction.batches import seed_orders
 from transformer_nfn.prediction.predictors import module_builder
 from transformer_nfn.prediction.probe_search import find_probes
-from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.training import SeedTrainer, train_seeds
+from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.training import Execution, SeedTrainer, seed_orders, train_seeds
 
 pytestmark = pytest.mark.gpu
 
@@ -81,14 +79,14 @@ def test_seeds_together_are_seeds_alone(data, model):
 
 
 def test_every_kind_of_network_has_steps_of_its_own():
-    mixed = kinds().to("cuda")
+    mixed = groups().to("cuda")
     build = module_builder("whole_network", mixed.train[0], {"probes": 6, "rank": 4, "hidden": 8})
     losses, held = [], []
     for capture in (True, False):
         each = SeedTrainer(build, mixed, PROTOCOL, [0, 1], together=True, capture=capture)
         for module in each.modules:  # the search for probes rounds otherwise each time
             module.search = False
-        list(each.begin())
+        list(each.start())
         losses.append([each.train_epoch() for _ in range(2)])
         held.append(each)
     captured, eager = held
@@ -100,7 +98,7 @@ def test_every_kind_of_network_has_steps_of_its_own():
 
 
 def test_probes_are_found_in_networks_of_several_kinds():
-    mixed = kinds().to("cuda")
+    mixed = groups().to("cuda")
     module = module_builder("whole_network", mixed.train[0], {"probes": 6, "rank": 4})().to("cuda")
     before = module.probes().detach().clone()
     find_probes(module, mixed.train, 0, steps=12)
@@ -113,17 +111,14 @@ def test_a_killed_training_ends_with_the_same_weights(data, tmp_path, seeds):
     build = module_builder("transformer_nfn", data.train, {})
     whole = train_seeds(build, data, PROTOCOL, seeds)
 
-    class KilledError(Exception):
-        pass
-
     def kill(line):
         if line.get("epoch") == 3:
             raise KilledError
 
-    options = {"folder": tmp_path, "identity": "x"}
+    killed = Execution(tmp_path, "x", kill, save_every=0)
     with pytest.raises(KilledError):
-        train_seeds(build, data, PROTOCOL, seeds, report=kill, save_every=0, **options)
-    resumed = train_seeds(build, data, PROTOCOL, seeds, **options)
+        train_seeds(build, data, PROTOCOL, seeds, killed)
+    resumed = train_seeds(build, data, PROTOCOL, seeds, Execution(tmp_path, "x"))
     assert resumed.best_epoch == whole.best_epoch
     for ours, theirs in zip(resumed.modules, whole.modules, strict=True):
         assert close(dict(ours.named_parameters()), dict(theirs.named_parameters()))

@@ -8,7 +8,7 @@ from transformer_nfn.errors import SpaceError, TransformerNFNError
 from transformer_nfn.io import AssetError, CheckpointError
 from transformer_nfn.io.assets import read_index
 from transformer_nfn.io.json_fields import parse_object, read_object
-from transformer_nfn.prediction.records import RunRecord
+from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.zoo import Zoo
 
 BAD = {

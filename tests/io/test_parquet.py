@@ -11,7 +11,7 @@ CODE = """
 import os, sys
 from pathlib import Path
 import pyarrow.parquet
-from transformer_nfn.prediction.records import read_predictions
+from transformer_nfn.prediction.runs import read_predictions
 from transformer_nfn.zoo import Zoo
 threads = lambda: len(os.listdir("/proc/self/task"))
 before = threads()

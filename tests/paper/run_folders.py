@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau
 
-from transformer_nfn.prediction.records import LOG_FILE, RunRecord, write_predictions
+from transformer_nfn.prediction.runs import LOG_FILE, RunRecord, write_predictions
 
 # How far each predictor is off, and its parameters.
 MODELS: dict[str, tuple[float, int | None]] = {

@@ -15,10 +15,10 @@ from transformer_nfn.models import map_network
 from transformer_nfn.paper.cells import augmented, disguised, fill_cell
 from transformer_nfn.paper.table_text import markdown_table
 from transformer_nfn.paper.tables import reproduce, table_cells
-from transformer_nfn.prediction.dataset import load_parts
+from transformer_nfn.prediction.data import load_parts
 from transformer_nfn.prediction.predictors import module_builder
-from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.records import RunError, RunRecord, find_runs
+from transformer_nfn.prediction.runs import RunError, RunRecord, find_runs
+from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import train_seeds
 from transformer_nfn.zoo import BuildOptions, build
 

@@ -10,7 +10,7 @@ from run_folders import write_curve, write_run
 from transformer_nfn.paper import figures
 from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.paper.table_text import curve_lines, lay_out
-from transformer_nfn.prediction.records import RunError, RunRecord, find_runs
+from transformer_nfn.prediction.runs import RunError, RunRecord, find_runs
 from transformer_nfn.zoo import BuildOptions, build
 
 

@@ -12,7 +12,7 @@ from transformer_nfn.cli import main
 from transformer_nfn.cli.app import app
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.paper.tables import reproduce, table_cells
-from transformer_nfn.prediction.records import RunError, RunRecord, read_predictions
+from transformer_nfn.prediction.runs import RunError, RunRecord, read_predictions
 
 MODELS = ["statnn", "lightgbm"]
 SHORT = 2

@@ -10,7 +10,7 @@ from transformer_nfn.paper.table_text import (
     markdown_table,
     table_columns,
 )
-from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.prediction.runs import RunError, RunRecord
 
 
 def record(table, row, column, tau=0.8, **changes):

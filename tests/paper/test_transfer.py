@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from transformer_nfn.cli.app import app
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.paper.transfer import Ranking, transfer, transfer_markdown
-from transformer_nfn.prediction.dataset import load_rows
-from transformer_nfn.prediction.predict import load_predictors, predict
-from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.prediction.data import load_rows
+from transformer_nfn.prediction.predict import predict
+from transformer_nfn.prediction.predictors import load_predictors
+from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.zoo import BuildOptions, Zoo, build
 
 LEARNERS = ["invariant_mlp", "invariant_mlp:whole", "whole_network:invariants"]

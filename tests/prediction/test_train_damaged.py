@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
 from transformer_nfn.io.tensor_files import read_tensors
+from transformer_nfn.prediction.experiment import guard_run
 from transformer_nfn.prediction.guard import GUARD_FILE
-from transformer_nfn.prediction.guarded import guard_run
 from transformer_nfn.prediction.probe_search import search_steps
-from transformer_nfn.prediction.records import RunError
+from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import parse_damages, rows_of
 from transformer_nfn.zoo.training import damage as damaged_zoo
@@ -78,12 +78,12 @@ def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(damaged: Path, tmp_pa
 
 def check_a_guard_fitted_later_is_the_same(plain: Path, guarded: Path, damaged: Path) -> None:
     """Beside the predictors as they were kept; networks they learned from do not calibrate it."""
-    zoo, all_kinds = Zoo.open("mnist-sample"), Zoo.open(damaged)
+    zoo, size_groups = Zoo.open("mnist-sample"), Zoo.open(damaged)
     with pytest.raises(RunError, match=r"trained on \d+ of the 24 validation networks"):
-        guard_run(plain, zoo, [all_kinds], split_seed=1)
+        guard_run(plain, zoo, [size_groups], split_seed=1)
     assert not (plain / GUARD_FILE).exists()
     record = guard_run(
-        plain, zoo, [all_kinds], hold_out=parse_damages("untrained"), steps=search_steps(1)
+        plain, zoo, [size_groups], hold_out=parse_damages("untrained"), steps=search_steps(1)
     )
     assert record.summary["guarded"]["zoo"] == "mnist-sample"
     kept, later = (read_tensors(folder / GUARD_FILE)[0] for folder in (guarded, plain))

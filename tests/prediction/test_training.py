@@ -1,4 +1,4 @@
-"""Training: seeds together or alone, killed or not, the result is the same."""
+"""Training: seeds together or alone, killed or not, captured or not, the result is the same."""
 
 import itertools
 import json
@@ -6,49 +6,47 @@ import json
 import numpy as np
 import pytest
 import torch
-from killed_training import kill_in_epoch
-from made_networks import ABOUT, parts
+from made_networks import (
+    ABOUT,
+    check_killed_and_resumed,
+    experiment,
+    parts,
+)
 from scipy.stats import kendalltau
 
+from transformer_nfn.prediction.cuda_graphs import no_update
+from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predictors import Predictor, module_builder
-from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.records import RunError, RunRecord, read_predictions
-from transformer_nfn.prediction.runs import train_run
-from transformer_nfn.prediction.training import train_seeds
-from transformer_nfn.prediction.training_state import STATE_FILE
+from transformer_nfn.prediction.runs import RunError, RunRecord, read_predictions
+from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.training import STATE_FILE, Execution, SeedTrainer, train_seeds
 
 SHORT = Protocol(epochs=4)
-
-
-def weights(trained):
-    return [{k: v.clone() for k, v in m.state_dict().items()} for m in trained.modules]
 
 
 def builder(data, **options):
     return module_builder("transformer_nfn", data.train, {"channels": [2], **options})
 
 
+def trainer(data, seeds=(0, 1), **options):
+    return SeedTrainer(builder(data), data, SHORT, list(seeds), **{"together": True, **options})
+
+
 def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     data = parts()
-    whole = train_seeds(builder(data), data, SHORT, [0, 1])
-    kill_in_epoch(3, builder(data), data, SHORT, tmp_path)
+    check_killed_and_resumed(builder(data), data, SHORT, tmp_path, epoch=3)
     assert (tmp_path / STATE_FILE).is_file()
-    resumed = train_seeds(builder(data), data, SHORT, [0, 1], folder=tmp_path, identity="x")
-    assert resumed.best_epoch == whole.best_epoch
-    for ours, theirs in zip(weights(resumed), weights(whole), strict=True):
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(x["epoch"], x["seed"]) for x in lines] == [(e, s) for e in range(1, 5) for s in (0, 1)]
-    assert (tmp_path / STATE_FILE).is_file()
     with pytest.raises(RunError, match="is of another training"):
-        train_seeds(builder(data), data, SHORT, [0, 1], folder=tmp_path, identity="y")
+        train_seeds(builder(data), data, SHORT, [0, 1], Execution(tmp_path, "y"))
 
 
 @pytest.mark.parametrize("model", ["transformer_nfn", "mlp", "statnn"])
 def test_seeds_together_are_seeds_alone(model):
     data = parts()
     build = module_builder(model, data.train, {})
-    together = train_seeds(build, data, SHORT, [3, 4], together=True)
+    together = train_seeds(build, data, SHORT, [3, 4])
     for i, seed in enumerate((3, 4)):
         alone = train_seeds(build, data, SHORT, [seed])
         left = Predictor(model, together.modules[i]).predict(data.test)
@@ -95,13 +93,10 @@ def test_learning_rate_warms_up_and_falls():
     assert all(a >= b for a, b in itertools.pairwise(rates[100:]))
 
 
-def test_a_run_folder_says_everything(tmp_path):
-    data = parts()
-    record = train_run(
-        ABOUT, data, "transformer_nfn", tmp_path / "run", seeds=[0, 1], protocol=SHORT
-    )
-    again = RunRecord.read(tmp_path / "run")
-    assert again == record
+def test_a_run_folder_is_complete_and_read_again(tmp_path):
+    data, run = parts(), experiment("transformer_nfn", (0, 1))
+    record = train_run(ABOUT, data, run, tmp_path / "run")
+    assert RunRecord.read(tmp_path / "run") == record
     assert {"tau", "tau_se", "r2", "mae", "coverage", "radius"} <= set(record.summary)
     assert record.selection["train"] == 40
     found = read_predictions(tmp_path / "run")
@@ -113,15 +108,97 @@ def test_a_run_folder_says_everything(tmp_path):
     expected = kendalltau(data.test.accuracy.numpy(), mean).statistic
     assert record.summary["tau_together"] == pytest.approx(expected)
     assert not (tmp_path / "run" / STATE_FILE).exists()
-    cached = train_run(
-        ABOUT, data, "transformer_nfn", tmp_path / "run", seeds=[0, 1], protocol=SHORT
-    )
-    assert cached == record
-    del record.summary["tau_together"]
-    record.write(tmp_path / "run")
-    older = train_run(
-        ABOUT, data, "transformer_nfn", tmp_path / "run", seeds=[0, 1], protocol=SHORT
-    )
-    assert older == cached, "a record from before seeds were measured together is completed"
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert train_run(ABOUT, data, run, tmp_path / "run") == record
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
     with pytest.raises(RunError, match="holds another run"):
-        train_run(ABOUT, data, "mlp", tmp_path / "run", seeds=[0], protocol=SHORT)
+        train_run(ABOUT, data, experiment("mlp"), tmp_path / "run")
+
+
+# What CUDA graphs rely on, as far as a CPU shows it.
+
+
+def numbers(held):
+    """Everything that training changes."""
+    state = {k: v.detach().clone() for k, v in held.state.items()}
+    for i, entry in enumerate(held.optimiser.state.values()):
+        state |= {f"adam.{i}.{k}": v.clone() for k, v in entry.items()}
+    return state
+
+
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+@pytest.mark.parametrize("epochs_before", [0, 1])
+def test_warm_up_steps_leave_no_trace(epochs_before):
+    data = parts()
+    plain, warmed = trainer(data), trainer(data)
+    for held in (plain, warmed):
+        for _ in range(epochs_before):
+            held.train_epoch()
+    tensors, before = dict(warmed.state), numbers(warmed)
+    plan = warmed.epoch_plan()
+    with no_update(warmed.optimiser):
+        warmed.run_steps(*plan)
+        assert not same(numbers(warmed), before)
+    assert all(warmed.state[k] is v for k, v in tensors.items())
+    failing = warmed.epoch_plan()[0]
+    failing[1].picks.fill_(40)
+
+    def fail():
+        with no_update(warmed.optimiser):
+            warmed.run_steps(failing, plan[1])
+
+    with pytest.raises(IndexError):
+        fail()
+    assert [plain.train_epoch(), plain.train_epoch()] == [warmed.train_epoch() for _ in range(2)]
+    assert same(numbers(plain), numbers(warmed))
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 0.0), (torch.float32, 2e-5)])
+def test_a_learning_rate_in_a_tensor_is_that_learning_rate(dtype, tolerance, together, tmp_path):
+    data = parts()
+    plain, held = trainer(data, together=together), trainer(data, together=together)
+    held.hold_rate(torch.zeros((), dtype=dtype))
+    for each in (plain, held):
+        each.train_epoch()
+        each.save(tmp_path / "state", "x")
+        # After loading the rate is read from the same tensor.
+        each.load(tmp_path / "state", "x")
+        each.train_epoch()
+    theirs = numbers(plain)
+    for name, value in numbers(held).items():
+        assert torch.allclose(value, theirs[name], rtol=0, atol=tolerance), name
+
+
+def test_an_epoch_has_the_learning_rates_of_the_protocol():
+    held, steps = trainer(parts()), 3
+    for epoch in range(SHORT.epochs):
+        expected = [SHORT.learning_rate(epoch * steps + i, steps) for i in range(steps)]
+        assert held.epoch_rates() == expected
+        assert held.epoch_plan()[1] == expected
+        held.train_epoch()
+    held.hold_rate(torch.zeros(()))
+    held.epoch = 0
+    _, rates = held.epoch_plan()
+    assert torch.equal(rates, torch.tensor([SHORT.learning_rate(i, steps) for i in range(3)]))
+
+
+def test_every_network_comes_once_per_epoch_in_an_order_of_the_seed():
+    data = parts()
+    orders, again = (
+        torch.cat([batch.picks for batch in trainer(data, seeds).epoch_plan()[0]], 1)
+        for seeds in ((0, 1), (1, 2))
+    )
+    assert torch.equal(orders.sort(1).values, torch.arange(40).expand(2, 40))
+    assert torch.equal(orders[1], again[0])
+    assert not torch.equal(orders[0], orders[1])
+
+
+def test_a_state_of_another_layout_is_rejected(tmp_path):
+    data = parts()
+    trainer(data, [0]).save(tmp_path / "state", "x")
+    with pytest.raises(RunError, match="lays out its parameters otherwise"):
+        trainer(data, [0, 1]).load(tmp_path / "state", "x")

@@ -2,31 +2,26 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import torch
+from made_networks import experiment
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from transformer_nfn.cli.app import app
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.prediction.dataset import load_parts, load_rows
-from transformer_nfn.prediction.evaluation import evaluate
-from transformer_nfn.prediction.events import write_events
+from transformer_nfn.prediction.data import describe_zoo, load_parts
+from transformer_nfn.prediction.evaluate import evaluate
+from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predict import predict
-from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.records import RunError, RunRecord
-from transformer_nfn.prediction.runs import describe_zoo, train_run
+from transformer_nfn.prediction.runs import RunError, RunRecord, write_events
 from transformer_nfn.zoo import BuildOptions, Zoo, build
 from transformer_nfn.zoo.module import to_state_dict
-
-SHORT = Protocol(epochs=3)
 
 
 @pytest.fixture(scope="module")
@@ -41,47 +36,10 @@ def run(zoo, tmp_path_factory):
     train_run(
         describe_zoo(zoo),
         load_parts(zoo),
-        "transformer_nfn",
+        experiment("transformer_nfn", (0, 1), options={"channels": [2]}),
         out,
-        seeds=[0, 1],
-        protocol=SHORT,
-        options={"channels": [2]},
     )
     return out
-
-
-def test_parts_share_no_run(zoo):
-    parts = load_parts(zoo)
-    runs = [set(part.columns["run"]) for part in (parts.train, parts.val, parts.test)]
-    assert len(set.union(*runs)) == sum(len(names) for names in runs)
-    assert sum(parts.counts.values()) == len(zoo.select(percent=75))
-    assert parts.train.sizes == {"embedding": 160, "classifier": 1386}
-    few = load_parts(zoo, max_train=10)
-    assert few.counts["train"] == 10
-    assert few.counts["test"] == parts.counts["test"]
-
-
-def test_too_few_networks_are_named(zoo):
-    with pytest.raises(RunError, match=r"not enough networks: 0 have accuracy at least 1\.1"):
-        load_parts(zoo, min_accuracy=1.1)
-    with pytest.raises(RunError, match="no checkpoints at 33 %"):
-        load_parts(zoo, percent=33)
-
-
-def test_one_accuracy_only_is_named(zoo, monkeypatch):
-    same = dict(zoo.table) | {"test_accuracy": np.full(len(zoo), 0.5)}
-    monkeypatch.setattr(zoo, "table", same)
-    with pytest.raises(RunError, match=r"all in the train part have one accuracy, 0\.5000"):
-        load_parts(zoo)
-
-
-def test_weights_that_are_not_finite_are_named(zoo, monkeypatch):
-    rows = zoo.select(percent=75)[:5]
-    weights = zoo.weights(rows)
-    weights["blocks.1.W_A"][3, 0, 0] = float("nan")
-    monkeypatch.setattr(zoo, "weights", lambda _: weights)
-    with pytest.raises(RunError, match=rf"'blocks\.1\.W_A' of row {rows[3]} of the zoo"):
-        load_rows(zoo, rows)
 
 
 def test_predictions_for_rows_state_dicts_and_files(zoo, run, tmp_path):
@@ -179,39 +137,12 @@ def test_opening_again_reads_the_same_zoo(zoo):
 
 
 def test_a_record_says_whose_seeds_the_networks_have(zoo, run):
+    record = RunRecord.read(run)
     assert describe_zoo(zoo)["seeds"] == "each"
-    assert RunRecord.read(run).zoo["seeds"] == "each"
+    assert record.zoo["seeds"] == "each"
     assert evaluate(run, zoo.path)["zoo_seeds"] == "each"
     result = CliRunner().invoke(app, ["evaluate", str(run), str(zoo.path)])
     assert "a seed each" in result.output
     result = CliRunner().invoke(app, ["evaluate", str(run)])
     assert "a seed each" in " ".join(result.output.split())
-
-
-def test_evaluate_tells_how_good_the_seeds_are_together(run, tmp_path):
-    old = shutil.copytree(run, tmp_path / "old")
-    record = json.loads((old / "run.json").read_text())
-    together = record["summary"].pop("tau_together")
-    (old / "run.json").write_text(json.dumps(record))
-    result = CliRunner().invoke(app, ["evaluate", str(old), "--json"])
-    assert json.loads(result.output)["summary"]["tau_together"] == together
-    shown = " ".join(CliRunner().invoke(app, ["evaluate", str(old)]).output.split())
-    assert f"together {together:.3f}" in shown
-    (old / "predictions.parquet").write_bytes(b"no table")
-    result = CliRunner().invoke(app, ["evaluate", str(old)])
-    assert "predictions.parquet' is not readable" in str(result.exception)
-    (old / "predictions.parquet").unlink()
-    assert CliRunner().invoke(app, ["evaluate", str(old)]).exit_code == 0
-
-
-def test_a_run_from_before_zoos_told_their_seeds_is_completed_not_trained(zoo, run, tmp_path):
-    old = shutil.copytree(run, tmp_path / "old")
-    record = json.loads((old / "run.json").read_text())
-    del record["zoo"]["seeds"]
-    (old / "run.json").write_text(json.dumps(record))
-    result = CliRunner().invoke(app, ["evaluate", str(old)])
-    assert (result.exit_code, "seed each" in result.output) == (0, False)
-    how = dict(seeds=[0, 1], protocol=SHORT, options={"channels": [2]})
-    found = train_run(describe_zoo(zoo), load_parts(zoo), "transformer_nfn", old, **how)
-    assert found.zoo["seeds"] == "each"
-    assert RunRecord.read(old) == RunRecord.read(run)
+    assert f"together {record.summary['tau_together']:.3f}" in " ".join(result.output.split())

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from transformer_nfn.prediction.metrics import scores
-from transformer_nfn.prediction.records import CONFIGURATION, RunRecord, write_predictions
+from transformer_nfn.prediction.runs import CONFIGURATION, RunRecord, write_predictions
 from transformer_nfn.zoo import Zoo
 
 HELD_OUT = 48

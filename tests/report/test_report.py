@@ -11,15 +11,15 @@ from run_folders import MODELS, write_curve, write_run, write_study
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.gather import gather
 from transformer_nfn.paper.numbers import model_name
-from transformer_nfn.prediction.records import (
+from transformer_nfn.prediction.runs import (
     PREDICTIONS_FILE,
     RUN_FILE,
     RunError,
     RunRecord,
+    ensemble_tau,
     read_predictions,
     write_predictions,
 )
-from transformer_nfn.prediction.together import tau_together
 from transformer_nfn.report import write_report
 from transformer_nfn.report.findings import (
     ALWAYS_THE_MEAN,
@@ -83,7 +83,7 @@ def test_seeds_together_are_what_their_mean_ranks(tmp_path):
     names = [model["name"] for model in data_of(text)["zoos"][0]["models"]]
     told = {name: shown(text, f"z0.m{i}.together") for i, name in enumerate(names)}
     expected = {
-        model_name(RunRecord.read(run).model): tau_together(read_predictions(run))
+        model_name(RunRecord.read(run).model): ensemble_tau(read_predictions(run))
         for run in (recorded, older)
     }
     assert told == {

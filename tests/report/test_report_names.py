@@ -10,7 +10,7 @@ from runs_on_zoo import write_run_on
 
 from tnfn_command import tnfn
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.prediction.records import RunError
+from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.report import write_report
 from transformer_nfn.zoo import Zoo
 

@@ -16,7 +16,7 @@ from runs_on_zoo import write_run_on
 
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.paper.gather import gather
-from transformer_nfn.prediction.records import read_predictions
+from transformer_nfn.prediction.runs import read_predictions
 from transformer_nfn.report import write_report
 from transformer_nfn.zoo import Zoo
 

@@ -1,6 +1,8 @@
-"""Reduced form of a transformer: everything that its norms allow is folded away.
+"""Reduced form of a transformer, with the expected rounding error of each of its tensors.
 
-The reduced form has as few symmetries as can be had without choosing a basis:
+It has as few symmetries as possible without choosing a basis. It is what `reduce` of the classes in
+`symmetries` gives, written out a second time because errors are propagated along with the values
+and because large models are read tensor by tensor:
 
 - gains and biases of a norm go into what reads through it, `W ← diag(γ) W`, `b ← b + β W`;
 - LayerNorm removes a vector's mean before anything reads it, so the all-ones direction is
@@ -9,14 +11,13 @@ The reduced form has as few symmetries as can be had without choosing a basis:
 - a value bias goes through `W_O` into the output bias, a key bias that softmax cannot see is
   dropped, the scale of the scores goes into the queries;
 - [CLS], patch bias and the mean of token types go into the positions or tokens they are added to;
-- a tied output matrix is read as an untied one, the tie stays a fact of the description;
+- a tied output matrix is read as an untied one;
 - post-norm networks keep their gains, since the residual carries them; readers still have them
   folded in, and a norm's bias goes into the next constant that is added to the stream;
-- where the final stream is the output, an output matrix of ones says that nothing may move it.
+- where the final stream is the output, an identity as output matrix fixes it.
 
-Everything is read tensor by tensor and never multiplied out: the largest thing in memory is one
-matrix of one block. Each piece knows how much the rounding of the file is expected to have moved
-it. Proofs are computed in float64, scores in float32.
+The largest thing in memory is one matrix of one block. Proofs are computed in float64, scores in
+float32.
 """
 
 from __future__ import annotations
@@ -38,89 +39,96 @@ ROUNDING_RMS = 0.2
 is uniform within half a spacing, 1/√12 = 0.29 of one, and a weight is 1 to 2 times what its
 spacing belongs to."""
 STEPS = 1024.0
-"""Weights kept in float64 have been computed in float64, with an error at each step."""
+"""Weights stored in float64 were computed in float64, with an error at each step."""
 
 
 def rounding_rms(dtype: torch.dtype) -> float:
-    """The relative error to expect, in the mean square, of a weight that was stored in a dtype."""
+    """Expected relative rounding error, in the mean square, of a weight stored in a dtype.
+
+    >>> rounding_rms(torch.bfloat16) / torch.finfo(torch.bfloat16).eps
+    0.2
+    """
     error = ROUNDING_RMS * torch.finfo(dtype).eps
     return error * STEPS if dtype == torch.float64 else error
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of the reduced form, and how far rounding is expected to have moved it.
+    """A tensor of the reduced form with its expected rounding error.
 
     Attributes:
         value: the tensor.
-        error: expected square of the rounding error, summed over the stream's axis where the
-            tensor has one (``W_Q [h, D, d]`` has errors ``[h, d]``); all else entry by entry.
+        error: expected squared rounding error, summed over the stream's axis where the tensor has
+            one (``W_Q [h, D, d]`` has errors ``[h, d]``), else entry by entry.
     """
 
     value: Tensor
     error: Tensor
 
 
+@dataclass(frozen=True)
 class Table:
-    """A matrix with a free axis and the stream's, ``[rows, D]``, read some rows at a time.
+    """A matrix ``[rows, D]`` between a free axis and the stream, read some rows at a time.
 
     Attributes:
         name: canonical name.
-        bias: added to what a row gives (the output matrix's bias), ``[rows]`` in the file's
-            dtype, or None.
+        raw: the matrix as the file has it.
+        dtype: to compute in.
+        unit: expected square of the relative rounding error of a weight.
+        scale: factor on the matrix.
+        gain: of the norm before it. beta: its bias.
+        bias: of the output matrix, ``[rows]`` in the file's dtype.
+        centred: the mean over the stream is taken away.
+
+    Example:
+        >>> table = Table("token", torch.eye(3), torch.float64, unit=0.01, scale=2.0)
+        >>> table.rows(0, 1).value.tolist(), table.rows(0, 1).error.tolist()
+        ([[2.0, 0.0, 0.0]], [0.04])
     """
 
-    def __init__(
-        self,
-        name: str,
-        raw: Tensor,
-        *,
-        dtype: torch.dtype,
-        unit: float,
-        scale: float = 1.0,
-        gain: Tensor | None = None,
-        beta: Tensor | None = None,
-        bias: Tensor | None = None,
-        centred: bool = False,
-    ) -> None:
-        self.name, self.bias = name, bias
-        self._raw, self._dtype, self._unit, self._scale = raw, dtype, unit, scale
-        self._gain, self._beta, self._centred = gain, beta, centred
+    name: str
+    raw: Tensor
+    dtype: torch.dtype
+    unit: float
+    scale: float = 1.0
+    gain: Tensor | None = None
+    beta: Tensor | None = None
+    bias: Tensor | None = None
+    centred: bool = False
 
     def __len__(self) -> int:
-        return len(self._raw)
+        return len(self.raw)
 
     def rows(self, start: int, stop: int) -> Piece:
         """Rows ``start`` to ``stop``."""
-        raw = self._raw[start:stop]
-        value = raw.to(self._dtype)
+        raw = self.raw[start:stop]
+        value = raw.to(self.dtype)
         if value is raw:
             value = value.clone()
-        unit = self._unit
-        if self._scale != 1.0:
-            value *= self._scale
-        if self._gain is not None:
-            value *= self._gain
+        unit = self.unit
+        if self.scale != 1.0:
+            value *= self.scale
+        if self.gain is not None:
+            value *= self.gain
             unit = 2 * unit
         error = summed_squares(value, -1, unit)
-        if self._centred:
+        if self.centred:
             value -= value.mean(-1, keepdim=True)
         return Piece(value, error)
 
     def biases(self, start: int, stop: int) -> Piece | None:
-        """What is added to each row's product with the stream, the norm's bias folded in."""
-        if self.bias is None and self._beta is None:
+        """Biases of rows, with the bias of the norm folded in."""
+        if self.bias is None and self.beta is None:
             return None
-        raw = self._raw[start:stop]
-        unit = self._unit
-        value = torch.zeros(len(raw), dtype=self._dtype)
+        raw = self.raw[start:stop]
+        value = torch.zeros(len(raw), dtype=self.dtype)
         error = torch.zeros_like(value)
-        if self._beta is not None:
-            read = raw.to(self._dtype) * self._scale
-            value, error = read @ self._beta, 2 * unit * (read.square() @ self._beta.square())
+        if self.beta is not None:
+            read = raw.to(self.dtype) * self.scale
+            value, error = read @ self.beta, 2 * self.unit * (read.square() @ self.beta.square())
         if self.bias is not None:
-            own = self.bias[start:stop].to(self._dtype)
-            value, error = value + own, error + unit * own.square()
+            bias = self.bias[start:stop].to(self.dtype)
+            value, error = value + bias, error + self.unit * bias.square()
         return Piece(value, error)
 
 
@@ -138,7 +146,7 @@ def folded(
     unit: float,
     centred: bool,
 ) -> tuple[Piece, Piece | None]:
-    """A reader and its bias with the norm before it folded in.
+    """Fold a norm into a matrix that reads it, and into the bias of that matrix.
 
     Args:
         W: ``[..., D, n]``, changed in place.
@@ -173,7 +181,15 @@ def folded(
 def reduce_pair(
     A: Model, B: Model, dtype: torch.dtype = torch.float64
 ) -> tuple[Reduced, Reduced]:
-    """The reduced forms of two models to compare; see `Reduced`."""
+    """Reduced forms of two models, with the rounding error of the coarser of their dtypes.
+
+    >>> from transformer_nfn.checkpoints import open_model
+    >>> from transformer_nfn.testing import write_example_checkpoint
+    >>> with open_model(write_example_checkpoint("model")) as model:
+    ...     a, b = reduce_pair(model, model)
+    ...     a.unit == b.unit == rounding_rms(model.dtype) ** 2
+    True
+    """
     coarse = max((A.dtype, B.dtype), key=rounding_rms)
     return Reduced(A, dtype, coarse), Reduced(B, dtype, coarse)
 
@@ -182,23 +198,34 @@ class Reduced:
     """The reduced form of an open model, block by block.
 
     Attributes:
-        model: what it is read from.
+        model: the open model.
         about: its description.
-        dtype: of everything it gives.
-        centred: the all-ones direction of what blocks write is seen by nobody.
+        dtype: of all tensors.
+        centred: the mean of what blocks write is discarded by every reader.
         unit: expected square of the relative rounding error of a weight.
         blocks: names of the blocks, ``encoder.0`` for a model with two stacks, in order.
+
+    Example:
+        >>> from transformer_nfn.checkpoints import open_model
+        >>> from transformer_nfn.testing import write_example_checkpoint
+        >>> with open_model(write_example_checkpoint("model")) as model:
+        ...     reduced = Reduced(model)
+        ...     W_Q, b_Q = reduced.block("0").reader("W_Q")
+        >>> reduced.blocks, reduced.table_names()
+        (('0', '1'), ('token', 'head'))
+        >>> W_Q.value.shape[:1] == W_Q.error.shape[:1]
+        True
     """
 
     def __init__(
         self, model: Model, dtype: torch.dtype = torch.float64, stored: torch.dtype | None = None
     ) -> None:
-        """Nothing is read yet.
+        """Read nothing yet.
 
         Args:
             model: to reduce.
-            dtype: to work in.
-            stored: the dtype that weights were once rounded to, if not the file's. Of two models
+            dtype: to compute in.
+            stored: dtype that weights were once rounded to, if not the file's. For two models
                 that are compared the coarser one: a cast may have come before a disguise.
         """
         self.model, self.about, self.dtype = model, model.about, dtype
@@ -222,14 +249,13 @@ class Reduced:
         return self.model[name].to(self.dtype) if name in self.names else None
 
     def final_norm(self, stack: str | None = None) -> tuple[Tensor | None, Tensor | None]:
-        """Gain and bias of the norm after a stack (the last one if not named), or of its last
-        block where that ends in a norm."""
+        """Gain and bias of the norm after a stack (the last one by default), or of the norm that
+        ends its last block."""
         prefix = self.about.stacks[-1].prefix if stack is None else stack
-        found = self.read(f"{prefix}norm.g"), self.read(f"{prefix}norm.b")
-        if found[0] is None and self.post:
-            last = f"{self.blocks[-1]}.norm_2"
-            return self.read(f"{last}.g"), self.read(f"{last}.b")
-        return found
+        norm = f"{prefix}norm"
+        if f"{norm}.g" not in self.names and self.post:
+            norm = f"{self.blocks[-1]}.norm_2"
+        return self.read(f"{norm}.g"), self.read(f"{norm}.b")
 
     @cached_property
     def _token(self) -> Tensor:
@@ -261,7 +287,7 @@ class Reduced:
         return columns if name == "head" or name.startswith("extra.") else rows
 
     def output(self) -> Table | None:
-        """The final stream as an output of its own, where there is no output matrix."""
+        """The final stream as an output, where there is no output matrix."""
         if not self.about.headless:
             return None
         gain, beta = self.final_norm()
@@ -291,8 +317,7 @@ class Reduced:
             raw = self._token if "head" not in self.names else self.model["head"].mT
             bias = self.model["head_bias"] if "head_bias" in self.names else None
             return make(raw, scale=self.about.head_scale, bias=bias, gain=gain, beta=beta)
-        own = f"{name}.b"
-        bias = self.model[own] if own in self.names else None
+        bias = self.model[f"{name}.b"] if f"{name}.b" in self.names else None
         return make(self.model[f"{name}.W"].mT, bias=bias, gain=gain, beta=beta)
 
     def _positions(self) -> Tensor:
@@ -309,14 +334,14 @@ class Reduced:
         return table
 
     def vectors(self) -> dict[str, Piece]:
-        """Vectors of the stream that stay: the gain of a norm on the embeddings."""
+        """Vectors of the stream that remain: the gain of a norm on the embeddings."""
         value = self.read("embed_norm.g")
         if value is None:
             return {}
         return {"embed_norm.g": Piece(value, self.unit * value.square().sum())}
 
     def masked_head(self) -> tuple[Piece, Piece, Table] | None:
-        """BERT's head: `norm(φ(x W + b))` read by the output matrix, an MLP with a norm inside.
+        """BERT's head, `norm(φ(x W + b))` read by the output matrix.
 
         Returns:
             W ``[D, m]``, b ``[m]``, and the output matrix as a table over the m hidden units.
@@ -346,43 +371,44 @@ class Reduced:
 
 
 class ReducedBlock:
-    """One block of the reduced form, its weights in memory in the file's own dtype.
+    """One block of the reduced form, its weights in memory in the file's dtype.
 
     Attributes:
+        network: the reduced form that it belongs to.
         name: of the block.
         about: its description.
     """
 
-    def __init__(self, whole: Reduced, name: str, about: Block) -> None:
-        self.whole, self.name, self.about = whole, name, about
-        self._unit = whole.unit
+    def __init__(self, network: Reduced, name: str, about: Block) -> None:
+        self.network, self.name, self.about = network, name, about
+        self._unit = network.unit
 
     def has(self, tensor: str) -> bool:
         """Whether the file has a tensor of the block."""
-        return f"{self.name}.{tensor}" in self.whole.names
+        return f"{self.name}.{tensor}" in self.network.names
 
     def attentions(self) -> tuple[tuple[str, Attention], ...]:
-        """The attentions by what stands before their tensors: own, and to the encoder."""
+        """Attentions by the prefix of their tensors: to the block's input, and to an encoder."""
+        attention = ("", self.about.attention)
         cross = self.about.cross
-        own = ("", self.about.attention)
-        return (own,) if cross is None else (own, ("cross.", cross))
+        return (attention,) if cross is None else (attention, ("cross.", cross))
 
     def reader(self, tensor: str) -> tuple[Piece, Piece | None]:
-        """A matrix that reads the stream, and the bias of what it reads.
+        """A matrix that reads the stream, and its bias.
 
         Args:
             tensor: ``W_Q``, ``W_K``, ``W_V``, ``W_A``, ``W_G``, or with ``cross.`` before it.
         """
-        own = self._maybe(tensor.replace("W_", "b_"))
+        bias = self._maybe(tensor.replace("W_", "b_"))
         gain, beta = self._norm_before(tensor)
-        centred = self.whole.about.norm == "layer"
-        return folded(self._read(tensor), own, gain, beta, unit=self._unit, centred=centred)
+        centred = self.network.about.norm == "layer"
+        return folded(self._read(tensor), bias, gain, beta, unit=self._unit, centred=centred)
 
     def writer(self, tensor: str) -> Piece:
         """A matrix that writes to the stream: ``W_O [h, d, D]``, ``W_B [f, D]``."""
         raw = self._read(tensor)
         error = summed_squares(raw, -1, self._unit)
-        if self.whole.centred:
+        if self.network.centred:
             raw -= raw.mean(-1, keepdim=True)
         signs = self._after_signs(tensor)
         return Piece(raw if signs is None else raw * signs, error)
@@ -391,7 +417,7 @@ class ReducedBlock:
         """``W_Q, b_Q, W_K, b_K`` of an attention, and the gains of its norms where it has them.
 
         The scale of the scores is in the queries. Without rotary positions a key bias adds the
-        same to every score of a query, which softmax does not see; it is left out.
+        same number to every score of a query, which softmax discards; it is left out.
         """
         (W_Q, b_Q), (W_K, b_K) = (self.reader(f"{prefix}W_{part}") for part in "QK")
         out = {"W_Q": W_Q, "W_K": W_K}
@@ -410,7 +436,7 @@ class ReducedBlock:
         return out
 
     def _normed(self, prefix: str, about: Attention, pieces: dict[str, Piece]) -> dict[str, Piece]:
-        """Queries and keys under a norm of their own: gains positive, and even between the two."""
+        """Queries and keys under a norm: gains positive, and of equal size in both."""
         gains = [self._read(f"{prefix}{part}_norm.g") for part in "qk"]
         for part, gain in zip("QK", gains, strict=True):
             signs = torch.where(gain < 0, -1.0, 1.0).to(gain)
@@ -420,7 +446,7 @@ class ReducedBlock:
         q, k = (g.abs() for g in gains)
         q = q * about.scale
         half = about.rotary // 2
-        # Only a pair as a whole can be scaled in q against k, or it would not turn as one.
+        # A rotary pair has one scale: two different ones would not commute with the rotation.
         pair = torch.arange(len(q))
         pair[half : 2 * half] = pair[:half]
         sizes = [torch.zeros_like(g).index_add_(0, pair, g.square()).sqrt()[pair] for g in (q, k)]
@@ -430,9 +456,9 @@ class ReducedBlock:
         return pieces
 
     def output_bias(self, prefix: str = "") -> Piece | None:
-        """The constant an attention adds to the stream, value biases included.
+        """Constant that an attention adds to the stream, with value biases.
 
-        In a parallel block the MLP's constant too: only their sum is ever read.
+        In a parallel block with the MLP's constant: only the sum is read.
         """
         carried = None if prefix else self._carried("W_Q")
         total, size = _added(self._maybe(f"{prefix}b_O"), carried)
@@ -442,10 +468,10 @@ class ReducedBlock:
             share = len(W_O) // len(b_V.value)
             spread = b_V.value.repeat_interleave(share, dim=0)
             through = torch.einsum("hk,hkd->d", spread, W_O)
-            # Error of the value bias (itself a sum that may cancel), and of what it goes through.
+            # Errors of the value bias (itself a sum that may cancel), and of the output matrix.
             rows = W_O.unflatten(0, (-1, share)).sum(1).square().sum(-1)
-            own = (spread.square() * W_O.square().sum(-1)).sum()
-            moved = (b_V.error * rows).sum() / self._unit + own
+            by_output = (spread.square() * W_O.square().sum(-1)).sum()
+            moved = (b_V.error * rows).sum() / self._unit + by_output
             total = through if total is None else total + through
             size = moved if size is None else size + moved
         if self.about.order == "parallel" and (b_B := self._maybe("b_B")) is not None:
@@ -456,7 +482,7 @@ class ReducedBlock:
         return self._stream_vector(total, self._unit * size, f"{prefix}W_O")
 
     def mlp_bias(self) -> Piece | None:
-        """The constant the MLP adds to the stream; in a parallel block the attention's has it."""
+        """Constant that the MLP adds to the stream; None in a parallel block, see `output_bias`."""
         if self.about.order == "parallel":
             return None
         total, size = _added(self._maybe("b_B"), self._carried("W_A"))
@@ -465,10 +491,10 @@ class ReducedBlock:
         return self._stream_vector(total, self._unit * size, "W_B")
 
     def norms(self) -> dict[str, Piece]:
-        """Gains that stay: all that a residual carries, and those after sublayers of a sandwich."""
+        """Gains that remain: those that a residual carries, and those after sublayers."""
         kept: tuple[str, ...] = ()
         if self.about.order == "post":
-            last = self.name == self.whole.blocks[-1]  # its readers have that one folded in
+            last = self.name == self.network.blocks[-1]  # its readers have that one folded in
             kept = ("norm_1.g",) if last else ("norm_1.g", "norm_2.g")
         elif self.about.order == "sandwich":
             kept = ("after_1.g", "after_2.g")
@@ -480,7 +506,7 @@ class ReducedBlock:
         return out
 
     def bias_table(self) -> Piece | None:
-        """T5's position bias ``[buckets, h]``; a constant per head is free and left out."""
+        """T5's position bias ``[buckets, h]``, with zero mean of each head."""
         table = self._maybe("bias_table")
         if table is None:
             return None
@@ -492,25 +518,25 @@ class ReducedBlock:
         return self.reader(f"{prefix}W_V")[1]
 
     def _stream_vector(self, value: Tensor, error: Tensor, writer: str) -> Piece:
-        if self.whole.centred:
+        if self.network.centred:
             value = value - value.mean()
         signs = self._after_signs(writer)
         return Piece(value if signs is None else value * signs, error)
 
     def _after_signs(self, writer: str) -> Tensor | None:
-        """The signs of the norm after a sublayer, which its writer takes over."""
+        """Signs of the norm after a sublayer, which are moved into its writer."""
         if self.about.order != "sandwich":
             return None
         gain = self._maybe("after_1.g" if writer.endswith("W_O") else "after_2.g")
         return None if gain is None else torch.where(gain < 0, -1.0, 1.0).to(gain)
 
     def _norm_before(self, tensor: str) -> tuple[Tensor | None, Tensor | None]:
-        """Gain and bias of the norm that a reader reads through."""
+        """Gain and bias of the norm that a matrix reads."""
         if self.about.order == "post":
             name = f"{self.name}.norm_1" if tensor in ("W_A", "W_G") else self._previous_norm()
-            return self.whole.read(f"{name}.g"), self.whole.read(f"{name}.b")
+            return self.network.read(f"{name}.g"), self.network.read(f"{name}.b")
         if tensor in ("cross.W_K", "cross.W_V"):
-            return self.whole.final_norm(self.whole.about.stacks[0].prefix)
+            return self.network.final_norm(self.network.about.stacks[0].prefix)
         if tensor == "cross.W_Q":
             norm = "norm_x"
         elif tensor in ("W_A", "W_G") and self.has("norm_2.g"):
@@ -520,37 +546,37 @@ class ReducedBlock:
         return self._maybe(f"{norm}.g"), self._maybe(f"{norm}.b")
 
     def _previous_norm(self) -> str:
-        """The norm that ends what stands before a post-norm block."""
-        at = self.whole.blocks.index(self.name)
-        return "embed_norm" if at == 0 else f"{self.whole.blocks[at - 1]}.norm_2"
+        """The norm before a post-norm block."""
+        at = self.network.blocks.index(self.name)
+        return "embed_norm" if at == 0 else f"{self.network.blocks[at - 1]}.norm_2"
 
     def _carried(self, reader: str) -> Tensor | None:
-        """In a post-norm block, the bias of a norm that the residual carries to the next one."""
+        """In a post-norm block, the bias of a norm, which the residual carries to the next."""
         return self._norm_before(reader)[1] if self.about.order == "post" else None
 
     def _read(self, tensor: str) -> Tensor:
-        """A tensor of the block, the caller's own to change."""
+        """A copy of a tensor of the block, in the working dtype."""
         name = f"{self.name}.{tensor}"
-        if name not in self.whole.names:
-            raise SpaceError(f"'{self.whole.model.where}' holds no tensor '{name}'")
+        if name not in self.network.names:
+            raise SpaceError(f"'{self.network.model.where}' holds no tensor '{name}'")
         raw = self._raw[name]
-        value = raw.to(self.whole.dtype)
+        value = raw.to(self.network.dtype)
         return value.clone() if value is raw else value
 
     @cached_property
     def _raw(self) -> dict[str, Tensor]:
         """The block as the file has it, with symmetries that a user added reduced."""
         prefix = f"{self.name}."
-        raw = self.whole.model.read([n for n in self.whole.names if n.startswith(prefix)])
-        for symmetry, site in added_sites(self.whole.about):
+        raw = self.network.model.read([n for n in self.network.names if n.startswith(prefix)])
+        for symmetry, site in added_sites(self.network.about):
             if all(name in raw for name in site.names.values()):
-                wide = {k: w.to(self.whole.dtype) for k, w in site.pick(raw).items()}
+                wide = {k: w.to(self.network.dtype) for k, w in site.pick(raw).items()}
                 raw |= site.put(symmetry.reduce(site, wide))
         for name in (f"{prefix}W_A.A", f"{prefix}W_A.B"):
             if name in raw and bool(raw[name].any()):
                 raise SpaceError(
-                    f"'{self.whole.model.where}': '{name}' belongs to a low-rank term, expected a "
-                    "symmetry in SYMMETRIES that merges it into 'W_A'"
+                    f"'{self.network.model.where}': '{name}' belongs to a low-rank term, expected "
+                    "a symmetry in SYMMETRIES that merges it into 'W_A'"
                 )
         return raw
 
@@ -559,7 +585,7 @@ class ReducedBlock:
 
 
 def _added(a: Tensor | None, b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """The sum of what is there, and of its squares."""
+    """Sum of the tensors that are there, and of their squares."""
     present = [x for x in (a, b) if x is not None]
     if not present:
         return None, None

@@ -1,4 +1,4 @@
-"""The command that moves one network as close to another as its symmetries allow."""
+"""`tnfn align`: move one network as close to another as its symmetries allow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def align_command(
     family: FamilyOption = None,
     settings: SetOption = None,
     rounds: Annotated[
-        int | None, typer.Option(help="At most so many rounds over all blocks.", min=1)
+        int | None, typer.Option(help="Limit of rounds over all blocks.", min=1)
     ] = None,
     untie: Annotated[
         bool,
@@ -54,8 +54,8 @@ def align_command(
 
     For merging and interpolation.
 
-    What is written computes what A computes, which is checked by running both; only its weights
-    are others. Weights alone are looked at: no data, no activations.
+    The network that is written computes what A computes, which is checked by running both. Only
+    weights are used, no data and no activations.
 
     [bold]Examples[/bold]
 
@@ -70,7 +70,7 @@ def align_command(
     A = networks[0].open_model(options)
     if A is None:
         refuse_options(options, first)
-        _network(networks, out, rounds, untie, as_json)
+        _align_networks(networks, out, rounds, untie, as_json)
         return
     with A:
         B = networks[1].open_model(options)
@@ -80,31 +80,32 @@ def align_command(
                 "this library's: no symmetry joins them"
             )
         with B:
-            found = _checkpoint(A, B, out, rounds, untie)
+            aligned = _align_checkpoints(A, B, out, rounds, untie)
     if as_json:
-        echo_json(found.as_json() | {"out": str(out)})
+        echo_json(aligned.as_json() | {"out": str(out)})
         return
     table = Table("part", "distance to B before", "after")
-    for name, (before, after) in found.parts.items():
+    for name, (before, after) in aligned.parts.items():
         table.add_row(name, f"{before:.4g}", f"{after:.4g}")
     table.add_section()
-    table.add_row("all weights", f"{found.before:.4g}", f"{found.after:.4g}")
+    table.add_row("all weights", f"{aligned.before:.4g}", f"{aligned.after:.4g}")
     console = Console()
     console.print(table)
-    console.print(f"distance ‖A − B‖ / ‖B‖; stream: {found.action}; {found.rounds} rounds")
-    _told(out, first, found.difference or 0.0, f", rounding explains {found.noise:.1e}")
+    console.print(f"distance ‖A − B‖ / ‖B‖; stream: {aligned.action}; {aligned.rounds} rounds")
+    rounding = f", rounding explains {aligned.noise:.1e}"
+    _report_written(out, first, aligned.difference or 0.0, rounding)
     if options:
         typer.echo(f"open it with the same options: {options}")
 
 
-def _told(out: Path, first: str, difference: float, more: str) -> None:
+def _report_written(out: Path, first: str, difference: float, more: str) -> None:
     typer.echo(
         f"wrote {out}: the function of {first} (outputs on random inputs differ by "
         f"{difference:.1e}{more})"
     )
 
 
-def _checkpoint(A: Model, B: Model, out: Path, rounds: int | None, untie: bool) -> Aligned:
+def _align_checkpoints(A: Model, B: Model, out: Path, rounds: int | None, untie: bool) -> Aligned:
     from transformer_nfn.checkpoints.alignment import align
 
     console = Console(stderr=True)
@@ -119,7 +120,7 @@ def _checkpoint(A: Model, B: Model, out: Path, rounds: int | None, untie: bool) 
         )
 
 
-def _network(
+def _align_networks(
     networks: Sequence[Network], out: Path, rounds: int | None, untie: bool, as_json: bool
 ) -> None:
     from transformer_nfn.checkpoints.alignment import align_networks
@@ -137,18 +138,18 @@ def _network(
     place = free_place(out)
     file = place if place.suffix and not place.is_dir() else place / "model.safetensors"
     limit: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
-    found = align_networks(left, A, B, **limit)
-    save_network(file, left, found.weights)
+    aligned = align_networks(left, A, B, **limit)
+    save_network(file, left, aligned.weights)
     if as_json:
-        echo_json(found.as_json() | {"out": str(file)})
+        echo_json(aligned.as_json() | {"out": str(file)})
         return
     typer.echo(
-        f"distance ‖A − B‖ / ‖B‖: {found.before:.4g} before, {found.after:.4g} after "
-        f"{found.rounds} rounds"
+        f"distance ‖A − B‖ / ‖B‖: {aligned.before:.4g} before, {aligned.after:.4g} after "
+        f"{aligned.rounds} rounds"
     )
-    _told(file, first, found.difference, "")
+    _report_written(file, first, aligned.difference, "")
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command to the root."""
+    """Add the command to the root."""
     app.command("align")(align_command)

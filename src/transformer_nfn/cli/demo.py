@@ -16,8 +16,8 @@ from transformer_nfn.cli.zoo_display import BuildBar
 from transformer_nfn.seed_kinds import SEED_KINDS, seeds_text
 
 if TYPE_CHECKING:
-    from transformer_nfn.prediction.dataset import Parts
-    from transformer_nfn.prediction.records import RunRecord
+    from transformer_nfn.prediction.data import Parts
+    from transformer_nfn.prediction.runs import RunRecord
     from transformer_nfn.zoo import Zoo
 
 # Not 0: the settings of the predictors on invariants were chosen on a zoo of seed 0.
@@ -77,7 +77,7 @@ def demo_command(
 
       tnfn demo --quick
     """
-    from transformer_nfn.prediction.dataset import load_parts
+    from transformer_nfn.prediction.data import Selection, load_parts
     from transformer_nfn.report import write_report
 
     console = Console()
@@ -88,7 +88,7 @@ def demo_command(
         f"[bold]1.[/bold] two zoos of {size.runs} small transformers, trained on 8×8 digits"
     )
     zoos = {kind: _build_zoo(root / kind / "zoo", size, seed, kind) for kind in SEED_KINDS}
-    parts = {kind: load_parts(zoo, all_checkpoints=True) for kind, zoo in zoos.items()}
+    parts = {kind: load_parts(zoo, Selection(all_checkpoints=True)) for kind, zoo in zoos.items()}
     for kind in SEED_KINDS:
         counts = parts[kind].counts
         console.print(
@@ -124,7 +124,7 @@ def demo_command(
 
 
 def _build_zoo(path: Path, size: Size, seed: int, kind: str) -> Zoo:
-    from transformer_nfn.prediction.dataset import PERCENT
+    from transformer_nfn.prediction.data import PERCENT
     from transformer_nfn.zoo import BuildOptions, build
 
     options = BuildOptions(
@@ -141,10 +141,11 @@ def _build_zoo(path: Path, size: Size, seed: int, kind: str) -> Zoo:
 
 def _train_predictors(zoo: Zoo, parts: Parts, out: Path, size: Size) -> list[RunRecord]:
     from transformer_nfn.paper.tables import EXTRA_MODELS
-    from transformer_nfn.prediction.dataset import PERCENT
+    from transformer_nfn.prediction.data import Selection, describe_zoo
+    from transformer_nfn.prediction.experiment import Experiment, train_run
     from transformer_nfn.prediction.predictors import PAPER_MODELS
-    from transformer_nfn.prediction.protocol import Protocol
-    from transformer_nfn.prediction.runs import describe_zoo, train_run
+    from transformer_nfn.prediction.strategies import Protocol
+    from transformer_nfn.prediction.training import Execution
 
     records = []
     for model in (*PAPER_MODELS, *EXTRA_MODELS):
@@ -153,12 +154,14 @@ def _train_predictors(zoo: Zoo, parts: Parts, out: Path, size: Size) -> list[Run
                 train_run(
                     describe_zoo(zoo),
                     parts,
-                    model,
+                    Experiment(
+                        model,
+                        range(size.seeds),
+                        Protocol.of(model, epochs=_epochs(model, size)),
+                        selection=Selection().to_json(),
+                    ),
                     out / model,
-                    seeds=list(range(size.seeds)),
-                    protocol=Protocol.of(model, epochs=_epochs(model, size)),
-                    selection={"percent": PERCENT, "min_accuracy": 0.0, "augment": None},
-                    report=report,
+                    execution=Execution(report=report),
                 )
             )
     return records

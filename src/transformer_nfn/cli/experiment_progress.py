@@ -21,7 +21,7 @@ from rich.table import Table
 from transformer_nfn.seed_kinds import seeds_text
 
 if TYPE_CHECKING:
-    from transformer_nfn.prediction.records import RunRecord
+    from transformer_nfn.prediction.runs import RunRecord
 
 
 def counting_bar(console: Console) -> Progress:

@@ -1,4 +1,4 @@
-"""Commands about predictors: train one on a zoo, measure it, ask it about checkpoints."""
+"""Commands about predictors: train, evaluate, predict."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
 def pick_device(name: str) -> str:
-    """``auto`` is CUDA where there is one."""
+    """Resolve ``auto`` to CUDA if available."""
     import torch
 
     if name == "auto":
@@ -59,27 +59,27 @@ def train_command(
     seeds: Annotated[int, typer.Option(min=1, max=10_000, help="How many seeds to train.")] = 5,
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, max=10**6, help="Passes over the networks (the model's own)."),
+        typer.Option(min=1, max=10**6, help="Number of epochs (by model)."),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, max=10**6, help="Networks a step (the model's own).")
+        int | None, typer.Option(min=1, max=10**6, help="Networks per step (by model).")
     ] = None,
-    lr: Annotated[float | None, typer.Option(help="Highest rate (the model's own).")] = None,
+    lr: Annotated[float | None, typer.Option(help="Highest learning rate (by model).")] = None,
     channels: Annotated[
-        str | None, typer.Option(help="Of Transformer-NFN's layers, such as 10 or 10,10.")
+        str | None, typer.Option(help="Channels of Transformer-NFN's layers, such as 10 or 10,10.")
     ] = None,
     percent: Annotated[int, typer.Option(help="Which checkpoint of each run: 50, 75, 100.")] = 75,
     damaged: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Damaged relatives, from `tnfn zoo damage`, to learn of."),
+        typer.Option(metavar="DIR", help="Damaged copies, from `tnfn zoo damage`."),
     ] = None,
     hold_out: Annotated[
         str | None,
-        typer.Option(metavar="KIND,…", help="Of --damaged, kinds that are not looked at."),
+        typer.Option(metavar="KIND,…", help="Kinds of damage to ignore."),
     ] = None,
     leave_out: Annotated[
         str | None,
-        typer.Option(metavar="KIND,…", help="Of a mixed zoo, kinds to test on, not to learn from."),
+        typer.Option(metavar="KIND,…", help="Sizes of a mixed zoo to test on only."),
     ] = None,
     device: DeviceOption = "auto",
     save_every: Annotated[
@@ -92,16 +92,16 @@ def train_command(
 ) -> None:
     """Train a predictor of accuracy on the networks of a zoo.
 
-    By default the model that reads whole networks: probes learned from the zoo, and what they are
-    answered. The paper's models are trained by its protocol: batch 16, Adam at 1e-3 with warm-up
-    and cosine, binary cross-entropy, 50 epochs. The best epoch is chosen by the validation part.
-    Killed, the same command goes on where it was.
+    The default model reads whole networks: their outputs on learned probe inputs, and invariants
+    of their weights. The paper's models are trained by its protocol: batch 16, Adam at 1e-3 with
+    warm-up and cosine, binary cross-entropy, 50 epochs. The validation part chooses the best epoch.
+    Run the same command again to resume an interrupted training.
 
-    From a mixed zoo a predictor that reads any size learns from all kinds at once, but for those
-    that --leave-out names, such as w48-h4-d3; τ is told for every kind and for those left out.
+    On a mixed zoo a predictor that reads any size trains on all sizes at once, except those in
+    --leave-out, such as w48-h4-d3. It reports τ per size and for the sizes left out.
 
-    With --damaged the run also keeps a guard against broken networks: a second opinion learned from
-    damaged relatives of the training networks, intervals that widen with strangeness, a warning.
+    With --damaged the run also keeps a guard against damaged networks: an accuracy estimate from
+    outputs, intervals that widen with the outlier score, and warnings.
 
     [bold]Examples[/bold]
 
@@ -115,16 +115,23 @@ def train_command(
 
       tnfn train mnist-sample --out run   # by name, see `tnfn assets`
     """
-    from transformer_nfn.prediction.damaged import load_damaged
-    from transformer_nfn.prediction.kinds import Kinds, load_networks
+    from transformer_nfn.prediction.data import (
+        Parts,
+        Selection,
+        describe_zoo,
+        load_damaged,
+        load_networks,
+    )
+    from transformer_nfn.prediction.experiment import Experiment, check_networks, train_run
     from transformer_nfn.prediction.predictors import (
         ALL_CHECKPOINTS,
         NEURAL,
         PREDICTORS,
         check_name,
     )
-    from transformer_nfn.prediction.protocol import Protocol
-    from transformer_nfn.prediction.runs import check_kinds, describe_zoo, train_run
+    from transformer_nfn.prediction.runs import write_events
+    from transformer_nfn.prediction.strategies import Protocol
+    from transformer_nfn.prediction.training import Execution
     from transformer_nfn.zoo import MixedZoo, Zoo, open_zoo
     from transformer_nfn.zoo.damage import parse_damages
 
@@ -135,43 +142,35 @@ def train_command(
     if zoo is None or out is None:
         missing = "a zoo to train on" if zoo is None else "the run folder to write with --out"
         raise TransformerNFNError(f"name {missing}, as in tnfn train ZOO --out RUN")
-    options: dict[str, Any] = {}
-    if channels is not None:
-        options["channels"] = _channels(channels)
+    options = {} if channels is None else {"channels": _channels(channels)}
     opened = open_zoo(zoo)
-    check_kinds(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
-    parts = load_networks(
-        opened,
-        leave_out=() if leave_out is None else leave_out.split(","),
-        percent=percent,
-        min_accuracy=min_accuracy,
+    check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
+    selection = Selection(
+        percent,
+        min_accuracy,
         all_checkpoints=model in ALL_CHECKPOINTS,
+        leave_out=() if leave_out is None else tuple(leave_out.split(",")),
     )
+    networks = load_networks(opened, selection)
     if hold_out is not None and damaged is None:
         raise TransformerNFNError("--hold-out chooses among damaged networks: name --damaged DIR")
-    relatives = None
-    if damaged is not None and isinstance(opened, Zoo) and not isinstance(parts, Kinds):
-        kinds = None if hold_out is None else parse_damages(hold_out)
-        relatives = load_damaged(Zoo.open(damaged), opened, parts, kinds)
+    copies = None
+    if damaged is not None and isinstance(opened, Zoo) and isinstance(networks, Parts):
+        ignored = None if hold_out is None else parse_damages(hold_out)
+        copies = load_damaged(Zoo.open(damaged), opened, networks, ignored)
     if model in NEURAL:
-        parts = parts.to(pick_device(device))
+        networks = networks.to(pick_device(device))
+    protocol = Protocol.of(model, epochs, batch, lr)
     with epochs_bar(model, quiet=as_json) as report:
         record = train_run(
             describe_zoo(opened),
-            parts,
-            model,
+            networks,
+            Experiment(model, range(seeds), protocol, options, selection.to_json()),
             out,
-            seeds=list(range(seeds)),
-            protocol=Protocol.of(model, epochs, batch, lr),
-            options=options,
-            selection={"percent": percent, "min_accuracy": min_accuracy, "augment": None},
-            report=report,
-            save_every=save_every,
-            damaged=relatives,
+            damaged=copies,
+            execution=Execution(report=report, save_every=save_every),
         )
     if tensorboard:
-        from transformer_nfn.prediction.events import write_events
-
         write_events(out)
     _show(record, out, as_json)
 
@@ -202,7 +201,7 @@ def evaluate_command(
     zoo: Annotated[
         Path | None,
         typer.Argument(
-            help="Another zoo, or a mixed one, to measure it on; else what it says itself.",
+            help="Another zoo to evaluate on; without it the recorded results are shown.",
             callback=named("zoo"),
         ),
     ] = None,
@@ -212,8 +211,8 @@ def evaluate_command(
 ) -> None:
     """Measure a trained predictor on its test set or another zoo.
 
-    Networks that it was trained on, or that chose its best epoch, are counted; the figures of the
-    others stand beside those of all.
+    Networks of its training and validation sets are counted, and the scores on the others are shown
+    beside those on all.
 
     [bold]Examples[/bold]
 
@@ -223,18 +222,17 @@ def evaluate_command(
 
       tnfn evaluate mnist-whole mnist-sample   # both by name, see `tnfn assets`
     """
-    from transformer_nfn.prediction.records import RunRecord
-    from transformer_nfn.prediction.together import with_together
+    from transformer_nfn.prediction.runs import RunRecord
 
     record = RunRecord.read(run)
     if zoo is None:
-        _show(with_together(record, run), run, as_json)
+        _show(record, run, as_json)
         return
-    from transformer_nfn.prediction.evaluation import evaluate
+    from transformer_nfn.prediction.evaluate import evaluate
 
-    found = evaluate(run, zoo, percent=percent, min_accuracy=min_accuracy)
+    scores = evaluate(run, zoo, percent=percent, min_accuracy=min_accuracy)
     if as_json:
-        echo_json(found)
+        echo_json(scores)
         return
     table = Table(
         "",
@@ -244,14 +242,14 @@ def evaluate_command(
         "R²",
         "mean error",
         "interval holds",
-        title=f"{zoo} ({seeds_text(found['zoo_seeds'])})",
+        title=f"{zoo} ({seeds_text(scores['zoo_seeds'])})",
     )
-    shown = _all_and_fair("all", found)
-    for kind, figures in found.get("kinds", {}).items():
-        shown += _all_and_fair(kind, figures)
-    for words, figures in shown:
+    rows = _all_and_unseen("all", scores)
+    for size, figures in scores.get("kinds", {}).items():
+        rows += _all_and_unseen(size, figures)
+    for name, figures in rows:
         table.add_row(
-            words,
+            name,
             str(figures["networks"]),
             f"{figures['tau']:.3f}",
             f"{figures['tau_low']:.3f} to {figures['tau_high']:.3f}",
@@ -260,15 +258,15 @@ def evaluate_command(
             f"{100 * figures['coverage']:.1f} %",
         )
     table_console().print(table)
-    for sentence in (found["note"], found["warning"]):
+    for sentence in (scores["note"], scores["warning"]):
         if sentence is not None:
             typer.echo(f"warning: {sentence}", err=True)
 
 
-def _all_and_fair(words: str, found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The figures of all networks, and of those never seen where these are not all."""
-    fair = found["unseen"] if found["note"] is not None else None
-    return [(words, found), *([(f"{words}, never seen", fair)] if fair else [])]
+def _all_and_unseen(name: str, figures: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Scores on all networks, and on those never seen if these are not all."""
+    unseen = figures["unseen"] if figures["note"] is not None else None
+    return [(name, figures), *([(f"{name}, never seen", unseen)] if unseen else [])]
 
 
 def predict_command(
@@ -301,29 +299,29 @@ def predict_command(
     from transformer_nfn.cli.network_tables import predictions_table
     from transformer_nfn.prediction.predict import predict
 
-    found = predict(run, checkpoints)
+    predictions = predict(run, checkpoints)
     if as_json:
-        echo_json([asdict(p) for p in found])
+        echo_json([asdict(p) for p in predictions])
         return
     console = table_console()
-    console.print(predictions_table(found, console))
-    for p in found:
+    console.print(predictions_table(predictions, console))
+    for p in predictions:
         for sentence in (p.warning, p.note):
             if sentence is not None:
                 typer.echo(f"warning: {p.name}: {sentence}", err=True)
         if p.explanation is not None:
             typer.echo(f"note: {p.name}: {p.explanation}", err=True)
-    alone = sum(not p.guarded for p in found)
-    if alone:
+    unguarded = sum(not p.guarded for p in predictions)
+    if unguarded:
         typer.echo(
-            f"note: no guard stands behind {alone} of {len(found)} predictions: a broken network "
+            f"note: {unguarded} of {len(predictions)} predictions have no guard: a damaged network "
             "may pass for a good one without a warning (train --damaged keeps a guard)",
             err=True,
         )
 
 
 def register(app: typer.Typer) -> None:
-    """Adds these commands to the root."""
+    """Add these commands to the root."""
     app.command("train")(train_command)
     app.command("evaluate")(evaluate_command)
     app.command("predict")(predict_command)

@@ -15,17 +15,20 @@ from typing import Any
 import torch
 
 from transformer_nfn.models import map_network
-from transformer_nfn.prediction.dataset import Dataset, Parts, joined
-from transformer_nfn.prediction.kinds import Kinds, as_kinds, load_networks
-from transformer_nfn.prediction.predictors import (
-    ALL_CHECKPOINTS,
-    NEURAL,
-    Predictor,
-    module_builder,
+from transformer_nfn.prediction.data import (
+    Dataset,
+    Parts,
+    Selection,
+    SizeGroups,
+    describe_zoo,
+    joined,
+    load_networks,
 )
-from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.records import RunError, RunRecord
-from transformer_nfn.prediction.runs import describe_zoo, train_run
+from transformer_nfn.prediction.experiment import Experiment, train_run
+from transformer_nfn.prediction.predictors import ALL_CHECKPOINTS, NEURAL, Predictor, module_builder
+from transformer_nfn.prediction.runs import RunError, RunRecord
+from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.training import Execution
 from transformer_nfn.ray_cluster import one_core_task, ray_cluster, task_result
 from transformer_nfn.zoo import open_zoo
 
@@ -63,6 +66,16 @@ class Cell:
     leave_out: tuple[str, ...] = ()
     trained: bool = True
 
+    def selection(self, percent: int | None) -> Selection:
+        """The networks that it uses."""
+        return Selection(
+            percent,
+            self.min_accuracy,
+            max_train=self.max_train,
+            all_checkpoints=self.model in ALL_CHECKPOINTS,
+            leave_out=self.leave_out,
+        )
+
     @property
     def folder(self) -> str:
         """Name of its run folder."""
@@ -76,22 +89,14 @@ class PartsCache:
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] | None = None
-        self._parts: Parts | Kinds | None = None
+        self._parts: Parts | SizeGroups | None = None
 
-    def get(self, path: Path, cell: Cell, percent: int | None, device: str) -> Parts | Kinds:
+    def get(self, path: Path, cell: Cell, percent: int | None, device: str) -> Parts | SizeGroups:
         """The networks of a cell, on the device."""
-        more = cell.model in ALL_CHECKPOINTS
-        chosen = (cell.min_accuracy, cell.bound, cell.max_train, cell.leave_out)
-        key = (path, *chosen, percent, device, more)
+        selection = cell.selection(percent)
+        key = (path, selection, cell.bound, device)
         if key != self._key or self._parts is None:
-            parts = load_networks(
-                open_zoo(path),
-                leave_out=cell.leave_out,
-                percent=percent,
-                min_accuracy=cell.min_accuracy,
-                max_train=cell.max_train,
-                all_checkpoints=more,
-            )
+            parts = load_networks(open_zoo(path), selection)
             if cell.bound is not None and isinstance(parts, Parts):
                 parts = augmented(parts, cell.bound)
             self._key, self._parts = key, parts.to(device)
@@ -115,9 +120,7 @@ def fill_cell(
     folder = out / "cells" / cell.folder
     table = {"table": cell.table, "row": cell.row, "column": cell.column}
     about = describe_zoo(open_zoo(zoo_path))
-    selection = {"percent": percent, "min_accuracy": cell.min_accuracy, "augment": cell.bound}
-    if cell.max_train is not None:
-        selection["max_train"] = cell.max_train
+    selection = cell.selection(percent).to_json(augment=cell.bound)
     try:
         parts = (cache or PartsCache()).get(zoo_path, cell, percent, device)
     except RunError as error:
@@ -129,7 +132,7 @@ def fill_cell(
         record.write(folder)
         return record
     if not cell.trained:
-        module = module_builder(cell.model, as_kinds(parts).train[0], cell.options)()
+        module = module_builder(cell.model, SizeGroups.of(parts).train[0], cell.options)()
         count = sum(p.numel() for p in module.parameters())
         record = RunRecord(
             cell.model, about, selection, protocol.to_json(), num_parameters=count, table=table
@@ -143,21 +146,15 @@ def fill_cell(
     def measure(predictors: list[Predictor]) -> dict[str, Any]:
         if not cell.bound:
             return {}
-        return {"agreement": agreement(predictors, as_kinds(parts).test[0], cell.bound)}
+        return {"agreement": agreement(predictors, SizeGroups.of(parts).test[0], cell.bound)}
 
     return train_run(
         about,
         parts,
-        cell.model,
+        Experiment(cell.model, seeds, protocol, cell.options, selection, table, keep=False),
         folder,
-        seeds=seeds,
-        protocol=protocol,
-        options=cell.options,
-        selection=selection,
-        table=table,
-        keep=False,
         measure=measure,
-        report=report,
+        execution=Execution(report=report),
     )
 
 

@@ -12,7 +12,7 @@ from transformer_nfn.io.files import blank_figure, save_figure
 from transformer_nfn.paper.gather import Run, ZooStudy, gather, model_order
 from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name
 from transformer_nfn.paper.table_text import CurvePoint, curve_lines, lay_out
-from transformer_nfn.prediction.records import RUN_FILE, RunError, RunRecord
+from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

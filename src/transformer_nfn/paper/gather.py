@@ -18,8 +18,7 @@ from transformer_nfn.paper.numbers import (
     model_name,
 )
 from transformer_nfn.paper.table_text import TableView, is_variant, lay_out, zoo_label
-from transformer_nfn.prediction.log import read_log
-from transformer_nfn.prediction.records import (
+from transformer_nfn.prediction.runs import (
     CONFIGURATION,
     LOG_FILE,
     PREDICTIONS_FILE,
@@ -27,6 +26,7 @@ from transformer_nfn.prediction.records import (
     RunError,
     RunRecord,
     find_runs,
+    read_log,
     read_predictions,
 )
 

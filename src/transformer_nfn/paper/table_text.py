@@ -23,8 +23,7 @@ from transformer_nfn.paper.numbers import (
     PaperTable,
     model_name,
 )
-from transformer_nfn.prediction.records import RunError, RunRecord
-from transformer_nfn.prediction.together import TOGETHER
+from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RunError, RunRecord
 from transformer_nfn.seed_kinds import seeds_text
 
 ALL_TABLES: Mapping[str, PaperTable] = {
@@ -50,7 +49,7 @@ class OurCell:
         """τ of the mean over the seeds; None for one seed."""
         if self.record.status != "done" or len(self.record.seeds) < 2:
             return None
-        return _finite(self.record.summary.get(TOGETHER))
+        return _finite(self.record.summary.get(ENSEMBLE_TAU))
 
     @property
     def reason(self) -> str | None:

@@ -27,9 +27,9 @@ from transformer_nfn.paper.table_text import (
     markdown_table,
     table_columns,
 )
-from transformer_nfn.prediction.dataset import PERCENT, count_training
+from transformer_nfn.prediction.data import PERCENT, count_training
 from transformer_nfn.prediction.predictors import PAPER_MODELS
-from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.prediction.runs import RunError, RunRecord
 
 THRESHOLDS = {"all": 0.0, "0.2": 0.2, "0.4": 0.4, "0.6": 0.6, "0.8": 0.8}
 EXTRA_MODELS = ("invariant_boosting", "invariant_mlp", "whole_network")

@@ -19,22 +19,29 @@ from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.paper.table_text import SEEDS_TOGETHER, mean_text, zoo_label
 from transformer_nfn.paper.tables import EXTRA_MODELS
-from transformer_nfn.prediction.dataset import PERCENT, Dataset, load_parts, load_rows, select_rows
-from transformer_nfn.prediction.known_sizes import KnownSizes
+from transformer_nfn.prediction.data import (
+    PERCENT,
+    Dataset,
+    Selection,
+    describe_zoo,
+    load_parts,
+    load_rows,
+)
+from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.metrics import kendall_tau, standard_error
-from transformer_nfn.prediction.predict import load_predictors
 from transformer_nfn.prediction.predictors import (
     ALL_CHECKPOINTS,
     NEURAL,
     PAPER_MODELS,
     Predictor,
+    load_predictors,
     seed_predictions,
 )
-from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.records import RUN_FILE, RunError, RunRecord, find_runs
-from transformer_nfn.prediction.runs import describe_zoo, train_run
-from transformer_nfn.prediction.together import TOGETHER, with_together
-from transformer_nfn.prediction.trained_on import standings
+from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RUN_FILE, RunError, RunRecord, find_runs
+from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.training import Execution
+from transformer_nfn.prediction.training_set import TrainingDigests
+from transformer_nfn.prediction.uncertainty import TrainedSizes
 from transformer_nfn.zoo import NetworkSizes, Zoo
 
 NAME = "transfer"
@@ -165,19 +172,24 @@ def _trained(
 ) -> tuple[Path, RunRecord]:
     """Train the run of one learner, or read it."""
     learner, zoo = LEARNERS[name], Zoo.open(home)
-    parts = load_parts(zoo, percent=percent, all_checkpoints=learner.model in ALL_CHECKPOINTS)
+    selection = Selection(percent, all_checkpoints=learner.model in ALL_CHECKPOINTS)
+    parts = load_parts(zoo, selection)
     folder = out / "cells" / f"{NAME}-{name.replace(':', '-')}"
     record = train_run(
         describe_zoo(zoo),
         parts.to(device) if learner.model in NEURAL else parts,
-        learner.model,
+        Experiment(
+            learner.model,
+            seeds,
+            Protocol.of(learner.model, epochs),
+            learner.options,
+            selection.to_json(),
+            {"table": NAME, "row": name, "column": "home"},
+        ),
         folder,
-        seeds=seeds,
-        protocol=Protocol.of(learner.model, epochs),
-        options=learner.options,
-        selection={"percent": percent, "min_accuracy": 0.0, "augment": None},
-        table={"table": NAME, "row": name, "column": "home"},
-        report=None if progress is None else lambda line: progress(learner.words, line),
+        execution=Execution(
+            report=None if progress is None else lambda line: progress(learner.words, line)
+        ),
     )
     return folder, record
 
@@ -194,7 +206,7 @@ def _words(record: RunRecord) -> str:
 def _at_home(folder: Path, record: RunRecord) -> Ranking:
     """Ranking of the run's test part."""
     record.check_finished(folder / RUN_FILE)
-    summary, label = with_together(record, folder).summary, zoo_label(record)
+    summary, label = record.summary, zoo_label(record)
     several = len(record.seeds) > 1
     return Ranking(
         _words(record),
@@ -204,17 +216,17 @@ def _at_home(folder: Path, record: RunRecord) -> Ranking:
         int(record.selection.get("test", 0)),
         float(summary["tau"]),
         float(summary["tau_se"]) if several else None,
-        summary.get(TOGETHER) if several else None,
+        summary.get(ENSEMBLE_TAU) if several else None,
     )
 
 
 def _elsewhere(folder: Path, record: RunRecord, zoo: Zoo, percent: int | None) -> Ranking:
     """Ranking of the networks of another zoo."""
     predictors = load_predictors(folder, record)
-    rows = select_rows(zoo, percent=percent)
+    rows = Selection(percent).rows(zoo)
     other = zoo_label(replace(record, zoo=describe_zoo(zoo)))
     empty = Ranking(_words(record), zoo_label(record), other, False, len(rows))
-    trained = KnownSizes.of(record).like
+    trained = TrainedSizes.of(record).first
     misfits = [why for p in predictors if (why := misfit(p, zoo.sizes, trained)) is not None]
     if misfits:
         return replace(empty, status=f"cannot read them: {misfits[0]}")
@@ -239,7 +251,7 @@ def _check_unseen(folder: Path, record: RunRecord, zoo: Zoo, data: Dataset) -> N
     task = str(zoo.metadata["task"]["name"])
     if record.zoo.get("task") != task:
         return
-    standing = standings(folder, data, task)
+    standing = TrainingDigests.load(folder).standings(data, task)
     known = len(standing) - standing.count("unseen")
     if known:
         raise RunError(

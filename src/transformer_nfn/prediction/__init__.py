@@ -1,1 +1,1 @@
-"""Data sets of networks, protocol, training of predictors, runs, prediction with an interval."""
+"""Predictors of accuracy: data, training, prediction, evaluation, guard."""

@@ -1,4 +1,4 @@
-"""How good are predictions? Kendall's τ with its uncertainty, R², mean absolute error."""
+"""Quality of predictions: Kendall's τ, R², mean absolute error, conformal intervals."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-BOOTSTRAP = 200
+BOOTSTRAP_SAMPLES = 200
+LEVEL = 0.9
+"""Coverage that prediction intervals aim for."""
+RESPLITS = 1000
 
 
 def kendall_tau(accuracy: np.ndarray, predicted: np.ndarray) -> float:
-    """Kendall's τ-b; 0 where all predictions are equal, as an order that says nothing."""
+    """Kendall's τ-b; 0 where all predictions are equal."""
     from scipy.stats import kendalltau
 
     value = float(kendalltau(accuracy, predicted).statistic)
@@ -25,12 +28,12 @@ def r_squared(accuracy: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def bootstrap_interval(
-    accuracy: np.ndarray, predicted: np.ndarray, *, level: float = 0.9, seed: int = 0
+    accuracy: np.ndarray, predicted: np.ndarray, *, level: float = LEVEL, seed: int = 0
 ) -> tuple[float, float]:
-    """An interval for τ from resampled networks."""
+    """Bootstrap interval of τ over resampled networks."""
     source = np.random.default_rng(seed)
     values = []
-    for _ in range(BOOTSTRAP):
+    for _ in range(BOOTSTRAP_SAMPLES):
         pick = source.integers(0, len(accuracy), len(accuracy))
         values.append(kendall_tau(accuracy[pick], predicted[pick]))
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
@@ -38,7 +41,7 @@ def bootstrap_interval(
 
 
 def scores(accuracy: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """All of them, for one seed on one part."""
+    """All scores of one seed on one part."""
     low, high = bootstrap_interval(accuracy, predicted)
     return {
         "tau": kendall_tau(accuracy, predicted),
@@ -50,7 +53,58 @@ def scores(accuracy: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Standard error of the mean; NaN for one value, which says nothing about its spread."""
+    """Standard error of the mean; NaN for a single value."""
     if len(values) < 2:
         return float("nan")
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def conformal_radius(residuals: np.ndarray, level: float = LEVEL) -> float:
+    """Half the width of a split-conformal interval from held-out residuals.
+
+    A new network from the same source lies within the k-th smallest of n absolute residuals with
+    probability ``k / (n+1)``. The radius is interpolated at rank ``level · (n+1)``, so the coverage
+    is ``level`` where residuals are evenly spread between two ranks, and higher by less than
+    ``1 / (n+1)`` where they thin out. With too few residuals (n < 9 at 90 %) it is 1.
+    """
+    quantile = rank_quantile(np.abs(residuals), level)
+    return 1.0 if math.isinf(quantile) else quantile
+
+
+def rank_quantile(sizes: np.ndarray, level: float) -> float:
+    """Value that a new sample stays below with probability ``level``; infinite for too few."""
+    ordered = np.sort(sizes)
+    rank = level * (len(ordered) + 1)
+    below = math.floor(rank + 1e-9)
+    share = max(0.0, rank - below)
+    if below < 1 or below + (share > 1e-9) > len(ordered):
+        return math.inf
+    low, high = ordered[below - 1], ordered[min(below, len(ordered) - 1)]
+    return float(low + share * (high - low))
+
+
+def highest_quantile(sizes: np.ndarray, level: float) -> float:
+    """`rank_quantile`, or the largest value where there are too few."""
+    return rank_quantile(sizes, min(level, len(sizes) / (len(sizes) + 1)))
+
+
+def coverage(
+    validation: np.ndarray, test: np.ndarray, level: float = LEVEL, seed: int = 0
+) -> float:
+    """Estimate the coverage of conformal intervals by repeated resplitting.
+
+    Each time a random half of the validation and test residuals calibrates, and the test residuals
+    of the other half are counted. Validation networks chose the epoch, so they only calibrate.
+    """
+    source = np.random.default_rng(seed)
+    sizes = np.abs(np.concatenate([validation, test]))
+    shares = []
+    for _ in range(RESPLITS):
+        order = source.permutation(len(sizes))
+        halves = order[: len(order) // 2], order[len(order) // 2 :]
+        for calibration, rest in (halves, halves[::-1]):
+            counted = rest[rest >= len(validation)]
+            if len(counted):
+                radius = conformal_radius(sizes[calibration], level)
+                shares.append(float((sizes[counted] <= radius).mean()))
+    return float(np.mean(shares))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,26 +15,25 @@ from torch import Tensor
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import network_of
 from transformer_nfn.networks import Network, resolve_networks, zoo_rows
-from transformer_nfn.prediction.acceptance import FittingNetwork, read_fitting
-from transformer_nfn.prediction.dataset import Dataset
+from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
-from transformer_nfn.prediction.intervals import LEVEL
-from transformer_nfn.prediction.known_sizes import KnownSizes
-from transformer_nfn.prediction.novelty import Seen
-from transformer_nfn.prediction.predictors import Predictor, seed_predictions
-from transformer_nfn.prediction.records import RunError, RunRecord
+from transformer_nfn.prediction.metrics import LEVEL
+from transformer_nfn.prediction.predictors import Predictor, load_predictors, seed_predictions
+from transformer_nfn.prediction.runs import RunError, RunRecord
+from transformer_nfn.prediction.training_set import TrainingSetDistance
+from transformer_nfn.prediction.uncertainty import TrainedSizes
 from transformer_nfn.zoo import NetworkSizes, Zoo
 
 # Networks in memory at once: a zoo may have tens of thousands.
-AT_ONCE = 512
-
-UNLIKE = "unlike any network of the training set ({:.1f} times the usual distance)"
-STRANGE = (
+CHUNK = 512
+OUTLIER_TEXT = "unlike any network of the training set ({:.1f} times the usual distance)"
+GUARD_TEXT = (
     "its outputs, or how its tensors fit each other, are unlike those of healthy networks "
     "({:.1f} times the limit)"
 )
-FAR = 0.1
-"""A number that is so much below what the weights alone say is explained."""
+LARGE_CORRECTION = 0.1
+"""Correction by a guard that is explained to the user."""
+_BLOCK = re.compile(r"(?:blocks|encoder)\.(\d{1,9})\..+")
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,19 @@ class Prediction:
     Attributes:
         name: of the checkpoint.
         accuracy: predicted, the mean over the run's seeds.
-        low: lower end of the conformal interval.
+        low: lower end of the prediction interval.
         high: its upper end.
         spread: standard deviation over the seeds.
-        novelty: distance to what the predictor has seen, or with a guard how strange the network
-            is; above 1 is outside.
-        warning: a sentence where the number is not to be trusted, else None.
-        left_out: tensors of the file that were not read, because the zoo's networks have none such.
+        novelty: distance to the training set or, with a guard, the outlier score; above 1 is an
+            outlier.
+        warning: a sentence if the prediction is unreliable, else None.
+        left_out: tensors of the file that were not read, because networks of the zoo lack them.
         note: one sentence about them, else None.
-        recorded: what a zoo says of the network: run, epoch, configuration and the test accuracy
-            that was measured; None for files.
-        guarded: whether a guard against broken networks has judged it.
-        by_weights: what the predictor alone says, which reads weights; a guard, which asks the
-            network, may lower it.
-        coverage: share of networks like those of the training set whose accuracy such an interval
-            holds; None where there is a warning, since nothing is known of other networks.
+        recorded: metadata of a zoo's network: run, epoch, hyperparameters and measured test
+            accuracy; None for files.
+        guarded: whether a guard against damaged networks has assessed it.
+        by_weights: the predictor's value before correction by a guard.
+        coverage: nominal coverage of the interval; None with a warning.
     """
 
     name: str
@@ -76,8 +74,8 @@ class Prediction:
 
     @property
     def explanation(self) -> str | None:
-        """Why the number is not what the weights say, in a sentence; None where it is."""
-        if self.by_weights is None or self.by_weights - self.accuracy <= FAR:
+        """One sentence if a guard lowered the predictor's value considerably, else None."""
+        if self.by_weights is None or self.by_weights - self.accuracy <= LARGE_CORRECTION:
             return None
         return (
             f"by its weights alone it would have {self.by_weights:.1%}, but it answers inputs "
@@ -85,119 +83,191 @@ class Prediction:
         )
 
 
+@dataclass(frozen=True)
+class LoadedNetwork:
+    """A network that the predictors of a run can read.
+
+    Attributes:
+        sizes: of the network.
+        weights: under the names of ``sizes.space``, each ``[*axes]`` in float32.
+        left_out: tensors of the file that were not read.
+    """
+
+    sizes: NetworkSizes
+    weights: dict[str, Tensor]
+    left_out: tuple[str, ...]
+
+    @property
+    def note(self) -> str | None:
+        """One sentence about the tensors that were not read; None if all were."""
+        if not self.left_out:
+            return None
+        names = ", ".join(f"'{name}'" for name in self.left_out[:3])
+        more = ", …" if len(self.left_out) > 3 else ""
+        many = len(self.left_out) > 1
+        return (
+            f"{len(self.left_out)} {'tensors are' if many else 'tensor is'} left out ({names}"
+            f"{more}), which the zoo's networks do not have: this is the prediction for the "
+            f"network without {'them' if many else 'it'}"
+        )
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run opened for prediction."""
+
+    predictors: list[Predictor]
+    sizes: TrainedSizes
+    distance: TrainingSetDistance
+    guard: Guard | None
+
+    @staticmethod
+    def open(run: Path) -> TrainedRun:
+        """Load the predictors of a finished run and what assesses their inputs."""
+        record = RunRecord.read(run)
+        record.check_finished(run)
+        return TrainedRun(
+            load_predictors(run, record),
+            TrainedSizes.of(record),
+            TrainingSetDistance.load(run),
+            Guard.load(run),
+        )
+
+    def guard_for(self, sizes: NetworkSizes) -> Guard | None:
+        """The guard, if it was fitted to networks of these sizes."""
+        return self.guard if sizes == self.sizes.first else None
+
+    def load(self, network: Network) -> LoadedNetwork:
+        """Load a network; an error says what the predictors cannot read."""
+        return load_network(network, self.sizes.first, self.predictors)
+
+
 Networks = str | Path | Zoo | Iterable[str | Path]
 
 
 def predict(run: Path | str, networks: Networks) -> list[Prediction]:
-    """Predicts the accuracy of networks from their weights.
+    """Predict the accuracy of networks from their weights.
 
     Args:
         run: a run folder that keeps its predictors, or its name.
-        networks: an open zoo, or words that mean networks, see
-            `transformer_nfn.networks.resolve_networks`; one, or several.
+        networks: an open zoo, or one or several references to networks, see
+            `transformer_nfn.networks.resolve_networks`.
     """
-    run = resolve(run, "predictor")
-    record = RunRecord.read(run)
-    record.check_finished(run)
-    named = _named(networks)
-    predictors = load_predictors(run, record)
-    seen, guard = Seen.load(run), Guard.load(run)
-    known = KnownSizes.of(record)
-    found: list[Prediction] = []
-    for start in range(0, len(named), AT_ONCE):
-        chunk = named[start : start + AT_ONCE]
-        read = [_read(network, known.like, predictors) for network in chunk]
-        found += _predict(chunk, read, predictors, seen, known, guard)
-    return found
-
-
-def load_predictors(run: Path, record: RunRecord) -> list[Predictor]:
-    """The predictor of every seed of a run."""
-    return [Predictor.load(record.model, run / f"seed-{row['seed']}") for row in record.seeds]
-
-
-def _named(networks: Networks) -> list[Network]:
+    trained = TrainedRun.open(resolve(run, "predictor"))
     if isinstance(networks, Zoo):
-        return zoo_rows(networks)
-    return resolve_networks([networks] if isinstance(networks, str | Path) else networks)
+        resolved = zoo_rows(networks)
+    else:
+        resolved = resolve_networks([networks] if isinstance(networks, str | Path) else networks)
+    predictions: list[Prediction] = []
+    for start in range(0, len(resolved), CHUNK):
+        predictions += _predict_chunk(trained, resolved[start : start + CHUNK])
+    return predictions
 
 
-def _read(
-    network: Network, trained: NetworkSizes, predictors: Sequence[Predictor]
-) -> FittingNetwork:
-    return read_fitting(network, trained, predictors)
-
-
-def _predict(
-    named: Sequence[Network],
-    read: Sequence[FittingNetwork],
-    predictors: Sequence[Predictor],
-    seen: Seen,
-    known: KnownSizes,
-    guard: Guard | None,
-) -> list[Prediction]:
-    """Predictions in the order of the networks; those of one size are read together."""
+def _predict_chunk(run: TrainedRun, networks: Sequence[Network]) -> list[Prediction]:
+    """Predictions in the order of the networks; those of one size are evaluated together."""
+    loaded = [run.load(network) for network in networks]
+    places: dict[NetworkSizes, list[int]] = {}
+    for i, network in enumerate(loaded):
+        places.setdefault(network.sizes, []).append(i)
     out: dict[int, Prediction] = {}
-    for sizes, places in _by_sizes(read):
-        data = as_dataset(sizes, [read[i].weights for i in places])
-        each = seed_predictions(predictors, data)
+    for sizes, indices in places.items():
+        data = as_dataset(sizes, [loaded[i].weights for i in indices])
+        each = seed_predictions(run.predictors, data)
         by_weights = mean = each.mean(0)
         spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
-        size_warning = known.warning(sizes)
-        if size_warning is not None and not seen.any_size:
-            raise RunError(
-                f"'{named[places[0]].name}' is of another architecture: the run keeps nothing by "
-                "which other sizes can be judged, as it was trained by an older version"
-            )
-        novelty = seen.novelty(data)
-        reach, words = known.reach(sizes), UNLIKE
-        low, high = (mean - reach).clamp(min=0.0), (mean + reach).clamp(max=1.0)
-        guarded = guard is not None and guard.reads(sizes, known.like)
-        if guard is not None and guarded:
-            words = STRANGE
-            judged = guard.judge(data, sizes, mean)
-            mean, novelty = judged.accuracy, judged.strangeness
-            low, high = judged.low, judged.high
-        for at, i in enumerate(places):
-            warning = _warning(float(novelty[at]), words, size_warning)
+        size_warning = run.sizes.warning(sizes)
+        score = run.distance(data)
+        radius, text = run.sizes.interval_radius(sizes), OUTLIER_TEXT
+        low, high = (mean - radius).clamp(min=0.0), (mean + radius).clamp(max=1.0)
+        guard = run.guard_for(sizes)
+        if guard is not None:
+            text = GUARD_TEXT
+            assessed = guard.assess(data, sizes, mean)
+            mean, score = assessed.accuracy, assessed.outlier_score
+            low, high = assessed.low, assessed.high
+        for at, i in enumerate(indices):
+            warning = _warning(float(score[at]), text, size_warning)
             out[i] = Prediction(
-                named[i].name,
-                float(mean[at]),
-                float(low[at]),
-                float(high[at]),
-                float(spread[at]),
-                float(novelty[at]),
-                warning,
-                read[i].left_out,
-                read[i].note,
-                named[i].recorded,
-                guarded,
-                float(by_weights[at]),
-                LEVEL if warning is None else None,
+                name=networks[i].name,
+                accuracy=float(mean[at]),
+                low=float(low[at]),
+                high=float(high[at]),
+                spread=float(spread[at]),
+                novelty=float(score[at]),
+                warning=warning,
+                left_out=loaded[i].left_out,
+                note=loaded[i].note,
+                recorded=networks[i].recorded,
+                guarded=guard is not None,
+                by_weights=float(by_weights[at]),
+                coverage=LEVEL if warning is None else None,
             )
-    return [out[i] for i in range(len(named))]
+    return [out[i] for i in range(len(networks))]
 
 
-def _by_sizes(read: Sequence[FittingNetwork]) -> Iterator[tuple[NetworkSizes, list[int]]]:
-    places: dict[NetworkSizes, list[int]] = {}
-    for i, network in enumerate(read):
-        places.setdefault(network.sizes, []).append(i)
-    yield from places.items()
-
-
-def _warning(novelty: float, words: str, size_warning: str | None) -> str | None:
-    """What is strange about the sizes of a network, and about the network itself."""
-    told = [] if size_warning is None else [size_warning]
-    if novelty > 1:
-        told.append(
-            f"{words.format(novelty)}: the prediction may be far off and its interval has no known "
+def _warning(score: float, text: str, size_warning: str | None) -> str | None:
+    """Warnings about the sizes of a network and about the network itself."""
+    sentences = [] if size_warning is None else [size_warning]
+    if score > 1:
+        sentences.append(
+            f"{text.format(score)}: the prediction may be far off and its interval has no known "
             "coverage"
         )
-    return "; ".join(told) or None
+    return "; ".join(sentences) or None
 
 
-def as_dataset(arch: NetworkSizes, named: list[dict[str, Tensor]]) -> Dataset:
-    """Checkpoints as a data set; their accuracy is unknown."""
-    stacked = {name: torch.stack([n[name] for n in named]).float() for name in arch.space.tensors}
-    accuracy, columns = torch.zeros(len(named)), {"row": np.arange(len(named))}
-    return Dataset(arch.block_space, network_of(stacked), accuracy, columns, arch.tokens)
+def as_dataset(sizes: NetworkSizes, weights: list[dict[str, Tensor]]) -> Dataset:
+    """Stack networks of one size as a data set without accuracies."""
+    names = sizes.space.tensors
+    stacked = {name: torch.stack([w[name] for w in weights]).float() for name in names}
+    accuracy, columns = torch.zeros(len(weights)), {"row": np.arange(len(weights))}
+    return Dataset(sizes.block_space, network_of(stacked), accuracy, columns, sizes.tokens)
+
+
+def check_readable(
+    where: str, sizes: NetworkSizes, trained: NetworkSizes, predictors: Sequence[Predictor]
+) -> None:
+    """Raise `RunError` unless every predictor reads networks of these sizes.
+
+    Args:
+        where: name of the network or zoo in the error.
+        sizes: of it.
+        trained: of the training networks.
+        predictors: of the run.
+    """
+    for predictor in predictors:
+        misfit = predictor.misfit(sizes, trained)
+        if misfit is not None:
+            raise RunError(f"'{where}' is of another architecture: {misfit}")
+
+
+def load_network(
+    network: Network, trained: NetworkSizes, predictors: Sequence[Predictor]
+) -> LoadedNetwork:
+    """Load a network; an error says what the predictors cannot read.
+
+    Args:
+        network: with the tensor names of the zoo's networks or of the authors' state dicts.
+        trained: sizes of the training networks.
+        predictors: of the run.
+    """
+    where = network.name
+    with network.as_zoo_network(trained) as opened:
+        sizes, unread = opened.sizes, opened.unread
+        check_readable(where, sizes, trained, predictors)
+        for name in unread:
+            block = _BLOCK.fullmatch(name)
+            if block is not None and int(block[1]) >= sizes.blocks:
+                raise RunError(
+                    f"'{where}' is of another architecture: '{name}' is of a block that a network "
+                    f"of {sizes.blocks} blocks does not have"
+                )
+        weights = {name: tensor.float() for name, tensor in opened.read().items()}
+        changed = opened.changed_positions
+    if changed is not None:
+        raise RunError(f"'{where}' is of another architecture: {changed}")
+    for name, tensor in weights.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise RunError(f"'{where}': '{name}' holds values that are not finite in float32")
+    return LoadedNetwork(sizes, weights, tuple(unread))

@@ -1,9 +1,9 @@
-"""Which predictors there are, and how each is made, fitted, saved and loaded."""
+"""Registry of predictors: how each is built, saved and loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,22 @@ from torch import Tensor, nn
 from transformer_nfn import models
 from transformer_nfn.models import map_network
 from transformer_nfn.models.whole_network.probes import MAX_TOKENS
-from transformer_nfn.prediction.dataset import Dataset, in_batches
-from transformer_nfn.prediction.manner import prepared
-from transformer_nfn.prediction.records import RunError
+from transformer_nfn.prediction.data import Dataset, in_batches
+from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.zoo import NetworkSizes
-
-Build = Callable[[], nn.Module]
-
-
-def _sizes(data: Dataset, components: list[str] | None) -> dict[str, Any]:
-    sizes: dict[str, Any] = data.sizes
-    if components is not None:
-        sizes = {part: n if part in components else None for part, n in sizes.items()}
-    return sizes
 
 
 def _transformer_nfn(data: Dataset, **options: Any) -> nn.Module:
     components = options.pop("components", None)
+    sizes: dict[str, Any] = data.sizes
+    if components is not None:
+        sizes = {part: n if part in components else None for part, n in sizes.items()}
     return models.TransformerNFN(
         data.block_space,
         len(data.network["blocks"]),
         options.pop("channels", [10]),
         encoder=components is None or "encoder" in components,
-        **_sizes(data, components),
+        **sizes,
         **{"pool": "sum", "init": "xavier", **options},
     )
 
@@ -46,12 +39,12 @@ def _gated_nfn(data: Dataset, **options: Any) -> nn.Module:
     )
 
 
-def _plain(kind: str) -> Callable[..., nn.Module]:
+def _baseline(name: str) -> Callable[..., nn.Module]:
     def build(data: Dataset, **options: Any) -> nn.Module:
-        made: nn.Module = getattr(models, kind)(
+        module: nn.Module = getattr(models, name)(
             data.block_space, len(data.network["blocks"]), **data.sizes, **options
         )
-        return made
+        return module
 
     return build
 
@@ -61,7 +54,7 @@ def _whole_network(data: Dataset, **options: Any) -> nn.Module:
 
 
 def whole_network_sizes(data: Dataset) -> dict[str, Any]:
-    """The arguments of `WholeNetwork` that networks like these determine."""
+    """Arguments of `WholeNetwork` that networks like these determine."""
     embedding = data.network.get("embedding")
     first, last = data.network["blocks"][0]["W_Q"], data.network["classifier"]
     assert isinstance(last, Mapping)
@@ -78,8 +71,8 @@ NEURAL: Mapping[str, tuple[str, Callable[..., nn.Module]]] = {
     "whole_network": ("WholeNetwork", _whole_network),
     "transformer_nfn": ("TransformerNFN", _transformer_nfn),
     "transformer_nfn_gated": ("TransformerNFN", _gated_nfn),
-    "mlp": ("MLP", _plain("MLP")),
-    "statnn": ("StatNN", _plain("StatNN")),
+    "mlp": ("MLP", _baseline("MLP")),
+    "statnn": ("StatNN", _baseline("StatNN")),
 }
 TABULAR: Mapping[str, str] = {
     "xgboost": "XGBoostPredictor",
@@ -89,12 +82,12 @@ TABULAR: Mapping[str, str] = {
     "invariant_mlp": "InvariantMLP",
 }
 ALL_CHECKPOINTS = ("whole_network",)
-"""Predictors that also learn from the other checkpoints of the runs they learn from."""
+"""Predictors that also train on the other checkpoints of the training runs."""
 ANY_SIZE = ("whole_network",)
 """Predictors that read networks of any width, number of heads and depth."""
 PREDICTORS = (*NEURAL, *TABULAR)
 """Names of all predictors."""
-SIZE_WORDS: Mapping[str, str] = {
+SIZE_TEXTS: Mapping[str, str] = {
     "blocks": "{} blocks",
     "patch": "{} pixels in a patch",
     "classes": "{} classes",
@@ -103,41 +96,38 @@ SIZE_WORDS: Mapping[str, str] = {
     "d_ff": "{} neurons",
     "tokens": "{} tokens",
 }
-"""How the sizes of a network are told, the most telling first."""
+"""Text of each size of a network, the most telling first."""
 PAPER_MODELS = ("xgboost", "lightgbm", "random_forest", "mlp", "statnn", "transformer_nfn")
 
 
 def check_name(name: str) -> None:
-    """Refuses a predictor that does not exist, naming those that do."""
+    """Reject an unknown predictor, listing the known ones."""
     if name not in PREDICTORS:
         raise RunError(f"there is no model '{name}'; there are {', '.join(PREDICTORS)}")
 
 
-def module_builder(name: str, data: Dataset, options: Mapping[str, Any]) -> Build:
-    """How to make a fresh neural predictor for networks like these."""
+def module_builder(
+    name: str, data: Dataset, options: Mapping[str, Any]
+) -> Callable[[], nn.Module]:
+    """Return a function that builds a fresh neural predictor for networks like these."""
     _, make = NEURAL[name]
     return lambda: make(data, **dict(options))
 
 
 def tabular_class(name: str) -> Any:
-    """The class of a predictor that fits itself."""
+    """Class of a predictor with a ``fit`` method."""
     return getattr(models, TABULAR[name])
 
 
-def seed_predictions(predictors: Sequence[Predictor], data: Dataset) -> Tensor:
-    """What each seed of a run says, ``[seeds, n]`` in float64."""
-    ready = predictors[0].prepared(data)
-    return torch.stack([p.predict(ready) for p in predictors]).double()
-
-
-def mean_prediction(predictors: Sequence[Predictor], data: Dataset) -> Tensor:
-    """What the seeds of a run say together, ``[n]`` in float64."""
-    return seed_predictions(predictors, data).mean(0)
+def prepared(module: Any, data: Dataset) -> Dataset:
+    """Add what every seed would have to compute of the networks, if the model has such."""
+    prepare = getattr(module, "prepared", None)
+    return data if prepare is None else replace(data, network=prepare(data.network))
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A fitted predictor of either kind, under one interface."""
+    """A fitted predictor, neural or tabular."""
 
     name: str
     inner: Any
@@ -151,52 +141,50 @@ class Predictor:
         if not len(data):
             return torch.empty(0)
         self.inner.eval()
-        place = next(self.inner.parameters())
+        device = next(self.inner.parameters())
 
         def logits(network: Mapping[str, Any]) -> Tensor:
-            found: Tensor = self.inner.logits(map_network(network, lambda w: w.to(place)))
-            return found
+            out: Tensor = self.inner.logits(map_network(network, lambda w: w.to(device)))
+            return out
 
         return torch.sigmoid(in_batches(logits, data.network, data)).cpu()
 
-    def misfit(self, found: NetworkSizes, trained: NetworkSizes) -> str | None:
-        """Why this predictor cannot read networks of some sizes; None where it can.
+    def misfit(self, sizes: NetworkSizes, trained: NetworkSizes) -> str | None:
+        """Why this predictor cannot read networks of some sizes; None if it can.
 
-        A predictor reads the sizes it was trained on. One that reads more has a method
-        ``misfit(found, trained)`` of its own, which answers here.
+        A predictor reads the sizes it was trained on, unless its class has a ``misfit`` method.
 
         Args:
-            found: the sizes of the networks in question.
-            trained: those of the networks it was trained on.
+            sizes: of the networks in question.
+            trained: of the training networks.
         """
-        own = getattr(self.inner, "misfit", None)
-        if own is not None:
-            answer: str | None = own(found, trained)
-            return answer
-        wanted, there = trained.to_json(), found.to_json()
-        for size, words in SIZE_WORDS.items():
-            if wanted[size] != there[size]:
-                return f"expected {words.format(wanted[size])}, found {there[size]}"
+        if hasattr(self.inner, "misfit"):
+            reason: str | None = self.inner.misfit(sizes, trained)
+            return reason
+        expected, actual = trained.to_json(), sizes.to_json()
+        for size, text in SIZE_TEXTS.items():
+            if expected[size] != actual[size]:
+                return f"expected {text.format(expected[size])}, found {actual[size]}"
         return None
 
     def prepared(self, data: Dataset) -> Dataset:
-        """The networks with what every seed would have to compute of them, where it is much."""
+        """Add what every seed would have to compute of the networks, if the model has such."""
         return prepared(self.inner, data)
 
     def on_cpu(self) -> Predictor:
-        """The same, where files and users' networks are."""
+        """Move to the CPU."""
         return self if self.name in TABULAR else Predictor(self.name, self.inner.cpu())
 
     @property
     def num_parameters(self) -> int | None:
-        """Trainable numbers; None for trees."""
+        """Number of trainable parameters; None for trees."""
         if self.name in TABULAR:
             count: int | None = self.inner.num_parameters
             return count
         return sum(int(p.numel()) for p in self.inner.parameters())
 
     def save(self, folder: Path) -> None:
-        """Writes the predictor into a folder of its own."""
+        """Write to a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.name in TABULAR:
             self.inner.save(folder)
@@ -205,11 +193,27 @@ class Predictor:
 
     @staticmethod
     def load(name: str, folder: Path) -> Predictor:
-        """Reads what `save` wrote."""
+        """Read what `save` wrote."""
         check_name(name)
         if not folder.is_dir():
             raise RunError(f"the run keeps no predictor: there is no folder '{folder}'")
         if name in TABULAR:
             return Predictor(name, tabular_class(name).load(folder))
-        kind, _ = NEURAL[name]
-        return Predictor(name, getattr(models, kind).from_pretrained(folder))
+        class_name, _ = NEURAL[name]
+        return Predictor(name, getattr(models, class_name).from_pretrained(folder))
+
+
+def load_predictors(run: Path, record: RunRecord) -> list[Predictor]:
+    """Load the predictor of every seed of a run."""
+    return [Predictor.load(record.model, run / f"seed-{row['seed']}") for row in record.seeds]
+
+
+def seed_predictions(predictors: Sequence[Predictor], data: Dataset) -> Tensor:
+    """Prediction of each seed of a run, ``[seeds, n]`` in float64."""
+    ready = predictors[0].prepared(data)
+    return torch.stack([p.predict(ready) for p in predictors]).double()
+
+
+def mean_prediction(predictors: Sequence[Predictor], data: Dataset) -> Tensor:
+    """Mean prediction over seeds, ``[n]`` in float64."""
+    return seed_predictions(predictors, data).mean(0)

@@ -1,284 +1,307 @@
-"""One experiment from networks to a run folder: fit every seed, measure, write down."""
+"""Run folders: the record, predictions and log of one trained predictor.
+
+RUN/
+  run.json             model, zoo, selection, protocol and results
+  predictions.parquet  one row for each seed and network of the validation and test parts
+  log.jsonl            one line per epoch (neural predictors)
+  seed-K/              the predictor of each seed
+  training_distance.safetensors  features of the training networks
+  trained_on.safetensors         digests by which training networks are recognised
+  guard.safetensors    guard against damaged networks, if one was fitted
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from transformer_nfn.io.files import made_folder
-from transformer_nfn.prediction.damaged import Damaged
-from transformer_nfn.prediction.dataset import Dataset, Parts
-from transformer_nfn.prediction.guarded import fit_beside
-from transformer_nfn.prediction.identity import KEY, is_of, training_identity
-from transformer_nfn.prediction.intervals import LEVEL, coverage, radius
-from transformer_nfn.prediction.kinds import Kinds, as_kinds, describe_mixed
-from transformer_nfn.prediction.known_sizes import KnownSizes
-from transformer_nfn.prediction.measuring import Judgements
-from transformer_nfn.prediction.metrics import standard_error
-from transformer_nfn.prediction.novelty import Seen
-from transformer_nfn.prediction.predictors import (
-    ALL_CHECKPOINTS,
-    ANY_SIZE,
-    NEURAL,
-    Predictor,
-    check_name,
-    module_builder,
-    tabular_class,
-)
-from transformer_nfn.prediction.probe_search import search_steps
-from transformer_nfn.prediction.protocol import Protocol
-from transformer_nfn.prediction.records import (
-    RUN_FILE,
-    RunError,
-    RunRecord,
-    write_predictions,
-)
-from transformer_nfn.prediction.together import TOGETHER, tau_together, with_together
-from transformer_nfn.prediction.trained_on import TrainedOn
-from transformer_nfn.prediction.training import SAVE_SECONDS, Report, train_seeds
-from transformer_nfn.prediction.training_state import STATE_FILE
-from transformer_nfn.prediction.widening import measure_widening
-from transformer_nfn.zoo import MixedZoo, NetworkSizes, Zoo
-from transformer_nfn.zoo.store import check_outside_zoos
+from transformer_nfn.errors import TransformerNFNError, missing_extra
+from transformer_nfn.io.files import atomic_file, read_parquet, read_regular, write_text
+from transformer_nfn.io.json_fields import Fields, read_object
+from transformer_nfn.prediction.metrics import kendall_tau
+from transformer_nfn.zoo.sizes import check_sizes
+from transformer_nfn.zoo.store.index import CONFIGURATION
+
+FORMAT = 1
+RUN_FILE = "run.json"
+PREDICTIONS_FILE = "predictions.parquet"
+LOG_FILE = "log.jsonl"
+ENSEMBLE_TAU = "tau_together"
+"""Key of a record's summary: τ of the mean prediction over seeds."""
+IDENTITY = "identity"
+"""Key of a record's protocol: digest of the training, see `experiment.training_identity`."""
+MAX_WIDENING = 1e6
+__all__ = [
+    "CONFIGURATION", "ENSEMBLE_TAU", "FORMAT", "IDENTITY", "LOG_FILE", "PREDICTIONS_FILE",
+    "RUN_FILE", "RunError", "RunRecord", "ensemble_tau", "find_runs", "predictions_on_test",
+    "read_log", "read_predictions", "write_events", "write_predictions",
+]  # fmt: skip
 
 
-def describe_zoo(zoo: Zoo | MixedZoo) -> dict[str, Any]:
-    """What a record says of the zoo."""
-    if isinstance(zoo, MixedZoo):
-        return describe_mixed(zoo)
-    return {
-        "name": zoo.path.name,
-        "task": zoo.metadata["task"]["name"],
-        "networks": len(zoo),
-        "runs": len(np.unique(zoo.table["run"].astype(str))),
-        "seeds": zoo.seeds,
-        "architecture": zoo.sizes.to_json(),
-    }
-
-
-def train_run(
-    zoo: Mapping[str, Any],
-    parts: Parts | Kinds,
-    model: str,
-    out: Path,
-    *,
-    seeds: list[int],
-    protocol: Protocol | None = None,
-    options: Mapping[str, Any] | None = None,
-    selection: Mapping[str, Any] | None = None,
-    table: Mapping[str, Any] | None = None,
-    keep: bool = True,
-    measure: Callable[[list[Predictor]], Mapping[str, Any]] | None = None,
-    report: Report | None = None,
-    save_every: float = SAVE_SECONDS,
-    damaged: Damaged | None = None,
-) -> RunRecord:
-    """Fits every seed of a predictor, measures it on the test part, and writes a run folder.
-
-    A finished run of the same kind is read instead; an interrupted one goes on where it was.
-
-    Args:
-        zoo: from `describe_zoo`.
-        parts: the networks, of one kind or several, on the device to train on.
-        model: one of `PREDICTORS`; for several kinds one of `ANY_SIZE`.
-        out: the run folder.
-        seeds: of initialisation and order; each makes a predictor.
-        protocol: of neural predictors; `Protocol.of` the model by default.
-        options: of the model, e.g. ``channels``.
-        selection: how the networks were chosen, for the record.
-        table: the table and cell this is, for the record.
-        keep: whether the predictors themselves are kept.
-        measure: further numbers for the record's summary, from the fitted predictors.
-        report: called with progress.
-        save_every: seconds between two saved states of a training.
-        damaged: relatives of the networks that a `Guard` beside the predictors learns from.
-    """
-    check_name(model)
-    check_outside_zoos(out)
-    kinds = as_kinds(parts)
-    check_kinds(model, mixed=kinds.named, damaged=damaged is not None)
-    if model not in ALL_CHECKPOINTS:
-        kinds = replace(kinds, more=[])
-    protocol, options = protocol or Protocol.of(model), dict(options or {})
-    identity = training_identity(model, options, kinds, protocol, seeds, damaged)
-    if (out / RUN_FILE).is_file():
-        record = RunRecord.read(out)
-        if is_of(record, identity, model, options, kinds, protocol, seeds):
-            return _completed(record, zoo, out)
-        raise RunError(f"'{out}' holds another run ({record.model}); choose another folder")
-    training = _Training(model, options, kinds, protocol, seeds, identity)
-    with made_folder(out):  # first: hours later is too late to learn that it cannot be made
-        fitted = _fit(training, out, report, save_every)
-    read = _as_read(fitted, kinds)
-    judged = Judgements.of(fitted.predictors, read)
-    rows = [
-        {**row, **tested}
-        for row, tested in zip(fitted.rows, judged.seed_rows(seeds), strict=True)
-    ]
-    residuals = {split: judged.residuals(split) for split in ("val", "test")}
-    reach = radius(np.concatenate([residuals["val"], residuals["test"]]))
-    by_kind, factor = _by_kind(fitted.predictors[0], read, judged, reach, zoo)
-    columns = judged.columns(seeds, factor, named=kinds.named)
-    write_predictions(out, columns)
-    predictors = [predictor.on_cpu() for predictor in fitted.predictors]
-    if keep:
-        for seed, predictor in zip(seeds, predictors, strict=True):
-            predictor.save(out / f"seed-{seed}")
-        Seen.of(read.train, any_size=model in ANY_SIZE).save(out)
-        TrainedOn.of(kinds, str(zoo["task"])).save(out)
-    guarded: dict[str, Any] = {}
-    if damaged is not None and isinstance(parts, Parts):
-        arch = NetworkSizes.from_json(zoo["architecture"])
-        steps = search_steps(protocol.epochs)
-        guard, guarded = fit_beside(predictors, parts, damaged, arch, steps)
-        guard.save(out)
-    taus = [row["tau"] for row in rows]
-    record = RunRecord(
-        model=model,
-        zoo=dict(zoo),
-        selection={**(selection or {}), **kinds.selection},
-        protocol={**protocol.to_json(), "options": options, KEY: identity},
-        seeds=rows,
-        summary={
-            "tau": float(np.mean(taus)),
-            "tau_se": standard_error(taus),
-            TOGETHER: tau_together(columns),
-            "r2": float(np.mean([row["r2"] for row in rows])),
-            "mae": float(np.mean([row["mae"] for row in rows])),
-            "coverage": coverage(residuals["val"], residuals["test"]),
-            "level": LEVEL,
-            "radius": reach,
-            **by_kind,
-            **guarded,
-            **(measure(predictors) if measure is not None else {}),
-        },
-        num_parameters=predictors[0].num_parameters,
-        table=table,
-    )
-    record.write(out)
-    (out / STATE_FILE).unlink(missing_ok=True)
-    return record
-
-
-def check_kinds(model: str, *, mixed: bool, damaged: bool) -> None:
-    """Refuses to train on a mixed zoo what reads one size alone."""
-    if mixed and model not in ANY_SIZE:
-        raise RunError(
-            f"'{model}' reads networks of one size: of a mixed zoo name one kind by its folder, or "
-            f"train {', '.join(ANY_SIZE)}"
-        )
-    if mixed and damaged:
-        raise RunError("a guard against damaged networks is learned from one kind, not several")
-
-
-def _completed(record: RunRecord, zoo: Mapping[str, Any], out: Path) -> RunRecord:
-    """A record from before all was kept that is today: it is of these very networks."""
-    full = with_together(record, out)
-    if "seeds" not in record.zoo and "seeds" in zoo:
-        full = replace(full, zoo={**record.zoo, "seeds": zoo["seeds"]})
-    if full is not record:
-        full.write(out)
-    return full
+class RunError(TransformerNFNError):
+    """A run folder that cannot be read, or an experiment that cannot be run."""
 
 
 @dataclass(frozen=True)
-class _Training:
-    """What is fitted to which networks; ``identity`` tells it from every other training."""
-
-    model: str
-    options: Mapping[str, Any]
-    kinds: Kinds
-    protocol: Protocol
-    seeds: list[int]
-    identity: str
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    """A predictor for each seed, what its training tells, and the networks as they were read.
+class RunRecord:
+    """Contents of ``run.json``.
 
     Attributes:
-        train: of each kind those to train on, further ones behind them.
+        model: name of the predictor, one of `transformer_nfn.prediction.predictors.PREDICTORS`.
+        zoo: task, name, number of networks, ``architecture`` (of a mixed zoo ``architectures``, by
+            size name), and ``seeds``: ``one`` for all networks, one ``each``, or ``unknown``.
+        selection: ``percent``, ``min_accuracy``, the counts ``train``, ``val`` and ``test``,
+            ``augment`` (None, or the range of the entries), ``max_train`` for a subset; of a mixed
+            zoo also the counts by ``kinds`` (sizes) and the names ``left_out``.
+        protocol: training protocol, model options and training identity.
+        seeds: for each seed ``seed, tau, tau_low, tau_high, r2, mae, val_tau, best_epoch,
+            seconds``.
+        summary: ``tau, tau_se, r2, mae, coverage`` over the seeds; ``tau_together`` of the mean
+            prediction; with augmentation ``agreement`` (`transformer_nfn.paper.cells`); of a
+            mixed zoo figures by ``kinds``, for the sizes ``left_out``, and ``widening``
+            (`transformer_nfn.prediction.uncertainty`).
+        num_parameters: of the predictor, None for trees.
+        status: ``done``, or why there is no result (``not enough networks: …``).
+        table: ``table, row, column`` of the paper's table that this run fills, if any.
+        format: version of this file.
     """
 
-    predictors: list[Predictor]
-    rows: list[dict[str, Any]]
-    train: list[Dataset]
+    model: str
+    zoo: Mapping[str, Any]
+    selection: Mapping[str, Any]
+    protocol: Mapping[str, Any]
+    seeds: list[dict[str, Any]] = field(default_factory=list)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    num_parameters: int | None = None
+    status: str = "done"
+    table: Mapping[str, Any] | None = None
+    format: int = FORMAT
+
+    def check_finished(self, where: object) -> None:
+        """Reject a run without predictors; ``where`` names it in the error."""
+        if self.status != "done" or not self.seeds:
+            raise RunError(f"'{where}' holds no predictor: {self.status}")
+
+    @property
+    def architectures(self) -> list[Mapping[str, Any]]:
+        """Network sizes in the training set."""
+        if "architectures" in self.zoo:
+            left_out = self.selection.get("left_out", [])
+            architectures = self.zoo["architectures"].items()
+            sizes = [values for name, values in architectures if name not in left_out]
+        else:
+            sizes = [self.zoo["architecture"]] if "architecture" in self.zoo else []
+        if not sizes:
+            raise RunError("the run's record lacks 'zoo.architecture', the networks it can read")
+        return sizes
+
+    @property
+    def radius(self) -> float:
+        """Half the width of the prediction intervals."""
+        if "radius" not in self.summary:
+            raise RunError("the run's record lacks 'summary.radius', the width of its intervals")
+        return float(self.summary["radius"])
+
+    def write(self, folder: Path) -> None:
+        """Write ``run.json`` atomically."""
+        write_text(folder / RUN_FILE, json.dumps(asdict(self), indent=1, sort_keys=True))
+
+    @staticmethod
+    def read(folder: Path | str) -> RunRecord:
+        """Read and validate the record of a run folder."""
+        path = Path(folder) / RUN_FILE
+        if not path.is_file():
+            raise RunError(f"'{folder}' is not a run folder: there is no {RUN_FILE} in it")
+        data = read_object(path, RunError)
+        if data.get("format") != FORMAT:
+            raise RunError(
+                f"'{path}' has format {data.get('format')!r}, expected {FORMAT}: another version"
+            )
+        _check_record(data, str(path))
+        try:
+            return RunRecord(**data)
+        except TypeError as error:
+            raise RunError(f"'{path}' is malformed: {error}") from error
 
 
-def _fit(
-    training: _Training, folder: Path, report: Report | None, save_every: float
-) -> _Fitted:
-    """Fits every seed; ``folder`` keeps the log, and the state to go on from."""
-    start = time.perf_counter()
-    if training.model in NEURAL:
-        fitted = _fit_neural(training, folder, report, save_every)
-    else:
-        fitted = _fit_tabular(training, report)
-    seconds = (time.perf_counter() - start) / len(training.seeds)
-    return replace(fitted, rows=[{**row, "seconds": seconds} for row in fitted.rows])
+def _check_record(data: Mapping[str, Any], where: str) -> None:
+    """Validate the types of all fields documented in `RunRecord`."""
+    fields = Fields(data, where, RunError)
+    fields.text("model")
+    if "status" in data:
+        fields.text("status")
+    fields.inner("protocol")
+    selection, zoo = fields.inner("selection"), fields.inner("zoo")
+    for name in ("name", "task"):
+        if name in zoo.data:
+            zoo.text(name)
+    if "architecture" in zoo.data:
+        check_sizes(zoo.inner("architecture").data)
+    if "architectures" in zoo.data:
+        architectures = zoo.inner("architectures")
+        for name in architectures.data:
+            check_sizes(architectures.inner(name).data)
+        if "left_out" in selection.data:
+            selection.items("left_out")
+    if fields.has("num_parameters"):
+        fields.whole("num_parameters")
+    if fields.has("table"):
+        fields.inner("table")
+    for row in fields.inner_items("seeds") if "seeds" in data else []:
+        row.whole("seed")
+        _check_numbers(row, "tau tau_low tau_high r2 mae seconds val_tau best_epoch")
+    if "summary" in data:
+        _check_summary(fields.inner("summary"))
 
 
-def _fit_neural(
-    training: _Training, folder: Path, report: Report | None, save_every: float
-) -> _Fitted:
-    trained = train_seeds(
-        module_builder(training.model, training.kinds.train[0], training.options),
-        training.kinds,
-        training.protocol,
-        training.seeds,
-        folder=folder,
-        identity=training.identity,
-        report=report,
-        save_every=save_every,
-    )
-    predictors = [Predictor(training.model, module) for module in trained.modules]
-    best = zip(trained.best_epoch, trained.val_tau, strict=True)
-    rows = [{"best_epoch": epoch, "val_tau": tau} for epoch, tau in best]
-    return _Fitted(predictors, rows, trained.read)
+def _check_summary(summary: Fields) -> None:
+    _check_numbers(summary, "tau tau_se tau_together r2 mae coverage")
+    for name in ("level", "radius"):
+        if name in summary.data:
+            summary.number(name, 0.0, 1.0)
+    for name in ("kinds", "left_out"):
+        if name in summary.data:
+            by_size = summary.inner(name)
+            for figures in map(by_size.inner, by_size.data):
+                figures.whole("networks")
+                _check_numbers(figures, "tau tau_se r2 mae coverage")
+    if "widening" in summary.data:
+        widening = summary.inner("widening")
+        for name in widening.data:
+            widening.number(name, 1.0, MAX_WIDENING)
 
 
-def _fit_tabular(training: _Training, report: Report | None) -> _Fitted:
-    """Trees and the like have no epochs: progress is told seed by seed, and nothing is saved."""
-    (train,), (val,) = training.kinds.train, training.kinds.val
-    predictors = []
-    for i, seed in enumerate(training.seeds):
-        inner = tabular_class(training.model)(**training.options)
-        held = (val.network, val.accuracy)
-        inner.fit(train.network, train.accuracy, validation=held, seed=seed)
-        predictors.append(Predictor(training.model, inner))
-        if report is not None:
-            report({"epoch": i + 1, "epochs": len(training.seeds)})
-    return _Fitted(predictors, [{"best_epoch": None} for _ in predictors], [train])
+def _check_numbers(fields: Fields, names: str) -> None:
+    """Check optional numbers; a single seed has NaN as its standard error."""
+    for name in names.split():
+        value = fields.data.get(name)
+        if fields.has(name) and not (isinstance(value, float) and math.isnan(value)):
+            fields.number(name)
 
 
-def _as_read(fitted: _Fitted, kinds: Kinds) -> Kinds:
-    """The networks with what all seeds and measures read of them computed once."""
-    prepared = fitted.predictors[0].prepared
-    own = zip(fitted.train, kinds.train, strict=True)
-    return replace(
-        kinds,
-        train=[prepared(data.take(torch.arange(len(first)))) for data, first in own],
-        val=[prepared(data) for data in kinds.val],
-        test=[prepared(data) for data in kinds.test],
-        left_out={name: prepared(data) for name, data in kinds.left_out.items()},
-    )
+def find_runs(folders: list[Path]) -> Iterator[Path]:
+    """Yield every run folder in or below the given ones, sorted."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunError(f"there is no folder '{folder}'")
+        runs = sorted(path.parent for path in folder.rglob(RUN_FILE))
+        if not runs:
+            raise RunError(f"there are no runs in '{folder}'")
+        yield from runs
 
 
-def _by_kind(
-    predictor: Predictor, kinds: Kinds, judged: Judgements, reach: float, zoo: Mapping[str, Any]
-) -> tuple[dict[str, Any], Callable[[str], float]]:
-    """Of a mixed zoo the figures by kind, and how much wider intervals of a kind are."""
-    if not kinds.named:
-        return {}, lambda _: 1.0
-    sizes = {name: NetworkSizes.from_json(a) for name, a in zoo["architectures"].items()}
-    widening = measure_widening(predictor.inner, kinds, sizes)
-    known = KnownSizes(tuple(sizes[name] for name in kinds.names), reach, widening)
-    figures = judged.by_kind(lambda kind: known.reach(sizes[kind]))
-    return {**figures, "widening": widening}, lambda kind: known.factor(sizes[kind])
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise missing_extra(RunError, "pyarrow", "zoo", "reading predictions") from error
+    return pa, pq
+
+
+def write_predictions(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
+    """Write ``predictions.parquet``.
+
+    Columns: ``seed, split`` (val, test or left_out)``, row, run, accuracy, predicted, low, high``,
+    the hyperparameters of the run (`CONFIGURATION`), and for a mixed zoo ``kind`` (the size).
+    """
+    pa, pq = _arrow()
+    with atomic_file(folder / PREDICTIONS_FILE) as beside:
+        pq.write_table(pa.table(dict(columns)), beside)
+
+
+def read_predictions(folder: Path) -> dict[str, np.ndarray]:
+    """Read ``predictions.parquet`` as columns."""
+    pa, _ = _arrow()
+    path = folder / PREDICTIONS_FILE
+    try:
+        table = read_parquet(path)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise RunError(f"'{path}' is not readable: {error}") from error
+    return {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+
+
+def predictions_on_test(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return true accuracies ``[n]`` and predictions ``[seeds, n]`` of the test networks.
+
+    Args:
+        columns: of ``predictions.parquet``; every seed has the same networks in the same order.
+    """
+    for name in ("seed", "split", "accuracy", "predicted"):
+        if name not in columns:
+            raise RunError(f"predictions have no column '{name}'")
+    tested = columns["split"] == "test"
+    seeds = list(dict.fromkeys(columns["seed"][tested]))
+    if not seeds:
+        raise RunError("predictions have no rows of the split 'test'")
+    try:
+        accuracy, predicted = (
+            [columns[name][tested & (columns["seed"] == seed)].astype(float) for seed in seeds]
+            for name in ("accuracy", "predicted")
+        )
+    except (TypeError, ValueError) as error:
+        raise RunError(f"predictions are not all numbers ({error})") from error
+    if any(not np.array_equal(accuracy[0], other) for other in accuracy):
+        raise RunError("predictions of the seeds are not of the same test networks")
+    return accuracy[0], np.stack(predicted)
+
+
+def ensemble_tau(columns: Mapping[str, np.ndarray]) -> float:
+    """Kendall's τ of the mean prediction over seeds on the test set, see `predictions_on_test`."""
+    accuracy, predicted = predictions_on_test(columns)
+    return kendall_tau(accuracy, predicted.mean(0))
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Read a training log: one object per line with ``epoch`` and ``seed``.
+
+    An incomplete last line, as a killed run leaves it, is ignored.
+    """
+    try:
+        lines = read_regular(path).decode("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"'{path}' is not readable: {error}") from error
+    entries = []
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):
+                break
+            raise RunError(f"'{path}', line {number}: {error}") from error
+        if not isinstance(entry, dict) or type(entry.get("epoch")) is not int:
+            raise RunError(f"'{path}', line {number} is not an object with a whole 'epoch'")
+        entries.append(entry)
+    return entries
+
+
+def write_events(run: Path) -> Path:
+    """Write the log of a run as TensorBoard events, ``RUN/tensorboard/seed-K``."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise missing_extra(
+            RunError, "tensorboard", "tensorboard", "writing TensorBoard events"
+        ) from error
+    log = run / LOG_FILE
+    if not log.is_file():
+        raise RunError(f"'{run}' has no {LOG_FILE}: trees have no epochs to show")
+    lines = read_log(log)
+    for line in lines:
+        fields = Fields(line, str(log), RunError)
+        for key in ("loss", "val_tau", "lr"):
+            fields.number(key)
+        fields.whole("seed")
+    out = run / "tensorboard"
+    for seed in sorted({line["seed"] for line in lines}):
+        with SummaryWriter(str(out / f"seed-{seed}")) as writer:
+            for line in (x for x in lines if x["seed"] == seed):
+                for key in ("loss", "val_tau", "lr"):
+                    writer.add_scalar(key, line[key], line["epoch"])
+    return out

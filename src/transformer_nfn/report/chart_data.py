@@ -10,8 +10,7 @@ import numpy as np
 
 from transformer_nfn.paper.gather import Run, Study, ZooStudy, model_order
 from transformer_nfn.paper.table_text import OurCell, TableView, curve_lines, zoo_size
-from transformer_nfn.prediction.records import CONFIGURATION, RunRecord
-from transformer_nfn.prediction.together import TOGETHER
+from transformer_nfn.prediction.runs import CONFIGURATION, ENSEMBLE_TAU, RunRecord
 from transformer_nfn.report.held_out import MILLION, HeldOut, NamedZoo, SeedPart, TestedModel
 
 BINS = 20
@@ -148,7 +147,9 @@ def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) ->
         "tau": number(summary.get("tau"), 6),
         "error": number(summary.get("tau_se"), 6) if len(run.record.seeds) > 1 else None,
         "level": number(summary.get("level")),
-        "recorded": {key: number(summary.get(key), 6) for key in ("coverage", "radius", TOGETHER)},
+        "recorded": {
+            key: number(summary.get(key), 6) for key in ("coverage", "radius", ENSEMBLE_TAU)
+        },
         "parameters": run.record.num_parameters,
         "seeds": seeds,
     }

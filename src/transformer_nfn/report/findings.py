@@ -11,7 +11,7 @@ import numpy as np
 
 from transformer_nfn.paper.gather import Run
 from transformer_nfn.prediction.metrics import kendall_tau
-from transformer_nfn.prediction.together import TOGETHER
+from transformer_nfn.prediction.runs import ENSEMBLE_TAU
 from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel
 from transformer_nfn.report.number_text import is_number
 
@@ -179,7 +179,7 @@ def tau_together(tested: HeldOut, run: Run) -> float | None:
     """τ of the mean over the seeds, which ``tnfn predict`` reports; None for one seed."""
     if len(run.record.seeds) < 2:
         return None
-    recorded = run.record.summary.get(TOGETHER)
+    recorded = run.record.summary.get(ENSEMBLE_TAU)
     if recorded is not None and is_number(recorded):
         return float(recorded)
     model = tested.of(run)

@@ -14,7 +14,7 @@ import numpy as np
 
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.paper.gather import Columns, Run, Study, ZooStudy
-from transformer_nfn.prediction.records import CONFIGURATION, PREDICTIONS_FILE, RunError
+from transformer_nfn.prediction.runs import CONFIGURATION, PREDICTIONS_FILE, RunError
 from transformer_nfn.zoo import Zoo
 
 DIGITS = 6

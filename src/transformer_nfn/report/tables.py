@@ -11,8 +11,7 @@ import numpy as np
 
 from transformer_nfn.paper.gather import Run, ZooStudy
 from transformer_nfn.paper.table_text import OurCell, TableView, mean_text, zoo_seeds
-from transformer_nfn.prediction.identity import KEY, OLDER_KEY
-from transformer_nfn.prediction.records import CONFIGURATION, RunRecord
+from transformer_nfn.prediction.runs import CONFIGURATION, IDENTITY, RunRecord
 from transformer_nfn.report.findings import (
     ALWAYS_THE_MEAN,
     Baseline,
@@ -312,7 +311,7 @@ def protocol_table(runs: list[Run]) -> str:
     """Training settings of each model; epochs are left out for trees."""
     rows = []
     for run in runs:
-        settings = {k: v for k, v in run.record.protocol.items() if k not in (KEY, OLDER_KEY)}
+        settings = {k: v for k, v in run.record.protocol.items() if k != IDENTITY}
         if all(seed.get("best_epoch") is None for seed in run.record.seeds):
             settings = {"options": settings.get("options")}
         options = settings.pop("options", None)

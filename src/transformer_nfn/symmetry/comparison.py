@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.functional import Architecture, Forward, Inputs, runnable
-from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
+from transformer_nfn.spaces import Element, Weights, WeightSpace
 from transformer_nfn.symmetry.element_search import align_permutations, exact_element, recover
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
 from transformer_nfn.symmetry.normal_forms import same_normal_form
@@ -161,14 +161,13 @@ def compare(
     unit = rounding_unit(dtype)
     invariants = _compare_invariants(space, u, v, dtypes)
     worst, hidden, blurred = invariants.worst, invariants.hidden, invariants.blurred
-    perms = invariants.perms
 
     u, v = in_float64(u), in_float64(v)
     element: Element | EnlargedElement | None = None
     if group == "enlarged":
         element = recover_enlarged(space, u, v, unit)
     elif worst <= 1 or dtype in HALF:
-        element = recover(space, u, v, fold(space, u), fold(space, v), perms, unit)
+        element = recover(space, u, v, invariants.perms, unit)
     fit = _fit(element, u, v, dtypes)
     orbit, error = fit.orbit, fit.error
     if orbit and group == "paper" and worst > 1:
@@ -180,7 +179,7 @@ def compare(
         orbit = None  # an element may exist that was not found
 
     if (blurred or orbit is not True) and worst <= 1:
-        exact = exact_element(space, u, v, perms, dtype)
+        exact = exact_element(space, u, v, invariants.perms, dtype)
         if exact is not None:
             element, error, orbit, blurred = exact, 0.0, True, False
 

@@ -9,13 +9,13 @@ features. Then each axis with matrices is solved for. No tensor is named here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 from torch import Tensor
 
-from transformer_nfn.spaces import Element, Weights, WeightSpace
+from transformer_nfn.spaces import Element, Weights, WeightSpace, fold
 from transformer_nfn.spaces.actions import Solution
 from transformer_nfn.symmetry.sources import Source
 
@@ -126,31 +126,25 @@ def _compose(space: WeightSpace, axis: str, perms: dict[str, Tensor], index: Ten
 
 
 def recover(
-    space: WeightSpace,
-    U: Weights,
-    V: Weights,
-    folded_U: Weights,
-    folded_V: Weights,
-    perms: dict[str, Tensor],
-    unit: float,
+    space: WeightSpace, U: Weights, V: Weights, perms: dict[str, Tensor], unit: float
 ) -> Element | None:
     """The element with these permutations that takes ``U`` to ``V``; None if a matrix is singular.
 
     Args:
         space: the space of both networks.
-        U: weights ``[*axes]`` in float64, and ``folded_U`` without shifts.
-        V: the same for the other network.
+        U: weights ``[*axes]`` in float64.
+        V: those of the other network.
         perms: as `align_permutations` gives them.
         unit: expected relative error of one weight.
     """
     base = space.group.identity(device=next(iter(U.values())).device)
-    shuffle = Element(space, {**base.perms, **perms}, base.linears, base.inverses, base.shifts)
+    shuffle = replace(base, perms={**base.perms, **perms})
     # Tensors on which no matrix acts are not needed below.
     moved = {
         name: w if name in space.entry_tensors else shuffle.move_constant(w, name)
-        for name, w in folded_U.items()
+        for name, w in fold(space, U).items()
     }
-    solved = solve_axes(space, moved, folded_V, unit)
+    solved = solve_axes(space, moved, fold(space, V), unit)
     del moved
     if solved is None:
         return None
@@ -164,7 +158,7 @@ def recover(
     shifts = {
         s.tensor: back.move_constant(V[s.tensor], s.tensor) - U[s.tensor] for s in space.shifts
     }
-    return Element(space, g.perms, linears, inverses, shifts)
+    return replace(g, shifts=shifts)
 
 
 def rows_along(space: WeightSpace, weights: Weights, axis: str, tensors: Sequence[str]) -> Tensor:
@@ -222,7 +216,10 @@ def solve_axes(
         None if no element comes close (the ranks differ), or none can be determined.
     """
     solved: dict[str, Solution] = {}
-    waiting = {a: _all_carriers(space, a) for a in space.rebased_axes}
+    waiting = {
+        a: [t for dual in (False, True) for t in space.carriers(a, dual=dual)]
+        for a in space.rebased_axes
+    }
     while waiting:
         ready = {
             a: [t for t in tensors if not (set(space.rebased(t)) - {a}) & waiting.keys()]
@@ -247,18 +244,12 @@ def solve_axes(
     return solved
 
 
-def _all_carriers(space: WeightSpace, axis: str) -> list[str]:
-    return [t for dual in (False, True) for t in space.carriers(axis, dual=dual)]
-
-
 def _moved(space: WeightSpace, U: Weights, axis: str, solution: Solution) -> Weights:
     base = space.group.identity(device=solution.part.device)
-    g = Element(
-        space,
-        base.perms,
-        {**base.linears, axis: solution.part},
-        {**base.inverses, axis: solution.inverse},
-        base.shifts,
+    g = replace(
+        base,
+        linears={**base.linears, axis: solution.part},
+        inverses={**base.inverses, axis: solution.inverse},
     )
     return {
         name: g.move_constant(w, name) if axis in space.tensors[name].axes else w
@@ -283,7 +274,7 @@ def exact_element(
         dtype: the narrower dtype of the two networks: one may be the other, rounded to it.
     """
     base = space.group.identity(device=next(iter(u.values())).device)
-    reordered = Element(space, {**base.perms, **perms}, base.linears, base.inverses, base.shifts)
+    reordered = replace(base, perms={**base.perms, **perms})
     for element in (base, reordered):
         moved = element.act(u)
         if all(torch.equal(moved[name].to(dtype), w.to(dtype)) for name, w in v.items()):

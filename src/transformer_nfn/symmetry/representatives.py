@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -106,8 +107,7 @@ def _in_order(space: WeightSpace, weights: Weights) -> Weights:
             here = Element(space, {**perms}, {}, {})
             perms[axis] = here.inverse().move_sites(index, axis) if space.ancestors(axis) else index
         known.add(axis)
-    shuffle = Element(space, perms, base.linears, base.inverses, base.shifts)
-    return shuffle.act(weights)
+    return replace(base, perms=perms).act(weights)
 
 
 def fingerprint(

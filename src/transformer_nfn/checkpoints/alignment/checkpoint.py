@@ -375,6 +375,15 @@ def align(
         rounds: limit.
         untie: write a tied model untied, which lets more act on its stream.
         progress: called with the name of each block that is matched.
+
+    Example:
+        >>> from transformer_nfn.checkpoints import open_model
+        >>> from transformer_nfn.testing import write_example_checkpoint
+        >>> a, b = (write_example_checkpoint(f"model-{seed}", seed) for seed in (0, 1))
+        >>> with open_model(a) as A, open_model(b) as B:
+        ...     aligned = align(A, B, "aligned")
+        >>> aligned.after < aligned.before, aligned.difference < 1e-5
+        (True, True)
     """
     place = None if out is None else free_place(Path(out))
     alignment = Alignment(A, B, rounds=rounds, untie=untie, progress=progress)

@@ -80,7 +80,7 @@ def _match_neurons(
     scales: Tensor | None = None
     s = torch.ones(len(order), dtype=read.value.dtype)
     if scaled:
-        site = Site(block.a.whole.about, {}, allowed)
+        site = Site(block.a.network.about, {}, allowed)
         a, b = {"W_A": read.value, "W_B": write.value}, {"W_A": V_A.value, "W_B": V_B.value}
         noise = {"W_A": V_A.error, "W_B": write.error}
         scales = s = NeuronScale().fit(site, a, b, noise)

@@ -137,6 +137,16 @@ def prove_pair(A: Model, B: Model, tables: Sequence[str] | None) -> Proof:
         B: the other.
         tables: embeddings and outputs to fit the stream's basis on; None where the blocks score as
             unrelated, and no element of the group is searched for.
+
+    Example:
+        >>> from transformer_nfn.checkpoints import open_model
+        >>> from transformer_nfn.testing import write_example_checkpoint
+        >>> with open_model(write_example_checkpoint("model")) as model:
+        ...     proof = prove_pair(model, model, ("token", "head"))
+        >>> proof.same, max(check.excess for check in proof.checks) < 1e-3
+        (True, True)
+        >>> proof.element.blocks["0"].attentions[""].queries.tolist()
+        [0, 1]
     """
     mismatch = _input_mismatch(A, B)
     if mismatch is not None:

@@ -73,7 +73,15 @@ class Perturbed:
 
 
 def find_witness(A: Model, B: Model, seed: int = 0) -> TokenWitness | None:
-    """Find token ids on which A and B differ significantly; both must read the same inputs."""
+    """Find token ids on which A and B differ significantly; both must read the same inputs.
+
+    >>> from transformer_nfn.checkpoints import open_model
+    >>> from transformer_nfn.testing import write_example_checkpoint
+    >>> a, b = (write_example_checkpoint(f"model-{seed}", seed) for seed in (0, 1))
+    >>> with open_model(a) as A, open_model(b) as B:
+    ...     find_witness(A, A) is None, find_witness(A, B).difference > 0.1
+    (True, True)
+    """
     generator = torch.Generator().manual_seed(seed)
     half = any(model.dtype in HALF for model in (A, B))
     needed = SIGNIFICANT_HALF if half else SIGNIFICANT

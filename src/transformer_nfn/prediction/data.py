@@ -1,0 +1,438 @@
+"""Networks to train on: rows of a zoo in memory, split by run, grouped by size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transformer_nfn.models import Network, map_network, network_of, tensors_of
+from transformer_nfn.prediction.runs import CONFIGURATION, RunError
+from transformer_nfn.spaces import WeightSpace
+from transformer_nfn.zoo import MixedZoo, Zoo
+from transformer_nfn.zoo.damage import Damage, damages
+
+FRACTIONS = (0.7, 0.15, 0.15)
+"""Of the training, validation and test part."""
+PERCENT = 75
+"""The paper's checkpoint: epoch 75 of 100."""
+MIN_NETWORKS = 20
+MIN_DAMAGED = 20
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Networks of one size in memory, with their metadata.
+
+    Attributes:
+        block_space: the weight space of one block.
+        network: the weights as models read them; ``[n, …]`` each.
+        accuracy: test accuracy of each network, ``[n]``, float32 between 0 and 1.
+        columns: run id, row of the zoo, hyperparameters; arrays of length n.
+        tokens: maximal input length; None if unknown.
+    """
+
+    block_space: WeightSpace
+    network: Network
+    accuracy: Tensor
+    columns: Mapping[str, np.ndarray]
+    tokens: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.accuracy)
+
+    @property
+    def truth(self) -> np.ndarray:
+        """The accuracies as a float64 array, ``[n]``."""
+        return np.asarray(self.accuracy.cpu().double().numpy())
+
+    @property
+    def runs(self) -> list[str]:
+        """The run id of each network."""
+        names: list[str] = self.columns["run"].astype(str).tolist()
+        return names
+
+    def take(self, index: Tensor | np.ndarray) -> Dataset:
+        """Select networks, in the order of the index."""
+        where = torch.as_tensor(index, device=self.accuracy.device)
+        at = where.cpu().numpy()
+        return replace(
+            self,
+            network=map_network(self.network, lambda w: w[where]),
+            accuracy=self.accuracy[where],
+            columns={name: column[at] for name, column in self.columns.items()},
+        )
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """Move to a device."""
+        return replace(
+            self,
+            network=map_network(self.network, lambda w: w.to(device)),
+            accuracy=self.accuracy.to(device),
+        )
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Numbers in the embedding (None for text) and the classifier of one network."""
+        return {part: _size(self.network.get(part)) for part in ("embedding", "classifier")}
+
+
+def _size(part: Any) -> int | None:
+    if part is None:
+        return None
+    tensors = part.values() if isinstance(part, Mapping) else [part]
+    return sum(w[0].numel() for w in tensors) or None
+
+
+def in_batches(
+    logits: Callable[[Mapping[str, Any]], Tensor], network: Mapping[str, Any], data: Dataset
+) -> Tensor:
+    """Evaluate ``logits`` on all networks in batches; networks are the last axis of its output."""
+    rows = torch.arange(len(data), device=data.accuracy.device).split(BATCH)
+    return torch.cat([logits(map_network(network, lambda w, at=at: w[at])) for at in rows], -1)
+
+
+def joined(first: Dataset, second: Dataset) -> Dataset:
+    """Concatenate two data sets of networks of one size."""
+    rest = iter(tensors_of(second.network).values())
+    return replace(
+        first,
+        network=map_network(first.network, lambda w: torch.cat([w, next(rest)])),
+        accuracy=torch.cat([first.accuracy, second.accuracy]),
+        columns={k: np.concatenate([v, second.columns[k]]) for k, v in first.columns.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Networks of one size split by run: no run has networks in two parts.
+
+    Attributes:
+        train, val, test: the parts of the experiment.
+        more: additional training networks for predictors that use them: other checkpoints of the
+            training runs, and runs outside the selection.
+    """
+
+    train: Dataset
+    val: Dataset
+    test: Dataset
+    more: Dataset | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of networks in each part."""
+        return {"train": len(self.train), "val": len(self.val), "test": len(self.test)}
+
+    @property
+    def all_train(self) -> Dataset:
+        """Training networks followed by the additional ones."""
+        return self.train if self.more is None else joined(self.train, self.more)
+
+    def to(self, device: torch.device | str) -> Parts:
+        """Move to a device."""
+        more = None if self.more is None else self.more.to(device)
+        return Parts(self.train.to(device), self.val.to(device), self.test.to(device), more)
+
+
+UNNAMED = ""
+"""Name of the only group of a zoo whose networks all have one size."""
+
+
+@dataclass(frozen=True)
+class SizeGroups:
+    """The networks of a mixed zoo, grouped by size.
+
+    Attributes:
+        parts: for each size in the training set, such as ``w16-h2-d1``, its networks.
+        left_out: sizes that only serve as a test set.
+    """
+
+    parts: Mapping[str, Parts]
+    left_out: Mapping[str, Dataset] = field(default_factory=dict)
+
+    @staticmethod
+    def of(networks: Parts | SizeGroups) -> SizeGroups:
+        """Treat networks of one size as a single unnamed group."""
+        return networks if isinstance(networks, SizeGroups) else SizeGroups({UNNAMED: networks})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Sizes in the training set."""
+        return tuple(self.parts)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the networks come from a mixed zoo."""
+        return self.names != (UNNAMED,)
+
+    @property
+    def train(self) -> list[Dataset]:
+        """Training part of each size."""
+        return [parts.train for parts in self.parts.values()]
+
+    @property
+    def val(self) -> list[Dataset]:
+        """Validation part of each size."""
+        return [parts.val for parts in self.parts.values()]
+
+    @property
+    def test(self) -> list[Dataset]:
+        """Test part of each size."""
+        return [parts.test for parts in self.parts.values()]
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Number of networks by size and part."""
+        left_out = {name: {"left out": len(data)} for name, data in self.left_out.items()}
+        return {name: parts.counts for name, parts in self.parts.items()} | left_out
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """Counts for the record of a run; of a mixed zoo also by size."""
+        sizes = {"train": self.train, "val": self.val, "test": self.test}
+        totals = {part: sum(map(len, sets)) for part, sets in sizes.items()}
+        if not self.mixed:
+            return totals
+        return {**totals, "kinds": self.counts, "left_out": list(self.left_out)}
+
+    def map(self, change: Callable[[Parts], Parts]) -> SizeGroups:
+        """Apply a function to the parts of every size."""
+        return replace(self, parts={name: change(parts) for name, parts in self.parts.items()})
+
+    def to(self, device: torch.device | str) -> SizeGroups:
+        """Move to a device."""
+        left_out = {name: data.to(device) for name, data in self.left_out.items()}
+        return replace(self.map(lambda parts: parts.to(device)), left_out=left_out)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which networks of a zoo an experiment uses.
+
+    Attributes:
+        percent: checkpoints at this part of the training; None for all of them.
+        min_accuracy: minimal test accuracy.
+        split_seed: seed of the split into parts.
+        max_train: maximal number of training networks of each size, a `nested_subset`.
+        subset_seed: seed of that subset.
+        all_checkpoints: whether to load `Parts.more`.
+        leave_out: sizes of a mixed zoo that are not trained on, such as ``w48-h4-d3``.
+    """
+
+    percent: int | None = PERCENT
+    min_accuracy: float = 0.0
+    split_seed: int = 0
+    max_train: int | None = None
+    subset_seed: int = 0
+    all_checkpoints: bool = False
+    leave_out: tuple[str, ...] = ()
+
+    def rows(self, zoo: Zoo) -> np.ndarray:
+        """Rows of the zoo with this checkpoint and accuracy."""
+        rows = zoo.select(percent=self.percent, min_accuracy=self.min_accuracy)
+        if not len(rows) and self.percent is not None and not len(zoo.select(percent=self.percent)):
+            available = sorted({int(p) for p in zoo.table["percent"] if p > 0})
+            raise RunError(f"the zoo has no checkpoints at {self.percent} %, only at {available}")
+        return rows
+
+    def to_json(self, augment: float | None = None) -> dict[str, Any]:
+        """Description for the record of a run."""
+        subset = {} if self.max_train is None else {"max_train": self.max_train}
+        chosen = {"percent": self.percent, "min_accuracy": self.min_accuracy}
+        return {**chosen, "augment": augment, **subset}
+
+
+def load_rows(zoo: Zoo, rows: np.ndarray) -> Dataset:
+    """Load rows of a zoo into memory; reject weights that are not finite."""
+    named = {name: w.float() for name, w in zoo.weights(rows).items()}
+    for name, w in named.items():
+        bad = ~torch.isfinite(w).flatten(1).all(1)
+        if bool(bad.any()):
+            row = int(rows[int(bad.nonzero()[0])])
+            raise RunError(f"'{name}' of row {row} of the zoo holds values that are not finite")
+    columns = {name: zoo.table[name][rows] for name in ("run", "seed", *CONFIGURATION)}
+    columns["row"] = np.asarray(rows, dtype=np.int64)
+    accuracy = torch.as_tensor(zoo.table["test_accuracy"][rows], dtype=torch.float32)
+    return Dataset(zoo.block_space, network_of(named), accuracy, columns, zoo.sizes.tokens)
+
+
+def count_training(zoo: Zoo, *, percent: int | None = PERCENT) -> int:
+    """Number of training networks of `load_parts`, without loading any."""
+    return len(zoo.split(Selection(percent).rows(zoo), FRACTIONS)[0])
+
+
+def nested_subset(rows: np.ndarray, size: int, seed: int | list[int]) -> np.ndarray:
+    """Random subset of at most ``size`` rows, in their order.
+
+    For one seed a smaller subset is part of every larger one.
+    """
+    if size < 1:
+        raise RunError(f"a subset needs at least 1 network, found {size}")
+    shuffled = np.random.default_rng(seed).permutation(len(rows))
+    return np.asarray(rows[np.sort(shuffled[:size])])
+
+
+def load_parts(zoo: Zoo, selection: Selection | None = None) -> Parts:
+    """Select networks of a zoo, split them by run 70/15/15, and load them.
+
+    With ``all_checkpoints``, `Parts.more` holds all other networks whose runs are in no held-out
+    part; with ``max_train``, only those of the selected training runs.
+    """
+    selection = selection or Selection()
+    rows = selection.rows(zoo)
+    if len(rows) < MIN_NETWORKS:
+        raise RunError(
+            f"not enough networks: {len(rows)} have accuracy at least "
+            f"{selection.min_accuracy:g}, {MIN_NETWORKS} are needed"
+        )
+    train, val, test = zoo.split(rows, FRACTIONS, seed=selection.split_seed)
+    subset = selection.max_train is not None
+    if selection.max_train is not None:
+        seed = [selection.split_seed, selection.subset_seed]
+        train = nested_subset(train, selection.max_train, seed)
+    more = None
+    if selection.all_checkpoints:
+        run, every = zoo.table["run"].astype(str), zoo.select(percent=None)
+        held_out = run[np.concatenate([val, test])]
+        free = np.isin(run[every], run[train]) if subset else ~np.isin(run[every], held_out)
+        rows = np.asarray(every[free & ~np.isin(every, train)])
+        more = load_rows(zoo, rows) if len(rows) else None
+    parts = Parts(load_rows(zoo, train), load_rows(zoo, val), load_rows(zoo, test), more)
+    for name in parts.counts:
+        part: Dataset = getattr(parts, name)
+        if len(part) < 3:
+            raise RunError(f"not enough networks: {len(part)} in the {name} part, 3 are needed")
+        if float(part.accuracy.max() - part.accuracy.min()) == 0:
+            raise RunError(
+                f"not enough networks: all in the {name} part have one accuracy, "
+                f"{float(part.accuracy[0]):.4f}, so there is no order to predict"
+            )
+    return parts
+
+
+def load_networks(zoo: Zoo | MixedZoo, selection: Selection | None = None) -> Parts | SizeGroups:
+    """`load_parts` of a zoo, or of every size of a mixed zoo that is not left out."""
+    selection = selection or Selection()
+    if isinstance(zoo, Zoo):
+        if selection.leave_out:
+            raise RunError(f"'{zoo.path}' has networks of one size: there is none to leave out")
+        return load_parts(zoo, selection)
+    left_out = {
+        name: load_rows(zoo[name], selection.rows(zoo[name])) for name in selection.leave_out
+    }
+    names = [name for name in zoo.zoos if name not in left_out]
+    if not names:
+        raise RunError(f"'{zoo.path}' has no size left to train on: {len(left_out)} are left out")
+    parts = {}
+    for name in names:
+        try:
+            parts[name] = load_parts(zoo[name], selection)
+        except RunError as error:
+            raise RunError(f"{name}: {error}") from error
+    return SizeGroups(parts, left_out)
+
+
+def describe_zoo(zoo: Zoo | MixedZoo) -> dict[str, Any]:
+    """Description of a zoo for the record of a run."""
+    mixed = isinstance(zoo, MixedZoo)
+    zoos = zoo.zoos if isinstance(zoo, MixedZoo) else {UNNAMED: zoo}
+    sizes = {name: each.sizes.to_json() for name, each in zoos.items()}
+    return {
+        "name": zoo.path.name,
+        "task": zoo.task if isinstance(zoo, MixedZoo) else zoo.metadata["task"]["name"],
+        "networks": len(zoo),
+        "runs": sum(len(np.unique(each.table["run"].astype(str))) for each in zoos.values()),
+        "seeds": zoo.seeds,
+        **({"architectures": sizes} if mixed else {"architecture": sizes[UNNAMED]}),
+    }
+
+
+@dataclass(frozen=True)
+class DamagedNetworks:
+    """Damaged copies of training and validation networks, with their measured accuracy.
+
+    Attributes:
+        train: copies of training networks.
+        val: copies of validation networks.
+        train_drop: loss of accuracy by the damage, ``[n]``.
+        train_kinds: kind of damage of each of ``train``, ``[n]``.
+        val_kinds: kind of damage of each of ``val``.
+    """
+
+    train: Dataset
+    val: Dataset
+    train_drop: Tensor
+    train_kinds: np.ndarray
+    val_kinds: np.ndarray
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of networks in each part."""
+        return {"train": len(self.train), "val": len(self.val)}
+
+    def joined(self, other: DamagedNetworks) -> DamagedNetworks:
+        """Concatenate with other damaged networks."""
+        return DamagedNetworks(
+            joined(self.train, other.train),
+            joined(self.val, other.val),
+            torch.cat([self.train_drop, other.train_drop]),
+            np.concatenate([self.train_kinds, other.train_kinds]),
+            np.concatenate([self.val_kinds, other.val_kinds]),
+        )
+
+
+def load_damaged(
+    damaged: Zoo,
+    zoo: Zoo,
+    parts: Parts,
+    hold_out: Mapping[str, tuple[float, ...]] | None = None,
+) -> DamagedNetworks:
+    """Load the damaged copies of training and validation networks.
+
+    A network with exchanged tensors counts where both originals belong to the same part.
+
+    Args:
+        damaged: from `tnfn zoo damage`.
+        zoo: what it was made from.
+        parts: of that zoo.
+        hold_out: kinds and strengths to ignore, see `damage.parse_damages`.
+    """
+    recorded = damages(damaged)
+    if damaged.sizes != zoo.sizes:
+        raise RunError(f"'{damaged.path}' holds networks of other sizes than '{zoo.path}'")
+    _check_parents(damaged, zoo, recorded)
+    part_of = {run: i for i, part in enumerate((parts.train, parts.val)) for run in part.runs}
+    runs = damaged.table["run"].astype(str).tolist()
+    chosen: tuple[list[int], list[int]] = ([], [])
+    for row, (run, damage) in enumerate(zip(runs, recorded, strict=True)):
+        if damage.strength in (hold_out or {}).get(damage.kind, ()):
+            continue
+        both = [part_of.get(r, 2) for r in (run, damage.other_run or run)]
+        if both[0] < 2 and max(both) == both[0]:
+            chosen[both[0]].append(row)
+    for name, rows in zip(("training", "validation"), chosen, strict=True):
+        if len(rows) < MIN_DAMAGED:
+            raise RunError(
+                f"'{damaged.path}' has {len(rows)} damaged copies of {name} networks, "
+                f"{MIN_DAMAGED} are needed"
+            )
+    train, val = (load_rows(damaged, np.array(rows)) for rows in chosen)
+    before = zoo.table["test_accuracy"][[recorded[row].row for row in chosen[0]]]
+    drop = torch.as_tensor(before, dtype=torch.float32) - train.accuracy
+    kinds = [np.array([recorded[row].kind for row in rows]) for rows in chosen]
+    return DamagedNetworks(train, val, drop, *kinds)
+
+
+def _check_parents(damaged: Zoo, zoo: Zoo, recorded: list[Damage]) -> None:
+    rows = np.array([damage.row for damage in recorded])
+    fits = rows.max() < len(zoo) and bool(
+        (zoo.table["run"][rows] == damaged.table["run"]).all()
+        and (zoo.table["seed"][rows] == damaged.table["seed"]).all()
+    )
+    if not fits:
+        raise RunError(f"'{damaged.path}' was not made from the networks of '{zoo.path}'")

@@ -1,0 +1,165 @@
+"""Evaluation of a trained run on another zoo."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer_nfn.io.assets import resolve
+from transformer_nfn.prediction.data import PERCENT, Selection, load_rows
+from transformer_nfn.prediction.metrics import scores
+from transformer_nfn.prediction.predict import TrainedRun, check_readable
+from transformer_nfn.prediction.predictors import mean_prediction
+from transformer_nfn.prediction.runs import RunError
+from transformer_nfn.prediction.training_set import Standing, TrainingDigests
+from transformer_nfn.zoo import MixedZoo, Zoo, open_zoo
+
+MIN_NETWORKS = 2
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Predictions for networks of one size; ``[n]`` each.
+
+    Attributes:
+        accuracy: measured.
+        predicted: by the run.
+        covered: whether the interval contains the accuracy.
+        standing: whether the network was used in the training.
+    """
+
+    accuracy: np.ndarray
+    predicted: np.ndarray
+    covered: np.ndarray
+    standing: list[Standing]
+
+    @staticmethod
+    def joined(parts: Sequence[Evaluated]) -> Evaluated:
+        """Concatenate the networks of several sizes."""
+        return Evaluated(
+            np.concatenate([part.accuracy for part in parts]),
+            np.concatenate([part.predicted for part in parts]),
+            np.concatenate([part.covered for part in parts]),
+            [standing for part in parts for standing in part.standing],
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Scores on all networks, and on those never seen."""
+        unseen = np.array([standing == "unseen" for standing in self.standing])
+        counts = Counter(self.standing)
+        return {
+            **self._scores(np.ones_like(unseen)),
+            "trained_on": counts["trained"],
+            "selected_by": counts["selected"],
+            "unseen": self._scores(unseen) if int(unseen.sum()) >= MIN_NETWORKS else None,
+            "note": _note(counts),
+        }
+
+    def _scores(self, chosen: np.ndarray) -> dict[str, Any]:
+        accuracy, predicted = self.accuracy[chosen], self.predicted[chosen]
+        return {
+            "networks": len(accuracy),
+            **scores(accuracy, predicted),
+            "coverage": float(self.covered[chosen].mean()),
+        }
+
+
+def evaluate(
+    run: Path | str,
+    zoo_path: Path | str,
+    *,
+    percent: int | None = PERCENT,
+    min_accuracy: float = 0.0,
+) -> dict[str, Any]:
+    """Evaluate the mean prediction of a run on a zoo: τ, R², error, coverage of the intervals.
+
+    ``trained_on`` counts the networks that the run was trained on, ``selected_by`` those that
+    chose its best epoch, and ``note`` says so in a sentence. ``unseen`` has the scores on the other
+    networks; None if these are too few. ``zoo_seeds`` is `Zoo.seeds`. ``warning`` names sizes
+    outside the training set. For a mixed zoo ``kinds`` has the same for each size.
+
+    Args:
+        run: a run folder that keeps its predictors, or its name.
+        zoo_path: a zoo or a mixed zoo of an architecture that the predictors read, or its name.
+        percent: which checkpoint of each run.
+        min_accuracy: minimal accuracy of the networks.
+    """
+    run = resolve(run, "predictor")
+    trained = TrainedRun.open(run)
+    opened = open_zoo(resolve(zoo_path, "zoo"))
+    zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
+    for name, zoo in zoos.items():
+        check_readable(name, zoo.sizes, trained.sizes.first, trained.predictors)
+    selection = Selection(percent, min_accuracy)
+    rows = {name: selection.rows(zoo) for name, zoo in zoos.items()}
+    total = sum(map(len, rows.values()))
+    if total < MIN_NETWORKS:
+        raise RunError(f"not enough networks: {total} of '{zoo_path}' are selected")
+    digests = TrainingDigests.load(run)
+    evaluated = {
+        name: _evaluate(trained, digests, zoo, rows[name])
+        for name, zoo in zoos.items()
+        if len(rows[name])
+    }
+    warnings = {name: trained.sizes.warning(zoos[name].sizes) for name in evaluated}
+    figures = {
+        "zoo_seeds": opened.seeds,
+        **Evaluated.joined(list(evaluated.values())).figures(),
+        "warning": _size_warning(warnings),
+    }
+    if isinstance(opened, MixedZoo):
+        figures["kinds"] = {
+            name: {**part.figures(), "warning": warnings[name]}
+            for name, part in evaluated.items()
+            if len(part.accuracy) >= MIN_NETWORKS
+        }
+    return figures
+
+
+def _evaluate(
+    run: TrainedRun, digests: TrainingDigests, zoo: Zoo, rows: np.ndarray
+) -> Evaluated:
+    data = load_rows(zoo, rows)
+    mean = mean_prediction(run.predictors, data)
+    covered = np.abs(data.truth - mean.numpy()) <= run.sizes.interval_radius(zoo.sizes)
+    guard = run.guard_for(zoo.sizes)
+    if guard is not None:
+        assessed = guard.assess(data, zoo.sizes, mean)
+        mean, covered = assessed.accuracy, assessed.contains(data.accuracy.double()).numpy()
+    standing = digests.standings(data, zoo.metadata["task"]["name"])
+    return Evaluated(data.truth, mean.numpy(), covered, standing)
+
+
+def _size_warning(warnings: Mapping[str, str | None]) -> str | None:
+    """One sentence about sizes outside the training set."""
+    unseen = [name for name, warning in warnings.items() if warning is not None]
+    if len(warnings) == 1 or not unseen:
+        return next(iter(warnings.values()))
+    return (
+        f"{len(unseen)} of {len(warnings)} kinds of networks were never seen in training "
+        f"({', '.join(unseen)}): their intervals are wider"
+    )
+
+
+def _note(counts: Counter[Any]) -> str | None:
+    """One sentence if some networks were used in the training."""
+    used = [
+        f"{counts[standing]} {text}"
+        for standing, text in (
+            ("trained", "are those the predictor was trained on"),
+            ("selected", "chose its best epoch"),
+        )
+        if counts[standing]
+    ]
+    if not used:
+        return None
+    rest = counts["unseen"]
+    fair = f"the {rest} it never saw give the fair figures" if rest >= MIN_NETWORKS else (
+        "too few are left for fair figures"
+    )
+    return f"of the {counts.total()} networks {' and '.join(used)}; {fair}"

@@ -1,0 +1,518 @@
+"""Experiments: fit every seed of a predictor, measure it, and write a run folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transformer_nfn.io.files import made_folder
+from transformer_nfn.models import tensors_of
+from transformer_nfn.prediction.data import (
+    DamagedNetworks,
+    Dataset,
+    Parts,
+    Selection,
+    SizeGroups,
+    load_damaged,
+    load_parts,
+)
+from transformer_nfn.prediction.guard import Guard
+from transformer_nfn.prediction.guard.fit import fit_guard
+from transformer_nfn.prediction.metrics import (
+    LEVEL,
+    conformal_radius,
+    coverage,
+    kendall_tau,
+    r_squared,
+    scores,
+    standard_error,
+)
+from transformer_nfn.prediction.predictors import (
+    ALL_CHECKPOINTS,
+    ANY_SIZE,
+    NEURAL,
+    Predictor,
+    check_name,
+    load_predictors,
+    mean_prediction,
+    module_builder,
+    seed_predictions,
+    tabular_class,
+)
+from transformer_nfn.prediction.probe_search import STEPS, search_steps
+from transformer_nfn.prediction.runs import (
+    CONFIGURATION,
+    ENSEMBLE_TAU,
+    IDENTITY,
+    RUN_FILE,
+    RunError,
+    RunRecord,
+    ensemble_tau,
+    write_predictions,
+)
+from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.training import STATE_FILE, Execution, train_seeds
+from transformer_nfn.prediction.training_set import TrainingDigests, TrainingSetDistance
+from transformer_nfn.prediction.uncertainty import TrainedSizes, measure_widening
+from transformer_nfn.zoo import NetworkSizes, Zoo
+from transformer_nfn.zoo.store import check_outside_zoos
+
+LEFT_OUT = "left_out"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A predictor to train, and what its record says of the training.
+
+    Attributes:
+        model: one of `PREDICTORS`; for several sizes one of `ANY_SIZE`.
+        seeds: of initialisation and order; each gives a predictor.
+        protocol: of neural predictors; None for `Protocol.of` the model.
+        options: of the model, such as ``channels``.
+        selection: `Selection.to_json`, for the record.
+        table: table and cell of the paper, for the record.
+        keep: whether the predictors are kept.
+    """
+
+    model: str
+    seeds: Sequence[int]
+    protocol: Protocol | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    table: Mapping[str, Any] | None = None
+    keep: bool = True
+
+
+def train_run(
+    zoo: Mapping[str, Any],
+    networks: Parts | SizeGroups,
+    experiment: Experiment,
+    out: Path,
+    *,
+    damaged: DamagedNetworks | None = None,
+    measure: Callable[[list[Predictor]], Mapping[str, Any]] | None = None,
+    execution: Execution | None = None,
+) -> RunRecord:
+    """Fit every seed of a predictor, measure it on the test part, and write a run folder.
+
+    A finished run of the same training is read instead; an interrupted one is resumed.
+
+    Args:
+        zoo: from `describe_zoo`.
+        networks: of one size or several, on the device to train on.
+        experiment: what to train.
+        out: the run folder.
+        damaged: damaged copies of the networks, to fit a `Guard` to.
+        measure: further numbers for the record's summary, from the fitted predictors.
+        execution: progress and saved states; its folder and identity are set here.
+    """
+    model, options = experiment.model, dict(experiment.options)
+    check_name(model)
+    check_outside_zoos(out)
+    groups = SizeGroups.of(networks)
+    check_networks(model, mixed=groups.mixed, damaged=damaged is not None)
+    if model not in ALL_CHECKPOINTS:
+        groups = groups.map(lambda parts: replace(parts, more=None))
+    experiment = replace(
+        experiment, seeds=list(experiment.seeds), options=options,
+        protocol=experiment.protocol or Protocol.of(model),
+    )  # fmt: skip
+    identity = training_identity(experiment, groups, damaged)
+    if (out / RUN_FILE).is_file():
+        record = RunRecord.read(out)
+        if record.protocol.get(IDENTITY) == identity:
+            return record
+        raise RunError(f"'{out}' holds another run ({record.model}); choose another folder")
+    execution = replace(execution or Execution(), folder=out, identity=identity)
+    with made_folder(out):  # first: hours later is too late to learn that it cannot be made
+        fitted = _fit(experiment, groups, execution)
+    return _write_run(zoo, groups, experiment, fitted, identity, out, damaged, measure)
+
+
+def check_networks(model: str, *, mixed: bool, damaged: bool) -> None:
+    """Reject a mixed zoo for a predictor of one size, and a guard for a mixed zoo."""
+    if mixed and model not in ANY_SIZE:
+        raise RunError(
+            f"'{model}' reads networks of one size: of a mixed zoo name one size by its folder, or "
+            f"train {', '.join(ANY_SIZE)}"
+        )
+    if mixed and damaged:
+        raise RunError("a guard against damaged networks is fitted to one size, not several")
+
+
+def training_identity(
+    experiment: Experiment, groups: SizeGroups, damaged: DamagedNetworks | None = None
+) -> str:
+    """Digest of everything a training result depends on.
+
+    Model, options, protocol, seeds, and every weight and accuracy of all parts; the location of
+    the networks and the order of their tensors do not count.
+    """
+    protocol = experiment.protocol or Protocol.of(experiment.model)
+    settings = {
+        "model": experiment.model,
+        "options": dict(experiment.options),
+        "protocol": protocol.to_json(),
+        "seeds": list(experiment.seeds),
+    }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    datasets: list[Dataset | None] = []
+    for parts in groups.parts.values():
+        datasets += [parts.train, parts.val, parts.test, parts.more]
+    datasets += groups.left_out.values()
+    datasets += [] if damaged is None else [damaged.train, damaged.val]
+    for data in datasets:
+        if data is None:
+            continue
+        tensors = tensors_of(data.network) | {"accuracy": data.accuracy}
+        for name in sorted(tensors):
+            w = tensors[name]
+            digest.update(f"{name} {w.dtype} {list(w.shape)}".encode())
+            digest.update(_bytes(w))
+    return digest.hexdigest()[:16]
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """A predictor and training figures for each seed, and the training networks as they were read.
+
+    Attributes:
+        train: of each size, additional networks last.
+    """
+
+    predictors: list[Predictor]
+    rows: list[dict[str, Any]]
+    train: list[Dataset]
+
+
+def _fit(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
+    start = time.perf_counter()
+    fit = _fit_neural if experiment.model in NEURAL else _fit_tabular
+    fitted = fit(experiment, groups, execution)
+    seconds = (time.perf_counter() - start) / len(experiment.seeds)
+    return replace(fitted, rows=[{**row, "seconds": seconds} for row in fitted.rows])
+
+
+def _fit_neural(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
+    assert experiment.protocol is not None
+    trained = train_seeds(
+        module_builder(experiment.model, groups.train[0], experiment.options),
+        groups,
+        experiment.protocol,
+        list(experiment.seeds),
+        execution,
+    )
+    predictors = [Predictor(experiment.model, module) for module in trained.modules]
+    best = zip(trained.best_epoch, trained.val_tau, strict=True)
+    rows = [{"best_epoch": epoch, "val_tau": tau} for epoch, tau in best]
+    return _Fitted(predictors, rows, trained.train)
+
+
+def _fit_tabular(experiment: Experiment, groups: SizeGroups, execution: Execution) -> _Fitted:
+    """Fit a predictor without epochs: progress is reported per seed, and no state is saved."""
+    (train,), (val,) = groups.train, groups.val
+    predictors = []
+    for i, seed in enumerate(experiment.seeds):
+        inner = tabular_class(experiment.model)(**experiment.options)
+        validation = (val.network, val.accuracy)
+        inner.fit(train.network, train.accuracy, validation=validation, seed=seed)
+        predictors.append(Predictor(experiment.model, inner))
+        if execution.report is not None:
+            execution.report({"epoch": i + 1, "epochs": len(experiment.seeds)})
+    return _Fitted(predictors, [{"best_epoch": None} for _ in predictors], [train])
+
+
+def _write_run(
+    zoo: Mapping[str, Any],
+    groups: SizeGroups,
+    experiment: Experiment,
+    fitted: _Fitted,
+    identity: str,
+    out: Path,
+    damaged: DamagedNetworks | None,
+    measure: Callable[[list[Predictor]], Mapping[str, Any]] | None,
+) -> RunRecord:
+    assert experiment.protocol is not None
+    model, seeds = experiment.model, experiment.seeds
+    prepared = _prepared(fitted, groups)
+    held_out = HeldOut.of(fitted.predictors, prepared)
+    rows = [
+        {**row, **tested}
+        for row, tested in zip(fitted.rows, held_out.seed_rows(seeds), strict=True)
+    ]
+    val, test = held_out.residuals("val"), held_out.residuals("test")
+    radius = conformal_radius(np.concatenate([val, test]))
+    by_size, factor = _by_size(fitted.predictors[0], prepared, held_out, radius, zoo)
+    columns = held_out.columns(seeds, factor, mixed=groups.mixed)
+    write_predictions(out, columns)
+    predictors = [predictor.on_cpu() for predictor in fitted.predictors]
+    if experiment.keep:
+        for seed, predictor in zip(seeds, predictors, strict=True):
+            predictor.save(out / f"seed-{seed}")
+        TrainingSetDistance.of(prepared.train, any_size=model in ANY_SIZE).save(out)
+        TrainingDigests.of(groups, str(zoo["task"])).save(out)
+    guarded: dict[str, Any] = {}
+    if damaged is not None:
+        (parts,) = groups.parts.values()
+        sizes = NetworkSizes.from_json(zoo["architecture"])
+        steps = search_steps(experiment.protocol.epochs)
+        guard, guarded = fit_guard_beside(predictors, parts, damaged, sizes, steps)
+        guard.save(out)
+    taus = [row["tau"] for row in rows]
+    record = RunRecord(
+        model=model,
+        zoo=dict(zoo),
+        selection={**experiment.selection, **groups.selection},
+        protocol={
+            **experiment.protocol.to_json(),
+            "options": dict(experiment.options),
+            IDENTITY: identity,
+        },
+        seeds=rows,
+        summary={
+            "tau": float(np.mean(taus)),
+            "tau_se": standard_error(taus),
+            ENSEMBLE_TAU: ensemble_tau(columns),
+            "r2": float(np.mean([row["r2"] for row in rows])),
+            "mae": float(np.mean([row["mae"] for row in rows])),
+            "coverage": coverage(val, test),
+            "level": LEVEL,
+            "radius": radius,
+            **by_size,
+            **guarded,
+            **(measure(predictors) if measure is not None else {}),
+        },
+        num_parameters=predictors[0].num_parameters,
+        table=experiment.table,
+    )
+    record.write(out)
+    (out / STATE_FILE).unlink(missing_ok=True)
+    return record
+
+
+def _prepared(fitted: _Fitted, groups: SizeGroups) -> SizeGroups:
+    """Precompute what all seeds and measures read of the networks; drop additional ones."""
+    prepared = fitted.predictors[0].prepared
+    parts = {
+        name: Parts(
+            prepared(data.take(torch.arange(len(parts.train)))),
+            prepared(parts.val),
+            prepared(parts.test),
+        )
+        for (name, parts), data in zip(groups.parts.items(), fitted.train, strict=True)
+    }
+    return SizeGroups(parts, {name: prepared(data) for name, data in groups.left_out.items()})
+
+
+def _by_size(
+    predictor: Predictor,
+    groups: SizeGroups,
+    held_out: HeldOut,
+    radius: float,
+    zoo: Mapping[str, Any],
+) -> tuple[dict[str, Any], Callable[[str], float]]:
+    """Figures by size of a mixed zoo, and the factor by which intervals of a size are wider."""
+    if not groups.mixed:
+        return {}, lambda _: 1.0
+    sizes = {name: NetworkSizes.from_json(a) for name, a in zoo["architectures"].items()}
+    widening = measure_widening(predictor.inner, groups, sizes)
+    trained = TrainedSizes(tuple(sizes[name] for name in groups.names), radius, widening)
+    figures = held_out.by_size(lambda name: trained.interval_radius(sizes[name]))
+    return {**figures, "widening": widening}, lambda name: trained.factor(sizes[name])
+
+
+@dataclass(frozen=True)
+class HeldOutPart:
+    """Held-out networks of one size in one part, and the predictions of every seed.
+
+    Attributes:
+        size: its name.
+        split: ``val``, ``test`` or ``left_out``.
+        columns: of the networks.
+        truth: their accuracy, ``[n]``.
+        predicted: by each seed, ``[seeds, n]``.
+    """
+
+    size: str
+    split: str
+    columns: Mapping[str, np.ndarray]
+    truth: np.ndarray
+    predicted: np.ndarray
+
+    @property
+    def residuals(self) -> np.ndarray:
+        """Residuals of the mean prediction."""
+        return np.asarray(self.truth - sum(each / len(self.predicted) for each in self.predicted))
+
+    def figures(self, radius: float | None = None) -> dict[str, Any]:
+        """Mean τ, R² and error over seeds; with a radius also the coverage of the intervals."""
+        taus = [kendall_tau(self.truth, each) for each in self.predicted]
+        figures = {
+            "networks": len(self.truth),
+            "tau": float(np.mean(taus)),
+            "tau_se": standard_error(taus),
+            "r2": float(np.mean([r_squared(self.truth, each) for each in self.predicted])),
+            "mae": float(np.abs(self.truth - self.predicted).mean()),
+        }
+        if radius is not None:
+            figures["coverage"] = float((np.abs(self.residuals) <= radius).mean())
+        return figures
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Predictions for all held-out networks; a list for each split with an entry per size."""
+
+    val: list[HeldOutPart]
+    test: list[HeldOutPart]
+    left_out: list[HeldOutPart]
+
+    @staticmethod
+    def of(predictors: Sequence[Predictor], groups: SizeGroups) -> HeldOut:
+        """Predict every network that was not trained on."""
+
+        def predict(size: str, split: str, data: Dataset) -> HeldOutPart:
+            predicted = seed_predictions(predictors, data).numpy()
+            return HeldOutPart(size, split, data.columns, data.truth, predicted)
+
+        return HeldOut(
+            [predict(name, "val", parts.val) for name, parts in groups.parts.items()],
+            [predict(name, "test", parts.test) for name, parts in groups.parts.items()],
+            [predict(name, LEFT_OUT, data) for name, data in groups.left_out.items()],
+        )
+
+    def residuals(self, split: str) -> np.ndarray:
+        """Residuals of the mean prediction, all sizes together."""
+        parts: list[HeldOutPart] = getattr(self, split)
+        return np.concatenate([part.residuals for part in parts])
+
+    def seed_rows(self, seeds: Sequence[int]) -> list[dict[str, Any]]:
+        """Scores of each seed on the test networks of all sizes together."""
+        truth = np.concatenate([part.truth for part in self.test])
+        predicted = np.concatenate([part.predicted for part in self.test], 1)
+        return [{"seed": seed, **scores(truth, predicted[i])} for i, seed in enumerate(seeds)]
+
+    def by_size(self, radius: Callable[[str], float]) -> dict[str, Any]:
+        """Figures of each size for a record; ``radius`` gives the intervals of left-out sizes."""
+        sizes = {part.size: part.figures() for part in self.test}
+        return {
+            "tau_within": float(np.mean([figures["tau"] for figures in sizes.values()])),
+            "kinds": sizes,
+            LEFT_OUT: {part.size: part.figures(radius(part.size)) for part in self.left_out},
+        }
+
+    def columns(
+        self, seeds: Sequence[int], factor: Callable[[str], float], *, mixed: bool
+    ) -> dict[str, np.ndarray]:
+        """Columns of ``predictions.parquet``, a row for each seed and network.
+
+        Args:
+            seeds: which.
+            factor: by which the intervals of a size are wider.
+            mixed: whether to add a column of sizes.
+        """
+        columns: dict[str, list[np.ndarray]] = {}
+        for i, seed in enumerate(seeds):
+            residuals = np.concatenate([part.truth - part.predicted[i] for part in self.val])
+            radius = conformal_radius(residuals)
+            for part in [*self.val, *self.test, *self.left_out]:
+                count, predicted = len(part.truth), part.predicted[i]
+                half = radius * factor(part.size)
+                values = {
+                    "seed": np.full(count, seed),
+                    "split": np.full(count, part.split, dtype=object),
+                    "accuracy": part.truth,
+                    "predicted": predicted,
+                    "low": np.clip(predicted - half, 0, 1),
+                    "high": np.clip(predicted + half, 0, 1),
+                    **{key: part.columns[key] for key in ("row", "run", *CONFIGURATION)},
+                }
+                if mixed:
+                    values["kind"] = np.full(count, part.size, dtype=object)
+                for key, value in values.items():
+                    columns.setdefault(key, []).append(value)
+        return {key: np.concatenate(value) for key, value in columns.items()}
+
+
+def fit_guard_beside(
+    predictors: Sequence[Predictor],
+    parts: Parts,
+    damaged: DamagedNetworks,
+    sizes: NetworkSizes,
+    steps: int = STEPS,
+) -> tuple[Guard, dict[str, Any]]:
+    """Fit a guard for predictors; also returns its figures on the healthy test networks."""
+    val, test = parts.val.to("cpu"), parts.test.to("cpu")
+    on_val, on_test, on_damaged_train, on_damaged_val = (
+        mean_prediction(predictors, data) for data in (val, test, damaged.train, damaged.val)
+    )
+    on_damaged = (on_damaged_train, on_damaged_val)
+    guard = fit_guard(parts, damaged, sizes, on_val, on_damaged, steps=steps)
+    assessed = guard.assess(test, sizes, on_test)
+    tested = scores(test.truth, assessed.accuracy.numpy())
+    figures = {
+        **{key: tested[key] for key in ("tau", "r2", "mae")},
+        "coverage": float(assessed.contains(torch.from_numpy(test.truth)).double().mean()),
+        "warned": float((assessed.outlier_score > 1).double().mean()),
+        "damaged": damaged.counts,
+    }
+    return guard, {"guarded": figures}
+
+
+def guard_run(
+    run: Path,
+    zoo: Zoo,
+    damaged: Sequence[Zoo],
+    *,
+    hold_out: Mapping[str, tuple[float, ...]] | None = None,
+    split_seed: int = 0,
+    steps: int = STEPS,
+) -> RunRecord:
+    """Fit a guard for the predictors of a finished run, replacing the one it has.
+
+    Args:
+        run: the folder.
+        zoo: the run's zoo, or another of the same sizes.
+        damaged: damaged copies of its networks, in one zoo or several.
+        hold_out: kinds of damage to ignore.
+        split_seed: as in the training of the run: calibration networks must be new to it.
+        steps: of the search for inputs.
+    """
+    record = RunRecord.read(run)
+    record.check_finished(run)
+    if zoo.sizes != TrainedSizes.of(record).first:
+        raise RunError(f"'{zoo.path}' holds networks of other sizes than '{run}' was trained on")
+    parts = load_parts(zoo, Selection(split_seed=split_seed))
+    digests = TrainingDigests.load(run)
+    for name, part in (("validation", parts.val), ("test", parts.test)):
+        trained = digests.standings(part, zoo.metadata["task"]["name"]).count("trained")
+        if trained:
+            raise RunError(
+                f"'{run}' was trained on {trained} of the {len(part)} {name} networks of "
+                f"'{zoo.path}' with split seed {split_seed}: a guard needs networks new to it"
+            )
+    copies = reduce(
+        DamagedNetworks.joined, [load_damaged(each, zoo, parts, hold_out) for each in damaged]
+    )
+    guard, figures = fit_guard_beside(
+        load_predictors(run, record), parts, copies, zoo.sizes, steps
+    )
+    figures["guarded"]["zoo"] = zoo.path.name
+    record = replace(record, summary={**record.summary, **figures})
+    guard.save(run)
+    record.write(run)
+    return record

@@ -1,0 +1,263 @@
+"""Training protocol of the paper, and training strategies of the models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from transformer_nfn.models import StatNN, WholeNetwork
+from transformer_nfn.models.baselines import STATISTICS
+from transformer_nfn.prediction.data import Dataset, SizeGroups, in_batches
+from transformer_nfn.prediction.predictors import prepared
+from transformer_nfn.prediction.probe_search import find_probes, networks_per_group, search_steps
+from transformer_nfn.prediction.runs import RunError
+
+DEFAULTS: Mapping[str, dict[str, Any]] = {"whole_network": {"epochs": 30, "batch": 32, "lr": 2e-3}}
+"""Deviations of models from the paper's protocol."""
+MIN_EPOCH = 192
+"""Minimal number of networks per epoch of `WholeNetwork`."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Batch 16, Adam at 1e-3 after ten epochs of warm-up, cosine to 1e-5, binary cross-entropy.
+
+    Attributes:
+        epochs: number of epochs.
+        batch: networks per step; the last batch of an epoch may be smaller.
+        lr: the highest learning rate.
+        final_lr: the last learning rate.
+        warmup: epochs of linear warm-up, at most a fifth of the training.
+    """
+
+    epochs: int = 50
+    batch: int = 16
+    lr: float = 1e-3
+    final_lr: float = 1e-5
+    warmup: int = 10
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch < 1:
+            raise RunError(
+                f"epochs and batch must be positive, found {self.epochs} and {self.batch}"
+            )
+        if not 0 < self.lr < math.inf:
+            raise RunError(f"the learning rate must be a number above 0, found {self.lr}")
+
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
+        """Learning rate of one step, counted from 0."""
+        warm = min(self.warmup, max(1, self.epochs // 5)) * steps_per_epoch
+        total = self.epochs * steps_per_epoch
+        if step < warm:
+            return self.lr * (step + 1) / warm
+        done = (step - warm) / max(1, total - warm)
+        return self.final_lr + 0.5 * (self.lr - self.final_lr) * (1 + math.cos(math.pi * done))
+
+    @staticmethod
+    def of(
+        model: str, epochs: int | None = None, batch: int | None = None, lr: float | None = None
+    ) -> Protocol:
+        """The default protocol of a model, with the given values replaced."""
+        given = {"epochs": epochs, "batch": batch, "lr": lr}
+        changes = {name: value for name, value in given.items() if value is not None}
+        return Protocol(**(DEFAULTS.get(model, {}) | changes))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """Training and validation networks of each size, as one module reads them."""
+
+    train: Sequence[Mapping[str, Any]]
+    val: Sequence[Mapping[str, Any]]
+
+    @staticmethod
+    def of(groups: SizeGroups) -> ModelInputs:
+        """The networks unchanged."""
+        return ModelInputs([d.network for d in groups.train], [d.network for d in groups.val])
+
+
+class TrainingStrategy:
+    """Training as in the paper: Adam, binary cross-entropy, every network once per epoch.
+
+    Attributes:
+        stacked: whether seeds can share each step, as one pass over stacked parameters.
+        start_note: progress note for `start`, if it takes long.
+    """
+
+    stacked = True
+    start_note = ""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def prepare(self, groups: SizeGroups) -> SizeGroups:
+        """Precompute what all seeds read of the networks."""
+        module = self.module
+        return groups.map(
+            lambda parts: replace(
+                parts, train=prepared(module, parts.train), val=prepared(module, parts.val)
+            )
+        )
+
+    def networks_per_epoch(self, train: Sequence[Dataset]) -> list[int]:
+        """Number of networks of each size in an epoch."""
+        return [len(data) for data in train]
+
+    def start(
+        self, module: nn.Module, groups: SizeGroups, seed: int, epochs: int, fresh: bool
+    ) -> ModelInputs:
+        """Set up a module before training; ``fresh`` unless a killed training resumes."""
+        return ModelInputs.of(groups)
+
+    def finish(self, module: nn.Module, groups: SizeGroups, inputs: ModelInputs) -> None:
+        """Finish a module at its best epoch."""
+
+    def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
+        """Loss of one seed on one batch."""
+        return binary_cross_entropy_with_logits(logits, accuracy)
+
+    def optimiser(
+        self, state: Mapping[str, Tensor], rate: float, device: torch.device
+    ) -> torch.optim.Optimizer:
+        """Optimiser of the parameters of all seeds, named ``SEED.PARAMETER``."""
+        return torch.optim.Adam(list(state.values()), **_adam_options(rate, device))
+
+
+class StatisticsStrategy(TrainingStrategy):
+    """Training as in the paper on precomputed statistics."""
+
+    def start(
+        self, module: nn.Module, groups: SizeGroups, seed: int, epochs: int, fresh: bool
+    ) -> ModelInputs:
+        """Drop the weights."""
+        inputs = ModelInputs.of(groups)
+        train, val = (
+            [{STATISTICS: network[STATISTICS]} for network in part]
+            for part in (inputs.train, inputs.val)
+        )
+        return ModelInputs(train, val)
+
+
+class WholeNetworkStrategy(TrainingStrategy):
+    """Search of the probes first, then training of the readers on all checkpoints."""
+
+    stacked = False  # each seed has its own probes
+    start_note = "finds probes, and what all networks answer to them"
+
+    module: WholeNetwork
+
+    def prepare(self, groups: SizeGroups) -> SizeGroups:
+        """Add the additional checkpoints to the training part."""
+        return super().prepare(
+            groups.map(lambda parts: replace(parts, train=parts.all_train, more=None))
+        )
+
+    def networks_per_epoch(self, train: Sequence[Dataset]) -> list[int]:
+        """One checkpoint per run, more if there are few runs."""
+        runs = [_num_runs(data) for data in train]
+        total = sum(runs)
+        return [-(-n * max(total, MIN_EPOCH) // total) for n in runs]
+
+    def start(
+        self, module: nn.Module, groups: SizeGroups, seed: int, epochs: int, fresh: bool
+    ) -> ModelInputs:
+        """Standardise invariants, search probes, compute the outputs of all networks on them."""
+        assert isinstance(module, WholeNetwork)
+        module.standardise(*(data.network for data in groups.train))
+        if fresh and module.search:
+            runs = sum(_num_runs(data) for data in groups.train)
+            steps, per_group = search_steps(epochs, runs), networks_per_group(runs)
+            find_probes(module, groups.train, seed, steps=steps, per_group=per_group)
+        train, val = (
+            [module.head_inputs(d.network) for d in part] for part in (groups.train, groups.val)
+        )
+        return ModelInputs(train, val)
+
+    @torch.no_grad()
+    def finish(self, module: nn.Module, groups: SizeGroups, inputs: ModelInputs) -> None:
+        """Calibrate the output scale on the validation networks; the order does not change."""
+        assert isinstance(module, WholeNetwork)
+        logits = [
+            in_batches(module.logits, network, data)
+            for data, network in zip(groups.val, inputs.val, strict=True)
+        ]
+        truth = np.concatenate([data.truth for data in groups.val])
+        module.rescale(*fit_scale(torch.cat(logits).double().cpu().numpy(), truth))
+
+    def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
+        """The model's loss."""
+        return self.module.loss(logits, accuracy)
+
+    def optimiser(
+        self, state: Mapping[str, Tensor], rate: float, device: torch.device
+    ) -> torch.optim.Optimizer:
+        """AdamW on the readers; the probes stay as found."""
+        parameters = [
+            value for name, value in state.items()
+            if not self.module.is_frozen(name.split(".", 1)[1])
+        ]  # fmt: skip
+        decay = self.module.weight_decay
+        return torch.optim.AdamW(parameters, weight_decay=decay, **_adam_options(rate, device))
+
+
+def strategy_of(module: nn.Module) -> TrainingStrategy:
+    """Training strategy of a module."""
+    if isinstance(module, WholeNetwork):
+        return WholeNetworkStrategy(module)
+    return StatisticsStrategy(module) if isinstance(module, StatNN) else TrainingStrategy(module)
+
+
+def _num_runs(data: Dataset) -> int:
+    return len(set(data.runs))
+
+
+def _adam_options(rate: float, device: torch.device) -> dict[str, Any]:
+    fused = device.type in ("cpu", "cuda")
+    return dict(lr=rate, fused=fused, capturable=device.type == "cuda")
+
+
+TYPICAL_ERROR = 0.02
+"""Error beyond which the loss grows linearly."""
+SCALE_PRIOR = 0.1
+"""Weight of the prior on the identity: few networks do not move the scale far."""
+MIN_STRETCH, MAX_STRETCH = 0.02, 50.0
+
+
+class Scale(NamedTuple):
+    """Affine map of logits."""
+
+    stretch: float
+    shift: float
+
+
+def fit_scale(logits: np.ndarray, accuracy: np.ndarray) -> Scale:
+    """Fit the scale of logits ``[n]`` to accuracies ``[n]`` by robust least squares.
+
+    A ranking loss inflates the output scale; this calibrates it. The stretch is positive, so the
+    order of predictions is kept.
+    """
+    from scipy.optimize import least_squares
+    from scipy.special import expit
+
+    if not len(logits):
+        return Scale(1.0, 0.0)
+
+    def errors(scale: np.ndarray) -> np.ndarray:
+        residuals = expit(scale[0] * logits + scale[1]) - accuracy
+        prior = SCALE_PRIOR * (scale - np.array([1.0, 0.0]))
+        return np.asarray(np.concatenate([residuals, prior]))
+
+    bounds = ([MIN_STRETCH, -np.inf], [MAX_STRETCH, np.inf])
+    fit = least_squares(errors, [1.0, 0.0], bounds=bounds, loss="soft_l1", f_scale=TYPICAL_ERROR)
+    return Scale(float(fit.x[0]), float(fit.x[1]))

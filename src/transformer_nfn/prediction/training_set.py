@@ -1,0 +1,224 @@
+"""What a run keeps of its training set: distances to it, and digests of its networks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transformer_nfn.errors import CheckpointError
+from transformer_nfn.functional.zoo_network import sinusoids
+from transformer_nfn.io.tensor_files import read_tensors, write_tensors
+from transformer_nfn.models import tensors_of
+from transformer_nfn.models.network import map_network
+from transformer_nfn.models.statistics import signed_log
+from transformer_nfn.models.whole_network import whole_invariants
+from transformer_nfn.models.whole_network.model import INVARIANTS
+from transformer_nfn.models.whole_network.probes import MAX_TOKENS
+from transformer_nfn.prediction.data import Dataset, Parts, SizeGroups
+from transformer_nfn.prediction.runs import CONFIGURATION, RunError
+
+DISTANCE_FILE = "training_distance.safetensors"
+MAX_NETWORKS = 1024
+"""Training networks that are kept: more would make files of many megabytes."""
+QUANTILE = 0.99
+SLACK = 1.25
+ANY_SIZE, COUNT = "any_size", "networks"
+"""Metadata of the file."""
+_TENSORS = ("rows", "mean", "std", "limit")
+DIGESTS_FILE = "trained_on.safetensors"
+Standing = Literal["unseen", "trained", "selected"]
+"""Of a network: new to the predictor, trained on, or used to choose its best epoch."""
+
+
+@dataclass(frozen=True)
+class TrainingSetDistance:
+    """Distance of a network to the nearest training network, in units of a limit.
+
+    Attributes:
+        rows: standardised features of the training networks, ``[n, F]``.
+        mean: of the features, ``[F]``.
+        std: of the features, ``[F]``.
+        limit: 1.25 times the 99 % quantile of the distance between nearest training networks.
+        any_size: whether the features are those that networks of all sizes have.
+    """
+
+    rows: Tensor
+    mean: Tensor
+    std: Tensor
+    limit: Tensor
+    any_size: bool = False
+
+    @staticmethod
+    def of(train: Sequence[Dataset], *, any_size: bool = False) -> TrainingSetDistance:
+        """Fit to the training networks.
+
+        Args:
+            train: a data set for each size.
+            any_size: whether networks of other sizes will be queried too.
+        """
+        total = sum(map(len, train))
+        kept = [len(data) * min(total, MAX_NETWORKS) // total for data in train]
+        raw = torch.cat(
+            [
+                _features(data.take(torch.linspace(0, len(data) - 1, n).long()), any_size)
+                for n, data in zip(kept, train, strict=True)
+            ]
+        )
+        mean, std = raw.mean(0), raw.std(0).clamp_min(1e-6)
+        rows = (raw - mean) / std
+        distances = torch.cdist(rows, rows)
+        distances.fill_diagonal_(float("inf"))
+        limit = SLACK * torch.quantile(distances.min(1).values, QUANTILE)
+        return TrainingSetDistance(rows, mean, std, limit, any_size)
+
+    def __call__(self, data: Dataset) -> Tensor:
+        """Distance to the nearest training network over the limit; above 1 is an outlier."""
+        raw = _features(data, self.any_size)
+        if raw.shape[1] != len(self.mean):
+            raise RunError(
+                f"{DISTANCE_FILE} of the run is of networks with {len(self.mean)} features, found "
+                f"{raw.shape[1]}"
+            )
+        rows = (raw - self.mean) / self.std
+        return torch.cdist(rows, self.rows).min(1).values / self.limit
+
+    def save(self, folder: Path) -> None:
+        """Write to a run folder, the rows in half precision."""
+        tensors = {name: getattr(self, name) for name in _TENSORS} | {"rows": self.rows.half()}
+        metadata = {COUNT: str(len(self.rows))} | ({ANY_SIZE: "yes"} if self.any_size else {})
+        write_tensors(folder / DISTANCE_FILE, tensors, metadata)
+
+    @staticmethod
+    def load(folder: Path) -> TrainingSetDistance:
+        """Read and validate what `save` wrote."""
+        path = folder / DISTANCE_FILE
+        try:
+            tensors, metadata = read_tensors(path)
+            if "rows" in tensors and tensors["rows"].dtype == torch.float16:
+                tensors["rows"] = tensors["rows"].float()
+            distance = TrainingSetDistance(**tensors, any_size=ANY_SIZE in metadata)
+        except (CheckpointError, TypeError) as error:
+            raise RunError(f"'{path}' is not readable: {error}") from error
+        distance._check(str(path))
+        count, expected = str(len(distance.rows)), metadata.get(COUNT, "")
+        if count != expected:
+            raise RunError(f"'{path}': 'rows' expected {expected[:20]} networks, found {count}")
+        return distance
+
+    def _check(self, where: str) -> None:
+        width = self.rows.shape[1] if self.rows.ndim == 2 else 0
+        shapes = {"rows": (len(self.rows) if width else 0, width), "mean": (width,),
+                  "std": (width,), "limit": ()}  # fmt: skip
+        for name, shape in shapes.items():
+            tensor = getattr(self, name)
+            if tuple(tensor.shape) != shape or 0 in shape or tensor.dtype != torch.float32:
+                raise RunError(
+                    f"'{where}': '{name}' expected shape {list(shape)} in float32, found "
+                    f"{list(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')}"
+                )
+            if not bool(tensor.isfinite().all()):
+                raise RunError(f"'{where}': '{name}' holds values that are not finite")
+        if not float(self.limit) > 0 or not bool((self.std > 0).all()):
+            raise RunError(f"'{where}': 'std' and 'limit' expected numbers above 0")
+
+
+def _features(data: Dataset, any_size: bool) -> Tensor:
+    """Invariants of the networks on a logarithmic scale, so that no unit dominates."""
+    from transformer_nfn.models import invariant_features
+
+    computed = cast("Mapping[str, Any]", data.network).get(INVARIANTS)
+    if any_size and computed is not None:
+        return torch.as_tensor(computed).float().cpu()
+    if any_size:
+        width = data.network["blocks"][0]["W_Q"].shape[3]
+        positions = None if data.tokens is None else sinusoids(min(data.tokens, MAX_TOKENS), width)
+        network = map_network(data.network, lambda w: w.cpu())
+        return signed_log(whole_invariants(network, positions)).float()
+    raw = invariant_features(data.network, data.block_space).float().cpu()
+    return torch.sign(raw) * torch.log1p(raw.abs() * 1e3)
+
+
+@dataclass(frozen=True)
+class TrainingDigests:
+    """Digests of the networks a predictor was trained on and selected by, ``int64 [n]`` each.
+
+    A network is recognised by the signs of its weights, which rounding to half precision keeps,
+    and by its run: another checkpoint of a training run is not a new network.
+    """
+
+    trained: Tensor
+    trained_runs: Tensor
+    selected: Tensor
+    selected_runs: Tensor
+
+    @staticmethod
+    def of(networks: Parts | SizeGroups, task: str) -> TrainingDigests:
+        """Digests of the training networks, additional ones included, and validation networks."""
+        groups = SizeGroups.of(networks)
+        more = [parts.more for parts in groups.parts.values() if parts.more is not None]
+        train, val = [*groups.train, *more], groups.val
+        return TrainingDigests(
+            torch.cat([_network_digests(part) for part in train]),
+            torch.cat([_run_digests(part, task) for part in train]),
+            torch.cat([_network_digests(part) for part in val]),
+            torch.cat([_run_digests(part, task) for part in val]),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write to a run folder."""
+        write_tensors(folder / DIGESTS_FILE, vars(self))
+
+    @staticmethod
+    def load(folder: Path) -> TrainingDigests:
+        """Read and validate what `save` wrote."""
+        path = folder / DIGESTS_FILE
+        try:
+            digests = TrainingDigests(**read_tensors(path)[0])
+        except (CheckpointError, TypeError) as error:
+            raise RunError(f"'{path}' is not readable: {error}") from error
+        for name, tensor in vars(digests).items():
+            if tensor.dtype != torch.int64 or tensor.ndim != 1:
+                raise RunError(f"'{path}': '{name}' expected int64 digests in one row")
+        return digests
+
+    def standings(self, data: Dataset, task: str) -> list[Standing]:
+        """Classify each network as trained on, selected by, or unseen."""
+        networks, runs = _network_digests(data).tolist(), _run_digests(data, task).tolist()
+        trained = {*self.trained.tolist(), *self.trained_runs.tolist()}
+        selected = {*self.selected.tolist(), *self.selected_runs.tolist()}
+        return [
+            "trained" if trained & {*pair} else "selected" if selected & {*pair} else "unseen"
+            for pair in zip(networks, runs or networks, strict=True)
+        ]
+
+
+def _network_digests(data: Dataset) -> Tensor:
+    """A digest of the signs of all weights of each network."""
+    tensors = tensors_of(data.network)
+    signs = [torch.signbit(tensors[name]).flatten(1).cpu().numpy() for name in sorted(tensors)]
+    packed = np.packbits(np.concatenate(signs, 1), axis=1)
+    return _digests(row.tobytes() for row in packed)
+
+
+def _run_digests(data: Dataset, task: str) -> Tensor:
+    """A digest of task, seed, run and hyperparameters of each network; none without a seed."""
+    if "seed" not in data.columns:
+        return torch.empty(0, dtype=torch.int64)
+    names = ("seed", "run", *CONFIGURATION)
+    rows = zip(*(data.columns[name].tolist() for name in names), strict=True)
+    return _digests(" ".join([task, *map(str, row)]).encode() for row in rows)
+
+
+def _digests(texts: Iterable[bytes]) -> Tensor:
+    numbers = [
+        int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+        for text in texts
+    ]
+    return torch.tensor(numbers, dtype=torch.int64)

@@ -1,0 +1,237 @@
+"""`tnfn compare` and `tnfn fingerprint` as a user runs them, on small checkpoints."""
+
+import json
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from tiny_families import build, save
+from tnfn_command import tnfn
+from transformer_nfn.checkpoints import pairs
+from transformer_nfn.checkpoints.pairs import Pair, PairsError, groups, relate_folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two GPT-2s, a disguise of the first, a Llama, and a folder that is no checkpoint."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, family, seed in (("a", "gpt2", 0), ("other", "gpt2", 1), ("llama", "llama", 0)):
+        save(build(name=family, dtype=torch.float32, seed=seed), folder / name)
+    done = tnfn("disguise", folder / "a", "--out", folder / "disguised", "--keep-tie")
+    assert done.returncode == 0, done.stderr
+    (folder / "broken").mkdir()
+    (folder / "broken" / "config.json").write_text('{"model_type": "gpt2"}')
+    return folder
+
+
+def test_a_disguise_is_the_same_by_proof_and_only_then(models, tmp_path):
+    figure = tmp_path / "blocks.png"
+    done = tnfn("compare", models / "a", models / "disguised", "--no-prove", "--figure", figure)
+    assert done.returncode == 3, done.stderr
+    assert "consistent with a disguise, not proved (score 1.000)" in done.stdout
+    assert figure.stat().st_size > 1000
+    done = tnfn("compare", models / "a", models / "disguised", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["verdict"] == "same"
+    assert answer["proof"]["same_function"] is True
+    assert "1.W_Q" in answer["proof"]["tensors"]
+
+
+def test_token_ids_separate_unrelated_models(models):
+    done = tnfn("compare", models / "a", models / "other", "--prove")
+    assert done.returncode == 1, done.stderr
+    assert "unrelated" in done.stdout
+    assert "on token ids [" in done.stdout
+
+
+def test_other_families_are_not_one_model(models):
+    done = tnfn("compare", models / "a", models / "llama")
+    assert done.returncode == 1, done.stderr
+    assert "not one model in disguise" in done.stdout
+
+
+def test_what_cannot_be_read_is_an_error(models, tmp_path):
+    done = tnfn("compare", models / "a", models / "nothing")
+    assert done.returncode == 2
+    assert "there is no file" in done.stderr
+    net = tmp_path / "net.safetensors"
+    assert tnfn("sample", "attention_block:8,2,3,4,10", "--out", net).returncode == 0
+    done = tnfn("compare", models / "a", net)
+    assert done.returncode == 2
+    assert "they do not compare" in done.stderr
+    done = tnfn("compare", net, net, "--figure", tmp_path / "f.png")
+    assert done.returncode == 2
+    assert "--figure is for checkpoints" in done.stderr
+
+
+def test_fingerprints_are_stored_and_found_again(models, tmp_path):
+    database = tmp_path / "known.parquet"
+    added = tnfn("fingerprint", models / "a", models / "other", "--add", database)
+    assert added.returncode == 0, added.stderr
+    assert "which now has 2" in added.stdout
+    more = tnfn("fingerprint", models / "llama", "--add", database)
+    assert "which now has 3" in more.stdout
+    found = tnfn("fingerprint", models / "disguised", "--search", database)
+    assert "same up to" in found.stdout
+    assert "`tnfn compare` decides" in found.stdout
+    query = str(models / "disguised")
+    answer = json.loads(tnfn("fingerprint", query, "--search", database, "--json").stdout)
+    nearest = answer["relatives"][query]
+    assert nearest[0]["name"] == str(models / "a")
+    assert nearest[0]["distance"] == 0
+    assert nearest[0]["alike"] == "same up to rounding"
+    assert nearest[1]["distance"] > 0.85
+    assert answer["fingerprints"][0]["family"] == "gpt2"
+
+
+def test_files_of_fingerprints_stand_for_their_models(models, tmp_path):
+    stored, joined = tmp_path / "one.parquet", tmp_path / "all.parquet"
+    assert tnfn("fingerprint", models / "a", "--out", stored).returncode == 0
+    again = tnfn("fingerprint", models / "a", "--out", stored)
+    assert again.returncode == 2
+    assert "--add adds to it" in again.stderr
+    assert tnfn("fingerprint", stored, "--add", joined).returncode == 0
+    answer = json.loads(tnfn("fingerprint", stored, models / "disguised", "--json").stdout)
+    assert answer["distances"][0][1] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--search", "none.parquet"], "no such database"),
+        (["--out", "x.parquet", "--add", "y.parquet"], "give one of them"),
+        (["--size", "8"], "--size is for networks of a weight space"),
+        (["missing"], "missing"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_sentence(models, words, message):
+    done = tnfn("fingerprint", models / "a", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_damaged_database_is_named(models, tmp_path):
+    database = tmp_path / "known.parquet"
+    database.write_bytes(b"PAR1 and then nothing")
+    for option in ("--search", "--add"):
+        done = tnfn("fingerprint", models / "a", option, database)
+        assert done.returncode == 2
+        assert f"'{database}': damaged" in done.stderr
+    assert database.read_bytes() == b"PAR1 and then nothing"
+
+
+def test_all_pairs_of_a_folder(models, tmp_path):
+    out, figure = tmp_path / "pairs.json", tmp_path / "pairs.png"
+    done = tnfn("compare", "--matrix", models, "--out", out, "--figure", figure)
+    assert done.returncode == 0, done.stderr
+    assert "related: a, disguised" in done.stdout
+    assert "not read: broken" in done.stdout
+    assert "gpt2, 32 wide, 3 blocks against llama, 32 wide, 3 blocks" in done.stdout
+    assert figure.stat().st_size > 5000
+    kept = json.loads(out.read_text())
+    verdicts = {(p["a"], p["b"]): p["verdict"] for p in kept["pairs"]}
+    assert verdicts == {
+        ("a", "disguised"): "same",
+        ("a", "llama"): "not comparable",
+        ("a", "other"): "unrelated",
+        ("disguised", "llama"): "not comparable",
+        ("disguised", "other"): "unrelated",
+        ("llama", "other"): "not comparable",
+    }
+    with patch.object(pairs, "relate_pair", side_effect=AssertionError("compared again")):
+        again = tnfn("compare", "--matrix", models, "--out", out, "--json")
+    assert json.loads(again.stdout) == kept
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(models, tmp_path):
+    out, before = tmp_path / "pairs.json", pairs.relate_pair
+    calls = []
+
+    def stops(a, b, options=None):
+        calls.append((a.name, b.name))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return before(a, b, options)
+
+    with patch.object(pairs, "relate_pair", stops), pytest.raises(KeyboardInterrupt):
+        relate_folder(models, out=out)
+    assert len(json.loads(out.read_text())["pairs"]) == 2
+    with patch.object(pairs, "relate_pair", stops):
+        result = relate_folder(models, out=out)
+    assert len(calls) == 3 + 4
+    assert len(result.pairs) == 6
+
+
+def test_ray_gives_the_same_and_a_lost_pair_fails_alone(models, tmp_path, monkeypatch):
+    class LostError(Exception):
+        pass
+
+    def remote(work):
+        def start(a, b, architecture):
+            lost = (a.name, b.name) == ("a", "llama")
+            return LostError("worker died") if lost else work(a, b, architecture)
+
+        task = SimpleNamespace(remote=lambda *words: SimpleNamespace(value=start(*words)))
+        return SimpleNamespace(options=lambda **_: task)
+
+    def get(reference):
+        if isinstance(reference.value, LostError):
+            raise reference.value
+        return reference.value
+
+    class Reference(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    ray = SimpleNamespace(
+        is_initialized=lambda: True, remote=remote, get=get,
+        wait=lambda refs, num_returns: (refs[:1], refs[1:]),
+        exceptions=SimpleNamespace(RayError=LostError),
+    )  # fmt: skip
+    monkeypatch.setattr(f"{__name__}.SimpleNamespace", Reference)
+    monkeypatch.setitem(__import__("sys").modules, "ray", ray)
+    out = tmp_path / "pairs.json"
+    on_ray = relate_folder(models, engine="ray", out=out)
+    local = relate_folder(models)
+    apart = [(x, y) for x, y in zip(on_ray.pairs, local.pairs, strict=True) if x != y]
+    assert [x.verdict for x, _ in apart] == ["failed"]
+    assert "was lost on the cluster" in apart[0][0].reason
+    assert relate_folder(models, out=out).pairs == local.pairs
+
+
+@pytest.mark.usefixtures("no_ray_cluster")
+def test_a_missing_cluster_is_one_sentence(models):
+    done = tnfn("compare", "--matrix", models, "--engine", "ray")
+    assert done.returncode == 2
+    assert "no Ray cluster" in done.stderr
+
+
+def test_invalid_folders_and_files_of_pairs(models, tmp_path):
+    (tmp_path / "other.json").write_text("{")
+    (tmp_path / "later.json").write_text('{"kind": "transformer-nfn pairs", "format": 5}')
+    for words, message in (
+        (["--matrix", tmp_path / "none"], "no such folder"),
+        (["--matrix", tmp_path], "expected at least two checkpoints that can be read, found 0"),
+        (["--matrix", models, "--out", tmp_path / "other.json"], "is not JSON"),
+        (["--matrix", models, "--out", tmp_path / "later.json"], "pairs of format 5, expected 1"),
+        (["--matrix", models, "--engine", "abacus"], "must be 'local' or 'ray'"),
+        ([models / "a", models / "llama", "--matrix", models], "without A and B"),
+        ([models / "a"], "name two networks"),
+        ([models / "a", models / "a", "--engine", "ray"], "are for --matrix"),
+    ):
+        done = tnfn("compare", *words)
+        assert done.returncode == 2, words
+        assert message in done.stderr
+    with pytest.raises(PairsError):
+        relate_folder(tmp_path)
+
+
+def test_indirectly_related_models_are_one_group():
+    def pair(a, b, verdict):
+        return Pair(a, b, ("", ""), verdict, None, None, "")
+
+    pairs = [pair("a", "d", "derived"), pair("b", "c", "unrelated"), pair("d", "c", "partly")]
+    assert groups("abcd", pairs) == [["a", "c", "d"], ["b"]]

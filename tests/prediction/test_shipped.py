@@ -1,0 +1,95 @@
+"""The shipped predictors: intact, accurate on unseen networks, not fooled by damaged ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tnfn_command import tnfn
+from transformer_nfn.io.assets import CHECKOUT, read_index, resolve
+from transformer_nfn.prediction.predict import predict
+from transformer_nfn.zoo import Zoo
+from transformer_nfn.zoo.damage import damages
+from transformer_nfn.zoo.training import damage as damage_module
+
+CHANCE, NEAR = 0.1, 0.1
+GUARDED = ["mnist-boosting", "mnist-whole", "mnist-nfn"]
+
+
+def test_every_shipped_asset_is_intact() -> None:
+    for name, asset in read_index(CHECKOUT / "index.json").items():
+        assert resolve(name, asset.kind).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("predictor", "sample", "least"),
+    [
+        ("mnist-whole", "mnist-sample", 0.93),
+        ("mnist-nfn", "mnist-sample", 0.5),
+        ("mnist-boosting", "mnist-sample", 0.83),
+        ("ag-news-boosting", "ag-news-sample", 0.65),
+    ],
+)
+def test_a_shipped_predictor_ranks_networks_it_never_saw(
+    predictor: str, sample: str, least: float
+) -> None:
+    code, out, err = tnfn("evaluate", predictor, sample, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["tau"] > least
+    assert found["trained_on"] == found["selected_by"] == 0
+
+
+def test_a_training_network_of_a_shipped_predictor_is_recognised() -> None:
+    """By its run alone, where the run folder has no digests of weights."""
+    from transformer_nfn.prediction.runs import read_predictions
+    from transformer_nfn.prediction.training_set import TrainingDigests
+
+    digests = TrainingDigests.load(CHECKOUT / "mnist-nfn")
+    rows = read_predictions(CHECKOUT / "mnist-nfn")
+    assert len(digests.selected_runs) == int((rows["split"] == "val").sum())
+    assert len(digests.trained_runs) == 605
+
+
+@pytest.fixture(scope="module")
+def broken_zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
+    """All of mnist-sample, shuffled and untrained: at chance, so no test data are needed."""
+    out: Path = tmp_path_factory.mktemp("broken") / "mnist"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(damage_module, "_load_task", lambda *_: SimpleNamespace(to=lambda _: None))
+        at_chance = lambda _, w, __: (torch.full((len(w),), 2.3), torch.full((len(w),), CHANCE))  # noqa: E731
+        patch.setattr(damage_module, "measure", at_chance)
+        damage_module.damage_zoo(
+            "mnist-sample", out, damage_module.DamageOptions(kinds="shuffled:1,untrained")
+        )
+    return Zoo.open(out)
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_networks_without_function_are_warned_of_or_predicted_at_chance(
+    name: str, broken_zoo: Zoo
+) -> None:
+    found = predict(name, broken_zoo)
+    kinds = np.array([damage.kind for damage in damages(broken_zoo)])
+    warned = np.array([p.warning is not None for p in found])
+    near = np.array([abs(p.accuracy - CHANCE) <= NEAR for p in found])
+    covered = np.array([p.low <= CHANCE <= p.high for p in found])
+    for kind in ("shuffled", "untrained"):
+        assert int((kinds == kind).sum()) == 160
+        assert float((warned | near)[kinds == kind].mean()) >= 0.99
+        assert float((warned | covered)[kinds == kind].mean()) >= 0.99
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_few_healthy_networks_are_warned_of_and_intervals_cover(name: str) -> None:
+    found = predict(name, "mnist-sample")
+    warned = np.array([p.warning is not None for p in found])
+    truth = np.array([p.recorded["test_accuracy"] for p in found if p.recorded is not None])
+    covered = np.array([p.low <= t <= p.high for p, t in zip(found, truth, strict=True)])
+    assert float(warned.mean()) <= 0.05
+    assert float(covered.mean()) >= 0.95
