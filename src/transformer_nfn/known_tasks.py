@@ -1,4 +1,4 @@
-"""Tasks that small transformers are trained on: names, titles and sizes."""
+"""Tasks that small transformers are trained on: names, titles, sizes and kinds of seeds."""
 
 from __future__ import annotations
 
@@ -62,3 +62,13 @@ PAPER_TASKS = ("mnist", "ag_news")
 def task_title(name: str) -> str:
     """Title of a task; the name itself for an unknown task."""
     return KNOWN_TASKS[name].title if name in KNOWN_TASKS else name
+
+
+SEED_KINDS = {"one": "one seed for all", "each": "a seed each"}
+"""How the networks of a zoo may get their random numbers."""
+UNKNOWN_SEEDS = "unknown"
+
+
+def seeds_text(kind: object) -> str:
+    """Description of a kind of seeds; imported files do not state theirs."""
+    return SEED_KINDS.get(str(kind), "seeds unknown")

@@ -123,6 +123,7 @@ HOSTILE: dict[str, tuple[Callable[[Arrays], Any], str]] = {
     "a negative child": (change("left", 3, -1), "'left' points outside"),
     "a feature far away": (change("feature", 0, WIDTH), "'feature' points outside"),
     "a root far away": (change("root", 0, 1 << 40), "'root' points outside"),
+    "a node with one child": (change("right", 0, 0), "a node has one child"),
     "not a number": (change("value", 0, float("nan")), "'value' holds values that are not finite"),
     "infinite": (change("threshold", 0, float("inf")), "not finite"),
     "no roots": (lambda a: a.update(root=a["root"][:0]), "'root' expected 0 numbers"),

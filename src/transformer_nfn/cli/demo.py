@@ -13,7 +13,7 @@ from rich.console import Console
 from transformer_nfn.cli.experiment_progress import epochs_bar, tau_by_kind_table
 from transformer_nfn.cli.options import seed_from
 from transformer_nfn.cli.zoo_display import BuildBar
-from transformer_nfn.seed_kinds import SEED_KINDS, seeds_text
+from transformer_nfn.known_tasks import SEED_KINDS, seeds_text
 
 if TYPE_CHECKING:
     from transformer_nfn.prediction.data import Parts

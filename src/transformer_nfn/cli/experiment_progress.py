@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from transformer_nfn.seed_kinds import seeds_text
+from transformer_nfn.known_tasks import seeds_text
 
 if TYPE_CHECKING:
     from transformer_nfn.prediction.runs import RunRecord

@@ -15,7 +15,7 @@ from transformer_nfn.cli.console import echo_json, table_console
 from transformer_nfn.cli.experiment_progress import epochs_bar, kinds_table, result_table
 from transformer_nfn.cli.options import named
 from transformer_nfn.errors import TransformerNFNError
-from transformer_nfn.seed_kinds import seeds_text
+from transformer_nfn.known_tasks import seeds_text
 
 ZooArgument = Annotated[
     Path,

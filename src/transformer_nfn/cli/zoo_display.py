@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.seed_kinds import seeds_text
+from transformer_nfn.known_tasks import seeds_text
 
 
 class BuildBar:

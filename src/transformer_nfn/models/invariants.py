@@ -71,12 +71,12 @@ def invariant_features(network: Mapping[str, object], space: WeightSpace) -> Ten
     rows = []
     for start in range(0, max(count, 1), CHUNK):
         cut = slice(start, start + CHUNK)
-        found = []
+        features = []
         for weights in blocks:
-            found += block_features(space, {k: w[cut, 0].double() for k, w in weights.items()})
+            features += block_features(space, {k: w[cut, 0].double() for k, w in weights.items()})
         for x in others:
-            found += _matrix_features(x[cut].double())
-        rows.append(torch.cat(found, -1))
+            features += _matrix_features(x[cut].double())
+        rows.append(torch.cat(features, -1))
     return torch.cat(rows)
 
 
@@ -112,7 +112,7 @@ def _matrix_features(x: Tensor, norms: bool = True) -> list[Tensor]:
 def _product_features(
     space: WeightSpace, weights: Mapping[str, Tensor], product: Product
 ) -> Tensor:
-    """The same of X Yᵀ for each head, by falling norm; X and Y share the linear axis."""
+    """Features of X Yᵀ for each head, in descending norm; X and Y share the linear axis."""
     # Along an axis of complex form this is the product at relative position zero.
     shared = space.ancestors(product.over)
     factors = []
@@ -128,17 +128,18 @@ def _product_features(
     full = left @ right.mT
     # Y = Q R, and Q does not change the singular values of X Yᵀ = X Rᵀ Qᵀ.
     small = left @ torch.linalg.qr(right, mode="r").R.mT
-    found = [sorted_statistics(full.flatten(2)), _singular_values(small)]
+    spectrum = _singular_values(small)
+    features = [sorted_statistics(full.flatten(2)), spectrum]
     rest = product.axes[len(shared) :]
     if rest[: len(rest) // 2] == rest[len(rest) // 2 :]:  # the same axis twice, so a trace
-        found.append(full.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True))
-    heads = torch.cat(found, -1)
-    falling = found[1].square().sum(-1).argsort(-1, descending=True)
-    return torch.take_along_dim(heads, falling[..., None], 1).flatten(1)
+        features.append(full.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True))
+    heads = torch.cat(features, -1)
+    descending = spectrum.square().sum(-1).argsort(-1, descending=True)
+    return torch.take_along_dim(heads, descending[..., None], 1).flatten(1)
 
 
 def _singular_values(x: Tensor) -> Tensor:
-    """In falling order, as many as the shorter side."""
+    """Singular values in descending order, as many as the shorter side."""
     gram = x.mT @ x if x.shape[-1] <= x.shape[-2] else x @ x.mT
     squares = torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)
     out: Tensor = (squares + FLOOR**2 * squares[..., :1]).sqrt()
@@ -146,22 +147,22 @@ def _singular_values(x: Tensor) -> Tensor:
 
 
 def _part(network: Mapping[str, object], part: str) -> list[Tensor]:
-    given = network.get(part)
-    if given is None:
+    value = network.get(part)
+    if value is None:
         return []
-    tensors = [given[k] for k in sorted(given)] if isinstance(given, Mapping) else [given]
-    found = [x for x in tensors if isinstance(x, Tensor) and x.ndim >= 2]
-    if len(found) < len(tensors):
+    tensors = [value[k] for k in sorted(value)] if isinstance(value, Mapping) else [value]
+    batched = [x for x in tensors if isinstance(x, Tensor) and x.ndim >= 2]
+    if len(batched) < len(tensors):
         raise SpaceError(f"'{part}' must hold tensors with a batch axis in front")
-    return found
+    return batched
 
 
 class InvariantPredictor(TabularPredictor):
-    """A predictor whose table is `invariant_features`, or `whole_invariants`."""
+    """A predictor on `invariant_features`, or on `whole_invariants`."""
 
     @property
     def any_task(self) -> bool:
-        """Whether networks of other patches, tokens and classes give the same numbers."""
+        """Whether networks of other patches, tokens and classes have as many features."""
         return bool(self.settings["whole"])
 
     def _set_space(self, space: WeightSpace | str | None) -> None:
@@ -185,13 +186,17 @@ class InvariantPredictor(TabularPredictor):
 class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
     """LightGBM on statistics and spectra of invariants.
 
+    >>> InvariantBoosting(whole=True).any_task
+    True
+
     Args:
-        space: of one block (or its JSON); None for the paper's block, sizes read off.
-        rounds: trees at most.
-        patience: rounds without a better validation error before it stops.
-        params: of LightGBM, in place of or besides ours.
+        space: weight space of one block (or its JSON); None for the paper's block, with its sizes
+            taken from the networks.
+        rounds: largest number of trees.
+        patience: rounds without a smaller validation error before training stops.
+        params: LightGBM parameters that override or extend ours.
         threads: None for as many as OpenMP allows.
-        whole: read `whole_invariants`, as many numbers for networks of any size and task.
+        whole: read `whole_invariants`, as many features for networks of any size and task.
     """
 
     PARAMS: ClassVar[Mapping[str, Any]] = {
@@ -222,16 +227,21 @@ class InvariantBoosting(InvariantPredictor, LightGBMPredictor):
 class InvariantMLP(InvariantPredictor):
     """A small MLP on the signed logarithm of invariants, standardised on the training part.
 
+    >>> networks = {"blocks": [attention_block(4, 2, 2, 2, 3).randn(20)]}
+    >>> InvariantMLP(epochs=2).fit(networks, torch.rand(20)).predict(networks).shape
+    torch.Size([20])
+
     Args:
-        space: of one block (or its JSON); None for the paper's block, sizes read off.
+        space: weight space of one block (or its JSON); None for the paper's block, with its sizes
+            taken from the networks.
         hidden: neurons of its one hidden layer.
-        epochs: at most.
-        patience: epochs without a better validation loss before it stops.
-        batch: networks a step.
-        learning_rate: of Adam, at its highest.
-        weight_decay: decoupled.
-        dropout: of the standardised features and of the hidden layer.
-        whole: read `whole_invariants`, as many numbers for networks of any size and task.
+        epochs: largest number of epochs.
+        patience: epochs without a smaller validation loss before training stops.
+        batch: networks per step.
+        learning_rate: largest learning rate of Adam.
+        weight_decay: decoupled weight decay.
+        dropout: dropout of the standardised features and of the hidden layer.
+        whole: read `whole_invariants`, as many features for networks of any size and task.
     """
 
     def __init__(
@@ -357,7 +367,7 @@ class InvariantMLP(InvariantPredictor):
 
 
 def space_of(network: Mapping[str, Any]) -> WeightSpace:
-    """The paper's block with the sizes that the first block of ``network`` has."""
+    """The paper's block with the sizes of the first block of ``network``."""
     blocks = network.get("blocks") or [{}]
     try:
         heads, d_model, d_k = blocks[0]["W_Q"].shape[2:]

@@ -128,6 +128,8 @@ class TreeEnsemble:
         for name, (least, end) in ranges.items():
             if (arrays[name] < least).any() or (arrays[name] >= end).any():
                 raise PredictorError(f"{TREES_FILE}: '{name}' points outside its trees")
+        if ((arrays["left"] == parents) != (arrays["right"] == parents)).any():
+            raise PredictorError(f"{TREES_FILE}: a node has one child")
         return cls(**arrays)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from transformer_nfn.known_tasks import task_title
+from transformer_nfn.known_tasks import seeds_text, task_title
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
     HELD,
@@ -24,7 +24,6 @@ from transformer_nfn.paper.numbers import (
     model_name,
 )
 from transformer_nfn.prediction.runs import ENSEMBLE_TAU, RunError, RunRecord
-from transformer_nfn.seed_kinds import seeds_text
 
 ALL_TABLES: Mapping[str, PaperTable] = {
     **PAPER_TABLES, LEARNING_CURVE.name: LEARNING_CURVE, MIXED.name: MIXED

@@ -14,6 +14,7 @@ from typing import Any
 from transformer_nfn import __version__
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.files import write_text
+from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import Study, ZooStudy, gather
 from transformer_nfn.paper.table_text import mean_text, zoo_seeds, zoo_size
 from transformer_nfn.prediction.runs import RunError
@@ -32,7 +33,6 @@ from transformer_nfn.report.number_text import (
     shown,
     threshold,
 )
-from transformer_nfn.seed_kinds import seeds_text
 
 SCRIPTS = ("plot.js", "explore.js", "panels.js", "scatter.js", "charts.js", "start.js")
 # Nothing may be loaded, whatever a name in a record tries.

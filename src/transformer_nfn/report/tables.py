@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import Run, ZooStudy
 from transformer_nfn.paper.table_text import OurCell, TableView, mean_text, zoo_seeds
 from transformer_nfn.prediction.runs import CONFIGURATION, IDENTITY, RunRecord
@@ -40,7 +41,6 @@ from transformer_nfn.report.number_text import (
     shown,
     threshold,
 )
-from transformer_nfn.seed_kinds import seeds_text
 
 HEADINGS = {
     "optimizer": "Optimiser",

@@ -26,8 +26,7 @@ from torch import Tensor
 from transformer_nfn.errors import CheckpointError, TransformerNFNError
 from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.io.files import atomic_folder
-from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, WIDTH
-from transformer_nfn.seed_kinds import UNKNOWN
+from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, UNKNOWN_SEEDS, WIDTH
 from transformer_nfn.zoo.errors import ImportFileError, StoreError, ZooError
 from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in, to_state_dict
 from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup
@@ -131,7 +130,7 @@ def _import_groups(
     if len(tasks) > 1:
         raise _several_tasks(source, tasks)
     seeds = {zoo.seeds for zoo in zoos}
-    shared = UNKNOWN if UNKNOWN in seeds else max(seeds, key=lambda s: s == "each")
+    shared = UNKNOWN_SEEDS if UNKNOWN_SEEDS in seeds else max(seeds, key=lambda s: s == "each")
     write_groups(made, list(groups), {"task": tasks[0], "seeds": shared})
 
 
@@ -177,7 +176,7 @@ def _shared_seeds(files: list[_File], table: Table) -> str:
     seeds = {_seed(text, "a file") for text in recorded if text}
     if len(seeds) > 1:
         return "each"
-    return "one" if all(recorded) else UNKNOWN
+    return "one" if all(recorded) else UNKNOWN_SEEDS
 
 
 def _positions(sizes: NetworkSizes, state: Checkpoint) -> Tensor | None:

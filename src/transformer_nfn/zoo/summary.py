@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transformer_nfn.io.files import blank_figure, save_figure
-from transformer_nfn.known_tasks import task_title
-from transformer_nfn.seed_kinds import seeds_text
+from transformer_nfn.known_tasks import seeds_text, task_title
 from transformer_nfn.zoo.damage import ORIGIN, damages
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo

@@ -11,14 +11,16 @@ from typing import Any, NoReturn
 
 import torch
 
-from transformer_nfn.checkpoints.families.expressions import (
+from transformer_nfn.checkpoints.families.family import (
+    Family,
+    Line,
     MissingFieldError,
     evaluate,
+    families,
     names_in,
     shown,
     truth,
 )
-from transformer_nfn.checkpoints.families.family import Family, Line, families
 from transformer_nfn.checkpoints.families.recognise import (
     OpenOptions,
     count_blocks,

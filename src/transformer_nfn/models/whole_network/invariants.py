@@ -64,16 +64,22 @@ PARTS = ("embedding", "blocks", "classifier")
 
 @torch.no_grad()
 def whole_invariants(network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
-    """Numbers that networks of the same function share, LayerNorm's ε aside.
+    """Features that networks of the same function share, up to LayerNorm's ε.
+
+    >>> from transformer_nfn.functional import small_transformer
+    >>> from transformer_nfn.models import network_of
+    >>> space = small_transformer(tokens=4, classes=3, patch=2, d_model=8).space
+    >>> named = {name: w[:, 0] for name, w in space.randn(5).items()}
+    >>> whole_invariants(network_of(named)).shape[0]
+    5
 
     Args:
         network: a `Network` with blocks, classifier and, unless it reads word vectors, embedding.
         positions: the constant ``[tokens, D]`` added to the first stream, or one for each network
-            ``[n, tokens, D]``; None where not known, and then nothing is said of them.
+            ``[n, tokens, D]``; None leaves them out.
 
     Returns:
-        ``[n, F]`` in float64. F depends on whether there are an embedding and positions, and on
-        nothing else.
+        ``[n, F]`` in float64. F depends only on whether there are an embedding and positions.
     """
     weights = {part: network[part] for part in PARTS if network.get(part) is not None}
     doubled = map_network(weights, lambda w: w.double())
@@ -96,34 +102,34 @@ def _features(form: NormalForm) -> list[Tensor]:
 
 
 def _head_products(form: NormalForm) -> list[tuple[Tensor, Tensor]]:
-    """QK, VO and VO·A of each head, as factors ``[n, L, h, I, d]`` and ``[n, L, h, J, d]``."""
+    """QK, VO and VO·A of each head as factors ``[n, L, h, I, d]`` and ``[n, L, h, J, d]``."""
     after = _times(form.O, form.A.unsqueeze(2))
     return [(form.Q, form.K), (form.V, form.O.mT), (form.V, after.mT)]
 
 
 def _products_between_blocks(form: NormalForm) -> list[tuple[Tensor, Tensor]]:
-    """What neurons of a block meet in the next: B·QK, B·KQ, B·QK·Bᵀ and B·VO."""
+    """Products of neurons with the heads of the next block: B·QK, B·KQ, B·QK·Bᵀ and B·VO."""
     B = form.B[:, :-1].unsqueeze(2)
     BQ, BK, BV = (_times(B, x[:, 1:]) for x in (form.Q, form.K, form.V))
     return [(BQ, form.K[:, 1:]), (BK, form.Q[:, 1:]), (BQ, BK), (BV, form.O[:, 1:].mT)]
 
 
 def _products_with_inputs(form: NormalForm) -> list[tuple[Tensor, Tensor]]:
-    """The same of the first block, for what stands before it: embedding and positions."""
+    """The same products of embedding and positions with the heads of the first block."""
     Q, K, V, O = (x[:, :1] for x in (form.Q, form.K, form.V, form.O))  # noqa: E741
     inputs = [x[:, None, None] for x in (form.embedding, form.positions) if x is not None]
     found = []
     for x in inputs:
         xQ, xK, xV = (_times(x, y) for y in (Q, K, V))
         found += [(xQ, xK), (xQ, K), (xK, Q), (xV, O.mT)]
-    if len(inputs) == 2:  # what a patch asks of a place, and a place of a patch
+    if len(inputs) == 2:  # scores of patches with positions, and of positions with patches
         patch, place = inputs
         found += [(_times(patch, Q), _times(place, K)), (_times(place, Q), _times(patch, K))]
     return found
 
 
 def _mlp_features(form: NormalForm) -> list[Tensor]:
-    """Of the matrices of each MLP and their product, of its neurons and biases."""
+    """Features of the matrices of each MLP, their product, its neurons and biases."""
     out_norm = form.B.square().mean(-1).sqrt()
     in_norm = form.A.square().mean(-1).sqrt()
     return [
@@ -141,7 +147,7 @@ def _classifier_features(form: NormalForm) -> list[Tensor]:
     out_norm = form.W_2.square().mean(-1).sqrt()
     matrices = (form.W_1, form.W_2, _times(form.W_1, form.W_2), hidden, _times(hidden, form.W_2))
     bias = (form.b_B[:, -1:] @ form.W_1).squeeze(1)
-    # Each class by itself: the smallest norm tells of a class that is never answered.
+    # Norm of each class: the smallest indicates a class that is never predicted.
     class_norm = form.W_2.square().mean(-2).sqrt()
     vectors = (form.b_1, form.b_2, out_norm, class_norm, bias, form.b_1 * out_norm)
     found = [_matrix(x) for x in matrices] + [sorted_statistics(x) for x in vectors]
@@ -153,7 +159,7 @@ def _classifier_features(form: NormalForm) -> list[Tensor]:
 
 def _heads(left: Tensor, right: Tensor) -> Tensor:
     """Features of X Yᵀ of each head ``[…, h, f]``, the logarithm of its norm first."""
-    if left.numel() == 0:  # there is nothing between the blocks of a single one
+    if left.numel() == 0:  # a single block has nothing between blocks
         return left.new_zeros(*left.shape[:-2], 1 + COUNT + SPECTRUM)
     product = left @ right.mT
     norm = (product.square().mean((-2, -1)) + IDLE**2).log() / 2
@@ -173,9 +179,9 @@ def _statistics(x: Tensor) -> Tensor:
 
 
 def _spectrum(x: Tensor, entries: int) -> Tensor:
-    """Quantiles of the logarithms of singular values in falling order, ``[…, SPECTRUM]``.
+    """Quantiles of the logarithms of singular values in descending order, ``[…, SPECTRUM]``.
 
-    ``entries`` of the matrix that has these singular values: their squares sum to its entries'.
+    ``entries`` is the number of entries of the matrix that has these singular values.
     """
     gram = x.mT @ x if x.shape[-1] <= x.shape[-2] else x @ x.mT
     squares = _eigenvalues(gram).flip(-1).clamp(min=0)
@@ -191,7 +197,7 @@ def _spectrum(x: Tensor, entries: int) -> Tensor:
 
 
 def _eigenvalues(gram: Tensor) -> Tensor:
-    """Of symmetric matrices; a GPU's solver gives up on some that a CPU's does not."""
+    """Eigenvalues of symmetric matrices; a GPU solver fails on some that a CPU's solves."""
     values: Tensor
     try:
         values = torch.linalg.eigvalsh(gram)
@@ -201,7 +207,7 @@ def _eigenvalues(gram: Tensor) -> Tensor:
 
 
 def _over_heads(x: Tensor) -> Tensor:
-    """``[…, h, f]`` to ``[…, 3 f]``: the mean, the head of the smallest norm and of the largest."""
+    """``[…, h, f]`` to ``[…, 3 f]``: the mean, and the heads of smallest and largest norm."""
     order = x[..., 0].argsort(-1)
     ends = order[..., [0, -1]].unsqueeze(-1)
     weakest, strongest = torch.take_along_dim(x, ends, -2).unbind(-2)
@@ -211,7 +217,7 @@ def _over_heads(x: Tensor) -> Tensor:
 def _over_blocks(x: Tensor) -> Tensor:
     """``[n, L, f]``, heads or not, to ``[n, 3 f]``: the mean, the first and the last.
 
-    Between blocks there is nothing where there is only one: zeros.
+    Zeros where there is a single block and nothing between blocks.
     """
     x = _over_heads(x) if x.ndim == 4 else x
     if x.shape[1] == 0:
@@ -220,7 +226,7 @@ def _over_blocks(x: Tensor) -> Tensor:
 
 
 def _times(x: Tensor, y: Tensor) -> Tensor:
-    """The product, evenly sized in networks of any width."""
+    """The product, of the same order of magnitude for any width."""
     out: Tensor = x @ y / x.shape[-1] ** 0.5
     return out
 

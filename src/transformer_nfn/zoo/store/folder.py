@@ -22,7 +22,7 @@ from torch import Tensor
 from transformer_nfn import __version__
 from transformer_nfn.io.files import foreign_files, read_regular, sweep, write_bytes
 from transformer_nfn.io.json_fields import Fields, parse_object, read_object
-from transformer_nfn.seed_kinds import SEED_KINDS, UNKNOWN
+from transformer_nfn.known_tasks import SEED_KINDS, UNKNOWN_SEEDS
 from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.store.index import Index
@@ -220,9 +220,9 @@ class Folder:
     @property
     def seeds(self) -> str:
         """``one`` if all runs share a seed, ``each`` if every run has its own, ``unknown``."""
-        default = "each" if self.metadata.get("origin") == "build" else UNKNOWN
+        default = "each" if self.metadata.get("origin") == "build" else UNKNOWN_SEEDS
         seeds = str(self.metadata.get("seeds", default))
-        return seeds if seeds in SEED_KINDS else UNKNOWN
+        return seeds if seeds in SEED_KINDS else UNKNOWN_SEEDS
 
     @property
     def dtype(self) -> torch.dtype:

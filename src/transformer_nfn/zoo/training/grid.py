@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from transformer_nfn.seed_kinds import SEED_KINDS
+from transformer_nfn.known_tasks import SEED_KINDS
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.training.randomness import keys, permutation, run_seed, shared_seed
 
