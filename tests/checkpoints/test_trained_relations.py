@@ -1,4 +1,4 @@
-"""Relatives that were really trained score above strangers, whatever disguise they wear."""
+"""Trained models score above unrelated ones if they are related, in every disguise."""
 
 import argparse
 import inspect
@@ -29,31 +29,33 @@ def texts():
     return {n: torch.tensor(list(t.encode("ascii", "replace"))) for n, t in sources.items()}
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama"])
+@pytest.fixture(
+    scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.nightly)]
+)
 def scored(request, tmp_path_factory):
-    """Relations of one trained model with a fine-tuned one, a stranger, and a patched one."""
+    """Relations of a trained model with a fine-tuned, an unrelated and a patched one."""
     kind, data = request.param, texts()
-    (A, stranger), _ = train(kind, [fresh(kind, 0), fresh(kind, 1)], [FIRST, FIRST], data)
+    (A, unrelated), _ = train(kind, [fresh(kind, 0), fresh(kind, 1)], [FIRST, FIRST], data)
     (tuned,), _ = train(kind, [A], [MORE], data)
     second = BLOCK[kind].format(1)
-    patched = {n: stranger[n] if n.startswith(second) else w for n, w in A.items()}
+    patched = {n: unrelated[n] if n.startswith(second) else w for n, w in A.items()}
     folder = tmp_path_factory.mktemp(kind)
     networks.write(A, kind, folder / "A")
-    found = {}
-    for name, weights in {"tuned": tuned, "stranger": stranger, "patched": patched}.items():
+    relations = {}
+    for name, weights in {"tuned": tuned, "unrelated": unrelated, "patched": patched}.items():
         networks.write(weights, kind, folder / name)
         hidden = folder / f"{name} disguised"
         with open_model(folder / name) as model:
             disguise(model, hidden, torch.Generator().manual_seed(2), condition=10)
         with open_model(folder / "A") as first, open_model(hidden) as B:
-            found[name] = relate(first, B)
-    return found
+            relations[name] = relate(first, B)
+    return relations
 
 
-def test_a_fine_tuned_model_scores_above_a_stranger_on_the_same_data(scored):
-    assert scored["tuned"].score > scored["stranger"].score + 0.5
+def test_a_fine_tuned_model_scores_above_an_unrelated_one_of_the_same_data(scored):
+    assert scored["tuned"].score > scored["unrelated"].score + 0.5
     assert scored["tuned"].verdict == "derived", str(scored["tuned"])
-    assert scored["stranger"].verdict == "unrelated", str(scored["stranger"])
+    assert scored["unrelated"].verdict == "unrelated", str(scored["unrelated"])
 
 
 def test_the_replaced_block_is_named(scored):
