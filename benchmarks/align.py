@@ -1,4 +1,4 @@
-"""How far does aligning lower the barrier on the straight line between two networks?
+"""Measure how far alignment lowers the barrier on the straight line between two networks.
 
     python benchmarks/align.py zoo --data MNIST --pairs 50 --out zoo.json
     python benchmarks/align.py gpt2 --work DIR --out gpt2.json
@@ -37,7 +37,7 @@ BLOCK, BATCH, STEPS = 64, 16, 1500
 def line(
     A: Mapping[str, Tensor], B: Mapping[str, Tensor], measure: Callable[[Mapping[str, Tensor]], Any]
 ) -> np.ndarray:
-    """What is measured at `POINTS` places from A to B, ``[POINTS, measures]``."""
+    """Measurements at `POINTS` places from A to B, ``[POINTS, measures]``."""
     places = np.linspace(0, 1, POINTS)
     return np.array(
         [measure({n: (1 - t) * A[n].double() + t * B[n].double() for n in A}) for t in places]
@@ -50,16 +50,16 @@ def barrier(curve: np.ndarray) -> np.ndarray:
     return (curve - ((1 - t) * curve[0] + t * curve[-1])).max(0)
 
 
-def zoo_pairs(said: argparse.Namespace) -> dict[str, Any]:
+def zoo_pairs(arguments: argparse.Namespace) -> dict[str, Any]:
     """Pairs of networks of `mnist-sample`, drawn at random among the better ones."""
     zoo = Zoo.open(resolve("mnist-sample", "zoo"))
-    task = load_task("mnist", said.data)
+    task = load_task("mnist", arguments.data)
     samples = task.num_samples["test"]
-    picked = torch.arange(0, samples, samples // said.images)[None]
+    picked = torch.arange(0, samples, samples // arguments.images)[None]
     test = task.batch("test", picked)
     unlabelled = None
-    if said.inputs:
-        unlabelled = task.batch("train", torch.arange(said.inputs)[None]).inputs[0]
+    if arguments.inputs:
+        unlabelled = task.batch("train", torch.arange(arguments.inputs)[None]).inputs[0]
     forward = network_architecture(zoo.space, zoo.positions()).forward
 
     def measure(weights: Mapping[str, Tensor]) -> tuple[float, float]:
@@ -67,20 +67,20 @@ def zoo_pairs(said: argparse.Namespace) -> dict[str, Any]:
         loss = torch.nn.functional.cross_entropy(out, test.labels[0])
         return float(loss), float((out.argmax(-1) != test.labels[0]).float().mean())
 
-    rows, rng = zoo.select(min_accuracy=said.accuracy), np.random.default_rng(0)
-    found = []
-    for number in range(said.pairs):
+    rows, rng = zoo.select(min_accuracy=arguments.accuracy), np.random.default_rng(0)
+    results = []
+    for number in range(arguments.pairs):
         i, j = (int(r) for r in rng.choice(rows, 2, replace=False))
-        if number < said.start:
+        if number < arguments.start:
             continue
         A, B = ({n: w[None] for n, w in zoo.weights([r]).items()} for r in (i, j))
         start = time.perf_counter()
         moved = align_networks(
-            zoo.space, A, B, inputs=unlabelled, positions=zoo.positions(), steps=said.steps
+            zoo.space, A, B, inputs=unlabelled, positions=zoo.positions(), steps=arguments.steps
         )
         took = time.perf_counter() - start
         before, after = line(A, B, measure), line(moved.weights, B, measure)
-        found.append(
+        results.append(
             {
                 "pair": [i, j],
                 "distance": [moved.before, moved.after],
@@ -92,10 +92,10 @@ def zoo_pairs(said: argparse.Namespace) -> dict[str, Any]:
                 "barrier_error": [float(barrier(c)[1]) for c in (before, after)],
             }
         )
-        told = {k: v for k, v in found[-1].items() if k not in ("loss", "error")}
-        print(number, told, flush=True)
-        said.out.write_text(json.dumps({"pairs": found}))
-    return {"pairs": found}
+        shown = {k: v for k, v in results[-1].items() if k not in ("loss", "error")}
+        print(number, shown, flush=True)
+        arguments.out.write_text(json.dumps({"pairs": results}))
+    return {"pairs": results}
 
 
 def source_text() -> tuple[Tensor, Tensor]:
@@ -204,7 +204,7 @@ def draw(zoo: dict[str, Any], gpt2: dict[str, Any], figure: Path) -> None:
 
 
 def main() -> None:
-    """Parses the arguments."""
+    """Parse the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     commands = parser.add_subparsers(dest="command", required=True)
     zoo = commands.add_parser("zoo")
@@ -212,7 +212,7 @@ def main() -> None:
     zoo.add_argument("--pairs", type=int, default=50)
     zoo.add_argument("--start", type=int, default=0, help="the first of the pairs to measure")
     zoo.add_argument("--inputs", type=int, default=128, help="training images, no labels; 0: none")
-    zoo.add_argument("--steps", type=int, default=50, help="downhill, with inputs")
+    zoo.add_argument("--steps", type=int, default=50, help="gradient steps, with inputs")
     zoo.add_argument("--accuracy", type=float, default=0.85)
     zoo.add_argument("--images", type=int, default=400)
     zoo.add_argument("--out", type=Path, required=True)
@@ -223,21 +223,21 @@ def main() -> None:
     picture = commands.add_parser("draw")
     picture.add_argument("results", type=Path, nargs=2)
     picture.add_argument("--figure", type=Path, required=True)
-    said = parser.parse_args()
-    if said.command == "draw":
-        draw(*(json.loads(p.read_text()) for p in said.results), said.figure)
+    arguments = parser.parse_args()
+    if arguments.command == "draw":
+        draw(*(json.loads(p.read_text()) for p in arguments.results), arguments.figure)
         return
-    if said.command == "zoo":
-        found = zoo_pairs(said)
+    if arguments.command == "zoo":
+        results = zoo_pairs(arguments)
         for name in ("barrier_loss", "barrier_error"):
-            both = np.array([p[name] for p in found["pairs"]])
+            both = np.array([p[name] for p in results["pairs"]])
             lower = int((both[:, 1] < both[:, 0]).sum())
             means = both.mean(0)
             print(f"{name}: {means[0]:.3f} → {means[1]:.3f}, lower for {lower} of {len(both)}")
     else:
-        found = gpt2_pair(said.work, said.steps)
-        print({k: v for k, v in found.items() if k not in ("loss", "error")})
-    said.out.write_text(json.dumps(found))
+        results = gpt2_pair(arguments.work, arguments.steps)
+        print({k: v for k, v in results.items() if k not in ("loss", "error")})
+    arguments.out.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

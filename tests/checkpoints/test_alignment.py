@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,14 @@ from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.zoo_network import small_transformer
 
+QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5", "opt post")
+"""These have all symmetries between them."""
+
+
+def families(names: Iterable[str]) -> list[Any]:
+    """Parameters; all but the quick ones are nightly."""
+    return [pytest.param(n, marks=() if n in QUICK else pytest.mark.nightly) for n in names]
+
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
@@ -32,7 +41,7 @@ def undone(model: Any, folder: Path, **how: Any) -> Aligned:
             return align(A, B, folder / "out")
 
 
-@pytest.mark.parametrize("name", tiny_families.TINY)
+@pytest.mark.parametrize("name", families(tiny_families.TINY))
 def test_a_disguise_is_undone(name: str, tmp_path: Path) -> None:
     done = undone(tiny_families.build(name), tmp_path, condition=1e3, keep_tie=True)
     assert done.before > 1
@@ -42,7 +51,7 @@ def test_a_disguise_is_undone(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, tiny in tiny_families.TINY.items() if tiny.inputs != "pixels"]
+    "name", families(n for n, tiny in tiny_families.TINY.items() if tiny.inputs != "pixels")
 )
 def test_a_disguise_is_undone_where_tokens_leave_the_stream_open(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -54,7 +63,9 @@ def test_a_disguise_is_undone_where_tokens_leave_the_stream_open(
     assert {part: away for part, (_, away) in done.parts.items() if away > 1e-6} == {}
 
 
-@pytest.mark.parametrize("case", ["vit", "qwen3", "opt post", "gpt_neox serial", "bert tokens"])
+@pytest.mark.parametrize(
+    "case", families(["vit", "qwen3", "opt post", "gpt_neox serial", "bert tokens"])
+)
 def test_a_disguise_of_norms_with_small_gains_is_undone(case: str, tmp_path: Path) -> None:
     done = undone(tiny_checkpoints.build(case).double(), tmp_path, condition=5)
     assert done.after < 1e-9
@@ -70,17 +81,17 @@ def test_a_disguise_in_half_precision_is_undone_up_to_rounding(
     assert done.after < 4 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("case", ["gpt2", "llama", "bert", "vit"])
+@pytest.mark.parametrize("case", families(["gpt2", "llama", "bert", "vit"]))
 def test_a_stranger_comes_nearer_and_loads_in_its_library(case: str, tmp_path: Path) -> None:
-    made = []
+    models = []
     for seed, name in ((0, "b"), (1, "a")):
         torch.manual_seed(seed)
-        made.append(tiny_checkpoints.CASES[case]())  # as its library starts to train
-        made[-1].save_pretrained(tmp_path / name)  # type: ignore[operator]
+        models.append(tiny_checkpoints.CASES[case]())  # as its library initialises it
+        models[-1].save_pretrained(tmp_path / name)  # type: ignore[operator]
     with open_model(tmp_path / "a") as A, open_model(tmp_path / "b") as B:
         done = align(A, B, tmp_path / "out")
     assert done.after < 0.95 * done.before
-    original = made[1]
+    original = models[1]
     model = type(original).from_pretrained(tmp_path / "out")  # type: ignore[attr-defined]
     if case == "vit":
         given = {"pixel_values": torch.randn(2, 3, 8, 8, generator=generator())}

@@ -16,7 +16,11 @@ from transformer_nfn.checkpoints.families import open_model
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 
 
-@pytest.mark.parametrize("family", TINY)
+QUICK = ("gpt2", "bert", "vit", "qwen3", "gemma2", "phi", "t5")
+FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TINY]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 def test_a_disguise_is_proved_the_same(tiny, family, dtype):
     A = tiny(family, dtype)
@@ -35,7 +39,9 @@ def test_two_disguises_of_a_third_are_the_same(tiny):
     assert relate(disguised(A, 1), disguised(A, 2), prove=True).same_function is True
 
 
-@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(FLOAT32, marks=pytest.mark.nightly), BFLOAT16]
+)
 @pytest.mark.parametrize(
     ("family", "tensor"),
     [
