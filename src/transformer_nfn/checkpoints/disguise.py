@@ -58,6 +58,15 @@ class Disguise:
         about: the network as it will be: untied, unless ties are to be kept.
         action: the group that acts on its stream.
         acted: number of sites at which each symmetry acted, complete after the iteration.
+
+    Example:
+        >>> from transformer_nfn.checkpoints import open_model
+        >>> from transformer_nfn.testing import write_example_checkpoint
+        >>> with open_model(write_example_checkpoint("llama")) as model:
+        ...     disguise = Disguise(model.about, model, torch.Generator().manual_seed(0))
+        ...     tensors = dict(disguise)
+        >>> disguise.action, disguise.acted["neurons scaled"]
+        ('orthogonal', 2)
     """
 
     def __init__(
@@ -188,6 +197,14 @@ def disguise(
 
     Returns:
         What acted.
+
+    Example:
+        >>> from transformer_nfn.checkpoints import open_model
+        >>> from transformer_nfn.testing import write_example_checkpoint
+        >>> with open_model(write_example_checkpoint("llama")) as model:
+        ...     done = disguise(model, "disguised", torch.Generator().manual_seed(0))
+        >>> done.acted["heads permuted"]
+        2
     """
     if not condition >= 1:
         raise GroupError(f"condition must be at least 1, found {condition}")

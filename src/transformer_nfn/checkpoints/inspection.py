@@ -157,6 +157,14 @@ def inspect(model: Model, progress: Callable[[str], None] | None = None) -> Insp
     Args:
         model: see `transformer_nfn.checkpoints.families.open_model`.
         progress: called with the name of each finished block.
+
+    Example:
+        >>> from transformer_nfn.checkpoints import open_model
+        >>> from transformer_nfn.testing import write_example_checkpoint
+        >>> with open_model(write_example_checkpoint("llama")) as model:
+        ...     report = inspect(model)
+        >>> report.family, report.continuous, [block.name for block in report.blocks]
+        ('llama', 180, ['0', '1'])
     """
     model.check_numbers()
     reduced = Reduced(model, torch.float32)

@@ -240,9 +240,9 @@ def residual_stack(X: Tensor, weights: Mapping[str, Tensor], *, blocks: int) -> 
     X = inputs_for(X, weights["W_E"], 2)
     x = X @ weights["W_E"] + weights["b_E"].unsqueeze(-2)
     for i in range(blocks):
-        own = under_prefix(weights, f"{i}.")
-        x = x + multi_head(norm(x, f"{i}.g_1", f"{i}.b_1"), own)
-        x = x + mlp(norm(x, f"{i}.g_2", f"{i}.b_2"), own)
+        block_weights = under_prefix(weights, f"{i}.")
+        x = x + multi_head(norm(x, f"{i}.g_1", f"{i}.b_1"), block_weights)
+        x = x + mlp(norm(x, f"{i}.g_2", f"{i}.b_2"), block_weights)
     return norm(x, "g", "b") @ weights["W_C"] + weights["b_C"].unsqueeze(-2)
 
 
@@ -260,10 +260,10 @@ def decoder_stack(
     X = inputs_for(X, weights["W_E"], 2)
     x = X @ weights["W_E"]
     for i in range(blocks):
-        own = under_prefix(weights, f"{i}.")
-        attended = grouped_query(norm(x, f"{i}.g_1"), own, base=base, pairing=pairing)
+        block_weights = under_prefix(weights, f"{i}.")
+        attended = grouped_query(norm(x, f"{i}.g_1"), block_weights, base=base, pairing=pairing)
         x = x + attended
-        x = x + gated_mlp(norm(x, f"{i}.g_2"), own)
+        x = x + gated_mlp(norm(x, f"{i}.g_2"), block_weights)
     return norm(x, "g") @ weights["W_C"]
 
 

@@ -286,8 +286,8 @@ def axes_of(name: str) -> tuple[str, ...]:
     ``extra.pooler.W`` reads the final stream into an axis of its own, named ``pooler``.
     """
     if name.startswith(EXTRA):
-        own, _, part = name.removeprefix(EXTRA).rpartition(".")
-        return ("D", own) if part == "W" else (own.removesuffix("_norm"),)
+        axis, _, part = name.removeprefix(EXTRA).rpartition(".")
+        return ("D", axis) if part == "W" else (axis.removesuffix("_norm"),)
     parts = name.split(".")
     if parts[0] in ("encoder", "decoder"):
         parts = parts[1:]

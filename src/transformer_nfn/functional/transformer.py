@@ -204,8 +204,8 @@ def fetch_under(
 ) -> dict[str, Tensor]:
     """The tensors below a prefix, under the rest of their names."""
     names = weights if isinstance(weights, Mapping) else weights.names
-    found = fetch(weights, [name for name in names if name.startswith(prefix)], dtype)
-    return {name.removeprefix(prefix): w for name, w in found.items()}
+    tensors = fetch(weights, [name for name in names if name.startswith(prefix)], dtype)
+    return {name.removeprefix(prefix): w for name, w in tensors.items()}
 
 
 def transformer(
@@ -307,14 +307,14 @@ def run_stack(
     """``x [batch, L, D]`` through all blocks of a stack and its final norm."""
     table = None
     for i, block in enumerate(stack.blocks):
-        own = fetch_under(weights, f"{stack.prefix}{i}.", x.dtype)
-        table = own.get("bias_table", table)
+        tensors = fetch_under(weights, f"{stack.prefix}{i}.", x.dtype)
+        table = tensors.get("bias_table", table)
         bias = None if table is None else position_bias(block, table, x.shape[1])
-        x = run_block(description, block, own, x, memory=memory, position_bias=bias)
+        x = run_block(description, block, tensors, x, memory=memory, position_bias=bias)
     if not stack.final_norm:
         return x
-    own = fetch_under(weights, f"{stack.prefix}norm.", x.dtype)
-    return affine_norm(x, description.norm, description.eps, own["g"], own.get("b"))
+    tensors = fetch_under(weights, f"{stack.prefix}norm.", x.dtype)
+    return affine_norm(x, description.norm, description.eps, tensors["g"], tensors.get("b"))
 
 
 def position_bias(block: Block, table: Tensor, length: int) -> Tensor:
@@ -360,8 +360,8 @@ def run_block(
         return x + norm(mlp(norm(x, "norm_2"), weights, block.mlp), "after_2")
     x = x + attend(norm(x, "norm_1"))
     if block.cross is not None:
-        own = fetch_under(weights, "cross.", x.dtype)
-        x = x + attention(norm(x, "norm_x"), own, block.cross, memory=memory, eps=description.eps)
+        cross = fetch_under(weights, "cross.", x.dtype)
+        x = x + attention(norm(x, "norm_x"), cross, block.cross, memory=memory, eps=description.eps)
     return x + mlp(norm(x, "norm_2"), weights, block.mlp)
 
 
@@ -377,9 +377,9 @@ def logits(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
     if description.inputs == "patches":
         x = x[:, 0]
     if description.mlm is not None:
-        own = fetch_under(weights, "extra.mlm", x.dtype)
-        x = activation(description.mlm)(x @ own[".W"] + own[".b"])
-        x = affine_norm(x, description.norm, description.eps, own["_norm.g"], own["_norm.b"])
+        mlm = fetch_under(weights, "extra.mlm", x.dtype)
+        x = activation(description.mlm)(x @ mlm[".W"] + mlm[".b"])
+        x = affine_norm(x, description.norm, description.eps, mlm["_norm.g"], mlm["_norm.b"])
     if description.has("head"):
         head = fetch(weights, ["head"])["head"]
     else:
@@ -396,5 +396,5 @@ def pooled(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
     """Output of the pooler on the first token of the final stream, ``[batch, n]``."""
     if description.pooler is None:
         raise SpaceError(f"this {description.family} has no pooler")
-    own = fetch_under(weights, "extra.pooler.", x.dtype)
-    return activation(description.pooler)(x[:, 0] @ own["W"] + own["b"])
+    pooler = fetch_under(weights, "extra.pooler.", x.dtype)
+    return activation(description.pooler)(x[:, 0] @ pooler["W"] + pooler["b"])

@@ -263,7 +263,7 @@ class _Part:
     ) -> None:
         self._whole, self._prefix = whole, prefix
         self.infos = infos
-        self.metadata = {} if metadata is None else metadata  # what is said of this part
+        self.metadata = {} if metadata is None else metadata  
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
@@ -302,7 +302,7 @@ def read_shard_index(index: Path) -> dict[str, Path]:
     return {name: found[shard] for name, shard in weight_map.items()}
 
 
-def inside(folder: Path, name: str, said_by: Path) -> Path:
+def inside(folder: Path, name: str, source: Path) -> Path:
     """A file named by a file of the same folder; never one outside, not even by a link.
 
     The links of a hub's own cache, from ``snapshots/<revision>`` to ``blobs`` beside
@@ -310,16 +310,16 @@ def inside(folder: Path, name: str, said_by: Path) -> Path:
     """
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\\" in name or not parts.parts:
-        raise CheckpointError(f"'{said_by}': '{name}' leads out of its folder")
+        raise CheckpointError(f"'{source}': '{name}' leads out of its folder")
     path = folder / name
     if not path.is_file():
-        raise CheckpointError(f"'{said_by}' names '{name}', which is missing")
+        raise CheckpointError(f"'{source}' names '{name}', which is missing")
     real, home = path.resolve(), folder.resolve()
     homes = [home]
     if home.parent.name == "snapshots":
         homes.append(home.parent.parent / "blobs")
     if not any(real.is_relative_to(allowed) for allowed in homes):
-        raise CheckpointError(f"'{said_by}': '{name}' is a link that leads out of its folder")
+        raise CheckpointError(f"'{source}': '{name}' is a link that leads out of its folder")
     return path
 
 

@@ -169,10 +169,10 @@ def is_left_over(name: str) -> bool:
     return bool(_BESIDE.fullmatch(name))
 
 
-def foreign_files(folder: Path, own: Container[str] = ()) -> list[str]:
-    """Names in a folder other than ``own`` and those that killed writers left, sorted."""
+def foreign_files(folder: Path, expected: Container[str] = ()) -> list[str]:
+    """Names in a folder other than ``expected`` and those that killed writers left, sorted."""
     names = (path.name for path in folder.iterdir())
-    return sorted(name for name in names if name not in own and not is_left_over(name))
+    return sorted(name for name in names if name not in expected and not is_left_over(name))
 
 
 def sweep(folder: Path) -> None:

@@ -79,12 +79,12 @@ class Layout:
 
     def misfit(self, space: Axes, axes: Sequence[str]) -> str | None:
         """Why the layout does not fit a tensor with these axes; None if it does."""
-        own = [axis for axis in self.atoms if axis != PLUS]
-        for axis in own:
-            if axis not in axes or own.count(axis) > 1:
-                return f"names '{axis}' {own.count(axis)} times, the tensor {axes.count(axis)}"
+        named = [axis for axis in self.atoms if axis != PLUS]
+        for axis in named:
+            if axis not in axes or named.count(axis) > 1:
+                return f"names '{axis}' {named.count(axis)} times, the tensor {axes.count(axis)}"
         for axis in axes:
-            if axis not in own and space.axes[axis].size > 1:
+            if axis not in named and space.axes[axis].size > 1:
                 return f"leaves out '{axis}', which has size {space.axes[axis].size}"
         return None
 
@@ -162,9 +162,9 @@ def put(space: Axes, weights: dict[str, Tensor], parts: Sequence[Slot]) -> Tenso
     """One tensor of a file from tensors of the space; the inverse of `take`, bit for bit."""
     pieces = []
     for part in parts:
-        own = [a for a in part.layout.atoms if a != PLUS]
-        value = weights[part.tensor].reshape([space.axes[a].size for a in part.axes if a in own])
-        value = value.permute([[a for a in part.axes if a in own].index(a) for a in own])
+        stored = [a for a in part.layout.atoms if a != PLUS]
+        value = weights[part.tensor].reshape([space.axes[a].size for a in part.axes if a in stored])
+        value = value.permute([[a for a in part.axes if a in stored].index(a) for a in stored])
         if PLUS in part.layout.atoms:
             value = value.unsqueeze(part.layout.atoms.index(PLUS))
         pieces.append(value)
@@ -240,7 +240,7 @@ class Naming:
 
         Args:
             space: of the network.
-            tensors: by name in the file; may be lazy, each is asked for when it is needed. Names
+            tensors: by name in the file; may be lazy. Names
                 that no line knows are left alone.
             only: names in the space, to read no more than those.
         """

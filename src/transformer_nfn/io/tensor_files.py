@@ -310,16 +310,16 @@ class StateDict:
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
-        found = self._state[name]
-        if found.layout != torch.strided or found.is_meta:
-            kind = "meta" if found.is_meta else str(found.layout).removeprefix("torch.")
+        stored = self._state[name]
+        if stored.layout != torch.strided or stored.is_meta:
+            kind = "meta" if stored.is_meta else str(stored.layout).removeprefix("torch.")
             raise CheckpointError(f"'{self._where}': '{name}' is a {kind} tensor, not numbers")
-        needed, held = found.numel() * found.element_size(), found.untyped_storage().nbytes()
+        needed, held = stored.numel() * stored.element_size(), stored.untyped_storage().nbytes()
         if needed > max(held, REPEATED):
             raise CheckpointError(
                 f"'{self._where}': '{name}' claims {needed:,} bytes, its file holds {held:,}"
             )
-        return found.detach().clone(memory_format=torch.contiguous_format)
+        return stored.detach().clone(memory_format=torch.contiguous_format)
 
     def close(self) -> None:
         """Release the file."""
@@ -331,7 +331,7 @@ def write_state_dict(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with path.open("wb") as file:
         try:
             torch.save(dict(tensors), file)
-        except RuntimeError as error:  # torch's own words for a full disk are of its positions
+        except RuntimeError as error:  # torch reports a full disk as a wrong position
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from error
             raise
@@ -341,9 +341,9 @@ def _load(path: Path, where: str) -> dict[str, Tensor]:
     try:
         large = path.stat().st_size >= MAP_FROM
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch says of its own older formats
+            warnings.simplefilter("ignore")  # about older formats
             state = _load_weights(path, large)
-    except Exception as error:  # torch raises many kinds for a file that is not its own
+    except Exception as error:  # torch raises many types for an invalid file
         raise CheckpointError(f"'{where}' is not a plain state dict: {_reason(error)}") from error
     if not isinstance(state, dict):
         raise CheckpointError(
@@ -399,14 +399,14 @@ def common_wrappers(names: Iterable[str]) -> list[str]:
     ['', 'module.', 'module.model.']
     """
     rest = list(names)
-    found = [""]
+    prefixes = [""]
     while rest:
         prefix = next((p for p in PREFIXES if all(name.startswith(p) for name in rest)), None)
         if prefix is None:
             break
-        found.append(found[-1] + prefix)
+        prefixes.append(prefixes[-1] + prefix)
         rest = [name.removeprefix(prefix) for name in rest]
-    return found
+    return prefixes
 
 
 def inner_state(stored: Mapping[Any, Any]) -> Mapping[Any, Any]:

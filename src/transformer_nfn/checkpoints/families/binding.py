@@ -283,17 +283,17 @@ def _present(
     _check_complete(family, lines, keys, blocks, where)
     expanded: list[Line] = [line for line in lines if line.counter is None]
     for counter, n in blocks.items():
-        own = [line for line in lines if line.counter == counter]
+        stack_lines = [line for line in lines if line.counter == counter]
         # Where one block has it, all must.
-        own = [
+        stack_lines = [
             line
-            for line in own
+            for line in stack_lines
             if not line.optional or any(line.at(i).key in keys for i in range(n))
         ]
         expanded += [
             replace(at, optional=False)
             for i in range(max(n, 0 if counter in family.optional else 1))
-            for at in (line.at(i) for line in own)
+            for at in (line.at(i) for line in stack_lines)
         ]
     held = {slot.tensor for line in expanded if line.key in keys for slot in line.slots}
     for line in expanded:
@@ -351,13 +351,14 @@ def _entry(line: Line, key: str, info: TensorInfo, sizes: Sizes, where: str) -> 
     expected = plain if shape is None else tuple(sizes.number(word) for word in shape)
     if info.shape != expected:
         layout = " ".join(shape) if shape else line.slots[0].layout.text
-        said = ", ".join(
+        axis_sizes = ", ".join(
             f"{axis} = {sizes.axes[axis].size}"
             for axis in dict.fromkeys(a for slot in line.slots for a in slot.axes)
         )
         _refuse(
             where,
-            f"'{key}' expected shape {list(expected)} ({layout}; {said}), found {list(info.shape)}",
+            f"'{key}' expected shape {list(expected)} ({layout}; {axis_sizes}), found "
+            f"{list(info.shape)}",
         )
     return Entry(key, line.slots, plain, expected)
 
@@ -443,7 +444,7 @@ def _settle(
 def _evaluate(
     expressions: Mapping[str, str], config: Mapping[str, Any], sizes: dict[str, int], where: str
 ) -> None:
-    for _ in expressions:  # one size may be said by means of another
+    for _ in expressions:  # a size may depend on another
         for name, text in expressions.items():
             if name not in sizes:
                 try:
@@ -467,7 +468,7 @@ def _solve(line: Line, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
     layout = line.slots[0].layout
     dims = layout.dims if line.shape is None else tuple((word,) for word in line.shape)
     if len(dims) != len(shape):
-        return  # told when shapes are checked
+        return  # reported when shapes are checked
     for i, (dim, n) in enumerate(zip(dims, shape, strict=True)):
         unknown = [a for a in dim if a not in sizes and a != PLUS and not a.isdigit()]
         fused = line.shape is None and layout.joined == i and len(line.slots) > 1
@@ -494,9 +495,9 @@ class UnstatedFactError(CheckpointError):
             f"symmetries depend: state them with the values of this model, as in {options}, or "
             "under [config] of an --architecture file"
         )
-        own = family.name not in families()
+        user_file = family.name not in families()
         self.lines = (
-            *(() if own else (f'extends = "{family.name}"',)),
+            *(() if user_file else (f'extends = "{family.name}"',)),
             "[config]",
             *(f"{name} = {json.dumps(value)}" for name, value in examples.items()),
         )

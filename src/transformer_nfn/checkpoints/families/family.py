@@ -331,8 +331,8 @@ def _slot(key: str, words: str, before: str) -> Slot:
             f"'{words.strip()}'"
         )
     layout = Layout.parse(text.strip())
-    own = sorted(axis for axis in layout.atoms if axis != "+")
-    if own != sorted(axes):
+    named = sorted(axis for axis in layout.atoms if axis != "+")
+    if named != sorted(axes):
         raise SpaceError(
             f"the layout of '{name}' in '{key}' must name {' '.join(axes)} once each, found "
             f"'{layout.text}'"

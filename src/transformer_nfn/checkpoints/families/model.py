@@ -70,7 +70,7 @@ ROTARY_SCHEMES = ("default", "linear", "llama3")
 
 
 class Model(OpenFiles):
-    """A checkpoint of a known family: tensors by canonical name, read when asked for.
+    """A checkpoint of a known family: tensors by canonical name, read on access.
 
     Attributes:
         about: the transformer, without its weights.
@@ -249,9 +249,9 @@ class _Facts:
         return words[value]
 
     def refuse(self, name: str, expected: str, found: Any) -> None:
-        said = self._facts.get(name, name)
+        text = self._facts.get(name, name)
         raise CheckpointError(
-            f"'{self._where}': config: {name} ({said}) expected {expected}, found "
+            f"'{self._where}': config: {name} ({text}) expected {expected}, found "
             f"{shown(found)}"
         )
 

@@ -29,9 +29,12 @@ class OpenOptions:
     """How to open a checkpoint whose family or config its files do not state.
 
     Attributes:
-        architecture: a data file of a family of one's own, see ``docs/families.md``.
+        architecture: a user's data file of a family, see ``docs/families.md``.
         family: the name of a known family, such as ``bert``; skips recognition.
         settings: config fields, which take precedence over those of ``config.json``.
+
+    >>> str(OpenOptions(family="bert", settings={"num_attention_heads": 8}))
+    '--family bert --set num_attention_heads=8'
     """
 
     architecture: Path | None = None
@@ -143,7 +146,7 @@ def _fits(family: Family, infos: Mapping[str, TensorInfo], where: str) -> bool:
     try:
         prefix = find_prefix(family, keys, where)
     except CheckpointError:
-        return True  # several networks, which is told when it is opened
+        return True  # several networks, which opening it reports
     needed = [
         COUNTER.sub("0", line.key if line.outside else prefix + line.key)
         for line in family.lines

@@ -66,6 +66,11 @@ class HeadPermutation(Symmetry[HeadOrder]):
     """Groups in another order, and the queries within each group.
 
     Blocks that share a position bias have one order, and are one site.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, Attention(4, 2, 8, 8, 1.0))
+        >>> round(10 ** HeadPermutation().size(site).finite)  # 2! orders of groups, 2! in each
+        8
     """
 
     name = "heads permuted"
@@ -155,6 +160,12 @@ class QueryKeyBasis(Symmetry[Tensor]):
 
     On coordinates that rotary positions turn, G is a complex scale for each pair; else any
     invertible matrix. A norm on queries and keys leaves neither.
+
+    Example:
+        >>> config = Attention(4, 2, 8, 8, 1.0, rotary=6)
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, config)
+        >>> QueryKeyBasis().size(site).continuous  # 3 complex scales and GL(2) in both groups
+        20
     """
 
     name = "queries and keys re-based"
@@ -228,7 +239,13 @@ class QueryKeyBasis(Symmetry[Tensor]):
 
 
 class ValueOutputBasis(Symmetry[Tensor]):
-    """``V → V G`` and ``O → G⁻¹ O`` in every group, ``G [g, d_v, d_v]`` invertible."""
+    """``V → V G`` and ``O → G⁻¹ O`` in every group, ``G [g, d_v, d_v]`` invertible.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, Attention(4, 2, 8, 8, 1.0))
+        >>> ValueOutputBasis().size(site).continuous
+        128
+    """
 
     name = "values and outputs re-based"
 
@@ -273,7 +290,14 @@ class ValueOutputBasis(Symmetry[Tensor]):
 
 
 class QueryKeySigns(Symmetry[Tensor]):
-    """Signs of pairs of query and key coordinates ``[g, d_k]``, which a norm does not see."""
+    """Signs of pairs of query and key coordinates ``[g, d_k]``, which a norm does not see.
+
+    Example:
+        >>> config = Attention(4, 2, 8, 8, 1.0, rotary=8, qk_norm=True)
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, config)
+        >>> round(10 ** QueryKeySigns().size(site).finite)
+        256
+    """
 
     name = "signs of query/key pairs"
 
@@ -313,7 +337,15 @@ class QueryKeySigns(Symmetry[Tensor]):
 
 
 class QueryKeyGains(Symmetry[Tensor]):
-    """The gain of the norm on queries times ``s [d_k]``, that on keys divided by it."""
+    """The gain of the norm on queries times ``s [d_k]``, that on keys divided by it.
+
+    Example:
+        >>> config = Attention(1, 1, 2, 2, 1.0, rotary=2, qk_norm=True)
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, config)
+        >>> gains = {"q_norm.g": torch.ones(2), "k_norm.g": torch.ones(2)}
+        >>> QueryKeyGains().act(site, gains, torch.tensor([2.0, 2.0]))["k_norm.g"].tolist()
+        [0.5, 0.5]
+    """
 
     name = "gains of query and key norm"
 
@@ -362,6 +394,12 @@ class QuarterTurns(Symmetry[Tensor]):
     """Pairs ``(a, b)`` of queries and keys become ``(−b, a)``, and their gains change places.
 
     An element says which pairs turn, ``[rotary / 2]``, the same in all heads.
+
+    Example:
+        >>> config = Attention(4, 2, 8, 8, 1.0, rotary=8, qk_norm=True)
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, config)
+        >>> round(10 ** QuarterTurns().size(site).finite)
+        16
     """
 
     name = "quarter turns of query/key pairs"
@@ -413,6 +451,12 @@ class QueryKeyNormSigns(Symmetry[Tensor]):
     """Signs of single coordinates of all queries, or all keys, against those of the norm's gain.
 
     An element is ``[2, d_k]``, for queries and for keys.
+
+    Example:
+        >>> config = Attention(4, 2, 8, 8, 1.0, rotary=8, qk_norm=True)
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, config)
+        >>> round(10 ** QueryKeyNormSigns().size(site).finite)
+        65536
     """
 
     name = "signs against gains of query and key norm"
@@ -450,7 +494,13 @@ class QueryKeyNormSigns(Symmetry[Tensor]):
 
 
 class KeyBias(Symmetry[Tensor]):
-    """``b_K → b_K + s``, ``[g, d_k]``: it adds one number to all scores of a query."""
+    """``b_K → b_K + s``, ``[g, d_k]``: it adds one number to all scores of a query.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, Attention(1, 1, 2, 2, 1.0))
+        >>> KeyBias().reduce(site, {"b_K": torch.ones(1, 2)})["b_K"].tolist()
+        [[0.0, 0.0]]
+    """
 
     name = "key bias shifted"
 
@@ -492,7 +542,14 @@ class KeyBias(Symmetry[Tensor]):
 
 
 class ValueBias(Symmetry[Tensor]):
-    """``b_V → b_V + s``, ``[g, d_v]``, taken back in ``b_O``: attention's rows sum to one."""
+    """``b_V → b_V + s``, ``[g, d_v]``, taken back in ``b_O``: attention's rows sum to one.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, Attention(1, 1, 1, 1, 1.0))
+        >>> weights = {"b_V": torch.ones(1, 1), "W_O": torch.ones(1, 1, 2), "b_O": torch.zeros(2)}
+        >>> ValueBias().reduce(site, weights)["b_O"].tolist()
+        [1.0, 1.0]
+    """
 
     name = "value bias into output bias"
 
@@ -525,7 +582,14 @@ class ValueBias(Symmetry[Tensor]):
 
 
 class PositionBias(Symmetry[Tensor]):
-    """A constant per head on a table of position biases ``[h]``: all its scores move alike."""
+    """A constant per head on a table of position biases ``[h]``: all its scores move alike.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, Attention(1, 1, 2, 2, 1.0))
+        >>> PositionBias().reduce(site, {"bias_table": torch.tensor([[1.0], [3.0]])})
+        {'bias_table': tensor([[-1.],
+                                [ 1.]])}
+    """
 
     name = "position bias shifted"
 

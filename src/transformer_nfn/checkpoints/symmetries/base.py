@@ -50,7 +50,15 @@ class Part:
 
 
 def block_parts(model: Transformer) -> Iterator[Part]:
-    """Every block of a network, in order."""
+    """Every block of a network, in order.
+
+    Example:
+        >>> from transformer_nfn.checkpoints import open_model
+        >>> from transformer_nfn.testing import write_example_checkpoint
+        >>> with open_model(write_example_checkpoint("llama")) as model:
+        ...     [(part.name, part.names["W_Q"]) for part in block_parts(model.about)]
+        [('0', '0.W_Q'), ('1', '1.W_Q')]
+    """
     grouped = _by_block(model)
     for stack in model.stacks:
         for i, block in enumerate(stack.blocks):
@@ -77,7 +85,15 @@ def _by_block(model: Transformer) -> dict[str, dict[str, str]]:
 
 
 def ends_part(model: Transformer) -> Part:
-    """All tensors of no block: embeddings, last norm (as ``norm``), heads."""
+    """All tensors of no block: embeddings, last norm (as ``norm``), heads.
+
+    Example:
+        >>> from transformer_nfn.checkpoints import open_model
+        >>> from transformer_nfn.testing import write_example_checkpoint
+        >>> with open_model(write_example_checkpoint("llama")) as model:
+        ...     list(ends_part(model.about).names)
+        ['token', 'norm.g', 'head']
+    """
     taken = {name for part in block_parts(model) for name in part.names.values()}
     names = {}
     last = model.stacks[-1]
@@ -170,6 +186,7 @@ class Symmetry(ABC, Generic[Element]):
     def act(self, site: Site, weights: Tensors, g: Element) -> Weights:
         """The tensors that an element changes, as they are after it acted."""
 
+    @abstractmethod
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Element:
         """The element that takes the tensors ``a`` closest to ``b``.
 
@@ -180,11 +197,10 @@ class Symmetry(ABC, Generic[Element]):
                 tensors: then the element is fitted to them by weighted least squares. None
                 minimises the distance between two different networks.
         """
-        raise NotImplementedError(f"{self.name}: no element can be fitted")
 
+    @abstractmethod
     def reduce(self, site: Site, weights: Tensors) -> Weights:
         """The tensors that change when the network is brought to a representative of its orbit."""
-        raise NotImplementedError(f"{self.name}: no representative is defined")
 
     def label(self, site: Site) -> str:
         """What the symmetry is called at a site."""

@@ -25,6 +25,12 @@ class EmbeddingShift(Symmetry[Weights]):
 
     An element has a vector ``[D]`` for each of ``token`` and ``type``; for images one for
     ``cls`` (and the distillation token, ``dist``) and one for ``patch_bias``.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, False)
+        >>> weights = {"position": torch.zeros(1, 2), "type": torch.ones(2, 2)}
+        >>> EmbeddingShift().act(site, weights, {"type": torch.tensor([1.0, 3.0])})["position"]
+        tensor([[1., 3.]])
     """
 
     name = "vectors between embeddings"

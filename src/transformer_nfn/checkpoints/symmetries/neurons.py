@@ -38,7 +38,14 @@ def neuron_scales(mlp: Mlp) -> Scales | None:
 
 
 class NeuronPermutation(Symmetry[Tensor]):
-    """Neurons in another order; an element says which old one each new one is, ``[f]``."""
+    """Neurons in another order; an element says which old one each new one is, ``[f]``.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {})
+        >>> weights = {"W_A": torch.eye(2), "W_B": torch.tensor([[1.0], [2.0]])}
+        >>> NeuronPermutation().act(site, weights, torch.tensor([1, 0]))["W_B"].tolist()
+        [[2.0], [1.0]]
+    """
 
     name = "neurons permuted"
 
@@ -117,7 +124,14 @@ class NeuronPermutation(Symmetry[Tensor]):
 
 
 class NeuronScale(Symmetry[Tensor]):
-    """What enters ``W_A`` times ``s [f]``, undone in ``W_B``."""
+    """What enters ``W_A`` times ``s [f]``, undone in ``W_B``.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, "positive")
+        >>> weights = {"W_A": torch.eye(2), "W_B": torch.ones(2, 1)}
+        >>> NeuronScale().act(site, weights, torch.tensor([2.0, 4.0]))["W_B"].tolist()
+        [[0.5], [0.25]]
+    """
 
     name = "neurons scaled"
 

@@ -134,7 +134,14 @@ def _zeros(weights: Tensors) -> Weights:
 
 
 class NormGain(Symmetry[Tensor]):
-    """``γ → γ / r`` against ``W → diag(r) W`` for all readers, ``r [D]`` without zeros."""
+    """``γ → γ / r`` against ``W → diag(r) W`` for all readers, ``r [D]`` without zeros.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, Readers(("W_Q",)))
+        >>> weights = {"norm.g": torch.tensor([2.0, 4.0]), "W_Q": torch.ones(2, 1)}
+        >>> NormGain().reduce(site, weights)["W_Q"].tolist()
+        [[2.0], [4.0]]
+    """
 
     name = "norm gains into readers"
 
@@ -217,7 +224,14 @@ class NormGain(Symmetry[Tensor]):
 
 
 class NormBias(Symmetry[Tensor]):
-    """``β → β + s``, taken back in the biases of the readers and of the residual."""
+    """``β → β + s``, taken back in the biases of the readers and of the residual.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "layer", 1e-5, ()), {}, Readers(("W_Q",)))
+        >>> weights = {"norm.b": torch.ones(2), "W_Q": torch.ones(2, 1), "b_Q": torch.zeros(1)}
+        >>> NormBias().reduce(site, weights)["b_Q"].tolist()
+        [2.0]
+    """
 
     name = "norm biases into readers' biases"
 
@@ -254,7 +268,14 @@ class NormBias(Symmetry[Tensor]):
 
 
 class CentredReaders(Symmetry[Weights]):
-    """``W → W + γ⁻¹ vᵀ``: LayerNorm's output over γ sums to Σ β/γ, which the bias takes back."""
+    """``W → W + γ⁻¹ vᵀ``: LayerNorm's output over γ sums to Σ β/γ, which the bias takes back.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "layer", 1e-5, ()), {}, Readers(("W_Q",)))
+        >>> weights = {"norm.g": torch.ones(2), "W_Q": torch.tensor([[1.0], [3.0]])}
+        >>> CentredReaders().reduce(site, weights)["W_Q"].tolist()
+        [[-1.0], [1.0]]
+    """
 
     name = "readers + γ⁻¹vᵀ"
 
@@ -313,7 +334,13 @@ class CentredReaders(Symmetry[Weights]):
 
 
 class CentredWriters(Symmetry[Weights]):
-    """``W → W + u 1ᵀ``: every LayerNorm takes the mean of what was written away again."""
+    """``W → W + u 1ᵀ``: every LayerNorm takes the mean of what was written away again.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "layer", 1e-5, ()), {"b_O": "0.b_O"})
+        >>> CentredWriters().reduce(site, {"b_O": torch.tensor([1.0, 3.0])})["b_O"].tolist()
+        [-1.0, 1.0]
+    """
 
     name = "writers + u1ᵀ"
 
@@ -352,7 +379,14 @@ class CentredWriters(Symmetry[Weights]):
 
 
 class SublayerSigns(Symmetry[Tensor]):
-    """Signs of what a sublayer writes against those of the gain of the norm after it."""
+    """Signs of what a sublayer writes against those of the gain of the norm after it.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {})
+        >>> weights = {"norm.g": torch.tensor([-2.0, 1.0]), "b_O": torch.ones(2)}
+        >>> SublayerSigns().reduce(site, weights)["b_O"].tolist()
+        [-1.0, 1.0]
+    """
 
     name = "signs against gains after sublayers"
 
@@ -386,7 +420,14 @@ class SublayerSigns(Symmetry[Tensor]):
 
 
 class BranchConstant(Symmetry[Tensor]):
-    """A constant from the MLP's output bias to the attention's, where both are added at once."""
+    """A constant from the MLP's output bias to the attention's, where both are added at once.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "layer", 1e-5, ()), {})
+        >>> weights = {"b_O": torch.ones(2), "b_B": torch.tensor([3.0, 4.0])}
+        >>> BranchConstant().reduce(site, weights)["b_O"].tolist()
+        [4.0, 5.0]
+    """
 
     name = "constant between parallel branches"
 

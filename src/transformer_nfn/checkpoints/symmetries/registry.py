@@ -86,6 +86,14 @@ def symmetry_sizes(model: Transformer) -> tuple[SymmetrySize, ...]:
 
     Gains near zero, through which some of these cannot act, are a matter of the weights and not
     looked at here.
+
+    Example:
+        >>> from transformer_nfn.checkpoints import open_model
+        >>> from transformer_nfn.testing import write_example_checkpoint
+        >>> with open_model(write_example_checkpoint("llama")) as model:
+        ...     rows = symmetry_sizes(model.about)
+        >>> [(row.name, row.times, row.continuous) for row in rows[:2]]
+        [('stream: orthogonal', 1, 28), ('norm gains into readers', 5, 40)]
     """
     sizes: dict[str, list[Size]] = {}
     for symmetry in SYMMETRIES:

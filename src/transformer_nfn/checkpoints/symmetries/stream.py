@@ -36,6 +36,11 @@ class Turn:
         order: for a signed permutation, which old coordinate each new one is, ``[D]``.
         signs: with it, ``[D]``.
         matrix: otherwise the orthogonal ``T [D, D]``; gains are all one then.
+
+    Example:
+        >>> turn = Turn(torch.tensor([1, 0]), torch.tensor([1.0, -1.0]))
+        >>> turn("token", torch.tensor([[3.0, 4.0]])).tolist()
+        [[4.0, -3.0]]
     """
 
     order: Tensor | None = None
@@ -155,6 +160,11 @@ class StreamBasis(Symmetry[Turn]):
     """``x → x T`` for the stream and every tensor with that axis.
 
     Orthogonal matrices act once all norms are folded into their readers, which `act` does.
+
+    Example:
+        >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, StreamDetail("orthogonal", ()))
+        >>> StreamBasis().size(site).continuous, StreamBasis().label(site)
+        (1, 'stream: orthogonal')
     """
 
     name = "stream"

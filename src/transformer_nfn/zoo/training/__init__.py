@@ -1,1 +1,1 @@
-"""How the zoo's networks are made: tasks, grid, trainer, engines, the code of a step."""
+"""Training of the networks of a zoo: tasks, grid, trainer, engines, kernels."""

@@ -124,7 +124,7 @@ int tnfn_pass(int M, int B, int T, int patch, int classes, const float *weights,
     return 0;
 }
 
-/* The update rule of zoo/optimise.py; coef is [M, 7]: b1, c, b2, alpha, eps, l2, eta. */
+/* The update rule of training/steps.py; coef is [M, 7]: b1, c, b2, alpha, eps, l2, eta. */
 void tnfn_update(int M, long P, float *p, const float *g, float *m, float *v, const float *coef) {
     for (int i = 0; i < M; i++, coef += 7) {
         float b1 = coef[0], c = coef[1], b2 = coef[2], al = coef[3], ep = coef[4], l2 = coef[5],

@@ -7,7 +7,7 @@
 #include "block.h"
 #define SITES (1 + 2 * BLOCKS)
 
-/* What dropout multiplies with: 0, or 1/(1-p). See zoo/randomness.py for the words. */
+/* What dropout multiplies with: 0, or 1/(1-p). See training/randomness.py for the words. */
 static void dropout_mask(int rows, uint32_t first, const int32_t *key, uint32_t threshold,
                          float scale, float *out) {
     vu lane;
