@@ -29,7 +29,7 @@ from transformer_nfn.checkpoints.alignment.frame import (
 )
 from transformer_nfn.checkpoints.disguise import untied
 from transformer_nfn.checkpoints.families import Model, open_model, write_model
-from transformer_nfn.checkpoints.proof.witness import Perturbed
+from transformer_nfn.checkpoints.proof.witness import Perturbed, model_outputs, random_inputs
 from transformer_nfn.checkpoints.symmetries import (
     SYMMETRIES,
     EmbeddingShift,
@@ -52,8 +52,6 @@ from transformer_nfn.checkpoints.symmetries.norms import nonzero
 from transformer_nfn.checkpoints.symmetries.stream import Cross, allowed
 from transformer_nfn.errors import SpaceError, TransformerNFNError, WriteError
 from transformer_nfn.functional.description import StreamGroup, Transformer
-from transformer_nfn.functional.transformer import Weights as Source
-from transformer_nfn.functional.transformer import hidden_states, logits
 from transformer_nfn.io.files import made_folder, take_name
 
 ROUNDS = 40
@@ -430,32 +428,14 @@ def free_place(out: Path) -> Path:
 
 def _compare_outputs(A: Model, moved: Model) -> tuple[float, float]:
     """Relative difference of two models' outputs, and the effect of rounding A's weights."""
-    inputs, decoder = _random_inputs(A.about)
+    length = LENGTH
+    if A.about.inputs == "tokens" and A.about.has("position"):
+        length = min(length, A.about.tensors["position"][0] - A.about.position_offset)
+    generator = torch.Generator().manual_seed(0)
+    inputs, decoder = random_inputs(A.about, length, A.about.vocab, generator)
     expected, outputs, perturbed = (
-        _outputs(config, weights, inputs, decoder)
+        model_outputs(config, weights, inputs, decoder)
         for config, weights in ((A.about, A), (moved.about, moved), (A.about, Perturbed(A)))
     )
     size = max(float(expected.norm()), 1e-300)
     return float((outputs - expected).norm()) / size, float((perturbed - expected).norm()) / size
-
-
-def _outputs(config: Transformer, w: Source, inputs: Tensor, decoder: Tensor | None) -> Tensor:
-    x = hidden_states(config, w, inputs, decoder=decoder, dtype=torch.float64)
-    return logits(config, w, x)
-
-
-def _random_inputs(config: Transformer) -> tuple[Tensor, Tensor | None]:
-    generator = torch.Generator().manual_seed(0)
-    if config.inputs == "vectors":
-        shape: tuple[int, ...] = (1, LENGTH, config.width)
-        return torch.randn(shape, generator=generator, dtype=torch.float64), None
-    if config.inputs == "patches":
-        rows = config.tensors["position"][0] - sum(config.has(n) for n in ("cls", "dist"))
-        side = config.side * round(rows**0.5)
-        shape = (1, config.channels, side, side)
-        return torch.randn(shape, generator=generator, dtype=torch.float64), None
-    length = LENGTH
-    if config.has("position"):
-        length = min(length, config.tensors["position"][0] - config.position_offset)
-    ids = torch.randint(0, config.vocab or 1, (2, length), generator=generator)
-    return ids, ids.flip(1) if len(config.stacks) > 1 else None

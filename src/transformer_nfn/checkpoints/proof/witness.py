@@ -85,8 +85,9 @@ def find_witness(A: Model, B: Model, seed: int = 0) -> TokenWitness | None:
     generator = torch.Generator().manual_seed(seed)
     half = any(model.dtype in HALF for model in (A, B))
     needed = SIGNIFICANT_HALF if half else SIGNIFICANT
+    vocab = min(A.about.vocab or 1, B.about.vocab or 1)
     for length in LENGTHS:
-        inputs, decoder = _draw(A.about, B.about, length, generator)
+        inputs, decoder = random_inputs(A.about, length, vocab, generator)
         try:
             result = _compare(A, B, inputs, decoder)
         except TransformerNFNError:
@@ -96,28 +97,28 @@ def find_witness(A: Model, B: Model, seed: int = 0) -> TokenWitness | None:
     return None
 
 
-def _draw(
-    a: Transformer, b: Transformer, length: int, generator: torch.Generator
+def random_inputs(
+    config: Transformer, length: int, vocab: int | None, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
-    """Random inputs, and those of a decoder."""
-    if a.inputs == "vectors":
-        vectors = torch.randn(1, length, a.width, generator=generator, dtype=torch.float64)
-        return vectors, None
-    if a.inputs == "patches":
-        rows = a.names()["position"][0] - sum(a.has(n) for n in ("cls", "dist"))
-        side = a.side * round(rows**0.5)
-        shape = (1, a.channels, side, side)
+    """Random inputs of a model: vectors, pixels or token ids, and those of a decoder."""
+    if config.inputs == "vectors":
+        shape: tuple[int, ...] = (1, length, config.width)
         return torch.randn(shape, generator=generator, dtype=torch.float64), None
-    vocab = min(a.vocab or 1, b.vocab or 1)
-    ids = torch.randint(0, vocab, (1, length), generator=generator)
-    decoder = torch.randint(0, vocab, (1, length), generator=generator)
-    return ids, decoder if len(a.stacks) > 1 else None
+    if config.inputs == "patches":
+        rows = config.names()["position"][0] - sum(config.has(n) for n in ("cls", "dist"))
+        side = config.side * round(rows**0.5)
+        shape = (1, config.channels, side, side)
+        return torch.randn(shape, generator=generator, dtype=torch.float64), None
+    ids, decoder = (
+        torch.randint(0, vocab or 1, (1, length), generator=generator) for _ in range(2)
+    )
+    return ids, decoder if len(config.stacks) > 1 else None
 
 
-def _outputs(
+def model_outputs(
     config: Transformer, weights: Weights, inputs: Tensor, decoder: Tensor | None
 ) -> Tensor:
-    """Logits; without a head the output of the pooler, or the final stream."""
+    """Logits in float64; without a head the output of the pooler, or the final stream."""
     x = hidden_states(config, weights, inputs, decoder=decoder, dtype=torch.float64)
     if not config.tied and not config.has("head") and not config.headless and config.pooler:
         return pooled(config, weights, x)
@@ -126,7 +127,7 @@ def _outputs(
 
 def _compare(A: Model, B: Model, inputs: Tensor, decoder: Tensor | None) -> TokenWitness:
     first, second, *perturbed = (
-        _outputs(model.about, weights, inputs, decoder)
+        model_outputs(model.about, weights, inputs, decoder)
         for model, weights in ((A, A), (B, B), (A, Perturbed(A)), (B, Perturbed(B)))
     )
     size = max(float(first.norm()), float(second.norm()), 1e-300)
