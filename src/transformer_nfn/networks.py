@@ -46,6 +46,17 @@ from transformer_nfn.zoo.store import MixedZoo, Zoo
 from transformer_nfn.zoo.store.folder import GROUPS_FILE
 from transformer_nfn.zoo.store.index import CONFIGURATION
 
+__all__ = [
+    "Network",
+    "ZooNetwork",
+    "read_network",
+    "resolve_network",
+    "resolve_networks",
+    "save_network",
+    "zoo_rows",
+    "zoo_sizes",
+]
+
 SPACE_KEY = "transformer_nfn.space"
 """Metadata of a safetensors file that holds the weight space of its network."""
 POSITIONS = "embedding.pos_embedding"

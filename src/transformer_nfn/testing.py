@@ -18,6 +18,7 @@ from transformer_nfn.functional import (
     architecture_of,
     runnable,
 )
+from transformer_nfn.io.tensor_files import write_tensors
 from transformer_nfn.spaces import Element, Weights, WeightSpace
 
 TOLERANCE = {
@@ -198,7 +199,6 @@ def write_example_checkpoint(folder: str | Path, seed: int = 0) -> Path:
     ...     model.names["0.W_Q"]
     (2, 8, 4)
     """
-    from safetensors.torch import save_file
 
     shapes = {"embed_tokens": (24, 8), "lm_head": (24, 8), "norm": (8,)}
     for block in ("layers.0", "layers.1"):
@@ -219,6 +219,6 @@ def write_example_checkpoint(folder: str | Path, seed: int = 0) -> Path:
     }  # fmt: skip
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / "model.safetensors")
+    write_tensors(folder / "model.safetensors", weights)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
