@@ -61,7 +61,7 @@ def make_llama(folder: Path, seed: int) -> None:
 
 def make_disguise(source: Path, out: Path, seed: int) -> None:
     """A disguise of condition 10."""
-    from transformer_nfn.checkpoints.disguise import disguise
+    from transformer_nfn.checkpoints.disguises import disguise
     from transformer_nfn.checkpoints.families import open_model
 
     with open_model(source) as model:

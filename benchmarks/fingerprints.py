@@ -158,7 +158,7 @@ def calibrate(root: Path) -> None:
     """Distances from every base, by what the other model is to it."""
     import torch
 
-    from transformer_nfn.checkpoints.disguise import disguise
+    from transformer_nfn.checkpoints.disguises import disguise
     from transformer_nfn.checkpoints.families import open_model
 
     prints: dict[tuple[str, str], tuple[Fingerprint, Fingerprint]] = {}

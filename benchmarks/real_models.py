@@ -30,7 +30,7 @@ from real_weights.models import (
     write_smollm2,
 )
 from transformer_nfn.checkpoints import relate
-from transformer_nfn.checkpoints.disguise import disguise
+from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import OpenOptions, open_model
 from transformer_nfn.errors import TransformerNFNError
 

@@ -57,8 +57,14 @@ class AdapterBasis(Symmetry[Tensor]):
 # --8<-- [start:use]
 def main(folder: str) -> None:
     """Run every driver on a small Llama with adapters and on a disguise of it."""
-    from transformer_nfn.checkpoints import OpenOptions, align, inspect, open_model, relate
-    from transformer_nfn.checkpoints.disguise import disguise
+    from transformer_nfn.checkpoints import (
+        OpenOptions,
+        align,
+        disguise,
+        inspect,
+        open_model,
+        relate,
+    )
     from transformer_nfn.checkpoints.fingerprints import compare_fingerprints, take_fingerprint
 
     SYMMETRIES.append(AdapterBasis())

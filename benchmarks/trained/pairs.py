@@ -22,7 +22,7 @@ from trained.families import (
     replacements,
 )
 from trained.measures import BASELINES
-from transformer_nfn.checkpoints.disguise import disguise
+from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.checkpoints.reduced import Reduced
 from transformer_nfn.checkpoints.relations import block_score, relate

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.disguise import Disguise
+from transformer_nfn.checkpoints.disguises import Disguise
 from transformer_nfn.checkpoints.families import Transformer
 
 

@@ -14,7 +14,7 @@ import torch
 import tiny_families
 from transformer_nfn.checkpoints import align
 from transformer_nfn.checkpoints.alignment import Aligned, align_networks
-from transformer_nfn.checkpoints.disguise import disguise
+from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.zoo_network import small_transformer

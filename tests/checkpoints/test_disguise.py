@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tiny_families import TINY, Network, build, inputs_of, network, run_library, save
-from transformer_nfn.checkpoints import disguise as disguise_module
-from transformer_nfn.checkpoints.disguise import Disguise, disguise
+from transformer_nfn.checkpoints import disguises
+from transformer_nfn.checkpoints.disguises import Disguise, disguise
 from transformer_nfn.checkpoints.families import OpenOptions, open_model
 from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, ValueOutputBasis
 from transformer_nfn.errors import CheckpointError, GroupError
@@ -27,6 +27,8 @@ transformers = pytest.importorskip("transformers")
 
 ROUNDINGS = 1.5
 """A disguise rounds every weight anew; that may cost this many times what the first time did."""
+QUICK = ("gpt2", "bert", "vit", "gemma2", "phi3", "t5")
+FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TINY]
 TIED = ("gpt2", "opt", "bert", "roberta", "distilbert", "llama-tied", "gemma2", "t5")
 
 
@@ -52,7 +54,7 @@ def apart(first: Tensor, second: Tensor) -> float:
 
 
 @pytest.mark.parametrize("keep_tie", [False, True])
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_symmetry_at_once_changes_no_output(name: str, keep_tie: bool) -> None:
     net = network(name)
     drawn = Disguise(net.about, net.weights, seeded(), keep_tie=keep_tie)
@@ -65,7 +67,7 @@ def test_every_symmetry_at_once_changes_no_output(name: str, keep_tie: bool) -> 
     assert not [n for n in same if "norm" not in n and not (net.about.headless and "extra" in n)]
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_library_loads_it_and_computes_the_same(name: str, tmp_path: Path) -> None:
     model, inputs = build(name, dtype=torch.float32), inputs_of(name)
     expected = run_library(model, inputs)
@@ -74,7 +76,7 @@ def test_the_library_loads_it_and_computes_the_same(name: str, tmp_path: Path) -
     assert apart(expected, run_library(load(model, tmp_path / "b"), inputs)) < 1e-5
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_in_bfloat16_it_costs_what_rounding_does(name: str, tmp_path: Path) -> None:
     inputs = inputs_of(name)
     exact = _outputs(build(name, size=0.25), name, tmp_path / "exact")
@@ -104,7 +106,9 @@ def test_keys_shapes_and_dtypes_stay(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "a/config.json").read_text() == (tmp_path / "b/config.json").read_text()
 
 
-@pytest.mark.parametrize("name", TIED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TIED]
+)
 def test_a_tied_model_is_written_untied_unless_ties_are_kept(name: str, tmp_path: Path) -> None:
     model, inputs = build(name, dtype=torch.float32), inputs_of(name)
     expected = run_library(model, inputs)
@@ -173,7 +177,7 @@ def test_long_vocabularies_are_moved_piece_by_piece(monkeypatch: pytest.MonkeyPa
     for name in ("gpt2", "bert", "t5", "vit"):
         net = network(name)
         at_once = dict(Disguise(net.about, net.weights, seeded()))
-        monkeypatch.setattr(disguise_module, "CHUNK", 7)
+        monkeypatch.setattr(disguises, "CHUNK", 7)
         for key, w in Disguise(net.about, net.weights, seeded()):
             torch.testing.assert_close(w, at_once[key], rtol=1e-12, atol=1e-12)
         monkeypatch.undo()

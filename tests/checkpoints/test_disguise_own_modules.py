@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tiny_families import build, inputs_of, run_library, save
-from transformer_nfn.checkpoints.disguise import disguise
+from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.functional.transformer import transformer
 

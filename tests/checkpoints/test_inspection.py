@@ -10,7 +10,7 @@ import tiny_checkpoints
 import torch
 
 from transformer_nfn.checkpoints import inspect
-from transformer_nfn.checkpoints.disguise import Disguise, disguise
+from transformer_nfn.checkpoints.disguises import Disguise, disguise
 from transformer_nfn.checkpoints.families import open_model, write_model
 from transformer_nfn.checkpoints.symmetries import symmetry_sizes
 from transformer_nfn.checkpoints.units import matrix_spectrum, product_spectrum

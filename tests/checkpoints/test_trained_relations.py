@@ -16,7 +16,7 @@ from trained import networks
 from trained.networks import BLOCK, fresh
 from trained.training import Course, train
 from transformer_nfn.checkpoints import relate
-from transformer_nfn.checkpoints.disguise import disguise
+from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import open_model
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "relations.py"

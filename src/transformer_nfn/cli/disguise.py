@@ -111,7 +111,7 @@ def _checkpoint(
     condition: float,
     keep_tie: bool,
 ) -> None:
-    from transformer_nfn.checkpoints.disguise import disguise
+    from transformer_nfn.checkpoints.disguises import disguise
 
     width = model.dtype.itemsize
     total = sum(math.prod(shape) for shape in model.names.values()) * width

@@ -27,7 +27,7 @@ from transformer_nfn.checkpoints.alignment.frame import (
     out_of_frame,
     usable,
 )
-from transformer_nfn.checkpoints.disguise import untied
+from transformer_nfn.checkpoints.disguises import untied
 from transformer_nfn.checkpoints.families import Model, open_model, write_model
 from transformer_nfn.checkpoints.proof.witness import Perturbed, model_outputs, random_inputs
 from transformer_nfn.checkpoints.symmetries import (
