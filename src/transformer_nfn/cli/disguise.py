@@ -1,4 +1,4 @@
-"""The command that writes the same function with other weights, for networks of any kind."""
+"""`tnfn disguise`: write the same function with other weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Model
 
 CONDITION = 10.0
-"""Of the matrices that act on a checkpoint, unless asked for otherwise."""
+"""Default condition number of the matrices that act on a checkpoint."""
 
 
 def disguise_command(
@@ -57,8 +57,8 @@ def disguise_command(
         bool,
         typer.Option(
             "--keep-tie",
-            help="Leave out what would part the output matrix from the token embedding; else a "
-            "tied checkpoint is written untied.",
+            help="Keep the output matrix tied to the token embedding; else a tied checkpoint is "
+            "written untied.",
         ),
     ] = False,
 ) -> None:
@@ -97,9 +97,9 @@ def disguise_command(
             f"--keep-tie is for checkpoints of transformers, and '{file}' is read as a network of "
             "a weight space"
         )
-    found, weights = named_network(network, space, part)
-    element = found.group.random(generator, max_condition=max_condition, condition=condition)
-    save_network(out, found, element.act(weights))
+    weight_space, weights = named_network(network, space, part)
+    element = weight_space.group.random(generator, max_condition=max_condition, condition=condition)
+    save_network(out, weight_space, element.act(weights))
     typer.echo(f"wrote {out}: the function of {file} with other weights")
 
 

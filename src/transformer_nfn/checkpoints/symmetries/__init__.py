@@ -4,11 +4,7 @@ from transformer_nfn.checkpoints.symmetries.attention import (
     HeadPermutation,
     KeyBias,
     PositionBias,
-    QuarterTurns,
     QueryKeyBasis,
-    QueryKeyGains,
-    QueryKeyNormSigns,
-    QueryKeySigns,
     ValueBias,
     ValueOutputBasis,
 )
@@ -22,6 +18,12 @@ from transformer_nfn.checkpoints.symmetries.norms import (
     NormBias,
     NormGain,
     SublayerSigns,
+)
+from transformer_nfn.checkpoints.symmetries.query_key_norm import (
+    QuarterTurns,
+    QueryKeyGains,
+    QueryKeyNormSigns,
+    QueryKeySigns,
 )
 from transformer_nfn.checkpoints.symmetries.registry import SYMMETRIES, SymmetrySize, symmetry_sizes
 from transformer_nfn.checkpoints.symmetries.stream import StreamBasis, Turn

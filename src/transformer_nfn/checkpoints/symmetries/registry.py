@@ -9,11 +9,7 @@ from transformer_nfn.checkpoints.symmetries.attention import (
     HeadPermutation,
     KeyBias,
     PositionBias,
-    QuarterTurns,
     QueryKeyBasis,
-    QueryKeyGains,
-    QueryKeyNormSigns,
-    QueryKeySigns,
     ValueBias,
     ValueOutputBasis,
 )
@@ -27,6 +23,12 @@ from transformer_nfn.checkpoints.symmetries.norms import (
     NormBias,
     NormGain,
     SublayerSigns,
+)
+from transformer_nfn.checkpoints.symmetries.query_key_norm import (
+    QuarterTurns,
+    QueryKeyGains,
+    QueryKeyNormSigns,
+    QueryKeySigns,
 )
 from transformer_nfn.checkpoints.symmetries.stream import StreamBasis
 from transformer_nfn.functional.description import Transformer
