@@ -51,12 +51,34 @@ class SmallTransformer(nn.Module):
         if self.arch.patch:
             side = round(self.arch.patch**0.5)
             inputs = F.unfold(inputs, side, stride=side).mT
-        named = from_state_dict(self.arch, dict(self.named_parameters()))
-        weights = {name: w[None] for name, w in named.items()}
         positions = self.embedding.get_buffer("pos_embedding")
         return zoo_logits(
-            weights, inputs[None], positions, drop=lambda x, _: F.dropout(x, self.p, self.training)
+            {name: w[None] for name, w in self._weights().items()},
+            inputs[None],
+            positions,
+            heads=self.arch.heads,
+            drop=lambda x, _: F.dropout(x, self.p, self.training),
         )[0]
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Parameters as `zoo_logits` reads them, queries, keys and values fused."""
+        own = dict(self.named_parameters())
+        weights = {}
+        if self.arch.patch:
+            weights["embedding.W"] = own["embedding.conv1.weight"].flatten(1).mT
+            weights["embedding.b"] = own["embedding.conv1.bias"]
+        for i in range(self.arch.blocks):
+            at, name = f"encoder.{i}", f"blocks.{i}"
+            parts = [own[f"{at}.attention.{part}.weight"] for part in ("queries", "keys", "values")]
+            weights[f"{name}.W_QKV"] = torch.cat(parts).mT
+            weights[f"{name}.W_O"] = own[f"{at}.attention.out_projection.weight"].mT
+            for layer, letter in (("fc1", "A"), ("fc2", "B")):
+                weights[f"{name}.W_{letter}"] = own[f"{at}.{layer}.weight"].mT
+                weights[f"{name}.b_{letter}"] = own[f"{at}.{layer}.bias"]
+        for layer, number in (("fc1", 1), ("fc2", 2)):
+            weights[f"classifier.W_{number}"] = own[f"classifier.{layer}.weight"].mT
+            weights[f"classifier.b_{number}"] = own[f"classifier.{layer}.bias"]
+        return weights
 
 
 def _block(arch: NetworkSizes) -> nn.Module:
