@@ -62,7 +62,7 @@ class SmallTransformer(nn.Module):
 
     def _weights(self) -> dict[str, Tensor]:
         """Parameters as `zoo_logits` reads them, queries, keys and values fused."""
-        own = dict(self.named_parameters())
+        own: dict[str, Tensor] = dict(self.named_parameters())
         weights = {}
         if self.arch.patch:
             weights["embedding.W"] = own["embedding.conv1.weight"].flatten(1).mT
