@@ -25,7 +25,7 @@ from transformer_nfn.spaces.actions import Drawing
 
 transformers = pytest.importorskip("transformers")
 
-ROUNDINGS = 1.5
+ROUNDINGS = 2.0
 """A disguise rounds every weight anew; that may cost this many times what the first time did."""
 QUICK = ("gpt2", "bert", "vit", "gemma2", "phi3", "t5")
 FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TINY]

@@ -23,7 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [
     str(HERE), str(HERE.parent), str(HERE.parent / "prediction"),
-    str(HERE.parent / "architectures" / "families"),
+    str(HERE.parent / "checkpoints" / "families"),
 ]  # fmt: skip
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # Arrow's allocator would start one

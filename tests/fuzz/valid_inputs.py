@@ -22,7 +22,7 @@ from transformer_nfn.prediction.training import Execution
 from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.module import SmallTransformer, to_state_dict
 from transformer_nfn.zoo.store import Folder, write_shard
-from transformer_nfn.zoo.store.zoo import write_kinds
+from transformer_nfn.zoo.store.zoo import write_groups
 
 RUNS = {
     "whole_network": {"probes": 2, "rank": 2, "hidden": 8},
@@ -85,10 +85,10 @@ def _zoo(path: Path) -> None:
 
 def _mixed(path: Path) -> None:
     """A mixed zoo of one kind."""
-    kind = ARCH.kind
+    group = ARCH.group
     path.mkdir()
-    write_kinds(path, [kind], {"task": "digits", "seeds": "each"})
-    _zoo(path / kind.name)
+    write_groups(path, [group], {"task": "digits", "seeds": "each"})
+    _zoo(path / group.name)
 
 
 def _interrupted(folder: Path) -> None:

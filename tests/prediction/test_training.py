@@ -160,7 +160,8 @@ def test_warm_up_steps_leave_no_trace(epochs_before):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 0.0), (torch.float32, 2e-5)])
 def test_a_learning_rate_in_a_tensor_is_that_learning_rate(dtype, tolerance, together, tmp_path):
     data = parts()
-    plain, held = trainer(data, together=together), trainer(data, together=together)
+    build = module_builder("transformer_nfn", data.train, {})
+    plain, held = (SeedTrainer(build, data, SHORT, [0, 1], together=together) for _ in range(2))
     held.hold_rate(torch.zeros((), dtype=dtype))
     for each in (plain, held):
         each.train_epoch()

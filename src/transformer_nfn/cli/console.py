@@ -20,13 +20,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
-from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from transformer_nfn.errors import TransformerNFNError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 REFUSED = 2
 """Bad input, no room, no such place."""
@@ -303,5 +305,7 @@ def _finite(value: Any) -> Any:
 
 def table_console() -> Console:
     """Where tables are printed: as wide as the terminal, or as wide as they are without one."""
+    from rich.console import Console  # a broken installation is explained by `explained`
+
     console = Console()
     return console if console.is_terminal else Console(width=WIDE)

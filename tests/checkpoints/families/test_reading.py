@@ -347,7 +347,7 @@ def test_wrappers_and_old_names_are_seen_through(tmp_path: Path) -> None:
 
 
 def test_the_data_file_of_the_documentation(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "families.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "add-a-family.md").read_text(encoding="utf-8")
     (tmp_path / "mine.toml").write_text(text.split("```toml\n")[2].split("```")[0])
     D, kv, f = 16, 8, 20
     shapes = {"emb.weight": (17, D), "norm.weight": (D,), "blocks.0.mask": (3,)}

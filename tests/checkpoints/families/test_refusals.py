@@ -352,7 +352,7 @@ def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
     [
         ("a = [", "is no data file"),
         ('extends = "gpt5"', "extends 'gpt5', expected one of bert, "),
-        ('extends = "gpt2"\nweights = 3', "'weights' is nothing that a data file says"),
+        ('extends = "gpt2"\nweights = 3', "'weights' is not a table of a data file"),
         ('extends = "gpt2"\n[sizes]\nD = "import os"', "'import os' is no expression"),
         ('extends = "gpt2"\n[names]\n"x" = "W_X: D"', "the line 'x' must say 'TENSOR: LAYOUT'"),
         ('extends = "gpt2"\n[names]\n"x" = "norm.g: D D"', "must name D once each, found 'D D'"),
