@@ -26,7 +26,7 @@ class GroupError(TransformerNFNError):
 
 
 class CheckpointError(TransformerNFNError):
-    """A file or folder of weights: missing, damaged, unsafe, or not what is asked of it."""
+    """A file or folder of weights: missing, damaged, unsafe, or of another kind than expected."""
 
 
 class MissingTensorError(CheckpointError, KeyError):

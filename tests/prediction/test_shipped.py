@@ -18,7 +18,8 @@ from transformer_nfn.zoo.damage import damages
 from transformer_nfn.zoo.training import damage as damage_module
 
 CHANCE, NEAR = 0.1, 0.1
-GUARDED = ["mnist-boosting", "mnist-whole", "mnist-nfn"]
+WHOLE = pytest.param("mnist-whole", marks=pytest.mark.nightly)  # a minute each
+GUARDED = ["mnist-boosting", WHOLE, "mnist-nfn"]
 
 
 def test_every_shipped_asset_is_intact() -> None:
@@ -29,7 +30,7 @@ def test_every_shipped_asset_is_intact() -> None:
 @pytest.mark.parametrize(
     ("predictor", "sample", "least"),
     [
-        ("mnist-whole", "mnist-sample", 0.93),
+        pytest.param("mnist-whole", "mnist-sample", 0.93, marks=pytest.mark.nightly),
         ("mnist-nfn", "mnist-sample", 0.5),
         ("mnist-boosting", "mnist-sample", 0.83),
         ("ag-news-boosting", "ag-news-sample", 0.65),

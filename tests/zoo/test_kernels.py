@@ -42,6 +42,7 @@ def test_loss_and_every_gradient_equal_float64(what: str) -> None:
         assert fused < 5e-6, (name, fused)
 
 
+@pytest.mark.nightly
 def test_epochs_equal_those_of_the_plain_path() -> None:
     errors = interpreted("training")
     assert errors["plain_rules"] < 1e-5

@@ -72,7 +72,7 @@ LEFT_OUT = "left_out"
 
 @dataclass(frozen=True)
 class Experiment:
-    """A predictor to train, and what its record says of the training.
+    """A predictor to train, and the metadata of its run record.
 
     Attributes:
         model: one of `PREDICTORS`; for several sizes one of `ANY_SIZE`.

@@ -236,7 +236,7 @@ def count_blocks(family: Family, keys: Mapping[str, str], prefix: str) -> dict[s
             if found:
                 number = int(next(n for n in found.groups() if n is not None))
                 counts[counter] = max(counts[counter], number + 1)
-    # A gap is told as the tensor that is missing; a wild number must not make a million names.
+    # A gap is reported as the missing tensor; a large index must not create a million names.
     return {counter: min(n, len(keys)) for counter, n in counts.items()}
 
 
