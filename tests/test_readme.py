@@ -25,7 +25,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def shown_commands(text: str) -> list[list[str]]:
-    """The commands of a console block, without what they print and what is said of them."""
+    """The commands of a console block, without outputs and comments."""
     lines = [line for block in blocks(text, "console") for line in block.splitlines()]
     # A comment begins after a space: mnist-sample#0 is a word.
     told = [re.sub(r"\s+#\s.*", "", line[2:]) for line in lines if line.startswith("$ ")]

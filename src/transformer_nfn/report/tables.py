@@ -153,8 +153,8 @@ def _models_note(key: str, zoo: ZooStudy, always: Baseline | None) -> str:
         mean = shown(f"{key}.mean.said", percent(always.predicted))
         others = shown(f"{key}.mean.networks", counted(always.networks, "network"))
         note += (
-            f" {ALWAYS_THE_MEAN}: {mean}, the mean of {others} outside the test part, said of "
-            "every test network; it ranks nothing, so it has no τ."
+            f" {ALWAYS_THE_MEAN}: {mean}, the mean of {others} outside the test part, predicted "
+            "for every test network; it ranks nothing, so it has no τ."
         )
     return note
 
