@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -74,5 +76,5 @@ def site_excess(residual: Tensor, error: Tensor, entries: int, floor: float = 1e
     if not bool(residual.any()):
         return 0.0
     allowed = (error + floor * error.mean()).clamp_min(1e-300)
-    worst = float((residual / allowed).max().sqrt())
-    return worst / (1 + 4 / entries**0.5)
+    worst: float = (residual / allowed).max().sqrt().item()
+    return worst / (1 + 4 / math.sqrt(entries))
