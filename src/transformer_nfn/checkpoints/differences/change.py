@@ -152,7 +152,7 @@ def whitened(difference: Tensor, noise: Tensor) -> Tensor:
         [[1.0], [1.0], [1.0]]
     """
     n, rows, d = difference.shape
-    white = torch.linalg.solve_triangular(_factor(noise), difference.mT, upper=False).mT
+    white: Tensor = torch.linalg.solve_triangular(_factor(noise), difference.mT, upper=False).mT
     return white.movedim(0, 1).reshape(rows, n * d)
 
 
@@ -164,7 +164,8 @@ def unwhitened(white: Tensor, noise: Tensor) -> Tensor:
         [2.0, 2.0, 2.0]
     """
     n, d = noise.shape[:2]
-    return white.reshape(len(white), n, d).movedim(0, 1) @ _factor(noise).mT
+    moved: Tensor = white.reshape(len(white), n, d).movedim(0, 1) @ _factor(noise).mT
+    return moved
 
 
 def _factor(noise: Tensor) -> Tensor:

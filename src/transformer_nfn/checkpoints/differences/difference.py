@@ -14,11 +14,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.differences.bases import Matched
 from transformer_nfn.checkpoints.differences.change import REPLACED, Change, spectrum
 from transformer_nfn.checkpoints.differences.grids import Grid, find_grid
 from transformer_nfn.checkpoints.differences.matching import (
-    Matched,
-    aligned_block,
+    AlignedBlock,
     columns,
     match_units,
     stored_pair,
@@ -30,7 +30,8 @@ from transformer_nfn.checkpoints.proof.ends import ADDED, refine_stream
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.relations import RELATED, Relation, relate
 from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
-from transformer_nfn.checkpoints.stream import StreamMap, fit_stream
+from transformer_nfn.checkpoints.stream import fit_stream
+from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.errors import SpaceError
 
 ALIKE = 0.7
@@ -152,12 +153,12 @@ class _Alignment:
         allowed = Tolerance.of(self.A.dtype, self.B.dtype).same
         for matched in _tables(a, b, stream):
             yield _Pair("", "", matched)
-        drawn = draw_probes(b.about.width, centred=b.centred, dtype=torch.float64)
+        drawn = draw_probes(b.description.width, centred=b.centred, dtype=torch.float64)
         moved = Probes(stream(drawn.into), stream(drawn.out))
         for first, second in self.pairs:
             x, y = a.block(first), b.block(second)
             units = match_units(x, y, (sketch_block(x, moved), sketch_block(y, drawn)))
-            for matched in aligned_block(x, y, stream, units, allowed):
+            for matched in AlignedBlock(x, y, stream, units, allowed):
                 yield _Pair(first, second, matched)
 
 

@@ -225,9 +225,9 @@ def _named(changes: Sequence[Change]) -> str:
     for block, roles in by_block.items():
         parts.setdefault(tuple(roles), []).append(block)
     texts = []
-    for roles, blocks in parts.items():
+    for words, blocks in parts.items():
         where = "" if blocks == [""] else f" of block{'s' * (len(blocks) > 1)} {_ranges(blocks)}"
-        texts.append(f"{', '.join(roles)}{where}")
+        texts.append(f"{', '.join(words)}{where}")
     return "; ".join(texts)
 
 
@@ -247,7 +247,9 @@ def _pruned_sentences(changes: Sequence[Change]) -> Iterator[str]:
             yield f"{len(units)} {word} of block {c.block} {are} zero in B: {', '.join(shown)}."
     scattered = [c for c in changes if c.zeros and not c.zero_units]
     if scattered:
-        shares = list(dict.fromkeys(f"{100 * f(c.zeros for c in scattered):.0f}" for f in (min, max)))
+        shares = list(
+            dict.fromkeys(f"{100 * f(c.zeros for c in scattered):.0f}" for f in (min, max))
+        )
         yield f"{' to '.join(shares)} % of the entries were set to zero: {_named(scattered)}."
 
 
