@@ -134,7 +134,7 @@ def shuffled(model: MemoryModel, seed: int) -> MemoryModel:
     """The same model with its heads and neurons in another order."""
     how = Drawing(torch.Generator().manual_seed(seed), 10.0)
     for symmetry in (HeadPermutation(), NeuronPermutation()):
-        for site in symmetry.sites(model.about):
+        for site in symmetry.sites(model.description):
             weights = site.pick(model.tensors)
             moved = symmetry.act(site, weights, symmetry.draw(site, weights, how))
             model = model.changed(**site.put(moved))

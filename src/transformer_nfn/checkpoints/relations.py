@@ -404,7 +404,7 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
                 (A.blocks[i], B.blocks[j], thumbnails[0][i], thumbnails[1][j])
                 for i, j in _partners(matrix)
             ),
-            B.about,
+            B.description,
         ),
     )
 
