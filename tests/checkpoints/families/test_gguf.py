@@ -47,10 +47,10 @@ def test_every_architecture_is_read_as_its_folder(
     file = write_gguf(folders[case], tmp_path / "model.gguf")
     with open_model(folders[case]) as folder, open_model(file) as model:
         if case == "mistral":  # GGUF calls it Llama, and drops the sliding window
-            assert model.about.family == "llama"
+            assert model.description.family == "llama"
         else:
-            left = {"tensors": model.about.tensors, "pooler": model.about.pooler}
-            assert model.about == replace(folder.about, **left)
+            left = {"tensors": model.description.tensors, "pooler": model.description.pooler}
+            assert model.description == replace(folder.description, **left)
         left_out = {"extra.pooler.W", "extra.pooler.b"} if case == "bert-base" else set()
         assert set(folder.names) - set(model.names) == left_out
         for name in model.names:
@@ -174,7 +174,7 @@ def test_llama_3_factors_of_frequencies(folders: dict[str, Path], tmp_path: Path
         file = write_gguf(folder, tmp_path / "m.gguf", extra={"rope_freqs.weight": factors})
         if right:
             with open_model(file) as model, open_model(folder) as original:
-                assert model.about == original.about
+                assert model.description == original.description
         else:
             with pytest.raises(CheckpointError, match=r"rope_freqs.* expected the factors"):
                 open_model(file)
