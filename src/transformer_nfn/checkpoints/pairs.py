@@ -153,12 +153,10 @@ def relate_folder(
     """Relate every pair of the checkpoints below a folder, by `relate`.
 
     Args:
-        folder: to search.
         out: a JSON file of finished pairs. A second run reuses those whose files have not changed,
             and computes the others, failed ones included.
         engine: ``local``, one pair after another, or ``ray``, one core for each; its workers must
             see the folder under the same path.
-        options: how all checkpoints are opened.
         address: of a Ray cluster; None starts one on this machine.
         progress: called with the numbers of finished and of all pairs, and the last pair.
 
@@ -211,7 +209,6 @@ def read_folder(
 
     Args:
         folder: to search, to any depth; links to folders are not followed.
-        options: how all of them are opened.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -221,12 +218,12 @@ def read_folder(
         name = str(path.relative_to(folder))
         try:
             with open_model(path, options) as model:
-                about = model.about
+                description = model.description
         except TransformerNFNError as error:
             not_read[name] = str(error)
             continue
-        blocks = sum(len(stack.blocks) for stack in about.stacks)
-        family = f"{about.family}, {about.width} wide, {blocks} blocks"
+        blocks = sum(len(stack.blocks) for stack in description.stacks)
+        family = f"{description.family}, {description.width} wide, {blocks} blocks"
         candidates.append(Candidate(name, path, _identity(path, options), family))
     if len(candidates) < 2:
         reason = next((f": {text}" for text in not_read.values()), "")
