@@ -91,7 +91,7 @@ def test_a_fine_tune_is_dense(tiny):
     found = diff(A, noisy(A, 0.02))
     assert not found.aligned
     assert {c.kind for c in found.changes} == {"dense"}
-    matrices = [c.relative for c in found.changes if c.rank is not None]
+    matrices = [c.relative for c in found.changes if c.block and c.rank is not None]
     assert max(matrices) == pytest.approx(0.02, rel=0.2)
 
 
