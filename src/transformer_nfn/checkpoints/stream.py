@@ -78,7 +78,7 @@ def stream_kind(A: Reduced) -> Kind:
     """The group that acts on the stream of a reduced form."""
     if A.about.inputs == "vectors":
         return "identity"
-    if A.about.orders <= {"pre", "parallel"}:
+    if not A.about.norms_in_residual:
         return "orthogonal"
     return "permutation" if A.about.norm == "layer" else "signed permutation"
 

@@ -188,6 +188,8 @@ def check_ends(
     others = B.vectors()
     for name, piece in A.vectors().items():
         moved = piece.value if stream.index is None else piece.value[stream.index]
+        if name.endswith(".b"):
+            moved = stream(piece.value)
         other = others[name]
         residual, size = (moved - other.value).square().sum(), other.value.square().sum()
         yield check(name, Squares(residual, piece.error + other.error, size), 1, sites=False)
