@@ -34,9 +34,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.evidence import ExactTest, exact_test
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof import Proof, prove_pair
-from transformer_nfn.checkpoints.proof.checks import HALF
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.sketches import (
     BlockSketch,
@@ -54,13 +54,14 @@ from transformer_nfn.checkpoints.sketches import (
 from transformer_nfn.checkpoints.stream import (
     EMBEDDINGS,
     StreamFit,
-    StreamMap,
     fit_stream,
-    stream_kind,
+    reduced_group,
     without_outputs,
 )
+from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.io.files import blank_figure, save_figure
+from transformer_nfn.symmetry.rounding import HALF
 
 __all__ = ["Part", "Relation", "Verdict", "block_score", "draw_relation", "relate"]
 
@@ -128,6 +129,8 @@ class Relation:
         not_compared: what was left out, a sentence each.
         reason: one sentence.
         proof: of the same function or the contrary, where one was tried.
+        exact: test of independent training; a disguise that permutes units defeats it. None where
+            nothing was compared.
 
     >>> print(Relation("same", True, 1.0, "both hold the same bytes", ("0",), ("0",)))
     same (score 1.000): both hold the same bytes
@@ -146,6 +149,7 @@ class Relation:
     related: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
     proof: Proof | None = None
+    exact: ExactTest | None = None
 
     def __str__(self) -> str:
         """A table by block and part, the verdict in a sentence, and what was not compared."""
@@ -165,6 +169,8 @@ class Relation:
         if self.proof is not None:
             first, *more = self.proof.lines()
             lines += more if self.proof.reason == self.reason else [first, *more]
+        if self.exact is not None:
+            lines.append(str(self.exact))
         lines += [f"not compared: {text}" for text in self.not_compared]
         if self.verdict in ("derived", "partly", "embeddings only"):
             lines.append(NO_DIRECTION)
@@ -199,6 +205,7 @@ class Relation:
             "not_compared": list(self.not_compared),
             "direction": "none: scores are symmetric",
             "proof": None if self.proof is None else self.proof.as_json(),
+            "exact_test": None if self.exact is None else self.exact.as_json(),
         }
 
 
@@ -270,7 +277,7 @@ def equal_weights(A: Model, B: Model) -> str | None:
         One sentence if every tensor is equal bit by bit, or all of one model are those of the other
         rounded to their dtypes; else None.
     """
-    if A.about != B.about or dict(A.names) != dict(B.names):
+    if A.description != B.description or dict(A.names) != dict(B.names):
         return None
     copy = original = True
     rounded: set[torch.dtype] = set()
@@ -300,16 +307,16 @@ def _is_rounded(a: Tensor, b: Tensor) -> bool:
 
 def incomparable(A: Model, B: Model) -> str | None:
     """Why no basis of one stream can stand for one of the other; None where one can."""
-    a, b = A.about, B.about
+    a, b = A.description, B.description
     if a.width != b.width:
         return f"the streams have different widths, {a.width} and {b.width}"
     if a.norm != b.norm:
         return "one has LayerNorm, the other RMS norm"
-    kinds = [stream_kind(Reduced(m)) for m in (A, B)]
-    if kinds[0] != kinds[1]:
+    groups = [reduced_group(Reduced(m)) for m in (A, B)]
+    if groups[0] != groups[1]:
         return f"their norms stand in different places ({a.family} and {b.family})"
     tables = set(Reduced(A).table_names()) & set(Reduced(B).table_names())
-    if kinds[0] != "identity" and not tables & {"token", "position", "patch", "head"}:
+    if groups[0] != "none" and not tables & {"token", "position", "patch", "head"}:
         return f"they share no embeddings or outputs ({a.family} and {b.family})"
     return None
 
@@ -330,7 +337,7 @@ def _relate_by_scores(first: Model, second: Model) -> Relation:
                 return again
     # So do embeddings that were replaced; the basis may be the same nevertheless.
     if relation.verdict != "derived" and _same_basis(A, B):
-        again = _scored(A, B, replace(fit, map=StreamMap("identity")))
+        again = _scored(A, B, replace(fit, map=StreamMap()))
         if (again.score or 0.0) > (relation.score or 0.0):
             return again
     return relation
@@ -338,7 +345,7 @@ def _relate_by_scores(first: Model, second: Model) -> Relation:
 
 def _same_basis(A: Reduced, B: Reduced) -> bool:
     """Whether the first blocks are related in the bases that the files have."""
-    probes = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
+    probes = draw_probes(A.description.width, centred=A.centred, dtype=A.dtype)
     name = A.blocks[0]
     if name != B.blocks[0]:
         return False
@@ -360,7 +367,7 @@ def _is_rounding(A: Reduced, B: Reduced, distance: float, noise: float) -> bool:
 
 def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
     """The relation by scores alone, under one map of the stream."""
-    drawn = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
+    drawn = draw_probes(A.description.width, centred=A.centred, dtype=A.dtype)
     into = Probes(fit.map.determined(drawn.into), fit.map.determined(drawn.out))
     probes = (into, Probes(fit.map(into.into), fit.map(into.out)))
     in_line = A.blocks == B.blocks
@@ -392,7 +399,22 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
         matrix,
         judgement.blocks,
         tuple(_left_out(A, B, fit, in_line)),
+        exact=exact_test(
+            (
+                (A.blocks[i], B.blocks[j], thumbnails[0][i], thumbnails[1][j])
+                for i, j in _partners(matrix)
+            ),
+            B.description,
+        ),
     )
+
+
+def _partners(matrix: Tensor) -> list[tuple[int, int]]:
+    """Blocks of A and B one to one: related ones, and otherwise those in the same place."""
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    likeness = matrix.where(matrix >= RELATED, 0.0) + 1e-3 * torch.eye(*matrix.shape)
+    return list(zip(*(x.tolist() for x in linear_sum_assignment(-likeness)), strict=True))
 
 
 def _sketches(model: Reduced, probes: Probes) -> Iterator[BlockSketch]:
@@ -554,7 +576,7 @@ def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator
             f"directions of the stream that embeddings and outputs leave open: they determine "
             f"{fit.map.span.shape[1]} of {len(fit.map.span)}"
         )
-    gated = {b.mlp.gated for m in (A, B) for s in m.about.stacks for b in s.blocks}
+    gated = {b.mlp.gated for m in (A, B) for s in m.description.stacks for b in s.blocks}
     if len(gated) > 1:
         yield "MLPs: those of one model are gated, those of the other are not"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import CASES, build, save
+from tiny_checkpoints import CASES, MORE, build, save
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model, OpenOptions, open_model, write_model
@@ -32,7 +32,7 @@ def assert_same_files(first: Path, second: Path) -> None:
     assert not odd
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES | MORE)
 def test_a_round_trip_keeps_every_byte(case: str, tmp_path: Path) -> None:
     library: Any = save(case, tmp_path / "a")
     with open_model(tmp_path / "a") as model:
@@ -105,7 +105,7 @@ def test_one_file_is_written_as_one_file(tmp_path: Path) -> None:
     file = tmp_path / "a" / "model.safetensors"
     stated = {"feed_forward_proj": "relu", "architectures": "T5ForConditionalGeneration"}
     with open_model(file, OpenOptions(settings=stated)) as model:  # sizes are in the shapes
-        assert model.about.stacks[1].blocks[0].attention.d_k == 6
+        assert model.description.stacks[1].blocks[0].attention.d_k == 6
         write_model(model, tensors(model), tmp_path / "b.safetensors")
     assert file.read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 

@@ -77,7 +77,7 @@ class Model(OpenFiles):
     """A checkpoint of a known family: tensors by canonical name, read on access.
 
     Attributes:
-        about: the transformer, without its weights.
+        description: the transformer, without its weights.
         names: shape of each tensor by canonical name, in the order of the network.
         checkpoint: the file.
         binding: which tensor of the file holds what.
@@ -93,8 +93,8 @@ class Model(OpenFiles):
         self.checkpoint, self.binding, self.path = checkpoint, binding, path
         self.options = options
         self.where, self.config = checkpoint.where, checkpoint.config
-        self.about: Transformer = describe(binding, self.where)
-        self.names: Mapping[str, tuple[int, ...]] = self.about.names()
+        self.description: Transformer = describe(binding, self.where)
+        self.names: Mapping[str, tuple[int, ...]] = self.description.names()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -136,9 +136,8 @@ class Model(OpenFiles):
 
     def ends(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """The tensors of no block."""
-        prefixes = tuple(
-            f"{stack.prefix}{i}." for stack in self.about.stacks for i in range(len(stack.blocks))
-        )
+        stacks = self.description.stacks
+        prefixes = tuple(f"{s.prefix}{i}." for s in stacks for i in range(len(s.blocks)))
         return self.read([name for name in self.names if not name.startswith(prefixes)], dtype)
 
     def check_numbers(self) -> None:
@@ -180,7 +179,7 @@ class Model(OpenFiles):
         each pair, the second of each, and what is not rotated; None for other files."""
         if not self.binding.family.neighbours:
             return None
-        attention = self.about.stacks[0].blocks[0].attention
+        attention = self.description.stacks[0].blocks[0].attention
         index = torch.arange(attention.d_k)
         turned, rest = index[: attention.rotary], index[attention.rotary :]
         return torch.cat([turned[::2], turned[1::2], rest])
@@ -198,7 +197,7 @@ class Model(OpenFiles):
         self.checkpoint.close()
 
     def __repr__(self) -> str:
-        return f"Model('{self.where}', {self.about.family}, {len(self.names)} tensors)"
+        return f"Model('{self.where}', {self.description.family}, {len(self.names)} tensors)"
 
 
 def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
