@@ -19,6 +19,7 @@ from transformer_nfn.checkpoints.families.family import (
     read_family,
     shown,
 )
+from transformer_nfn.checkpoints.families.gguf import as_hub
 from transformer_nfn.checkpoints.families.recognise import (
     OpenOptions,
     check_contents,
@@ -36,6 +37,7 @@ from transformer_nfn.functional.description import (
     Transformer,
 )
 from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan
+from transformer_nfn.io.gguf_file import ARCHITECTURE
 from transformer_nfn.io.layout import take
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -213,6 +215,8 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
     options = OpenOptions() if options is None else options
     checkpoint = Checkpoint.open(path)
     try:
+        if ARCHITECTURE in checkpoint.config:
+            checkpoint = as_hub(checkpoint)
         infos = {name: checkpoint.info(name) for name in checkpoint}
         check_contents(infos, checkpoint.config, checkpoint.where)
         if options.architecture is not None:

@@ -429,7 +429,6 @@ def head_similarity(
     basis alters and which are computed from d × d products.
 
     Args:
-        config: of both attentions.
         a: tensors of one attention. b: of the other, in the same basis of the stream.
         outputs_known: False where the outputs are not yet in one basis.
     """
