@@ -504,9 +504,9 @@ def _end_rows(model: Reduced, frame: _Frame) -> list[_Row]:
         size = hidden.square().mean(-1, keepdim=True).clamp_min(1e-300).sqrt()
         row, _, bias = _table_rows(table, hidden / size, (W.error + b.error) / size.square())
         add("head", row, bias)
-    for gain in model.vectors().values():
-        values = (z * z.roll(1, 0)) @ gain.value.double()
-        rows["input norm"].append(_Row(values, float(gain.error) * len(z)))
+    for name, piece in model.vectors().items():
+        read = z if name.endswith(".b") else z * z.roll(1, 0)
+        rows["input norm"].append(_Row(read @ piece.value.double(), float(piece.error) * len(z)))
     joined = {
         name: _added((row.moved(frame.error) for row in by_name), END_NUMBERS)
         for name, by_name in rows.items()
