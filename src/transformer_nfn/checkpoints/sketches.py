@@ -337,7 +337,7 @@ def _compare_heads(a: Directions, b: Directions, prefix: str) -> tuple[Part, Par
     QK, VO, plain = zip(a.heads[prefix], b.heads[prefix], strict=True)
     noise = list(zip(a.head_noise[prefix], b.head_noise[prefix], strict=True))
     by_QK, by_VO = (_assigned(x @ y.mT) for x, y in (QK, VO))
-    most = max(len(x) for x in QK)
+    counts = [len(x) for x in QK]
     parts = []
     for scored, measured, (i, j), errors in (
         (QK, plain, by_VO, noise[0]),
@@ -345,9 +345,9 @@ def _compare_heads(a: Directions, b: Directions, prefix: str) -> tuple[Part, Par
     ):
         cosines = (scored[0][i] * scored[1][j]).sum(-1)
         squares = (measured[0][i] - measured[1][j]).square().sum(-1)
-        if len(i) < most:
+        if counts[0] != counts[1]:
             squares = torch.full_like(squares, torch.inf)
-        parts.append(_part(cosines, squares, errors[0][i] + errors[1][j], most))
+        parts.append(_part(cosines, squares, errors[0][i] + errors[1][j], min(counts)))
     return parts[0], parts[1]
 
 
@@ -356,6 +356,8 @@ def _compare_neurons(a: Directions, b: Directions, most: int) -> dict[str, Part]
 
     For gated neurons ``write`` is what scale and sign cannot change: cos(up)·cos(down).
     """
+    if len(b.read) < len(a.read):  # of a cut model, how many of its neurons the other has
+        a, b = b, a
     sample = torch.linspace(0, len(a.read) - 1, min(most, len(a.read))).long()
     read = [(a.read, b.read)]
     written = list(zip(a.written, b.written, strict=True))

@@ -75,7 +75,7 @@ def fit_stream(
 
     Args:
         A: one model.
-        B: the other, of the same width.
+        B: the other; of two different widths the narrower stream is a part of the wider one.
         hold_out: score on held-out rows, where enough are left to fit; otherwise all rows are
             fitted and none scored.
         only: the tables to fit; all if not given.
@@ -86,8 +86,9 @@ def fit_stream(
         names.remove("head")  # the tokens once more
     rows = {n: min(m.table_rows(n) for m in (A, B)) for n in names}
     fitted = sum(n - n // HELD_OUT - int(shifted(A, name)) for name, n in rows.items())
-    hold_out = hold_out and fitted >= A.description.width - int(A.centred)
-    empty = torch.zeros(A.description.width, A.description.width, dtype=torch.float64)
+    narrow = min(m.description.width for m in (A, B))
+    hold_out = hold_out and fitted >= narrow - int(A.centred)
+    empty = torch.zeros(A.description.width, B.description.width, dtype=torch.float64)
     crosses = {True: empty.clone(), False: empty}
     for name in names:
         cross = _cross(A, B, name, hold_out)
@@ -104,7 +105,9 @@ def without_outputs(A: Reduced, B: Reduced, fit: StreamFit) -> StreamFit:
 
 
 def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
-    solved = solve_stream(cross, reduced_group(A), A.dtype, centred=A.centred)
+    cut = A.description.width != B.description.width
+    group = "orthogonal" if cut else reduced_group(A)
+    solved = solve_stream(cross, group, A.dtype, centred=A.centred)
     scored = {}
     if fit.held_out:
         scored = {n: s for n in fit.tables if (s := _score(A, B, n, solved)) is not None}
@@ -118,7 +121,7 @@ def solve_stream(
     """The map of a group that fits `Σ AᵀB` best.
 
     Args:
-        cross: ``[D, D]`` in float64.
+        cross: ``[D, D]`` in float64; with fewer columns for a part of the stream.
         group: that acts on the stream.
         dtype: precision of the fit; float32 takes half the time where it is large.
         centred: the all-ones direction is projected out of everything, and undetermined.
@@ -127,10 +130,13 @@ def solve_stream(
         return StreamMap()
     if group == "orthogonal":
         if centred:
-            cross = cross + cross.norm() / len(cross) ** 1.5  # that direction stays as it is
-        U, S, Vh = torch.linalg.svd(cross.to(dtype) if len(cross) >= LARGE else cross)
+            # That direction stays as it is.
+            cross = cross + cross.norm() / cross.numel() ** 0.75
+        large = len(cross) >= LARGE
+        U, S, Vh = torch.linalg.svd(cross.to(dtype) if large else cross, full_matrices=False)
         determined = OPEN[dtype] * S[0] < S
-        span = None if bool(determined.all()) else U[:, determined]
+        whole = bool(determined.all()) and len(S) == len(cross)
+        span = None if whole else U[:, determined]
         return StreamMap(matrix=U @ Vh, span=span)
     scaled = cross / cross.norm(dim=1, keepdim=True).clamp_min(1e-300)
     scaled = scaled / cross.norm(dim=0, keepdim=True).clamp_min(1e-300)
@@ -163,9 +169,9 @@ def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Pi
 def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
     """`AᵀB` of one table, weighted so that each row counts alike."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
-    D = A.description.width
-    cross = torch.zeros(D, D, dtype=torch.float64)
-    means = [torch.zeros(D, dtype=torch.float64) for _ in "ab"]
+    widths = [m.description.width for m in (A, B)]
+    cross = torch.zeros(*widths, dtype=torch.float64)
+    means = [torch.zeros(D, dtype=torch.float64) for D in widths]
     sizes, count = [0.0, 0.0], 0
     for start, stop in common_pieces(a, b):
         x, y = (_rows(t, start, stop, hold_out, False).value for t in (a, b))
@@ -191,13 +197,16 @@ def _score(
     """Cosine, relative distance and expected noise of a table's held-out rows."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
     # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.
-    sums = torch.zeros(3, A.description.width, dtype=torch.float64)
+    sums = torch.zeros(3, B.description.width, dtype=torch.float64)
     squares = torch.zeros(3, dtype=torch.float64)
     count, error = 0, 0.0
     for start, stop in common_pieces(a, b):
         pieces = [_rows(t, start, stop, True, True) for t in (a, b)]
         error += sum(float(p.error.sum()) for p in pieces)
         x, y = stream(pieces[0].value).double(), pieces[1].value.double()
+        if stream.matrix is not None and len(stream.matrix) < y.shape[1]:
+            part = stream.matrix.double()
+            y = y @ part.mT @ part  # what the narrower stream has of the wider one
         for i, z in enumerate((x, y, x - y)):
             sums[i] += z.sum(0)
             squares[i] += z.square().sum()

@@ -41,6 +41,7 @@ class Matched:
             and vectors have ``d = 1``.
         b: of B, likewise.
         noise: covariance of one row of ``b − a`` from rounding, ``[n, d, d]``.
+        units: heads or neurons of A, ``[n]``, where B does not have all of them.
 
     Example:
         >>> a = torch.ones(1, 4, 1)
@@ -52,6 +53,7 @@ class Matched:
     a: Tensor
     b: Tensor
     noise: Tensor
+    units: Tensor | None = None
 
     @property
     def relative(self) -> float:
@@ -196,12 +198,9 @@ class SharedBasis:
         """G under the smallest rank of both changes that leaves nothing, or the nearest G."""
         sizes = [min(s.a.shape[-2], s.a.shape[0] * s.a.shape[-1]) for s in (self.plain, self.dual)]
         limit = max(int(LARGEST * min(sizes)), 1)
-        tried: dict[int, tuple[Tensor, bool]] = {}
 
         def leaves_nothing(rank: int) -> bool:
-            if rank not in tried:
-                tried[rank] = self._alternate(rank)
-            return tried[rank][1]
+            return self._alternate(rank, settled=False)[1]
 
         if not leaves_nothing(limit):
             return self.symmetry.fit(self.site, *self._tensors(self.plain, self.dual))
@@ -212,19 +211,22 @@ class SharedBasis:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if leaves_nothing(middle) else (middle, high)
-        return tried[high][0]
+        return self._alternate(high, settled=True)[0]
 
-    def _alternate(self, rank: int) -> tuple[Tensor, bool]:
-        """G under changes of a rank, and whether these leave nothing."""
+    def _alternate(self, rank: int, *, settled: bool) -> tuple[Tensor, bool]:
+        """G under changes of a rank, and whether these leave nothing.
+
+        ``settled`` goes on from there, until G settles.
+        """
         G, last = self._fit(), float("inf")
         for _ in range(ROUNDS):
             parts = [_truncated(m, rank, self.allowed) for m in (self._plain(G), self._dual(G))]
-            share = sum(part.left for part in parts)
-            if share > SLOW * last or share < SETTLED:
+            share, nothing = sum(p.left for p in parts), all(p.nothing for p in parts)
+            if share > SLOW * last or share < SETTLED or (nothing and not settled):
                 break
             last = share
             G = self._fit((parts[0].change, parts[1].change))
-        return G, all(part.nothing for part in parts)
+        return G, nothing
 
     def _plain(self, G: Tensor) -> Matched:
         """The plain tensor, ``P_B`` against ``P_A G``."""

@@ -14,7 +14,8 @@ from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.attention import equal_pairs, match_heads, normed_basis
 from transformer_nfn.checkpoints.proof.blocks import neuron_features
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
-from transformer_nfn.checkpoints.sketches import BlockSketch
+from transformer_nfn.checkpoints.sketches import BlockSketch, unit_directions
+from transformer_nfn.checkpoints.survivors import SURVIVED, match_heads_of, match_neurons_of
 from transformer_nfn.checkpoints.symmetries import (
     QueryKeyBasis,
     Site,
@@ -77,16 +78,51 @@ class Units:
 def match_units(
     a: ReducedBlock, b: ReducedBlock, sketches: tuple[BlockSketch, BlockSketch]
 ) -> Units:
-    """Match heads and neurons of two blocks by their sketches in one basis of the stream."""
+    """Match heads and neurons of two blocks by their sketches in one basis of the stream.
+
+    Where one of the two has fewer, those that survived are matched.
+    """
     queries, groups = {}, {}
+    units = [unit_directions(sketch) for sketch in sketches]
+    others = dict(b.attentions())
     for prefix, config in a.attentions():
         heads = [s.heads[prefix] for s in sketches]
-        order, of_groups = match_heads(config, (heads[0], heads[1]), [None, None], None)
-        queries[prefix], groups[prefix] = _sorted(order), _sorted(of_groups)
+        other = others[prefix]
+        if (config.heads, config.groups) == (other.heads, other.groups):
+            order, of_groups = match_heads(config, (heads[0], heads[1]), [None, None], None)
+            queries[prefix], groups[prefix] = _sorted(order), _sorted(of_groups)
+        else:
+            shares = config.heads // config.groups, other.heads // other.groups
+            found = match_heads_of(units[0], units[1], prefix)
+            queries[prefix], groups[prefix] = _surviving_groups(*found, *shares)
     mlp = a.description.mlp
+    if mlp.neurons != b.description.mlp.neurons:
+        partners, alike = match_neurons_of(units[0], units[1])
+        kept = ((partners >= 0) & (alike >= SURVIVED)).nonzero().flatten()
+        of_A, order = _sorted(partners[kept])
+        return Units(queries, groups, (of_A, kept[order]))
     scaled = neuron_scales(mlp) is not None
     features = [neuron_features(s, gated=mlp.gated, scaled=scaled) for s in sketches]
     return Units(queries, groups, _sorted(match_rows(features[1], features[0]).index))
+
+
+def _surviving_groups(partners: Tensor, alike: Tensor, share: int, other: int) -> tuple[Pair, Pair]:
+    """Heads, and groups of keys and values, that both have: groups of B with all of their heads.
+
+    Args:
+        partners: head of A that each head of B is. alike: their cosines.
+        share: heads in a group of A. other: in a group of B.
+    """
+    of_group = partners.reshape(-1, other)
+    sources = of_group[:, 0] // share
+    whole = (of_group // share == sources[:, None]).all(1) & (alike >= SURVIVED).reshape(
+        -1, other
+    ).all(1)
+    kept = whole.nonzero().flatten()
+    kept = kept[sources[kept].argsort()]
+    order = of_group[kept].argsort(1)
+    of_B = (kept[:, None] * other + order).flatten()
+    return (partners[of_B], of_B), (sources[kept], kept)
 
 
 def _sorted(partners: Tensor) -> Pair:
@@ -115,12 +151,19 @@ class AlignedBlock:
     def __iter__(self) -> Iterator[Matched]:
         for prefix, config in self.a.attentions():
             yield from self._query_key(prefix, config)
-            values, outputs = self._value_output(prefix, config)
+            values, outputs = (
+                replace(m, units=units[prefix][0])
+                for m, units in zip(
+                    self._value_output(prefix, config),
+                    (self.units.groups, self.units.queries),
+                    strict=True,
+                )
+            )
             yield from (values, outputs)
             a, b = (side.output_bias(prefix) for side in (self.a, self.b))
             for vector in self._vector(f"{prefix}b_O", a, b):
                 yield _unexplained(vector, values, outputs, self.allowed)
-        yield from self._mlp()
+        yield from (replace(m, units=self.units.neurons[0]) for m in self._mlp())
         yield from self._vector("b_B", self.a.mlp_bias(), self.b.mlp_bias())
         others = self.b.norms()
         for name, piece in self.a.norms().items():
