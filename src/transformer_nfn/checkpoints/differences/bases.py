@@ -144,8 +144,14 @@ class SharedBasis:
     dual: Side
     allowed: float
 
-    def best(self) -> tuple[Matched, Matched]:
-        """Both tensors in A's basis, which is fitted on what was not changed."""
+    def best(self, inputs: Tensor | None = None) -> tuple[Matched, Matched]:
+        """Both tensors in A's basis, which is fitted on what was not changed.
+
+        Args:
+            inputs: orthonormal columns ``[D, r]`` along which a third tensor changed that reads
+                the same input. An adapter of a fused matrix changes all of its parts along the
+                same directions: where both tensors changed, the others are tried.
+        """
         found = self.matched(self._fit())
         if all(m.unchanged(self.allowed) for m in found):
             return found
@@ -154,7 +160,21 @@ class SharedBasis:
                 alone = self.matched(self._fit(only=only))
                 if alone[only].unchanged(self.allowed):
                     return alone
+        if inputs is not None and inputs.shape[1]:
+            found = self.matched(self._without(inputs)._fit())
+            ranks = [spectrum(m.white(), self.allowed).rank for m in found]
+            if max(rank or 0 for rank in ranks) <= inputs.shape[1] and None not in ranks:
+                return found
         return self.matched(self._with_low_rank())
+
+    def _without(self, inputs: Tensor) -> SharedBasis:
+        """Both tensors on the other inputs alone, without biases."""
+        D = len(inputs)
+        sides = []
+        for side in (self.plain, self.dual):
+            a, b = (w[:, :D] - inputs @ (inputs.mT @ w[:, :D]) for w in (side.a, side.b))
+            sides.append(replace(side, a=a, b=b))
+        return replace(self, plain=sides[0], dual=sides[1])
 
     def matched(self, G: Tensor) -> tuple[Matched, Matched]:
         """Both tensors in A's basis."""
