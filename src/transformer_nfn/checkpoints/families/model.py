@@ -123,6 +123,31 @@ class Model(OpenFiles):
                 out |= {other: w for other, w in found.items() if other in wanted}
         return {name: out[name] if dtype is None else out[name].to(dtype) for name in wanted}
 
+    def format(self, name: str) -> str:
+        """What a tensor is stored in: a dtype, or the format that it was quantised to."""
+        info = self.checkpoint.info(self.key(name))
+        return info.quantised or info.dtype
+
+    def key(self, name: str) -> str:
+        """The name in the file of the tensor that holds a canonical one."""
+        if name in self.binding.kept:
+            return self.binding.kept[name]
+        if name not in self.binding.holders:
+            raise MissingTensorError(f"'{self.where}' holds no tensor '{name}'")
+        return self.binding.holders[name][0]
+
+    def interval(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Lowest and highest number that the format of a tensor rounds to each stored one.
+
+        None where the format does not round weights one by one, or the tensor is not quantised.
+        """
+        key = self.key(name)
+        found = self.checkpoint.interval(key)
+        if found is None or name in self.binding.kept:
+            return found
+        low, high = (self._placed(key, end)[name] for end in found)
+        return low, high
+
     def block(
         self, i: int, stack: str = "", dtype: torch.dtype = torch.float64
     ) -> dict[str, Tensor]:
@@ -151,9 +176,7 @@ class Model(OpenFiles):
 
     def _held(self, name: str) -> dict[str, Tensor]:
         """What the tensor of the file that holds ``name`` holds."""
-        if name not in self.binding.holders:
-            raise MissingTensorError(f"'{self.where}' holds no tensor '{name}'")
-        first, *others = self.binding.holders[name]
+        first, others = self.key(name), self.binding.holders[name][1:]
         raw = self._finite(first)
         for other in others:
             if not torch.equal(raw, self._finite(other)):
@@ -161,7 +184,11 @@ class Model(OpenFiles):
                     f"'{self.where}': '{first}' and '{other}' expected the same numbers, both "
                     f"hold '{name}', found different ones"
                 )
-        entry = self.binding.entries[first]
+        return self._placed(first, raw)
+
+    def _placed(self, key: str, raw: Tensor) -> dict[str, Tensor]:
+        """The tensors that one of the file holds."""
+        entry = self.binding.entries[key]
         found = take(self.binding.sizes, raw.reshape(entry.plain), entry.slots)
         offset = self.binding.family.gain_offset
         if offset:
