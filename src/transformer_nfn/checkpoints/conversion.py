@@ -3,8 +3,7 @@
 A stored weight stands for an interval of numbers (`Model.interval`); an unquantised one for those
 that its dtype rounds to it. Two files can come from the same numbers only if the intervals of every
 weight overlap. That is sharp: of a million normal weights that all grow by 1 %, 1.1 % leave their
-intervals in Q4_1 and 31 % in Q8_0, and none do before; quantisation to Q4_1 itself moves a tensor by
-8 %.
+intervals in Q4_1 and 31 % in Q8_0, and none do before; Q4_1 itself moves a tensor by 8 %.
 """
 
 from __future__ import annotations

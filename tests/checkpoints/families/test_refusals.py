@@ -184,7 +184,7 @@ def test_formats_of_others(tmp_path: Path) -> None:
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")
     save_file({"a": torch.ones(1)}, adapter / "adapter_model.safetensors")
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json' .*found an adapter"):
+    with pytest.raises(CheckpointError, match="peft_type expected LORA"):
         open_model(adapter)
     with pytest.raises(CheckpointError, match="there is no file"):
         open_model(tmp_path / "nowhere")

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +36,7 @@ from transformer_nfn.functional.description import (
     Stack,
     Transformer,
 )
+from transformer_nfn.io.adapter import BASE_FIELD, Adapter, adapted, is_adapter
 from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan
 from transformer_nfn.io.gguf_file import ARCHITECTURE
 from transformer_nfn.io.layout import take
@@ -222,10 +224,8 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
             ``config.json``, or by the names of the tensors.
     """
     options = OpenOptions() if options is None else options
-    checkpoint = Checkpoint.open(path)
+    checkpoint = _open_adapted(path, options) if is_adapter(path) else _open_files(path)
     try:
-        if ARCHITECTURE in checkpoint.config:
-            checkpoint = as_hub(checkpoint)
         infos = {name: checkpoint.info(name) for name in checkpoint}
         check_contents(infos, checkpoint.config, checkpoint.where)
         if options.architecture is not None:
@@ -238,6 +238,34 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
         return Model(checkpoint, binding, Path(path), options)
     except BaseException:
         checkpoint.close()
+        raise
+
+
+def _open_files(path: str | Path) -> Checkpoint:
+    """A file or folder under the names of hubs."""
+    checkpoint = Checkpoint.open(path)
+    return as_hub(checkpoint) if ARCHITECTURE in checkpoint.config else checkpoint
+
+
+def _open_adapted(path: str | Path, options: OpenOptions) -> Checkpoint:
+    """An adapter merged into its base."""
+    adapter = Adapter.open(path)
+    base = options.base or adapter.base
+    if base is None:
+        adapter.close()
+        named = shown(adapter.config.get(BASE_FIELD))
+        raise CheckpointError(
+            f"'{path}' is an adapter (LoRA), and its base {named} is not here: `tnfn compare` "
+            "takes it as --base"
+        )
+    try:
+        if is_adapter(base):
+            raise CheckpointError(
+                f"'{path}': the base '{base}' expected a model, found an adapter too"
+            )
+        return adapted(_open_files(base), adapter)
+    except BaseException:
+        adapter.close()
         raise
 
 
@@ -302,7 +330,8 @@ def describe(binding: Binding, where: str) -> Transformer:
         family=binding.family.name,
         width=sizes["D"].size,
         norm=facts.one_of("norm", {word: word for word in ("layer", "rms")}),
-        eps=facts.number("eps"),
+        # Single precision, in which some configs write 9.999999747378752e-06 and others 1e-05.
+        eps=float(str(np.float32(facts.number("eps")))),
         stacks=stacks,
         inputs=inputs,
         vocab=sizes["vocab"].size if "token" in names else None,
