@@ -145,6 +145,13 @@ class Site:
         return self.model.tensors[self.names[short]]
 
 
+def mlp_names(part: Part, wanted: Iterable[str]) -> Iterator[dict[str, str]]:
+    """The tensors among those wanted of the MLP of a block, or of each of its experts."""
+    assert part.block is not None
+    for prefix in part.block.mlp.prefixes:
+        yield {n: part.names[prefix + n] for n in wanted if prefix + n in part.names}
+
+
 def all_there(names: Mapping[str, str], *wanted: str) -> bool:
     """Whether a part has all these tensors."""
     return all(name in names for name in wanted)

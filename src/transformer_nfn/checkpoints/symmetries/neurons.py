@@ -15,7 +15,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
     Tensors,
     Weights,
     block_parts,
-    chosen,
+    mlp_names,
     random_scales,
 )
 from transformer_nfn.functional.description import Mlp, Transformer
@@ -54,7 +54,8 @@ class NeuronPermutation(Symmetry[Tensor]):
         for part in block_parts(model):
             assert part.block is not None
             scales = neuron_scales(part.block.mlp)
-            yield Site(model, chosen(part.names, ("W_A", "W_A.B", "b_A", "W_G", "W_B")), scales)
+            for names in mlp_names(part, ("W_A", "W_A.B", "b_A", "W_G", "W_B")):
+                yield Site(model, names, scales)
         if model.mlm is not None and not model.tied and "head" in model.tensors:
             yield Site(
                 model,
@@ -141,7 +142,8 @@ class NeuronScale(Symmetry[Tensor]):
             assert part.block is not None
             scales = neuron_scales(part.block.mlp)
             if scales is not None:
-                yield Site(model, chosen(part.names, ("W_A", "W_A.B", "b_A", "W_B")), scales)
+                for names in mlp_names(part, ("W_A", "W_A.B", "b_A", "W_B")):
+                    yield Site(model, names, scales)
 
     def size(self, site: Site) -> Size:
         """A scale for each neuron, and its sign if that is free."""
