@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
+    Additive,
     Noise,
     Part,
     Site,
@@ -100,7 +101,7 @@ class ExpertPermutation(Symmetry[Tensor]):
         return self.act(site, weights, sizes.argsort(descending=True, stable=True))
 
 
-class RouterShift(Symmetry[Tensor]):
+class RouterShift(Additive[Tensor]):
     """``router → router + v 1ᵀ``, ``v [D]``: it adds one number to the scores of all experts.
 
     Example:
@@ -131,10 +132,6 @@ class RouterShift(Symmetry[Tensor]):
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """Difference of the means over experts."""
         return (b[ROUTER] - a[ROUTER]).mean(1)
-
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Rows of mean zero."""
-        return self.act(site, weights, -weights[ROUTER].mean(1))
 
 
 def _mixtures(model: Transformer) -> Iterator[tuple[Part, Mlp]]:
