@@ -83,8 +83,6 @@ def match_heads(
     """Match heads by their sketches, which cost less than the products of all heads."""
     if config.alibi:  # slopes of positions fix the order
         order = torch.arange(config.heads)
-    if config.alibi:  # each head has its own slope
-        order = torch.arange(config.heads)
     if order is not None:
         share = config.heads // config.groups
         return order, order[::share] // share
