@@ -198,8 +198,8 @@ def inspect_network(where: str, space: WeightSpace, weights: Mapping[str, Tensor
         >>> [row.name for row in found.symmetries]
         ['head: permuted', 'qk: linear', 'vo: linear', 'feature: permuted', 'neuron: permuted']
     """
-    own = {name: w[0, 0].float() for name, w in weights.items()}
-    prefixes = [n.removesuffix("W_Q") for n in own if n == "W_Q" or n.endswith(".W_Q")]
+    tensors = {name: w[0, 0].float() for name, w in weights.items()}
+    prefixes = [n.removesuffix("W_Q") for n in tensors if n == "W_Q" or n.endswith(".W_Q")]
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     return Inspection(
         where,
@@ -208,12 +208,12 @@ def inspect_network(where: str, space: WeightSpace, weights: Mapping[str, Tensor
         tuple(_space_tensors(space)),
         tuple(_space_symmetries(space)),
         (),
-        tuple(_inspect_space_block(prefix, under_prefix(own, prefix)) for prefix in prefixes),
+        tuple(_inspect_space_block(prefix, under_prefix(tensors, prefix)) for prefix in prefixes),
     )
 
 
 def axis_actions(lines: Iterable[TensorLine]) -> dict[str, tuple[str, ...]]:
-    """What acts on each axis, over all tensors that have it."""
+    """Actions on each axis, over all tensors that have it."""
     actions: dict[str, dict[str, None]] = {}
     for line in lines:
         for name, acts in zip(line.axes, line.acts, strict=True):
@@ -279,18 +279,20 @@ def _inspect_attention(
     return {"QK": QK, "VO": OV}, redundant_heads((Q, K), (O_rows, V), OV)
 
 
-def _inspect_space_block(prefix: str, own: Mapping[str, Tensor]) -> BlockReport:
+def _inspect_space_block(prefix: str, tensors: Mapping[str, Tensor]) -> BlockReport:
     spectra: dict[str, Tensor] = {}
     heads: dict[str, Redundancy] = {}
     neurons = None
-    if all(n in own and own[n].ndim == 3 for n in ("W_Q", "W_K", "W_V", "W_O")):
-        spectra, heads[""] = _inspect_attention(own["W_Q"], own["W_K"], own["W_V"], own["W_O"].mT)
-    if "W_A" in own and "W_B" in own:
-        read = own["W_A"].mT
-        if "b_A" in own:
-            read = torch.cat([read, own["b_A"].unsqueeze(-1)], 1)
-        spectra |= {n: matrix_spectrum(own[n]) for n in ("W_A", "W_B")}
-        neurons = redundant_neurons(read, own["W_B"], scale_free=True)
+    if all(n in tensors and tensors[n].ndim == 3 for n in ("W_Q", "W_K", "W_V", "W_O")):
+        spectra, heads[""] = _inspect_attention(
+            tensors["W_Q"], tensors["W_K"], tensors["W_V"], tensors["W_O"].mT
+        )
+    if "W_A" in tensors and "W_B" in tensors:
+        read = tensors["W_A"].mT
+        if "b_A" in tensors:
+            read = torch.cat([read, tensors["b_A"].unsqueeze(-1)], 1)
+        spectra |= {n: matrix_spectrum(tensors[n]) for n in ("W_A", "W_B")}
+        neurons = redundant_neurons(read, tensors["W_B"], scale_free=True)
     return BlockReport(prefix.rstrip(".") or "0", spectra, heads, neurons)
 
 
@@ -340,7 +342,7 @@ def _family_tensors(description: Transformer) -> tuple[TensorLine, ...]:
 
 
 def _actions(description: Transformer, name: str) -> Mapping[str, str]:
-    """What acts on the axes of a tensor."""
+    """Actions on the axes of a tensor."""
     stack = next((s for s in description.stacks if s.prefix and name.startswith(s.prefix)), None)
     block = (stack or description.stacks[0]).blocks[0]
     attention = block.attention

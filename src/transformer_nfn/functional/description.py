@@ -99,7 +99,7 @@ class RotaryScaling:
 
 @dataclass(frozen=True)
 class Attention:
-    """How one attention reads its tensors.
+    """Description of one attention.
 
     Attributes:
         heads: of queries.
@@ -283,7 +283,7 @@ class Transformer:
 
     @property
     def orders(self) -> frozenset[Order]:
-        """How the norms of the blocks stand."""
+        """Orders of norms and sublayers in the blocks."""
         return frozenset(block.order for stack in self.stacks for block in stack.blocks)
 
     @property

@@ -1,4 +1,4 @@
-"""What a symmetry of a checkpoint is: where it acts, how large it is, and what an element does."""
+"""Interface of a symmetry of a checkpoint, and the sites at which one acts."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Symmetry(ABC, Generic[Element]):
     """
 
     name: ClassVar[str]
-    """What the symmetry is called in tables."""
+    """Name in tables."""
 
     @abstractmethod
     def sites(self, model: Transformer) -> Iterable[Site]:
@@ -211,7 +211,7 @@ class Symmetry(ABC, Generic[Element]):
         """The tensors that change when the network is brought to a representative of its orbit."""
 
     def label(self, site: Site) -> str:
-        """What the symmetry is called at a site."""
+        """Name in tables, at one site."""
         return self.name
 
     def for_entries(self, g: Element, entries: slice) -> Element:

@@ -27,7 +27,7 @@ Scales = Literal["nonzero", "positive"]
 
 
 def neuron_scales(mlp: Mlp) -> Scales | None:
-    """Which scales a neuron takes.
+    """Scales that a neuron takes.
 
     The linear branch of a gated MLP takes any that is not zero; without a gate a scale stands
     before the activation, and ReLU lets positive ones through.
@@ -102,7 +102,7 @@ class NeuronPermutation(Symmetry[Tensor]):
         return alike
 
     def _features(self, site: Site, weights: Tensors) -> tuple[Tensor, Tensor]:
-        """What each neuron reads and writes; of one size where its scale is free."""
+        """Input and output weights of each neuron; of one size where its scale is free."""
         read = weights["W_A"].mT
         if "b_A" in weights:
             read = torch.cat([read, weights["b_A"].unsqueeze(-1)], 1)
@@ -125,7 +125,7 @@ class NeuronPermutation(Symmetry[Tensor]):
 
 
 class NeuronScale(Symmetry[Tensor]):
-    """What enters ``W_A`` times ``s [f]``, undone in ``W_B``.
+    """``W_A → W_A diag(s)``, ``s [f]``, undone in ``W_B``.
 
     Example:
         >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, "positive")

@@ -38,7 +38,7 @@ EMBEDDINGS = ("token", "position", "type", "patch", "patch_bias", "cls", "dist")
 
 @dataclass(frozen=True)
 class Readers:
-    """What reads a norm.
+    """Readers of a norm.
 
     Attributes:
         matrices: that read it, ``W_Q``.
@@ -330,7 +330,7 @@ class CentredReaders(Additive[Weights]):
 
 
 class CentredWriters(Symmetry[Weights]):
-    """``W → W + u 1ᵀ``: every LayerNorm takes the mean of what was written away again.
+    """``W → W + u 1ᵀ``: every LayerNorm subtracts the mean of what was written.
 
     Example:
         >>> site = Site(Transformer("mine", 2, "layer", 1e-5, ()), {"b_O": "0.b_O"})
@@ -341,7 +341,7 @@ class CentredWriters(Symmetry[Weights]):
     name = "writers + u1ᵀ"
 
     def sites(self, model: Transformer) -> Iterator[Site]:
-        """What blocks and embeddings write into a stream that only LayerNorms read."""
+        """Writers of blocks and embeddings into a stream that only LayerNorms read."""
         if model.hides_mean:
             for part in block_parts(model):
                 writers = ("W_O", "b_O", *_of_mlp(part, "W_B", "b_B"))
@@ -413,7 +413,7 @@ class SublayerSigns(Symmetry[Tensor]):
         return {name: w * g.to(w) for name, w in weights.items()}
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
-        """Where the gains differ in sign."""
+        """Signs in which the gains differ."""
         return signs(a["norm.g"]) * signs(b["norm.g"])
 
     def reduce(self, site: Site, weights: Tensors) -> Weights:
