@@ -29,6 +29,8 @@ ROUNDINGS = 2.0
 """A disguise rounds every weight anew; that may cost this many times what the first time did."""
 QUICK = ("gpt2", "bert", "vit", "gemma2", "phi3", "t5")
 FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TINY]
+MIXTURES = ("mixtral", "qwen3-moe")
+"""Rounding may give a token to another expert, and that changes its output at a step."""
 TIED = (
     "gpt2", "opt", "bloom", "bert", "roberta", "esm", "distilbert", "llama-tied", "gemma2", "t5",
 )  # fmt: skip
@@ -82,7 +84,7 @@ def test_the_library_loads_it_and_computes_the_same(name: str, tmp_path: Path) -
     assert apart(expected, run_library(load(model, tmp_path / "b"), inputs)) < 1e-5
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [f for f in FAMILIES if f.values[0] not in MIXTURES])
 def test_in_bfloat16_it_costs_what_rounding_does(name: str, tmp_path: Path) -> None:
     inputs = inputs_of(name)
     exact = _outputs(build(name, size=0.25), name, tmp_path / "exact")
