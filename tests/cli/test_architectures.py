@@ -1,7 +1,5 @@
 """`tnfn architectures` lists what can be read, and checks a data file of one's own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`tnfn disguise` on checkpoints of real transformers, and on networks of this library."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -20,9 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(build("gpt2", dtype=torch.float32), tmp_path_factory.mktemp("gpt2"))
 
 
-def test_a_checkpoint_is_written_so_that_its_library_loads_it(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_written_so_that_its_library_loads_it(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "disguised"
     code, said, error = tnfn("disguise", folder, "--out", out, "--seed", 3, "--condition", 5)
     assert (code, error) == (0, "")

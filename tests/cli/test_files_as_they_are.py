@@ -1,7 +1,5 @@
 """Files and folders as other programs leave them: unwrapped, copied whole or refused by name."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

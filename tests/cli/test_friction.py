@@ -1,7 +1,5 @@
 """Commands do what they say: which file they write, what they need, what they promise."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

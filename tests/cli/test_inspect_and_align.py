@@ -1,7 +1,5 @@
 """`tnfn inspect` and `tnfn align` as a user runs them; what is wrong is one sentence, exit 2."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

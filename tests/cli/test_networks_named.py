@@ -1,7 +1,5 @@
 """Every command takes every way to name a network: files, folders, rows of a zoo, names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -70,9 +68,7 @@ def test_fingerprint_and_predict_take_them_all(networks: list[str]) -> None:
     assert len({p["accuracy"] for p in found}) == 1
 
 
-def test_disguise_canonical_and_compare_take_them_all(
-    networks: list[str], tmp_path: Path
-) -> None:
+def test_disguise_canonical_and_compare_take_them_all(networks: list[str], tmp_path: Path) -> None:
     for i, text in enumerate(networks):
         out = tmp_path / f"{i}.safetensors"
         command = "disguise" if i % 2 else "canonical"
@@ -110,8 +106,10 @@ def test_unlike_whole_networks_are_told_apart_by_a_witness() -> None:
 def test_whole_rows_and_their_blocks_are_known_under_a_disguise(tmp_path: Path) -> None:
     """Stored in half precision, and with the order of coordinates between the blocks changed."""
     parts = ([], ["--part", "blocks.0"], ["--part", "blocks.1"])
-    for name, other, seed in (("mnist-sample#0", "mnist-sample#1", 0), ("ag-news-sample#2",
-                              "ag-news-sample#3", 1)):
+    for name, other, seed in (
+        ("mnist-sample#0", "mnist-sample#1", 0),
+        ("ag-news-sample#2", "ag-news-sample#3", 1),
+    ):
         out = tmp_path / f"{seed}.pt"
         assert tnfn("disguise", name, "--out", out, "--seed", seed)[0] == 0
         for part in parts:

@@ -1,7 +1,6 @@
 """Asking the command what it is takes no PyTorch, and so no seconds."""
 
-from __future__ import annotations
-
+import os
 import resource
 import subprocess
 import sys
@@ -68,3 +67,21 @@ for words in {words!r}:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.nightly
+def test_no_start_of_predict_is_aborted() -> None:
+    """200 starts, most of them into an error, with as many threads as there are cores."""
+    ways = (
+        (("mnist-boosting", "mnist-sample#0"), 0),
+        (("mnist-boosting", "mnist-sample#99999"), 2),
+        (("mnist-boosting", "nowhere.pt"), 2),
+        (("nothing", "mnist-sample#0"), 2),
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    for number in range(200):
+        words, code = ways[number % len(ways)]
+        command = [sys.executable, "-m", "transformer_nfn", "predict", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == code, (number, words, done.returncode, done.stderr)
+        assert len(done.stderr.splitlines()) == (1 if code else 0), done.stderr

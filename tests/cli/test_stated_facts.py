@@ -1,7 +1,5 @@
 """`--set` and `--family`: a fact that no file states is asked for, and never assumed."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

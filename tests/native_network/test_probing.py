@@ -1,7 +1,5 @@
 """Probes through networks by the C code: the numbers and gradients of plain PyTorch in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

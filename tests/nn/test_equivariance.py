@@ -1,7 +1,5 @@
 """E(gU) = g E(U) and I(gU) = I(U), for every space, one to three layers with activation."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

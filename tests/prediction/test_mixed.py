@@ -19,7 +19,6 @@ from made_networks import (
     made,
     parts,
     same_weights,
-    sized,
 )
 from safetensors.torch import save_file
 from scipy.stats import kendalltau
@@ -27,11 +26,10 @@ from typer.testing import CliRunner
 
 from tnfn_command import tnfn
 from transformer_nfn.cli.app import app
-from transformer_nfn.models import map_network
 from transformer_nfn.prediction import strategies
 from transformer_nfn.prediction.data import FRACTIONS, SizeGroups
 from transformer_nfn.prediction.evaluate import evaluate
-from transformer_nfn.prediction.experiment import train_run, training_identity
+from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.prediction.predictors import module_builder
 from transformer_nfn.prediction.runs import RunError, RunRecord, read_predictions
@@ -150,19 +148,6 @@ def test_a_record_reports_every_size_and_those_left_out(tmp_path):
     digests = TrainingDigests.load(tmp_path / "run")
     assert set(digests.standings(data.left_out[DEEP], "digits")) == {"unseen"}
     assert set(digests.standings(data.train[0], "digits")) == {"trained"}
-
-
-def test_other_networks_left_out_are_another_training():
-    data = groups(left_out=(DEEP,))
-    other = replace(data, left_out={DEEP: sized(DEEP, 15, 4)})
-    moved = data.map(
-        lambda p: replace(
-            p, train=replace(p.train, network=map_network(p.train.network, torch.clone))
-        )
-    )
-    first, second, third = (training_identity(WHOLE, x) for x in (data, other, moved))
-    assert first != second
-    assert first == third
 
 
 def test_a_predictor_of_one_size_is_rejected(tmp_path):

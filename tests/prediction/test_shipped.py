@@ -1,7 +1,5 @@
 """The shipped predictors: intact, accurate on unseen networks, not fooled by damaged ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

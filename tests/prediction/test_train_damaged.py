@@ -1,7 +1,5 @@
 """``tnfn train --damaged`` and what ``predict`` then says of kinds of damage that were held out."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Damaged networks of a zoo: what was done, their accuracies, how they are stored."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
