@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Piece, Reduced, Table
+from transformer_nfn.checkpoints.symmetries import StreamMap
+from transformer_nfn.functional.description import StreamGroup
 from transformer_nfn.spaces.actions.permutation import assign_signed
 
 ROWS = 4096
@@ -30,57 +31,15 @@ OPEN = {torch.float64: 1e-9, torch.float32: 1e-6}
 directions undetermined; by the dtype of the products."""
 EMBEDDINGS = ("token", "position", "type", "patch")
 """Input tables; all others are outputs."""
-Kind = Literal["identity", "orthogonal", "permutation", "signed permutation"]
 
 
-@dataclass(frozen=True)
-class StreamMap:
-    """A map of the stream, `x ↦ x R`.
-
-    Attributes:
-        kind: the group it belongs to.
-        matrix: R ``[D, D]`` where it is orthogonal.
-        index: coordinate j of the image is coordinate ``index[j]``, where it is a permutation.
-        signs: times ``signs[j]``.
-        span: orthonormal columns ``[D, r]``: the directions of the first stream on which the
-            tables determine an orthogonal map; None where they determine all of it.
-    """
-
-    kind: Kind
-    matrix: Tensor | None = None
-    index: Tensor | None = None
-    signs: Tensor | None = None
-    span: Tensor | None = None
-
-    def determined(self, x: Tensor) -> Tensor:
-        """The part of ``x [..., D]`` whose image is determined."""
-        if self.span is None:
-            return x
-        basis = self.span.to(x.dtype)
-        return x @ basis @ basis.mT
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Take ``x [..., D]`` from the first model's coordinates to the second's."""
-        if self.matrix is not None:
-            return x @ self.matrix.to(x.dtype)
-        if self.index is not None:
-            x = x[..., self.index]
-        return x if self.signs is None else x * self.signs.to(x.dtype)
-
-    def columns(self, x: Tensor) -> Tensor:
-        """Take a matrix that reads the stream, ``[..., D, n]``, to the second's coordinates."""
-        if self.matrix is not None:
-            return self.matrix.to(x.dtype).mT @ x
-        return self(x.mT).mT
-
-
-def stream_kind(A: Reduced) -> Kind:
+def reduced_group(A: Reduced) -> StreamGroup:
     """The group that acts on the stream of a reduced form."""
-    if A.about.inputs == "vectors":
-        return "identity"
-    if A.about.orders <= {"pre", "parallel"}:
+    if A.description.inputs == "vectors":
+        return "none"
+    if A.description.orders <= {"pre", "parallel"}:
         return "orthogonal"
-    return "permutation" if A.about.norm == "layer" else "signed permutation"
+    return "permutation and sign" if A.description.norm == "layer" else "signed permutation"
 
 
 @dataclass(frozen=True)
@@ -122,19 +81,19 @@ def fit_stream(
         only: the tables to fit; all if not given.
     """
     names = [n for n in A.table_names() if n in B.table_names() and (only is None or n in only)]
-    both_tied = all(m.about.tied and "head" not in m.names for m in (A, B))
+    both_tied = all(m.description.tied and "head" not in m.names for m in (A, B))
     if both_tied and "head" in names:
         names.remove("head")  # the tokens once more
     rows = {n: min(m.table_rows(n) for m in (A, B)) for n in names}
     fitted = sum(n - n // HELD_OUT - int(shifted(A, name)) for name, n in rows.items())
-    hold_out = hold_out and fitted >= A.about.width - int(A.centred)
-    empty = torch.zeros(A.about.width, A.about.width, dtype=torch.float64)
+    hold_out = hold_out and fitted >= A.description.width - int(A.centred)
+    empty = torch.zeros(A.description.width, A.description.width, dtype=torch.float64)
     crosses = {True: empty.clone(), False: empty}
     for name in names:
         cross = _cross(A, B, name, hold_out)
         if cross is not None:
             crosses[name in EMBEDDINGS] += cross
-    fit = StreamFit(StreamMap(stream_kind(A)), tuple(names), {}, {}, {}, rows, hold_out, crosses)
+    fit = StreamFit(StreamMap(), tuple(names), {}, {}, {}, rows, hold_out, crosses)
     return _solved(A, B, fit, crosses[True] + crosses[False])
 
 
@@ -145,7 +104,7 @@ def without_outputs(A: Reduced, B: Reduced, fit: StreamFit) -> StreamFit:
 
 
 def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
-    solved = solve_stream(cross, stream_kind(A), A.dtype, centred=A.centred)
+    solved = solve_stream(cross, reduced_group(A), A.dtype, centred=A.centred)
     scored = {}
     if fit.held_out:
         scored = {n: s for n in fit.tables if (s := _score(A, B, n, solved)) is not None}
@@ -154,30 +113,29 @@ def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
 
 
 def solve_stream(
-    cross: Tensor, kind: Kind, dtype: torch.dtype, *, centred: bool = False
+    cross: Tensor, group: StreamGroup, dtype: torch.dtype, *, centred: bool = False
 ) -> StreamMap:
     """The map of a group that fits `Σ AᵀB` best.
 
     Args:
         cross: ``[D, D]`` in float64.
-        kind: the group that acts on the stream.
+        group: that acts on the stream.
         dtype: precision of the fit; float32 takes half the time where it is large.
         centred: the all-ones direction is projected out of everything, and undetermined.
     """
-    if kind == "identity":
-        return StreamMap("identity")
-    if kind == "orthogonal":
+    if group == "none":
+        return StreamMap()
+    if group == "orthogonal":
         if centred:
             cross = cross + cross.norm() / len(cross) ** 1.5  # that direction stays as it is
         U, S, Vh = torch.linalg.svd(cross.to(dtype) if len(cross) >= LARGE else cross)
         determined = OPEN[dtype] * S[0] < S
         span = None if bool(determined.all()) else U[:, determined]
-        return StreamMap(kind, matrix=U @ Vh, span=span)
+        return StreamMap(matrix=U @ Vh, span=span)
     scaled = cross / cross.norm(dim=1, keepdim=True).clamp_min(1e-300)
     scaled = scaled / cross.norm(dim=0, keepdim=True).clamp_min(1e-300)
     fixed = torch.zeros_like(scaled)
-    index, signs = assign_signed(scaled, fixed, one_sign=kind == "permutation")
-    return StreamMap(kind, index=index, signs=signs)
+    return StreamMap(*assign_signed(scaled, fixed, one_sign=group == "permutation and sign"))
 
 
 def shifted(model: Reduced, name: str) -> bool:
@@ -205,7 +163,7 @@ def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Pi
 def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
     """`AᵀB` of one table, weighted so that each row counts alike."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
-    D = A.about.width
+    D = A.description.width
     cross = torch.zeros(D, D, dtype=torch.float64)
     means = [torch.zeros(D, dtype=torch.float64) for _ in "ab"]
     sizes, count = [0.0, 0.0], 0
@@ -233,7 +191,7 @@ def _score(
     """Cosine, relative distance and expected noise of a table's held-out rows."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
     # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.
-    sums = torch.zeros(3, A.about.width, dtype=torch.float64)
+    sums = torch.zeros(3, A.description.width, dtype=torch.float64)
     squares = torch.zeros(3, dtype=torch.float64)
     count, error = 0, 0.0
     for start, stop in common_pieces(a, b):

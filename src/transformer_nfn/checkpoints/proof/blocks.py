@@ -12,8 +12,7 @@ from transformer_nfn.checkpoints.proof.attention import AttentionElement, match_
 from transformer_nfn.checkpoints.proof.checks import BlockChecks, Check, Squares, has_duplicate
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
 from transformer_nfn.checkpoints.sketches import BlockSketch
-from transformer_nfn.checkpoints.stream import StreamMap
-from transformer_nfn.checkpoints.symmetries import NeuronScale, Site
+from transformer_nfn.checkpoints.symmetries import NeuronScale, Site, StreamMap
 from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
 from transformer_nfn.spaces.actions.permutation import match_rows
 
@@ -67,7 +66,7 @@ def _match_neurons(
     block: BlockChecks, sketches: tuple[BlockSketch, BlockSketch]
 ) -> tuple[Tensor, Tensor | None]:
     """Order and scales of the neurons, with every tensor of the MLP checked."""
-    mlp = block.a.about.mlp
+    mlp = block.a.description.mlp
     allowed = neuron_scales(mlp)
     scaled = allowed is not None
     features = [_neuron_features(s, gated=mlp.gated, scaled=scaled) for s in sketches]
@@ -80,7 +79,7 @@ def _match_neurons(
     scales: Tensor | None = None
     s = torch.ones(len(order), dtype=read.value.dtype)
     if scaled:
-        site = Site(block.a.network.about, {}, allowed)
+        site = Site(block.a.network.description, {}, allowed)
         a, b = {"W_A": read.value, "W_B": write.value}, {"W_A": V_A.value, "W_B": V_B.value}
         noise = {"W_A": V_A.error, "W_B": write.error}
         scales = s = NeuronScale().fit(site, a, b, noise)

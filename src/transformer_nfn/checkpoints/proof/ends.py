@@ -15,10 +15,15 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import Check, Squares, check
 from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Table
-from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamMap, common_pieces, solve_stream
+from transformer_nfn.checkpoints.stream import (
+    EMBEDDINGS,
+    common_pieces,
+    reduced_group,
+    solve_stream,
+)
+from transformer_nfn.checkpoints.symmetries import StreamMap, added_sites
 from transformer_nfn.checkpoints.symmetries.base import block_parts
-from transformer_nfn.checkpoints.symmetries.registry import added_sites
-from transformer_nfn.functional.description import EXTRA, KEPT, Transformer, axes_of
+from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
 from transformer_nfn.spaces.actions.permutation import match_rows
 
 ADDED = ("token", "type", "position")
@@ -60,11 +65,11 @@ def compare_outputs(A: Model, B: Model) -> Outputs:
     a, b = _heads(A), _heads(B)
     resized = {name: (a[name], b[name]) for name in a if name in b and a[name] != b[name]}
     single = sorted(a.keys() ^ b.keys())
-    if A.about.mlm != B.about.mlm and "head" in a and "head" in b:
+    if A.description.mlm != B.description.mlm and "head" in a and "head" in b:
         single.append("head")  # read from the stream by one, from a transform of it by the other
     common = frozenset(a.keys() & b.keys()) - resized.keys() - set(single)
     logits = any(name == "head" or name.startswith(KEPT) for name in common)
-    streams = A.about.headless and B.about.headless
+    streams = A.description.headless and B.description.headless
     vectors = not a and not b
     return Outputs(common, tuple(single), resized, logits or streams or vectors)
 
@@ -74,12 +79,12 @@ def _heads(model: Model) -> dict[str, object]:
     names, heads = model.names, dict[str, object]()
     if "head" in names:
         heads["head"] = names["head"][1]
-    elif model.about.tied:
-        heads["head"] = model.about.vocab
+    elif model.description.tied:
+        heads["head"] = model.description.vocab
     for name, shape in names.items():
         if name.startswith(EXTRA) and name.endswith(".W"):
             heads[name.removesuffix(".W")] = shape[1]
-        elif name.startswith(KEPT) and not keeps_inputs(model.about):
+        elif name.startswith(KEPT) and not keeps_inputs(model.description):
             heads[name] = list(shape)
     return heads
 
@@ -129,7 +134,7 @@ def refine_stream(a: Reduced, b: Reduced, stream: StreamMap) -> StreamMap:
         if count >= ENOUGH_NEURONS * len(determined):
             break
     cross += cross.norm() / determined.norm() * determined
-    return solve_stream(cross, stream.kind, torch.float64, centred=a.centred)
+    return solve_stream(cross, reduced_group(a), torch.float64, centred=a.centred)
 
 
 def _neuron_inputs(block: ReducedBlock) -> Tensor:
@@ -137,7 +142,7 @@ def _neuron_inputs(block: ReducedBlock) -> Tensor:
 
     For gated neurons those of the gate, on which no scale acts.
     """
-    weight, bias = block.reader("W_G" if block.about.mlp.gated else "W_A")
+    weight, bias = block.reader("W_G" if block.description.mlp.gated else "W_A")
     column = torch.zeros(weight.value.shape[1]) if bias is None else bias.value
     rows = torch.cat([weight.value.mT, column.to(weight.value).unsqueeze(1)], 1)
     length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
@@ -187,7 +192,7 @@ def check_ends(
         yield from _check_table(final, other_final, stream)
     others = B.vectors()
     for name, piece in A.vectors().items():
-        moved = piece.value if stream.index is None else piece.value[stream.index]
+        moved = stream(piece.value, gain=True)
         other = others[name]
         residual, size = (moved - other.value).square().sum(), other.value.square().sum()
         yield check(name, Squares(residual, piece.error + other.error, size), 1, sites=False)
@@ -248,7 +253,7 @@ def _check_masked_head(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Ch
 
 def _check_kept(A: Reduced, B: Reduced, outputs: Outputs) -> Iterator[Check]:
     """Check tensors that nothing acts on."""
-    moved = {name for _, site in added_sites(A.about) for name in site.names.values()}
+    moved = {name for _, site in added_sites(A.description) for name in site.names.values()}
     for name in A.names:
         if not name.startswith(KEPT) or (name not in outputs.common and name not in B.names):
             continue
@@ -267,12 +272,15 @@ def check_added(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
     are perturbed by it.
     """
     generator = torch.Generator().manual_seed(0)
-    inside = {name for part in block_parts(A.about) for name in part.names.values()}
-    for symmetry, site in added_sites(A.about):
+    inside = {name for part in block_parts(A.description) for name in part.names.values()}
+    for symmetry, site in added_sites(A.description):
         names = site.names
         if inside.issuperset(names.values()):
             continue
-        a = {k: _turned(stream, n, w) for k, n in names.items() if (w := A.read(n)) is not None}
+        a = {}
+        for k, name in names.items():
+            if (w := A.read(name)) is not None:
+                a[k] = w if name.startswith(KEPT) else stream.tensor(name, w)
         b = {k: torch.zeros_like(w) if (y := B.read(names[k])) is None else y for k, w in a.items()}
         noise = {k: B.unit * w.square() for k, w in b.items()}
         g = symmetry.fit(site, a, b, noise)
@@ -287,15 +295,3 @@ def check_added(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
             residual, size = (moved[k] - b[k]).square(), b[k].square()
             squares = Squares(residual.sum(), error.sum(), size.sum())
             yield check(name, squares, b[k].numel())
-
-
-def _turned(stream: StreamMap, name: str, x: Tensor) -> Tensor:
-    """A canonical tensor in the other basis of the stream, if it has that axis."""
-    try:
-        axes = axes_of(name)
-    except KeyError:
-        return x
-    for dim, axis in enumerate(axes):
-        if axis == "D":
-            x = stream(x.movedim(dim, -1)).movedim(-1, dim)
-    return x
