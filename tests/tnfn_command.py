@@ -34,7 +34,7 @@ def printed(*words: object, code: int = 0) -> str:
     return done.stdout
 
 
-def answer(*words: object, code: int = 0) -> Any:
+def as_json(*words: object, code: int = 0) -> Any:
     """The JSON of a command that ends with ``code``; NaN and infinities are not JSON."""
     return json.loads(printed(*words, "--json", code=code), parse_constant=_not_json)
 

@@ -1,7 +1,5 @@
 """A disguised checkpoint is the same function with other weights, and its own library loads it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,11 +15,8 @@ from tiny_families import TINY, Network, build, inputs_of, network, run_library,
 from transformer_nfn.checkpoints import disguises
 from transformer_nfn.checkpoints.disguises import Disguise, disguise
 from transformer_nfn.checkpoints.families import OpenOptions, open_model
-from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, ValueOutputBasis
-from transformer_nfn.errors import CheckpointError, GroupError
+from transformer_nfn.errors import CheckpointError
 from transformer_nfn.functional.transformer import transformer
-from transformer_nfn.spaces import attention_block
-from transformer_nfn.spaces.actions import Drawing
 
 transformers = pytest.importorskip("transformers")
 
@@ -209,41 +204,6 @@ def test_zero_gains_with_biases_leave_a_permutation() -> None:
     before, after = dead.outputs(dead.weights), dead.outputs(dict(drawn))
     assert drawn.action == "permutation and sign"
     assert apart(before, after) < 1e-10
-
-
-def test_equal_seeds_give_equal_disguises() -> None:
-    net = network("llama")
-    first, again, other = (
-        dict(Disguise(net.description, net.weights, seeded(seed))) for seed in (1, 1, 2)
-    )
-    assert all(torch.equal(w, again[name]) for name, w in first.items())
-    assert not any(torch.equal(w, other[name]) for name, w in first.items())
-
-
-@pytest.mark.parametrize("condition", [1.0, 10.0, 1000.0])
-def test_matrices_have_the_condition_asked_for(condition: float) -> None:
-    how = Drawing(seeded(), condition=condition)
-    for name in ("gpt2", "llama", "phi"):
-        net = network(name)
-        for symmetry in (QueryKeyBasis(), ValueOutputBasis()):
-            site = next(iter(symmetry.sites(net.description)))
-            found = torch.linalg.cond(symmetry.draw(site, site.pick(net.weights), how))
-            torch.testing.assert_close(found, torch.full_like(found, condition), rtol=1e-9, atol=0)
-
-
-def test_a_group_draws_large_matrices_of_a_given_condition_at_once() -> None:
-    space = attention_block(d_model=256, heads=32, d_k=128, d_v=128, d_ff=8)
-    element = space.group.random(seeded(), condition=10.0)  # by rejection it takes minutes
-    assert all(c == pytest.approx(10.0) for c in element.condition().values())
-
-
-def test_a_condition_below_one_is_refused(tmp_path: Path) -> None:
-    with (
-        open_model(save(build("gpt2"), tmp_path / "a")) as source,
-        pytest.raises(GroupError, match=r"condition must be at least 1, found 0\.5"),
-    ):
-        disguise(source, tmp_path / "b", condition=0.5)
-    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.nightly

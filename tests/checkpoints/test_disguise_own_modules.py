@@ -1,7 +1,5 @@
 """PyTorch's own encoder and pickled state dicts: computed, disguised and loaded as they were."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

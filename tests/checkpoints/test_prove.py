@@ -39,9 +39,7 @@ def test_two_disguises_of_a_third_are_the_same(tiny):
     assert relate(disguised(A, 1), disguised(A, 2), prove=True).same_function is True
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(FLOAT32, marks=pytest.mark.nightly), BFLOAT16]
-)
+@pytest.mark.parametrize("dtype", [pytest.param(FLOAT32, marks=pytest.mark.nightly), BFLOAT16])
 @pytest.mark.parametrize(
     ("family", "tensor"),
     [

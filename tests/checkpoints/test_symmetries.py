@@ -1,7 +1,5 @@
 """One contract for every symmetry on every family: `sites, size, draw, act, fit, reduce`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -96,9 +96,9 @@ def test_a_reader_that_goes_away_is_no_verdict(words: tuple[str, ...]) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        told = process.stderr.read()
+        shown = process.stderr.read()
         assert process.wait() == PIPE_CLOSED
-    assert told == b""
+    assert shown == b""
 
 
 def test_an_output_in_ascii_gets_replacements() -> None:
@@ -177,9 +177,9 @@ def test_an_interrupted_build_says_so_once(tmp_path: Path) -> None:
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         assert process.stderr is not None
-        told = process.stderr.read().splitlines()
+        shown = process.stderr.read().splitlines()
         assert process.wait() == INTERRUPTED
-    assert told == ["steps by plain PyTorch on cpu", "interrupted"]
+    assert shown == ["steps by plain PyTorch on cpu", "interrupted"]
 
 
 def test_an_import_that_fails_is_explained(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import inspect
 import pytest
 import typer
 
-from tnfn_command import printed, tnfn
+from tnfn_command import printed
 from transformer_nfn.cli.app import PANELS, app
 
 COLUMNS = 80
@@ -34,7 +34,7 @@ def commands() -> dict[tuple[str, ...], str]:
 def test_every_command_stands_in_a_panel_with_its_description_on_one_line() -> None:
     names = {words[0] for words in commands()}
     assert names == {name for panel in PANELS.values() for name in panel}
-    lines = [line.strip("│ ") for line in tnfn("--help").stdout.splitlines()]
+    lines = [line.strip("│ ") for line in printed("--help").splitlines()]
     titles = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
     assert titles == ["Options", *PANELS]
     for words, text in commands().items():
@@ -56,4 +56,4 @@ def test_flags_have_no_type_and_examples_keep_their_lines() -> None:
 
 
 def _lines(*words: str) -> list[str]:
-    return [line.strip("│ ") for line in tnfn(*words).stdout.splitlines()]
+    return [line.strip("│ ") for line in printed(*words).splitlines()]

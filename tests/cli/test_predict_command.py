@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from tnfn_command import answer, assert_refused, printed, tnfn
+from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.cli.network_tables import predictions_table
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.networks import resolve_networks
@@ -37,7 +37,7 @@ def state(zoo: Zoo) -> dict[str, Tensor]:
 
 
 def predicted(*words: object) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = answer("predict", RUN, *words)
+    found: list[dict[str, object]] = as_json("predict", RUN, *words)
     return found
 
 
@@ -118,17 +118,17 @@ def test_the_interval_of_a_warned_prediction_claims_no_coverage() -> None:
     assert code == 0
     assert "unknown" in out
     assert "90 %" not in out + err
-    assert "90 %" in tnfn("predict", RUN, "mnist-sample#3").stdout
+    assert "90 %" in printed("predict", RUN, "mnist-sample#3")
 
 
 def test_where_no_guard_stands_behind_a_prediction_it_is_said(tmp_path: Path) -> None:
-    told = "note: 2 of 2 predictions have no guard: a damaged network may pass for a good"
+    shown = "note: 2 of 2 predictions have no guard: a damaged network may pass for a good"
     shutil.copytree(
         CHECKOUT / "ag-news-boosting", tmp_path / "run", ignore=shutil.ignore_patterns(GUARD_FILE)
     )
     code, _, err = tnfn("predict", tmp_path / "run", "ag-news-sample#0-1")
     assert code == 0
-    assert [line for line in err.splitlines() if line.startswith(told)]
+    assert [line for line in err.splitlines() if line.startswith(shown)]
     code, _, err = tnfn("predict", RUN, "mnist-sample#3")
     assert code == 0
     assert "no guard" not in err
@@ -246,12 +246,12 @@ def test_predict_takes_names_strings_and_zoos(zoo: Zoo) -> None:
 
 
 def test_the_record_of_a_run_is_valid_json_too() -> None:
-    assert answer("evaluate", RUN)["summary"]["tau_se"] is None
+    assert as_json("evaluate", RUN)["summary"]["tau_se"] is None
 
 
 def test_rows_of_a_zoo_are_listed_with_filters(zoo: Zoo) -> None:
     words = ("zoo", "rows", "mnist-sample", "--optimizer", "adam", "--min-accuracy", 0.93)
-    found = answer(*words)
+    found = as_json(*words)
     expected = zoo.select(optimizer="adam", min_accuracy=0.93).tolist()
     assert [row["row"] for row in found] == expected
     assert found[0]["name"] == f"mnist-sample#{expected[0]}"
@@ -259,7 +259,7 @@ def test_rows_of_a_zoo_are_listed_with_filters(zoo: Zoo) -> None:
     out = printed(*words)
     assert f"10 of {len(zoo)} rows" in out
     assert all(row["name"] in out for row in found)
-    one = answer("zoo", "rows", "mnist-sample", "--run", found[0]["run"])
+    one = as_json("zoo", "rows", "mnist-sample", "--run", found[0]["run"])
     assert [row["run"] for row in one] == [found[0]["run"]]
     for filters, words in (
         (("--percent", 50), "no rows of percent '50': it has 75"),
@@ -273,7 +273,7 @@ def test_rows_of_a_zoo_are_listed_with_filters(zoo: Zoo) -> None:
 def test_networks_of_other_sizes_are_listed_and_refused_in_a_sentence(tmp_path: Path) -> None:
     options = BuildOptions("digits", runs=4, epochs=1, samples=32, batch=16, workers=1)
     mixed = build_mixed(tmp_path / "mixed", options, size_groups([16, 32], [4], [1]))
-    listed = answer("zoo", "rows", mixed.path)
+    listed = as_json("zoo", "rows", mixed.path)
     assert len(listed) == len(mixed)
     assert listed[0]["name"] == f"{mixed.path}/w16-h4-d1#0"
     words = "w16-h4-d1#0' is of another architecture: expected 2 blocks, found 1"

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from scipy.stats import kendalltau
 from typer.testing import CliRunner
 
-from tnfn_command import tnfn
+from tnfn_command import assert_refused
 from transformer_nfn.cli.app import app
 from transformer_nfn.prediction import strategies
 from transformer_nfn.prediction.data import FRACTIONS, SizeGroups
@@ -228,9 +228,7 @@ def test_another_task_is_rejected(mixed, run, tmp_path):
     save_file(weights | {"classifier.b_2": weights["classifier.b_2"][:4].clone()}, path)
     with pytest.raises(RunError, match="of another architecture: expected 10 classes, found 4"):
         predict(run[0], str(path))
-    done = tnfn("predict", run[0], "mnist-sample#0")
-    assert done.returncode == 2
-    assert "expected 4 pixels in a patch, found 16" in done.stderr
+    assert_refused("expected 4 pixels in a patch, found 16", "predict", run[0], "mnist-sample#0")
 
 
 @pytest.mark.parametrize(
@@ -245,9 +243,7 @@ def test_another_task_is_rejected(mixed, run, tmp_path):
 )
 def test_what_cannot_be_trained_is_rejected(mixed, tmp_path, words, message):
     out = tmp_path / "run"
-    done = tnfn("train", mixed.path, "--out", out, *words)
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert_refused(message, "train", mixed.path, "--out", out, *words)
     assert not out.exists()
 
 
@@ -288,7 +284,5 @@ def test_a_table_of_sizes_needs_a_mixed_zoo(mixed, tmp_path):
         (["mixed", mixed.path, "--leave-out", "w9-h3-d1"], "'w9-h3-d1'"),
         (["table1", str(mixed.path / FLAT), "--leave-out", FLAT], "--leave-out is for mixed"),
     ):
-        done = tnfn("reproduce", *words, "--out", tmp_path / "out")
-        assert done.returncode == 2
-        assert message in done.stderr
+        assert_refused(message, "reproduce", *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

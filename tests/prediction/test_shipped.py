@@ -1,6 +1,5 @@
 """The shipped predictors: intact, accurate on unseen networks, not fooled by damaged ones."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tnfn_command import tnfn
+from tnfn_command import as_json
 from transformer_nfn.io.assets import CHECKOUT, read_index, resolve
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.zoo import Zoo
@@ -37,9 +36,7 @@ def test_every_shipped_asset_is_intact() -> None:
 def test_a_shipped_predictor_ranks_networks_it_never_saw(
     predictor: str, sample: str, least: float
 ) -> None:
-    code, out, err = tnfn("evaluate", predictor, sample, "--json")
-    assert code == 0, err
-    found = json.loads(out)
+    found = as_json("evaluate", predictor, sample)
     assert found["tau"] > least
     assert found["trained_on"] == found["selected_by"] == 0
 

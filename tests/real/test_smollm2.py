@@ -7,7 +7,7 @@ from every_command import check_align, check_outputs, check_same, disguise, fetc
 
 from real_weights.models import smollm2_logits
 from real_weights.packages import PACKAGES, fetch
-from tnfn_command import tnfn
+from tnfn_command import assert_refused
 
 pytestmark = pytest.mark.nightly
 
@@ -30,7 +30,5 @@ def test_gguf_is_refused_by_name(tmp_path):
         ["inspect", file], ["compare", file, file], ["fingerprint", file],
         ["disguise", file, "--out", out], ["align", file, file, "--out", out],
     ):  # fmt: skip
-        done = tnfn(*words)
-        assert done.returncode == 2
-        assert "GGUF" in done.stderr
+        assert_refused("GGUF", *words)
     assert not list(tmp_path.iterdir())

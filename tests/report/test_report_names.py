@@ -8,7 +8,7 @@ import pytest
 from run_folders import write_run
 from runs_on_zoo import write_run_on
 
-from tnfn_command import tnfn
+from tnfn_command import assert_refused, printed
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.report import write_report
@@ -28,7 +28,7 @@ def sample():
 
 def test_predictors_are_taken_by_name(tmp_path):
     out = tmp_path / "report.html"
-    assert tnfn("report", "mnist-nfn", "mnist-boosting", "--out", str(out)).returncode == 0
+    printed("report", "mnist-nfn", "mnist-boosting", "--out", str(out))
     text = out.read_text()
     assert "Transformer-NFN" in text
     assert "Boosting on invariants" in text
@@ -42,9 +42,7 @@ def test_predictors_are_taken_by_name(tmp_path):
 )  # fmt: skip
 def test_other_names_are_refused(tmp_path, name, words):
     out = tmp_path / "report.html"
-    result = tnfn("report", name, "--out", str(out))
-    assert result.returncode == 2
-    assert words in result.stderr
+    assert_refused(words, "report", name, "--out", str(out))
     assert not out.exists()
 
 
@@ -53,8 +51,7 @@ def test_predict_takes_a_row_as_the_report_names_it(tmp_path, sample):
     out = tmp_path / "report.html"
     write_report([tmp_path / "runs"], out)
     found = numbers(out)
-    result = tnfn("predict", "mnist-nfn", found["z0.m0.w0.id"], "--json")
-    assert result.returncode == 0, result.stderr
+    printed("predict", "mnist-nfn", found["z0.m0.w0.id"], "--json")
     row = int(found["z0.m0.w0.id"].rpartition("#")[2])
     assert found["z0.m0.w0.id"] == f"mnist-sample#{row}"
     assert found["z0.m0.w0.true"] == f"{100 * sample.table['test_accuracy'][row]:.1f} %"
@@ -96,7 +93,7 @@ def test_date_and_command_stand_on_the_page(tmp_path):
     write_run(tmp_path / "my runs", networks=60, seeds=1)
     out = tmp_path / "report.html"
     before = datetime.now(UTC).replace(second=0, microsecond=0)
-    assert tnfn("report", str(tmp_path / "my runs"), "--out", str(out)).returncode == 0
+    printed("report", str(tmp_path / "my runs"), "--out", str(out))
     text = out.read_text()
     written = re.search(r'<time datetime="([^"]*)">', text)[1]
     assert before <= datetime.strptime(written, "%Y-%m-%dT%H:%M%z") <= datetime.now(UTC)

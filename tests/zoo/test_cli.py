@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tnfn_command import answer, assert_refused, printed
+from tnfn_command import as_json, assert_refused, printed
 from transformer_nfn.zoo import Zoo
 
 from .test_authors import write_theirs
@@ -15,7 +15,7 @@ def test_build_prints_a_summary_and_resumes(tmp_path: Path) -> None:
     words = ("build", "--out", tmp_path / "z", "--runs", 4, "--epochs", 1, "--batch", 256)
     words += ("--workers", 1, "--seeds", "one")
     assert "4 runs, 8 checkpoints" in printed("zoo", *words)
-    summary = answer("zoo", *words)
+    summary = as_json("zoo", *words)
     assert (summary["runs"], summary["finished"], summary["seeds"]) == (4, True, "one")
     assert "one seed for all" in printed("zoo", "info", tmp_path / "z")
 
@@ -32,7 +32,7 @@ def test_info_shows_counts_and_a_histogram(small_zoo: Zoo) -> None:
     assert "12 and 0 crashed" in text
     assert "a seed each" in text
     assert "█" in text
-    summary = answer("zoo", "info", small_zoo.path)
+    summary = as_json("zoo", "info", small_zoo.path)
     assert (summary["task"], summary["checkpoints"]) == ("digits", 36)
     assert sum(summary["histogram"]["counts"]) == 36
 
@@ -47,14 +47,14 @@ def test_plot_draws_the_histogram(small_zoo: Zoo, tmp_path: Path) -> None:
 def test_verify_exits_1_on_damage(small_zoo: Zoo, tmp_path: Path) -> None:
     text = printed("zoo", "verify", small_zoo.path, "--sample", 2)
     assert "2 run again (largest difference 0 of 400 test samples, tolerance 2); all well" in text
-    verdict = answer("zoo", "verify", small_zoo.path, "--sample", 2, "--tolerance", 7)
+    verdict = as_json("zoo", "verify", small_zoo.path, "--sample", 2, "--tolerance", 7)
     assert (verdict["tolerance"], verdict["worst_samples"]) == (7, 0)
     text = printed("zoo", "verify", small_zoo.path, "--sample", 0)
     assert "36 networks checked, 0 run again; all well" in text
     out = Path(shutil.copytree(small_zoo.path, tmp_path / "z"))
     shard = out / "shards" / "00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-    assert "00000.safetensors" in answer("zoo", "verify", out, code=1)["problems"][0]
+    assert "00000.safetensors" in as_json("zoo", "verify", out, code=1)["problems"][0]
 
 
 def test_import_and_export(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tnfn_command import answer, printed
+from tnfn_command import as_json, printed
 from transformer_nfn.networks import resolve_network, resolve_networks
 from transformer_nfn.zoo import (
     BuildOptions,
@@ -159,7 +159,7 @@ def test_damage_is_detected_in_any_group(mixed: MixedZoo, tmp_path: Path) -> Non
     out = Path(shutil.copytree(mixed.path, tmp_path / "m"))
     shard = out / "w20-h2-d1" / "shards" / "00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-    (problem,) = answer("zoo", "verify", out, code=1)["problems"]
+    (problem,) = as_json("zoo", "verify", out, code=1)["problems"]
     assert problem.startswith("w20-h2-d1: ")
     text = (out / "kinds.json").read_text()
     (out / "kinds.json").write_text(text.replace("w20", "w24"))
@@ -174,7 +174,7 @@ def test_the_command_builds_and_shows_all_groups(tmp_path: Path) -> None:
     text = printed("zoo", "info", tmp_path / "m")
     assert "w8-h4-d1" in text
     assert "w16-h4-d1" in text
-    summary = answer("zoo", "info", tmp_path / "m")
+    summary = as_json("zoo", "info", tmp_path / "m")
     assert (summary["runs"], summary["checkpoints"], summary["finished"]) == (4, 8, True)
     assert summary["kinds"]["w8-h4-d1"]["network"] == {"width": 8, "heads": 4, "depth": 1}
     assert "width 8, 4 heads, 1 block" in printed("zoo", "info", tmp_path / "m" / "w8-h4-d1")

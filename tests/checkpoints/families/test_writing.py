@@ -1,7 +1,5 @@
 """What is written back is the source's layout to the bit, loads in its library, or is not there."""
 
-from __future__ import annotations
-
 import filecmp
 import json
 from collections.abc import Iterator
