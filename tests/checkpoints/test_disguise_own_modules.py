@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tiny_families import build, inputs_of, run_library, save
 from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.functional.transformer import transformer
@@ -53,18 +52,3 @@ def test_an_encoder_of_pytorch(
     assert not any(torch.equal(w, state[k]) for k, w in module.state_dict().items() if w.ndim > 1)
     module.load_state_dict(state)
     torch.testing.assert_close(module(x).detach(), expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("keep_tie", [False, True])
-def test_a_pickled_state_dict(keep_tie: bool, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    model, inputs = build("bert", dtype=torch.float32), inputs_of("bert")
-    expected = run_library(model, inputs)
-    save(model, tmp_path / "a")
-    (tmp_path / "a/model.safetensors").unlink()
-    torch.save(model.state_dict(), tmp_path / "a/pytorch_model.bin")
-    with open_model(tmp_path / "a") as source:
-        disguise(source, tmp_path / "b", torch.Generator().manual_seed(0), keep_tie=keep_tie)
-    loaded = transformers.BertForMaskedLM.from_pretrained(tmp_path / "b").eval()
-    found = run_library(loaded, inputs)
-    assert float((found - expected).norm() / expected.norm()) < 1e-5

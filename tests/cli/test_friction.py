@@ -39,20 +39,3 @@ def test_a_training_says_what_it_lacks() -> None:
         2, "error: name the run folder to write with --out, as in tnfn train ZOO --out RUN\n"
     )  # fmt: skip
     assert "name a zoo to train on" in tnfn("train", "--out", "run").stderr
-
-
-def test_the_canonical_form_is_the_same_for_a_disguise_up_to_rounding(tmp_path: Path) -> None:
-    net, other = tmp_path / "net.safetensors", tmp_path / "other.safetensors"
-    tnfn("sample", SPACE, "--out", net)
-    tnfn("disguise", net, "--out", other)
-    forms = []
-    for path in (net, other):
-        out = path.with_suffix(".canonical")
-        printed("canonical", path, "--out", out)
-        forms.append(read_network(out)[1])
-        printed("compare", path, out)
-    first, second = forms
-    for name, w in first.items():
-        assert float((w - second[name]).norm() / w.norm()) < 1e-4
-    shown = " ".join(printed("canonical", "--help").split())
-    assert "same up to rounding" in shown

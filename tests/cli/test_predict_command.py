@@ -14,9 +14,8 @@ from transformer_nfn.cli.network_tables import predictions_table
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.networks import resolve_networks
 from transformer_nfn.prediction.guard import GUARD_FILE
-from transformer_nfn.prediction.predict import check_readable, load_network, predict
+from transformer_nfn.prediction.predict import load_network, predict
 from transformer_nfn.prediction.predictors import Predictor
-from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import BuildOptions, NetworkSizes, Zoo, build_mixed, size_groups
 from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.module import to_state_dict
@@ -220,23 +219,6 @@ def test_another_network_is_refused_in_one_sentence(
         torch.save({**state, **change}, tmp_path / "net.pt")
         assert_refused(words, "predict", RUN, tmp_path / "net.pt")
     assert_refused(words, "predict", RUN, tmp_path / "net.pt", "--json")
-
-
-def test_a_predictor_may_read_more_than_it_was_trained_on(zoo: Zoo) -> None:
-    """The check asks the predictor: what it says of its inner model decides."""
-
-    class Flexible:
-        def misfit(self, found: NetworkSizes, trained: NetworkSizes) -> str | None:
-            return None if found.blocks <= 3 else f"expected at most 3 blocks, found {found.blocks}"
-
-    reads = [Predictor("some", Flexible())]
-    for blocks in (1, 3):
-        check_readable("net", NetworkSizes(49, 10, 16, blocks=blocks), zoo.sizes, reads)
-    with pytest.raises(RunError, match="'net' is of another architecture: expected at most 3"):
-        check_readable("net", NetworkSizes(49, 10, 16, blocks=4), zoo.sizes, reads)
-    narrow = NetworkSizes(49, 10, 16, d_model=16)
-    with pytest.raises(RunError, match="expected width 32, found 16"):
-        check_readable("net", narrow, zoo.sizes, [Predictor("x", None)])
 
 
 def test_predict_takes_names_strings_and_zoos(zoo: Zoo) -> None:

@@ -12,6 +12,7 @@ from whole_networks import MOVES, Moved, Net, draw, move, move_all, whole_networ
 from role_layers import RoleLayers
 from transformer_nfn.testing import relative_error
 
+pytestmark = pytest.mark.nightly
 POSITIONS = draw(5, 6, seed=3)
 
 

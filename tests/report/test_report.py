@@ -5,11 +5,10 @@ import re
 from html import unescape
 
 import pytest
-from run_folders import MODELS, write_curve, write_run, write_study
+from run_folders import MODELS, write_run, write_study
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.gather import gather
-from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.prediction.runs import (
     PREDICTIONS_FILE,
     RUN_FILE,
@@ -53,47 +52,6 @@ def test_every_model_and_section_is_there(text):
         assert f'<section id="{section}"' in text
     found = {entry["name"] for entry in data_of(text)["zoos"][0]["models"]}
     assert len(found) == len(MODELS)
-
-
-def test_learning_curve_is_a_table_and_a_chart(tmp_path):
-    write_curve(tmp_path / "runs", ("mlp", "statnn", "invariant_mlp"))
-    write_run(tmp_path / "runs" / "odd", "mlp", networks=256, seeds=2, train=200)
-    write_report([tmp_path / "runs"], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    start = text.index('<section id="curve"')
-    section = text[start : text.index("</section>", start)]
-    head = re.findall(r'<th scope="col">(.*?)</th>', plain(section))
-    assert head == ["Model", "64", "128", "256", "All 300"]
-    assert "the paper" not in section
-    assert section.count('data-chart="sizes"') == text.count('data-chart="sizes"') == 1
-    records = [run.record for run in gather([tmp_path / "runs"]).runs]
-    (zoo,) = data_of(text)["zoos"]
-    assert {line["name"] for line in zoo["sizes"]} == {"MLP", "StatNN", "MLP on invariants"}
-    for line in zoo["sizes"]:
-        assert [point["train"] for point in line["points"]] == [64, 128, 256, 300]
-        for point in line["points"]:
-            (record,) = (
-                r for r in records
-                if model_name(r.model) == line["name"] and r.selection["train"] == point["train"]
-            )  # fmt: skip
-            assert point["tau"] == pytest.approx(record.summary["tau"], abs=1e-5)
-            assert point["error"] == pytest.approx(record.summary["tau_se"], abs=1e-5)
-            assert f"{record.summary['tau']:.3f} ± " in section
-
-
-def test_learning_curves_of_two_zoos_stand_in_one_section(tmp_path):
-    write_run(tmp_path / "digits", "mlp", networks=80, seeds=1, task="digits")
-    write_curve(tmp_path / "mnist", ["mlp"])
-    write_curve(tmp_path / "news", ["mlp"], task="ag_news")
-    write_report([tmp_path], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    start = text.index('<section id="curve"')
-    section = text[start : text.index("</section>", start)]
-    zoos = ["MNIST, 256 networks", "AG News, 256 networks"]
-    assert re.findall(r"Here: ([^<>]*)\.</caption>", plain(section)) == zoos
-    assert re.findall(r"<h3>(.*?)</h3>", plain(section)) == zoos
-    charts = re.findall(r'data-chart="sizes" data-zoo="(\d)"', section)
-    assert [data_of(text)["zoos"][int(zoo)]["label"] for zoo in charts] == zoos
 
 
 def test_every_caption_says_whose_seeds_the_networks_have(tmp_path):
