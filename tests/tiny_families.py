@@ -4,8 +4,6 @@ Weights are drawn so that nothing is trivial: gains differ from one, biases from
 far from uniform.
 """
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Iterator
@@ -236,3 +234,19 @@ def network(name: str) -> Network:
         save(build(name), Path(folder))
         with open_model(folder) as model:
             return Network(name, model.description, model.read(model.names, torch.float64))
+
+
+def encoder(*, norm_first: bool, final: bool, activation: str) -> nn.TransformerEncoder:
+    """PyTorch's own encoder in float64 with random weights, none of them trivial."""
+    layer = nn.TransformerEncoderLayer(
+        24, 4, 40, activation=activation, batch_first=True, norm_first=norm_first
+    )
+    norm = nn.LayerNorm(24) if final else None
+    module = nn.TransformerEncoder(layer, 3, norm, enable_nested_tensor=False).double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            p.copy_(0.3 * _noise(p.shape, generator))
+            if "norm" in name and name.endswith("weight"):
+                p.add_(1)
+    return module.eval()

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from memory_model import MemoryModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tiny_families import TINY, Network, build, inputs_of, network, run_library, save
-from transformer_nfn.checkpoints import disguises
+from tiny_families import TINY, Network, build, encoder, inputs_of, network, run_library, save
+from transformer_nfn.checkpoints import disguises, relate
 from transformer_nfn.checkpoints.disguises import Disguise, disguise
 from transformer_nfn.checkpoints.families import OpenOptions, open_model
 from transformer_nfn.errors import CheckpointError
@@ -204,6 +205,36 @@ def test_zero_gains_with_biases_leave_a_permutation() -> None:
     before, after = dead.outputs(dead.weights), dead.outputs(dict(drawn))
     assert drawn.action == "permutation and sign"
     assert apart(before, after) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("norm_first", "final", "activation"),
+    [(True, True, "gelu"), (True, False, "relu"), (False, False, "relu")],
+)
+def test_an_encoder_of_pytorch(norm_first, final, activation, tmp_path) -> None:
+    module = encoder(norm_first=norm_first, final=final, activation=activation)
+    (tmp_path / "a").mkdir()
+    save_file(module.state_dict(), tmp_path / "a/model.safetensors")
+    config = {"nhead": 4, "norm_first": norm_first, "activation": activation}
+    (tmp_path / "a/config.json").write_text(json.dumps(config))
+    x = torch.randn(2, 7, 24, generator=seeded(1), dtype=torch.float64)
+    # Gradients keep the module off its fast path, which has a forward of its own.
+    expected = module(x).detach()
+    with open_model(tmp_path / "a") as source:
+        found = transformer(source.description, source, x)
+        drawn = disguise(source, tmp_path / "b", seeded())
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        assert drawn.action == "none"  # the stream is input and output
+        assert bool(drawn.acted["neurons scaled"]) == (activation == "relu")
+        A = MemoryModel.of(source)
+        turned = {n: w.roll(1) for n, w in A.tensors.items() if n.endswith((".b_O", ".b_B"))}
+        assert relate(A, A.changed(**turned)).same_function is False
+        with open_model(tmp_path / "b") as hidden:
+            assert relate(source, hidden).same_function is True
+    state = load_file(tmp_path / "b/model.safetensors")
+    assert not any(torch.equal(w, state[k]) for k, w in module.state_dict().items() if w.ndim > 1)
+    module.load_state_dict(state)
+    torch.testing.assert_close(module(x).detach(), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.nightly

@@ -14,7 +14,7 @@ from transformer_nfn.prediction import predictors
 from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.zoo import Zoo
 
-TINY = demo.Size(runs=32, zoo_epochs=2, seeds=2, epochs=1, probe_epochs=1)
+TINY = demo.Size(runs=24, zoo_epochs=1, seeds=2, epochs=1, probe_epochs=1)
 EVERY_MODEL = (*predictors.PAPER_MODELS, *tables.EXTRA_MODELS)
 TAU = r"(-?\d\.\d{3} ± \d\.\d{3})"
 
@@ -73,8 +73,8 @@ def test_the_report_holds_both_zoos(made):
     _, folder, _ = made
     page = re.sub(r"</?span[^>]*>", "", (folder / "report.html").read_text())
     for kind in ("one seed for all", "a seed each"):
-        assert f"<h3>Digits, 32 networks, {kind}</h3>" in page
-        assert f"How well each model ranks the test networks · Digits, 32 networks, {kind}" in page
+        assert f"<h3>Digits, 24 networks, {kind}</h3>" in page
+        assert f"How well each model ranks the test networks · Digits, 24 networks, {kind}" in page
 
 
 def test_run_again_it_trains_nothing_and_prints_the_same(made):

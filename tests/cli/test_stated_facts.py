@@ -7,30 +7,17 @@ from pathlib import Path
 import pytest
 import tiny_checkpoints
 import torch
-from torch import nn
 
+from tiny_families import encoder
 from tnfn_command import assert_refused, printed, tnfn
 
 STATED = ("--set", "nhead=4", "--set", "norm_first=true", "--set", "activation=gelu")
 
 
-def encoder(activation: str = "gelu") -> nn.TransformerEncoder:
-    """A pre-norm encoder in float64 with random weights, none of them trivial."""
-    layer = nn.TransformerEncoderLayer(
-        24, 4, 40, activation=activation, batch_first=True, norm_first=True
-    )
-    module = nn.TransformerEncoder(layer, 2, nn.LayerNorm(24), enable_nested_tensor=False)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(0.4 * torch.randn(p.shape, generator=generator))
-    return module.double().eval()
-
-
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("encoder") / "own.pt"
-    torch.save(encoder().state_dict(), path)
+    torch.save(encoder(norm_first=True, final=True, activation="gelu").state_dict(), path)
     return path
 
 
@@ -58,7 +45,7 @@ def test_a_gelu_encoder_is_asked_about_and_then_disguised_rightly(
     shown = printed("disguise", file, "--out", out, *STATED)
     assert f"open it with the same options: {' '.join(STATED)}" in shown
     x = torch.randn(2, 7, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    module = encoder()
+    module = encoder(norm_first=True, final=True, activation="gelu")
     expected = module(x).detach()
     module.load_state_dict(torch.load(out, weights_only=True))
     torch.testing.assert_close(module(x).detach(), expected, rtol=1e-10, atol=1e-10)

@@ -13,7 +13,7 @@ from transformer_nfn import spaces
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.networks import read_network, save_network
 
-SPACE = "attention_block:8,2,3,4,10"
+SPACE, OTHER = "attention_block:8,2,3,4,10", "attention_block:8,2,3,4,11"
 
 
 @pytest.fixture(scope="module")
@@ -65,39 +65,24 @@ def test_the_story_of_the_disguises(tmp_path):
     assert len(list((tmp_path / "demo").glob("*.safetensors"))) == 7
 
 
-def bad(folder, case):
-    a = folder / "a.safetensors"
-    torn = folder / "torn.safetensors"
+def test_bad_input_is_one_sentence_and_exit_code_2(folder):
+    a, torn, plain, rope = (folder / f"{n}.safetensors" for n in ("a", "torn", "plain", "rope"))
     torn.write_bytes(a.read_bytes()[:-7])
-    plain = folder / "plain.safetensors"
     save_file({"W": torch.ones(3)}, plain)
-    rope = folder / "rope.safetensors"
-    tnfn("sample", "rope_block:8,2,4,4,10", "--out", rope)
-    return {
-        "no file": (["compare", a, folder / "none"], "there is no file"),
-        "torn file": (["compare", a, torn], "torn.safetensors' is not a readable safetensors file"),
-        "no space": (["compare", a, plain], "does not say which weight space"),
-        "wrong space": (
-            ["compare", a, a, "--space", "attention_block:8,2,3,4,11"],
-            "'W_A' axis 'neuron': expected 11, found 10",
-        ),
-        "other spaces": (["compare", a, rope], "the spaces do not match"),
-        "unknown space": (["space", "nothing:1"], "neither a file nor a ready space"),
-        "sizes": (["space", "attention_block:8,2"], "expected attention_block:D,heads,Dk,Dv,Dff"),
-        "words for sizes": (["space", "attention_block:8,two"], "must be whole numbers"),
-        "group": (["compare", a, a, "--group", "all"], "--group must be"),
-        "unwritable": (["canonical", a, "--out", "/proc/none/x"], "cannot be written"),
-    }[case]
-
-
-CASES = ["no file", "torn file", "no space", "wrong space", "other spaces", "unknown space"]
-CASES += ["sizes", "words for sizes", "group", "unwritable"]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_bad_input_is_one_sentence_and_exit_code_2(folder, case):
-    words, message = bad(folder, case)
-    assert_refused(message, *words)
+    printed("sample", "rope_block:8,2,4,4,10", "--out", rope)
+    for message, *words in (
+        ("there is no file", "compare", a, folder / "none"),
+        ("torn.safetensors' is not a readable safetensors file", "compare", a, torn),
+        ("does not say which weight space", "compare", a, plain),
+        ("'W_A' axis 'neuron': expected 11, found 10", "compare", a, a, "--space", OTHER),
+        ("the spaces do not match", "compare", a, rope),
+        ("neither a file nor a ready space", "space", "nothing:1"),
+        ("expected attention_block:D,heads,Dk,Dv,Dff", "space", "attention_block:8,2"),
+        ("must be whole numbers", "space", "attention_block:8,two"),
+        ("--group must be", "compare", a, a, "--group", "all"),
+        ("cannot be written", "canonical", a, "--out", "/proc/none/x"),
+    ):
+        assert_refused(message, *words)
 
 
 def test_a_network_round_trips_bit_for_bit(tmp_path):

@@ -14,15 +14,9 @@ from transformer_nfn.prediction.data import load_rows
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.prediction.predictors import load_predictors
 from transformer_nfn.prediction.runs import RunError, RunRecord
-from transformer_nfn.zoo import BuildOptions, Zoo, build
+from transformer_nfn.zoo import Zoo
 
 LEARNERS = ["invariant_mlp", "invariant_mlp:whole", "whole_network:invariants"]
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    path = tmp_path_factory.mktemp("zoo") / "digits"
-    return build(path, BuildOptions(task="digits", runs=16, epochs=4, workers=1))
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +25,14 @@ def out(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def rankings(digits, out):
+def rankings(digits_zoo, out):
     return transfer(
-        resolve("mnist-sample", "zoo"), [digits.path], out, seeds=[0, 1], epochs=2,
+        resolve("mnist-sample", "zoo"), [digits_zoo.path], out, seeds=[0, 1], epochs=2,
         learners=LEARNERS,
     )  # fmt: skip
 
 
-def test_networks_of_another_format_are_read_by_invariants_or_not_at_all(rankings, digits):
+def test_networks_of_another_format_are_read_by_invariants_or_not_at_all(rankings, digits_zoo):
     home = {r.row: r for r in rankings if r.at_home}
     other = {r.row: r for r in rankings if not r.at_home}
     assert len(home) == len(other) == 3
@@ -47,13 +41,13 @@ def test_networks_of_another_format_are_read_by_invariants_or_not_at_all(ranking
     assert refused.status == "cannot read them: expected 16 pixels in a patch, found 4"
     assert (refused.tau, refused.together) == (None, None)
     for r in other.values():
-        assert r.networks == len(digits.select(percent=75))
+        assert r.networks == len(digits_zoo.select(percent=75))
         assert -1 <= r.tau <= 1 != r.together
 
 
-def test_tau_is_that_of_the_predictions(rankings, digits, out):
+def test_tau_is_that_of_the_predictions(rankings, digits_zoo, out):
     folder = out / "cells" / "transfer-invariant_mlp-whole"
-    data = load_rows(digits, digits.select(percent=75))
+    data = load_rows(digits_zoo, digits_zoo.select(percent=75))
     taus = [
         kendalltau(data.accuracy, predictor.predict(data)).statistic
         for predictor in load_predictors(folder, RunRecord.read(folder))
@@ -67,7 +61,7 @@ def test_the_table_is_written(rankings, out):
     assert text == transfer_markdown(rankings)
     assert "Trained on: MNIST (mnist-sample), 160 networks" in text
     assert "| cannot read |" in text
-    assert "- MLP on invariants → digits, 16 networks" in text.replace("Digits", "digits")
+    assert "- MLP on invariants → digits, 48 networks" in text.replace("Digits", "digits")
     table = pq.read_table(out / "transfer.parquet").to_pylist()
     assert [Ranking(**row) for row in table] == rankings
 

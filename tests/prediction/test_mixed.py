@@ -37,7 +37,6 @@ from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import SeedTrainer, seed_orders, train_seeds
 from transformer_nfn.prediction.training_set import TrainingDigests
 from transformer_nfn.prediction.uncertainty import UNMEASURED
-from transformer_nfn.zoo import BuildOptions, SizeGroup, build_mixed
 
 SHORT = Protocol.of("whole_network", epochs=3, batch=16)
 CPU = torch.device("cpu")
@@ -160,13 +159,6 @@ def test_a_predictor_of_one_size_is_rejected(tmp_path):
 # Through the commands.
 
 FLAT, BROAD, TALL = "w16-h4-d1", "w20-h2-d1", "w16-h4-d2"
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    options = BuildOptions("digits", runs=75, epochs=4, batch=32, samples=128, workers=1)
-    kinds = [SizeGroup.from_name(name) for name in (FLAT, BROAD, TALL)]
-    return build_mixed(tmp_path_factory.mktemp("kinds") / "m", options, kinds)
 
 
 @pytest.fixture(scope="module")

@@ -19,36 +19,29 @@ from transformer_nfn.prediction.evaluate import evaluate
 from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.prediction.runs import RunError, RunRecord, write_events
-from transformer_nfn.zoo import BuildOptions, build
 from transformer_nfn.zoo.module import to_state_dict
 
 
 @pytest.fixture(scope="module")
-def zoo(tmp_path_factory):
-    path = tmp_path_factory.mktemp("zoo") / "digits"
-    return build(path, BuildOptions(task="digits", runs=48, epochs=4, workers=1))
-
-
-@pytest.fixture(scope="module")
-def run(zoo, tmp_path_factory):
+def run(digits_zoo, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "nfn"
     train_run(
-        describe_zoo(zoo),
-        load_parts(zoo),
+        describe_zoo(digits_zoo),
+        load_parts(digits_zoo),
         experiment("transformer_nfn", (0, 1), options={"channels": [2]}),
         out,
     )
     return out
 
 
-def test_predictions_for_rows_state_dicts_and_files(zoo, run, tmp_path):
-    row = int(zoo.select(percent=75)[3])
-    named = {name: w[0] for name, w in zoo.weights([row]).items()}
-    torch.save(to_state_dict(zoo.sizes, named), tmp_path / "net.pt")
-    save_file(to_state_dict(zoo.sizes, named), tmp_path / "net.safetensors")
+def test_predictions_for_rows_state_dicts_and_files(digits_zoo, run, tmp_path):
+    row = int(digits_zoo.select(percent=75)[3])
+    named = {name: w[0] for name, w in digits_zoo.weights([row]).items()}
+    torch.save(to_state_dict(digits_zoo.sizes, named), tmp_path / "net.pt")
+    save_file(to_state_dict(digits_zoo.sizes, named), tmp_path / "net.safetensors")
     save_file(named, tmp_path / "ours.safetensors")
     files = [str(tmp_path / f) for f in ("net.pt", "net.safetensors", "ours.safetensors")]
-    found = predict(run, [f"{zoo.path}#{row}", *files])
+    found = predict(run, [f"{digits_zoo.path}#{row}", *files])
     assert len({round(p.accuracy, 6) for p in found}) == 1
     assert all(p.low <= p.accuracy <= p.high for p in found)
     save_file({name: 30 * w for name, w in named.items()}, tmp_path / "odd.safetensors")
@@ -57,23 +50,23 @@ def test_predictions_for_rows_state_dicts_and_files(zoo, run, tmp_path):
     assert "unlike any network" in odd.warning
 
 
-def test_seen_networks_raise_no_alarm(zoo, run):
-    rows = zoo.select(percent=75)
-    found = predict(run, [f"{zoo.path}#{row}" for row in rows])
+def test_seen_networks_raise_no_alarm(digits_zoo, run):
+    rows = digits_zoo.select(percent=75)
+    found = predict(run, [f"{digits_zoo.path}#{row}" for row in rows])
     assert sum(p.warning is not None for p in found) <= 0.1 * len(rows)
 
 
-def test_evaluate_on_a_zoo_and_tensorboard(zoo, run):
-    found = evaluate(run, zoo.path)
-    assert found["networks"] == len(zoo.select(percent=75))
+def test_evaluate_on_a_zoo_and_tensorboard(digits_zoo, run):
+    found = evaluate(run, digits_zoo.path)
+    assert found["networks"] == len(digits_zoo.select(percent=75))
     assert -1 <= found["tau"] <= 1
     out = write_events(run)
     assert len(list(out.glob("seed-*/events*"))) == 2
 
 
-def test_folders_that_hold_no_run_are_explained(zoo, run, tmp_path):
+def test_folders_that_hold_no_run_are_explained(digits_zoo, run, tmp_path):
     with pytest.raises(RunError, match="is not a run folder"):
-        predict(tmp_path, [f"{zoo.path}#0"])
+        predict(tmp_path, [f"{digits_zoo.path}#0"])
     data = json.loads((run / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps({**data, "format": 99}))
     with pytest.raises(RunError, match="has format 99, expected 1"):
@@ -81,8 +74,8 @@ def test_folders_that_hold_no_run_are_explained(zoo, run, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_training_killed_with_signal_9_ends_the_same(zoo, tmp_path):
-    words = ["train", str(zoo.path), "--model", "transformer_nfn", "--channels", "2"]
+def test_a_training_killed_with_signal_9_ends_the_same(digits_zoo, tmp_path):
+    words = ["train", str(digits_zoo.path), "--model", "transformer_nfn", "--channels", "2"]
     words += ["--seeds", "2", "--epochs", "12", "--device", "cpu", "--save-every", "0"]
 
     def command(out):
@@ -108,12 +101,12 @@ def test_a_training_killed_with_signal_9_ends_the_same(zoo, tmp_path):
         assert killed == whole
 
 
-def test_a_record_says_whose_seeds_the_networks_have(zoo, run):
+def test_a_record_says_whose_seeds_the_networks_have(digits_zoo, run):
     record = RunRecord.read(run)
-    assert describe_zoo(zoo)["seeds"] == "each"
+    assert describe_zoo(digits_zoo)["seeds"] == "each"
     assert record.zoo["seeds"] == "each"
-    assert evaluate(run, zoo.path)["zoo_seeds"] == "each"
-    result = CliRunner().invoke(app, ["evaluate", str(run), str(zoo.path)])
+    assert evaluate(run, digits_zoo.path)["zoo_seeds"] == "each"
+    result = CliRunner().invoke(app, ["evaluate", str(run), str(digits_zoo.path)])
     assert "a seed each" in result.output
     result = CliRunner().invoke(app, ["evaluate", str(run)])
     assert "a seed each" in " ".join(result.output.split())
