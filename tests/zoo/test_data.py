@@ -127,7 +127,7 @@ def test_invalid_missing_and_damaged_news_are_reported_and_nothing_is_written(
         with pytest.raises(DataError, match=words):
             build(tmp_path / "zoo", BuildOptions("ag_news", runs=1, data=folder))
         assert not (tmp_path / "zoo").exists()
-    (folder / "test.csv").unlink()
+    (write_news(folder) / "test.csv").unlink()
     with pytest.raises(DataError, match=r"missing test\.csv"):
         load_task("ag_news", folder)
     (folder / "test.csv.gz").write_bytes(gzip.compress(b"x" * 1000)[:-20])

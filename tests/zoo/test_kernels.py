@@ -29,10 +29,12 @@ def interpreted(what: str) -> dict[str, Any]:
     return out
 
 
-NIGHTLY = [pytest.param(what, marks=pytest.mark.nightly) for what in ("images", "shallow", "deep")]
+NIGHTLY = ("images", "tiled", "shallow", "deep")
 
 
-@pytest.mark.parametrize("what", ["cropped", "tiled", "texts", *NIGHTLY])
+@pytest.mark.parametrize(
+    "what", ["cropped", "texts", *(pytest.param(n, marks=pytest.mark.nightly) for n in NIGHTLY)]
+)
 def test_loss_and_every_gradient_equal_float64(what: str) -> None:
     for name, (fused, _) in interpreted(what).items():
         assert fused < 5e-6, (name, fused)
@@ -50,6 +52,7 @@ def test_epochs_equal_those_of_the_plain_path() -> None:
     assert errors["test_hits"] == 0
 
 
+@pytest.mark.nightly
 def test_equal_runs_of_one_seed_train_to_equal_weights() -> None:
     equal = interpreted("seeds")
     assert equal.pop("moved") == [True, True, True]
