@@ -58,14 +58,14 @@ def _bytes(name: str, data: bytes) -> Callable[[Path], None]:
 
 ADAPTER = "adapter_model.safetensors"
 FILES: dict[str, tuple[str, bytes, str]] = {
-    "gguf": ("net.gguf", b"GGUF\3\0\0\0" + bytes(64), "found GGUF"),
-    "gguf by content": ("net.bin", b"GGUF\3\0\0\0" + bytes(64), "found GGUF"),
-    "gguf called safetensors": ("net.safetensors", b"GGUF\3\0\0\0" + bytes(64), "found GGUF"),
+    "gguf": ("net.gguf", b"GGUF\3\0\0\0" + bytes(64), "not a readable GGUF file"),
+    "gguf by content": ("net.bin", b"GGUF\3\0\0\0" + bytes(8), "not a readable GGUF file"),
+    "gguf called safetensors": ("net.safetensors", b"GGUF\3", "not a readable GGUF file"),
     "onnx": ("net.onnx", b"", "found ONNX"),
     "onnx by content": ("net.bin", ONNX, "found ONNX"),
 }
 FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "gguf": (_bytes("q4.gguf", b"GGUF"), "q4.gguf' .*found GGUF"),
+    "gguf": (_bytes("q4.gguf", b"GGUF"), "q4.gguf' is not a readable GGUF"),
     "onnx": (_bytes("m.onnx", ONNX), "m.onnx' .*found ONNX"),
     "onnx below": (_bytes("onnx/m.onnx", ONNX), "onnx/m.onnx' .*found ONNX"),
     "adapter": (_adapter, "adapter_config.json' .*found an adapter"),

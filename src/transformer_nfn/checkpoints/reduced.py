@@ -318,11 +318,17 @@ class Reduced:
         return table
 
     def vectors(self) -> dict[str, Piece]:
-        """Vectors of the stream that remain: the gain of a norm on the embeddings."""
-        value = self.read("embed_norm.g")
-        if value is None:
-            return {}
-        return {"embed_norm.g": Piece(value, self.unit * value.square().sum())}
+        """Vectors of the stream that remain: the gain of a norm on the embeddings, and its bias,
+        unless the first block has that folded in (post-norm)."""
+        out = {}
+        for name in ("embed_norm.g",) if self.post else ("embed_norm.g", "embed_norm.b"):
+            value = self.read(name)
+            if value is not None:
+                error = self.unit * value.square().sum()
+                if name.endswith(".b") and self.centred:
+                    value = value - value.mean()
+                out[name] = Piece(value, error)
+        return out
 
     def masked_head(self) -> tuple[Piece, Piece, Table] | None:
         """BERT's head, `norm(φ(x W + b))` read by the output matrix.
@@ -497,6 +503,11 @@ class ReducedBlock:
         if table is None:
             return None
         return Piece(table - table.mean(0), self._unit * table.square())
+
+    def contact(self) -> Piece | None:
+        """Weights of the attention maps in a head outside the network ``[h]`` (ESM)."""
+        weights = self._maybe("contact")
+        return None if weights is None else Piece(weights, self._unit * weights.square())
 
     def _value_bias(self, prefix: str) -> Piece | None:
         if not self.has(f"{prefix}b_V") and self._norm_before(f"{prefix}W_V")[1] is None:

@@ -56,6 +56,8 @@ def match_attention(
         order: of the heads, where blocks share it.
     """
     tables = [None if prefix else side.bias_table() for side in (block.a, block.b)]
+    if config.alibi:
+        order = torch.arange(config.heads)
     queries, groups = _match_heads(config, sketches, tables, order)
     if tables[0] is not None and tables[1] is not None:
         moved, other = tables[0].value[:, queries], tables[1].value
@@ -63,6 +65,11 @@ def match_attention(
         residual = (moved - other).square()
         squares = Squares(residual.sum(0), error.sum(0), other.square().sum(0))
         block.add("bias_table", squares, len(other))
+    contact = [None if prefix else side.contact() for side in (block.a, block.b)]
+    if contact[0] is not None and contact[1] is not None:
+        moved, error = contact[0].value[queries], contact[0].error[queries] + contact[1].error
+        residual = (moved - contact[1].value).square()
+        block.add("contact", Squares(residual, error, contact[1].value.square()), 1)
     G = _queries_and_keys(block, prefix, config, queries, groups)
     duplicate = has_duplicate(sketches[1].QK)
     H = _values_and_outputs(block, prefix, config, (queries, groups), duplicate)
@@ -110,7 +117,8 @@ def _queries_and_keys(
         A[f"W_{p}"] = Piece(block.stream.columns(W.value[order]), W.error[order])
         if f"b_{p}" in A:
             A[f"b_{p}"] = Piece(A[f"b_{p}"].value[order], A[f"b_{p}"].error[order])
-    a, b = ({name: piece.value for name, piece in side.items()} for side in (A, B))
+    # Biases with large norm biases folded in are less precise than the matrices, and left out.
+    a, b = ({name: side[name].value for name in ("W_Q", "W_K")} for side in (A, B))
     plain, dual = query_key_rows(config, a, b)
     gains = torch.arange(config.d_k)
     if config.qk_norm:

@@ -36,6 +36,7 @@ CROSS = "cross."
 HALVES = ComplexScale("halves")
 TENSORS = (
     "W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O", "b_O", "q_norm.g", "k_norm.g", "bias_table",
+    "contact",
 )  # fmt: skip
 
 
@@ -70,7 +71,10 @@ class HeadPermutation(Symmetry[HeadOrder]):
     name = "heads permuted"
 
     def sites(self, model: Transformer) -> Iterator[Site]:
-        """Every attention, or every stack whose blocks share a position bias."""
+        """Every attention, or every stack whose blocks share a position bias.
+
+        Slopes that are fixed for each head leave none.
+        """
         for stack in model.stacks:
             if stack.blocks and stack.blocks[0].attention.position_bias:
                 names = {
@@ -82,7 +86,7 @@ class HeadPermutation(Symmetry[HeadOrder]):
                 }
                 yield Site(model, names, stack.blocks[0].attention)
         for site in attention_sites(model):
-            if not site.detail.position_bias:
+            if not (site.detail.position_bias or site.detail.alibi):
                 yield site
 
     def label(self, site: Site) -> str:
@@ -425,7 +429,6 @@ def head_similarity(
     basis alters and which are computed from d × d products.
 
     Args:
-        config: of both attentions.
         a: tensors of one attention. b: of the other, in the same basis of the stream.
         outputs_known: False where the outputs are not yet in one basis.
     """

@@ -211,8 +211,7 @@ class Action(ABC):
         """Canonical representative of an orbit of rows (or of its closure).
 
         Args:
-            plain: ``[*sites, rows, n]``.
-            dual: likewise.
+            plain: ``[*sites, rows, n]``. dual: likewise.
         """
 
     @abstractmethod
