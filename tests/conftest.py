@@ -37,4 +37,4 @@ def no_ray_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 def digits_zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     """A digits zoo of 48 runs with a seed each; tests must not change it."""
     path = tmp_path_factory.mktemp("zoo") / "digits"
-    return build(path, BuildOptions(task="digits", runs=48, epochs=4, workers=1))
+    return build(path, BuildOptions(task="digits", runs=48, epochs=4, samples=500, workers=1))

@@ -6,7 +6,7 @@ far from uniform.
 
 import functools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,10 +107,20 @@ TINY: dict[str, Tiny] = {
         **_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
     }, "pairs"),
 }  # fmt: skip
+QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5")
+"""Between them these have every symmetry."""
 HEADS: dict[str, Tiny] = {
     "bert-class": Tiny("BertForSequenceClassification", "BertConfig", {**_BERT, "num_labels": 5}),
 }
 """Models with a head behind their pooler, which the reference forward stops at."""
+
+
+def nightly_but_quick(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test; all but those of `QUICK` run in `make nightly`."""
+    return [pytest.param(n, marks=() if n in QUICK else pytest.mark.nightly) for n in names]
+
+
+every_family = pytest.mark.parametrize("family", nightly_but_quick(TINY))
 
 
 def build(

@@ -12,7 +12,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tiny_families import TINY, Network, build, encoder, inputs_of, network, run_library, save
+from tiny_families import (
+    Network,
+    build,
+    encoder,
+    every_family,
+    inputs_of,
+    network,
+    nightly_but_quick,
+    run_library,
+    save,
+)
 from transformer_nfn.checkpoints import disguises, relate
 from transformer_nfn.checkpoints.disguises import Disguise, disguise
 from transformer_nfn.checkpoints.families import OpenOptions, open_model
@@ -23,8 +33,6 @@ transformers = pytest.importorskip("transformers")
 
 ROUNDINGS = 2.0
 """A disguise rounds every weight anew; that may cost this many times what the first time did."""
-QUICK = ("gpt2", "bert", "vit", "gemma2", "phi3", "t5")
-FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TINY]
 TIED = (
     "gpt2", "opt", "bloom", "bert", "roberta", "esm", "distilbert", "llama-tied", "gemma2", "t5",
 )  # fmt: skip
@@ -52,9 +60,9 @@ def apart(first: Tensor, second: Tensor) -> float:
 
 
 @pytest.mark.parametrize("keep_tie", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_symmetry_at_once_changes_no_output(name: str, keep_tie: bool) -> None:
-    net = network(name)
+@every_family
+def test_every_symmetry_at_once_changes_no_output(family: str, keep_tie: bool) -> None:
+    net = network(family)
     drawn = Disguise(net.description, net.weights, seeded(), keep_tie=keep_tie)
     weights = dict(drawn)
     shapes = {n: tuple(w.shape) for n, w in weights.items()}
@@ -69,20 +77,20 @@ def test_every_symmetry_at_once_changes_no_output(name: str, keep_tie: bool) -> 
     ]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_library_loads_it_and_computes_the_same(name: str, tmp_path: Path) -> None:
-    model, inputs = build(name, dtype=torch.float32), inputs_of(name)
+@every_family
+def test_the_library_loads_it_and_computes_the_same(family: str, tmp_path: Path) -> None:
+    model, inputs = build(family, dtype=torch.float32), inputs_of(family)
     expected = run_library(model, inputs)
     with open_model(save(model, tmp_path / "a")) as source:
         disguise(source, tmp_path / "b", seeded())
     assert apart(expected, run_library(load(model, tmp_path / "b"), inputs)) < 1e-5
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_in_bfloat16_it_costs_what_rounding_does(name: str, tmp_path: Path) -> None:
-    inputs = inputs_of(name)
-    exact = _outputs(build(name, size=0.25), name, tmp_path / "exact")
-    model = build(name, size=0.25, dtype=torch.bfloat16)
+@every_family
+def test_in_bfloat16_it_costs_what_rounding_does(family: str, tmp_path: Path) -> None:
+    inputs = inputs_of(family)
+    exact = _outputs(build(family, size=0.25), family, tmp_path / "exact")
+    model = build(family, size=0.25, dtype=torch.bfloat16)
     with open_model(save(model, tmp_path / "a")) as source:
         disguise(source, tmp_path / "b", seeded(), condition=10.0)
     expected = run_library(model.float(), inputs)
@@ -121,9 +129,7 @@ def test_keys_shapes_and_dtypes_stay(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "a/config.json").read_text() == (tmp_path / "b/config.json").read_text()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TIED]
-)
+@pytest.mark.parametrize("name", nightly_but_quick(TIED))
 def test_a_tied_model_is_written_untied_unless_ties_are_kept(name: str, tmp_path: Path) -> None:
     model, inputs = build(name, dtype=torch.float32), inputs_of(name)
     expected = run_library(model, inputs)

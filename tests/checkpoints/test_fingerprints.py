@@ -10,7 +10,7 @@ import pytest
 import torch
 from memory_model import MemoryModel, disguised, noisy
 
-from tiny_families import TINY
+from tiny_families import every_family
 from transformer_nfn.checkpoints.fingerprints import (
     Database,
     Entry,
@@ -42,7 +42,7 @@ def cut(model, blocks):
     return MemoryModel(replace(model.description, stacks=stacks), tensors)
 
 
-@pytest.mark.parametrize("family", TINY)
+@every_family
 def test_no_symmetry_of_a_family_moves_a_fingerprint(tiny, family):
     for dtype, condition, allowed in (
         (FLOAT32, 10.0, 1e-4),

@@ -6,17 +6,13 @@ import pytest
 import torch
 from memory_model import disguised, noisy
 
-from tiny_families import TINY
+from tiny_families import TINY, every_family
 from transformer_nfn.checkpoints import relate
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 
 
-QUICK = ("gpt2", "bert", "vit", "qwen3", "gemma2", "phi", "t5")
-FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TINY]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 def test_a_disguise_is_proved_the_same(tiny, family, dtype):
     A = tiny(family, dtype)

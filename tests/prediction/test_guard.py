@@ -121,7 +121,10 @@ def test_a_malformed_guard_is_rejected(fitted: tuple[Guard, Dataset], tmp_path: 
     for change, message in (
         ({"width": 0 * guard.width}, "'width' expected numbers above 0"),
         ({"floor": guard.floor / 0}, "'floor' holds values that are not finite"),
-        ({"lower": guard.width[:2]}, "'lower' expected [] in float64, found [2] in torch.float64"),
+        (
+            {"lower": guard.width[:2].clone()},
+            "'lower' expected [] in float64, found [2] in torch.float64",
+        ),
     ):
         replace(guard, **change).save(tmp_path)
         with pytest.raises(RunError, match=re.escape(message)):

@@ -43,9 +43,11 @@ CPU = torch.device("cpu")
 WHOLE = experiment("whole_network", (0, 1), protocol=SHORT, options=SMALL)
 
 
-@pytest.fixture(autouse=True)
-def _short_epochs(monkeypatch):
-    monkeypatch.setattr(strategies, "MIN_EPOCH", 90)
+@pytest.fixture(autouse=True, scope="module")
+def _short_epochs():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strategies, "MIN_EPOCH", 90)
+        yield
 
 
 def trainer(data, seeds=(0,), epoch=0):

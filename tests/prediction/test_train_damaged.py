@@ -44,6 +44,7 @@ def tnfn(*words: object) -> list[dict[str, object]] | dict[str, object]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(damaged: Path, tmp_path: Path) -> None:
     run, plain = tmp_path / "guarded", tmp_path / "plain"
     ours = ("--model", "invariant_boosting", "--seeds", 1, "--epochs", 1)
