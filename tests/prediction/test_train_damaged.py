@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,23 +17,8 @@ from transformer_nfn.prediction.probe_search import search_steps
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import parse_damages, rows_of
-from transformer_nfn.zoo.training import damage as damaged_zoo
 
 CHANCE = 0.1
-
-
-@pytest.fixture(scope="module")
-def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MNIST networks beyond repair. Theirs is chance, so no test data are needed to know it."""
-    out = tmp_path_factory.mktemp("damaged") / "mnist"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(damaged_zoo, "_load_task", lambda *_: SimpleNamespace(to=lambda _: None))
-        at_chance = lambda _, w, __: (torch.full((len(w),), 2.3), torch.full((len(w),), CHANCE))  # noqa: E731
-        patch.setattr(damaged_zoo, "measure", at_chance)
-        damaged_zoo.damage_zoo(
-            "mnist-sample", out, damaged_zoo.DamageOptions(kinds="shuffled:1,untrained")
-        )
-    return out
 
 
 def tnfn(*words: object) -> list[dict[str, object]] | dict[str, object]:
@@ -45,7 +29,10 @@ def tnfn(*words: object) -> list[dict[str, object]] | dict[str, object]:
 
 
 @pytest.mark.nightly
-def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(damaged: Path, tmp_path: Path) -> None:
+def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(
+    broken_mnist: Zoo, tmp_path: Path
+) -> None:
+    damaged = broken_mnist.path
     run, plain = tmp_path / "guarded", tmp_path / "plain"
     ours = ("--model", "invariant_boosting", "--seeds", 1, "--epochs", 1)
     told = tnfn(
