@@ -136,7 +136,7 @@ def make_relatives(root: Path, family: Member) -> None:
     base, same, other = (read(folder_of(root, family, r)) for r in TRAINED[:3])
     made = {
         "mean of two fine-tunes": {n: (w + other[n]) / 2 for n, w in same.items()},
-        "half pruned": {n: _pruned(w) if _in_block(family, n) else w for n, w in base.items()},
+        "half pruned": {n: pruned(w) if _in_block(family, n) else w for n, w in base.items()},
         "int8": {n: rounded(w, 8, _inputs(family, n)) for n, w in base.items()},
         "int4": {n: rounded(w, 4, _inputs(family, n)) for n, w in base.items()},
     }
@@ -148,7 +148,7 @@ def _in_block(family: Member, name: str) -> bool:
     return name.startswith(BLOCK[family.kind].split("{")[0])
 
 
-def _pruned(w: Tensor) -> Tensor:
+def pruned(w: Tensor) -> Tensor:
     """A matrix without the smaller half of its entries."""
     return w if w.ndim < 2 else w * (w.abs() > w.abs().median())
 

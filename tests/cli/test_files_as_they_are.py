@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tnfn_command import assert_refused, printed, tnfn
 
-CHECKPOINT_COMMANDS = ("inspect", "disguise", "compare", "align", "fingerprint", "predict")
+CHECKPOINT_COMMANDS = ("inspect", "disguise", "compare", "diff", "align", "fingerprint", "predict")
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,7 @@ def _words(command: str, path: Path, out: Path) -> tuple[object, ...]:
         "inspect": ("inspect", path),
         "disguise": ("disguise", path, "--out", out),
         "compare": ("compare", path, path),
+        "diff": ("diff", path, path),
         "align": ("align", path, path, "--out", out),
         "fingerprint": ("fingerprint", path),
         "predict": ("predict", "mnist-boosting", path),

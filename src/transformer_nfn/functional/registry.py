@@ -27,9 +27,9 @@ BLOCKS: Mapping[str, Callable[..., Tensor]] = {
     "multi_head": blocks.multi_head,
     "attention_block": blocks.block,
     "biased_block": blocks.block,
-    "grouped_query_block": blocks.grouped_query_block,
-    "rope_block": blocks.rope_block,
-    "swiglu_block": blocks.swiglu_block,
+    "grouped_query_block": blocks.block,
+    "rope_block": blocks.block,
+    "swiglu_block": blocks.block,
 }
 """Forwards of input and weights that read the axis ``input``."""
 

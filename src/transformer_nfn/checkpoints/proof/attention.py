@@ -56,9 +56,7 @@ def match_attention(
         order: of the heads, where blocks share it.
     """
     tables = [None if prefix else side.bias_table() for side in (block.a, block.b)]
-    if config.alibi:
-        order = torch.arange(config.heads)
-    queries, groups = _match_heads(config, sketches, tables, order)
+    queries, groups = match_heads(config, sketches, tables, order)
     if tables[0] is not None and tables[1] is not None:
         moved, other = tables[0].value[:, queries], tables[1].value
         error = tables[0].error[:, queries] + tables[1].error
@@ -76,13 +74,15 @@ def match_attention(
     return AttentionElement(queries, groups, G, H)
 
 
-def _match_heads(
+def match_heads(
     config: Attention,
     sketches: tuple[HeadSketch, HeadSketch],
     tables: list[Piece | None],
     order: Tensor | None,
 ) -> Pair:
     """Match heads by their sketches, which cost less than the products of all heads."""
+    if config.alibi:  # slopes of positions fix the order
+        order = torch.arange(config.heads)
     if order is not None:
         share = config.heads // config.groups
         return order, order[::share] // share
@@ -122,7 +122,7 @@ def _queries_and_keys(
     plain, dual = query_key_rows(config, a, b)
     gains = torch.arange(config.d_k)
     if config.qk_norm:
-        G, gains = _normed_basis(config, plain, dual, _equal_pairs((A, B), config))
+        G, gains = normed_basis(config, plain, dual, equal_pairs((A, B), config))
     else:
         errors: list[Pair] = []
         for p in "QK":
@@ -163,7 +163,7 @@ def _both_and_each(noise: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     return [dict(noise), *({**ignored, name: e} for name, e in noise.items())]
 
 
-def _equal_pairs(models: tuple[Mapping[str, Piece], ...], config: Attention) -> Tensor:
+def equal_pairs(models: tuple[Mapping[str, Piece], ...], config: Attention) -> Tensor:
     """Rotary pairs whose two gains are equal in both models: these may rotate by any angle."""
     half = config.rotary // 2
     out = torch.ones(half, dtype=torch.bool)
@@ -176,7 +176,7 @@ def _equal_pairs(models: tuple[Mapping[str, Piece], ...], config: Attention) -> 
     return out
 
 
-def _normed_basis(config: Attention, plain: Pair, dual: Pair, equal: Tensor) -> Pair:
+def normed_basis(config: Attention, plain: Pair, dual: Pair, equal: Tensor) -> Pair:
     """Basis under a norm on queries and keys, and the order of its gains.
 
     Quarter turns and signs are fitted together here, since pairs with equal gains, which rotate
