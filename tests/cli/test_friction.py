@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tnfn_command import as_json, printed, tnfn
+from tnfn_command import as_json, assert_refused, printed, tnfn
+from transformer_nfn.checkpoints.families import families
 from transformer_nfn.networks import read_network
 from transformer_nfn.prediction.predictors import PREDICTORS
 
@@ -34,8 +35,23 @@ def test_models_are_listed_without_anything_else() -> None:
 
 
 def test_a_training_says_what_it_lacks() -> None:
-    code, _, err = tnfn("train", "mnist-sample")
-    assert (code, err) == (
-        2, "error: name the run folder to write with --out, as in tnfn train ZOO --out RUN\n"
-    )  # fmt: skip
-    assert "name a zoo to train on" in tnfn("train", "--out", "run").stderr
+    assert_refused("name the run folder to write with --out, as in", "train", "mnist-sample")
+    assert_refused("name a zoo to train on", "train", "--out", "run")
+
+
+def test_architectures_lists_every_family_and_checks_a_data_file_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown, listed = printed("architectures"), as_json("architectures")
+    assert listed.keys() == families().keys()
+    for name, family in families().items():
+        assert family.title in shown
+        assert family.reads in shown
+        assert listed[name]["model_types"] == list(family.model_types)
+    assert listed["gpt2"]["tensors"]["wte.weight"] == "token: vocab D"
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "llama"\ntitle = "Mine"\nmodel_types = ["mine"]\n')
+    assert as_json("architectures", "--architecture", path)["mine"]["title"] == "Mine"
+    path.write_text("title =")
+    assert_refused(f"'{path}' is no data file", "architectures", "--architecture", path)

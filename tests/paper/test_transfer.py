@@ -1,13 +1,10 @@
 """Predictors of one task's networks rank those of another, or say why they cannot."""
 
-import json
-
 import pyarrow.parquet as pq
 import pytest
 from scipy.stats import kendalltau
-from typer.testing import CliRunner
 
-from transformer_nfn.cli.app import app
+from tnfn_command import as_json, assert_refused
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.paper.transfer import Ranking, transfer, transfer_markdown
 from transformer_nfn.prediction.data import load_rows
@@ -67,12 +64,8 @@ def test_the_table_is_written(rankings, out):
 
 
 def test_a_run_ranks_networks_it_has_not_seen(tmp_path):
-    told = CliRunner().invoke(
-        app,
-        ["reproduce", "transfer", "mnist-boosting", "--to", "mnist-sample", "--json",
-         "--out", str(tmp_path)],
-    )  # fmt: skip
-    home, other = json.loads(told.stdout)
+    words = ("reproduce", "transfer", "mnist-boosting", "--to", "mnist-sample")
+    home, other = as_json(*words, "--out", tmp_path)
     assert (home["at_home"], other["at_home"]) == (True, False)
     zoo = Zoo.open("mnist-sample")
     rows = zoo.select(percent=75)
@@ -81,22 +74,16 @@ def test_a_run_ranks_networks_it_has_not_seen(tmp_path):
     assert other["tau"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["transfer", "mnist-boosting"], "name another zoo, whose networks are to be ranked"),
-        (["transfer", "mnist-sample", "--to", "mnist-sample", "--models", "mlp2"],
-         "there is no model 'mlp2'"),
-        (["transfer", "mnist-boosting", "--to", "mnist-sample", "--to", "mnist-sample"],
-         "two zoos are called 'mnist-sample'"),
-        (["table5", "mnist-sample", "--to", "mnist-sample"], "--to is for transfer"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(arguments, sentence, tmp_path):
-    out = tmp_path / "out"
-    told = CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(out)])
-    assert sentence in str(told.exception)
-    assert not out.exists()
+def test_what_cannot_be_is_refused(tmp_path):
+    to = ("--to", "mnist-sample")
+    for message, *words in (
+        ("name another zoo, whose networks are to be ranked", "transfer", "mnist-boosting"),
+        ("there is no model 'mlp2'", "transfer", "mnist-sample", *to, "--models", "mlp2"),
+        ("two zoos are called 'mnist-sample'", "transfer", "mnist-boosting", *to, *to),
+        ("--to is for transfer", "table5", "mnist-sample", *to),
+    ):
+        assert_refused(message, "reproduce", *words, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_networks_that_were_trained_on_are_refused(rankings, out, tmp_path):

@@ -1,6 +1,5 @@
 """One predictor for networks of several sizes: training, commands, and the table of sizes."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -22,10 +21,8 @@ from made_networks import (
 )
 from safetensors.torch import save_file
 from scipy.stats import kendalltau
-from typer.testing import CliRunner
 
-from tnfn_command import assert_refused
-from transformer_nfn.cli.app import app
+from tnfn_command import as_json, assert_refused, printed
 from transformer_nfn.prediction import strategies
 from transformer_nfn.prediction.data import FRACTIONS, SizeGroups
 from transformer_nfn.prediction.evaluate import evaluate
@@ -167,10 +164,8 @@ FLAT, BROAD, TALL = "w16-h4-d1", "w20-h2-d1", "w16-h4-d2"
 def run(mixed, tmp_path_factory):
     """Trained on two sizes; the deep one is left out."""
     out = tmp_path_factory.mktemp("run") / "run"
-    words = ["train", str(mixed.path), "--out", str(out), "--leave-out", TALL, "--seeds", "1"]
-    done = CliRunner().invoke(app, [*words, "--epochs", "2", "--device", "cpu", "--json"])
-    assert done.exit_code == 0, done.output
-    return out, json.loads(done.stdout)
+    words = ("train", mixed.path, "--out", out, "--leave-out", TALL, "--seeds", 1)
+    return out, as_json(*words, "--epochs", 2, "--device", "cpu")
 
 
 def test_the_command_reports_every_size(mixed, run):
@@ -181,8 +176,7 @@ def test_the_command_reports_every_size(mixed, run):
     tested = sum(found["networks"] for found in record["summary"]["kinds"].values())
     assert record["selection"]["test"] == tested
     assert record["summary"]["left_out"][TALL]["networks"] == len(mixed[TALL].select(percent=75))
-    shown = CliRunner().invoke(app, ["evaluate", str(out)])
-    assert f"{TALL}, left out" in shown.output
+    assert f"{TALL}, left out" in printed("evaluate", out)
 
 
 def test_an_unseen_size_has_a_warning_and_a_wider_interval(mixed, run):
@@ -212,8 +206,7 @@ def test_evaluate_takes_a_mixed_zoo(mixed, run):
     one = evaluate(out, mixed.path / TALL)
     assert one["tau"] == found["kinds"][TALL]["tau"]
     assert "networks of 2 blocks" in one["warning"]
-    done = CliRunner().invoke(app, ["evaluate", str(out), str(mixed.path)])
-    assert f"{BROAD}, never seen" in done.output
+    assert f"{BROAD}, never seen" in printed("evaluate", out, mixed.path)
 
 
 def test_another_task_is_rejected(mixed, run, tmp_path):
@@ -225,27 +218,23 @@ def test_another_task_is_rejected(mixed, run, tmp_path):
     assert_refused("expected 4 pixels in a patch, found 16", "predict", run[0], "mnist-sample#0")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--model", "mlp"], "'mlp' reads networks of one size"),
-        (["--damaged", "x"], "fitted to one size, not several"),
-        (["--leave-out", "w9-h3-d1"], "'w9-h3-d1'"),
-        (["--leave-out", f"{FLAT},{BROAD},{TALL}"], "no size left to train on: 3 are left out"),
-        (["--leave-out", ""], "''"),
-    ],
-)
-def test_what_cannot_be_trained_is_rejected(mixed, tmp_path, words, message):
+def test_what_cannot_be_trained_is_rejected(mixed, tmp_path):
     out = tmp_path / "run"
-    assert_refused(message, "train", mixed.path, "--out", out, *words)
+    for message, *words in (
+        ("'mlp' reads networks of one size", "--model", "mlp"),
+        ("fitted to one size, not several", "--damaged", "x"),
+        ("'w9-h3-d1'", "--leave-out", "w9-h3-d1"),
+        ("no size left to train on: 3 are left out", "--leave-out", f"{FLAT},{BROAD},{TALL}"),
+        ("''", "--leave-out", ""),
+    ):
+        assert_refused(message, "train", mixed.path, "--out", out, *words)
     assert not out.exists()
 
 
 def test_the_table_of_a_mixed_zoo(mixed, tmp_path):
-    words = ["reproduce", "mixed", str(mixed.path), "--out", str(tmp_path), "--seeds", "1"]
-    words += ["--epochs", "1", "--leave-out", BROAD, "--device", "cpu"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    words = ("reproduce", "mixed", mixed.path, "--out", tmp_path, "--seeds", 1)
+    words += ("--epochs", 1, "--leave-out", BROAD, "--device", "cpu")
+    printed(*words)
     text = (tmp_path / "mixed.md").read_text()
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
     assert {FLAT, BROAD, TALL, "all kinds", "within kinds"} <= set(rows)
@@ -264,11 +253,9 @@ def test_the_table_of_a_mixed_zoo(mixed, tmp_path):
     assert found[TALL, "whole_network"] == whole.summary["kinds"][TALL]["tau"]
     assert found["within kinds", "whole_network"] == whole.summary["tau_within"]
     # Finished cells are read, and a report shows the table.
-    again = CliRunner().invoke(app, [*words, "--json"])
-    assert next(r["summary"]["tau"] for r in json.loads(again.stdout)) == whole.summary["tau"]
+    assert as_json(*words)[0]["summary"]["tau"] == whole.summary["tau"]
     page = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(page)])
-    assert done.exit_code == 0, done.output
+    printed("report", tmp_path, "--out", page)
     assert "Whole network, kind left out" in page.read_text()
 
 

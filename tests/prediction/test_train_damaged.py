@@ -1,15 +1,13 @@
 """``tnfn train --damaged`` and what ``predict`` then says of kinds of damage that were held out."""
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from transformer_nfn.cli.app import app
+from tnfn_command import as_json, assert_refused
 from transformer_nfn.io.tensor_files import read_tensors
 from transformer_nfn.prediction.experiment import guard_run
 from transformer_nfn.prediction.guard import GUARD_FILE
@@ -21,13 +19,6 @@ from transformer_nfn.zoo.damage import parse_damages, rows_of
 CHANCE = 0.1
 
 
-def tnfn(*words: object) -> list[dict[str, object]] | dict[str, object]:
-    result = CliRunner().invoke(app, [*map(str, words), "--json"])
-    assert result.exit_code == 0, result.output
-    found: list[dict[str, object]] | dict[str, object] = json.loads(result.stdout)
-    return found
-
-
 @pytest.mark.nightly
 def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(
     broken_mnist: Zoo, tmp_path: Path
@@ -35,12 +26,11 @@ def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(
     damaged = broken_mnist.path
     run, plain = tmp_path / "guarded", tmp_path / "plain"
     ours = ("--model", "invariant_boosting", "--seeds", 1, "--epochs", 1)
-    told = tnfn(
+    told = as_json(
         "train", "mnist-sample", "--damaged", damaged, "--hold-out", "untrained", *ours,
         "--out", run,
     )  # fmt: skip
     shutil.copytree(run, plain, ignore=shutil.ignore_patterns(GUARD_FILE))
-    assert isinstance(told, dict)
     guarded = told["summary"]["guarded"]
     assert guarded["damaged"] == {"train": 112, "val": 24}
     assert guarded["warned"] <= 0.1
@@ -49,8 +39,7 @@ def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(
     which = f"{damaged}#{','.join(map(str, rows[:40]))}"
     shares = {}
     for name in (run, plain):
-        found = tnfn("predict", name, which)
-        assert isinstance(found, list)
+        found = as_json("predict", name, which)
         held = [p["low"] <= CHANCE <= p["high"] for p in found]
         warned = [p["warning"] is not None for p in found]
         shares[name.name] = float(np.mean(np.array(held) | np.array(warned)))
@@ -78,8 +67,5 @@ def check_a_guard_fitted_later_is_the_same(plain: Path, guarded: Path, damaged: 
 
 
 def test_holding_out_needs_damaged_networks_to_choose_from(tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        app, ["train", "mnist-sample", "--hold-out", "noise", "--out", str(tmp_path / "run")]
-    )
-    assert result.exit_code != 0
-    assert "--damaged" in str(result.exception)
+    words = ("train", "mnist-sample", "--hold-out", "noise", "--out", tmp_path / "run")
+    assert_refused("--damaged", *words)

@@ -11,9 +11,8 @@ import pytest
 import torch
 from made_networks import experiment
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
-from transformer_nfn.cli.app import app
+from tnfn_command import printed
 from transformer_nfn.prediction.data import describe_zoo, load_parts
 from transformer_nfn.prediction.evaluate import evaluate
 from transformer_nfn.prediction.experiment import train_run
@@ -106,8 +105,7 @@ def test_a_record_says_whose_seeds_the_networks_have(digits_zoo, run):
     assert describe_zoo(digits_zoo)["seeds"] == "each"
     assert record.zoo["seeds"] == "each"
     assert evaluate(run, digits_zoo.path)["zoo_seeds"] == "each"
-    result = CliRunner().invoke(app, ["evaluate", str(run), str(digits_zoo.path)])
-    assert "a seed each" in result.output
-    result = CliRunner().invoke(app, ["evaluate", str(run)])
-    assert "a seed each" in " ".join(result.output.split())
-    assert f"together {record.summary['tau_together']:.3f}" in " ".join(result.output.split())
+    assert "a seed each" in printed("evaluate", run, digits_zoo.path)
+    shown = " ".join(printed("evaluate", run).split())
+    assert "a seed each" in shown
+    assert f"together {record.summary['tau_together']:.3f}" in shown
