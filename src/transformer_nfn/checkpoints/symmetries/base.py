@@ -21,6 +21,8 @@ Element = TypeVar("Element")
 
 SHARE = 0.25
 """Root mean square of what is added to a tensor, relative to that of the tensor."""
+LONG = ("token", "head", "head_bias")
+"""Tensors with an axis for the vocabulary."""
 TINY = 1e-3
 """Gains smaller than this, in units of the largest, are not divided by."""
 
@@ -208,6 +210,32 @@ class Symmetry(ABC, Generic[Element]):
     def for_entries(self, g: Element, entries: slice) -> Element:
         """An element cut to a range of the vocabulary, whose tensors may be moved in pieces."""
         return g
+
+
+Sites = list[tuple[Symmetry[Any], Site]]
+
+
+class Additive(Symmetry[Element]):
+    """A symmetry whose elements are added to tensors, not multiplied with them."""
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """The tensors nearest to zero."""
+        zeros = {name: w.new_zeros(()).expand(w.shape) for name, w in weights.items()}
+        return self.act(site, weights, self.fit(site, weights, zeros))
+
+
+def vocabulary_cuts(weights: Tensors, most: int) -> Iterator[slice]:
+    """Ranges of up to ``most`` entries that cover the vocabulary; one range without any."""
+    sizes = [w.shape[1 if name == "head" else 0] for name, w in weights.items() if name in LONG]
+    for start in range(0, max([1, *sizes]), most):
+        yield slice(start, start + most)
+
+
+def entries(name: str, w: Tensor, cut: slice) -> Tensor:
+    """Some entries of the vocabulary of a tensor; all of a tensor without that axis."""
+    if name not in LONG:
+        return w
+    return w[:, cut] if name == "head" else w[cut]
 
 
 def noise(shape: tuple[int, ...], like: Tensor, how: Drawing, share: float = SHARE) -> Tensor:

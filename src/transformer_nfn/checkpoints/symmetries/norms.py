@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
     TINY,
+    Additive,
     Noise,
     Part,
     Site,
@@ -129,10 +130,6 @@ def _visible(site: Site, weights: Tensors, reader: str) -> Tensor:
     return W - mean / nonzero(gain).unsqueeze(-1)
 
 
-def _zeros(weights: Tensors) -> Weights:
-    return {name: torch.zeros_like(w) for name, w in weights.items()}
-
-
 class NormGain(Symmetry[Tensor]):
     """``γ → γ / r`` against ``W → diag(r) W`` for all readers, ``r [D]`` without zeros.
 
@@ -223,7 +220,7 @@ class NormGain(Symmetry[Tensor]):
         return out
 
 
-class NormBias(Symmetry[Tensor]):
+class NormBias(Additive[Tensor]):
     """``β → β + s``, taken back in the biases of the readers and of the residual.
 
     Example:
@@ -262,12 +259,8 @@ class NormBias(Symmetry[Tensor]):
         """The difference of the norm's biases."""
         return b["norm.b"] - a["norm.b"]
 
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Biases of zero."""
-        return self.act(site, weights, -weights["norm.b"])
 
-
-class CentredReaders(Symmetry[Weights]):
+class CentredReaders(Additive[Weights]):
     """``W → W + γ⁻¹ vᵀ``: LayerNorm's output over γ sums to Σ β/γ, which the bias takes back.
 
     Example:
@@ -323,10 +316,6 @@ class CentredReaders(Symmetry[Weights]):
         size = inverse.square().sum()
         free = self._free(site)
         return {n: torch.einsum("d,...dn->...n", inverse, b[n] - a[n]) / size for n in free}
-
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Columns of readers orthogonal to γ⁻¹."""
-        return self.act(site, weights, self.fit(site, weights, _zeros(weights)))
 
     def for_entries(self, g: Weights, entries: slice) -> Weights:
         """The output matrix has a column for each entry of the vocabulary."""
