@@ -93,6 +93,13 @@ TINY: dict[str, Tiny] = {
         "tie_word_embeddings": True, "attn_logit_softcapping": 4.0,
         "final_logit_softcapping": 30.0,
     }),
+    "mixtral": Tiny("MixtralForCausalLM", "MixtralConfig", {
+        **_LLAMA, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32,
+    }),
+    "qwen3-moe": Tiny("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {
+        **_LLAMA, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40, "num_hidden_layers": 2,
+    }),
     "phi3": Tiny("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "sliding_window": 4}),
     "phi": Tiny("PhiForCausalLM", "PhiConfig", {
         **_NEOX, "num_key_value_heads": 4, "partial_rotary_factor": 0.5,
@@ -107,7 +114,7 @@ TINY: dict[str, Tiny] = {
         **_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
     }, "pairs"),
 }  # fmt: skip
-QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5")
+QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5", "mixtral")
 """Between them these have every symmetry."""
 HEADS: dict[str, Tiny] = {
     "bert-class": Tiny("BertForSequenceClassification", "BertConfig", {**_BERT, "num_labels": 5}),
@@ -138,6 +145,7 @@ def build(
     tiny = (TINY | HEADS)[name]
     config = getattr(transformers, tiny.config)(**tiny.options)
     config._attn_implementation = "eager"
+    config._experts_implementation = "eager"  # the others know no float64
     pytest.importorskip("safetensors.torch")  # its table of dtypes must not see the patch
     kind = getattr(transformers, tiny.model)
     with no_casts():

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tiny_families import (
+    TINY,
     Network,
     build,
     encoder,
@@ -33,6 +34,8 @@ transformers = pytest.importorskip("transformers")
 
 ROUNDINGS = 2.0
 """A disguise rounds every weight anew; that may cost this many times what the first time did."""
+MIXTURES = ("mixtral", "qwen3-moe")
+"""Rounding may give a token to another expert, and that changes its output at a step."""
 TIED = (
     "gpt2", "opt", "bloom", "bert", "roberta", "esm", "distilbert", "llama-tied", "gemma2", "t5",
 )  # fmt: skip
@@ -86,7 +89,7 @@ def test_the_library_loads_it_and_computes_the_same(family: str, tmp_path: Path)
     assert apart(expected, run_library(load(model, tmp_path / "b"), inputs)) < 1e-5
 
 
-@every_family
+@pytest.mark.parametrize("family", nightly_but_quick(f for f in TINY if f not in MIXTURES))
 def test_in_bfloat16_it_costs_what_rounding_does(family: str, tmp_path: Path) -> None:
     inputs = inputs_of(family)
     exact = _outputs(build(family, size=0.25), family, tmp_path / "exact")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from memory_model import disguised, noisy
+from memory_model import MemoryModel, disguised, noisy
 
 from tiny_families import TINY, every_family
 from transformer_nfn.checkpoints import relate
@@ -26,6 +26,19 @@ def test_a_disguise_is_proved_the_same(tiny, family, dtype):
     assert all(c.excess <= proof.tolerance.same for c in proof.checks)
 
 
+def test_experts_that_are_copies_are_told_apart_by_their_router(tiny):
+    A = tiny("mixtral")
+    copies = {
+        f"{i}.expert.{e}.{name}": A[f"{i}.expert.0.{name}"]
+        for i in range(3) for e in range(5) for name in ("W_A", "W_G", "W_B")
+    }  # fmt: skip
+    upcycled = MemoryModel(A.description, A.tensors | copies)
+    relation = relate(upcycled, disguised(upcycled, 3), prove=True)
+    assert relation.verdict == "same", str(relation)
+    tuned = noisy(upcycled, 0.01, {"1.router"})
+    assert relate(upcycled, disguised(tuned, 3), prove=True).same_function is False
+
+
 def test_two_disguises_of_a_third_are_the_same(tiny):
     A = tiny("llama", BFLOAT16)
     assert relate(disguised(A, 1), disguised(A, 2), prove=True).same_function is True
@@ -38,6 +51,7 @@ def test_two_disguises_of_a_third_are_the_same(tiny):
         ("gpt2", "0.W_Q"), ("gpt2", "1.W_K"), ("gpt2", "2.W_O"), ("gpt2", "1.W_B"),
         ("bert", "1.W_V"), ("bert", "token"), ("llama", "2.W_G"), ("llama", "0.W_A"),
         ("gemma2", "1.W_Q"), ("neox", "1.W_A"), ("t5", "decoder.1.cross.W_O"), ("vit", "patch"),
+        ("mixtral", "1.router"), ("qwen3-moe", "0.expert.4.W_B"),
     ],
 )  # fmt: skip
 def test_one_matrix_changed_by_a_hundredth_is_named(tiny, dtype, family, tensor):

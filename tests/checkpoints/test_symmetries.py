@@ -15,6 +15,7 @@ from transformer_nfn.checkpoints.symmetries import (
     CentredReaders,
     CentredWriters,
     EmbeddingShift,
+    ExpertPermutation,
     HeadPermutation,
     KeyBias,
     NeuronScale,
@@ -93,6 +94,7 @@ def test_half_an_action_changes_the_function(family: str) -> None:
             continue
         own = site.pick(all_tensors(family))
         moved = symmetry.act(site, own, symmetry.draw(site, own, drawing(1)))
+        moved = {n: w for n, w in moved.items() if not torch.equal(w, own[n])}
         for name in _telling(symmetry, moved):
             half = site.put({n: w for n, w in moved.items() if n != name})
             assert change(family, half) > BREAKS, (symmetry.name, name)
@@ -195,6 +197,23 @@ def heads_with_slopes(net: Network) -> Weights:
     return site.put(moved)
 
 
+def neurons_across_experts(net: Network) -> Weights:
+    out = {}
+    for name in ("W_A", "W_G", "W_B"):
+        both = [net.weights[f"0.expert.{e}.{name}"] for e in range(2)]
+        rows = [z if name == "W_B" else z.mT for z in both]
+        mixed = torch.cat([rows[1][:1], rows[0][1:]]), torch.cat([rows[0][:1], rows[1][1:]])
+        for e, z in enumerate(mixed):
+            out[f"0.expert.{e}.{name}"] = z if name == "W_B" else z.mT
+    return out
+
+
+def one_column_of_a_router(net: Network) -> Weights:
+    shift = torch.zeros_like(net.weights["0.router"])
+    shift[:, 0] = random(len(shift))
+    return {"0.router": net.weights["0.router"] + shift}
+
+
 def any_query_basis(net: Network) -> Weights:
     attention = attention_of(net)
     G = Linear().draw(attention.d_k, (attention.groups,), drawing())
@@ -235,6 +254,11 @@ def any_rotation(net: Network) -> StreamMap:
 CONTROLS: dict[str, tuple[tuple[str, ...], Callable[[Network], Weights]]] = {
     "queries across groups": (("llama", "qwen3", "gemma2"), heads_across_groups),
     "heads of one block that shares a position bias": (("t5", "t5-v1.1"), heads_of_one_block),
+    "neurons across experts": (("mixtral", "qwen3-moe"), neurons_across_experts),
+    "one column of a router": (("qwen3-moe", "mixtral"), one_column_of_a_router),
+    "scale of one expert": (
+        ("mixtral",), lambda n: {"0.expert.0.W_B": 2 * n.weights["0.expert.0.W_B"]},
+    ),
     "heads with a slope each": (("bloom",), heads_with_slopes),
     "any basis of rotary queries": (
         ("llama", "mistral", "phi", "neox", "esm", "gptj"), any_query_basis,
@@ -293,7 +317,7 @@ def test_what_is_nearly_a_symmetry_changes_the_function(name: str, family: str) 
     ("llama", CentredWriters()), ("qwen2", KeyBias()), ("qwen2", ValueBias()),
     ("qwen3", QueryKeyBasis()), ("gpt2", NeuronScale()), ("gpt2", BranchConstant()),
     ("gpt2", EmbeddingShift()), ("gpt2-base", StreamBasis()), ("bloom", HeadPermutation()),
-    ("esm", KeyBias()), ("gptj", ValueBias()),
+    ("llama", ExpertPermutation()), ("esm", KeyBias()), ("gptj", ValueBias()),
 ])  # fmt: skip
 def test_where_a_symmetry_does_not_hold_it_has_no_site(
     family: str, symmetry: Symmetry[Any]

@@ -334,6 +334,16 @@ def _checkpoints() -> list[Scenario]:
             hub[1:],
         ),
         Scenario(
+            "mixture of experts", ("mixture",),
+            (("inspect", "mixture", "--json"), ("disguise", "mixture", "--out", "new")),
+            (
+                Target("mixture/model.safetensors", (tensor_damage.stored_tensor,)),
+                Target("mixture/config.json", (
+                    d.field_of_wrong_type(("num_local_experts", "num_experts_per_tok"), ANSWERED),
+                )),
+            ),
+        ),
+        Scenario(
             "checkpoint's config", ("hub", "disguised"),
             (("inspect", "hub", "--json"), ("disguise", "hub", "--out", "new")),
             (Target("hub/config.json", (d.field_of_wrong_type(sizes, ANSWERED),

@@ -85,7 +85,7 @@ def match_units(
         queries[prefix], groups[prefix] = _sorted(order), _sorted(of_groups)
     mlp = a.description.mlp
     scaled = neuron_scales(mlp) is not None
-    features = [neuron_features(s, gated=mlp.gated, scaled=scaled) for s in sketches]
+    features = [neuron_features(s.neurons, gated=mlp.gated, scaled=scaled) for s in sketches]
     return Units(queries, groups, _sorted(match_rows(features[1], features[0]).index))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ from transformer_nfn.checkpoints.families.family import (
 from transformer_nfn.checkpoints.families.gguf import as_hub
 from transformer_nfn.checkpoints.families.recognise import (
     OpenOptions,
-    check_contents,
+    check_no_mixture,
     head_lines,
     recognise,
 )
@@ -36,7 +37,7 @@ from transformer_nfn.functional.description import (
     Stack,
     Transformer,
 )
-from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan
+from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan, check_plain
 from transformer_nfn.io.gguf_file import ARCHITECTURE
 from transformer_nfn.io.layout import take
 
@@ -69,6 +70,7 @@ DEFAULTS: dict[str, Any] = {
     "position_offset": 0,
     "max_distance": 0,
     "alibi": False,
+    "normalised": False,
 }
 TURNED = ("W_Q", "b_Q", "W_K", "b_K", "q_norm.g", "k_norm.g")
 """Tensors whose last axis rotary positions turn."""
@@ -218,13 +220,19 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
         if ARCHITECTURE in checkpoint.config:
             checkpoint = as_hub(checkpoint)
         infos = {name: checkpoint.info(name) for name in checkpoint}
-        check_contents(infos, checkpoint.config, checkpoint.where)
-        if options.architecture is not None:
-            family = read_family(options.architecture)
-        elif options.family is not None:
-            family = known_family(options.family)
-        else:
-            family = recognise(infos, checkpoint.config, checkpoint.where)
+        check_plain(list(infos), checkpoint.config, checkpoint.where)
+        try:
+            if options.architecture is not None:
+                family = read_family(options.architecture)
+            elif options.family is not None:
+                family = known_family(options.family)
+            else:
+                family = recognise(infos, checkpoint.config, checkpoint.where)
+        except CheckpointError:
+            check_no_mixture(infos, checkpoint.config, checkpoint.where)
+            raise
+        if not any(line.mixed for line in family.lines):
+            check_no_mixture(infos, checkpoint.config, checkpoint.where)
         binding = bind(family, checkpoint, options.settings)
         return Model(checkpoint, binding, Path(path), options)
     except BaseException:
@@ -263,11 +271,11 @@ class _Facts:
     def number_or_none(self, name: str, low: float = 0.0, **more: Any) -> float | None:
         return None if self.get(name, **more) is None else self.number(name, low, **more)
 
-    def whole_or_none(self, name: str) -> int | None:
-        value = self.number_or_none(name)
-        if value is not None and value != int(value):
+    def whole(self, name: str) -> int:
+        value = self.number(name)
+        if value != int(value):
             self.refuse(name, "a whole number", value)
-        return None if value is None else int(value)
+        return int(value)
 
     def one_of(self, name: str, words: Mapping[str, Any], **more: Any) -> Any:
         value = self.get(name, **more)
@@ -308,7 +316,7 @@ def describe(binding: Binding, where: str) -> Transformer:
         embedding_scale=facts.number("embedding_scale", 1e-30),
         head_scale=facts.number("head_scale", 1e-30),
         final_softcap=facts.number_or_none("final_softcap", 1e-30),
-        dropped_token=facts.whole_or_none("dropped_token"),
+        dropped_token=None if facts.get("dropped_token") is None else facts.whole("dropped_token"),
         position_offset=int(facts.number("position_offset")),
         pooler=facts.get("pooler") if "extra.pooler.W" in names else None,
         mlm=facts.one_of("mlm", ACTIVATIONS) if "extra.mlm.W" in names else None,
@@ -385,13 +393,19 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
             f"'{where}': expected heads in groups of the same size, found {attention.heads} heads "
             f"in {attention.groups} groups"
         )
-    gated = f"{at}W_G" in names
+    experts = sizes["expert"].size if f"{at}router" in names else 0
+    gated = f"{at}{'expert.0.' if experts else ''}W_G" in names
     if facts.get("gated") not in (None, gated):
         raise CheckpointError(
             f"'{where}': config.json expected MLPs {'with' if not gated else 'without'} a gate, "
             f"found {'no ' if not gated else ''}'{at}W_G' in the file"
         )
     mlp = Mlp(sizes["neuron"].size, facts.one_of("activation", ACTIVATIONS), gated)
+    if experts:
+        active = facts.whole("active")
+        if not 0 < active <= experts:
+            facts.refuse("active", f"1 to {experts} of the {experts} experts", active)
+        mlp = replace(mlp, experts=experts, active=active, normalised=bool(facts.get("normalised")))
     cross = None
     if f"{at}cross.W_Q" in names:
         cross = Attention(attention.heads, attention.groups, d_k, attention.d_v, attention.scale)

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformer_nfn.checkpoints.families.family import COUNTER, Family, Line, families, shown
 from transformer_nfn.errors import CheckpointError, TransformerNFNError
-from transformer_nfn.io.checkpoint import check_plain, refuse
+from transformer_nfn.io.checkpoint import refuse
 from transformer_nfn.io.tensor_files import TensorInfo, common_wrappers
 
 EXPERT = re.compile(r"\.(experts|block_sparse_moe|shared_expert|shared_experts|router)\.")
@@ -75,15 +75,9 @@ def as_setting(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def check_contents(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:
-    """Refuse what the config or the names of the tensors show to be of a kind that is not read.
-
-    Raises:
-        CheckpointError: for quantised weights, adapters and mixtures of experts.
-    """
-    names = list(keys)
-    check_plain(names, config, where)
-    for key in names:
+def check_no_mixture(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:
+    """Refuse a mixture of experts, as the config or the names of the tensors show it."""
+    for key in keys:
         if EXPERT.search(key):
             refuse(f"{where}': '{key}", "a mixture of experts")
     for name in EXPERTS:
