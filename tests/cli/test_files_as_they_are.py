@@ -69,7 +69,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "gguf": (_bytes("q4.gguf", b"GGUF"), "q4.gguf' is not a readable GGUF"),
     "onnx": (_bytes("m.onnx", ONNX), "m.onnx' .*found ONNX"),
     "onnx below": (_bytes("onnx/m.onnx", ONNX), "onnx/m.onnx' .*found ONNX"),
-    "adapter": (_adapter, "adapter_config.json' .*found an adapter"),
+    "adapter": (_adapter, "peft_type expected LORA|found an adapter"),
     "gptq": (_tensors("h.0.qweight", torch.int32), "qweight' .*quantised by GPTQ or AWQ"),
     "bitsandbytes": (_tensors("h.0.weight.absmax", torch.float32), "quantised by bitsandbytes"),
     "fp8": (_tensors("h.0.weight_scale_inv", torch.float32), "quantised with scales"),
