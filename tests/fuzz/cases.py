@@ -1,7 +1,5 @@
 """Which commands are run on which damaged inputs."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,8 +130,11 @@ def _run_folders() -> list[Scenario]:
                 Target(
                     f"{at}/model.safetensors",
                     (
-                        d.unreadable, tensor_damage.stored_tensor, tensor_damage.header_claims,
-                        d.safetensors_header(ANSWERED), d.swapped("ours.safetensors"),
+                        d.unreadable,
+                        tensor_damage.stored_tensor,
+                        tensor_damage.header_claims,
+                        d.safetensors_header(ANSWERED),
+                        d.swapped("ours.safetensors"),
                     ),
                 ),
             ]
@@ -169,7 +170,9 @@ def _reports() -> list[Scenario]:
         Target(
             f"{run}/run.json",
             (
-                d.field_of_wrong_type(types, ANSWERED), d.unreadable, d.json_text(ANSWERED),
+                d.field_of_wrong_type(types, ANSWERED),
+                d.unreadable,
+                d.json_text(ANSWERED),
                 d.reformatted,
             ),
         ),
@@ -309,7 +312,9 @@ def _checkpoints() -> list[Scenario]:
         Target(
             "hub/model.safetensors",
             (
-                d.unreadable, tensor_damage.stored_tensor, tensor_damage.header_claims,
+                d.unreadable,
+                tensor_damage.stored_tensor,
+                tensor_damage.header_claims,
                 d.safetensors_header(ANSWERED),
             ),
         ),
@@ -329,11 +334,47 @@ def _checkpoints() -> list[Scenario]:
             hub[1:],
         ),
         Scenario(
+            "mixture of experts", ("mixture",),
+            (("inspect", "mixture", "--json"), ("disguise", "mixture", "--out", "new")),
+            (
+                Target("mixture/model.safetensors", (tensor_damage.stored_tensor,)),
+                Target("mixture/config.json", (
+                    d.field_of_wrong_type(("num_local_experts", "num_experts_per_tok"), ANSWERED),
+                )),
+            ),
+        ),
+        Scenario(
             "checkpoint's config", ("hub", "disguised"),
             (("inspect", "hub", "--json"), ("disguise", "hub", "--out", "new")),
             (Target("hub/config.json", (d.field_of_wrong_type(sizes, ANSWERED),
                                         d.field_is_no_text("model_type"),
                                         d.json_text(ANSWERED), d.reformatted)),),
+        ),
+        Scenario(
+            "GGUF", ("hub", "model.gguf"),
+            (("inspect", "model.gguf", "--json"), ("disguise", "model.gguf", "--out", "new"),
+             ("fingerprint", "model.gguf", "hub", "--json")),
+            (Target("model.gguf", (d.unreadable, d.flipped(ANSWERED),
+                                   d.flipped(ANSWERED, within=3000))),),
+        ),
+        Scenario(
+            "GGUF compared", ("hub", "model.gguf"), (("compare", "hub", "model.gguf", "--json"),),
+            (Target("model.gguf", (d.unreadable, d.flipped(ANSWERED, within=3000))),),
+            answers=(0, 1, 3),
+        ),
+        Scenario(
+            "adapter", ("hub", "bert", "adapter"),
+            (("inspect", "adapter", "--json"), ("compare", "hub", "adapter", "--json"),
+             ("compare", "adapter", "hub", "--base", "hub", "--json")),
+            (
+                Target("adapter/adapter_config.json", (
+                    d.unreadable, d.json_text(ANSWERED), d.reformatted,
+                    d.field_of_wrong_type(("peft_type",), ANSWERED))),
+                Target("adapter/adapter_model.safetensors", (
+                    d.unreadable, tensor_damage.stored_tensor, tensor_damage.header_claims,
+                    d.safetensors_header(ANSWERED))),
+            ),
+            answers=(0, 1, 3),
         ),
         Scenario(
             "checkpoint's subfolder", ("hub", "disguised"), (("disguise", "hub", "--out", "new"),),
@@ -399,7 +440,7 @@ def _imports() -> list[Scenario]:
 
 WORDS = Scenario(
     "words", ("net.safetensors", "other.safetensors", "ours.safetensors", "runs/statnn", "zoo",
-              "hub", "encoder.pt", "authors", "space.json"), (),
+              "hub", "bert", "adapter", "model.gguf", "encoder.pt", "authors", "space.json"), (),
 )  # fmt: skip
 SCENARIOS: tuple[Scenario, ...] = (
     *_run_folders(), WORDS, *_reports(), *_zoos(), WORDS, *_networks(), *_checkpoints(), WORDS,

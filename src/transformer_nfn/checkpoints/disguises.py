@@ -218,6 +218,6 @@ def disguise(
 
 def _working_dtype(description: Transformer, weights: Source) -> torch.dtype:
     """float64 for full precision; half-precision weights lose nothing in float32."""
-    name = f"{description.stacks[0].prefix}0.W_B"
+    name = f"{description.stacks[0].prefix}0.W_O"
     stored = fetch(weights, [name])[name].dtype
     return torch.float64 if stored in (torch.float32, torch.float64) else torch.float32

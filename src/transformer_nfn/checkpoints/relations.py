@@ -34,9 +34,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.calibration import CalibratedTest, calibrated_test
+from transformer_nfn.checkpoints.conversion import Conversion, check_conversion
 from transformer_nfn.checkpoints.evidence import ExactTest, exact_test
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof import Proof, prove_pair
+from transformer_nfn.checkpoints.proof.ends import compare_outputs
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.sketches import (
     BlockSketch,
@@ -118,8 +121,8 @@ class Relation:
         verdict: ``same`` (proved), ``same backbone`` (blocks and embeddings proved, heads
             differ), ``consistent with a disguise, not proved``, ``derived``, ``partly``,
             ``embeddings only``, ``unrelated``, ``unclear``.
-        same_function: True only by equal bytes or by proof; False where they are known to differ
-            (by shapes, by proof, or with a verdict that implies it); None otherwise.
+        same_function: True only by equal bytes, by rounding or by proof; False where they are known
+            to differ (by shapes, by proof, or with a verdict that implies it); None otherwise.
         score: mean over the blocks, 0 for unrelated models, 1 for a disguise; None without blocks
             to compare.
         blocks: parts of each block by its name; empty where the depths differ.
@@ -134,6 +137,9 @@ class Relation:
         proof: of the same function or the contrary, where one was tried.
         exact: test of independent training; a disguise that permutes units defeats it. None where
             nothing was compared.
+        calibrated: p of the score among trained strangers, whatever the disguise. None where the
+            shapes differ.
+        conversion: tensor by tensor, where one is quantised and most of them agree.
         units: of models of different shapes, what each block of B has of A.
 
     >>> print(Relation("same", True, 1.0, "both hold the same bytes", ("0",), ("0",)))
@@ -154,6 +160,8 @@ class Relation:
     not_compared: tuple[str, ...] = ()
     proof: Proof | None = None
     exact: ExactTest | None = None
+    calibrated: CalibratedTest | None = None
+    conversion: Conversion | None = None
     units: tuple[BlockUnits, ...] = ()
 
     @property
@@ -188,8 +196,7 @@ class Relation:
         if self.proof is not None:
             first, *more = self.proof.lines()
             lines += more if self.proof.reason == self.reason else [first, *more]
-        if self.exact is not None:
-            lines.append(str(self.exact))
+        lines += [str(test) for test in (self.exact, self.calibrated) if test is not None]
         lines += [f"not compared: {text}" for text in self.not_compared]
         lines += [str(unit) for unit in self.units]
         if self.verdict in ("derived", "partly", "embeddings only"):
@@ -226,6 +233,8 @@ class Relation:
             "direction": "none: scores are symmetric",
             "proof": None if self.proof is None else self.proof.as_json(),
             "exact_test": None if self.exact is None else self.exact.as_json(),
+            "calibrated_test": None if self.calibrated is None else self.calibrated.as_json(),
+            "conversion": None if self.conversion is None else self.conversion.as_json(),
             "units": {unit.block: unit.as_json() for unit in self.units},
         }
 
@@ -236,7 +245,8 @@ def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
     Scores say how similar the blocks are in a basis that the embeddings fix; the docstring of this
     module has the numbers behind every threshold. Scores are symmetric: no direction is reported.
     Where they are those of a disguise, a proof decides: an element of the symmetry group, verified
-    on every tensor, scale included.
+    on every tensor, scale included. Where one is quantised, both are first compared as they lie,
+    see `check_conversion`.
 
     Args:
         A: one model, from `open_model`.
@@ -251,6 +261,34 @@ def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
     ...     relate(A, B).verdict, relate(A, A).verdict
     ('unrelated', 'same')
     """
+    conversion = check_conversion(A, B)
+    if conversion is not None and conversion.same:
+        return _converted(A, B, conversion)
+    relation = replace(_relate(A, B, prove), conversion=conversion)
+    if conversion is None or relation.verdict == "same":
+        return relation
+    return replace(relation, reason=str(conversion))
+
+
+def _converted(A: Model, B: Model, conversion: Conversion) -> Relation:
+    """The relation of two files that hold the same numbers up to quantisation."""
+    rows = Reduced(A).blocks
+    mismatch = compare_outputs(A, B).mismatch()
+    return Relation(
+        "same" if mismatch is None else "same backbone",
+        mismatch is None,
+        1.0,
+        str(conversion) if mismatch is None else f"{conversion}; {mismatch}",
+        rows,
+        Reduced(B).blocks,
+        related=rows,
+        not_compared=tuple(f"{name}: only one of the two has it" for name in conversion.single),
+        conversion=conversion,
+    )
+
+
+def _relate(A: Model, B: Model, prove: bool | None) -> Relation:
+    """The relation up to a disguise."""
     rows, columns = Reduced(A).blocks, Reduced(B).blocks
     if (reason := equal_weights(A, B)) is not None:
         return Relation("same", True, 1.0, reason, rows, columns, related=rows)
@@ -407,11 +445,12 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
     matrix = block_matrix(*thumbnails)
     judgement = _judge(A, B, fit, blocks, distances, matrix)
     scores = [block_score(parts) for parts in blocks.values()]
+    score = sum(scores) / len(scores) if scores else None
     undecided = judgement.verdict in ("unclear", CONSISTENT)
     relation = Relation(
         judgement.verdict,
         None if undecided else False,
-        sum(scores) / len(scores) if scores else None,
+        score,
         judgement.reason,
         A.blocks,
         B.blocks,
@@ -428,10 +467,12 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
             ),
             B.description,
         ),
+        calibrated=None if score is None else calibrated_test(A.description, score),
     )
     if _shapes(A) == _shapes(B):
         return relation
-    return replace(relation, units=tuple(_units(relation, thumbnails)))
+    # Strangers of different shapes were not calibrated on.
+    return replace(relation, calibrated=None, units=tuple(_units(relation, thumbnails)))
 
 
 def _shapes(model: Reduced) -> tuple[object, ...]:

@@ -258,7 +258,7 @@ def _add_views(pieces: Sequence[Piece], results: Sequence[Sequence[Tensor]]) -> 
     views = [piece.view(results[piece.level]) for piece in pieces]
     *small, large = _merged(views)
     alone = pieces[-1].whole or not pieces[-1].grouped
-    fits = bool(small) and large.numel() > max(x.numel() for x in small)
+    fits = len(small) > 0 and large.numel() > max(x.numel() for x in small)
     if alone and fits and not torch.is_grad_enabled():
         # Each piece is used once, so without gradients the sum is formed in place.
         for x in small:

@@ -31,6 +31,7 @@ from transformer_nfn.checkpoints.proof.witness import Perturbed, model_outputs, 
 from transformer_nfn.checkpoints.symmetries import (
     SYMMETRIES,
     EmbeddingShift,
+    ExpertPermutation,
     HeadPermutation,
     NeuronPermutation,
     NeuronScale,
@@ -78,6 +79,7 @@ MATCHED = (
     QueryKeySigns,
     QueryKeyGains,
     ValueOutputBasis,
+    ExpertPermutation,
     NeuronPermutation,
     NeuronScale,
 )

@@ -24,6 +24,7 @@ from transformer_nfn.checkpoints.symmetries import (
     NormGain,
     PositionBias,
     QueryKeyNormSigns,
+    RouterShift,
     Site,
     StreamMap,
     SublayerSigns,
@@ -48,6 +49,7 @@ GAUGES: tuple[Symmetry[Any], ...] = (
     NormGain(),
     NormBias(),
     CentredReaders(),
+    RouterShift(),
     KeyBias(),
     ValueBias(),
     PositionBias(),
@@ -202,7 +204,7 @@ class Ends:
         return weights
 
     def _gain_sums(self, stream: StreamMap, orders: list[Tensor]) -> dict[int, Tensor]:
-        """What free gains are fitted from, over the whole vocabulary."""
+        """Sums from which free gains are fitted, over the whole vocabulary."""
         sums: dict[int, Tensor] = {}
         for number, rows in enumerate(self._cuts()):
             weights, target = self._turned(stream, rows, orders), self._cut(self.b, rows)

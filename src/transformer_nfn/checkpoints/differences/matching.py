@@ -102,7 +102,7 @@ def match_units(
         of_A, order = _sorted(partners[kept])
         return Units(queries, groups, (of_A, kept[order]))
     scaled = neuron_scales(mlp) is not None
-    features = [neuron_features(s, gated=mlp.gated, scaled=scaled) for s in sketches]
+    features = [neuron_features(s.neurons, gated=mlp.gated, scaled=scaled) for s in sketches]
     return Units(queries, groups, _sorted(match_rows(features[1], features[0]).index))
 
 

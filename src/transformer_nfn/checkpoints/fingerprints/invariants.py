@@ -405,15 +405,39 @@ def _read(vectors: Tensor, W: Tensor) -> Tensor:
 
 
 def _mlp(block: ReducedBlock, z: Tensor, y: Tensor) -> tuple[_Row, _Row]:
-    """``MLP(z)·y`` without the constant it writes, and the bias of what neurons read."""
+    """``MLP(z)·y`` without the constant it writes, and the bias of what neurons read.
+
+    Of a mixture the mean over all experts with the weights of the router: which of them are active
+    would change at a step.
+    """
     mlp = block.description.mlp
-    W, b = block.reader("W_A")
+    if not mlp.experts:
+        return _expert(block, "", z, y)
+    router, bias = block.router()
+    scores = z @ router.value if bias is None else z @ router.value + bias.value
+    shares = torch.softmax(scores, -1)
+    score_error = router.error if bias is None else router.error + bias.error
+    outputs, reads = [], []
+    for e, prefix in enumerate(mlp.prefixes):
+        output, read = _expert(block, prefix, z, y)
+        share = shares[:, e].double()
+        moved = float(score_error.mean() * (share * output.values).square().sum())
+        error = output.error * float(share.square().mean()) + moved
+        outputs.append(_Row(share * output.values, error))
+        reads.append(read)
+    return _added(outputs, len(z)), _added(reads, len(z))
+
+
+def _expert(block: ReducedBlock, prefix: str, z: Tensor, y: Tensor) -> tuple[_Row, _Row]:
+    """The same of one MLP."""
+    mlp = block.description.mlp
+    W, b = block.reader(f"{prefix}W_A")
     hidden = z @ W.value
     error = W.error
     if b is not None:
         hidden, error = hidden + b.value, error + b.error
     if mlp.gated:
-        gate, c = block.reader("W_G")
+        gate, c = block.reader(f"{prefix}W_G")
         before = z @ gate.value if c is None else z @ gate.value + c.value
         gate_error = gate.error if c is None else gate.error + c.error
         opened = activation(mlp.activation)(before)
@@ -421,7 +445,7 @@ def _mlp(block: ReducedBlock, z: Tensor, y: Tensor) -> tuple[_Row, _Row]:
         hidden = hidden * opened
     else:
         hidden = activation(mlp.activation)(hidden)
-    writer = block.writer("W_B")
+    writer = block.writer(f"{prefix}W_B")
     write = y @ writer.value.mT  # [n, f]
     read = _Row.zeros(len(z))
     if b is not None:
@@ -454,11 +478,13 @@ def _block_sizes(block: ReducedBlock) -> Tensor:
         W_O = block.writer(f"{prefix}W_O").value
         QK.append(_product_sizes(W_Q.mT, W_K.mT, share))
         VO.append(_product_sizes(W_O, W_V.mT, share))
-    reads = block.reader("W_A")[0].value.norm(dim=0)
-    if block.description.mlp.gated:
-        reads = reads * block.reader("W_G")[0].value.norm(dim=0)
-    neurons = reads * block.writer("W_B").value.norm(dim=1)
-    return torch.stack([_quantiles(x.double()) for x in (torch.cat(QK), torch.cat(VO), neurons)])
+    neurons = []
+    for prefix in block.description.mlp.prefixes:
+        reads = block.reader(f"{prefix}W_A")[0].value.norm(dim=0)
+        if block.description.mlp.gated:
+            reads = reads * block.reader(f"{prefix}W_G")[0].value.norm(dim=0)
+        neurons.append(reads * block.writer(f"{prefix}W_B").value.norm(dim=1))
+    return torch.stack([_quantiles(torch.cat(x).double()) for x in (QK, VO, neurons)])
 
 
 def _product_sizes(left: Tensor, right: Tensor, share: int) -> Tensor:

@@ -11,10 +11,10 @@ from torch import Tensor
 from transformer_nfn.checkpoints.proof.attention import AttentionElement, match_attention
 from transformer_nfn.checkpoints.proof.checks import BlockChecks, Check, Squares, has_duplicate
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
-from transformer_nfn.checkpoints.sketches import BlockSketch
+from transformer_nfn.checkpoints.sketches import BlockSketch, NeuronSketch
 from transformer_nfn.checkpoints.symmetries import NeuronScale, Site, StreamMap
 from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
-from transformer_nfn.spaces.actions.permutation import match_rows
+from transformer_nfn.spaces.actions.permutation import assign, match_rows
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,15 @@ class BlockElement:
 
     Attributes:
         attentions: by the prefix of their tensors.
-        neurons: neuron of A that each neuron of B is, ``[f]``.
-        scales: of what neurons read against what they write, ``[f]``; None where none acts.
+        neurons: neuron of A that each neuron of B is, ``[f]``; of a mixture ``[experts, f]``.
+        scales: of what neurons read against what they write, as ``neurons``; None where none acts.
+        experts: expert of A that each expert of B is, ``[experts]``; None without a mixture.
     """
 
     attentions: Mapping[str, AttentionElement]
     neurons: Tensor
     scales: Tensor | None
+    experts: Tensor | None = None
 
 
 def match_block(
@@ -54,25 +56,83 @@ def match_block(
         heads = (sketches[0].heads[prefix], sketches[1].heads[prefix])
         attentions[prefix] = match_attention(block, prefix, config, heads, shared)
         block.vector(f"{prefix}b_O", a.output_bias(prefix), b.output_bias(prefix))
-    neurons, scales = _match_neurons(block, sketches)
+    neurons, scales, experts = _match_mlp(block, (sketches[0].neurons, sketches[1].neurons))
     block.vector("b_B", a.mlp_bias(), b.mlp_bias())
     others = b.norms()
     for name, piece in a.norms().items():
         block.vector(name, piece, others.get(name), gain=True)
-    return BlockElement(attentions, neurons, scales), block.checks
+    return BlockElement(attentions, neurons, scales, experts), block.checks
+
+
+def _match_mlp(
+    block: BlockChecks, sketches: tuple[NeuronSketch, NeuronSketch]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Order and scales of the neurons, and the order of the experts of a mixture."""
+    mlp = block.a.description.mlp
+    if not mlp.experts:
+        return *_match_neurons(block, sketches, ("", "")), None
+    parts = [_by_expert(sketch, mlp.experts) for sketch in sketches]
+    experts = _match_experts(block, parts)
+    found = [
+        _match_neurons(block, (parts[0][i], parts[1][j]), (mlp.prefixes[i], mlp.prefixes[j]))
+        for j, i in enumerate(experts.tolist())
+    ]
+    scales = [s for _, s in found if s is not None]
+    neurons = torch.stack([order for order, _ in found])
+    return neurons, torch.stack(scales) if scales else None, experts
+
+
+def _by_expert(sketch: NeuronSketch, experts: int) -> list[NeuronSketch]:
+    def cut(x: Tensor) -> tuple[Tensor, ...]:
+        return x.chunk(experts)
+
+    ups = [None] * experts if sketch.up is None else cut(sketch.up)
+    rows = (cut(sketch.read), ups, cut(sketch.write), *map(cut, sketch.noise))
+    return [NeuronSketch(r, u, w, (e, f)) for r, u, w, e, f in zip(*rows, strict=True)]
+
+
+def _match_experts(block: BlockChecks, sketches: list[list[NeuronSketch]]) -> Tensor:
+    """Order of the experts, with the router checked.
+
+    What the neurons of an expert read together tells experts apart, and where these are copies
+    of each other (an upcycled model) the router does.
+    """
+    (R, p), (S, q) = block.a.router(), block.b.router()
+    routers = [block.stream.columns(R.value).mT, S.value.mT]
+    sums = [torch.stack([n.read.double().sum(0) for n in side]) for side in sketches]
+    similarity = torch.zeros(len(sums[0]), len(sums[0]), dtype=torch.float64)
+    for x, y in (routers, sums):
+        x, y = (z / z.norm(dim=1, keepdim=True).clamp_min(1e-300) for z in (x, y))
+        similarity += (y @ x.mT).double()
+    order = assign(similarity)
+    moved, other = routers[0][order], routers[1]
+    squares = Squares(
+        (moved - other).square().sum(1), R.error[order] + S.error, other.square().sum(1)
+    )
+    block.add("router", squares, moved.shape[1])
+    _check_bias(block, "router bias", (p, q), order, torch.ones(len(order), dtype=moved.dtype))
+    return order
 
 
 def _match_neurons(
-    block: BlockChecks, sketches: tuple[BlockSketch, BlockSketch]
+    block: BlockChecks, sketches: tuple[NeuronSketch, NeuronSketch], prefixes: tuple[str, str]
 ) -> tuple[Tensor, Tensor | None]:
-    """Order and scales of the neurons, with every tensor of the MLP checked."""
+    """Order and scales of the neurons, with every tensor of the MLP checked.
+
+    Args:
+        block: both blocks, and the checks so far.
+        sketches: of the neurons of both.
+        prefixes: of the tensors in both; of A an expert, of B the one that it is matched with.
+    """
     mlp = block.a.description.mlp
+    sides = tuple(zip((block.a, block.b), prefixes, strict=True))
+    named = prefixes[0]
     allowed = neuron_scales(mlp)
     scaled = allowed is not None
     features = [neuron_features(s, gated=mlp.gated, scaled=scaled) for s in sketches]
     order = match_rows(features[1], features[0]).index
-    (W_A, b_A), (V_A, c_A) = (side.reader("W_A") for side in (block.a, block.b))
-    W_B, V_B = (side.writer("W_B") for side in (block.a, block.b))
+    (W_A, b_A), (V_A, c_A) = (side.reader(f"{p}W_A") for side, p in sides)
+    W_B, V_B = (side.writer(f"{p}W_B") for side, p in sides)
     read = Piece(block.stream.columns(W_A.value)[:, order], W_A.error[order])
     write = Piece(block.stream(W_B.value[order]), W_B.error[order])
     width = len(read.value)
@@ -83,33 +143,37 @@ def _match_neurons(
         a, b = {"W_A": read.value, "W_B": write.value}, {"W_A": V_A.value, "W_B": V_B.value}
         noise = {"W_A": V_A.error, "W_B": write.error}
         scales = s = NeuronScale().fit(site, a, b, noise)
-        _check_scales(block, (read, V_A), (write, V_B), s)
+        _check_scales(block, named, (read, V_A), (write, V_B), s)
     size = V_A.value.square().sum(0)
     # The input of a neuron matters if it has an output, and the output if it has an input.
-    unique = ~has_duplicate(sketches[1].neurons.read)
+    unique = ~has_duplicate(sketches[1].read)
     used = torch.where(unique & (V_B.value.square().sum(1) > V_B.error), torch.inf, 0.0)
     residual = (read.value * s - V_A.value).square().sum(0)
     squares = Squares(residual, s.square() * read.error + V_A.error, size)
-    block.add("W_A", squares, width, observable=used)
+    block.add(f"{named}W_A", squares, width, observable=used)
     inputs = size if c_A is None else size + c_A.value.square()
     used = torch.where(unique & (inputs > V_A.error), torch.inf, 0.0)
     residual = (write.value - s.unsqueeze(-1) * V_B.value).square().sum(1)
     error = write.error + s.square() * V_B.error
     squares = Squares(residual, error, write.value.square().sum(1))
-    block.add("W_B", squares, width, observable=used)
-    _check_bias(block, "b_A", (b_A, c_A), order, s)
+    block.add(f"{named}W_B", squares, width, observable=used)
+    _check_bias(block, f"{named}b_A", (b_A, c_A), order, s)
     if mlp.gated:
-        (W_G, b_G), (V_G, c_G) = (side.reader("W_G") for side in (block.a, block.b))
+        (W_G, b_G), (V_G, c_G) = (side.reader(f"{p}W_G") for side, p in sides)
         gate = block.stream.columns(W_G.value)[:, order]
         residual = (gate - V_G.value).square().sum(0)
         squares = Squares(residual, W_G.error[order] + V_G.error, V_G.value.square().sum(0))
-        block.add("W_G", squares, width)
-        _check_bias(block, "b_G", (b_G, c_G), order, torch.ones_like(s))
+        block.add(f"{named}W_G", squares, width)
+        _check_bias(block, f"{named}b_G", (b_G, c_G), order, torch.ones_like(s))
     return order, scales
 
 
 def _check_scales(
-    block: BlockChecks, read: tuple[Piece, Piece], write: tuple[Piece, Piece], s: Tensor
+    block: BlockChecks,
+    named: str,
+    read: tuple[Piece, Piece],
+    write: tuple[Piece, Piece],
+    s: Tensor,
 ) -> None:
     """Check that ``W_A`` and ``W_B`` determine the same scale of each neuron."""
     (u, V_A), (w, V_B) = read, write
@@ -122,7 +186,7 @@ def _check_scales(
     weight_w = V_B.value.pow(4).sum(1) / size_w.square()
     error = (s.square() * u.error + V_A.error) * weight_u / size_u
     error += (w.error + s.square() * V_B.error) * weight_w / size_w
-    block.add("W_A·W_B", Squares((by_read - by_write).square(), error, s.square()), 1)
+    block.add(f"{named}W_A·W_B", Squares((by_read - by_write).square(), error, s.square()), 1)
 
 
 def _check_bias(
@@ -142,9 +206,8 @@ def _check_bias(
     block.add(name, Squares((x - y).square(), e + f, size), 1)
 
 
-def neuron_features(sketch: BlockSketch, *, gated: bool, scaled: bool) -> Tensor:
+def neuron_features(n: NeuronSketch, *, gated: bool, scaled: bool) -> Tensor:
     """Features of each neuron that do not depend on its scale, ``[f, …]``."""
-    n = sketch.neurons
     if gated:
         return n.read
     if scaled:

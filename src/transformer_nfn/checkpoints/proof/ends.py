@@ -142,9 +142,12 @@ def _neuron_inputs(block: ReducedBlock) -> Tensor:
 
     For gated neurons those of the gate, on which no scale acts.
     """
-    weight, bias = block.reader("W_G" if block.description.mlp.gated else "W_A")
-    column = torch.zeros(weight.value.shape[1]) if bias is None else bias.value
-    rows = torch.cat([weight.value.mT, column.to(weight.value).unsqueeze(1)], 1)
+    parts = []
+    for prefix in block.description.mlp.prefixes:
+        weight, bias = block.reader(prefix + ("W_G" if block.description.mlp.gated else "W_A"))
+        column = torch.zeros(weight.value.shape[1]) if bias is None else bias.value
+        parts.append(torch.cat([weight.value.mT, column.to(weight.value).unsqueeze(1)], 1))
+    rows = torch.cat(parts)
     length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return rows / length.clamp_min(1e-300)
 

@@ -52,7 +52,7 @@ def attention_sites(model: Transformer) -> Iterator[Site]:
 
 
 class HeadOrder(NamedTuple):
-    """Which old head each new one is, ``[h]``, and likewise for groups of keys, ``[g]``."""
+    """Old head that each new one is, ``[h]``, and likewise for groups of keys, ``[g]``."""
 
     queries: Tensor
     groups: Tensor
@@ -300,7 +300,7 @@ class KeyBias(Additive[Tensor]):
     name = "key bias shifted"
 
     def sites(self, model: Transformer) -> Iterator[Site]:
-        """Where no rotary position, norm or cap comes between some coordinate and the score."""
+        """Attentions without rotary position, norm or cap between some coordinate and the score."""
         for site in attention_sites(model):
             attention: Attention = site.detail
             seen = (

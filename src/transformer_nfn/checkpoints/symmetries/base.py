@@ -1,4 +1,4 @@
-"""What a symmetry of a checkpoint is: where it acts, how large it is, and what an element does."""
+"""Interface of a symmetry of a checkpoint, and the sites at which one acts."""
 
 from __future__ import annotations
 
@@ -147,6 +147,13 @@ class Site:
         return self.model.tensors[self.names[short]]
 
 
+def mlp_names(part: Part, wanted: Iterable[str]) -> Iterator[dict[str, str]]:
+    """The tensors among those wanted of the MLP of a block, or of each of its experts."""
+    assert part.block is not None
+    for prefix in part.block.mlp.prefixes:
+        yield {n: part.names[prefix + n] for n in wanted if prefix + n in part.names}
+
+
 def all_there(names: Mapping[str, str], *wanted: str) -> bool:
     """Whether a part has all these tensors."""
     return all(name in names for name in wanted)
@@ -166,7 +173,7 @@ class Symmetry(ABC, Generic[Element]):
     """
 
     name: ClassVar[str]
-    """What the symmetry is called in tables."""
+    """Name in tables."""
 
     @abstractmethod
     def sites(self, model: Transformer) -> Iterable[Site]:
@@ -204,7 +211,7 @@ class Symmetry(ABC, Generic[Element]):
         """The tensors that change when the network is brought to a representative of its orbit."""
 
     def label(self, site: Site) -> str:
-        """What the symmetry is called at a site."""
+        """Name in tables, at one site."""
         return self.name
 
     def for_entries(self, g: Element, entries: slice) -> Element:

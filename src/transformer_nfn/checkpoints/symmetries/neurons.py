@@ -15,7 +15,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
     Tensors,
     Weights,
     block_parts,
-    chosen,
+    mlp_names,
     random_scales,
 )
 from transformer_nfn.functional.description import Mlp, Transformer
@@ -27,7 +27,7 @@ Scales = Literal["nonzero", "positive"]
 
 
 def neuron_scales(mlp: Mlp) -> Scales | None:
-    """Which scales a neuron takes.
+    """Scales that a neuron takes.
 
     The linear branch of a gated MLP takes any that is not zero; without a gate a scale stands
     before the activation, and ReLU lets positive ones through.
@@ -54,7 +54,8 @@ class NeuronPermutation(Symmetry[Tensor]):
         for part in block_parts(model):
             assert part.block is not None
             scales = neuron_scales(part.block.mlp)
-            yield Site(model, chosen(part.names, ("W_A", "W_A.B", "b_A", "W_G", "W_B")), scales)
+            for names in mlp_names(part, ("W_A", "W_A.B", "b_A", "W_G", "W_B")):
+                yield Site(model, names, scales)
         if model.mlm is not None and not model.tied and "head" in model.tensors:
             yield Site(
                 model,
@@ -101,7 +102,7 @@ class NeuronPermutation(Symmetry[Tensor]):
         return alike
 
     def _features(self, site: Site, weights: Tensors) -> tuple[Tensor, Tensor]:
-        """What each neuron reads and writes; of one size where its scale is free."""
+        """Input and output weights of each neuron; of one size where its scale is free."""
         read = weights["W_A"].mT
         if "b_A" in weights:
             read = torch.cat([read, weights["b_A"].unsqueeze(-1)], 1)
@@ -124,7 +125,7 @@ class NeuronPermutation(Symmetry[Tensor]):
 
 
 class NeuronScale(Symmetry[Tensor]):
-    """What enters ``W_A`` times ``s [f]``, undone in ``W_B``.
+    """``W_A → W_A diag(s)``, ``s [f]``, undone in ``W_B``.
 
     Example:
         >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, "positive")
@@ -141,7 +142,8 @@ class NeuronScale(Symmetry[Tensor]):
             assert part.block is not None
             scales = neuron_scales(part.block.mlp)
             if scales is not None:
-                yield Site(model, chosen(part.names, ("W_A", "W_A.B", "b_A", "W_B")), scales)
+                for names in mlp_names(part, ("W_A", "W_A.B", "b_A", "W_B")):
+                    yield Site(model, names, scales)
 
     def size(self, site: Site) -> Size:
         """A scale for each neuron, and its sign if that is free."""

@@ -38,7 +38,7 @@ EMBEDDINGS = ("token", "position", "type", "patch", "patch_bias", "cls", "dist")
 
 @dataclass(frozen=True)
 class Readers:
-    """What reads a norm.
+    """Readers of a norm.
 
     Attributes:
         matrices: that read it, ``W_Q``.
@@ -64,7 +64,8 @@ def norm_sites(model: Transformer) -> Iterator[Site]:
     """Every norm with what reads it: as ``norm.g`` and ``norm.b``, matrices and their biases."""
     for part in block_parts(model):
         assert part.block is not None
-        first, second = ("W_Q", "W_K", "W_V"), ("W_A", "W_A.A", "W_G")
+        first = ("W_Q", "W_K", "W_V")
+        second = (*_of_mlp(part, "W_A", "W_A.A", "W_G"), "router")
         if part.block.order == "post":
             yield from _norm_site(part, "norm_0", Readers(first, "b_O"))
             yield from _norm_site(part, "norm_1", Readers(second, "b_B"))
@@ -90,6 +91,12 @@ def norm_sites(model: Transformer) -> Iterator[Site]:
             {k: n for k, n in both.items() if n in model.tensors} | names,
             Readers(tuple(names)),
         )
+
+
+def _of_mlp(part: Part, *tensors: str) -> tuple[str, ...]:
+    """Names of tensors of the MLP of a block, or of all its experts."""
+    assert part.block is not None
+    return tuple(prefix + tensor for prefix in part.block.mlp.prefixes for tensor in tensors)
 
 
 def _norm_site(part: Part, norm: str, readers: Readers) -> Iterator[Site]:
@@ -323,7 +330,7 @@ class CentredReaders(Additive[Weights]):
 
 
 class CentredWriters(Symmetry[Weights]):
-    """``W → W + u 1ᵀ``: every LayerNorm takes the mean of what was written away again.
+    """``W → W + u 1ᵀ``: every LayerNorm subtracts the mean of what was written.
 
     Example:
         >>> site = Site(Transformer("mine", 2, "layer", 1e-5, ()), {"b_O": "0.b_O"})
@@ -334,10 +341,11 @@ class CentredWriters(Symmetry[Weights]):
     name = "writers + u1ᵀ"
 
     def sites(self, model: Transformer) -> Iterator[Site]:
-        """What blocks and embeddings write into a stream that only LayerNorms read."""
+        """Writers of blocks and embeddings into a stream that only LayerNorms read."""
         if model.hides_mean:
             for part in block_parts(model):
-                yield Site(model, chosen(part.names, ("W_O", "b_O", "W_B", "b_B")))
+                writers = ("W_O", "b_O", *_of_mlp(part, "W_B", "b_B"))
+                yield Site(model, chosen(part.names, writers))
         if model.hides_mean_of_embeddings:
             free = [n for n in EMBEDDINGS if not (n == "token" and model.tied)]
             if "post" not in model.orders:  # else the bias belongs to the first block's readers
@@ -386,7 +394,8 @@ class SublayerSigns(Symmetry[Tensor]):
     def sites(self, model: Transformer) -> Iterator[Site]:
         """Norms after sublayers (sandwich), with what writes into them."""
         for part in block_parts(model):
-            for norm, writers in (("after_1", ("W_O", "b_O")), ("after_2", ("W_B", "b_B"))):
+            mlp = _of_mlp(part, "W_B", "b_B")
+            for norm, writers in (("after_1", ("W_O", "b_O")), ("after_2", mlp)):
                 if f"{norm}.g" in part.names:
                     gain = {"norm.g": part.names[f"{norm}.g"]}
                     yield Site(model, chosen(part.names, writers) | gain)
@@ -404,7 +413,7 @@ class SublayerSigns(Symmetry[Tensor]):
         return {name: w * g.to(w) for name, w in weights.items()}
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
-        """Where the gains differ in sign."""
+        """Signs in which the gains differ."""
         return signs(a["norm.g"]) * signs(b["norm.g"])
 
     def reduce(self, site: Site, weights: Tensors) -> Weights:
