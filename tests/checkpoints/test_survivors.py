@@ -101,3 +101,38 @@ def test_what_is_left_of_a_cut_model_is_compared(tiny):
     assert "Every block of B has 2 of 4 heads, 10 of 40 neurons of A." in found.summary()
     narrow = diff(A, cut(A, stream=STREAM))
     assert narrow.summary()[-1].startswith("Tensors are not compared")
+
+
+def upcycled(model: MemoryModel, experts: int) -> MemoryModel:
+    """A mixture that starts from copies of each MLP, with a random router."""
+    (stack,) = model.description.stacks
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, w in model.tensors.items():
+        block, _, tensor = name.partition(".")
+        if tensor in ("W_G", "W_A", "W_B"):
+            tensors |= {f"{block}.expert.{e}.{tensor}": w.clone() for e in range(experts)}
+        else:
+            tensors[name] = w
+    for i in range(len(stack.blocks)):
+        tensors[f"{i}.router"] = torch.randn(32, experts, generator=generator)
+    blocks = tuple(
+        replace(b, mlp=replace(b.mlp, experts=experts, active=2, normalised=True))
+        for b in stack.blocks
+    )
+    return MemoryModel(
+        replace(model.description, stacks=(replace(stack, blocks=blocks),)), tensors
+    )
+
+
+def test_an_upcycled_mixture_is_related_to_its_dense_parent(tiny):
+    A = tiny("llama")
+    B = disguised(noisy(upcycled(A, 3), 0.05), 2)
+    relation = relate(A, B)
+    assert relation.verdict == "derived", str(relation)
+    for units in relation.units:
+        assert len(units.neurons[1]) == 3 * 40
+        for expert in range(3):
+            assert sorted(units.neurons[1][expert * 40 : (expert + 1) * 40]) == list(range(40))
+    assert "block 0 is block 0 of A: 4 of 4 heads, 40 of 40 neurons" in str(relation)
+    assert not [c for c in diff(A, B).changes if c.kind in ("replaced", "unchanged")]

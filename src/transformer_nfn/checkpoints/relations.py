@@ -478,7 +478,7 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
 def _shapes(model: Reduced) -> tuple[object, ...]:
     """Width of the stream, and numbers of heads and neurons of every block."""
     blocks = [block for stack in model.description.stacks for block in stack.blocks]
-    units = ((b.attention.heads, b.attention.groups, b.mlp.neurons) for b in blocks)
+    units = ((b.attention.heads, b.attention.groups, b.mlp.neurons, b.mlp.experts) for b in blocks)
     return model.description.width, *units
 
 

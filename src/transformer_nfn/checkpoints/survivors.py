@@ -106,9 +106,13 @@ def match_neurons_of(a: Directions, b: Directions) -> Pair:
 
 
 def _assigned(alike: Tensor) -> Pair:
-    """The best one-to-one matching of rows with columns, with the entries that it takes."""
+    """The best matching of rows with columns, with the entries that it takes.
+
+    One to one, unless there are more rows than columns.
+    """
     best, nearest = alike.max(1)
-    if len(nearest.unique()) == len(nearest):
+    # A wider model may have several copies of a unit, as experts of a mixture are.
+    if len(nearest.unique()) == len(nearest) or alike.shape[0] > alike.shape[1]:
         return nearest, best
     from scipy.optimize import linear_sum_assignment  # slow to import
 

@@ -157,7 +157,7 @@ class SharedBasis:
             return found
         for only, side in enumerate((self.plain, self.dual)):
             if side.a.shape[-2] > side.a.shape[-1]:  # else any change is a change of basis
-                alone = self.matched(self._fit(only=only))
+                alone = self._matched_by_one(only)
                 if alone[only].unchanged(self.allowed):
                     return alone
         if inputs is not None and inputs.shape[1]:
@@ -181,6 +181,37 @@ class SharedBasis:
         inverse = torch.linalg.pinv(G)
         plain = self.plain.moved(self.names[0], _spread(inverse, self.plain))
         return plain, self.dual.moved(self.names[1], _spread(G.mT, self.dual))
+
+    def _matched_by_one(self, only: int) -> tuple[Matched, Matched]:
+        """Both tensors in A's basis, fitted on one of them, whose rounding errors reach the other.
+
+        A basis G that is fitted on rows X with noise of covariance C has columns with errors of
+        covariance ``(XᵀX)⁻¹``, and rows with C.
+        """
+        G = self._fit(only=only)
+        plain, dual = self.matched(G)
+        P, D = self.plain, self.dual
+        groups = len(G)
+
+        def gram(x: Tensor) -> Tensor:
+            total: Tensor = (x.mT @ x).unflatten(0, (groups, -1)).sum(1)
+            return total
+
+        def reached(fitted: Tensor, noise: Tensor, other: Tensor) -> Tensor:
+            noise = noise.unflatten(0, (groups, -1)).mean(1)
+            rows = other.shape[-2] * (len(other) // groups)
+            size = (noise * gram(other)).sum((-2, -1)) / rows
+            inverse: Tensor = torch.linalg.pinv(gram(fitted))
+            return inverse * size[:, None, None]
+
+        if only == 0:
+            back = _spread(G, P)
+            noise = back.mT @ plain.noise @ back  # in B's basis
+            more = _spread(reached(P.a, noise, D.b), D)
+            return plain, replace(dual, noise=dual.noise + more)
+        back = torch.linalg.pinv(G)
+        more = back.mT @ reached(D.b, dual.noise, P.a) @ back
+        return replace(plain, noise=plain.noise + _spread(more, P)), dual
 
     def _fit(self, low: tuple[Tensor, Tensor] | None = None, only: int | None = None) -> Tensor:
         """G ``[g, d, d]`` by least squares.

@@ -167,11 +167,15 @@ def _in_place(A: Model, B: Model, pairs: Sequence[tuple[str, str]]) -> bool:
     """Whether most matrices of two models stand in one basis in their files."""
     alike = []
     for a, b in pairs:
-        for tensor in ("W_Q", "W_V", "W_A", "W_B"):
-            x, y = A[f"{a}.{tensor}"], B[f"{b}.{tensor}"]
-            if x.shape != y.shape:
-                return False
-            x, y = x.float(), y.float()
+        shapes = [
+            {n.removeprefix(f"{at}."): s for n, s in m.names.items() if n.startswith(f"{at}.")}
+            for m, at in ((A, a), (B, b))
+        ]
+        matrices = [n for n, shape in shapes[0].items() if len(shape) > 1]
+        if any(shapes[1].get(n) != shapes[0][n] for n in matrices):
+            return False
+        for n in matrices:
+            x, y = A[f"{a}.{n}"].float(), B[f"{b}.{n}"].float()
             alike.append(float((y - x).norm()) <= ALIKE * float(x.norm()))
     return sum(alike) >= IN_PLACE * len(alike)
 

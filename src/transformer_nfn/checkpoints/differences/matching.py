@@ -96,7 +96,7 @@ def match_units(
             found = match_heads_of(units[0], units[1], prefix)
             queries[prefix], groups[prefix] = _surviving_groups(*found, *shares)
     mlp = a.description.mlp
-    if mlp.neurons != b.description.mlp.neurons:
+    if len(units[0].read) != len(units[1].read):
         partners, alike = match_neurons_of(units[0], units[1])
         kept = ((partners >= 0) & (alike >= SURVIVED)).nonzero().flatten()
         of_A, order = _sorted(partners[kept])
@@ -219,7 +219,8 @@ class AlignedBlock:
         mlp, f = self.a.description.mlp, len(self.units.neurons[0])
         write = []
         for i, side in enumerate((self.a, self.b)):
-            W_B = _taken(side.writer("W_B"), self.units.neurons[i])
+            experts = [side.writer(f"{expert}W_B") for expert in side.description.mlp.prefixes]
+            W_B = _taken(_joined(experts, 0), self.units.neurons[i])
             value = self.stream(W_B.value) if i else W_B.value
             write.append(Piece(value.unsqueeze(-1), W_B.error.unsqueeze(-1)))
         shared = SharedBasis(
@@ -236,10 +237,13 @@ class AlignedBlock:
             yield self._neurons_read("W_G").moved("W_G", one)
 
     def _neurons_read(self, tensor: str) -> Side:
-        """What neurons read, one matrix ``[rows, 1]`` each."""
+        """What neurons read, one matrix ``[rows, 1]`` each; those of experts one after another."""
         weights, biases = [], []
         for side, order in zip((self.a, self.b), self.units.neurons, strict=True):
-            W, b = side.reader(tensor)
+            read = [side.reader(f"{expert}{tensor}") for expert in side.description.mlp.prefixes]
+            W = _joined([weight for weight, _ in read], -1)
+            shifts = [bias for _, bias in read if bias is not None]
+            b = _joined(shifts, 0) if shifts else None
             columns = Piece(W.value[:, order].mT.unsqueeze(-1), W.error[order].unsqueeze(-1))
             weights.append(columns)
             biases.append(None if b is None else Piece(b.value[order, None], b.error[order, None]))
@@ -277,7 +281,14 @@ def _leading_inputs(values: Matched, allowed: float) -> Tensor | None:
     found = spectrum(values.white(), allowed)
     if found.dense or not found.rank:
         return None
-    return torch.linalg.svd(values.white(), full_matrices=False)[0][:, : found.rank]
+    directions: Tensor = torch.linalg.svd(values.white(), full_matrices=False).U
+    return directions[:, : found.rank]
+
+
+def _joined(pieces: list[Piece], dim: int) -> Piece:
+    """Neurons of several experts as those of one MLP."""
+    values, errors = [p.value for p in pieces], [p.error for p in pieces]
+    return pieces[0] if len(pieces) == 1 else Piece(torch.cat(values, dim), torch.cat(errors))
 
 
 def _taken(piece: Piece, order: Tensor) -> Piece:
