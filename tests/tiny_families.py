@@ -4,11 +4,9 @@ Weights are drawn so that nothing is trivial: gains differ from one, biases from
 far from uniform.
 """
 
-from __future__ import annotations
-
 import functools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,10 +117,20 @@ TINY: dict[str, Tiny] = {
         **_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
     }, "pairs"),
 }  # fmt: skip
+QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5", "mixtral")
+"""Between them these have every symmetry."""
 HEADS: dict[str, Tiny] = {
     "bert-class": Tiny("BertForSequenceClassification", "BertConfig", {**_BERT, "num_labels": 5}),
 }
 """Models with a head behind their pooler, which the reference forward stops at."""
+
+
+def nightly_but_quick(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test; all but those of `QUICK` run in `make nightly`."""
+    return [pytest.param(n, marks=() if n in QUICK else pytest.mark.nightly) for n in names]
+
+
+every_family = pytest.mark.parametrize("family", nightly_but_quick(TINY))
 
 
 def build(
@@ -258,3 +266,19 @@ def network(name: str) -> Network:
         save(build(name), Path(folder))
         with open_model(folder) as model:
             return Network(name, model.description, model.read(model.names, torch.float64))
+
+
+def encoder(*, norm_first: bool, final: bool, activation: str) -> nn.TransformerEncoder:
+    """PyTorch's own encoder in float64 with random weights, none of them trivial."""
+    layer = nn.TransformerEncoderLayer(
+        24, 4, 40, activation=activation, batch_first=True, norm_first=norm_first
+    )
+    norm = nn.LayerNorm(24) if final else None
+    module = nn.TransformerEncoder(layer, 3, norm, enable_nested_tensor=False).double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            p.copy_(0.3 * _noise(p.shape, generator))
+            if "norm" in name and name.endswith("weight"):
+                p.add_(1)
+    return module.eval()

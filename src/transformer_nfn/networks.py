@@ -31,6 +31,7 @@ from transformer_nfn.errors import (
     TransformerNFNError,
 )
 from transformer_nfn.functional.zoo_network import block_in_network
+from transformer_nfn.io.adapter import is_adapter
 from transformer_nfn.io.assets import NAME, resolve
 from transformer_nfn.io.checkpoint import STATE_DICTS, Checkpoint, check_no_nan, check_plain
 from transformer_nfn.io.files import atomic_file
@@ -105,6 +106,8 @@ class Network:
         if not chosen:
             if self.zoo is not None or not os.path.exists(self.name):
                 return None
+            if is_adapter(self.name):
+                return open_model(self.name, options)
             with Checkpoint.open(self.name) as checkpoint:
                 if SPACE_KEY in checkpoint.metadata or zoo_sizes(checkpoint.unwrapped()):
                     return None

@@ -1,26 +1,18 @@
 """Proof that two checkpoints are one function or are not; never a wrong one."""
 
-import json
 import math
 
 import pytest
 import torch
 from memory_model import MemoryModel, disguised, noisy
-from safetensors.torch import save_file
-from torch import nn
 
-from tiny_families import TINY
+from tiny_families import TINY, every_family
 from transformer_nfn.checkpoints import relate
-from transformer_nfn.checkpoints.families import open_model
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 
 
-QUICK = ("gpt2", "bert", "vit", "qwen3", "gemma2", "phi", "t5")
-FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TINY]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 def test_a_disguise_is_proved_the_same(tiny, family, dtype):
     A = tiny(family, dtype)
@@ -52,9 +44,7 @@ def test_two_disguises_of_a_third_are_the_same(tiny):
     assert relate(disguised(A, 1), disguised(A, 2), prove=True).same_function is True
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(FLOAT32, marks=pytest.mark.nightly), BFLOAT16]
-)
+@pytest.mark.parametrize("dtype", [pytest.param(FLOAT32, marks=pytest.mark.nightly), BFLOAT16])
 @pytest.mark.parametrize(
     ("family", "tensor"),
     [
@@ -158,28 +148,6 @@ def test_one_sign_of_a_stream_coordinate_is_another_function(tiny):
     token = A["token"]
     token[:, 3] *= -1
     assert relate(A, A.changed(token=token), prove=True).same_function is False
-
-
-@pytest.mark.parametrize(("norm_first", "final"), [(True, True), (True, False), (False, False)])
-def test_an_encoder_of_pytorch_has_its_stream_fixed(tmp_path, norm_first, final):
-    layer = nn.TransformerEncoderLayer(24, 4, 40, norm_first=norm_first)
-    module = nn.TransformerEncoder(
-        layer, 3, nn.LayerNorm(24) if final else None, enable_nested_tensor=False
-    )
-    generator = torch.Generator().manual_seed(0)
-    state = {
-        k: 0.3 * torch.randn(w.shape, generator=generator) + float(k.endswith("norm1.weight"))
-        for k, w in module.state_dict().items()
-    }
-    save_file(state, tmp_path / "model.safetensors")
-    config = {"nhead": 4, "norm_first": norm_first, "activation": "relu"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with open_model(tmp_path) as model:
-        A = MemoryModel.of(model)
-    assert relate(A, disguised(A, 1), prove=True).same_function is True
-    order = torch.randperm(24, generator=generator)
-    turned = {n: w[order] if n.endswith((".b_O", ".b_B")) else w for n, w in A.tensors.items()}
-    assert relate(A, MemoryModel(A.description, turned), prove=True).same_function is False
 
 
 @pytest.mark.nightly

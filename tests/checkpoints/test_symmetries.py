@@ -1,7 +1,5 @@
 """One contract for every symmetry on every family: `sites, size, draw, act, fit, reduce`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tiny_families import TINY, Network, network
+from tiny_families import QUICK, TINY, Network, every_family, network
 from transformer_nfn.checkpoints.symmetries import (
     SYMMETRIES,
     BranchConstant,
@@ -41,9 +39,6 @@ pytest.importorskip("transformers")
 
 Weights = dict[str, Tensor]
 HOLDS, BREAKS, STEP = 1e-9, 1e-4, 1e-5
-QUICK = ("gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5", "mixtral")
-"""Between them these have every symmetry."""
-FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TINY]
 LOOSE = ("readers + γ⁻¹vᵀ", "writers + u1ᵀ", "key bias shifted", "position bias shifted")
 """Each tensor of these is moved on its own (with the bias that takes it back)."""
 
@@ -92,7 +87,7 @@ def test_an_action_leaves_the_function_unchanged(family: str) -> None:
         assert change(family, changed) < HOLDS, symmetry.name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_half_an_action_changes_the_function(family: str) -> None:
     for symmetry, site in first_sites(family):
         if symmetry.name in LOOSE:
@@ -113,7 +108,7 @@ def _telling(symmetry: Symmetry[Any], moved: Weights) -> list[str]:
     return [name for name in moved if name not in silent and len(moved) > 1]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_a_fit_finds_the_element(family: str) -> None:
     for symmetry, site in first_sites(family):
         a = site.pick(all_tensors(family))
@@ -123,7 +118,7 @@ def test_a_fit_finds_the_element(family: str) -> None:
         )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_the_reduced_form_is_constant_on_orbits(family: str) -> None:
     for symmetry, site in first_sites(family):
         a = site.pick(all_tensors(family))
@@ -132,7 +127,7 @@ def test_the_reduced_form_is_constant_on_orbits(family: str) -> None:
         assert distance(one, other) < 1e-8, symmetry.name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_the_size_is_the_rank_of_the_action(family: str) -> None:
     """Fits to random small steps are projections onto the orbit: their rank is its dimension."""
     for symmetry, site in first_sites(family):

@@ -1,7 +1,5 @@
 """Valid inputs of every kind that a command takes, small, for damaged copies to be made of."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 import sys

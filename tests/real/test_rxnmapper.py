@@ -1,4 +1,4 @@
-"""An ALBERT of chemical reactions, one block of weights for twelve layers, through every command."""
+"""An ALBERT of chemical reactions, one block for twelve layers, through every command."""
 
 import pytest
 import torch

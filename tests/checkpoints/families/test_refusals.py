@@ -1,7 +1,5 @@
 """What is not read is refused in one sentence that names file, tensor or field, and why."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -205,22 +203,6 @@ def test_what_is_no_number_is_refused_where_it_is_read(value: float, tmp_path: P
         model.block(1)
         with pytest.raises(CheckpointError, match=f"'{MLP}' expected numbers, found NaN"):
             model.block(0)
-
-
-def test_formats_of_others(tmp_path: Path) -> None:
-    (tmp_path / "net.gguf").write_bytes(b"GGUF\3\0\0\0")
-    (tmp_path / "net.bin").write_bytes(b"GGUF\3\0\0\0")
-    for path in (tmp_path / "net.gguf", tmp_path / "net.bin", tmp_path):
-        with pytest.raises(CheckpointError, match=r"net\.(gguf|bin)' is not a readable GGUF"):
-            open_model(path)
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text("{}")
-    save_file({"a": torch.ones(1)}, adapter / "adapter_model.safetensors")
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json' .*found an adapter"):
-        open_model(adapter)
-    with pytest.raises(CheckpointError, match="there is no file"):
-        open_model(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

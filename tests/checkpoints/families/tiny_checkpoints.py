@@ -1,7 +1,5 @@
 """Tiny models of every family, made by the libraries whose files are read, with random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

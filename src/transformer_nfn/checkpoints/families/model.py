@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,7 @@ from transformer_nfn.functional.description import (
     Stack,
     Transformer,
 )
+from transformer_nfn.io.adapter import BASE_FIELD, Adapter, adapted, is_adapter
 from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan, check_plain
 from transformer_nfn.io.gguf_file import ARCHITECTURE
 from transformer_nfn.io.layout import take
@@ -130,6 +132,31 @@ class Model(OpenFiles):
                 out |= {other: w for other, w in found.items() if other in wanted}
         return {name: out[name] if dtype is None else out[name].to(dtype) for name in wanted}
 
+    def format(self, name: str) -> str:
+        """What a tensor is stored in: a dtype, or the format that it was quantised to."""
+        info = self.checkpoint.info(self.key(name))
+        return info.quantised or info.dtype
+
+    def key(self, name: str) -> str:
+        """The name in the file of the tensor that holds a canonical one."""
+        if name in self.binding.kept:
+            return self.binding.kept[name]
+        if name not in self.binding.holders:
+            raise MissingTensorError(f"'{self.where}' holds no tensor '{name}'")
+        return self.binding.holders[name][0]
+
+    def interval(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Lowest and highest number that the format of a tensor rounds to each stored one.
+
+        None where the format does not round weights one by one, or the tensor is not quantised.
+        """
+        key = self.key(name)
+        found = self.checkpoint.interval(key)
+        if found is None or name in self.binding.kept:
+            return found
+        low, high = (self._placed(key, end)[name] for end in found)
+        return low, high
+
     def block(
         self, i: int, stack: str = "", dtype: torch.dtype = torch.float64
     ) -> dict[str, Tensor]:
@@ -158,9 +185,7 @@ class Model(OpenFiles):
 
     def _held(self, name: str) -> dict[str, Tensor]:
         """What the tensor of the file that holds ``name`` holds."""
-        if name not in self.binding.holders:
-            raise MissingTensorError(f"'{self.where}' holds no tensor '{name}'")
-        first, *others = self.binding.holders[name]
+        first, others = self.key(name), self.binding.holders[name][1:]
         raw = self._finite(first)
         for other in others:
             if not torch.equal(raw, self._finite(other)):
@@ -168,7 +193,11 @@ class Model(OpenFiles):
                     f"'{self.where}': '{first}' and '{other}' expected the same numbers, both "
                     f"hold '{name}', found different ones"
                 )
-        entry = self.binding.entries[first]
+        return self._placed(first, raw)
+
+    def _placed(self, key: str, raw: Tensor) -> dict[str, Tensor]:
+        """The tensors that one of the file holds."""
+        entry = self.binding.entries[key]
         found = take(self.binding.sizes, raw.reshape(entry.plain), entry.slots)
         offset = self.binding.family.gain_offset
         if offset:
@@ -216,10 +245,8 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
             ``config.json``, or by the names of the tensors.
     """
     options = OpenOptions() if options is None else options
-    checkpoint = Checkpoint.open(path)
+    checkpoint = _open_adapted(path, options) if is_adapter(path) else _open_files(path)
     try:
-        if ARCHITECTURE in checkpoint.config:
-            checkpoint = as_hub(checkpoint)
         infos = {name: checkpoint.info(name) for name in checkpoint}
         check_plain(list(infos), checkpoint.config, checkpoint.where)
         try:
@@ -238,6 +265,34 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
         return Model(checkpoint, binding, Path(path), options)
     except BaseException:
         checkpoint.close()
+        raise
+
+
+def _open_files(path: str | Path) -> Checkpoint:
+    """A file or folder under the names of hubs."""
+    checkpoint = Checkpoint.open(path)
+    return as_hub(checkpoint) if ARCHITECTURE in checkpoint.config else checkpoint
+
+
+def _open_adapted(path: str | Path, options: OpenOptions) -> Checkpoint:
+    """An adapter merged into its base."""
+    adapter = Adapter.open(path)
+    base = options.base or adapter.base
+    if base is None:
+        adapter.close()
+        named = shown(adapter.config.get(BASE_FIELD))
+        raise CheckpointError(
+            f"'{path}' is an adapter (LoRA), and its base {named} is not here: `tnfn compare` "
+            "takes it as --base"
+        )
+    try:
+        if is_adapter(base):
+            raise CheckpointError(
+                f"'{path}': the base '{base}' expected a model, found an adapter too"
+            )
+        return adapted(_open_files(base), adapter)
+    except BaseException:
+        adapter.close()
         raise
 
 
@@ -308,7 +363,8 @@ def describe(binding: Binding, where: str) -> Transformer:
         family=binding.family.name,
         width=sizes["D"].size,
         norm=facts.one_of("norm", {word: word for word in ("layer", "rms")}),
-        eps=facts.number("eps"),
+        # Single precision, in which some configs write 9.999999747378752e-06 and others 1e-05.
+        eps=float(str(np.float32(facts.number("eps")))),
         stacks=stacks,
         inputs=inputs,
         vocab=sizes["vocab"].size if names.keys() & {"token", "kept.token"} else None,

@@ -32,6 +32,7 @@ class OpenOptions:
         architecture: a user's data file of a family, see ``docs/families.md``.
         family: the name of a known family, such as ``bert``; skips recognition.
         settings: config fields, which take precedence over those of ``config.json``.
+        base: the model that an adapter (LoRA) changes; else where the adapter says.
 
     >>> str(OpenOptions(family="bert", settings={"num_attention_heads": 8}))
     '--family bert --set num_attention_heads=8'
@@ -40,6 +41,7 @@ class OpenOptions:
     architecture: Path | None = None
     family: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    base: Path | None = None
 
     def __post_init__(self) -> None:
         if self.architecture is not None and self.family is not None:
@@ -61,13 +63,16 @@ class OpenOptions:
             words += ["--family", self.family]
         for name, value in self.settings.items():
             words += ["--set", f"{name}={as_setting(value)}"]
+        if self.base is not None:
+            words += ["--base", str(self.base)]
         return shlex.join(words)
 
     def absolute(self) -> OpenOptions:
         """The same for a process with another working directory."""
-        if self.architecture is None:
-            return self
-        return replace(self, architecture=self.architecture.resolve())
+        architecture, base = (
+            None if path is None else path.resolve() for path in (self.architecture, self.base)
+        )
+        return replace(self, architecture=architecture, base=base)
 
 
 def as_setting(value: Any) -> str:
