@@ -19,6 +19,7 @@ class MemoryModel:
         )
         self.tensors, self.names, self.where = tensors, self.description.names(), where
         self.dtype = next(iter(tensors.values())).dtype
+        self.checkpoint: dict[str, Tensor] = {}  # no file, so nothing in it is quantised
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name].clone()

@@ -34,6 +34,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.calibration import CalibratedTest, calibrated_test
 from transformer_nfn.checkpoints.conversion import Conversion, check_conversion
 from transformer_nfn.checkpoints.evidence import ExactTest, exact_test
 from transformer_nfn.checkpoints.families import Model
@@ -133,6 +134,8 @@ class Relation:
         proof: of the same function or the contrary, where one was tried.
         exact: test of independent training; a disguise that permutes units defeats it. None where
             nothing was compared.
+        calibrated: p of the score among trained strangers, whatever the disguise. None where the
+            depths differ.
         conversion: tensor by tensor, where one is quantised and most of them agree.
 
     >>> print(Relation("same", True, 1.0, "both hold the same bytes", ("0",), ("0",)))
@@ -153,6 +156,7 @@ class Relation:
     not_compared: tuple[str, ...] = ()
     proof: Proof | None = None
     exact: ExactTest | None = None
+    calibrated: CalibratedTest | None = None
     conversion: Conversion | None = None
 
     def __str__(self) -> str:
@@ -173,8 +177,7 @@ class Relation:
         if self.proof is not None:
             first, *more = self.proof.lines()
             lines += more if self.proof.reason == self.reason else [first, *more]
-        if self.exact is not None:
-            lines.append(str(self.exact))
+        lines += [str(test) for test in (self.exact, self.calibrated) if test is not None]
         lines += [f"not compared: {text}" for text in self.not_compared]
         if self.verdict in ("derived", "partly", "embeddings only"):
             lines.append(NO_DIRECTION)
@@ -210,6 +213,7 @@ class Relation:
             "direction": "none: scores are symmetric",
             "proof": None if self.proof is None else self.proof.as_json(),
             "exact_test": None if self.exact is None else self.exact.as_json(),
+            "calibrated_test": None if self.calibrated is None else self.calibrated.as_json(),
             "conversion": None if self.conversion is None else self.conversion.as_json(),
         }
 
@@ -419,11 +423,12 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
     matrix = block_matrix(*thumbnails)
     judgement = _judge(A, B, fit, blocks, distances, matrix)
     scores = [block_score(parts) for parts in blocks.values()]
+    score = sum(scores) / len(scores) if scores else None
     undecided = judgement.verdict in ("unclear", CONSISTENT)
     return Relation(
         judgement.verdict,
         None if undecided else False,
-        sum(scores) / len(scores) if scores else None,
+        score,
         judgement.reason,
         A.blocks,
         B.blocks,
@@ -440,6 +445,7 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
             ),
             B.description,
         ),
+        calibrated=None if score is None else calibrated_test(A.description, score),
     )
 
 
