@@ -54,7 +54,7 @@ RIDGE = 0.1
 """Directions weaker than this share of the mean one are not brought up to its strength: they are
 as much rounding as embedding."""
 QUIET = 0.1
-"""Heads quieter than this share of the loudest are not brought up to the others."""
+"""Heads with norms below this share of the largest are not scaled up to the others."""
 DEAD = 1e-6
 """Sizes below this share of the largest count as this."""
 
@@ -174,7 +174,7 @@ def _added(rows: Iterable[_Row], count: int) -> _Row:
 
 
 def _part(rows: Sequence[_Row], step: Sequence[tuple[int, float]]) -> _Row:
-    """A part at a step of depth: each block counts alike, however loud; the scale is their mean."""
+    """A part at a step of depth: blocks have equal weight, and the scale is the mean of theirs."""
     units = (rows[i].times(share / max(rows[i].length, 1e-100)) for i, share in step)
     return _added(units, PART_NUMBERS).times(sum(share * rows[i].length for i, share in step))
 
@@ -290,7 +290,7 @@ class _Heads:
     errors: Tensor
 
     def evened(self) -> _Row:
-        """Sum over heads, none of them much louder than the others; the scale stays."""
+        """Sum over heads with their norms evened out; the total scale stays."""
         size: Tensor = torch.linalg.vector_norm(self.values.double(), dim=1, keepdim=True)
         weight = size.square().mean().sqrt() / (size + QUIET * size.max()).clamp_min(1e-300)
         error = (weight.square() * self.errors).sum()
@@ -582,7 +582,7 @@ def _table_rows(
 
 
 def _kept(model: Reduced) -> Iterator[_Row]:
-    """Tensors that nothing acts on, large ones not much louder than small ones."""
+    """Tensors that nothing acts on, each divided by the root of its norm."""
     for name in model.names:
         if name.startswith(KEPT):
             value = model.model[name].double().flatten()
