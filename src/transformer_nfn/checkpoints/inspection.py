@@ -330,18 +330,22 @@ def _actions(about: Transformer, name: str) -> Mapping[str, str]:
     if "cross." in name and block.cross is not None:
         attention = block.cross
     scales = neuron_scales(block.mlp)
+    streams = "" if about.stream_group == "none" else about.stream_group
+    if block.order == "chain":
+        streams += ", each sublayer's its own"
     heads = "permuted"
     if attention.position_bias and "cross." not in name:
         heads = "permuted, all blocks alike"
     if attention.groups < attention.heads:
         heads = "permuted within its group, groups permuted"
     return {
-        "D": "" if about.stream_group == "none" else about.stream_group,
+        "D": streams,
         "head": heads,
         "group": "permuted",
         "d_k": _query_action(attention),
         "d_v": f"GL({attention.d_v}) per key/value head",
         "neuron": "permuted" if scales is None else f"permuted, {scales} scale",
+        "hidden": "permuted, positive scale",
         "mlm": "permuted with the stream" if about.tied else "permuted",
     }
 

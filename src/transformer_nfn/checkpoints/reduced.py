@@ -23,7 +23,7 @@ float32.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -170,7 +170,7 @@ def folded(
     else:
         W *= gain.unsqueeze(-1)
         error = 2 * unit * torch.einsum("d,...dk->...k", gain.square(), squares)
-    if centred and gain is not None:
+    if centred:
         W -= W.mean(-2, keepdim=True)
     weight = Piece(W, error)
     if bias is None or bias_error is None:
@@ -243,6 +243,15 @@ class Reduced:
     def block(self, name: str) -> ReducedBlock:
         """One block by its name."""
         return ReducedBlock(self, name, self._at[name])
+
+    @property
+    def classifier(self) -> ReducedBlock | None:
+        """An MLP that gives the output, as a block without its attention."""
+        mlp = self.about.classifier
+        if mlp is None:
+            return None
+        block = replace(self.about.stacks[-1].blocks[-1], mlp=mlp)
+        return ReducedBlock(self, "classifier", block, centred=False)
 
     def read(self, name: str) -> Tensor | None:
         """A canonical tensor of the file in the working dtype; None where there is none."""
@@ -334,11 +343,15 @@ class Reduced:
         return table
 
     def vectors(self) -> dict[str, Piece]:
-        """Vectors of the stream that remain: the gain of a norm on the embeddings."""
-        value = self.read("embed_norm.g")
-        if value is None:
-            return {}
-        return {"embed_norm.g": Piece(value, self.unit * value.square().sum())}
+        """Vectors of the stream that remain: the gain of a norm on the embeddings, and the bias
+        of embedded vectors."""
+        out = {}
+        if (gain := self.read("embed_norm.g")) is not None:
+            out["embed_norm.g"] = Piece(gain, self.unit * gain.square().sum())
+        bias = self.read("patch_bias") if self.about.inputs == "vectors" else None
+        if bias is not None:
+            out["patch_bias"] = Piece(bias - bias.mean(), self.unit * bias.square().sum())
+        return out
 
     def masked_head(self) -> tuple[Piece, Piece, Table] | None:
         """BERT's head, `norm(φ(x W + b))` read by the output matrix.
@@ -377,10 +390,14 @@ class ReducedBlock:
         network: the reduced form that it belongs to.
         name: of the block.
         about: its description.
+        centred: the mean of what it writes is discarded.
     """
 
-    def __init__(self, network: Reduced, name: str, about: Block) -> None:
+    def __init__(
+        self, network: Reduced, name: str, about: Block, *, centred: bool | None = None
+    ) -> None:
         self.network, self.name, self.about = network, name, about
+        self.centred = network.centred if centred is None else centred
         self._unit = network.unit
 
     def has(self, tensor: str) -> bool:
@@ -401,14 +418,15 @@ class ReducedBlock:
         """
         bias = self._maybe(tensor.replace("W_", "b_"))
         gain, beta = self._norm_before(tensor)
-        centred = self.network.about.norm == "layer"
+        normed = gain is not None or self.about.order == "chain"
+        centred = self.network.about.norm == "layer" and normed
         return folded(self._read(tensor), bias, gain, beta, unit=self._unit, centred=centred)
 
     def writer(self, tensor: str) -> Piece:
         """A matrix that writes to the stream: ``W_O [h, d, D]``, ``W_B [f, D]``."""
         raw = self._read(tensor)
         error = summed_squares(raw, -1, self._unit)
-        if self.network.centred:
+        if self.centred:
             raw -= raw.mean(-1, keepdim=True)
         signs = self._after_signs(tensor)
         return Piece(raw if signs is None else raw * signs, error)
@@ -518,7 +536,7 @@ class ReducedBlock:
         return self.reader(f"{prefix}W_V")[1]
 
     def _stream_vector(self, value: Tensor, error: Tensor, writer: str) -> Piece:
-        if self.network.centred:
+        if self.centred:
             value = value - value.mean()
         signs = self._after_signs(writer)
         return Piece(value if signs is None else value * signs, error)

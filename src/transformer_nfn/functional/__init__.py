@@ -23,6 +23,7 @@ from transformer_nfn.functional.blocks import (
     rms_norm,
     rope_block,
     rotary,
+    sinusoids,
     swiglu_block,
 )
 from transformer_nfn.functional.registry import (
@@ -32,7 +33,7 @@ from transformer_nfn.functional.registry import (
     runnable,
     stage_weights,
 )
-from transformer_nfn.functional.zoo_network import sinusoids, small_transformer, zoo_logits
+from transformer_nfn.functional.zoo_network import small_transformer, zoo_logits
 from transformer_nfn.io.layout import Naming
 
 __all__ = [

@@ -275,3 +275,15 @@ def gated_mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         up = up + weights["b_U"].squeeze(-1).unsqueeze(-2)
     out = (silu(gate) * up) @ weights["W_D"].squeeze(-2)
     return out + weights["b_D"].unsqueeze(-2) if "b_D" in weights else out
+
+
+def sinusoids(tokens: int, d_model: int) -> Tensor:
+    """The fixed positions ``[tokens, d_model]``, in float32 as the networks have them.
+
+    >>> sinusoids(2, 4)[0]
+    tensor([0., 1., 0., 1.])
+    """
+    where = torch.arange(tokens, dtype=torch.float64)[:, None]
+    pair = torch.arange(0, d_model, 2, dtype=torch.float64)
+    angle = where * torch.exp(pair * (-math.log(10000.0) / d_model))
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).to(torch.float32)

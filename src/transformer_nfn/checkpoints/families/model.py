@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from transformer_nfn.functional.description import (
     Attention,
     Block,
     Mlp,
+    Order,
     RotaryScaling,
     Stack,
     Transformer,
@@ -65,6 +66,7 @@ DEFAULTS: dict[str, Any] = {
     "head_scale": 1.0,
     "position_offset": 0,
     "max_distance": 0,
+    "sinusoids": False,
 }
 ROTARY_SCHEMES = ("default", "linear", "llama3")
 
@@ -193,8 +195,20 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
         options: what its files do not state; without a family in them it is recognised by
             ``config.json``, or by the names of the tensors.
     """
+    return read_model(Checkpoint.open(path), Path(path), options)
+
+
+def read_model(
+    checkpoint: Checkpoint, path: Path, options: OpenOptions | None = None
+) -> Model:
+    """The model of an open checkpoint, which is closed where there is none.
+
+    Args:
+        checkpoint: open.
+        path: where it was opened from; what the model is written after has its suffix.
+        options: see `open_model`.
+    """
     options = OpenOptions() if options is None else options
-    checkpoint = Checkpoint.open(path)
     try:
         infos = {name: checkpoint.info(name) for name in checkpoint}
         check_contents(infos, checkpoint.config, checkpoint.where)
@@ -205,7 +219,7 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
         else:
             family = recognise(infos, checkpoint.config, checkpoint.where)
         binding = bind(family, checkpoint, options.settings)
-        return Model(checkpoint, binding, Path(path), options)
+        return Model(checkpoint, binding, path, options)
     except BaseException:
         checkpoint.close()
         raise
@@ -284,16 +298,24 @@ def describe(binding: Binding, where: str) -> Transformer:
         position_offset=int(facts.number("position_offset")),
         pooler=facts.get("pooler") if "extra.pooler.W" in names else None,
         mlm=facts.one_of("mlm", ACTIVATIONS) if "extra.mlm.W" in names else None,
-        channels=sizes["channel"].size if "patch" in names else 0,
-        side=sizes["side"].size if "patch" in names else 0,
+        classifier=_classifier(binding, facts),
+        sinusoids=bool(facts.get("sinusoids")),
+        channels=sizes["channel"].size if inputs == "patches" else 0,
+        side=sizes["side"].size if inputs == "patches" else 0,
         tensors=dict(names),
     )
+
+
+def _classifier(binding: Binding, facts: _Facts) -> Mlp | None:
+    if "classifier.W_A" not in binding.shapes:
+        return None
+    return Mlp(binding.sizes.axes["hidden"].size, facts.one_of("activation", ACTIVATIONS))
 
 
 def _output(binding: Binding, where: str) -> tuple[bool, bool]:
     """Whether the output matrix is the token embedding, and whether there is none at all."""
     names, family, config = binding.shapes, binding.family, binding.config
-    if "head" in names or head_lines(family, config):
+    if "head" in names or "classifier.W_A" in names or head_lines(family, config):
         return False, False
     matrix = [line.key for line in family.lines if line.tied]
     named = config.get("architectures")
@@ -320,7 +342,8 @@ def _output(binding: Binding, where: str) -> tuple[bool, bool]:
 def _stack(prefix: str, binding: Binding, facts: _Facts, where: str) -> Stack:
     n = binding.sizes.axes[binding.family.counters[prefix]].size
     blocks = tuple(_block(prefix, i, binding, facts, where) for i in range(n))
-    return Stack(prefix, blocks, f"{prefix}norm.g" in binding.shapes)
+    chain = any(block.order == "chain" for block in blocks)
+    return Stack(prefix, blocks, chain or f"{prefix}norm.g" in binding.shapes)
 
 
 def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> Block:
@@ -366,7 +389,7 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
     cross = None
     if f"{at}cross.W_Q" in names:
         cross = Attention(attention.heads, attention.groups, d_k, attention.d_v, attention.scale)
-    order = facts.one_of("order", {o: o for o in ("pre", "post", "parallel", "sandwich")}, **more)
+    order = facts.one_of("order", {o: o for o in get_args(Order)}, **more)
     return Block(attention, mlp, order, cross)
 
 

@@ -107,7 +107,7 @@ def _queries_and_keys(
     orders = {"Q": queries, "K": groups}
     for p, order in orders.items():
         W = A[f"W_{p}"]
-        A[f"W_{p}"] = Piece(block.stream.columns(W.value[order]), W.error[order])
+        A[f"W_{p}"] = Piece(block.streams.before.columns(W.value[order]), W.error[order])
         if f"b_{p}" in A:
             A[f"b_{p}"] = Piece(A[f"b_{p}"].value[order], A[f"b_{p}"].error[order])
     a, b = ({name: piece.value for name, piece in side.items()} for side in (A, B))
@@ -203,8 +203,8 @@ def _values_and_outputs(
     O_A, O_B = (side.writer(f"{prefix}W_O") for side in (block.a, block.b))
     count, share = config.groups, config.heads // config.groups
     a = {
-        "W_V": block.stream.columns(V_A.value[groups]),
-        "W_O": block.stream(O_A.value[queries]),
+        "W_V": block.streams.before.columns(V_A.value[groups]),
+        "W_O": block.streams.middle(O_A.value[queries]),
     }
     b = {"W_V": V_B.value, "W_O": O_B.value}
     errors_V, errors_O = (V_A.error[groups], V_B.error), (O_A.error[queries], O_B.error)

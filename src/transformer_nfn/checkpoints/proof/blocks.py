@@ -11,8 +11,13 @@ from torch import Tensor
 from transformer_nfn.checkpoints.proof.attention import AttentionElement, match_attention
 from transformer_nfn.checkpoints.proof.checks import BlockChecks, Check, Squares, has_duplicate
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
-from transformer_nfn.checkpoints.sketches import BlockSketch
-from transformer_nfn.checkpoints.stream import StreamMap
+from transformer_nfn.checkpoints.sketches import (
+    BlockSketch,
+    NeuronSketch,
+    Probes,
+    sketch_neurons,
+)
+from transformer_nfn.checkpoints.stream import BlockStreams, StreamMap
 from transformer_nfn.checkpoints.symmetries import NeuronScale, Site
 from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
 from transformer_nfn.spaces.actions.permutation import match_rows
@@ -26,17 +31,19 @@ class BlockElement:
         attentions: by the prefix of their tensors.
         neurons: neuron of A that each neuron of B is, ``[f]``.
         scales: of what neurons read against what they write, ``[f]``; None where none acts.
+        streams: maps of what the block reads and writes.
     """
 
     attentions: Mapping[str, AttentionElement]
     neurons: Tensor
     scales: Tensor | None
+    streams: BlockStreams
 
 
 def match_block(
     a: ReducedBlock,
     b: ReducedBlock,
-    stream: StreamMap,
+    streams: BlockStreams,
     sketches: tuple[BlockSketch, BlockSketch],
     order: Tensor | None,
 ) -> tuple[BlockElement, list[Check]]:
@@ -44,27 +51,48 @@ def match_block(
 
     Args:
         a: a block of one model. b: of the other, of the same description.
-        stream: takes the first stream to the second.
+        streams: take the first block's streams to the second's.
         sketches: of both blocks in one basis, by which heads and neurons are matched.
         order: of heads, where blocks share a position bias and so their order.
     """
-    block = BlockChecks(a, b, stream)
+    block = BlockChecks(a, b, streams)
     attentions = {}
     for prefix, config in a.attentions():
         shared = None if prefix else order
         heads = (sketches[0].heads[prefix], sketches[1].heads[prefix])
         attentions[prefix] = match_attention(block, prefix, config, heads, shared)
-        block.vector(f"{prefix}b_O", a.output_bias(prefix), b.output_bias(prefix))
-    neurons, scales = _match_neurons(block, sketches)
-    block.vector("b_B", a.mlp_bias(), b.mlp_bias())
+        biases = a.output_bias(prefix), b.output_bias(prefix)
+        block.vector(f"{prefix}b_O", streams.middle, *biases)
+    neurons, scales = _match_neurons(block, (sketches[0].neurons, sketches[1].neurons))
+    block.vector("b_B", streams.after, a.mlp_bias(), b.mlp_bias())
     others = b.norms()
     for name, piece in a.norms().items():
-        block.vector(name, piece, others.get(name), gain=True)
-    return BlockElement(attentions, neurons, scales), block.checks
+        block.vector(name, streams.after, piece, others.get(name), gain=True)
+    return BlockElement(attentions, neurons, scales, streams), block.checks
+
+
+def match_classifier(
+    a: ReducedBlock, b: ReducedBlock, stream: StreamMap, drawn: Probes
+) -> tuple[BlockElement, list[Check]]:
+    """Fit the element that takes one classifier to another, and check its tensors.
+
+    Args:
+        a: the MLP after the last block of one model. b: of the other.
+        stream: takes the first final stream to the second.
+        drawn: probes by which neurons are matched.
+    """
+    fixed = StreamMap("identity")
+    block = BlockChecks(a, b, BlockStreams(stream, stream, fixed))
+    classes = torch.eye(a.writer("W_B").value.shape[1], dtype=torch.float64)
+    probes = Probes(drawn.into, classes), Probes(stream(drawn.into), classes)
+    sketches = sketch_neurons(a, probes[0]), sketch_neurons(b, probes[1])
+    neurons, scales = _match_neurons(block, sketches)
+    block.vector("b_B", fixed, a.mlp_bias(), b.mlp_bias())
+    return BlockElement({}, neurons, scales, block.streams), block.checks
 
 
 def _match_neurons(
-    block: BlockChecks, sketches: tuple[BlockSketch, BlockSketch]
+    block: BlockChecks, sketches: tuple[NeuronSketch, NeuronSketch]
 ) -> tuple[Tensor, Tensor | None]:
     """Order and scales of the neurons, with every tensor of the MLP checked."""
     mlp = block.a.about.mlp
@@ -74,8 +102,8 @@ def _match_neurons(
     order = match_rows(features[1], features[0]).index
     (W_A, b_A), (V_A, c_A) = (side.reader("W_A") for side in (block.a, block.b))
     W_B, V_B = (side.writer("W_B") for side in (block.a, block.b))
-    read = Piece(block.stream.columns(W_A.value)[:, order], W_A.error[order])
-    write = Piece(block.stream(W_B.value[order]), W_B.error[order])
+    read = Piece(block.streams.middle.columns(W_A.value)[:, order], W_A.error[order])
+    write = Piece(block.streams.after(W_B.value[order]), W_B.error[order])
     width = len(read.value)
     scales: Tensor | None = None
     s = torch.ones(len(order), dtype=read.value.dtype)
@@ -87,7 +115,7 @@ def _match_neurons(
         _check_scales(block, (read, V_A), (write, V_B), s)
     size = V_A.value.square().sum(0)
     # The input of a neuron matters if it has an output, and the output if it has an input.
-    unique = ~has_duplicate(sketches[1].neurons.read)
+    unique = ~has_duplicate(sketches[1].read)
     used = torch.where(unique & (V_B.value.square().sum(1) > V_B.error), torch.inf, 0.0)
     residual = (read.value * s - V_A.value).square().sum(0)
     squares = Squares(residual, s.square() * read.error + V_A.error, size)
@@ -101,7 +129,7 @@ def _match_neurons(
     _check_bias(block, "b_A", (b_A, c_A), order, s)
     if mlp.gated:
         (W_G, b_G), (V_G, c_G) = (side.reader("W_G") for side in (block.a, block.b))
-        gate = block.stream.columns(W_G.value)[:, order]
+        gate = block.streams.middle.columns(W_G.value)[:, order]
         residual = (gate - V_G.value).square().sum(0)
         squares = Squares(residual, W_G.error[order] + V_G.error, V_G.value.square().sum(0))
         block.add("W_G", squares, width)
@@ -143,9 +171,8 @@ def _check_bias(
     block.add(name, Squares((x - y).square(), e + f, size), 1)
 
 
-def _neuron_features(sketch: BlockSketch, *, gated: bool, scaled: bool) -> Tensor:
+def _neuron_features(n: NeuronSketch, *, gated: bool, scaled: bool) -> Tensor:
     """Features of each neuron that do not depend on its scale, ``[f, …]``."""
-    n = sketch.neurons
     if gated:
         return n.read
     if scaled:

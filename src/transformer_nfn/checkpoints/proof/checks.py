@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
-from transformer_nfn.checkpoints.stream import StreamMap
+from transformer_nfn.checkpoints.stream import BlockStreams, StreamMap
 from transformer_nfn.spaces.actions.solvers import Pair
 
 HALF = (torch.float16, torch.bfloat16)
@@ -177,11 +177,11 @@ def has_duplicate(rows: Tensor) -> Tensor:
 
 @dataclass
 class BlockChecks:
-    """Checks of two blocks in one basis of the stream, collected."""
+    """Checks of two blocks, collected; ``streams`` take the first to the bases of the second."""
 
     a: ReducedBlock
     b: ReducedBlock
-    stream: StreamMap
+    streams: BlockStreams
     checks: list[Check] = field(default_factory=list)
 
     def add(
@@ -197,8 +197,10 @@ class BlockChecks:
         named = f"{self.a.name}.{name}"
         self.checks.append(check(named, squares, entries, sites=sites, observable=observable))
 
-    def vector(self, name: str, a: Piece | None, b: Piece | None, *, gain: bool = False) -> None:
-        """Add a vector of the stream. Gains are permuted with it, but take no sign."""
+    def vector(
+        self, name: str, stream: StreamMap, a: Piece | None, b: Piece | None, *, gain: bool = False
+    ) -> None:
+        """Add a vector of a stream. Gains are permuted with it, but take no sign."""
         present = a or b
         if present is None:
             return
@@ -206,9 +208,9 @@ class BlockChecks:
         a, b = a or zero, b or zero
         moved = a.value
         if not gain:
-            moved = self.stream(moved)
-        elif self.stream.index is not None:
-            moved = moved[self.stream.index]
+            moved = stream(moved)
+        elif stream.index is not None:
+            moved = moved[stream.index]
         size = torch.maximum(moved.square().sum(), b.value.square().sum())
         residual = (moved - b.value).square().sum()
         self.add(name, Squares(residual, a.error + b.error, size), 1, sites=False)

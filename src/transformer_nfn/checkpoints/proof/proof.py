@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.proof.blocks import BlockElement, match_block
+from transformer_nfn.checkpoints.proof.blocks import BlockElement, match_block, match_classifier
 from transformer_nfn.checkpoints.proof.checks import Check, Tolerance
 from transformer_nfn.checkpoints.proof.ends import (
     Outputs,
@@ -19,13 +19,19 @@ from transformer_nfn.checkpoints.proof.ends import (
     compare_outputs,
     is_output,
     keeps_inputs,
-    refine_stream,
     table_shifts,
 )
 from transformer_nfn.checkpoints.proof.witness import TokenWitness, find_witness
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
-from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamMap, fit_stream
+from transformer_nfn.checkpoints.stream import (
+    EMBEDDINGS,
+    BlockStreams,
+    StreamMap,
+    chain_streams,
+    fit_stream,
+    refine_stream,
+)
 from transformer_nfn.functional.description import KEPT
 
 PROBES = 64
@@ -212,8 +218,8 @@ def _naming(named: tuple[str, ...]) -> str:
 def _input_mismatch(A: Model, B: Model) -> str | None:
     """Reason why two models cannot be one function: they read different inputs."""
     a, b = A.about, B.about
-    if a.inputs != b.inputs or a.vocab != b.vocab:
-        words = [f"{m.inputs} ({m.vocab})" if m.vocab else m.inputs for m in (a, b)]
+    if (a.inputs, a.input_size) != (b.inputs, b.input_size):
+        words = [f"{m.inputs} ({m.input_size})" if m.input_size else m.inputs for m in (a, b)]
         return f"they read different inputs, {words[0]} and {words[1]}"
     if len(a.stacks) != len(b.stacks):
         return "one has an encoder and a decoder, the other has not"
@@ -263,6 +269,8 @@ def find_element(A: Model, B: Model, outputs: Outputs, tables: Sequence[str]) ->
     blocks: dict[str, BlockElement] = {}
     checks = [*check_ends(a, b, stream, shifts, outputs), *check_added(a, b, stream)]
     for name, part, block_checks in _match_blocks(a, b, stream):
+        if not part.streams.determined:
+            return Proof(None, f"block {name} leaves directions of what it writes open")
         blocks[name] = part
         checks += block_checks
     wrong = [c for c in checks if not c.within(tolerance)]
@@ -293,13 +301,20 @@ def _match_blocks(
 ) -> Iterator[tuple[str, BlockElement, list[Check]]]:
     drawn = draw_probes(a.about.width, centred=a.centred, dtype=torch.float64)
     probes = Probes(drawn.into[:PROBES], drawn.out[:PROBES])
-    moved = Probes(stream(probes.into), stream(probes.out))
     orders: dict[str, Tensor] = {}
+    streams = BlockStreams(stream, stream, stream)
     for name in a.blocks:
         x, y = a.block(name), b.block(name)
         stack = name.rpartition(".")[0]
-        sketches = sketch_block(x, probes), sketch_block(y, moved)
-        element, checks = match_block(x, y, stream, sketches, orders.get(stack))
+        if x.about.order == "chain":
+            streams = chain_streams(x, y, streams.after)
+        moved = Probes(streams.before(probes.into), streams.middle(probes.out))
+        inner = Probes(streams.middle(probes.into), streams.after(probes.out))
+        sketches = sketch_block(x, probes), sketch_block(y, moved, inner)
+        element, checks = match_block(x, y, streams, sketches, orders.get(stack))
         if x.about.attention.position_bias:
             orders.setdefault(stack, element.attentions[""].queries)
         yield name, element, checks
+    head, other = a.classifier, b.classifier
+    if head is not None and other is not None:
+        yield "classifier", *match_classifier(head, other, streams.after, probes)
