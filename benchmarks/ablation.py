@@ -204,9 +204,9 @@ def main() -> None:
             found[name] = fill(name, zoo, parts, given)
             print(line(ROWS[name].words, found[name]), flush=True)
     if given.json is not None:
-        about = {"zoo": describe_zoo(zoo), "networks": parts.counts, "test_from_80": high}
+        description = {"zoo": describe_zoo(zoo), "networks": parts.counts, "test_from_80": high}
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
+        given.json.write_text(json.dumps({**description, "rows": found}, indent=1) + "\n")
 
 
 def fill(name: str, zoo: Zoo, parts: Parts, given: argparse.Namespace) -> dict[str, Any]:

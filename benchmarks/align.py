@@ -152,10 +152,10 @@ def gpt2_pair(work: Path, steps: int) -> dict[str, Any]:
         took = time.perf_counter() - start
         first, second = (m.read(m.names, torch.float64) for m in (A, B))
         assert moved.tensors is not None
-        about = B.about
+        description = B.description
 
         def measure(weights: Mapping[str, Tensor]) -> tuple[float, float]:
-            out = transformer(about, weights, ids)[:, :-1].flatten(0, 1)
+            out = transformer(description, weights, ids)[:, :-1].flatten(0, 1)
             right = ids[:, 1:].flatten()
             loss = torch.nn.functional.cross_entropy(out, right)
             return float(loss), float((out.argmax(-1) != right).float().mean())

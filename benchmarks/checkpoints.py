@@ -104,7 +104,7 @@ def relate_block(first: Path, second: Path) -> dict[str, Any]:
         start = time.perf_counter()
         fit = fit_stream(A, B)
         stream = time.perf_counter() - start
-        drawn = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
+        drawn = draw_probes(A.description.width, centred=A.centred, dtype=A.dtype)
         moved = Probes(fit.map(drawn.into), fit.map(drawn.out))
         before = peak()
         start, work = time.perf_counter(), time.process_time()

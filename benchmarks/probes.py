@@ -32,10 +32,10 @@ MAX_TOKENS = 64
 """Most tokens of a probe; a text may have more."""
 
 
-def some_networks(arch: NetworkSizes, count: int) -> Network:
+def some_networks(sizes: NetworkSizes, count: int) -> Network:
     """Networks with weights of the size of an initialisation."""
-    flat = 0.2 * torch.randn(count, arch.num_weights, generator=torch.Generator().manual_seed(0))
-    return network_of(arch.to_named(flat))
+    flat = 0.2 * torch.randn(count, sizes.num_weights, generator=torch.Generator().manual_seed(0))
+    return network_of(sizes.to_named(flat))
 
 
 def cpu_seconds() -> float:
@@ -58,13 +58,13 @@ def fastest(ways: dict[str, Callable[[], object]], repetitions: int) -> dict[str
 
 def measure(task: str, networks: int, probes: int, repetitions: int) -> dict[str, Any]:
     """CPU time on networks of the paper's size for one task."""
-    arch = NetworkSizes.of(KNOWN_TASKS[task])
-    network = some_networks(arch, networks)
+    sizes = NetworkSizes.of(KNOWN_TASKS[task])
+    network = some_networks(sizes, networks)
     if problem := why_not(network):
         raise SystemExit(problem)
-    tokens = min(arch.tokens, MAX_TOKENS)
-    x = torch.randn(probes, tokens, arch.patch or arch.d_model, requires_grad=True)
-    positions = arch.positions()[:tokens]
+    tokens = min(sizes.tokens, MAX_TOKENS)
+    x = torch.randn(probes, tokens, sizes.patch or sizes.d_model, requires_grad=True)
+    positions = sizes.positions()[:tokens]
 
     def in_torch(*arguments: Any) -> ProbeOutputs:
         with mock.patch.object(native_network, "fits", return_value=False):

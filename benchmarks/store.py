@@ -34,18 +34,18 @@ SHARD_RUNS = 256
 
 def write_zoo(path: Path, runs: int) -> None:
     """A zoo of random networks, in the form a build on a GPU writes."""
-    arch = NetworkSizes.of(KNOWN_TASKS["mnist"])
-    weights = torch.randn(SHARD_RUNS * 4, arch.num_weights)
+    sizes = NetworkSizes.of(KNOWN_TASKS["mnist"])
+    weights = torch.randn(SHARD_RUNS * 4, sizes.num_weights)
     configs = grid()[:runs]
     groups = [configs[i : i + SHARD_RUNS] for i in range(0, runs, SHARD_RUNS)]
     draw = np.random.default_rng(0)
-    about = {
+    description = {
         "origin": "build",
         "task": {"name": "mnist", "samples": None, "provenance": {}},
         "recipe": {"batch": 128},
         "shards": len(groups),
     }
-    folder = Folder.create(path, arch, about)
+    folder = Folder.create(path, sizes, description)
     for shard, group in zip(folder.shards, groups, strict=True):
         rows = [
             config.to_json()
@@ -62,7 +62,7 @@ def write_zoo(path: Path, runs: int) -> None:
             for config in group
             for epoch in (50, 75, 100, 0)
         ]
-        write_shard(folder.shard_path(shard), arch, weights[: len(rows)], rows, {})
+        write_shard(folder.shard_path(shard), sizes, weights[: len(rows)], rows, {})
     folder.merge()
 
 

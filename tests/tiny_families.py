@@ -206,20 +206,20 @@ class Network:
     """A tiny model under canonical names: its description, float64 tensors, inputs, outputs."""
 
     name: str
-    about: Transformer
+    description: Transformer
     weights: dict[str, Tensor]
 
-    def outputs(self, weights: dict[str, Tensor], about: Transformer | None = None) -> Tensor:
+    def outputs(self, weights: dict[str, Tensor], description: Transformer | None = None) -> Tensor:
         """Logits of other weights on this model's inputs."""
         inputs = inputs_of(self.name)
         first = next(iter(inputs.values()))
         decoder = inputs.get("decoder_input_ids")
-        return transformer(about or self.about, weights, first, decoder=decoder)
+        return transformer(description or self.description, weights, first, decoder=decoder)
 
-    def change(self, weights: dict[str, Tensor], about: Transformer | None = None) -> float:
+    def change(self, weights: dict[str, Tensor], description: Transformer | None = None) -> float:
         """How far outputs move, in units of the largest one."""
         before = _outputs_before(self.name)
-        after = self.outputs({**self.weights, **weights}, about)
+        after = self.outputs({**self.weights, **weights}, description)
         return float((after - before).abs().max() / before.abs().max())
 
 
@@ -235,4 +235,4 @@ def network(name: str) -> Network:
     with tempfile.TemporaryDirectory() as folder:
         save(build(name), Path(folder))
         with open_model(folder) as model:
-            return Network(name, model.about, model.read(model.names, torch.float64))
+            return Network(name, model.description, model.read(model.names, torch.float64))

@@ -20,7 +20,7 @@ def embedding_gram(A: Model, B: Model) -> float:
     grams = []
     for model in (A, B):
         E = model["token"].double()
-        if model.about.norm == "layer":
+        if model.description.norm == "layer":
             E = E - E.mean(1, keepdim=True)  # nobody reads it
         E = E - E.mean(0)  # a vector may move between tokens and positions
         grams.append((E @ E.mT).flatten())

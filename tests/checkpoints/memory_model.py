@@ -15,9 +15,11 @@ from transformer_nfn.checkpoints.families import Transformer
 class MemoryModel:
     """Canonical tensors with a description, read as a file would be."""
 
-    def __init__(self, about: Transformer, tensors: dict[str, Tensor], where: str = "memory"):
-        self.about = replace(about, tensors={n: tuple(w.shape) for n, w in tensors.items()})
-        self.tensors, self.names, self.where = tensors, self.about.names(), where
+    def __init__(self, description: Transformer, tensors: dict[str, Tensor], where: str = "memory"):
+        self.description = replace(
+            description, tensors={n: tuple(w.shape) for n, w in tensors.items()}
+        )
+        self.tensors, self.names, self.where = tensors, self.description.names(), where
         self.dtype = next(iter(tensors.values())).dtype
 
     def __getitem__(self, name: str) -> Tensor:
@@ -27,14 +29,14 @@ class MemoryModel:
         return {n: self.tensors[n].clone().to(dtype or self.tensors[n].dtype) for n in names}
 
     def to(self, dtype: torch.dtype) -> MemoryModel:
-        return MemoryModel(self.about, {n: w.to(dtype) for n, w in self.tensors.items()})
+        return MemoryModel(self.description, {n: w.to(dtype) for n, w in self.tensors.items()})
 
     def changed(self, **tensors: Tensor) -> MemoryModel:
-        return MemoryModel(self.about, {**self.tensors, **tensors})
+        return MemoryModel(self.description, {**self.tensors, **tensors})
 
     @staticmethod
     def of(model) -> MemoryModel:
-        return MemoryModel(model.about, model.read(model.names))
+        return MemoryModel(model.description, model.read(model.names))
 
 
 def disguised(
@@ -42,12 +44,12 @@ def disguised(
 ) -> MemoryModel:
     """A random disguise, rounded to the model's dtype."""
     generator = torch.Generator().manual_seed(seed)
-    disguise = Disguise(model.about, model, generator, condition=condition, keep_tie=keep_tie)
+    disguise = Disguise(model.description, model, generator, condition=condition, keep_tie=keep_tie)
     tensors = {name: w.to(model.dtype) for name, w in disguise}
     for name in model.names:
         if name.startswith("kept."):
             tensors[name] = model[name]
-    return MemoryModel(disguise.about, tensors)
+    return MemoryModel(disguise.description, tensors)
 
 
 def noisy(

@@ -61,13 +61,13 @@ def test_the_contract_holds(example: ModuleType, model: Model) -> None:
     symmetry = example.AdapterBasis()
     weights = model.read(model.names, torch.float64)
     ids = torch.arange(9).unsqueeze(0)
-    before = transformer(model.about, weights, ids)
-    for site in symmetry.sites(model.about):
+    before = transformer(model.description, weights, ids)
+    for site in symmetry.sites(model.description):
         a = site.pick(weights)
         g = symmetry.draw(site, a, Drawing(torch.Generator().manual_seed(1), condition=10.0))
         b = a | symmetry.act(site, a, g)
         for moved in (symmetry.act(site, a, g), symmetry.reduce(site, a)):
-            after = transformer(model.about, weights | site.put(moved), ids)
+            after = transformer(model.description, weights | site.put(moved), ids)
             assert float((after - before).abs().max()) < 1e-9 * float(before.abs().max())
         torch.testing.assert_close(symmetry.fit(site, a, b), g, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(

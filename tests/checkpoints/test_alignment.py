@@ -109,7 +109,7 @@ def test_untied_the_stream_has_more_room(tmp_path: Path) -> None:
         done = align(A, B, tmp_path / "out", untie=True)
     assert done.action == "orthogonal fixing ones"
     with open_model(tmp_path / "out") as moved:
-        assert not moved.about.tied
+        assert not moved.description.tied
 
 
 def test_different_sizes_are_refused_and_nothing_is_written(tmp_path: Path) -> None:

@@ -57,14 +57,18 @@ def apart(first: Tensor, second: Tensor) -> float:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_symmetry_at_once_changes_no_output(name: str, keep_tie: bool) -> None:
     net = network(name)
-    drawn = Disguise(net.about, net.weights, seeded(), keep_tie=keep_tie)
+    drawn = Disguise(net.description, net.weights, seeded(), keep_tie=keep_tie)
     weights = dict(drawn)
     shapes = {n: tuple(w.shape) for n, w in weights.items()}
-    assert shapes == {n: s for n, s in drawn.about.tensors.items() if not n.startswith("kept.")}
-    assert net.change(weights, drawn.about) < 1e-10
-    assert drawn.about.tied == (keep_tie and net.about.tied)
+    assert shapes == {
+        n: s for n, s in drawn.description.tensors.items() if not n.startswith("kept.")
+    }
+    assert net.change(weights, drawn.description) < 1e-10
+    assert drawn.description.tied == (keep_tie and net.description.tied)
     same = [n for n, w in net.weights.items() if n in weights and torch.equal(weights[n], w)]
-    assert not [n for n in same if "norm" not in n and not (net.about.headless and "extra" in n)]
+    assert not [
+        n for n in same if "norm" not in n and not (net.description.headless and "extra" in n)
+    ]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -92,7 +96,7 @@ def _outputs(model: nn.Module, name: str, folder: Path) -> Tensor:
     inputs = inputs_of(name)
     with open_model(save(model, folder)) as read:
         first, decoder = next(iter(inputs.values())), inputs.get("decoder_input_ids")
-        return transformer(read.about, read, first, decoder=decoder)
+        return transformer(read.description, read, first, decoder=decoder)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit", "phi3"])
@@ -113,7 +117,7 @@ def test_a_tied_model_is_written_untied_unless_ties_are_kept(name: str, tmp_path
     model, inputs = build(name, dtype=torch.float32), inputs_of(name)
     expected = run_library(model, inputs)
     with open_model(save(model, tmp_path / "a")) as source:
-        assert source.about.tied
+        assert source.description.tied
         disguise(source, tmp_path / "untied", seeded())
         disguise(source, tmp_path / "tied", seeded(), keep_tie=True)
     config = json.loads((tmp_path / "untied/config.json").read_text())
@@ -124,7 +128,7 @@ def test_a_tied_model_is_written_untied_unless_ties_are_kept(name: str, tmp_path
         assert one == tied
         assert apart(expected, run_library(loaded, inputs)) < 1e-5
         with open_model(tmp_path / folder) as read:
-            assert read.about.tied == tied
+            assert read.description.tied == tied
 
 
 @pytest.mark.parametrize("keep_tie", [False, True])
@@ -176,9 +180,9 @@ def test_a_lone_file_keeps_its_tie_or_is_refused(tmp_path: Path) -> None:
 def test_long_vocabularies_are_moved_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("gpt2", "bert", "t5", "vit"):
         net = network(name)
-        at_once = dict(Disguise(net.about, net.weights, seeded()))
+        at_once = dict(Disguise(net.description, net.weights, seeded()))
         monkeypatch.setattr(disguises, "CHUNK", 7)
-        for key, w in Disguise(net.about, net.weights, seeded()):
+        for key, w in Disguise(net.description, net.weights, seeded()):
             torch.testing.assert_close(w, at_once[key], rtol=1e-12, atol=1e-12)
         monkeypatch.undo()
 
@@ -191,7 +195,7 @@ def test_a_network_is_read_block_by_block(tmp_path: Path) -> None:
             asked.append(list(names))
             return model.read(asked[-1], dtype)
 
-        dict(Disguise(model.about, SimpleNamespace(names=model.names, read=read), seeded()))
+        dict(Disguise(model.description, SimpleNamespace(names=model.names, read=read), seeded()))
     matrices = [{n.split(".")[0] for n in names if ".W_" in n} for names in asked]
     assert max(len(blocks) for blocks in matrices) == 1
 
@@ -200,8 +204,8 @@ def test_zero_gains_with_biases_leave_a_permutation() -> None:
     net = network("gpt2-untied")
     gain = net.weights["norm.g"].clone()
     gain[3] = 0
-    dead = Network(net.name, net.about, {**net.weights, "norm.g": gain})
-    drawn = Disguise(net.about, dead.weights, seeded())
+    dead = Network(net.name, net.description, {**net.weights, "norm.g": gain})
+    drawn = Disguise(net.description, dead.weights, seeded())
     before, after = dead.outputs(dead.weights), dead.outputs(dict(drawn))
     assert drawn.action == "permutation and sign"
     assert apart(before, after) < 1e-10
@@ -210,7 +214,7 @@ def test_zero_gains_with_biases_leave_a_permutation() -> None:
 def test_equal_seeds_give_equal_disguises() -> None:
     net = network("llama")
     first, again, other = (
-        dict(Disguise(net.about, net.weights, seeded(seed))) for seed in (1, 1, 2)
+        dict(Disguise(net.description, net.weights, seeded(seed))) for seed in (1, 1, 2)
     )
     assert all(torch.equal(w, again[name]) for name, w in first.items())
     assert not any(torch.equal(w, other[name]) for name, w in first.items())
@@ -222,7 +226,7 @@ def test_matrices_have_the_condition_asked_for(condition: float) -> None:
     for name in ("gpt2", "llama", "phi"):
         net = network(name)
         for symmetry in (QueryKeyBasis(), ValueOutputBasis()):
-            site = next(iter(symmetry.sites(net.about)))
+            site = next(iter(symmetry.sites(net.description)))
             found = torch.linalg.cond(symmetry.draw(site, site.pick(net.weights), how))
             torch.testing.assert_close(found, torch.full_like(found, condition), rtol=1e-9, atol=0)
 

@@ -46,7 +46,7 @@ def test_an_encoder_of_pytorch(
     # Gradients keep the module off its fast path, which has a forward of its own.
     expected = module(x).detach()
     with open_model(tmp_path / "a") as source:
-        found = transformer(source.about, source, x)
+        found = transformer(source.description, source, x)
         drawn = disguise(source, tmp_path / "b", torch.Generator().manual_seed(0))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     assert drawn.action == "none"  # the stream is input and output

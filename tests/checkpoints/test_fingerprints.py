@@ -36,21 +36,21 @@ def compared(a, b):
 
 def cut(model, *, blocks=None, vocabulary=None):
     """The model with its first blocks, or tokens, alone."""
-    about, tensors = model.about, dict(model.tensors)
+    description, tensors = model.description, dict(model.tensors)
     if blocks is not None:
-        last = {stack.prefix: len(stack.blocks) for stack in about.stacks}
+        last = {stack.prefix: len(stack.blocks) for stack in description.stacks}
         removed = tuple(f"{stack}{i}." for stack, n in last.items() for i in range(blocks, n))
         tensors = {n: w for n, w in tensors.items() if not n.startswith(removed)}
-        stacks = tuple(replace(stack, blocks=stack.blocks[:blocks]) for stack in about.stacks)
-        about = replace(about, stacks=stacks)
+        stacks = tuple(replace(stack, blocks=stack.blocks[:blocks]) for stack in description.stacks)
+        description = replace(description, stacks=stacks)
     if vocabulary is not None:
-        about = replace(about, vocab=vocabulary)
+        description = replace(description, vocab=vocabulary)
         for name in ("token", "head_bias"):
             if name in tensors:
                 tensors[name] = tensors[name][:vocabulary]
         if "head" in tensors:
             tensors["head"] = tensors["head"][:, :vocabulary]
-    return MemoryModel(about, tensors)
+    return MemoryModel(description, tensors)
 
 
 @pytest.mark.parametrize("family", TINY)

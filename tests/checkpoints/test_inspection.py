@@ -29,15 +29,15 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_rows_of_the_group_are_those_that_a_disguise_draws(case: str, tmp_path: Path) -> None:
     tiny_checkpoints.save(case, tmp_path)
     with open_model(tmp_path) as model:
-        drawn = Disguise(model.about, model, torch.Generator().manual_seed(0), keep_tie=True)
+        drawn = Disguise(model.description, model, torch.Generator().manual_seed(0), keep_tie=True)
         assert list(drawn)
-        counted = {row.name for row in symmetry_sizes(model.about)}
+        counted = {row.name for row in symmetry_sizes(model.description)}
     assert counted == {name for name, times in drawn.acted.items() if times}
 
 
 def test_the_dimension_of_a_group_known_by_hand(gpt2: Path) -> None:
     with open_model(gpt2) as model:
-        rows = {row.name: row for row in symmetry_sizes(model.about)}
+        rows = {row.name: row for row in symmetry_sizes(model.description)}
     # two blocks, D = 16, four heads of width 4, 12 neurons
     assert rows["queries and keys re-based"].continuous == 2 * 4 * 4 * 4
     assert rows["stream: orthogonal fixing ones"].continuous == 15 * 14 // 2
@@ -48,7 +48,7 @@ def test_the_dimension_of_a_group_known_by_hand(gpt2: Path) -> None:
 def test_embeddings_that_a_block_reads_without_a_norm_are_not_free(tmp_path: Path) -> None:
     tiny_checkpoints.save("opt post", tmp_path)
     with open_model(tmp_path) as model:
-        rows = {row.name: row for row in symmetry_sizes(model.about)}
+        rows = {row.name: row for row in symmetry_sizes(model.description)}
     # two blocks whose heads (16) and neurons (20) write, without biases
     assert rows["writers + u1ᵀ"].continuous == 2 * (16 + 20)
 

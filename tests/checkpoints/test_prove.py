@@ -165,7 +165,7 @@ def test_an_encoder_of_pytorch_has_its_stream_fixed(tmp_path, norm_first, final)
     assert relate(A, disguised(A, 1), prove=True).same_function is True
     order = torch.randperm(24, generator=generator)
     turned = {n: w[order] if n.endswith((".b_O", ".b_B")) else w for n, w in A.tensors.items()}
-    assert relate(A, MemoryModel(A.about, turned), prove=True).same_function is False
+    assert relate(A, MemoryModel(A.description, turned), prove=True).same_function is False
 
 
 @pytest.mark.nightly

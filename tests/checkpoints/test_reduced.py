@@ -18,7 +18,7 @@ def parts(model, name):
         out[tensor] = weight.value
         if bias is not None and tensor != "W_V":
             out[f"b of {tensor}"] = bias.value
-    for key, piece in block.query_key("", block.about.attention).items():
+    for key, piece in block.query_key("", block.description.attention).items():
         out[key] = piece.value
     out |= {tensor: block.writer(tensor).value for tensor in ("W_O", "W_B")}
     for key, bias in (("b_O", block.output_bias()), ("b_B", block.mlp_bias())):
@@ -76,8 +76,8 @@ def test_a_key_bias_under_rotary_positions_stays(tiny):
 def test_a_tied_head_is_read_as_an_untied_one(tiny):
     A = tiny("llama-tied", FLOAT64)
     head = A["token"].mT.contiguous()
-    about = A.about.__class__(**{**A.about.__dict__, "tied": False})
-    B = MemoryModel(about, {**A.tensors, "head": head})
+    description = A.description.__class__(**{**A.description.__dict__, "tied": False})
+    B = MemoryModel(description, {**A.tensors, "head": head})
     (a,), (b,) = Reduced(A).tables(("head",)), Reduced(B).tables(("head",))
     torch.testing.assert_close(a.rows(0, 61).value, b.rows(0, 61).value)
 

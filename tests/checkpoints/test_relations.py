@@ -20,15 +20,15 @@ NO = ("derived", "partly", "embeddings only", "unrelated")
 
 def with_vocabulary(model: MemoryModel, tokens: int) -> MemoryModel:
     """The model with its first tokens alone."""
-    if model.about.vocab is None:
+    if model.description.vocab is None:
         return model
     tensors = dict(model.tensors)
     tensors["token"] = tensors["token"][:tokens]
-    if "head" in tensors and tensors["head"].shape[1] == model.about.vocab:
+    if "head" in tensors and tensors["head"].shape[1] == model.description.vocab:
         tensors["head"] = tensors["head"][:, :tokens]
-    if "head_bias" in tensors and len(tensors["head_bias"]) == model.about.vocab:
+    if "head_bias" in tensors and len(tensors["head_bias"]) == model.description.vocab:
         tensors["head_bias"] = tensors["head_bias"][:tokens]
-    return MemoryModel(replace(model.about, vocab=tokens), tensors)
+    return MemoryModel(replace(model.description, vocab=tokens), tensors)
 
 
 # Disguises
@@ -47,7 +47,7 @@ def test_a_disguise_scores_one_in_every_family(tiny, family):
 @pytest.mark.parametrize("family", [name for name, t in TINY.items() if t.inputs != "pixels"])
 def test_a_disguise_is_proved_with_fewer_tokens_than_directions(tiny, family):
     A = with_vocabulary(tiny(family), 8)
-    for keep_tie in {False, A.about.tied}:
+    for keep_tie in {False, A.description.tied}:
         relation = relate(A, disguised(A, 5, keep_tie=keep_tie))
         assert relation.verdict == "same", str(relation)
 
@@ -62,7 +62,7 @@ def test_a_condition_that_the_dtype_does_not_carry_is_no_no(tiny, family, dtype)
 
 
 def alignment_distance(A: MemoryModel, B: MemoryModel) -> float:
-    alignment = Alignment(B, A, untie=A.about.tied and not B.about.tied)
+    alignment = Alignment(B, A, untie=A.description.tied and not B.description.tied)
     for _ in alignment:
         pass
     return alignment.distances[1]
@@ -90,7 +90,7 @@ def test_compare_fingerprint_and_align_agree_on_disguises(tiny, family):
 @pytest.mark.parametrize("condition", [10.0, 1e3, 1e5])
 def test_they_agree_at_every_condition_and_vocabulary(tiny, family, tokens, condition):
     A = with_vocabulary(tiny(family), tokens)
-    for keep_tie in {False, A.about.tied}:
+    for keep_tie in {False, A.description.tied}:
         check_agreement(A, disguised(A, 5, condition=condition, keep_tie=keep_tie), condition)
 
 
@@ -181,8 +181,10 @@ def test_models_of_different_depth_have_a_matrix_only(tiny, tmp_path):
     A = tiny("gpt2")
     tensors = {n: w for n, w in A.tensors.items() if not n.startswith("1.")}
     tensors = {("1." + n[2:] if n.startswith("2.") else n): w for n, w in tensors.items()}
-    stack = A.about.stacks[0]
-    B = MemoryModel(replace(A.about, stacks=(replace(stack, blocks=stack.blocks[:2]),)), tensors)
+    stack = A.description.stacks[0]
+    B = MemoryModel(
+        replace(A.description, stacks=(replace(stack, blocks=stack.blocks[:2]),)), tensors
+    )
     relation = relate(A, disguised(B, 5))
     assert relation.matrix.shape == (3, 2)
     assert relation.blocks == {}

@@ -28,8 +28,8 @@ from transformer_nfn.checkpoints.symmetries import (
     QueryKeySigns,
     Site,
     StreamBasis,
+    StreamMap,
     Symmetry,
-    Turn,
     ValueBias,
 )
 from transformer_nfn.checkpoints.symmetries.attention import HeadOrder
@@ -54,13 +54,13 @@ def drawing(seed: int = 0) -> Drawing:
 def all_tensors(family: str) -> Weights:
     """The tensors of a tiny network, a tied output matrix under the name of a head."""
     net = network(family)
-    return net.weights | ({"head": net.weights["token"].mT} if net.about.tied else {})
+    return net.weights | ({"head": net.weights["token"].mT} if net.description.tied else {})
 
 
 def change(family: str, moved: Weights) -> float:
     """How far outputs move; an output matrix that is tied is no tensor of the network's."""
     net = network(family)
-    tied = {"head"} if net.about.tied else set()
+    tied = {"head"} if net.description.tied else set()
     return net.change({name: w for name, w in moved.items() if name not in tied})
 
 
@@ -68,7 +68,7 @@ def first_sites(family: str) -> list[tuple[Symmetry[Any], Site]]:
     """Each symmetry at its first site and its last."""
     out = []
     for symmetry in SYMMETRIES:
-        sites = list(symmetry.sites(network(family).about))
+        sites = list(symmetry.sites(network(family).description))
         out += [(symmetry, site) for site in {id(s): s for s in (*sites[:1], *sites[-1:])}.values()]
     return out
 
@@ -82,7 +82,7 @@ def test_an_action_leaves_the_function_unchanged(family: str) -> None:
     for symmetry in SYMMETRIES:
         weights, how = all_tensors(family), drawing()
         changed: Weights = {}
-        for site in symmetry.sites(network(family).about):
+        for site in symmetry.sites(network(family).description):
             own = site.pick(weights)
             changed |= site.put(symmetry.act(site, own, symmetry.draw(site, own, how)))
             weights |= changed
@@ -155,15 +155,15 @@ def _normal(w: Tensor, generator: torch.Generator) -> Tensor:
 
 def at(symmetry: Symmetry[Any], net: Network, g: Any) -> Weights:
     """An element at the first site of a symmetry."""
-    site = next(iter(symmetry.sites(net.about)))
+    site = next(iter(symmetry.sites(net.description)))
     return site.put(symmetry.act(site, site.pick(net.weights), g))
 
 
 def at_block(symmetry: Symmetry[Any], net: Network, g: Any, detail: Any = None) -> Weights:
     """An element on block 0, as if the symmetry had a site there."""
-    prefix = f"{net.about.stacks[0].prefix}0."
+    prefix = f"{net.description.stacks[0].prefix}0."
     names = {n.removeprefix(prefix): n for n in net.weights if n.startswith(prefix)}
-    site = Site(net.about, names, detail)
+    site = Site(net.description, names, detail)
     return site.put(symmetry.act(site, site.pick(net.weights), g))
 
 
@@ -177,7 +177,7 @@ def signs_of(*shape: int) -> Tensor:
 
 
 def attention_of(net: Network) -> Attention:
-    return net.about.stacks[0].blocks[0].attention
+    return net.description.stacks[0].blocks[0].attention
 
 
 def heads_across_groups(net: Network) -> Weights:
@@ -188,7 +188,7 @@ def heads_across_groups(net: Network) -> Weights:
 
 def heads_of_one_block(net: Network) -> Weights:
     order = torch.arange(attention_of(net).heads).roll(1)
-    site = next(iter(HeadPermutation().sites(net.about)))
+    site = next(iter(HeadPermutation().sites(net.description)))
     own = {n: w for n, w in site.pick(net.weights).items() if ".1." in n}
     return site.put(HeadPermutation().act(site, own, HeadOrder(order, order)))
 
@@ -212,22 +212,22 @@ def complex_scales(net: Network) -> Weights:
 
 
 def post_norm_gain(net: Network) -> Weights:
-    site = next(iter(NormBias().sites(net.about)))
+    site = next(iter(NormBias().sites(net.description)))
     return site.put(NormGain().act(site, site.pick(net.weights), 0.5 + random(32).abs()))
 
 
 def readers_of_rms_norm(net: Network) -> Weights:
-    site = next(iter(NormGain().sites(net.about)))
+    site = next(iter(NormGain().sites(net.description)))
     shifts = {"W_Q": random(attention_of(net).heads, attention_of(net).d_k)}
     return site.put(CentredReaders().act(site, site.pick(net.weights), shifts))
 
 
-def turned(net: Network, turn: Turn, but: str = "none") -> Weights:
-    return {n: turn(n, w) for n, w in net.weights.items() if but not in n}
+def turned(net: Network, stream: StreamMap, but: str = "none") -> Weights:
+    return {n: stream.tensor(n, w) for n, w in net.weights.items() if but not in n}
 
 
-def any_rotation(net: Network) -> Turn:
-    return Turn(matrix=Orthogonal().draw(net.about.width, (), drawing()))
+def any_rotation(net: Network) -> StreamMap:
+    return StreamMap(matrix=Orthogonal().draw(net.description.width, (), drawing()))
 
 
 CONTROLS: dict[str, tuple[tuple[str, ...], Callable[[Network], Weights]]] = {
@@ -254,11 +254,11 @@ CONTROLS: dict[str, tuple[tuple[str, ...], Callable[[Network], Weights]]] = {
         ("gpt2", "vit"), lambda n: at_block(BranchConstant(), n, random(32)),
     ),
     "signs of single coordinates under LayerNorm": (
-        ("gpt2", "bert", "phi"), lambda n: turned(n, Turn(torch.arange(32), signs_of(32))),
+        ("gpt2", "bert", "phi"), lambda n: turned(n, StreamMap(torch.arange(32), signs_of(32))),
     ),
     "a permutation of all but one block": (
         ("gpt2", "llama"),
-        lambda n: turned(n, Turn(torch.arange(32).roll(1), torch.ones(32)), but="1."),
+        lambda n: turned(n, StreamMap(torch.arange(32).roll(1), torch.ones(32)), but="1."),
     ),
     "rotation without folded gains": (
         ("llama", "gpt2-untied"), lambda n: turned(n, any_rotation(n)),
@@ -289,4 +289,4 @@ def test_what_is_nearly_a_symmetry_changes_the_function(name: str, family: str) 
 def test_where_a_symmetry_does_not_hold_it_has_no_site(
     family: str, symmetry: Symmetry[Any]
 ) -> None:
-    assert not list(symmetry.sites(network(family).about))
+    assert not list(symmetry.sites(network(family).description))

@@ -234,8 +234,8 @@ def test_what_the_zoo_has_leaves_nothing_out(
 
 
 def _three_blocks(zoo: Zoo) -> dict[str, Tensor]:
-    arch = NetworkSizes(**{**zoo.sizes.to_json(), "blocks": 3})
-    return to_state_dict(arch, {name: torch.randn(s) for name, s in arch.space.shapes.items()})
+    sizes = NetworkSizes(**{**zoo.sizes.to_json(), "blocks": 3})
+    return to_state_dict(sizes, {name: torch.randn(s) for name, s in sizes.space.shapes.items()})
 
 
 @pytest.mark.parametrize(

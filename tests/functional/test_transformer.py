@@ -26,7 +26,10 @@ def test_it_computes_what_the_library_computes(name: str, tmp_path: Path) -> Non
     expected = run_library(model, inputs)
     with open_model(save(model, tmp_path)) as read:
         found = forward.transformer(
-            read.about, read, next(iter(inputs.values())), decoder=inputs.get("decoder_input_ids")
+            read.description,
+            read,
+            next(iter(inputs.values())),
+            decoder=inputs.get("decoder_input_ids"),
         )
     assert found.dtype == torch.float64
     assert found.shape == expected.shape
@@ -38,8 +41,8 @@ def test_the_pooler_computes_what_the_library_computes(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(**inputs).pooler_output
     with open_model(save(model, tmp_path)) as read:
-        x = forward.hidden_states(read.about, read, inputs["input_ids"])
-        found = forward.pooled(read.about, read, x)
+        x = forward.hidden_states(read.description, read, inputs["input_ids"])
+        found = forward.pooled(read.description, read, x)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -55,7 +58,7 @@ def test_a_lazy_model_is_read_block_by_block(name: str, tmp_path: Path) -> None:
         watched = SimpleNamespace(names=model.names, read=read)
         inputs = inputs_of(name)
         first, decoder = next(iter(inputs.values())), inputs.get("decoder_input_ids")
-        found = forward.transformer(model.about, watched, first, decoder=decoder)
+        found = forward.transformer(model.description, watched, first, decoder=decoder)
     torch.testing.assert_close(found, network(name).outputs(network(name).weights))
     matrices = [
         {name.split(".W_")[0].removesuffix(".cross") for name in names if ".W_" in name}
@@ -68,30 +71,30 @@ def test_half_precision_files_are_computed_in_the_dtype_asked_for(tmp_path: Path
     save(build("llama", dtype=torch.bfloat16), tmp_path)
     ids = inputs_of("llama")["input_ids"]
     with open_model(tmp_path) as read:
-        wide = forward.transformer(read.about, read, ids, dtype=torch.float64)
-        narrow = forward.transformer(read.about, read, ids)
+        wide = forward.transformer(read.description, read, ids, dtype=torch.float64)
+        narrow = forward.transformer(read.description, read, ids)
     assert wide.dtype == torch.float64
     assert narrow.dtype == torch.bfloat16
 
 
 def test_a_window_hides_what_is_far() -> None:
     net = network("mistral")
-    block = net.about.stacks[0].blocks[0]
+    block = net.description.stacks[0].blocks[0]
     wide = replace(block, attention=replace(block.attention, window=None))
-    stack = replace(net.about.stacks[0], blocks=(wide,) * 3)
-    assert net.change({}, replace(net.about, stacks=(stack,))) > 1e-2
+    stack = replace(net.description.stacks[0], blocks=(wide,) * 3)
+    assert net.change({}, replace(net.description, stacks=(stack,))) > 1e-2
 
 
 def test_inputs_longer_than_the_positions_are_refused() -> None:
     net = network("gpt2")
     with pytest.raises(SpaceError, match="'position': expected at least 25 rows"):
-        forward.transformer(net.about, net.weights, torch.zeros(1, 25, dtype=torch.long))
+        forward.transformer(net.description, net.weights, torch.zeros(1, 25, dtype=torch.long))
 
 
 def test_a_decoder_needs_its_own_tokens() -> None:
     net = network("t5")
     with pytest.raises(SpaceError, match="has a decoder"):
-        forward.transformer(net.about, net.weights, torch.zeros(1, 5, dtype=torch.long))
+        forward.transformer(net.description, net.weights, torch.zeros(1, 5, dtype=torch.long))
 
 
 @pytest.mark.parametrize("both_ways", [True, False])

@@ -161,12 +161,12 @@ def _encoder(path: Path) -> None:
 def _authors(folder: Path) -> None:
     (folder / "mnist").mkdir(parents=True)
     (folder / "metadata").mkdir()
-    arch = NetworkSizes.of(KNOWN_TASKS["mnist"])
+    sizes = NetworkSizes.of(KNOWN_TASKS["mnist"])
     rows = []
     for i in range(3):
         torch.manual_seed(i)
         file = f"run{i}_75_{5000 + 100 * i}.pt"
-        torch.save(SmallTransformer(arch).state_dict(), folder / "mnist" / file)
+        torch.save(SmallTransformer(sizes).state_dict(), folder / "mnist" / file)
         rows.append(
             {
                 "seed": i, "optimizer": "Adam", "lr": 0.001, "weight_decay": 1e-6, "init_std": 0.2,

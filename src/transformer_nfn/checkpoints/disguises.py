@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model, write_model
+from transformer_nfn.checkpoints.symmetries import SYMMETRIES
 from transformer_nfn.checkpoints.symmetries.base import (
     Part,
     Site,
@@ -25,7 +26,6 @@ from transformer_nfn.checkpoints.symmetries.base import (
     block_parts,
     ends_part,
 )
-from transformer_nfn.checkpoints.symmetries.registry import SYMMETRIES
 from transformer_nfn.checkpoints.symmetries.stream import StreamBasis, allowed
 from transformer_nfn.errors import GroupError
 from transformer_nfn.functional.description import StreamGroup, Transformer
@@ -42,20 +42,20 @@ LONG = ("token", "head", "head_bias")
 Local = list[tuple[Symmetry[Any], Site]]
 
 
-def untied(about: Transformer) -> Transformer:
+def untied(description: Transformer) -> Transformer:
     """The same network with an output matrix of its own, which takes up the head's scale."""
-    if not about.tied:
-        return about
-    assert about.vocab is not None
-    tensors = {**about.tensors, "head": (about.width, about.vocab)}
-    return replace(about, tied=False, head_scale=1.0, tensors=tensors)
+    if not description.tied:
+        return description
+    assert description.vocab is not None
+    tensors = {**description.tensors, "head": (description.width, description.vocab)}
+    return replace(description, tied=False, head_scale=1.0, tensors=tensors)
 
 
 class Disguise:
     """One random disguise of a network: iterate it once for its tensors, by canonical name.
 
     Attributes:
-        about: the network as it will be: untied, unless ties are to be kept.
+        description: the network as it will be: untied, unless ties are to be kept.
         action: the group that acts on its stream.
         acted: number of sites at which each symmetry acted, complete after the iteration.
 
@@ -63,7 +63,7 @@ class Disguise:
         >>> from transformer_nfn.checkpoints import open_model
         >>> from transformer_nfn.testing import write_example_checkpoint
         >>> with open_model(write_example_checkpoint("llama")) as model:
-        ...     disguise = Disguise(model.about, model, torch.Generator().manual_seed(0))
+        ...     disguise = Disguise(model.description, model, torch.Generator().manual_seed(0))
         ...     tensors = dict(disguise)
         >>> disguise.action, disguise.acted["neurons scaled"]
         ('orthogonal', 2)
@@ -71,20 +71,20 @@ class Disguise:
 
     def __init__(
         self,
-        about: Transformer,
+        description: Transformer,
         weights: Source,
         generator: torch.Generator | None = None,
         *,
         condition: float = 10.0,
         keep_tie: bool = False,
     ) -> None:
-        self.about = about if keep_tie else untied(about)
+        self.description = description if keep_tie else untied(description)
         self.action: StreamGroup = "none"
         self.acted: Counter[str] = Counter()
-        self._before, self._weights = about, weights
+        self._before, self._weights = description, weights
         self._how = Drawing(generator, condition=condition)
-        self._dtype = _working_dtype(about, weights)
-        self._ends, self._blocks = ends_part(self.about), list(block_parts(self.about))
+        self._dtype = _working_dtype(description, weights)
+        self._ends, self._blocks = ends_part(self.description), list(block_parts(self.description))
         self._local, shared = self._sites()
         self._full = self._read_ends()
         self._small = {n: w.to(self._dtype) for n, w in self._full.items() if n not in LONG}
@@ -115,7 +115,7 @@ class Disguise:
         local: dict[str, Local] = {part.name: [] for part in parts}
         shared: Local = []
         for symmetry in SYMMETRIES:
-            for site in symmetry.sites(self.about):
+            for site in symmetry.sites(self.description):
                 if isinstance(symmetry, StreamBasis):
                     site = allowed(site, self._weights)
                     self.action = site.detail.group
@@ -161,7 +161,7 @@ class Disguise:
                 _entries(k, w, cut).copy_(weights.pop(k))
             if start == 0:
                 yield from weights.items()
-        if self.about.tied:
+        if self.description.tied:
             long.pop("head", None)
         yield from long.items()
 
@@ -170,7 +170,7 @@ class Disguise:
         out = {
             k: _entries(k, w, cut).to(self._dtype) for k, w in self._full.items() if k in LONG
         }
-        if self._before.tied and not self.about.tied:
+        if self._before.tied and not self.description.tied:
             out["head"] = out["head"] * self._before.head_scale
         return out
 
@@ -210,7 +210,7 @@ def disguise(
         raise GroupError(f"condition must be at least 1, found {condition}")
     if condition > WORST_CONDITION:
         raise GroupError(f"condition must be at most {WORST_CONDITION:g}, found {condition:g}")
-    drawn = Disguise(model.about, model, generator, condition=condition, keep_tie=keep_tie)
+    drawn = Disguise(model.description, model, generator, condition=condition, keep_tie=keep_tie)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name, w in drawn:
@@ -226,8 +226,8 @@ def _entries(name: str, w: Tensor, cut: slice) -> Tensor:
     return w[:, cut] if name == "head" else w[cut]
 
 
-def _working_dtype(about: Transformer, weights: Source) -> torch.dtype:
+def _working_dtype(description: Transformer, weights: Source) -> torch.dtype:
     """float64 for full precision; half-precision weights lose nothing in float32."""
-    name = f"{about.stacks[0].prefix}0.W_B"
+    name = f"{description.stacks[0].prefix}0.W_B"
     stored = fetch(weights, [name])[name].dtype
     return torch.float64 if stored in (torch.float32, torch.float64) else torch.float32

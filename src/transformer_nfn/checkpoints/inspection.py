@@ -173,14 +173,14 @@ def inspect(model: Model, progress: Callable[[str], None] | None = None) -> Insp
         blocks.append(_inspect_block(reduced.block(name)))
         if progress is not None:
             progress(name)
-    about = model.about
+    description = model.description
     return Inspection(
         model.where,
-        about.family,
+        description.family,
         _sizes(model),
-        _family_tensors(about),
-        symmetry_sizes(about),
-        ("the output matrix is the token embedding",) if about.tied else (),
+        _family_tensors(description),
+        symmetry_sizes(description),
+        ("the output matrix is the token embedding",) if description.tied else (),
         tuple(blocks),
     )
 
@@ -229,10 +229,10 @@ def axis_actions(lines: Iterable[TensorLine]) -> dict[str, tuple[str, ...]]:
 def _inspect_block(block: ReducedBlock) -> BlockReport:
     spectra: dict[str, Tensor] = {}
     heads: dict[str, Redundancy] = {}
-    for prefix, about in block.attentions():
-        pieces = block.query_key(prefix, about)
+    for prefix, attention in block.attentions():
+        pieces = block.query_key(prefix, attention)
         Q, K = pieces["W_Q"].value, pieces["W_K"].value
-        if about.qk_norm:
+        if attention.qk_norm:
             Q = Q * (pieces["q_norm.g"].value * pieces["k_norm.g"].value)
         V = block.reader(f"{prefix}W_V")[0].value
         O_rows = block.writer(f"{prefix}W_O").value.mT
@@ -243,7 +243,7 @@ def _inspect_block(block: ReducedBlock) -> BlockReport:
     spectra["W_A"] = matrix_spectrum(W_A.value)
     if b_A is not None:
         read.append(b_A.value.unsqueeze(-1))
-    gated = block.about.mlp.gated
+    gated = block.description.mlp.gated
     if gated:
         read = [block.reader("W_G")[0].value.mT]
         spectra["W_G"] = matrix_spectrum(read[0])
@@ -251,7 +251,7 @@ def _inspect_block(block: ReducedBlock) -> BlockReport:
         read.append(unit.mT * read[0].norm(dim=1, keepdim=True))
     write = block.writer("W_B").value
     spectra["W_B"] = matrix_spectrum(write)
-    relu = block.about.mlp.activation == "relu" and not gated
+    relu = block.description.mlp.activation == "relu" and not gated
     neurons = redundant_neurons(torch.cat(read, 1), write, scale_free=relu)
     return BlockReport(block.name, spectra, heads, neurons)
 
@@ -283,54 +283,54 @@ def _inspect_space_block(prefix: str, own: Mapping[str, Tensor]) -> BlockReport:
 
 
 def _sizes(model: Model) -> dict[str, Any]:
-    about = model.about
-    block = about.stacks[-1].blocks[0]
+    description = model.description
+    block = description.stacks[-1].blocks[0]
     attention, mlp = block.attention, block.mlp
     sizes: dict[str, Any] = {
         "weights": sum(math.prod(shape) for shape in model.names.values()),
         "tensors": len(model.names),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "blocks": {s.prefix.rstrip(".") or "blocks": len(s.blocks) for s in about.stacks},
-        "width": about.width,
+        "blocks": {s.prefix.rstrip(".") or "blocks": len(s.blocks) for s in description.stacks},
+        "width": description.width,
         "heads": attention.heads,
         "key/value heads": attention.groups,
         "d_k": attention.d_k,
         "d_v": attention.d_v,
         "neurons": mlp.neurons,
         "activation": mlp.activation + (", gated" if mlp.gated else ""),
-        "norm": {"layer": "LayerNorm", "rms": "RMS norm"}[about.norm] + f", {block.order}",
+        "norm": {"layer": "LayerNorm", "rms": "RMS norm"}[description.norm] + f", {block.order}",
     }
     if attention.rotary:
         sizes["rotary"] = attention.rotary
-    if about.vocab is not None:
-        sizes["vocabulary"] = about.vocab
+    if description.vocab is not None:
+        sizes["vocabulary"] = description.vocab
     return sizes
 
 
-def _family_tensors(about: Transformer) -> tuple[TensorLine, ...]:
+def _family_tensors(description: Transformer) -> tuple[TensorLine, ...]:
     """The tensors of a checkpoint, those of all blocks in one line."""
     lines: dict[str, TensorLine] = {}
-    for name, shape in about.tensors.items():
+    for name, shape in description.tensors.items():
         short = re.sub(r"^((?:encoder\.|decoder\.)?)\d+\.", r"\1{i}.", name)
         if short in lines:
             old = lines[short]
             lines[short] = TensorLine(short, old.times + 1, old.shape, old.axes, old.acts)
             continue
         axes = () if name.startswith(KEPT) else axes_of(name)
-        acts = _actions(about, name)
+        acts = _actions(description, name)
         lines[short] = TensorLine(short, 1, shape, axes, tuple(acts.get(a, "") for a in axes))
     return tuple(lines.values())
 
 
-def _actions(about: Transformer, name: str) -> Mapping[str, str]:
+def _actions(description: Transformer, name: str) -> Mapping[str, str]:
     """What acts on the axes of a tensor."""
-    stack = next((s for s in about.stacks if s.prefix and name.startswith(s.prefix)), None)
-    block = (stack or about.stacks[0]).blocks[0]
+    stack = next((s for s in description.stacks if s.prefix and name.startswith(s.prefix)), None)
+    block = (stack or description.stacks[0]).blocks[0]
     attention = block.attention
     if "cross." in name and block.cross is not None:
         attention = block.cross
     scales = neuron_scales(block.mlp)
-    streams = "" if about.stream_group == "none" else about.stream_group
+    streams = "" if description.stream_group == "none" else description.stream_group
     if block.order == "chain":
         streams += ", each sublayer's its own"
     heads = "permuted"
@@ -346,7 +346,7 @@ def _actions(about: Transformer, name: str) -> Mapping[str, str]:
         "d_v": f"GL({attention.d_v}) per key/value head",
         "neuron": "permuted" if scales is None else f"permuted, {scales} scale",
         "hidden": "permuted, positive scale",
-        "mlm": "permuted with the stream" if about.tied else "permuted",
+        "mlm": "permuted with the stream" if description.tied else "permuted",
     }
 
 

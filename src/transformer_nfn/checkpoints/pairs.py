@@ -221,12 +221,12 @@ def read_folder(
         name = str(path.relative_to(folder))
         try:
             with open_model(path, options) as model:
-                about = model.about
+                description = model.description
         except TransformerNFNError as error:
             not_read[name] = str(error)
             continue
-        blocks = sum(len(stack.blocks) for stack in about.stacks)
-        family = f"{about.family}, {about.width} wide, {blocks} blocks"
+        blocks = sum(len(stack.blocks) for stack in description.stacks)
+        family = f"{description.family}, {description.width} wide, {blocks} blocks"
         candidates.append(Candidate(name, path, _identity(path, options), family))
     if len(candidates) < 2:
         reason = next((f": {text}" for text in not_read.values()), "")

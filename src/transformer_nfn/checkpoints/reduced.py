@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.symmetries.registry import added_sites
+from transformer_nfn.checkpoints.symmetries import added_sites
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Attention, Block
 
@@ -199,7 +199,7 @@ class Reduced:
 
     Attributes:
         model: the open model.
-        about: its description.
+        description: its description.
         dtype: of all tensors.
         centred: the mean of what blocks write is discarded by every reader.
         unit: expected square of the relative rounding error of a weight.
@@ -228,14 +228,14 @@ class Reduced:
             stored: dtype that weights were once rounded to, if not the file's. For two models
                 that are compared the coarser one: a cast may have come before a disguise.
         """
-        self.model, self.about, self.dtype = model, model.about, dtype
+        self.model, self.description, self.dtype = model, model.description, dtype
         self.names: Mapping[str, tuple[int, ...]] = model.names
         self.unit = max(rounding_rms(d) for d in (stored or model.dtype, dtype)) ** 2
-        self.post = "post" in self.about.orders
-        self.centred = self.about.hides_mean
+        self.post = "post" in self.description.orders
+        self.centred = self.description.hides_mean
         self._at = {
             f"{stack.prefix}{i}": block
-            for stack in self.about.stacks
+            for stack in self.description.stacks
             for i, block in enumerate(stack.blocks)
         }
         self.blocks = tuple(self._at)
@@ -247,10 +247,10 @@ class Reduced:
     @property
     def classifier(self) -> ReducedBlock | None:
         """An MLP that gives the output, as a block without its attention."""
-        mlp = self.about.classifier
+        mlp = self.description.classifier
         if mlp is None:
             return None
-        block = replace(self.about.stacks[-1].blocks[-1], mlp=mlp)
+        block = replace(self.description.stacks[-1].blocks[-1], mlp=mlp)
         return ReducedBlock(self, "classifier", block, centred=False)
 
     def read(self, name: str) -> Tensor | None:
@@ -260,7 +260,7 @@ class Reduced:
     def final_norm(self, stack: str | None = None) -> tuple[Tensor | None, Tensor | None]:
         """Gain and bias of the norm after a stack (the last one by default), or of the norm that
         ends its last block."""
-        prefix = self.about.stacks[-1].prefix if stack is None else stack
+        prefix = self.description.stacks[-1].prefix if stack is None else stack
         norm = f"{prefix}norm"
         if f"{norm}.g" not in self.names and self.post:
             norm = f"{self.blocks[-1]}.norm_2"
@@ -284,7 +284,7 @@ class Reduced:
     def table_names(self) -> tuple[str, ...]:
         """The tables this model has."""
         inputs = [n for n in ("token", "position", "type", "patch") if n in self.names]
-        outputs = ["head"] if self.has_head and self.about.mlm is None else []
+        outputs = ["head"] if self.has_head and self.description.mlm is None else []
         extras = [n for n in self.names if n.startswith("extra.") and n.endswith(".W")]
         return (*inputs, *outputs, *(n.removesuffix(".W") for n in extras if n != "extra.mlm.W"))
 
@@ -297,10 +297,10 @@ class Reduced:
 
     def output(self) -> Table | None:
         """The final stream as an output, where there is no output matrix."""
-        if not self.about.headless:
+        if not self.description.headless:
             return None
         gain, beta = self.final_norm()
-        ones = torch.eye(self.about.width, dtype=self.dtype)
+        ones = torch.eye(self.description.width, dtype=self.dtype)
         centred = self.centred and gain is not None
         return Table(
             "output", ones, dtype=self.dtype, unit=self.unit, gain=gain, beta=beta, centred=centred
@@ -309,14 +309,14 @@ class Reduced:
     @property
     def has_head(self) -> bool:
         """Whether there is an output matrix, tied or not."""
-        return self.about.tied or "head" in self.names
+        return self.description.tied or "head" in self.names
 
     def _table(self, name: str) -> Table:
         embedded = name in ("token", "position", "type", "patch")
-        centred = self.about.hides_mean_of_embeddings if embedded else self.centred
+        centred = self.description.hides_mean_of_embeddings if embedded else self.centred
         make = partial(Table, name, dtype=self.dtype, unit=self.unit, centred=centred)
         if name == "token":
-            return make(self._token, scale=self.about.embedding_scale)
+            return make(self._token, scale=self.description.embedding_scale)
         if name == "position":
             return make(self._positions())
         if name in ("type", "patch"):
@@ -325,14 +325,14 @@ class Reduced:
         if name == "head":
             raw = self._token if "head" not in self.names else self.model["head"].mT
             bias = self.model["head_bias"] if "head_bias" in self.names else None
-            return make(raw, scale=self.about.head_scale, bias=bias, gain=gain, beta=beta)
+            return make(raw, scale=self.description.head_scale, bias=bias, gain=gain, beta=beta)
         bias = self.model[f"{name}.b"] if f"{name}.b" in self.names else None
         return make(self.model[f"{name}.W"].mT, bias=bias, gain=gain, beta=beta)
 
     def _positions(self) -> Tensor:
         """Position embeddings, with what is always added to the same positions folded in."""
         table = self.model["position"]
-        if self.about.inputs != "patches":
+        if self.description.inputs != "patches":
             return table
         table = table.to(self.dtype).clone()
         first = [n for n in ("cls", "dist") if n in self.names]
@@ -348,7 +348,7 @@ class Reduced:
         out = {}
         if (gain := self.read("embed_norm.g")) is not None:
             out["embed_norm.g"] = Piece(gain, self.unit * gain.square().sum())
-        bias = self.read("patch_bias") if self.about.inputs == "vectors" else None
+        bias = self.read("patch_bias") if self.description.inputs == "vectors" else None
         if bias is not None:
             out["patch_bias"] = Piece(bias - bias.mean(), self.unit * bias.square().sum())
         return out
@@ -359,13 +359,13 @@ class Reduced:
         Returns:
             W ``[D, m]``, b ``[m]``, and the output matrix as a table over the m hidden units.
         """
-        if self.about.mlm is None or "extra.mlm.W" not in self.names:
+        if self.description.mlm is None or "extra.mlm.W" not in self.names:
             return None
         W, b = (self.read(f"extra.mlm.{part}") for part in "Wb")
         if W is None or b is None:
             raise SpaceError(f"'{self.model.where}': the masked-language head lacks W or b")
         gain, beta = self.final_norm()
-        centring = self.about.norm == "layer"
+        centring = self.description.norm == "layer"
         weight, bias = folded(W, b, gain, beta, unit=self.unit, centred=centring)
         assert bias is not None
         raw = self._token if "head" not in self.names else self.model["head"].mT
@@ -374,7 +374,7 @@ class Reduced:
             raw,
             dtype=self.dtype,
             unit=self.unit,
-            scale=self.about.head_scale,
+            scale=self.description.head_scale,
             gain=self.read("extra.mlm_norm.g"),
             beta=self.read("extra.mlm_norm.b"),
             bias=self.model["head_bias"] if "head_bias" in self.names else None,
@@ -389,14 +389,14 @@ class ReducedBlock:
     Attributes:
         network: the reduced form that it belongs to.
         name: of the block.
-        about: its description.
+        description: its description.
         centred: the mean of what it writes is discarded.
     """
 
     def __init__(
-        self, network: Reduced, name: str, about: Block, *, centred: bool | None = None
+        self, network: Reduced, name: str, description: Block, *, centred: bool | None = None
     ) -> None:
-        self.network, self.name, self.about = network, name, about
+        self.network, self.name, self.description = network, name, description
         self.centred = network.centred if centred is None else centred
         self._unit = network.unit
 
@@ -406,8 +406,8 @@ class ReducedBlock:
 
     def attentions(self) -> tuple[tuple[str, Attention], ...]:
         """Attentions by the prefix of their tensors: to the block's input, and to an encoder."""
-        attention = ("", self.about.attention)
-        cross = self.about.cross
+        attention = ("", self.description.attention)
+        cross = self.description.cross
         return (attention,) if cross is None else (attention, ("cross.", cross))
 
     def reader(self, tensor: str) -> tuple[Piece, Piece | None]:
@@ -418,8 +418,8 @@ class ReducedBlock:
         """
         bias = self._maybe(tensor.replace("W_", "b_"))
         gain, beta = self._norm_before(tensor)
-        normed = gain is not None or self.about.order == "chain"
-        centred = self.network.about.norm == "layer" and normed
+        normed = gain is not None or self.description.order == "chain"
+        centred = self.network.description.norm == "layer" and normed
         return folded(self._read(tensor), bias, gain, beta, unit=self._unit, centred=centred)
 
     def writer(self, tensor: str) -> Piece:
@@ -431,7 +431,7 @@ class ReducedBlock:
         signs = self._after_signs(tensor)
         return Piece(raw if signs is None else raw * signs, error)
 
-    def query_key(self, prefix: str, about: Attention) -> dict[str, Piece]:
+    def query_key(self, prefix: str, attention: Attention) -> dict[str, Piece]:
         """``W_Q, b_Q, W_K, b_K`` of an attention, and the gains of its norms where it has them.
 
         The scale of the scores is in the queries. Without rotary positions a key bias adds the
@@ -441,19 +441,21 @@ class ReducedBlock:
         out = {"W_Q": W_Q, "W_K": W_K}
         if b_Q is not None:
             out["b_Q"] = b_Q
-        if b_K is not None and (about.rotary or about.softcap or about.qk_norm):
-            if about.softcap is None and not about.qk_norm:
-                b_K.value[..., about.rotary :] = 0
-                b_K.error[..., about.rotary :] = 0
+        if b_K is not None and (attention.rotary or attention.softcap or attention.qk_norm):
+            if attention.softcap is None and not attention.qk_norm:
+                b_K.value[..., attention.rotary :] = 0
+                b_K.error[..., attention.rotary :] = 0
             out["b_K"] = b_K
-        if about.qk_norm:
-            return self._normed(prefix, about, out)
+        if attention.qk_norm:
+            return self._normed(prefix, attention, out)
         for name in ("W_Q", "b_Q"):
             if name in out:
-                out[name] = _scaled(out[name], about.scale)
+                out[name] = _scaled(out[name], attention.scale)
         return out
 
-    def _normed(self, prefix: str, about: Attention, pieces: dict[str, Piece]) -> dict[str, Piece]:
+    def _normed(
+        self, prefix: str, attention: Attention, pieces: dict[str, Piece]
+    ) -> dict[str, Piece]:
         """Queries and keys under a norm: gains positive, and of equal size in both."""
         gains = [self._read(f"{prefix}{part}_norm.g") for part in "qk"]
         for part, gain in zip("QK", gains, strict=True):
@@ -462,8 +464,8 @@ class ReducedBlock:
                 if name in pieces:
                     pieces[name] = Piece(pieces[name].value * signs, pieces[name].error)
         q, k = (g.abs() for g in gains)
-        q = q * about.scale
-        half = about.rotary // 2
+        q = q * attention.scale
+        half = attention.rotary // 2
         # A rotary pair has one scale: two different ones would not commute with the rotation.
         pair = torch.arange(len(q))
         pair[half : 2 * half] = pair[:half]
@@ -492,7 +494,7 @@ class ReducedBlock:
             moved = (b_V.error * rows).sum() / self._unit + by_output
             total = through if total is None else total + through
             size = moved if size is None else size + moved
-        if self.about.order == "parallel" and (b_B := self._maybe("b_B")) is not None:
+        if self.description.order == "parallel" and (b_B := self._maybe("b_B")) is not None:
             total = b_B if total is None else total + b_B
             size = b_B.square().sum() if size is None else size + b_B.square().sum()
         if total is None or size is None:
@@ -501,7 +503,7 @@ class ReducedBlock:
 
     def mlp_bias(self) -> Piece | None:
         """Constant that the MLP adds to the stream; None in a parallel block, see `output_bias`."""
-        if self.about.order == "parallel":
+        if self.description.order == "parallel":
             return None
         total, size = _added(self._maybe("b_B"), self._carried("W_A"))
         if total is None or size is None:
@@ -511,10 +513,10 @@ class ReducedBlock:
     def norms(self) -> dict[str, Piece]:
         """Gains that remain: those that a residual carries, and those after sublayers."""
         kept: tuple[str, ...] = ()
-        if self.about.order == "post":
+        if self.description.order == "post":
             last = self.name == self.network.blocks[-1]  # its readers have that one folded in
             kept = ("norm_1.g",) if last else ("norm_1.g", "norm_2.g")
-        elif self.about.order == "sandwich":
+        elif self.description.order == "sandwich":
             kept = ("after_1.g", "after_2.g")
         out = {}
         for name in kept:
@@ -543,18 +545,18 @@ class ReducedBlock:
 
     def _after_signs(self, writer: str) -> Tensor | None:
         """Signs of the norm after a sublayer, which are moved into its writer."""
-        if self.about.order != "sandwich":
+        if self.description.order != "sandwich":
             return None
         gain = self._maybe("after_1.g" if writer.endswith("W_O") else "after_2.g")
         return None if gain is None else torch.where(gain < 0, -1.0, 1.0).to(gain)
 
     def _norm_before(self, tensor: str) -> tuple[Tensor | None, Tensor | None]:
         """Gain and bias of the norm that a matrix reads."""
-        if self.about.order == "post":
+        if self.description.order == "post":
             name = f"{self.name}.norm_1" if tensor in ("W_A", "W_G") else self._previous_norm()
             return self.network.read(f"{name}.g"), self.network.read(f"{name}.b")
         if tensor in ("cross.W_K", "cross.W_V"):
-            return self.network.final_norm(self.network.about.stacks[0].prefix)
+            return self.network.final_norm(self.network.description.stacks[0].prefix)
         if tensor == "cross.W_Q":
             norm = "norm_x"
         elif tensor in ("W_A", "W_G") and self.has("norm_2.g"):
@@ -570,7 +572,7 @@ class ReducedBlock:
 
     def _carried(self, reader: str) -> Tensor | None:
         """In a post-norm block, the bias of a norm, which the residual carries to the next."""
-        return self._norm_before(reader)[1] if self.about.order == "post" else None
+        return self._norm_before(reader)[1] if self.description.order == "post" else None
 
     def _read(self, tensor: str) -> Tensor:
         """A copy of a tensor of the block, in the working dtype."""
@@ -586,7 +588,7 @@ class ReducedBlock:
         """The block as the file has it, with symmetries that a user added reduced."""
         prefix = f"{self.name}."
         raw = self.network.model.read([n for n in self.network.names if n.startswith(prefix)])
-        for symmetry, site in added_sites(self.network.about):
+        for symmetry, site in added_sites(self.network.description):
             if all(name in raw for name in site.names.values()):
                 wide = {k: w.to(self.network.dtype) for k, w in site.pick(raw).items()}
                 raw |= site.put(symmetry.reduce(site, wide))

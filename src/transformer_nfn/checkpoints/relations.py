@@ -54,11 +54,11 @@ from transformer_nfn.checkpoints.sketches import (
 from transformer_nfn.checkpoints.stream import (
     EMBEDDINGS,
     StreamFit,
-    StreamMap,
     fit_stream,
-    stream_kind,
+    reduced_group,
     without_outputs,
 )
+from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.io.files import blank_figure, save_figure
 
@@ -241,7 +241,7 @@ def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
         relation = Relation(
             "unclear", False, None, reason, rows, columns, not_compared=("all blocks",)
         )
-    elif "chain" in A.about.orders:
+    elif "chain" in A.description.orders:
         relation = Relation("unclear", None, None, NO_SCORES, rows, columns)
         prove = prove is not False
     else:
@@ -281,7 +281,7 @@ def equal_weights(A: Model, B: Model) -> str | None:
         One sentence if every tensor is equal bit by bit, or all of one model are those of the other
         rounded to their dtypes; else None.
     """
-    if A.about != B.about or dict(A.names) != dict(B.names):
+    if A.description != B.description or dict(A.names) != dict(B.names):
         return None
     copy = original = True
     rounded: set[torch.dtype] = set()
@@ -311,18 +311,18 @@ def _is_rounded(a: Tensor, b: Tensor) -> bool:
 
 def incomparable(A: Model, B: Model) -> str | None:
     """Why no basis of one stream can stand for one of the other; None where one can."""
-    a, b = A.about, B.about
+    a, b = A.description, B.description
     if a.width != b.width:
         return f"the streams have different widths, {a.width} and {b.width}"
     if a.norm != b.norm:
         return "one has LayerNorm, the other RMS norm"
     if ("chain" in a.orders) != ("chain" in b.orders):
         return "one has residuals, the other has not"
-    kinds = [stream_kind(Reduced(m)) for m in (A, B)]
-    if kinds[0] != kinds[1]:
+    groups = [reduced_group(Reduced(m)) for m in (A, B)]
+    if groups[0] != groups[1]:
         return f"their norms stand in different places ({a.family} and {b.family})"
     tables = set(Reduced(A).table_names()) & set(Reduced(B).table_names())
-    if kinds[0] != "identity" and not tables & {"token", "position", "patch", "head"}:
+    if groups[0] != "none" and not tables & {"token", "position", "patch", "head"}:
         return f"they share no embeddings or outputs ({a.family} and {b.family})"
     return None
 
@@ -343,7 +343,7 @@ def _relate_by_scores(first: Model, second: Model) -> Relation:
                 return again
     # So do embeddings that were replaced; the basis may be the same nevertheless.
     if relation.verdict != "derived" and _same_basis(A, B):
-        again = _scored(A, B, replace(fit, map=StreamMap("identity")))
+        again = _scored(A, B, replace(fit, map=StreamMap()))
         if (again.score or 0.0) > (relation.score or 0.0):
             return again
     return relation
@@ -351,7 +351,7 @@ def _relate_by_scores(first: Model, second: Model) -> Relation:
 
 def _same_basis(A: Reduced, B: Reduced) -> bool:
     """Whether the first blocks are related in the bases that the files have."""
-    probes = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
+    probes = draw_probes(A.description.width, centred=A.centred, dtype=A.dtype)
     name = A.blocks[0]
     if name != B.blocks[0]:
         return False
@@ -373,7 +373,7 @@ def _is_rounding(A: Reduced, B: Reduced, distance: float, noise: float) -> bool:
 
 def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
     """The relation by scores alone, under one map of the stream."""
-    drawn = draw_probes(A.about.width, centred=A.centred, dtype=A.dtype)
+    drawn = draw_probes(A.description.width, centred=A.centred, dtype=A.dtype)
     into = Probes(fit.map.determined(drawn.into), fit.map.determined(drawn.out))
     probes = (into, Probes(fit.map(into.into), fit.map(into.out)))
     in_line = A.blocks == B.blocks
@@ -567,7 +567,7 @@ def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator
             f"directions of the stream that embeddings and outputs leave open: they determine "
             f"{fit.map.span.shape[1]} of {len(fit.map.span)}"
         )
-    gated = {b.mlp.gated for m in (A, B) for s in m.about.stacks for b in s.blocks}
+    gated = {b.mlp.gated for m in (A, B) for s in m.description.stacks for b in s.blocks}
     if len(gated) > 1:
         yield "MLPs: those of one model are gated, those of the other are not"
 

@@ -230,7 +230,7 @@ def sketch_neurons(block: ReducedBlock, probes: Probes) -> NeuronSketch:
     error = W_B.error * probes.out.square().sum() / probes.out.shape[1]
     write_noise = _relative(error, write.square().sum(-1))
     first, first_noise = read("W_A")
-    if not block.about.mlp.gated:
+    if not block.description.mlp.gated:
         return NeuronSketch(first, None, write, (first_noise, write_noise))
     gate, gate_noise = read("W_G")
     return NeuronSketch(gate, first, write, (gate_noise, write_noise + first_noise))

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Table
+from transformer_nfn.checkpoints.symmetries import StreamMap
+from transformer_nfn.functional.description import StreamGroup
 from transformer_nfn.spaces.actions.permutation import (
     assign_in_groups,
     assign_signed,
@@ -38,57 +39,15 @@ ALIKE = 0.1
 """Relative distance along the determined directions up to which a match counts."""
 EMBEDDINGS = ("token", "position", "type", "patch")
 """Input tables; all others are outputs."""
-Kind = Literal["identity", "orthogonal", "permutation", "signed permutation"]
 
 
-@dataclass(frozen=True)
-class StreamMap:
-    """A map of the stream, `x ↦ x R`.
-
-    Attributes:
-        kind: the group it belongs to.
-        matrix: R ``[D, D]`` where it is orthogonal.
-        index: coordinate j of the image is coordinate ``index[j]``, where it is a permutation.
-        signs: times ``signs[j]``.
-        span: orthonormal columns ``[D, r]``: the directions of the first stream on which the
-            tables determine an orthogonal map; None where they determine all of it.
-    """
-
-    kind: Kind
-    matrix: Tensor | None = None
-    index: Tensor | None = None
-    signs: Tensor | None = None
-    span: Tensor | None = None
-
-    def determined(self, x: Tensor) -> Tensor:
-        """The part of ``x [..., D]`` whose image is determined."""
-        if self.span is None:
-            return x
-        basis = self.span.to(x.dtype)
-        return x @ basis @ basis.mT
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Take ``x [..., D]`` from the first model's coordinates to the second's."""
-        if self.matrix is not None:
-            return x @ self.matrix.to(x.dtype)
-        if self.index is not None:
-            x = x[..., self.index]
-        return x if self.signs is None else x * self.signs.to(x.dtype)
-
-    def columns(self, x: Tensor) -> Tensor:
-        """Take a matrix that reads the stream, ``[..., D, n]``, to the second's coordinates."""
-        if self.matrix is not None:
-            return self.matrix.to(x.dtype).mT @ x
-        return self(x.mT).mT
-
-
-def stream_kind(A: Reduced) -> Kind:
+def reduced_group(A: Reduced) -> StreamGroup:
     """The group that acts on the stream of a reduced form."""
-    if A.about.inputs == "vectors":
-        return "identity"
-    if A.about.orders <= {"pre", "parallel"}:
+    if A.description.inputs == "vectors":
+        return "none"
+    if A.description.orders <= {"pre", "parallel"}:
         return "orthogonal"
-    return "permutation" if A.about.norm == "layer" else "signed permutation"
+    return "permutation and sign" if A.description.norm == "layer" else "signed permutation"
 
 
 @dataclass(frozen=True)
@@ -130,19 +89,19 @@ def fit_stream(
         only: the tables to fit; all if not given.
     """
     names = [n for n in A.table_names() if n in B.table_names() and (only is None or n in only)]
-    both_tied = all(m.about.tied and "head" not in m.names for m in (A, B))
+    both_tied = all(m.description.tied and "head" not in m.names for m in (A, B))
     if both_tied and "head" in names:
         names.remove("head")  # the tokens once more
     rows = {n: min(m.table_rows(n) for m in (A, B)) for n in names}
     fitted = sum(n - n // HELD_OUT - int(shifted(A, name)) for name, n in rows.items())
-    hold_out = hold_out and fitted >= A.about.width - int(A.centred)
-    empty = torch.zeros(A.about.width, A.about.width, dtype=torch.float64)
+    hold_out = hold_out and fitted >= A.description.width - int(A.centred)
+    empty = torch.zeros(A.description.width, A.description.width, dtype=torch.float64)
     crosses = {True: empty.clone(), False: empty}
     for name in names:
         cross = _cross(A, B, name, hold_out)
         if cross is not None:
             crosses[name in EMBEDDINGS] += cross
-    fit = StreamFit(StreamMap(stream_kind(A)), tuple(names), {}, {}, {}, rows, hold_out, crosses)
+    fit = StreamFit(StreamMap(), tuple(names), {}, {}, {}, rows, hold_out, crosses)
     return _solved(A, B, fit, crosses[True] + crosses[False])
 
 
@@ -153,7 +112,7 @@ def without_outputs(A: Reduced, B: Reduced, fit: StreamFit) -> StreamFit:
 
 
 def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
-    solved = solve_stream(cross, stream_kind(A), A.dtype, centred=A.centred)
+    solved = solve_stream(cross, reduced_group(A), A.dtype, centred=A.centred)
     scored = {}
     if fit.held_out:
         scored = {n: s for n in fit.tables if (s := _score(A, B, n, solved)) is not None}
@@ -162,30 +121,29 @@ def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
 
 
 def solve_stream(
-    cross: Tensor, kind: Kind, dtype: torch.dtype, *, centred: bool = False
+    cross: Tensor, group: StreamGroup, dtype: torch.dtype, *, centred: bool = False
 ) -> StreamMap:
     """The map of a group that fits `Σ AᵀB` best.
 
     Args:
         cross: ``[D, D]`` in float64.
-        kind: the group that acts on the stream.
+        group: that acts on the stream.
         dtype: precision of the fit; float32 takes half the time where it is large.
         centred: the all-ones direction is projected out of everything, and undetermined.
     """
-    if kind == "identity":
-        return StreamMap("identity")
-    if kind == "orthogonal":
+    if group == "none":
+        return StreamMap()
+    if group == "orthogonal":
         if centred:
             cross = cross + cross.norm() / len(cross) ** 1.5  # that direction stays as it is
         U, S, Vh = torch.linalg.svd(cross.to(dtype) if len(cross) >= LARGE else cross)
         determined = OPEN[dtype] * S[0] < S
         span = None if bool(determined.all()) else U[:, determined]
-        return StreamMap(kind, matrix=U @ Vh, span=span)
+        return StreamMap(matrix=U @ Vh, span=span)
     scaled = cross / cross.norm(dim=1, keepdim=True).clamp_min(1e-300)
     scaled = scaled / cross.norm(dim=0, keepdim=True).clamp_min(1e-300)
     fixed = torch.zeros_like(scaled)
-    index, signs = assign_signed(scaled, fixed, one_sign=kind == "permutation")
-    return StreamMap(kind, index=index, signs=signs)
+    return StreamMap(*assign_signed(scaled, fixed, one_sign=group == "permutation and sign"))
 
 
 @dataclass(frozen=True)
@@ -223,7 +181,7 @@ def chain_streams(a: ReducedBlock, b: ReducedBlock, before: StreamMap) -> BlockS
         *(_heads_written(block, before if block is a else None) for block in (a, b)), strict=True
     )
     cost = torch.stack([torch.cdist(y, x).square() for x, y in zip(*features, strict=True)]).sum(0)
-    order, _ = assign_in_groups(-cost, a.about.attention.groups)
+    order, _ = assign_in_groups(-cost, a.description.attention.groups)
     weight = 1 / (errors[0][order] + errors[1]).clamp_min(1e-300)
     cross = torch.einsum("h,hij,hik->jk", weight, written[0][order], written[1])
     by_heads = solve_stream(cross, "orthogonal", torch.float64, centred=a.centred)
@@ -244,16 +202,19 @@ def _heads_written(
 ) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
     """Heads of a block: features without a basis of what they write, ``[h, …]`` each, of one size;
     ``W_V W_O [h, D, D]``; and expected squared errors ``[h]`` of a row of that."""
-    config = block.about.attention
+    config = block.description.attention
     share = config.heads // config.groups
     pieces = block.query_key("", config)
     V, O_rows = block.reader("W_V")[0], block.writer("W_O")
-    Q, K, W_V = (w if before is None else before.columns(w) for w in
-                 (pieces["W_Q"].value, pieces["W_K"].value, V.value))
+    Q, K, W_V = (
+        w if before is None else before.columns(w)
+        for w in (pieces["W_Q"].value, pieces["W_K"].value, V.value)
+    )
     K, W_V, error = (w.repeat_interleave(share, 0) for w in (K, W_V, V.error))
     written = W_V @ O_rows.value
-    features = [(x / x.norm().clamp_min(1e-300)).flatten(1) for x in
-                (Q @ K.mT, written @ written.mT)]
+    features = [
+        (x / x.norm().clamp_min(1e-300)).flatten(1) for x in (Q @ K.mT, written @ written.mT)
+    ]
     squares = error * O_rows.value.square().sum(-1) + W_V.square().sum(-2) * O_rows.error
     return (features[0], features[1]), written, squares.sum(-1) / written.shape[-2]
 
@@ -295,7 +256,7 @@ def _neuron_inputs(block: ReducedBlock) -> tuple[Tensor, Tensor]:
 
     For gated neurons those of the gate, on which no scale acts.
     """
-    weight, bias = block.reader("W_G" if block.about.mlp.gated else "W_A")
+    weight, bias = block.reader("W_G" if block.description.mlp.gated else "W_A")
     zero = Piece(weight.value.new_zeros(weight.value.shape[1]), torch.zeros_like(weight.error))
     bias = zero if bias is None else bias
     rows = torch.cat([weight.value.mT, bias.value.unsqueeze(1)], 1)
@@ -330,7 +291,7 @@ def refine_stream(a: Reduced, b: Reduced, stream: StreamMap) -> StreamMap:
         if count >= ENOUGH_NEURONS * len(determined):
             break
     cross += cross.norm() / determined.norm() * determined
-    return solve_stream(cross, stream.kind, torch.float64, centred=a.centred)
+    return solve_stream(cross, reduced_group(a), torch.float64, centred=a.centred)
 
 
 def shifted(model: Reduced, name: str) -> bool:
@@ -358,7 +319,7 @@ def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Pi
 def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
     """`AᵀB` of one table, weighted so that each row counts alike."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
-    D = A.about.width
+    D = A.description.width
     cross = torch.zeros(D, D, dtype=torch.float64)
     means = [torch.zeros(D, dtype=torch.float64) for _ in "ab"]
     sizes, count = [0.0, 0.0], 0
@@ -386,7 +347,7 @@ def _score(
     """Cosine, relative distance and expected noise of a table's held-out rows."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
     # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.
-    sums = torch.zeros(3, A.about.width, dtype=torch.float64)
+    sums = torch.zeros(3, A.description.width, dtype=torch.float64)
     squares = torch.zeros(3, dtype=torch.float64)
     count, error = 0, 0.0
     for start, stop in common_pieces(a, b):

@@ -76,8 +76,8 @@ def align_command(
         B = networks[1].open_model(options)
         if B is None:
             raise SpaceError(
-                f"'{first}' is a checkpoint of {A.about.family} and '{second}' is a network of "
-                "this library's: no symmetry joins them"
+                f"'{first}' is a checkpoint of {A.description.family} and '{second}' is a network "
+                "of this library's: no symmetry joins them"
             )
         with B:
             aligned = _align_checkpoints(A, B, out, rounds, untie)

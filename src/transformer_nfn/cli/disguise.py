@@ -135,7 +135,7 @@ def _checkpoint(
         if times:
             table.add_row(name, str(times))
     Console().print(table)
-    if model.about.tied and not done.about.tied:
+    if model.description.tied and not done.description.tied:
         typer.echo("the output matrix was the token embedding and is its own now (--keep-tie)")
     typer.echo(f"wrote {out}: the function of {file} with other weights")
 

@@ -88,9 +88,7 @@ def rewritten(
     additions = Additions() if additions is None else additions
     if not path.exists():
         new: dict[str, Tensor] = {}
-        yield lambda name, value: new.update(
-            {name: _as_stored(name, value, checkpoint.info(name))}
-        )
+        yield lambda name, value: new.update({name: _as_stored(name, value, checkpoint.info(name))})
         whole = {name: new[name] if name in new else checkpoint[name] for name in checkpoint}
         write_network(out, whole, checkpoint.metadata)
         return

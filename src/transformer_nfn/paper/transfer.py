@@ -270,12 +270,12 @@ def misfit(predictor: Predictor, found: NetworkSizes, trained: NetworkSizes) -> 
     return None
 
 
-def readable(predictor: Predictor, data: Dataset, arch: NetworkSizes) -> Dataset:
+def readable(predictor: Predictor, data: Dataset, sizes: NetworkSizes) -> Dataset:
     """The networks with features that depend on their number of tokens."""
     if not isinstance(predictor.inner, WholeNetwork) or not predictor.inner.any_task:
         return data
     with torch.no_grad():
-        read = predictor.inner.prepared(data.network, arch.positions()[:MAX_TOKENS])
+        read = predictor.inner.prepared(data.network, sizes.positions()[:MAX_TOKENS])
     return replace(data, network=cast("Network", read))
 
 

@@ -24,7 +24,7 @@ class SmallTransformer(nn.Module):
     the fixed positions, which are part of the state dict of an image network only.
 
     Args:
-        arch: its sizes.
+        sizes: its sizes.
         dropout: probability, while training.
 
     >>> network = SmallTransformer(NetworkSizes(tokens=4, classes=3, patch=4, d_model=8)).eval()
@@ -32,31 +32,31 @@ class SmallTransformer(nn.Module):
     torch.Size([2, 3])
     """
 
-    def __init__(self, arch: NetworkSizes, dropout: float = 0.0) -> None:
+    def __init__(self, sizes: NetworkSizes, dropout: float = 0.0) -> None:
         super().__init__()
-        self.arch, self.p = arch, dropout
-        D = arch.d_model
+        self.sizes, self.p = sizes, dropout
+        D = sizes.d_model
         self.embedding = nn.Module()
-        if arch.patch:
-            side = round(arch.patch**0.5)
+        if sizes.patch:
+            side = round(sizes.patch**0.5)
             self.embedding.conv1 = nn.Conv2d(1, D, side, stride=side)
         self.embedding.register_buffer(
-            "pos_embedding", arch.positions(), persistent=arch.patch > 0
+            "pos_embedding", sizes.positions(), persistent=sizes.patch > 0
         )
-        self.encoder = nn.ModuleList(_block(arch) for _ in range(arch.blocks))
-        self.classifier = _parts(fc1=nn.Linear(D, D), fc2=nn.Linear(D, arch.classes))
+        self.encoder = nn.ModuleList(_block(sizes) for _ in range(sizes.blocks))
+        self.classifier = _parts(fc1=nn.Linear(D, D), fc2=nn.Linear(D, sizes.classes))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits ``[batch, classes]`` of images ``[batch, 1, h, w]`` or word vectors."""
-        if self.arch.patch:
-            side = round(self.arch.patch**0.5)
+        if self.sizes.patch:
+            side = round(self.sizes.patch**0.5)
             inputs = F.unfold(inputs, side, stride=side).mT
         positions = self.embedding.get_buffer("pos_embedding")
         return zoo_logits(
             {name: w[None] for name, w in self._weights().items()},
             inputs[None],
             positions,
-            heads=self.arch.heads,
+            heads=self.sizes.heads,
             drop=lambda x, _: F.dropout(x, self.p, self.training),
         )[0]
 
@@ -64,10 +64,10 @@ class SmallTransformer(nn.Module):
         """Parameters as `zoo_logits` reads them, queries, keys and values fused."""
         own: dict[str, Tensor] = dict(self.named_parameters())
         weights = {}
-        if self.arch.patch:
+        if self.sizes.patch:
             weights["embedding.W"] = own["embedding.conv1.weight"].flatten(1).mT
             weights["embedding.b"] = own["embedding.conv1.bias"]
-        for i in range(self.arch.blocks):
+        for i in range(self.sizes.blocks):
             at, name = f"encoder.{i}", f"blocks.{i}"
             parts = [own[f"{at}.attention.{part}.weight"] for part in ("queries", "keys", "values")]
             weights[f"{name}.W_QKV"] = torch.cat(parts).mT
@@ -81,11 +81,11 @@ class SmallTransformer(nn.Module):
         return weights
 
 
-def _block(arch: NetworkSizes) -> nn.Module:
-    D = arch.d_model
+def _block(sizes: NetworkSizes) -> nn.Module:
+    D = sizes.d_model
     names = ("queries", "keys", "values", "out_projection")
     attention = _parts(**{name: nn.Linear(D, D, bias=False) for name in names})
-    return _parts(attention=attention, fc1=nn.Linear(D, arch.d_ff), fc2=nn.Linear(arch.d_ff, D))
+    return _parts(attention=attention, fc1=nn.Linear(D, sizes.d_ff), fc2=nn.Linear(sizes.d_ff, D))
 
 
 def _parts(**parts: nn.Module) -> nn.Module:
@@ -96,9 +96,9 @@ def _parts(**parts: nn.Module) -> nn.Module:
     return module
 
 
-def to_state_dict(arch: NetworkSizes, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_state_dict(sizes: NetworkSizes, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """One network of `NetworkSizes.space` (no leading axis) under the authors' key names."""
-    return arch.architecture.naming.write(arch.space, named)
+    return sizes.architecture.naming.write(sizes.space, named)
 
 
 def heads_in(state: Mapping[str, Tensor]) -> int | None:
@@ -111,18 +111,18 @@ def heads_in(state: Mapping[str, Tensor]) -> int | None:
     return round(float(stored))
 
 
-def from_state_dict(arch: NetworkSizes, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_state_dict(sizes: NetworkSizes, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `to_state_dict`; keys it does not know are left alone."""
     try:
-        return arch.architecture.naming.read(arch.space, state)
+        return sizes.architecture.naming.read(sizes.space, state)
     except SpaceError as error:
         raise ZooError(str(error)) from error
 
 
-def load_network(arch: NetworkSizes, named: Mapping[str, Tensor]) -> SmallTransformer:
+def load_network(sizes: NetworkSizes, named: Mapping[str, Tensor]) -> SmallTransformer:
     """One network of `NetworkSizes.space` as a runnable module in evaluation mode."""
-    network = SmallTransformer(arch)
+    network = SmallTransformer(sizes)
     # Casting covers zoos stored in half precision; positions come from the architecture.
-    state = {k: v.to(torch.float32) for k, v in to_state_dict(arch, named).items()}
+    state = {k: v.to(torch.float32) for k, v in to_state_dict(sizes, named).items()}
     network.load_state_dict(state)
     return network.eval()

@@ -96,9 +96,11 @@ def _part(model: nn.Module, path: str) -> nn.Module:
     return model.get_submodule(path if hasattr(model, prefix) else rest)
 
 
-def _projected(case: str, module: nn.Module, x: Tensor, which: str, about: Transformer) -> Tensor:
+def _projected(
+    case: str, module: nn.Module, x: Tensor, which: str, description: Transformer
+) -> Tensor:
     """Queries, keys or values ``[tokens, heads, d]`` as the library cuts them out."""
-    attention = about.stacks[0].blocks[0].attention
+    attention = description.stacks[0].blocks[0].attention
     heads = attention.heads if which == "q" else attention.groups
     out = module(x)
     at = "qkv".index(which)
@@ -112,14 +114,14 @@ def _projected(case: str, module: nn.Module, x: Tensor, which: str, about: Trans
     return out.view(len(x), heads, -1)
 
 
-def _normed(about: Transformer, x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
-    if about.norm == "layer":
-        return nn.functional.layer_norm(x, x.shape[-1:], gain, bias, about.eps)
-    return x * (x.square().mean(-1, keepdim=True) + about.eps).rsqrt() * gain
+def _normed(description: Transformer, x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
+    if description.norm == "layer":
+        return nn.functional.layer_norm(x, x.shape[-1:], gain, bias, description.eps)
+    return x * (x.square().mean(-1, keepdim=True) + description.eps).rsqrt() * gain
 
 
-def _mlp(about: Transformer, block: dict[str, Tensor], x: Tensor) -> Tensor:
-    act = ACTIVATIONS[about.stacks[0].blocks[0].mlp.activation]
+def _mlp(description: Transformer, block: dict[str, Tensor], x: Tensor) -> Tensor:
+    act = ACTIVATIONS[description.stacks[0].blocks[0].mlp.activation]
     up = x @ block["W_A"] + block.get("b_A", 0)
     hidden = act(x @ block["W_G"]) * up if "W_G" in block else act(up)
     return hidden @ block["W_B"] + block.get("b_B", 0)
@@ -131,15 +133,15 @@ def test_blocks_are_those_of_the_library(case: str, tmp_path: Path) -> None:
     library = library.double()
     names = MODULES[case.split()[0]]
     with open_model(tmp_path) as model, torch.no_grad():
-        about = model.about
-        stack = about.stacks[0]
-        x = torch.randn(5, about.width, dtype=torch.float64)
+        description = model.description
+        stack = description.stacks[0]
+        x = torch.randn(5, description.width, dtype=torch.float64)
         assert len(stack.blocks) == 2
         for i in range(2):
             at = names.at.format(i=i)
             block = model.block(i, stack.prefix)
             for which, path in zip("qkv", names[1:4], strict=True):
-                expected = _projected(case, _part(library, at + path), x, which, about)
+                expected = _projected(case, _part(library, at + path), x, which, description)
                 weight, bias = block[f"W_{which.upper()}"], block.get(f"b_{which.upper()}", 0)
                 torch.testing.assert_close(torch.einsum("nd,hde->nhe", x, weight) + bias, expected)
             z = torch.randn(5, *block["W_O"].shape[:2], dtype=torch.float64)
@@ -153,14 +155,14 @@ def test_blocks_are_those_of_the_library(case: str, tmp_path: Path) -> None:
                 expected = _part(library, at + path)(x)
                 # Some libraries compute RMS norms in float32.
                 torch.testing.assert_close(
-                    _normed(about, x, gain, bias), expected.double(), rtol=1e-5, atol=1e-5
+                    _normed(description, x, gain, bias), expected.double(), rtol=1e-5, atol=1e-5
                 )
             path, *second = names.mlp.split()
             expected = _part(library, at + path)(x)
             if second:
                 act = ACTIVATIONS[stack.blocks[i].mlp.activation]
                 expected = _part(library, at + second[0])(act(expected))
-            torch.testing.assert_close(_mlp(about, block, x), expected)
+            torch.testing.assert_close(_mlp(description, block, x), expected)
 
 
 def _rotary(library: nn.Module) -> nn.Module | None:
@@ -171,8 +173,8 @@ def _rotary(library: nn.Module) -> nn.Module | None:
 def test_facts_are_those_of_the_library(case: str, tmp_path: Path) -> None:
     library: Any = save(case, tmp_path)
     with open_model(tmp_path) as model:
-        about = model.about
-    attention = about.stacks[0].blocks[0].attention
+        description = model.description
+    attention = description.stacks[0].blocks[0].attention
     rotary: Any = _rotary(library)
     if rotary is None:
         assert attention.rotary == 0
@@ -192,10 +194,10 @@ def test_facts_are_those_of_the_library(case: str, tmp_path: Path) -> None:
         assert attention.scale == 1
     windows = [getattr(m, "sliding_window", None) for m in layers]
     if any(windows):
-        assert [b.attention.window for b in about.stacks[0].blocks] == windows
+        assert [b.attention.window for b in description.stacks[0].blocks] == windows
     embedding, output = library.get_input_embeddings(), library.get_output_embeddings()
-    assert about.tied == (output is not None and output.weight is embedding.weight)
-    assert about.headless == (case in ("gpt2 base", "bert base", "vit base", "t5 encoder"))
+    assert description.tied == (output is not None and output.weight is embedding.weight)
+    assert description.headless == (case in ("gpt2 base", "bert base", "vit base", "t5 encoder"))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_facts_are_those_of_the_library(case: str, tmp_path: Path) -> None:
 def test_what_acts_on_the_stream(case: str, group: str, tmp_path: Path) -> None:
     save(case, tmp_path)
     with open_model(tmp_path) as model:
-        assert model.about.stream_group == group
+        assert model.description.stream_group == group
 
 
 def test_ends(tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_ends(tmp_path: Path) -> None:
             x @ ends["extra.distillation.W"] + ends["extra.distillation.b"],
             library.distillation_classifier(x),
         )
-        assert (model.about.channels, model.about.side) == (3, 4)
+        assert (model.description.channels, model.description.side) == (3, 4)
     library = save("bert", tmp_path / "bert").double()
     with open_model(tmp_path / "bert") as model, torch.no_grad():
         ends = model.ends()
@@ -254,7 +256,7 @@ def test_ends(tmp_path: Path) -> None:
         table = library.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
         torch.testing.assert_close(decoder["bias_table"], table.detach())
         assert "bias_table" not in model.block(1, "encoder.")
-        assert model.about.head_scale == 16**-0.5
+        assert model.description.head_scale == 16**-0.5
 
 
 @pytest.mark.parametrize("case", ["vit", "deit distilled"])
@@ -265,7 +267,7 @@ def test_the_layout_of_timm_holds_the_same_network(case: str, tmp_path: Path) ->
     save_file(timm_state(library), folder / "model.safetensors")
     (folder / "config.json").write_text('{"architecture": "vit_x_patch4_8", "num_heads": 4}')
     with open_model(tmp_path / "hub") as hub, open_model(folder) as timm:
-        assert timm.about.family == "vit_timm"
+        assert timm.description.family == "vit_timm"
         assert hub.names.keys() == timm.names.keys()
         for name in hub.names:
             assert torch.equal(hub[name], timm[name]), name
@@ -294,10 +296,14 @@ def test_encoders_of_torch(norm_first: bool, bias: bool, tmp_path: Path) -> None
     lines = f"nhead = 4\nnorm_first = {str(norm_first).lower()}\nactivation = 'relu'\n"
     file.write_text(f'extends = "torch_encoder"\n[config]\n{lines}')
     with open_model(tmp_path / "own.pt", OpenOptions(file)) as model:
-        about = model.about
-        assert about.orders == {"pre" if norm_first else "post"}
-        assert about.stacks[0].final_norm == norm_first
-        assert (about.stream_group, about.headless, about.inputs) == ("none", True, "vectors")
+        description = model.description
+        assert description.orders == {"pre" if norm_first else "post"}
+        assert description.stacks[0].final_norm == norm_first
+        assert (description.stream_group, description.headless, description.inputs) == (
+            "none",
+            True,
+            "vectors",
+        )
         assert set(model.names) >= {"kept.embed.weight", "kept.out.weight", "kept.out.bias"}
         block = model.block(1, dtype=torch.float32)
         layer: Any = own.encoder.layers[1]
@@ -364,9 +370,13 @@ def test_the_data_file_of_the_documentation(tmp_path: Path) -> None:
     save_file(state | {"head.weight": torch.randn(17, D)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"width": 16, "heads": 4, "kv_heads": 2}')
     with open_model(tmp_path, OpenOptions(tmp_path / "mine.toml")) as model:
-        about = model.about
-        assert (about.family, about.stream_group, about.vocab) == ("mine", "orthogonal", 17)
-        assert about.stacks[0].blocks[1].attention.rotary == 4
+        description = model.description
+        assert (description.family, description.stream_group, description.vocab) == (
+            "mine",
+            "orthogonal",
+            17,
+        )
+        assert description.stacks[0].blocks[1].attention.rotary == 4
         assert torch.equal(
             model["1.W_V"], state["model.blocks.1.qkv.weight"][-kv:].view(2, 4, D).mT
         )

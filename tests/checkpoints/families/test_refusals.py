@@ -245,7 +245,7 @@ def test_mutated_checkpoints_are_read_or_refused(each: int, tmp_path: Path) -> N
             try:
                 with open_model(tmp_path / family) as model:
                     model.ends()
-                    model.block(0, model.about.stacks[0].prefix)
+                    model.block(0, model.description.stacks[0].prefix)
             except TransformerNFNError as error:
                 sentences.append(str(error))
     assert each < len(sentences) < 5 * each
@@ -261,7 +261,7 @@ def test_families_are_known_by_their_tensors(case: str, tmp_path: Path) -> None:
     said = {field: config[field] for field in UNSAID if field in config}
     (tmp_path / "config.json").write_text(json.dumps(said))
     with open_model(tmp_path) as model:
-        assert model.about.family == case.split()[0]
+        assert model.description.family == case.split()[0]
     del said[next(iter(said))]
     (tmp_path / "config.json").write_text(json.dumps(said))
     with pytest.raises(UnstatedFactError, match="does not state"):
@@ -304,11 +304,14 @@ def test_every_unstated_fact_is_asked_for_at_once(
     config["architectures"] = config["architectures"][0]
     stated = OpenOptions(family=chosen, settings={field: config[field] for field in fields})
     with open_model(tmp_path, stated) as bare:
-        about = bare.about
+        description = bare.description
     (tmp_path / "stated.json").rename(tmp_path / "config.json")
     with open_model(tmp_path) as model:
-        assert about.stacks == model.about.stacks
-        assert (about.tied, about.headless) == (model.about.tied, model.about.headless)
+        assert description.stacks == model.description.stacks
+        assert (description.tied, description.headless) == (
+            model.description.tied,
+            model.description.headless,
+        )
 
 
 def test_a_config_that_names_its_model_type_has_the_defaults_of_its_library(
@@ -322,12 +325,12 @@ def test_a_config_that_names_its_model_type_has_the_defaults_of_its_library(
     ):  # fmt: skip
         save(case, tmp_path / case)
         with open_model(tmp_path / case) as model:
-            before = model.about
+            before = model.description
         config = json.loads((tmp_path / case / "config.json").read_text())
         assert config.pop(field) == getattr(getattr(transformers, f"{family}Config")(), field)
         (tmp_path / case / "config.json").write_text(json.dumps(config))
         with open_model(tmp_path / case) as model:
-            assert model.about == before
+            assert model.description == before
 
 
 def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
@@ -343,8 +346,8 @@ def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
         'architectures = ["GPT2LMHeadModel"]\n'
     )
     with open_model(tmp_path, OpenOptions(own)) as model:
-        assert model.about.stacks[0].blocks[0].attention.d_k == 4
-        assert (model.about.vocab, model.about.tied) == (17, True)
+        assert model.description.stacks[0].blocks[0].attention.d_k == 4
+        assert (model.description.vocab, model.description.tied) == (17, True)
 
 
 @pytest.mark.parametrize(

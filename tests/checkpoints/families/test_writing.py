@@ -105,7 +105,7 @@ def test_one_file_is_written_as_one_file(tmp_path: Path) -> None:
     file = tmp_path / "a" / "model.safetensors"
     stated = {"feed_forward_proj": "relu", "architectures": "T5ForConditionalGeneration"}
     with open_model(file, OpenOptions(settings=stated)) as model:  # sizes are in the shapes
-        assert model.about.stacks[1].blocks[0].attention.d_k == 6
+        assert model.description.stacks[1].blocks[0].attention.d_k == 6
         write_model(model, tensors(model), tmp_path / "b.safetensors")
     assert file.read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 

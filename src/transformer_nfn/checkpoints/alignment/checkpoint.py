@@ -1,7 +1,7 @@
 """Alignment of two checkpoints: blocks given the stream, the stream given blocks.
 
-One round reads every block of both, fits heads, bases and neurons under the current turn of the
-stream, and solves for the turn again from all tensors that have the stream as an axis. Only
+One round reads every block of both, fits heads, bases and neurons under the current map of the
+stream, and solves for the map again from all tensors that have the stream as an axis. Only
 weights are used, no data and no activations. Rounds go on until the distance settles, or, where A
 is a copy of B, until only rounding is left.
 """
@@ -43,7 +43,7 @@ from transformer_nfn.checkpoints.symmetries import (
     QueryKeySigns,
     Site,
     StreamBasis,
-    Turn,
+    StreamMap,
     ValueOutputBasis,
 )
 from transformer_nfn.checkpoints.symmetries.attention import HeadOrder
@@ -101,8 +101,8 @@ class Alignment:
         untie: bool = False,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        _check_comparable(A.about, B.about)
-        self.config = untied(A.about) if untie else A.about
+        _check_comparable(A.description, B.description)
+        self.config = untied(A.description) if untie else A.description
         self._A, self._B, self._progress = A, B, progress
         self.before: dict[str, float] = {}
         self.after: dict[str, float] = {}
@@ -114,7 +114,7 @@ class Alignment:
         for site in StreamBasis().sites(self.config):
             self.action = allowed(site, A, B, least=NEGLIGIBLE).detail.group
         self._end_cross = self._ends.cross()
-        self._turn, self.rounds = self._search(rounds)
+        self._stream, self.rounds = self._search(rounds)
 
     @property
     def distances(self) -> tuple[float, float]:
@@ -127,10 +127,10 @@ class Alignment:
         memory = None
         if len(self.config.stacks) > 1:
             memory = nonzero(self._B["encoder.norm.g"].double())
-        for name, w in self._ends.moved(self._turn, memory):
+        for name, w in self._ends.moved(self._stream, memory):
             self._count("ends", self.after, w, self._ends.b[name])
             yield name, w
-        for part, weights, _, target in self._blocks(self._turn):
+        for part, weights, _, target in self._blocks(self._stream):
             out_of_frame(self._usable(part, weights, target), weights, target, part.context)
             for name in part.names.values():
                 w = weights.pop(name)
@@ -159,45 +159,45 @@ class Alignment:
             out.append(local)
         return out[0], out[1]
 
-    def _search(self, rounds: int) -> tuple[Turn, int]:
-        """The best turn of several rounds, started from the identity or from the ends."""
-        identity = Turn.identity(self.action, self.config.width)
+    def _search(self, rounds: int) -> tuple[StreamMap, int]:
+        """The best map of several rounds, started from the identity or from the ends."""
+        identity = StreamMap.identity(self.action, self.config.width)
         if self.action == "none":
             return identity, 1
         starts = [identity, self._end_cross.solve(self.action)]
-        tried = [(self._round(turn), turn) for turn in starts]
-        (cross, best), turn = min(tried, key=lambda x: x[0][1])
-        used, chosen = 1, turn
+        tried = [(self._round(stream), stream) for stream in starts]
+        (cross, best), stream = min(tried, key=lambda x: x[0][1])
+        used, chosen = 1, stream
         exact = torch.finfo(self._B.dtype).eps ** 2 * sum(self.sizes.values())
         halved = True
         while used < rounds and best > exact and (used < FEW or halved):
-            turn = turn.then(cross.solve(self.action))
-            cross, value = self._round(turn)
+            stream = stream.then(cross.solve(self.action))
+            cross, value = self._round(stream)
             used += 1
             settled, halved = value > best * (1 - SETTLED), value < 0.5 * best
             if value < best:
-                best, chosen = value, turn
+                best, chosen = value, stream
             if settled:
                 break
         return chosen, used
 
-    def _round(self, turn: Turn) -> tuple[Cross, float]:
-        """Fit every block under a turn: the products that determine the next, and the distance."""
-        cross = self._end_cross.turned(turn)
+    def _round(self, stream: StreamMap) -> tuple[Cross, float]:
+        """Fit every block under a map: the products that determine the next, and the distance."""
+        cross = self._end_cross.moved(stream)
         inner = float(cross.vectors.diagonal().sum() + cross.gains.diagonal().sum())
         distance = self._ends.size - 2 * inner
         distance = distance if distance > BLURRED * self._ends.size else 0.0
-        for part, weights, other, _ in self._blocks(turn):
+        for part, weights, other, _ in self._blocks(stream):
             for name in part.names.values():
                 cross.add(name, weights[name], other[name])
                 distance += float((weights[name] - other[name]).square().sum())
         return cross, distance
 
-    def _blocks(self, turn: Turn) -> Iterator[tuple[Part, Weights, Weights, Weights]]:
+    def _blocks(self, stream: StreamMap) -> Iterator[tuple[Part, Weights, Weights, Weights]]:
         """Each block of A in B's frame and fitted, B's in that frame, and B's as it is."""
-        orders = self._shared_orders(turn)
+        orders = self._shared_orders(stream)
         for part in self._parts:
-            weights, other, target = self._pair(part, turn)
+            weights, other, target = self._pair(part, stream)
             for symmetry, site in self._matched[part.name]:
                 a = site.pick(weights)
                 g = orders.get(id(site))
@@ -208,7 +208,7 @@ class Alignment:
                 self._progress(part.name)
             yield part, weights, other, target
 
-    def _pair(self, part: Part, turn: Turn) -> tuple[Weights, Weights, Weights]:
+    def _pair(self, part: Part, stream: StreamMap) -> tuple[Weights, Weights, Weights]:
         """A block of A turned, and of B, both in the frame of comparison; and B's as it is."""
         names = [*part.names.values(), *part.context]
         weights, target = (m.read(names, torch.float64) for m in (self._A, self._B))
@@ -220,19 +220,19 @@ class Alignment:
         gauges = self._usable(part, weights, target)
         for side in (weights, other):
             into_frame(gauges, side)
-        return {name: turn(name, w) for name, w in weights.items()}, other, target
+        return {name: stream.tensor(name, w) for name, w in weights.items()}, other, target
 
     def _usable(self, part: Part, *networks: Weights) -> Local:
         return usable(self._gauges[part.name], *networks)
 
-    def _shared_orders(self, turn: Turn) -> dict[int, HeadOrder]:
+    def _shared_orders(self, stream: StreamMap) -> dict[int, HeadOrder]:
         """One order of heads for all blocks that share a position bias, by the id of the site."""
         totals: dict[int, tuple[Site, Tensor]] = {}
         heads = HeadPermutation()
         for part in self._parts:
             for symmetry, site in self._matched[part.name]:
                 if isinstance(symmetry, HeadPermutation) and site.detail.position_bias:
-                    weights, other, _ = self._pair(part, turn)
+                    weights, other, _ = self._pair(part, stream)
                     similarity = heads.similarity(site, site.pick(weights), site.pick(other))
                     if id(site) in totals:
                         similarity = similarity + totals[id(site)][1]
@@ -242,20 +242,20 @@ class Alignment:
     def _read_ends(self) -> Ends:
         """The ends of both networks, with the rows that A has."""
         A, B = self._A, self._B
-        stored = [n for n in ends_part(self.config).names.values() if n in A.about.tensors]
+        stored = [n for n in ends_part(self.config).names.values() if n in A.description.tensors]
         a, b = A.read(stored), dict[str, Tensor]()
         for name in stored:
             other = B[name] if name in B.names else None
-            if other is None and name == "head" and B.about.tied:
-                other = B["token"].mT * B.about.head_scale
+            if other is None and name == "head" and B.description.tied:
+                other = B["token"].mT * B.description.head_scale
             b[name] = _fitted(other, a[name])
-        if A.about.tied and "token" in a:
+        if A.description.tied and "token" in a:
             tied = self.config.tied
-            a["head"] = a["token"].mT * (1.0 if tied else A.about.head_scale)
+            a["head"] = a["token"].mT * (1.0 if tied else A.description.head_scale)
             if "head" in B.names:
                 b["head"] = _fitted(B["head"], a["head"])
             else:
-                b["head"] = b["token"].mT * (1.0 if tied else B.about.head_scale)
+                b["head"] = b["token"].mT * (1.0 if tied else B.description.head_scale)
         for name in a:
             if name in stored or not self.config.tied:
                 self._count("ends", self.before, a[name], b[name])
@@ -429,13 +429,17 @@ def free_place(out: Path) -> Path:
 def _compare_outputs(A: Model, moved: Model) -> tuple[float, float]:
     """Relative difference of two models' outputs, and the effect of rounding A's weights."""
     length = LENGTH
-    if A.about.inputs == "tokens" and A.about.has("position"):
-        length = min(length, A.about.tensors["position"][0] - A.about.position_offset)
+    if A.description.inputs == "tokens" and A.description.has("position"):
+        length = min(length, A.description.tensors["position"][0] - A.description.position_offset)
     generator = torch.Generator().manual_seed(0)
-    inputs, decoder = random_inputs(A.about, length, A.about.vocab, generator)
+    inputs, decoder = random_inputs(A.description, length, A.description.vocab, generator)
     expected, outputs, perturbed = (
         model_outputs(config, weights, inputs, decoder)
-        for config, weights in ((A.about, A), (moved.about, moved), (A.about, Perturbed(A)))
+        for config, weights in (
+            (A.description, A),
+            (moved.description, moved),
+            (A.description, Perturbed(A)),
+        )
     )
     size = max(float(expected.norm()), 1e-300)
     return float((outputs - expected).norm()) / size, float((perturbed - expected).norm()) / size

@@ -25,9 +25,9 @@ from transformer_nfn.checkpoints.symmetries import (
     PositionBias,
     QueryKeyNormSigns,
     Site,
+    StreamMap,
     SublayerSigns,
     Symmetry,
-    Turn,
     ValueBias,
 )
 from transformer_nfn.checkpoints.symmetries.base import Weights, ends_part
@@ -128,7 +128,7 @@ class Ends:
     def cross(self) -> Cross:
         """Products of both ends along the stream.
 
-        Without BERT's transform, whose units turn along or have an order of their own, and
+        Without BERT's transform, whose units move along or have an order of their own, and
         without the norm after an encoder, which the blocks of the decoder fold.
         """
         total = Cross(self.config.width)
@@ -143,22 +143,22 @@ class Ends:
                     self.size += float(w.square().sum() + b[name].square().sum())
         return total
 
-    def moved(self, turn: Turn, memory: Tensor | None) -> Iterator[tuple[str, Tensor]]:
+    def moved(self, stream: StreamMap, memory: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         """A's ends, turned and as near to B's as they get, by canonical name.
 
         Args:
-            turn: of the stream.
+            stream: map of the stream.
             memory: gain of the norm after an encoder.
         """
-        orders = self._fit_orders(turn)
-        sums = self._gain_sums(turn, orders)
+        orders = self._fit_orders(stream)
+        sums = self._gain_sums(stream, orders)
         tables = self._shifted(self._tables(self.a), self._smallest[0])
-        tables = {name: turn(name, w) for name, w in tables.items()}
+        tables = {name: stream.tensor(name, w) for name, w in tables.items()}
         shifts = self._fit_shifts(tables, self._tables(self.b))
         dtypes = {name: w.dtype for name, w in self.a.items()}
         long = {name: torch.empty_like(w) for name, w in self.a.items() if name in LONG}
         for number, rows in enumerate(self._cuts()):
-            weights, target = self._turned(turn, rows, orders), self._cut(self.b, rows)
+            weights, target = self._turned(stream, rows, orders), self._cut(self.b, rows)
             for i, (symmetry, site) in enumerate(self._gauges):
                 a, b = site.pick(weights), site.pick(target)
                 if isinstance(symmetry, NormGain):
@@ -199,21 +199,21 @@ class Ends:
         into_frame(self._gauges, weights)
         return self._shifted(weights, self._smallest[side is self.b])
 
-    def _turned(self, turn: Turn, rows: slice, orders: list[Tensor]) -> Weights:
+    def _turned(self, stream: StreamMap, rows: slice, orders: list[Tensor]) -> Weights:
         """A's ends in B's frame of comparison."""
-        weights = {name: turn(name, w) for name, w in self._framed(self.a, rows).items()}
+        weights = {name: stream.tensor(name, w) for name, w in self._framed(self.a, rows).items()}
         for (symmetry, site), order in zip(self._orders, orders, strict=True):
             weights |= site.put(symmetry.act(site, site.pick(weights), order))
         for symmetry, site in self._gauges:
-            if isinstance(symmetry, NormGain):  # a turn leaves signs in BERT's transform
+            if isinstance(symmetry, NormGain):  # the map leaves signs in BERT's transform
                 weights |= site.put(symmetry.reduce(site, site.pick(weights)))
         return weights
 
-    def _gain_sums(self, turn: Turn, orders: list[Tensor]) -> dict[int, Tensor]:
+    def _gain_sums(self, stream: StreamMap, orders: list[Tensor]) -> dict[int, Tensor]:
         """What free gains are fitted from, over the whole vocabulary."""
         sums: dict[int, Tensor] = {}
         for number, rows in enumerate(self._cuts()):
-            weights, target = self._turned(turn, rows, orders), self._cut(self.b, rows)
+            weights, target = self._turned(stream, rows, orders), self._cut(self.b, rows)
             for i, (symmetry, site) in enumerate(self._gauges):
                 if not isinstance(symmetry, NormGain):
                     continue
@@ -242,12 +242,12 @@ class Ends:
             weights = weights | site.put(symmetry.act(site, site.pick(weights), g))
         return weights
 
-    def _fit_orders(self, turn: Turn) -> list[Tensor]:
+    def _fit_orders(self, stream: StreamMap) -> list[Tensor]:
         """Orders of the units of BERT's transform, where no tie fixes them."""
         if not self._orders:
             return []
         first = next(self._cuts())
-        a = {name: turn(name, w) for name, w in self._framed(self.a, first).items()}
+        a = {name: stream.tensor(name, w) for name, w in self._framed(self.a, first).items()}
         b = self._framed(self.b, first)
         return [s.fit(site, site.pick(a), site.pick(b)) for s, site in self._orders]
 

@@ -75,7 +75,7 @@ class Model(OpenFiles):
     """A checkpoint of a known family: tensors by canonical name, read on access.
 
     Attributes:
-        about: the transformer, without its weights.
+        description: the transformer, without its weights.
         names: shape of each tensor by canonical name, in the order of the network.
         checkpoint: the file.
         binding: which tensor of the file holds what.
@@ -91,8 +91,8 @@ class Model(OpenFiles):
         self.checkpoint, self.binding, self.path = checkpoint, binding, path
         self.options = options
         self.where, self.config = checkpoint.where, checkpoint.config
-        self.about: Transformer = describe(binding, self.where)
-        self.names: Mapping[str, tuple[int, ...]] = self.about.names()
+        self.description: Transformer = describe(binding, self.where)
+        self.names: Mapping[str, tuple[int, ...]] = self.description.names()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -134,9 +134,8 @@ class Model(OpenFiles):
 
     def ends(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """The tensors of no block."""
-        prefixes = tuple(
-            f"{stack.prefix}{i}." for stack in self.about.stacks for i in range(len(stack.blocks))
-        )
+        stacks = self.description.stacks
+        prefixes = tuple(f"{s.prefix}{i}." for s in stacks for i in range(len(s.blocks)))
         return self.read([name for name in self.names if not name.startswith(prefixes)], dtype)
 
     def check_numbers(self) -> None:
@@ -182,7 +181,7 @@ class Model(OpenFiles):
         self.checkpoint.close()
 
     def __repr__(self) -> str:
-        return f"Model('{self.where}', {self.about.family}, {len(self.names)} tensors)"
+        return f"Model('{self.where}', {self.description.family}, {len(self.names)} tensors)"
 
 
 def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
@@ -198,9 +197,7 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
     return read_model(Checkpoint.open(path), Path(path), options)
 
 
-def read_model(
-    checkpoint: Checkpoint, path: Path, options: OpenOptions | None = None
-) -> Model:
+def read_model(checkpoint: Checkpoint, path: Path, options: OpenOptions | None = None) -> Model:
     """The model of an open checkpoint, which is closed where there is none.
 
     Args:

@@ -118,7 +118,7 @@ def target_of(model: Model, *, untied: bool) -> Target:
     The bias of the output matrix stands twice in some files, and the library reads the second
     one where nothing is tied; it is added as well.
     """
-    if not (untied and model.about.tied):
+    if not (untied and model.description.tied):
         return Target(model.binding, model.names)
     if not model.checkpoint.config:
         raise CheckpointError(
@@ -149,6 +149,6 @@ def target_of(model: Model, *, untied: bool) -> Target:
     changes = {TIE: False} | ({TIED_SCALE: False} if TIED_SCALE in model.config else {})
     return Target(
         replace(binding, tied=False, entries=entries, holders=holders, sizes=sizes),
-        {**model.names, "head": (model.about.width, model.names["token"][0])},
+        {**model.names, "head": (model.description.width, model.names["token"][0])},
         Additions(added, holders["token"][0], changes),
     )

@@ -110,8 +110,8 @@ def take_fingerprint(
     values = [stored_rows(pair[0].numpy()) for pair in arrays]
     noise = [pair[1].float().numpy() for pair in arrays]
     return Fingerprint(
-        model.about.family,
-        model.about.width,
+        model.description.family,
+        model.description.width,
         depth,
         sum(math.prod(shape) for shape in model.names.values()),
         frame.table,
@@ -227,8 +227,8 @@ def rows_used(count: int) -> int:
 
 def _draw_frame(model: Reduced) -> _Frame:
     name = next((n for n in ("token", "patch", "head") if n in model.table_names()), None)
-    D = model.about.width
-    if name is None or model.about.inputs == "vectors":
+    D = model.description.width
+    if name is None or model.description.inputs == "vectors":
         fixed = directions("print fixed", VECTORS, D, torch.zeros(0, dtype=torch.float64))
         return _Frame(_as_after_norm(fixed, model), "fixed", 0, 0.0)
     (table,) = model.tables((name,))
@@ -280,7 +280,7 @@ def _as_after_norm(vectors: Tensor, model: Reduced) -> Tensor:
     if model.centred:
         vectors = vectors - vectors.mean(-1, keepdim=True)
     length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(1e-300)
-    scaled: Tensor = vectors * model.about.width**0.5 / length
+    scaled: Tensor = vectors * model.description.width**0.5 / length
     return scaled.to(model.dtype)
 
 
@@ -409,7 +409,7 @@ def _read(vectors: Tensor, W: Tensor) -> Tensor:
 
 def _mlp(block: ReducedBlock, z: Tensor, y: Tensor) -> tuple[_Row, _Row]:
     """``MLP(z)·y`` without the constant it writes, and the bias of what neurons read."""
-    mlp = block.about.mlp
+    mlp = block.description.mlp
     W, b = block.reader("W_A")
     hidden = z @ W.value
     error = W.error
@@ -458,7 +458,7 @@ def _block_sizes(block: ReducedBlock) -> Tensor:
         QK.append(_product_sizes(W_Q.mT, W_K.mT, share))
         VO.append(_product_sizes(W_O, W_V.mT, share))
     reads = block.reader("W_A")[0].value.norm(dim=0)
-    if block.about.mlp.gated:
+    if block.description.mlp.gated:
         reads = reads * block.reader("W_G")[0].value.norm(dim=0)
     neurons = reads * block.writer("W_B").value.norm(dim=1)
     return torch.stack([_quantiles(x.double()) for x in (torch.cat(QK), torch.cat(VO), neurons)])
@@ -499,10 +499,10 @@ def _end_rows(model: Reduced, frame: _Frame) -> list[_Row]:
         row, _, bias = _table_rows(output, z)
         add("head", row, bias)
     head = model.masked_head()
-    if head is not None and model.about.mlm is not None:  # BERT: norm(φ(z W + b)) and a table
+    if head is not None and model.description.mlm is not None:  # BERT: norm(φ(z W + b)) and a table
         W, b, table = head
-        hidden = activation(model.about.mlm)(z @ W.value.double() + b.value.double())
-        if model.about.norm == "layer":
+        hidden = activation(model.description.mlm)(z @ W.value.double() + b.value.double())
+        if model.description.norm == "layer":
             hidden = hidden - hidden.mean(-1, keepdim=True)
         size = hidden.square().mean(-1, keepdim=True).clamp_min(1e-300).sqrt()
         row, _, bias = _table_rows(table, hidden / size, (W.error + b.error) / size.square())

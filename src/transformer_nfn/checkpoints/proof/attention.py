@@ -121,7 +121,7 @@ def _queries_and_keys(
             e, f = (side[f"W_{p}"].error.unsqueeze(-2) for side in (A, B))
             errors.append((_grouped(e, config.groups), _grouped(f, config.groups)))
         noise = {"W_Q": errors[0][1].sum((-2, -1)), "W_K": errors[1][0].sum((-2, -1))}
-        site = Site(block.a.network.about, {}, config)
+        site = Site(block.a.network.description, {}, config)
         G, by_plain, by_dual = (
             QueryKeyBasis().fit(site, a, b, given) for given in _both_and_each(noise)
         )
@@ -212,7 +212,7 @@ def _values_and_outputs(
         "W_V": errors_V[1].sum(-1),
         "W_O": errors_O[0].unflatten(0, (count, -1)).sum((-2, -1)),
     }
-    site = Site(block.a.network.about, {}, config)
+    site = Site(block.a.network.description, {}, config)
     H, by_plain, by_dual = (
         ValueOutputBasis().fit(site, a, b, given) for given in _both_and_each(noise)
     )

@@ -17,8 +17,8 @@ from transformer_nfn.checkpoints.sketches import (
     Probes,
     sketch_neurons,
 )
-from transformer_nfn.checkpoints.stream import BlockStreams, StreamMap
-from transformer_nfn.checkpoints.symmetries import NeuronScale, Site
+from transformer_nfn.checkpoints.stream import BlockStreams
+from transformer_nfn.checkpoints.symmetries import NeuronScale, Site, StreamMap
 from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
 from transformer_nfn.spaces.actions.permutation import match_rows
 
@@ -81,7 +81,7 @@ def match_classifier(
         stream: takes the first final stream to the second.
         drawn: probes by which neurons are matched.
     """
-    fixed = StreamMap("identity")
+    fixed = StreamMap()
     block = BlockChecks(a, b, BlockStreams(stream, stream, fixed))
     classes = torch.eye(a.writer("W_B").value.shape[1], dtype=torch.float64)
     probes = Probes(drawn.into, classes), Probes(stream(drawn.into), classes)
@@ -95,7 +95,7 @@ def _match_neurons(
     block: BlockChecks, sketches: tuple[NeuronSketch, NeuronSketch]
 ) -> tuple[Tensor, Tensor | None]:
     """Order and scales of the neurons, with every tensor of the MLP checked."""
-    mlp = block.a.about.mlp
+    mlp = block.a.description.mlp
     allowed = neuron_scales(mlp)
     scaled = allowed is not None
     features = [_neuron_features(s, gated=mlp.gated, scaled=scaled) for s in sketches]
@@ -108,7 +108,7 @@ def _match_neurons(
     scales: Tensor | None = None
     s = torch.ones(len(order), dtype=read.value.dtype)
     if scaled:
-        site = Site(block.a.network.about, {}, allowed)
+        site = Site(block.a.network.description, {}, allowed)
         a, b = {"W_A": read.value, "W_B": write.value}, {"W_A": V_A.value, "W_B": V_B.value}
         noise = {"W_A": V_A.error, "W_B": write.error}
         scales = s = NeuronScale().fit(site, a, b, noise)

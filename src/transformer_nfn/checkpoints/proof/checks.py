@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
-from transformer_nfn.checkpoints.stream import BlockStreams, StreamMap
+from transformer_nfn.checkpoints.stream import BlockStreams
+from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.spaces.actions.solvers import Pair
 
 HALF = (torch.float16, torch.bfloat16)
@@ -206,11 +207,7 @@ class BlockChecks:
             return
         zero = Piece(torch.zeros_like(present.value), torch.zeros_like(present.error))
         a, b = a or zero, b or zero
-        moved = a.value
-        if not gain:
-            moved = stream(moved)
-        elif stream.index is not None:
-            moved = moved[stream.index]
+        moved = stream(a.value, gain=gain)
         size = torch.maximum(moved.square().sum(), b.value.square().sum())
         residual = (moved - b.value).square().sum()
         self.add(name, Squares(residual, a.error + b.error, size), 1, sites=False)

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import Check, Squares, check
 from transformer_nfn.checkpoints.reduced import Piece, Reduced, Table
-from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamMap, common_pieces
+from transformer_nfn.checkpoints.stream import EMBEDDINGS, common_pieces
+from transformer_nfn.checkpoints.symmetries import StreamMap, added_sites
 from transformer_nfn.checkpoints.symmetries.base import block_parts
-from transformer_nfn.checkpoints.symmetries.registry import added_sites
-from transformer_nfn.functional.description import EXTRA, KEPT, Transformer, axes_of
+from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
 from transformer_nfn.spaces.actions.permutation import match_rows
 
 ADDED = ("token", "type", "position")
@@ -56,11 +56,11 @@ def compare_outputs(A: Model, B: Model) -> Outputs:
     a, b = _heads(A), _heads(B)
     resized = {name: (a[name], b[name]) for name in a if name in b and a[name] != b[name]}
     single = sorted(a.keys() ^ b.keys())
-    if A.about.mlm != B.about.mlm and "head" in a and "head" in b:
+    if A.description.mlm != B.description.mlm and "head" in a and "head" in b:
         single.append("head")  # read from the stream by one, from a transform of it by the other
     common = frozenset(a.keys() & b.keys()) - resized.keys() - set(single)
     logits = any(name in ("head", "classifier") or name.startswith(KEPT) for name in common)
-    streams = A.about.headless and B.about.headless
+    streams = A.description.headless and B.description.headless
     vectors = not a and not b
     return Outputs(common, tuple(single), resized, logits or streams or vectors)
 
@@ -70,14 +70,14 @@ def _heads(model: Model) -> dict[str, object]:
     names, heads = model.names, dict[str, object]()
     if "head" in names:
         heads["head"] = names["head"][1]
-    elif model.about.tied:
-        heads["head"] = model.about.vocab
+    elif model.description.tied:
+        heads["head"] = model.description.vocab
     if "classifier.W_B" in names:
         heads["classifier"] = names["classifier.W_B"][1]
     for name, shape in names.items():
         if name.startswith(EXTRA) and name.endswith(".W"):
             heads[name.removesuffix(".W")] = shape[1]
-        elif name.startswith(KEPT) and not keeps_inputs(model.about):
+        elif name.startswith(KEPT) and not keeps_inputs(model.description):
             heads[name] = list(shape)
     return heads
 
@@ -95,7 +95,9 @@ def is_output(name: str, config: Transformer) -> bool:
     """
     if name in ("head", "head_bias"):
         return not config.tied or "head" in config.tensors or config.mlm is not None
-    return name.startswith((EXTRA, "classifier.")) or (name.startswith(KEPT) and not keeps_inputs(config))
+    if name.startswith(KEPT):
+        return not keeps_inputs(config)
+    return name.startswith((EXTRA, "classifier."))
 
 
 def table_shifts(A: Reduced, B: Reduced, stream: StreamMap) -> dict[str, Piece]:
@@ -141,7 +143,7 @@ def check_ends(
         yield from _check_table(final, other_final, stream)
     others = B.vectors()
     for name, piece in A.vectors().items():
-        moved = piece.value if stream.index is None else piece.value[stream.index]
+        moved = stream(piece.value, gain=True)
         if (other := others.get(name)) is None:
             continue
         residual, size = (moved - other.value).square().sum(), other.value.square().sum()
@@ -203,7 +205,7 @@ def _check_masked_head(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Ch
 
 def _check_kept(A: Reduced, B: Reduced, outputs: Outputs) -> Iterator[Check]:
     """Check tensors that nothing acts on."""
-    moved = {name for _, site in added_sites(A.about) for name in site.names.values()}
+    moved = {name for _, site in added_sites(A.description) for name in site.names.values()}
     for name in A.names:
         if not name.startswith(KEPT) or (name not in outputs.common and name not in B.names):
             continue
@@ -222,12 +224,15 @@ def check_added(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
     are perturbed by it.
     """
     generator = torch.Generator().manual_seed(0)
-    inside = {name for part in block_parts(A.about) for name in part.names.values()}
-    for symmetry, site in added_sites(A.about):
+    inside = {name for part in block_parts(A.description) for name in part.names.values()}
+    for symmetry, site in added_sites(A.description):
         names = site.names
         if inside.issuperset(names.values()):
             continue
-        a = {k: _turned(stream, n, w) for k, n in names.items() if (w := A.read(n)) is not None}
+        a = {}
+        for k, name in names.items():
+            if (w := A.read(name)) is not None:
+                a[k] = w if name.startswith(KEPT) else stream.tensor(name, w)
         b = {k: torch.zeros_like(w) if (y := B.read(names[k])) is None else y for k, w in a.items()}
         noise = {k: B.unit * w.square() for k, w in b.items()}
         g = symmetry.fit(site, a, b, noise)
@@ -242,15 +247,3 @@ def check_added(A: Reduced, B: Reduced, stream: StreamMap) -> Iterator[Check]:
             residual, size = (moved[k] - b[k]).square(), b[k].square()
             squares = Squares(residual.sum(), error.sum(), size.sum())
             yield check(name, squares, b[k].numel())
-
-
-def _turned(stream: StreamMap, name: str, x: Tensor) -> Tensor:
-    """A canonical tensor in the other basis of the stream, if it has that axis."""
-    try:
-        axes = axes_of(name)
-    except KeyError:
-        return x
-    for dim, axis in enumerate(axes):
-        if axis == "D":
-            x = stream(x.movedim(dim, -1)).movedim(-1, dim)
-    return x

@@ -27,11 +27,11 @@ from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_blo
 from transformer_nfn.checkpoints.stream import (
     EMBEDDINGS,
     BlockStreams,
-    StreamMap,
     chain_streams,
     fit_stream,
     refine_stream,
 )
+from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.functional.description import KEPT
 
 PROBES = 64
@@ -217,7 +217,7 @@ def _naming(named: tuple[str, ...]) -> str:
 
 def _input_mismatch(A: Model, B: Model) -> str | None:
     """Reason why two models cannot be one function: they read different inputs."""
-    a, b = A.about, B.about
+    a, b = A.description, B.description
     if (a.inputs, a.input_size) != (b.inputs, b.input_size):
         words = [f"{m.inputs} ({m.input_size})" if m.input_size else m.inputs for m in (a, b)]
         return f"they read different inputs, {words[0]} and {words[1]}"
@@ -228,7 +228,7 @@ def _input_mismatch(A: Model, B: Model) -> str | None:
 
 def shape_mismatch(A: Model, B: Model) -> str | None:
     """Reason why no element can take blocks and embeddings of one model to the other's, or None."""
-    a, b = A.about, B.about
+    a, b = A.description, B.description
     for what in ("width", "norm", "eps", "final_softcap", "position_offset"):
         if getattr(a, what) != getattr(b, what):
             return f"{what}: one has {getattr(a, what)}, the other {getattr(b, what)}"
@@ -287,7 +287,7 @@ def find_element(A: Model, B: Model, outputs: Outputs, tables: Sequence[str]) ->
     mismatch = outputs.mismatch()
     if not wrong and mismatch is None:
         return replace(attempt, same=True, reason=f"{one} all {len(checks)} tensors")
-    changed = [c.name for c in wrong if is_output(c.name, A.about) and is_output(c.name, B.about)]
+    changed = [c.name for c in wrong if all(is_output(c.name, m.description) for m in (A, B))]
     if len(changed) == len(wrong) and set(changed) <= set(attempt.named):
         verified = f"{one} {len(checks) - len(wrong)} tensors, all blocks and embeddings among them"
         differ = f"outputs differ (with the last norm before them): {', '.join(changed)}"
@@ -299,20 +299,20 @@ def find_element(A: Model, B: Model, outputs: Outputs, tables: Sequence[str]) ->
 def _match_blocks(
     a: Reduced, b: Reduced, stream: StreamMap
 ) -> Iterator[tuple[str, BlockElement, list[Check]]]:
-    drawn = draw_probes(a.about.width, centred=a.centred, dtype=torch.float64)
+    drawn = draw_probes(a.description.width, centred=a.centred, dtype=torch.float64)
     probes = Probes(drawn.into[:PROBES], drawn.out[:PROBES])
     orders: dict[str, Tensor] = {}
     streams = BlockStreams(stream, stream, stream)
     for name in a.blocks:
         x, y = a.block(name), b.block(name)
         stack = name.rpartition(".")[0]
-        if x.about.order == "chain":
+        if x.description.order == "chain":
             streams = chain_streams(x, y, streams.after)
         moved = Probes(streams.before(probes.into), streams.middle(probes.out))
         inner = Probes(streams.middle(probes.into), streams.after(probes.out))
         sketches = sketch_block(x, probes), sketch_block(y, moved, inner)
         element, checks = match_block(x, y, streams, sketches, orders.get(stack))
-        if x.about.attention.position_bias:
+        if x.description.attention.position_bias:
             orders.setdefault(stack, element.attentions[""].queries)
         yield name, element, checks
     head, other = a.classifier, b.classifier

@@ -85,9 +85,9 @@ def find_witness(A: Model, B: Model, seed: int = 0) -> TokenWitness | None:
     generator = torch.Generator().manual_seed(seed)
     half = any(model.dtype in HALF for model in (A, B))
     needed = SIGNIFICANT_HALF if half else SIGNIFICANT
-    vocab = min(A.about.vocab or 1, B.about.vocab or 1)
+    vocab = min(A.description.vocab or 1, B.description.vocab or 1)
     for length in LENGTHS:
-        inputs, decoder = random_inputs(A.about, length, vocab, generator)
+        inputs, decoder = random_inputs(A.description, length, vocab, generator)
         try:
             result = _compare(A, B, inputs, decoder)
         except TransformerNFNError:
@@ -127,7 +127,7 @@ def model_outputs(
 
 def _compare(A: Model, B: Model, inputs: Tensor, decoder: Tensor | None) -> TokenWitness:
     first, second, *perturbed = (
-        model_outputs(model.about, weights, inputs, decoder)
+        model_outputs(model.description, weights, inputs, decoder)
         for model, weights in ((A, A), (B, B), (A, Perturbed(A)), (B, Perturbed(B)))
     )
     size = max(float(first.norm()), float(second.norm()), 1e-300)

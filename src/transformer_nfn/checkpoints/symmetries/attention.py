@@ -91,8 +91,8 @@ class HeadPermutation(Symmetry[HeadOrder]):
 
     def size(self, site: Site) -> Size:
         """Orders of groups times orders within each."""
-        about: Attention = site.detail
-        groups, share = about.groups, about.heads // about.groups
+        attention: Attention = site.detail
+        groups, share = attention.groups, attention.heads // attention.groups
         return Permutation().size(groups) + groups * Permutation().size(share)
 
     def draw(self, site: Site, weights: Tensors, how: Drawing) -> HeadOrder:
@@ -175,16 +175,16 @@ class QueryKeyBasis(Symmetry[Tensor]):
 
     def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """Matrices of condition ``how.condition``."""
-        about: Attention = site.detail
-        turned, plain = about.rotary, about.d_k - about.rotary
-        G = torch.zeros(about.groups, about.d_k, about.d_k, dtype=torch.float64)
+        attention: Attention = site.detail
+        turned, plain = attention.rotary, attention.d_k - attention.rotary
+        G = torch.zeros(attention.groups, attention.d_k, attention.d_k, dtype=torch.float64)
         if turned:
-            scales = _spread((about.groups, turned // 2), how)
+            scales = _spread((attention.groups, turned // 2), how)
             turns = torch.rand(scales.shape, generator=how.generator, dtype=torch.float64)
             pairs = torch.polar(scales, 2 * torch.pi * turns)
             G[:, :turned, :turned] = HALVES.matrix(pairs)
         if plain:
-            G[:, turned:, turned:] = _random_bases(about.groups, plain, how)
+            G[:, turned:, turned:] = _random_bases(attention.groups, plain, how)
         return G
 
     def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
@@ -297,8 +297,12 @@ class KeyBias(Symmetry[Tensor]):
     def sites(self, model: Transformer) -> Iterator[Site]:
         """Where no rotary position, norm or cap comes between some coordinate and the score."""
         for site in attention_sites(model):
-            about: Attention = site.detail
-            seen = about.qk_norm or about.softcap is not None or about.rotary == about.d_k
+            attention: Attention = site.detail
+            seen = (
+                attention.qk_norm
+                or attention.softcap is not None
+                or attention.rotary == attention.d_k
+            )
             if "b_K" in site.names and not seen:
                 yield site
 
@@ -308,10 +312,10 @@ class KeyBias(Symmetry[Tensor]):
 
     def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """A random shift."""
-        about: Attention = site.detail
-        shift = torch.zeros(about.groups, about.d_k, dtype=torch.float64)
-        free = (about.groups, about.d_k - about.rotary)
-        shift[:, about.rotary :] = noise(free, weights["W_K"], how)
+        attention: Attention = site.detail
+        shift = torch.zeros(attention.groups, attention.d_k, dtype=torch.float64)
+        free = (attention.groups, attention.d_k - attention.rotary)
+        shift[:, attention.rotary :] = noise(free, weights["W_K"], how)
         return shift
 
     def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:

@@ -56,7 +56,7 @@ def block_parts(model: Transformer) -> Iterator[Part]:
         >>> from transformer_nfn.checkpoints import open_model
         >>> from transformer_nfn.testing import write_example_checkpoint
         >>> with open_model(write_example_checkpoint("llama")) as model:
-        ...     [(part.name, part.names["W_Q"]) for part in block_parts(model.about)]
+        ...     [(part.name, part.names["W_Q"]) for part in block_parts(model.description)]
         [('0', '0.W_Q'), ('1', '1.W_Q')]
     """
     grouped = _by_block(model)
@@ -91,7 +91,7 @@ def ends_part(model: Transformer) -> Part:
         >>> from transformer_nfn.checkpoints import open_model
         >>> from transformer_nfn.testing import write_example_checkpoint
         >>> with open_model(write_example_checkpoint("llama")) as model:
-        ...     list(ends_part(model.about).names)
+        ...     list(ends_part(model.description).names)
         ['token', 'norm.g', 'head']
     """
     taken = {name for part in block_parts(model) for name in part.names.values()}

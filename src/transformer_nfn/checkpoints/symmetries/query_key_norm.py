@@ -56,9 +56,9 @@ class QueryKeySigns(Symmetry[Tensor]):
 
     def draw(self, site: Site, weights: Tensors, how: Drawing) -> Tensor:
         """Random signs."""
-        about: Attention = site.detail
-        signs = random_signs((about.groups, about.rotary // 2), how)
-        rest = random_signs((about.groups, about.d_k - about.rotary), how)
+        attention: Attention = site.detail
+        signs = random_signs((attention.groups, attention.rotary // 2), how)
+        rest = random_signs((attention.groups, attention.d_k - attention.rotary), how)
         return torch.cat([signs, signs, rest], dim=-1)
 
     def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
@@ -243,6 +243,6 @@ def _normed_sites(model: Transformer) -> Iterator[Site]:
     return (site for site in attention_sites(model) if site.detail.qk_norm)
 
 
-def _pairs(about: Attention) -> int:
+def _pairs(attention: Attention) -> int:
     """Pairs that rotary positions turn, and coordinates that they do not."""
-    return about.rotary // 2 + about.d_k - about.rotary
+    return attention.rotary // 2 + attention.d_k - attention.rotary

@@ -29,43 +29,61 @@ from transformer_nfn.symmetry.enlarged import hyperplane
 
 
 @dataclass(frozen=True)
-class Turn:
-    """``x → x T`` for the whole stream.
+class StreamMap:
+    """``x → x T`` for the whole stream; the identity if it has neither a matrix nor an order.
 
     Attributes:
         order: for a signed permutation, which old coordinate each new one is, ``[D]``.
         signs: with it, ``[D]``.
         matrix: otherwise the orthogonal ``T [D, D]``; gains are all one then.
+        span: orthonormal columns ``[D, r]``, the directions on which a fit determines the matrix;
+            None where it determines all of it.
 
     Example:
-        >>> turn = Turn(torch.tensor([1, 0]), torch.tensor([1.0, -1.0]))
-        >>> turn("token", torch.tensor([[3.0, 4.0]])).tolist()
+        >>> stream = StreamMap(torch.tensor([1, 0]), torch.tensor([1.0, -1.0]))
+        >>> stream(torch.tensor([[3.0, 4.0]])).tolist()
         [[4.0, -3.0]]
+        >>> stream.tensor("0.norm_1.g", torch.tensor([3.0, 4.0])).tolist()
+        [4.0, 3.0]
     """
 
     order: Tensor | None = None
     signs: Tensor | None = None
     matrix: Tensor | None = None
+    span: Tensor | None = None
 
     @staticmethod
-    def identity(group: StreamGroup, width: int) -> Turn:
+    def identity(group: StreamGroup, width: int) -> StreamMap:
         """The element that changes nothing, as a matrix or a permutation."""
         if group == "none":
-            return Turn()
+            return StreamMap()
         if group.startswith("orthogonal"):
-            return Turn(matrix=torch.eye(width, dtype=torch.float64))
-        return Turn(torch.arange(width), torch.ones(width, dtype=torch.float64))
+            return StreamMap(matrix=torch.eye(width, dtype=torch.float64))
+        return StreamMap(torch.arange(width), torch.ones(width, dtype=torch.float64))
 
-    def then(self, other: Turn) -> Turn:
-        """This turn, and another of the same group after it."""
+    def then(self, other: StreamMap) -> StreamMap:
+        """This map, and another of the same group after it."""
         if self.matrix is not None and other.matrix is not None:
             T = self.matrix @ other.matrix
-            return Turn(matrix=1.5 * T - 0.5 * T @ (T.mT @ T))  # restores orthogonality
+            return StreamMap(matrix=1.5 * T - 0.5 * T @ (T.mT @ T))  # restores orthogonality
         if self.order is None or self.signs is None or other.order is None or other.signs is None:
             return self
-        return Turn(self.order[other.order], self.signs[other.order] * other.signs)
+        return StreamMap(self.order[other.order], self.signs[other.order] * other.signs)
 
-    def __call__(self, name: str, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, dim: int = -1, *, gain: bool = False) -> Tensor:
+        """``x`` moved along one axis; a gain is permuted without signs."""
+        if self.matrix is not None:
+            return x if gain else (x.movedim(dim, -1) @ self.matrix.to(x)).movedim(-1, dim)
+        if self.order is None or self.signs is None:
+            return x
+        x = x.index_select(dim, self.order)
+        return x if gain else x * self.signs.to(x).reshape(-1, *[1] * (x.ndim - 1 - dim % x.ndim))
+
+    def columns(self, x: Tensor) -> Tensor:
+        """A matrix that reads the stream, ``[..., D, n]``, moved along."""
+        return self(x, -2) if self.matrix is None else self.matrix.to(x).mT @ x
+
+    def tensor(self, name: str, x: Tensor) -> Tensor:
         """A canonical tensor, moved along.
 
         The output of BERT's transform before its output matrix is a copy of the stream as far
@@ -73,26 +91,18 @@ class Turn:
         """
         for dim, axis in enumerate(axes_of(name)):
             if axis == "D":
-                x = self._along(x, dim, gain=name.endswith(".g"))
+                x = self(x, dim, gain=name.endswith(".g"))
             elif axis == "mlm":
-                x = self._along(x, dim, gain=not name.startswith("extra.mlm_norm."))
+                x = self(x, dim, gain=not name.startswith("extra.mlm_norm."))
         return x
 
-    def _along(self, x: Tensor, dim: int, *, gain: bool) -> Tensor:
-        if self.matrix is not None:
-            if gain:
-                return x
-            return (x.movedim(dim, -1) @ self.matrix.to(x)).movedim(-1, dim)
-        if self.order is None or self.signs is None:
-            return x
-        x = x.index_select(dim, self.order)
-        if gain:
-            return x
-        return x * self.signs.to(x).reshape(-1, *[1] * (x.ndim - 1 - dim))
+    def determined(self, x: Tensor) -> Tensor:
+        """The part of ``x [..., D]`` whose image is determined."""
+        return x if self.span is None else x @ self.span.to(x) @ self.span.to(x).mT
 
 
 class Cross:
-    """Sums ``AᵀB`` over tensors of two networks along the stream, from which a turn is solved.
+    """Sums ``AᵀB`` over tensors of two networks along the stream, from which a map is solved.
 
     Attributes:
         vectors: ``[D, D]``, of what turns.
@@ -124,28 +134,28 @@ class Cross:
         total += (x.mT @ y).double()
         return True
 
-    def turned(self, turn: Turn) -> Cross:
-        """The same after A was turned."""
+    def moved(self, stream: StreamMap) -> Cross:
+        """The same after A was moved."""
         out = Cross(len(self))
-        if turn.matrix is not None:
-            out.vectors, out.gains = turn.matrix.mT @ self.vectors, self.gains.clone()
-        elif turn.order is not None and turn.signs is not None:
-            out.vectors = self.vectors[turn.order] * turn.signs.double().unsqueeze(-1)
-            out.gains = self.gains[turn.order]
+        if stream.matrix is not None:
+            out.vectors, out.gains = stream.matrix.mT @ self.vectors, self.gains.clone()
+        elif stream.order is not None and stream.signs is not None:
+            out.vectors = self.vectors[stream.order] * stream.signs.double().unsqueeze(-1)
+            out.gains = self.gains[stream.order]
         else:
             out.vectors, out.gains = self.vectors.clone(), self.gains.clone()
         return out
 
-    def solve(self, group: StreamGroup) -> Turn:
-        """The turn of a group under which A lies nearest to B."""
+    def solve(self, group: StreamGroup) -> StreamMap:
+        """The map of a group under which A lies nearest to B."""
         if group == "none":
-            return Turn()
+            return StreamMap()
         if group == "orthogonal":
-            return Turn(matrix=polar(self.vectors))
+            return StreamMap(matrix=polar(self.vectors))
         if group == "orthogonal fixing ones":
-            return Turn(matrix=polar_fixing_ones(self.vectors))
+            return StreamMap(matrix=polar_fixing_ones(self.vectors))
         one_sign = group != "signed permutation"
-        return Turn(*assign_signed(self.vectors, self.gains, one_sign=one_sign))
+        return StreamMap(*assign_signed(self.vectors, self.gains, one_sign=one_sign))
 
 
 @dataclass(frozen=True)
@@ -156,7 +166,7 @@ class StreamDetail:
     norms: tuple[Site, ...]
 
 
-class StreamBasis(Symmetry[Turn]):
+class StreamBasis(Symmetry[StreamMap]):
     """``x → x T`` for a stream and every tensor with that axis.
 
     Orthogonal matrices act once all norms are folded into their readers, which `act` does.
@@ -188,18 +198,18 @@ class StreamBasis(Symmetry[Turn]):
             return Orthogonal().size(D if group == "orthogonal" else D - 1)
         return Permutation().size(D) + Sign().size(D if group == "signed permutation" else 1)
 
-    def draw(self, site: Site, weights: Tensors, how: Drawing) -> Turn:
+    def draw(self, site: Site, weights: Tensors, how: Drawing) -> StreamMap:
         """Uniform over the group."""
         width, group = site.model.width, site.detail.group
         if group == "orthogonal":
-            return Turn(matrix=orthogonal(1, width, how)[0])
+            return StreamMap(matrix=orthogonal(1, width, how)[0])
         if group == "orthogonal fixing ones":
-            return Turn(matrix=orthogonal_fixing_ones(width, how))
+            return StreamMap(matrix=orthogonal_fixing_ones(width, how))
         signs = random_signs((width if group == "signed permutation" else 1,), how)
         order = torch.randperm(width, generator=how.generator)
-        return Turn(order=order, signs=signs.expand(width))
+        return StreamMap(order=order, signs=signs.expand(width))
 
-    def act(self, site: Site, weights: Tensors, g: Turn) -> Weights:
+    def act(self, site: Site, weights: Tensors, g: StreamMap) -> Weights:
         """Turns every tensor, after norms were folded where T is no permutation."""
         out = dict(weights)
         if g.matrix is not None:
@@ -209,21 +219,23 @@ class StreamBasis(Symmetry[Turn]):
                     if is_biased(norm):
                         own |= NormBias().reduce(norm, own)
                     out |= norm.put(own | NormGain().reduce(norm, own))
-        return {name: g(name, w) for name, w in out.items()}
+        return {name: g.tensor(name, w) for name, w in out.items()}
 
-    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Turn:
-        """The best turn for all tensors with the axis of the stream."""
+    def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> StreamMap:
+        """The best map for all tensors with the axis of the stream."""
         cross = Cross(site.model.width)
-        folded = [self.act(site, w, Turn.identity(site.detail.group, len(cross))) for w in (a, b)]
+        folded = [
+            self.act(site, w, StreamMap.identity(site.detail.group, len(cross))) for w in (a, b)
+        ]
         for name, w in folded[0].items():
-            if not name.startswith("extra.mlm"):  # they turn on both sides, see `Turn`
+            if not name.startswith("extra.mlm"):  # they turn on both sides, see `StreamMap`
                 cross.add(name, w, folded[1][name])
         return cross.solve(site.detail.group)
 
     def reduce(self, site: Site, weights: Tensors) -> Weights:
         """Principal axes of all tensors, or coordinates by falling size; sums of cubes positive."""
         D, group = site.model.width, site.detail.group
-        folded = self.act(site, weights, Turn.identity(group, D))
+        folded = self.act(site, weights, StreamMap.identity(group, D))
         used = {name: w for name, w in folded.items() if not name.startswith("extra.mlm")}
         squares = Cross(D)
         for name, w in used.items():
@@ -241,10 +253,10 @@ class StreamBasis(Symmetry[Turn]):
                 cubes += (rows @ axes).pow(3).sum(0)
         positive = signs(cubes.sum().expand(D) if group == "permutation and sign" else cubes)
         if not group.startswith("orthogonal"):
-            return self.act(site, weights, Turn(order, positive))
+            return self.act(site, weights, StreamMap(order, positive))
         T = axes * positive
         return self.act(
-            site, weights, Turn(matrix=T if group == "orthogonal" else T @ plane.mT + 1 / D)
+            site, weights, StreamMap(matrix=T if group == "orthogonal" else T @ plane.mT + 1 / D)
         )
 
 
