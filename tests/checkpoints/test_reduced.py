@@ -4,7 +4,8 @@ import pytest
 import torch
 from memory_model import MemoryModel
 
-from transformer_nfn.checkpoints.reduced import Reduced, rounding_rms
+from transformer_nfn.checkpoints.reduced import Reduced
+from transformer_nfn.symmetry.rounding import rounding_rms
 
 FLOAT64 = torch.float64
 

@@ -33,23 +33,7 @@ from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.symmetries import added_sites
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Attention, Block
-
-ROUNDING_RMS = 0.2
-"""Root mean square of a rounding error relative to the weight, in units of a dtype's epsilon: it
-is uniform within half a spacing, 1/√12 = 0.29 of one, and a weight is 1 to 2 times what its
-spacing belongs to."""
-STEPS = 1024.0
-"""Weights stored in float64 were computed in float64, with an error at each step."""
-
-
-def rounding_rms(dtype: torch.dtype) -> float:
-    """Expected relative rounding error, in the mean square, of a weight stored in a dtype.
-
-    >>> rounding_rms(torch.bfloat16) / torch.finfo(torch.bfloat16).eps
-    0.2
-    """
-    error = ROUNDING_RMS * torch.finfo(dtype).eps
-    return error * STEPS if dtype == torch.float64 else error
+from transformer_nfn.symmetry.rounding import rounding_rms
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof import Proof, prove_pair
-from transformer_nfn.checkpoints.proof.checks import HALF
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.sketches import (
     BlockSketch,
@@ -61,6 +60,7 @@ from transformer_nfn.checkpoints.stream import (
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.io.files import blank_figure, save_figure
+from transformer_nfn.symmetry.rounding import HALF
 
 __all__ = ["Part", "Relation", "Verdict", "block_score", "draw_relation", "relate"]
 

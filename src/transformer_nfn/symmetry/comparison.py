@@ -16,17 +16,15 @@ from transformer_nfn.symmetry.element_search import align_permutations, exact_el
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
 from transformer_nfn.symmetry.normal_forms import same_normal_form
 from transformer_nfn.symmetry.representatives import fingerprint
-from transformer_nfn.symmetry.sources import (
+from transformer_nfn.symmetry.rounding import (
     HALF,
-    Factored,
-    Source,
     allowed_error,
-    folded,
-    in_float64,
+    rounding_rms,
     rounding_unit,
-    single,
-    sources,
+    site_excess,
+    tensor_excess,
 )
+from transformer_nfn.symmetry.sources import Factored, Source, folded, in_float64, single, sources
 from transformer_nfn.symmetry.witness import Noise, Witness, find_witness
 
 GroupName = Literal["paper", "enlarged"]
@@ -37,10 +35,8 @@ BORDERLINE = 4.0
 STORED_PRODUCT, STORED_TENSOR = 12.0, 2.0
 """Rounding errors of one weight by which half precision may change a product, or a tensor on which
 no matrix acts, relative to its norm, after an element of condition number 100 and its inverse."""
-ROOT_MEAN_SQUARE = 0.4
-"""Root mean square of a rounding error, in units of the largest one."""
-TENSOR_LIMIT, ENTRY_LIMIT = 2.0, 10.0
-"""Tolerated multiples of the expected error, of a tensor in the mean square and of one entry."""
+TENSOR_LIMIT = 2.0
+"""Tolerated multiple of the expected error of a tensor, in the mean square."""
 ARITHMETIC = 1024.0
 """Tolerated multiple of the largest rounding error in single and double precision."""
 
@@ -413,7 +409,7 @@ def misfits(
         v: the other.
         dtypes: stored dtypes of the two.
     """
-    unit, half = max(map(rounding_unit, dtypes)), any(dtype in HALF for dtype in dtypes)
+    half = any(dtype in HALF for dtype in dtypes)
     if half and isinstance(element, Element) and not element.space.shifts:
         variances = _moved_variances(element, u, dtypes[0])
         return {
@@ -421,10 +417,10 @@ def misfits(
             for name, w in v.items()
         }
     if half:
-        allowed = 5 * ROOT_MEAN_SQUARE * unit
+        allowed = 5 * max(map(rounding_rms, dtypes))
     else:
         paper = element.paper if isinstance(element, EnlargedElement) else element
-        allowed = min(ARITHMETIC * unit * paper.inflation(), 0.5)
+        allowed = min(ARITHMETIC * max(map(rounding_unit, dtypes)) * paper.inflation(), 0.5)
     return {name: relative_error(moved[name], w) / allowed for name, w in v.items()}
 
 
@@ -437,7 +433,7 @@ def relative_error(x: Tensor, y: Tensor) -> float:
 def _variance(w: Tensor, dtype: torch.dtype) -> Tensor:
     """Expected squared rounding errors, entry by entry."""
     smallest = torch.finfo(dtype).smallest_normal
-    return (ROOT_MEAN_SQUARE * rounding_unit(dtype) * w.abs().clamp_min(smallest)).square()
+    return (rounding_rms(dtype) * w.abs().clamp_min(smallest)).square()
 
 
 def _moved_variances(element: Element, u: Weights, dtype: torch.dtype) -> Weights:
@@ -451,19 +447,14 @@ def _moved_variances(element: Element, u: Weights, dtype: torch.dtype) -> Weight
     return squares.act({name: _variance(w, dtype) for name, w in u.items()})
 
 
-def _excess(away: Tensor, variance: Tensor) -> float:
+def _excess(difference: Tensor, variance: Tensor) -> float:
     """The worst error over the tensor in total, each of its slices, and each entry."""
-    squares = away.square()
-    if not float(squares.sum()) > 0:
-        return 0.0
-    mean = variance.mean()
-    worst = [float(squares.mean() / mean) / TENSOR_LIMIT**2]
-    worst.append(float((squares / (variance + 0.1 * mean)).max()) / ENTRY_LIMIT**2)
-    for dim in range(away.ndim):
-        others = [d for d in range(away.ndim) if d != dim]
+    squares = difference.square()
+    worst = [tensor_excess(squares, variance), site_excess(squares, variance, 1, floor=0.1)]
+    for dim in range(difference.ndim):
+        others = [d for d in range(difference.ndim) if d != dim]
         if others:
-            entries = away.numel() // away.shape[dim]
-            ratio = squares.mean(others) / (variance.mean(others) + 0.01 * mean)
-            # Means of few numbers scatter more.
-            worst.append(float(ratio.max()) / (TENSOR_LIMIT * (1 + 4 / entries**0.5)) ** 2)
-    return float(max(worst) ** 0.5)
+            entries = difference.numel() // difference.shape[dim]
+            slices = squares.mean(others), variance.mean(others)
+            worst.append(site_excess(*slices, entries, floor=0.01))
+    return max(worst) / TENSOR_LIMIT

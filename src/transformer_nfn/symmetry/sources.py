@@ -22,34 +22,12 @@ from torch import Tensor
 from transformer_nfn.spaces import Product, Weights, WeightSpace, fold
 from transformer_nfn.spaces.weights import factors, tensor_value
 
-HALF = (torch.float16, torch.bfloat16)
 WIDE = 64
 """Largest number of features of an index; more are sketched."""
 PORTION = 2**18
 """Number of entries converted to float64 at a time."""
-
-
 SKETCH = 32
 """Numbers that represent the free axes of a product."""
-
-
-def rounding_unit(dtype: torch.dtype) -> float:
-    """The largest expected relative error of one weight.
-
-    Weights stored in float64 are usually the result of a few steps of float64 arithmetic, each
-    with an error; narrower ones were rounded once, at the end.
-    """
-    return torch.finfo(dtype).eps / 2 * (16 if dtype == torch.float64 else 1)
-
-
-def allowed_error(dtype: torch.dtype) -> float:
-    """The tolerated relative error of one weight.
-
-    In half precision the only error is that of storing a weight, and many errors add up in the mean
-    square: a larger tolerance would hide a change of 1 %. In single and double precision the
-    tolerance covers arithmetic as well.
-    """
-    return (1.25 if dtype in HALF else 16.0) * rounding_unit(dtype)
 
 
 @dataclass(frozen=True)

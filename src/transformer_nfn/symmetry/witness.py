@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transformer_nfn.functional import Architecture, Forward
 from transformer_nfn.spaces import Weights
-from transformer_nfn.symmetry.sources import HALF, rounding_unit
+from transformer_nfn.symmetry.rounding import HALF, rounding_unit
 
 ASCENT_STEPS = 60
 

@@ -12,8 +12,8 @@ from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
 from transformer_nfn.checkpoints.stream import BlockStreams
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.spaces.actions.solvers import Pair
+from transformer_nfn.symmetry.rounding import HALF, site_excess, tensor_excess
 
-HALF = (torch.float16, torch.bfloat16)
 DUPLICATE = 0.999
 """Cosine from which on two neurons or heads count as one."""
 INVERTIBLE = 1e4
@@ -128,32 +128,24 @@ def check(
     """
     flat = (x.double().reshape(-1) for x in (squares.residual, squares.error, squares.size))
     residual, error, size = flat
-    counted = entries if sites else 0
-    scatter = 1.0 if counted > 1 else 2.0
-    ratio, worst = _ratios(residual, error, counted)
+    scatter = 1.0 if sites and entries > 1 else 2.0
+
+    def excesses(residual: Tensor) -> tuple[float, float]:
+        return (
+            tensor_excess(residual, error),
+            site_excess(residual, error, entries) if sites else 0.0,
+        )
+
+    ratio, worst = excesses(residual)
     excess = seen = max(ratio / scatter, worst)
     if observable is not None:
         # Through an ill-conditioned partner a change stands out half as far.
         limited = torch.minimum(residual, 4 * observable.reshape(-1) * error)
-        seen_ratio, seen_worst = _ratios(limited, error, counted)
+        seen_ratio, seen_worst = excesses(limited)
         seen = max(seen_ratio / scatter, seen_worst)
     norm = max(float(size.sum()), 1e-300) ** 0.5
     relative, expected = (float(x.sum()) ** 0.5 / norm for x in (residual, error))
     return Check(name, relative, expected, ratio, worst, excess, seen)
-
-
-def _ratios(residual: Tensor, error: Tensor, entries: int) -> tuple[float, float]:
-    """Rounding errors of the tensor, and of its worst site; no sites without entries."""
-    total = float(residual.sum())
-    if total == 0:
-        return 0.0, 0.0
-    worst = 0.0
-    if entries:
-        # Exact zeros on both sides have no rounding error of their own; a floor stands for it.
-        floor = 1e-4 * error.mean()
-        worst = float((residual / (error + floor).clamp_min(1e-300)).max() ** 0.5)
-        worst /= 1 + 4 / entries**0.5
-    return (total / max(float(error.sum()), 1e-300)) ** 0.5, worst
 
 
 def has_duplicate(rows: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.proof.checks import HALF
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.functional.description import Transformer
 from transformer_nfn.functional.transformer import Weights, hidden_states, logits, pooled
+from transformer_nfn.symmetry.rounding import HALF
 
 SIGNIFICANT = 32.0
 """Differences above this multiple of the effect of rounding count; disguises stay below 4."""
