@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional import small_transformer
-from transformer_nfn.functional import sinusoids
+from transformer_nfn.functional import sinusoids, small_transformer
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.models import WholeNetwork, network_of
 from transformer_nfn.models.whole_network import Probes, probe_outputs, whole_invariants

@@ -330,7 +330,7 @@ def _actions(description: Transformer, name: str) -> Mapping[str, str]:
     if "cross." in name and block.cross is not None:
         attention = block.cross
     scales = neuron_scales(block.mlp)
-    streams = "" if description.stream_group == "none" else description.stream_group
+    streams: str = "" if description.stream_group == "none" else description.stream_group
     if block.order == "chain":
         streams += ", each sublayer's its own"
     heads = "permuted"

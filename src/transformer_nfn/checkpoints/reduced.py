@@ -59,6 +59,7 @@ class Table:
         raw: the matrix as the file has it.
         dtype: to compute in.
         unit: expected square of the relative rounding error of a weight.
+        least: smaller weights have the rounding error of one of this size.
         scale: factor on the matrix.
         gain: of the norm before it. beta: its bias.
         bias: of the output matrix, ``[rows]`` in the file's dtype.
@@ -74,6 +75,7 @@ class Table:
     raw: Tensor
     dtype: torch.dtype
     unit: float
+    least: float = 0.0
     scale: float = 1.0
     gain: Tensor | None = None
     beta: Tensor | None = None
@@ -89,13 +91,13 @@ class Table:
         value = raw.to(self.dtype)
         if value is raw:
             value = value.clone()
-        unit = self.unit
+        unit, least = self.unit, torch.tensor(self.least * self.scale, dtype=self.dtype)
         if self.scale != 1.0:
             value *= self.scale
         if self.gain is not None:
             value *= self.gain
-            unit = 2 * unit
-        error = summed_squares(value, -1, unit)
+            unit, least = 2 * unit, least * self.gain.abs()
+        error = unit * torch.maximum(value.abs(), least).square().sum(-1)
         if self.centred:
             value -= value.mean(-1, keepdim=True)
         return Piece(value, error)
@@ -116,11 +118,6 @@ class Table:
         return Piece(value, error)
 
 
-def summed_squares(x: Tensor, dim: int, unit: float) -> Tensor:
-    """``unit · Σ x²`` over an axis."""
-    return x.square().sum(dim) * unit
-
-
 def folded(
     W: Tensor,
     b: Tensor | None,
@@ -128,6 +125,7 @@ def folded(
     beta: Tensor | None,
     *,
     unit: float,
+    least: float = 0.0,
     centred: bool,
 ) -> tuple[Piece, Piece | None]:
     """Fold a norm into a matrix that reads it, and into the bias of that matrix.
@@ -138,12 +136,13 @@ def folded(
         gain: of the norm, None where there is none.
         beta: its bias.
         unit: expected square of the relative rounding error of a weight.
+        least: smaller weights have the rounding error of one of this size.
         centred: the norm takes the mean away (LayerNorm).
     """
     bias, bias_error = b, None
     if b is not None:
-        bias_error = unit * b.square()
-    squares = W.square()
+        bias_error = unit * b.square().clamp_min(least**2)
+    squares = W.square().clamp_min(least**2)
     if beta is not None:
         through = torch.einsum("d,...dk->...k", beta, W)
         moved = 2 * unit * torch.einsum("d,...dk->...k", beta.square(), squares)
@@ -187,6 +186,7 @@ class Reduced:
         dtype: of all tensors.
         centred: the mean of what blocks write is discarded by every reader.
         unit: expected square of the relative rounding error of a weight.
+        least: smaller weights have the rounding error of one of this size.
         blocks: names of the blocks, ``encoder.0`` for a model with two stacks, in order.
 
     Example:
@@ -214,7 +214,9 @@ class Reduced:
         """
         self.model, self.description, self.dtype = model, model.description, dtype
         self.names: Mapping[str, tuple[int, ...]] = model.names
-        self.unit = max(rounding_rms(d) for d in (stored or model.dtype, dtype)) ** 2
+        stored = stored or model.dtype
+        self.unit = max(rounding_rms(d) for d in (stored, dtype)) ** 2
+        self.least = torch.finfo(stored).smallest_normal
         self.post = "post" in self.description.orders
         self.centred = self.description.hides_mean
         self._at = {
@@ -298,7 +300,9 @@ class Reduced:
     def _table(self, name: str) -> Table:
         embedded = name in ("token", "position", "type", "patch")
         centred = self.description.hides_mean_of_embeddings if embedded else self.centred
-        make = partial(Table, name, dtype=self.dtype, unit=self.unit, centred=centred)
+        make = partial(
+            Table, name, dtype=self.dtype, unit=self.unit, least=self.least, centred=centred
+        )
         if name == "token":
             return make(self._token, scale=self.description.embedding_scale)
         if name == "position":
@@ -404,12 +408,20 @@ class ReducedBlock:
         gain, beta = self._norm_before(tensor)
         normed = gain is not None or self.description.order == "chain"
         centred = self.network.description.norm == "layer" and normed
-        return folded(self._read(tensor), bias, gain, beta, unit=self._unit, centred=centred)
+        return folded(
+            self._read(tensor),
+            bias,
+            gain,
+            beta,
+            unit=self._unit,
+            least=self.network.least,
+            centred=centred,
+        )
 
     def writer(self, tensor: str) -> Piece:
         """A matrix that writes to the stream: ``W_O [h, d, D]``, ``W_B [f, D]``."""
         raw = self._read(tensor)
-        error = summed_squares(raw, -1, self._unit)
+        error = self._unit * raw.square().clamp_min(self.network.least**2).sum(-1)
         if self.centred:
             raw -= raw.mean(-1, keepdim=True)
         signs = self._after_signs(tensor)

@@ -33,6 +33,8 @@ LARGE = 2048
 OPEN = {torch.float64: 1e-9, torch.float32: 1e-6}
 """Singular values of the cross products below this share of the largest are rounding, and their
 directions undetermined; by the dtype of the products."""
+CLEAR = 10.0
+"""Rounding errors that a direction must stand out by to be determined."""
 ENOUGH_NEURONS = 8
 """Matched neurons per direction of the stream, after which no further block is read."""
 ALIKE = 0.1
@@ -160,18 +162,14 @@ class BlockStreams:
     middle: StreamMap
     after: StreamMap
 
-    @property
-    def determined(self) -> bool:
-        """Whether no direction of any of them is left open."""
-        return all(x.span is None for x in (self.before, self.middle, self.after))
-
 
 def chain_streams(a: ReducedBlock, b: ReducedBlock, before: StreamMap) -> BlockStreams:
     """Fit the streams that two blocks write, given the one that they read.
 
     Without residuals no embedding fixes these: the products of matched heads and what matched
-    neurons read fix the first, what the same neurons write the second. Each row counts by its
-    rounding error.
+    neurons read fix the first, what the same neurons write (and a classifier reads) the second.
+    Each row counts by its
+    rounding error. Directions that nothing stands out in are mapped anyhow.
 
     Args:
         a: a block of one model. b: of the other, of the same description.
@@ -184,17 +182,32 @@ def chain_streams(a: ReducedBlock, b: ReducedBlock, before: StreamMap) -> BlockS
     order, _ = assign_in_groups(-cost, a.description.attention.groups)
     weight = 1 / (errors[0][order] + errors[1]).clamp_min(1e-300)
     cross = torch.einsum("h,hij,hik->jk", weight, written[0][order], written[1])
-    by_heads = solve_stream(cross, "orthogonal", torch.float64, centred=a.centred)
+    by_heads = _solve_weighted(cross)
     matched = _match_neurons(a, b, by_heads)
     cross = cross + matched.cross
-    middle = solve_stream(cross, "orthogonal", torch.float64, centred=a.centred)
+    middle = _solve_weighted(cross)
     matched = _match_neurons(a, b, middle)
     (x, e), (y, f) = (_unit_rows(block.writer("W_B")) for block in (a, b))
     x, e = x[matched.order], e[matched.order]
     weight = matched.good / (e + f).clamp_min(1e-300)
     cross = x.mT @ (weight.unsqueeze(-1) * y)
-    after = solve_stream(cross, "orthogonal", torch.float64, centred=a.centred)
+    biases = a.mlp_bias(), b.mlp_bias()
+    if biases[0] is not None and biases[1] is not None:
+        error = (biases[0].error + biases[1].error).clamp_min(1e-300)
+        cross = cross + torch.outer(biases[0].value, biases[1].value) / error
+    after = _solve_weighted(cross)
+    heads = a.network.classifier, b.network.classifier
+    if a.name == a.network.blocks[-1] and heads[0] is not None and heads[1] is not None:
+        after = _solve_weighted(cross + _match_neurons(heads[0], heads[1], after).cross)
     return BlockStreams(before, middle, after)
+
+
+def _solve_weighted(cross: Tensor) -> StreamMap:
+    """The orthogonal map that fits best where rows count by their errors; it fixes ones."""
+    U, S, Vh = torch.linalg.svd(cross + cross.norm() / len(cross) ** 1.5)
+    determined = len(cross) * S > CLEAR**2
+    span = None if bool(determined.all()) else U[:, determined]
+    return StreamMap(matrix=U @ Vh, span=span)
 
 
 def _heads_written(

@@ -28,10 +28,10 @@ from transformer_nfn.checkpoints.symmetries import (
 )
 from transformer_nfn.checkpoints.symmetries.attention import HeadOrder, head_similarity
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional import layer_norm
+from transformer_nfn.functional import layer_norm, sinusoids
 from transformer_nfn.functional.architecture import Architecture
 from transformer_nfn.functional.description import Attention, Transformer
-from transformer_nfn.functional.zoo_network import NAME, network_architecture, sinusoids
+from transformer_nfn.functional.zoo_network import NAME, network_architecture
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.actions.permutation import assign
 from transformer_nfn.spaces.actions.solvers import nearest_matrix, polar_fixing_ones

@@ -22,6 +22,10 @@ from transformer_nfn.checkpoints.symmetries import NeuronScale, Site, StreamMap
 from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
 from transformer_nfn.spaces.actions.permutation import match_rows
 
+FAINT = 1e-3
+"""Neurons quieter than this share of the mean do not determine their scale: rounding may have
+taken all of what they read or write."""
+
 
 @dataclass(frozen=True)
 class BlockElement:
@@ -109,9 +113,18 @@ def _match_neurons(
     s = torch.ones(len(order), dtype=read.value.dtype)
     if scaled:
         site = Site(block.a.network.description, {}, allowed)
-        a, b = {"W_A": read.value, "W_B": write.value}, {"W_A": V_A.value, "W_B": V_B.value}
-        noise = {"W_A": V_A.error, "W_B": write.error}
-        scales = s = NeuronScale().fit(site, a, b, noise)
+        for _ in range(2):  # with the errors that the first fit implies
+            a, b = {"W_A": read.value, "W_B": write.value}, {"W_A": V_A.value, "W_B": V_B.value}
+            noise = {
+                "W_A": s.square() * read.error + V_A.error,
+                "W_B": write.error + s.square() * V_B.error,
+            }
+            if b_A is not None and c_A is not None:  # counted by its own error
+                error = s.square() * b_A.error[order] + c_A.error
+                factor = (noise["W_A"] / (width * error).clamp_min(1e-300)).sqrt()
+                a["b_A"], b["b_A"] = factor * b_A.value[order], factor * c_A.value
+            s = NeuronScale().fit(site, a, b, noise)
+        scales = s
         _check_scales(block, (read, V_A), (write, V_B), s)
     size = V_A.value.square().sum(0)
     # The input of a neuron matters if it has an output, and the output if it has an input.
@@ -140,10 +153,11 @@ def _match_neurons(
 def _check_scales(
     block: BlockChecks, read: tuple[Piece, Piece], write: tuple[Piece, Piece], s: Tensor
 ) -> None:
-    """Check that ``W_A`` and ``W_B`` determine the same scale of each neuron."""
+    """Check that ``W_A`` and ``W_B`` determine the same scale of each neuron that is not dead."""
     (u, V_A), (w, V_B) = read, write
-    size_u = u.value.square().sum(0).clamp_min(1e-300)
-    size_w = V_B.value.square().sum(1).clamp_min(1e-300)
+    size_u, size_w = u.value.square().sum(0), V_B.value.square().sum(1)
+    alive = size_u * size_w > FAINT**2 * (size_u * size_w).mean()
+    size_u, size_w = size_u.clamp_min(1e-100), size_w.clamp_min(1e-100)
     by_read = (u.value * V_A.value).sum(0) / size_u
     by_write = (w.value * V_B.value).sum(1) / size_w
     # Rounding moves large entries most, and a projection onto the neuron weighs them most again.
@@ -151,7 +165,8 @@ def _check_scales(
     weight_w = V_B.value.pow(4).sum(1) / size_w.square()
     error = (s.square() * u.error + V_A.error) * weight_u / size_u
     error += (w.error + s.square() * V_B.error) * weight_w / size_w
-    block.add("W_A·W_B", Squares((by_read - by_write).square(), error, s.square()), 1)
+    squares = Squares((by_read - by_write).square()[alive], error[alive], s.square()[alive])
+    block.add("W_A·W_B", squares, 1)
 
 
 def _check_bias(
