@@ -27,7 +27,7 @@ GAIN_2 = Rescaling("gain_2", "stream", ("g_2",), ("W_G", "W_U"))
 
 def forward(w, X):
     x = X @ w["W_E"]
-    x = x + functional.grouped_query(functional.rms_norm(x) * w["g_1"][..., None, :], w, base=1e4)
+    x = x + functional.multi_head(functional.rms_norm(x) * w["g_1"][..., None, :], w, base=1e4)
     x = x + functional.gated_mlp(functional.rms_norm(x) * w["g_2"][..., None, :], w)
     return functional.rms_norm(x) @ w["W_C"]
 

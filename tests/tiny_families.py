@@ -73,6 +73,10 @@ TINY: dict[str, Tiny] = {
     "bert": Tiny("BertForMaskedLM", "BertConfig", _BERT),
     "bert-base": Tiny("BertModel", "BertConfig", _BERT),
     "roberta": Tiny("RobertaForMaskedLM", "RobertaConfig", {**_BERT, "pad_token_id": 1}),
+    "esm": Tiny("EsmForMaskedLM", "EsmConfig", {
+        **_BERT, "position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 6,
+        "pad_token_id": 1,
+    }),
     "distilbert": Tiny("DistilBertForMaskedLM", "DistilBertConfig", {
         "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "vocab_size": VOCAB,
         "max_position_embeddings": 24,
@@ -96,6 +100,10 @@ TINY: dict[str, Tiny] = {
         **_NEOX, "num_key_value_heads": 4, "partial_rotary_factor": 0.5,
     }),
     "neox": Tiny("GPTNeoXForCausalLM", "GPTNeoXConfig", {**_NEOX, "rotary_pct": 0.5}),
+    "gptj": Tiny("GPTJForCausalLM", "GPTJConfig", {**_GPT2, "n_head": 2, "rotary_dim": 6}),
+    "bloom": Tiny("BloomForCausalLM", "BloomConfig", {
+        "hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": VOCAB,
+    }),
     "t5": Tiny("T5ForConditionalGeneration", "T5Config", _T5, "pairs"),
     "t5-v1.1": Tiny("T5ForConditionalGeneration", "T5Config", {
         **_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
@@ -164,9 +172,12 @@ def no_casts() -> Iterator[None]:
         patch.setattr(torch, "float32", torch.float64)
         patch.setattr(torch, "float", torch.float64)
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
         try:
             yield
         finally:
+            torch.set_default_dtype(before)
             patch.undo()
 
 

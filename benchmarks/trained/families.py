@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trained.networks import BLOCK, DEPTH, EMBEDDINGS, Kind, Weights, fresh, read, write
-from trained.text import read_tokens
+from trained.networks import BLOCK, EMBEDDINGS, Kind, Size, Weights, fresh, read, write
+from trained.text import english, python_source, read_tokens
 from trained.training import Course, train
 
 FAST, SLOW = 2e-3, 5e-4
@@ -36,6 +36,10 @@ class Member:
 
     kind: Kind
     number: int
+
+    @property
+    def size(self) -> Size:
+        return Size(self.kind)
 
     def __str__(self) -> str:
         return f"{self.kind}-{self.number}"
@@ -75,11 +79,11 @@ def train_families(
             ]
             if not missing:
                 continue
-            texts = texts or read_tokens()
+            texts = texts or read_tokens({"python": python_source(), "english": english()})
             relatives = dict.fromkeys(relation for _, relation in missing)
             what = f"{len(missing)} × {kind}: {'; '.join(relatives)}"
             done, losses = train(
-                kind,
+                Size(kind),
                 [_start(root, f, r, len(own)) for f, r in missing],
                 [_course(f, r, steps) for f, r in missing],
                 texts,
@@ -87,7 +91,7 @@ def train_families(
             )
             for (f, r), weights, loss in zip(missing, done, losses, strict=True):
                 folder = folder_of(root, f, r)
-                write(weights, kind, folder)
+                write(weights, f.size, folder)
                 (folder / "loss.json").write_text(json.dumps(loss))
 
 
@@ -97,19 +101,19 @@ def _seed(family: Member) -> int:
 
 def patched_block(family: Member) -> int:
     """Which block of a family's model was replaced before it was fine-tuned."""
-    return family.number % DEPTH
+    return family.number % family.size.depth
 
 
 def _start(root: Path, family: Member, relation: str, count: int) -> Weights:
     if relation == "base":
-        return fresh(family.kind, _seed(family))
+        return fresh(family.size, _seed(family))
     base = read(folder_of(root, family, "base"))
     if relation == PATCHED:
         donor = read(folder_of(root, Member(family.kind, (family.number + 1) % count), "base"))
         return _mixed(family.kind, base, donor, patched_block(family))
     if relation != "embeddings only":
         return base
-    own = fresh(family.kind, 500 + _seed(family))
+    own = fresh(family.size, 500 + _seed(family))
     return own | {name: base[name] for name in EMBEDDINGS[family.kind]}
 
 
@@ -132,19 +136,19 @@ def make_relatives(root: Path, family: Member) -> None:
     base, same, other = (read(folder_of(root, family, r)) for r in TRAINED[:3])
     made = {
         "mean of two fine-tunes": {n: (w + other[n]) / 2 for n, w in same.items()},
-        "half pruned": {n: _pruned(w) if _in_block(family, n) else w for n, w in base.items()},
+        "half pruned": {n: pruned(w) if _in_block(family, n) else w for n, w in base.items()},
         "int8": {n: rounded(w, 8, _inputs(family, n)) for n, w in base.items()},
         "int4": {n: rounded(w, 4, _inputs(family, n)) for n, w in base.items()},
     }
     for relation, weights in made.items():
-        write(weights, family.kind, folder_of(root, family, relation))
+        write(weights, family.size, folder_of(root, family, relation))
 
 
 def _in_block(family: Member, name: str) -> bool:
     return name.startswith(BLOCK[family.kind].split("{")[0])
 
 
-def _pruned(w: Tensor) -> Tensor:
+def pruned(w: Tensor) -> Tensor:
     """A matrix without the smaller half of its entries."""
     return w if w.ndim < 2 else w * (w.abs() > w.abs().median())
 
@@ -169,13 +173,13 @@ def replacements(root: Path, family: Member, others: list[Member]) -> Iterator[t
     """
     base = read(folder_of(root, family, "base"))
     donors = {str(f): read(folder_of(root, f, "base")) for f in others}
-    donors["fresh"] = fresh(family.kind, 700 + _seed(family))
+    donors["fresh"] = fresh(family.size, 700 + _seed(family))
     for donor, weights in donors.items():
-        for i in range(DEPTH):
+        for i in range(family.size.depth):
             name = f"{REPLACED}/{donor}-{i}"
             folder = folder_of(root, family, name)
             if not complete(folder):
-                write(_mixed(family.kind, base, weights, i), family.kind, folder)
+                write(_mixed(family.kind, base, weights, i), family.size, folder)
             yield name, i
 
 

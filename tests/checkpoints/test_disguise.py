@@ -29,7 +29,9 @@ ROUNDINGS = 2.0
 """A disguise rounds every weight anew; that may cost this many times what the first time did."""
 QUICK = ("gpt2", "bert", "vit", "gemma2", "phi3", "t5")
 FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TINY]
-TIED = ("gpt2", "opt", "bert", "roberta", "distilbert", "llama-tied", "gemma2", "t5")
+TIED = (
+    "gpt2", "opt", "bloom", "bert", "roberta", "esm", "distilbert", "llama-tied", "gemma2", "t5",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +99,19 @@ def _outputs(model: nn.Module, name: str, folder: Path) -> Tensor:
     with open_model(save(model, folder)) as read:
         first, decoder = next(iter(inputs.values())), inputs.get("decoder_input_ids")
         return transformer(read.description, read, first, decoder=decoder)
+
+
+def test_a_head_that_reads_attention_maps_follows_the_heads(tmp_path: Path) -> None:
+    model, ids = build("esm", dtype=torch.float32), inputs_of("esm")["input_ids"]
+    with open_model(save(model, tmp_path / "a")) as source:
+        disguise(source, tmp_path / "b", seeded())
+    files = [load_file(tmp_path / x / "model.safetensors") for x in "ab"]
+    key = "esm.contact_head.regression.weight"
+    assert not torch.equal(files[0][key], files[1][key])
+    with torch.no_grad():
+        models = (model, load(model, tmp_path / "b"))
+        maps = [m.predict_contacts(ids, torch.ones_like(ids)) for m in models]  # type: ignore[operator]
+    torch.testing.assert_close(maps[0], maps[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit", "phi3"])

@@ -107,7 +107,7 @@ def _telling(symmetry: Symmetry[Any], moved: Weights) -> list[str]:
     """Tensors that cannot be left behind."""
     if symmetry.name == "stream":
         return [name for name in moved if name.endswith(("W_Q", "W_O", "W_A", "W_B"))][:4]
-    silent = ("b_K",) if symmetry.name != "quarter turns of query/key pairs" else ()
+    silent = ("b_K", "contact") if symmetry.name != "quarter turns of query/key pairs" else ()
     return [name for name in moved if name not in silent and len(moved) > 1]
 
 
@@ -193,6 +193,13 @@ def heads_of_one_block(net: Network) -> Weights:
     return site.put(HeadPermutation().act(site, own, HeadOrder(order, order)))
 
 
+def heads_with_slopes(net: Network) -> Weights:
+    order = torch.arange(attention_of(net).heads).roll(1)
+    site = next(iter(ValueBias().sites(net.description)))
+    moved = HeadPermutation().act(site, site.pick(net.weights), HeadOrder(order, order))
+    return site.put(moved)
+
+
 def any_query_basis(net: Network) -> Weights:
     attention = attention_of(net)
     G = Linear().draw(attention.d_k, (attention.groups,), drawing())
@@ -233,7 +240,10 @@ def any_rotation(net: Network) -> StreamMap:
 CONTROLS: dict[str, tuple[tuple[str, ...], Callable[[Network], Weights]]] = {
     "queries across groups": (("llama", "qwen3", "gemma2"), heads_across_groups),
     "heads of one block that shares a position bias": (("t5", "t5-v1.1"), heads_of_one_block),
-    "any basis of rotary queries": (("llama", "mistral", "phi", "neox"), any_query_basis),
+    "heads with a slope each": (("bloom",), heads_with_slopes),
+    "any basis of rotary queries": (
+        ("llama", "mistral", "phi", "neox", "esm", "gptj"), any_query_basis,
+    ),
     "rotary pairs of neighbours": (("llama", "qwen2", "phi3"), neighbouring_pairs),
     "complex scales under a norm": (("qwen3",), complex_scales),
     "single signs under a norm": (("qwen3",), lambda n: at(QueryKeySigns(), n, signs_of(2, 12))),
@@ -267,6 +277,9 @@ CONTROLS: dict[str, tuple[tuple[str, ...], Callable[[Network], Weights]]] = {
         ("gpt2-untied", "neox"), lambda n: at(StreamBasis(), n, any_rotation(n)),
     ),
     "rotation of a tied stream": (("llama-tied", "gemma2"), lambda n: turned(n, any_rotation(n))),
+    "rotation of a stream that a norm begins": (
+        ("bloom",), lambda n: turned(n, any_rotation(n)),
+    ),
 }  # fmt: skip
 CONTROL_CASES = [
     pytest.param(name, family, marks=() if i == 0 else pytest.mark.nightly)
@@ -284,7 +297,8 @@ def test_what_is_nearly_a_symmetry_changes_the_function(name: str, family: str) 
     ("llama", KeyBias()), ("llama", ValueBias()), ("llama", CentredReaders()),
     ("llama", CentredWriters()), ("qwen2", KeyBias()), ("qwen2", ValueBias()),
     ("qwen3", QueryKeyBasis()), ("gpt2", NeuronScale()), ("gpt2", BranchConstant()),
-    ("gpt2", EmbeddingShift()), ("gpt2-base", StreamBasis()),
+    ("gpt2", EmbeddingShift()), ("gpt2-base", StreamBasis()), ("bloom", HeadPermutation()),
+    ("esm", KeyBias()), ("gptj", ValueBias()),
 ])  # fmt: skip
 def test_where_a_symmetry_does_not_hold_it_has_no_site(
     family: str, symmetry: Symmetry[Any]

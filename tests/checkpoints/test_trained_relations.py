@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from trained import networks
-from trained.networks import BLOCK, fresh
+from trained.networks import BLOCK, Size, fresh
 from trained.training import Course, train
 from transformer_nfn.checkpoints import relate
 from transformer_nfn.checkpoints.disguises import disguise
@@ -35,15 +35,16 @@ def texts():
 def scored(request, tmp_path_factory):
     """Relations of a trained model with a fine-tuned, an unrelated and a patched one."""
     kind, data = request.param, texts()
-    (A, unrelated), _ = train(kind, [fresh(kind, 0), fresh(kind, 1)], [FIRST, FIRST], data)
-    (tuned,), _ = train(kind, [A], [MORE], data)
+    size = Size(kind)
+    (A, unrelated), _ = train(size, [fresh(size, 0), fresh(size, 1)], [FIRST, FIRST], data)
+    (tuned,), _ = train(size, [A], [MORE], data)
     second = BLOCK[kind].format(1)
     patched = {n: unrelated[n] if n.startswith(second) else w for n, w in A.items()}
     folder = tmp_path_factory.mktemp(kind)
-    networks.write(A, kind, folder / "A")
+    networks.write(A, size, folder / "A")
     relations = {}
     for name, weights in {"tuned": tuned, "unrelated": unrelated, "patched": patched}.items():
-        networks.write(weights, kind, folder / name)
+        networks.write(weights, size, folder / name)
         hidden = folder / f"{name} disguised"
         with open_model(folder / name) as model:
             disguise(model, hidden, torch.Generator().manual_seed(2), condition=10)
@@ -63,15 +64,16 @@ def test_the_replaced_block_is_named(scored):
     assert scored["patched"].related == ("0", "2")
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_models_run_alike_in_their_own_library(kind, tmp_path):
+@pytest.mark.parametrize("size", [Size("gpt2"), Size("llama", 32, 2), Size("bert", 48, 2)], ids=str)
+def test_models_run_alike_in_their_own_library(size, tmp_path):
     transformers = pytest.importorskip("transformers")
-    weights = [{n: w * 3 for n, w in fresh(kind, s).items()} for s in (0, 1)]
+    weights = [{n: w * 3 for n, w in fresh(size, s).items()} for s in (0, 1)]
     ids = torch.arange(2 * 2 * 20).reshape(2, 2, 20) % 251
-    ours = networks.logits(kind, networks.stacked(weights), ids)
+    ours = networks.logits(size, networks.stacked(weights), ids)
     for i, own in enumerate(weights):
-        networks.write(own, kind, tmp_path / str(i))
-        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / str(i))
+        networks.write(own, size, tmp_path / str(i))
+        auto = "AutoModelForMaskedLM" if size.kind == "bert" else "AutoModelForCausalLM"
+        model = getattr(transformers, auto).from_pretrained(tmp_path / str(i)).eval()
         torch.testing.assert_close(ours[i], model(ids[i]).logits.detach(), atol=1e-4, rtol=1e-4)
 
 

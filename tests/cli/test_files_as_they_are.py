@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tnfn_command import tnfn
 
-CHECKPOINT_COMMANDS = ("inspect", "disguise", "compare", "align", "fingerprint", "predict")
+CHECKPOINT_COMMANDS = ("inspect", "disguise", "compare", "diff", "align", "fingerprint", "predict")
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,7 @@ def _words(command: str, path: Path, out: Path) -> tuple[object, ...]:
         "inspect": ("inspect", path),
         "disguise": ("disguise", path, "--out", out),
         "compare": ("compare", path, path),
+        "diff": ("diff", path, path),
         "align": ("align", path, path, "--out", out),
         "fingerprint": ("fingerprint", path),
         "predict": ("predict", "mnist-boosting", path),
@@ -60,14 +61,14 @@ def _bytes(name: str, data: bytes) -> Callable[[Path], None]:
 
 ADAPTER = "adapter_model.safetensors"
 FILES: dict[str, tuple[str, bytes, str]] = {
-    "gguf": ("net.gguf", b"GGUF\3\0\0\0" + bytes(64), "found GGUF"),
-    "gguf by content": ("net.bin", b"GGUF\3\0\0\0" + bytes(64), "found GGUF"),
-    "gguf called safetensors": ("net.safetensors", b"GGUF\3\0\0\0" + bytes(64), "found GGUF"),
+    "gguf": ("net.gguf", b"GGUF\3\0\0\0" + bytes(64), "not a readable GGUF file"),
+    "gguf by content": ("net.bin", b"GGUF\3\0\0\0" + bytes(8), "not a readable GGUF file"),
+    "gguf called safetensors": ("net.safetensors", b"GGUF\3", "not a readable GGUF file"),
     "onnx": ("net.onnx", b"", "found ONNX"),
     "onnx by content": ("net.bin", ONNX, "found ONNX"),
 }
 FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "gguf": (_bytes("q4.gguf", b"GGUF"), "q4.gguf' .*found GGUF"),
+    "gguf": (_bytes("q4.gguf", b"GGUF"), "q4.gguf' is not a readable GGUF"),
     "onnx": (_bytes("m.onnx", ONNX), "m.onnx' .*found ONNX"),
     "onnx below": (_bytes("onnx/m.onnx", ONNX), "onnx/m.onnx' .*found ONNX"),
     "adapter": (_adapter, "adapter_config.json' .*found an adapter"),

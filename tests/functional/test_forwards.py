@@ -91,7 +91,7 @@ def test_grouped_queries_are_multi_head_with_repeated_keys():
         "W_O": one["W_O"].flatten(0, 1),
     }
     assert torch.allclose(
-        functional.grouped_query(X, one), functional.multi_head(X, repeated), atol=1e-12
+        functional.multi_head(X, one), functional.multi_head(X, repeated), atol=1e-12
     )
 
 
@@ -108,7 +108,7 @@ def test_rotary_scores_depend_on_the_distance_alone():
                 turn = torch.polar(torch.ones(3, dtype=torch.float64), (i - j) * frequency)
                 scores[i, j] = (q[i] * turn * k[j].conj()).sum().real / math.sqrt(6)
         total += scores.softmax(-1) @ X @ V @ O
-    assert torch.allclose(functional.rotary(X, one), total, atol=1e-12)
+    assert torch.allclose(functional.multi_head(X, one, base=10000.0), total, atol=1e-12)
 
 
 def test_residual_stack_is_pytorchs_encoder():
@@ -158,7 +158,7 @@ def test_swiglu_and_stack_compose_as_they_say():
     gate = x @ w["W_G"]
     hidden = gate / (1 + (-gate).exp()) * (x @ w["W_U"][..., 0])
     expected = literal_layer_norm(hidden @ w["W_D"][:, 0])
-    assert torch.allclose(functional.swiglu_block(X, w), expected, atol=1e-12)
+    assert torch.allclose(functional.block(X, w), expected, atol=1e-12)
     space = spaces.stack(BLOCK, 2)
     V = draw(space, 8)
     parts = [{n.removeprefix(f"{i}."): t for n, t in V.items() if n[0] == str(i)} for i in (0, 1)]

@@ -33,7 +33,8 @@ def test_it_computes_what_the_library_computes(name: str, tmp_path: Path) -> Non
         )
     assert found.dtype == torch.float64
     assert found.shape == expected.shape
-    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-12
+    allowed = 1e-9 if name == "bloom" else 1e-12  # its GELU has eight digits of √(2/π)
+    assert float((found - expected).abs().max() / expected.abs().max()) < allowed
 
 
 def test_the_pooler_computes_what_the_library_computes(tmp_path: Path) -> None:

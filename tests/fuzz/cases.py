@@ -317,7 +317,8 @@ def _checkpoints() -> list[Scenario]:
     return [
         Scenario(
             "checkpoints compared", ("hub", "disguised"),
-            (("compare", "hub", "disguised", "--json"),), hub[1:], answers=(0, 1, 3),
+            (("compare", "hub", "disguised", "--json"), ("diff", "hub", "disguised", "--json")),
+            hub[1:], answers=(0, 1, 3),
         ),
         Scenario(
             "checkpoint", ("hub", "disguised"),

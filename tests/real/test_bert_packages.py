@@ -40,6 +40,13 @@ def test_a_fine_tune_is_derived(rxnfp, tmp_path, name):
         assert answer["score"] > 0.9
 
 
+@pytest.mark.parametrize("name", TUNES)
+def test_a_fine_tune_and_its_base_are_no_strangers(rxnfp, name):
+    test = run("compare", rxnfp[PRETRAINED], rxnfp[name], *BERT, code=1)["exact_test"]
+    assert test["log10_p"] < -1000
+    assert all(block["log10_p"] < -50 for block in test["blocks"].values())
+
+
 def test_two_fine_tunes_of_one_model_are_derived(rxnfp):
     answer = run("compare", *(rxnfp[name] for name in TUNES), *BERT, code=1)
     assert answer["verdict"] == "derived"

@@ -10,6 +10,7 @@ from every_command import check_align, check_fingerprints, check_outputs, check_
 
 from real_weights.models import AMINO_ACIDS, FACTS, RECEPTORS, sceptr_logits
 from tnfn_command import tnfn
+from transformer_nfn.checkpoints import open_model, relate
 
 NAMES = (
     "A_SCEPTR", "B_SCEPTR", "SCEPTR", "SCEPTR_BLOSUM", "SCEPTR_CDR3_only",
@@ -54,6 +55,17 @@ def test_of_all_120_pairs_one_is_derived(sceptr, tmp_path):
         assert pair["same_function"] is False
         if pair["verdict"] == "not comparable":
             assert "the streams have different widths" in pair["reason"]
+
+
+def test_of_the_models_trained_from_scratch_only_the_fine_tune_is_no_stranger(sceptr):
+    with open_model(sceptr["SCEPTR"], FACTS) as A:
+        for name in NAMES:
+            with open_model(sceptr[name], FACTS) as B:
+                exact = relate(A, B, prove=False).exact
+            if name == "SCEPTR_finetuned":
+                assert exact.total.log10_p < -50
+            elif exact is not None:  # others have another width, or are the model itself
+                assert exact.total.log10_p > -3
 
 
 def test_every_command_reads_a_model(sceptr, tmp_path):

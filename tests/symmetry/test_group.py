@@ -295,4 +295,4 @@ def test_a_space_of_your_own_costs_twenty_lines():
     )
     U, X = draw(space, 12), torch.randn(5, 6, generator=gen(12), dtype=torch.float64)
     V = space.group.random(gen(12)).act(U)
-    assert torch.allclose(functional.grouped_query(X, V), functional.grouped_query(X, U), atol=1e-9)
+    assert torch.allclose(functional.multi_head(X, V), functional.multi_head(X, U), atol=1e-9)

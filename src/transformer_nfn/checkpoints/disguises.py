@@ -43,7 +43,7 @@ Local = list[tuple[Symmetry[Any], Site]]
 
 
 def untied(description: Transformer) -> Transformer:
-    """The same network with an output matrix of its own, which takes up the head's scale."""
+    """The same network with an untied output matrix, which takes up the head's scale."""
     if not description.tied:
         return description
     assert description.vocab is not None
@@ -187,9 +187,7 @@ def disguise(
     """Write a model with other weights and the same function, in the layout of its source.
 
     Args:
-        model: the source, open.
         out: a new or empty folder if the source is one, else a file.
-        generator: where the randomness comes from.
         condition: of every matrix that re-bases a head, and the spread of scales.
         keep_tie: leave out what would part the output matrix from the token embedding; else a
             tied model is written untied, and its config says so.

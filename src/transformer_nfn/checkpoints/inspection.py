@@ -155,7 +155,6 @@ def inspect(model: Model, progress: Callable[[str], None] | None = None) -> Insp
     """Inspect an open checkpoint of a known family; NaN in any of its tensors is rejected.
 
     Args:
-        model: see `transformer_nfn.checkpoints.families.open_model`.
         progress: called with the name of each finished block.
 
     Example:
@@ -189,8 +188,6 @@ def inspect_network(where: str, space: WeightSpace, weights: Mapping[str, Tensor
     """Inspect a network of a weight space.
 
     Args:
-        where: its name.
-        space: its weight space.
         weights: ``[1, 1, *axes]``.
 
     Example:

@@ -153,12 +153,10 @@ def relate_folder(
     """Relate every pair of the checkpoints below a folder, by `relate`.
 
     Args:
-        folder: to search.
         out: a JSON file of finished pairs. A second run reuses those whose files have not changed,
             and computes the others, failed ones included.
         engine: ``local``, one pair after another, or ``ray``, one core for each; its workers must
             see the folder under the same path.
-        options: how all checkpoints are opened.
         address: of a Ray cluster; None starts one on this machine.
         progress: called with the numbers of finished and of all pairs, and the last pair.
 
@@ -211,7 +209,6 @@ def read_folder(
 
     Args:
         folder: to search, to any depth; links to folders are not followed.
-        options: how all of them are opened.
     """
     folder = Path(folder)
     if not folder.is_dir():

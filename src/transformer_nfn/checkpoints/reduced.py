@@ -331,14 +331,18 @@ class Reduced:
         return table
 
     def vectors(self) -> dict[str, Piece]:
-        """Vectors of the stream that remain: the gain of a norm on the embeddings, and the bias
-        of embedded vectors."""
+        """Vectors of the stream that remain: gain and bias of a norm on the embeddings (unless the
+        first block has the bias folded in, post-norm), and the bias of embedded vectors."""
+        names = ["embed_norm.g", *(() if self.post else ("embed_norm.b",))]
+        names += ["patch_bias"] if self.description.inputs == "vectors" else []
         out = {}
-        if (gain := self.read("embed_norm.g")) is not None:
-            out["embed_norm.g"] = Piece(gain, self.unit * gain.square().sum())
-        bias = self.read("patch_bias") if self.description.inputs == "vectors" else None
-        if bias is not None:
-            out["patch_bias"] = Piece(bias - bias.mean(), self.unit * bias.square().sum())
+        for name in names:
+            value = self.read(name)
+            if value is not None:
+                error = self.unit * value.square().sum()
+                if self.centred and not name.endswith(".g"):
+                    value = value - value.mean()
+                out[name] = Piece(value, error)
         return out
 
     def masked_head(self) -> tuple[Piece, Piece, Table] | None:
@@ -527,6 +531,11 @@ class ReducedBlock:
         if table is None:
             return None
         return Piece(table - table.mean(0), self._unit * table.square())
+
+    def contact(self) -> Piece | None:
+        """Weights of the attention maps in a head outside the network ``[h]`` (ESM)."""
+        weights = self._maybe("contact")
+        return None if weights is None else Piece(weights, self._unit * weights.square())
 
     def _value_bias(self, prefix: str) -> Piece | None:
         if not self.has(f"{prefix}b_V") and self._norm_before(f"{prefix}W_V")[1] is None:

@@ -34,6 +34,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.evidence import ExactTest, exact_test
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof import Proof, prove_pair
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
@@ -134,6 +135,8 @@ class Relation:
         not_compared: what was left out, a sentence each.
         reason: one sentence.
         proof: of the same function or the contrary, where one was tried.
+        exact: test of independent training; a disguise that permutes units defeats it. None where
+            nothing was compared.
 
     >>> print(Relation("same", True, 1.0, "both hold the same bytes", ("0",), ("0",)))
     same (score 1.000): both hold the same bytes
@@ -152,6 +155,7 @@ class Relation:
     related: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
     proof: Proof | None = None
+    exact: ExactTest | None = None
 
     def __str__(self) -> str:
         """A table by block and part, the verdict in a sentence, and what was not compared."""
@@ -171,6 +175,8 @@ class Relation:
         if self.proof is not None:
             first, *more = self.proof.lines()
             lines += more if self.proof.reason == self.reason else [first, *more]
+        if self.exact is not None:
+            lines.append(str(self.exact))
         lines += [f"not compared: {text}" for text in self.not_compared]
         if self.verdict in ("derived", "partly", "embeddings only"):
             lines.append(NO_DIRECTION)
@@ -205,6 +211,7 @@ class Relation:
             "not_compared": list(self.not_compared),
             "direction": "none: scores are symmetric",
             "proof": None if self.proof is None else self.proof.as_json(),
+            "exact_test": None if self.exact is None else self.exact.as_json(),
         }
 
 
@@ -405,7 +412,22 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
         matrix,
         judgement.blocks,
         tuple(_left_out(A, B, fit, in_line)),
+        exact=exact_test(
+            (
+                (A.blocks[i], B.blocks[j], thumbnails[0][i], thumbnails[1][j])
+                for i, j in _partners(matrix)
+            ),
+            B.description,
+        ),
     )
+
+
+def _partners(matrix: Tensor) -> list[tuple[int, int]]:
+    """Blocks of A and B one to one: related ones, and otherwise those in the same place."""
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    likeness = matrix.where(matrix >= RELATED, 0.0) + 1e-3 * torch.eye(*matrix.shape)
+    return list(zip(*(x.tolist() for x in linear_sum_assignment(-likeness)), strict=True))
 
 
 def _sketches(model: Reduced, probes: Probes) -> Iterator[BlockSketch]:

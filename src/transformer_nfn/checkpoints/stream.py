@@ -47,7 +47,7 @@ def reduced_group(A: Reduced) -> StreamGroup:
     """The group that acts on the stream of a reduced form."""
     if A.description.inputs == "vectors":
         return "none"
-    if A.description.orders <= {"pre", "parallel"}:
+    if not A.description.norms_in_residual:
         return "orthogonal"
     return "permutation and sign" if A.description.norm == "layer" else "signed permutation"
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.symmetries.attention import product_inner
+
 LARGE = 1e12
 """Weights beyond this are scaled down before they are squared."""
 DEAD = 1e-3
@@ -106,17 +108,7 @@ def redundant_heads(
 
 def _product_cosines(left: Tensor, right: Tensor) -> Tensor:
     """Cosines of ``L_i R_iᵀ`` and ``L_j R_jᵀ`` for all heads, from d × d products."""
-    h, _, d = left.shape
-    share = h // len(right)
-
-    def products(x: Tensor) -> Tensor:
-        flat = x.transpose(0, 1).flatten(1)
-        cross = (flat.mT @ flat).reshape(len(x), d, len(x), d).permute(0, 2, 1, 3)
-        if len(x) < h:
-            cross = cross.repeat_interleave(share, 0).repeat_interleave(share, 1)
-        return cross
-
-    inner = (products(left).double() * products(right)).sum((-2, -1))
+    inner = product_inner(left, left, right, right)
     size = inner.diagonal().clamp_min(1e-300).sqrt()
     cosines: Tensor = inner / size / size.unsqueeze(-1)
     return cosines

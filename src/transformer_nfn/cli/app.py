@@ -11,6 +11,7 @@ from transformer_nfn.cli import (
     align,
     compare,
     demo,
+    diff,
     disguise,
     fingerprint,
     inspect,
@@ -24,12 +25,14 @@ from transformer_nfn.cli.report import report_command
 from transformer_nfn.cli.zoo import zoo_app
 
 PANELS = {
-    "Checkpoints": ("compare", "disguise", "fingerprint", "align", "inspect", "architectures"),
+    "Checkpoints": (
+        "compare", "diff", "disguise", "fingerprint", "align", "inspect", "architectures",
+    ),
     "Prediction": ("predict", "evaluate", "train", "assets"),
     "Zoos": ("zoo",),
     "The paper": ("demo", "reproduce", "report"),
     "Weight spaces": ("space", "sample", "canonical", "disguises"),
-}
+}  # fmt: skip
 """Panels of `tnfn --help`, and the commands in each."""
 
 
@@ -56,6 +59,7 @@ demo.register(app)
 spaces.register(app)
 disguise.register(app)
 compare.register(app)
+diff.register(app)
 fingerprint.register(app)
 inspect.register(app)
 align.register(app)

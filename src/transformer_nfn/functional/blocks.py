@@ -71,13 +71,23 @@ def _check_width(X: Tensor, weight: Tensor, name: str) -> None:
         )
 
 
-def multi_head(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+def multi_head(
+    X: Tensor,
+    weights: Mapping[str, Tensor],
+    *,
+    base: float | None = None,
+    pairing: str = "neighbours",
+) -> Tensor:
     """MultiHead (eq. 2): ``Σ_i softmax(X Q_i (X K_i)ᵀ / √D_k) X V_i O_i``.
 
     Args:
         X: see `inputs_for`; one ``[L, D]`` serves all networks.
         weights: ``W_Q, W_K [*lead, h, D, D_k]``, ``W_V [*lead, h, D, D_v]``,
-            ``W_O [*lead, h, D_v, D]``; biases ``b_Q, b_K, b_V, b_O`` are used where present.
+            ``W_O [*lead, h, D_v, D]``; biases ``b_Q, b_K, b_V, b_O`` are used where present. With
+            r queries for each key, ``W_Q`` and ``W_O`` have an axis r after h.
+        base: of rotary positions: pair j of Q and K turns by position·base^(−2j/D_k); None for
+            no positions.
+        pairing: which entries turn together, ``neighbours`` or ``halves``.
 
     Returns:
         ``[*lead, L, D]``.
@@ -86,76 +96,29 @@ def multi_head(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     >>> weights = spaces.multi_head(6, 2, 3, 3).randn(4)
     >>> multi_head(torch.randn(5, 6), weights).shape
     torch.Size([4, 1, 5, 6])
+    >>> weights = spaces.grouped_query_block(6, 2, 2, 4, 3, 8).randn(1)
+    >>> multi_head(torch.randn(5, 6), weights, base=10000.0).shape
+    torch.Size([1, 1, 5, 6])
     """
-    W_Q = weights["W_Q"]
-    X = inputs_for(X, W_Q, 3)
+    W_Q, W_K = weights["W_Q"], weights["W_K"]
+    X = inputs_for(X, W_K, 3)
     _check_width(X, W_Q, "W_Q")
     tokens = X.unsqueeze(-3)  # a place for the heads
-    queries, keys, values = tokens @ W_Q, tokens @ weights["W_K"], tokens @ weights["W_V"]
-    if "b_Q" in weights:
-        queries = queries + weights["b_Q"].unsqueeze(-2)
-        keys = keys + weights["b_K"].unsqueeze(-2)
-        values = values + weights["b_V"].unsqueeze(-2)
-    heads = softmax_scores(queries, keys) @ values
-    out = (heads @ weights["W_O"]).sum(-3)
-    return out + weights["b_O"].unsqueeze(-2) if "b_O" in weights else out
 
+    def project(part: str) -> Tensor:
+        x = tokens @ weights[f"W_{part}"]
+        return x + weights[f"b_{part}"].unsqueeze(-2) if f"b_{part}" in weights else x
 
-def grouped_query(
-    X: Tensor,
-    weights: Mapping[str, Tensor],
-    *,
-    base: float | None = None,
-    pairing: str = "neighbours",
-) -> Tensor:
-    """Grouped-query attention: each key/value group serves several queries.
-
-    Args:
-        X: see `inputs_for`.
-        weights: ``W_Q [*lead, G, r, D, D_k]``, ``W_K [*lead, G, D, D_k]``,
-            ``W_V [*lead, G, D, D_v]``, ``W_O [*lead, G, r, D_v, D]``; biases
-            ``b_Q [*lead, G, r, D_k]``, ``b_K [*lead, G, D_k]``, ``b_V [*lead, G, D_v]``,
-            ``b_O [*lead, D]`` are used where present.
-        base: of rotary positions on queries and keys; None for no positions.
-        pairing: which entries turn together, ``neighbours`` or ``halves``.
-
-    >>> from transformer_nfn import spaces
-    >>> weights = spaces.grouped_query_block(6, 2, 2, 3, 3, 8).randn(1)
-    >>> grouped_query(torch.randn(5, 6), weights, base=None).shape
-    torch.Size([1, 1, 5, 6])
-    """
-    W_Q = weights["W_Q"]
-    X = inputs_for(X, W_Q, 4)
-    _check_width(X, W_Q, "W_Q")
-    tokens = X.unsqueeze(-3).unsqueeze(-3)
-    queries = tokens @ W_Q
-    keys = tokens @ weights["W_K"].unsqueeze(-3)
-    values = tokens @ weights["W_V"].unsqueeze(-3)
-    if "b_Q" in weights:
-        queries = queries + weights["b_Q"].unsqueeze(-2)
-        keys = keys + weights["b_K"].unsqueeze(-2).unsqueeze(-2)
-        values = values + weights["b_V"].unsqueeze(-2).unsqueeze(-2)
+    keys, values = project("K"), project("V")
+    heads = [-3]
+    if W_Q.ndim > W_K.ndim:  # a place for the queries of a key
+        tokens, keys, values = (x.unsqueeze(-3) for x in (tokens, keys, values))
+        heads = [-3, -4]
+    queries = project("Q")
     if base is not None:
         queries, keys = (_rotate(x, base, pairing) for x in (queries, keys))
-    heads = softmax_scores(queries, keys) @ values
-    out = (heads @ weights["W_O"]).sum((-3, -4))
+    out = (softmax_scores(queries, keys) @ values @ weights["W_O"]).sum(heads)
     return out + weights["b_O"].unsqueeze(-2) if "b_O" in weights else out
-
-
-def rotary(X: Tensor, weights: Mapping[str, Tensor], base: float = 10000.0) -> Tensor:
-    """MultiHead with rotary positions: pair j of Q and K turns by position·base^(−2j/D_k).
-
-    >>> from transformer_nfn import spaces
-    >>> rotary(torch.randn(5, 6), spaces.rope_block(6, 2, 4, 3, 8).randn(1)).shape
-    torch.Size([1, 1, 5, 6])
-    """
-    W_Q = weights["W_Q"]
-    X = inputs_for(X, W_Q, 3)
-    _check_width(X, W_Q, "W_Q")
-    tokens = X.unsqueeze(-3)
-    queries, keys = (_rotate(tokens @ weights[w], base) for w in ("W_Q", "W_K"))
-    heads = softmax_scores(queries, keys) @ (tokens @ weights["W_V"])
-    return (heads @ weights["W_O"]).sum(-3)
 
 
 def _rotate(x: Tensor, base: float, pairing: str = "neighbours") -> Tensor:
@@ -182,13 +145,24 @@ def mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     return hidden @ weights["W_B"] + weights["b_B"].unsqueeze(-2)
 
 
-def block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+def gated_mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """``(silu(x W_G + b_G) ∘ (x W_U + b_U)) W_D + b_D``, biases where present."""
+    gate, up = x @ weights["W_G"], x @ weights["W_U"].squeeze(-1)
+    if "b_G" in weights:
+        gate = gate + weights["b_G"].unsqueeze(-2)
+        up = up + weights["b_U"].squeeze(-1).unsqueeze(-2)
+    out = (silu(gate) * up) @ weights["W_D"].squeeze(-2)
+    return out + weights["b_D"].unsqueeze(-2) if "b_D" in weights else out
+
+
+def block(X: Tensor, weights: Mapping[str, Tensor], *, base: float | None = None) -> Tensor:
     """The paper's Attn (eqs. 8, 9): ``LN(MLP(LN(MultiHead(X))))``, no residuals.
 
     Args:
         X: ``[L, D]`` for all networks, ``[batch, L, D]`` one input a network, or anything
             that broadcasts against ``[*lead, L, D]``.
-        weights: of `spaces.attention_block` (or with biases, `spaces.biased_block`).
+        weights: of `spaces.attention_block`, or one with biases, grouped queries or a gated MLP.
+        base: of rotary positions, as in `multi_head`.
 
     Returns:
         ``[*lead, L, D]``.
@@ -196,39 +170,11 @@ def block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     >>> from transformer_nfn import spaces
     >>> block(torch.randn(5, 6), spaces.attention_block(6, 2, 3, 3, 8).randn(4)).shape
     torch.Size([4, 1, 5, 6])
-    """
-    return layer_norm(mlp(layer_norm(multi_head(X, weights)), weights))
-
-
-def grouped_query_block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """The paper's block with grouped-query attention.
-
-    >>> from transformer_nfn import spaces
-    >>> weights = spaces.grouped_query_block(6, 2, 2, 3, 3, 8).randn(1)
-    >>> grouped_query_block(torch.randn(5, 6), weights).shape
+    >>> block(torch.randn(5, 6), spaces.swiglu_block(6, 2, 3, 3, 8).randn(1)).shape
     torch.Size([1, 1, 5, 6])
     """
-    return layer_norm(mlp(layer_norm(grouped_query(X, weights)), weights))
-
-
-def rope_block(X: Tensor, weights: Mapping[str, Tensor], *, base: float = 10000.0) -> Tensor:
-    """The paper's block with rotary positions.
-
-    >>> from transformer_nfn import spaces
-    >>> rope_block(torch.randn(5, 6), spaces.rope_block(6, 2, 4, 3, 8).randn(1)).shape
-    torch.Size([1, 1, 5, 6])
-    """
-    return layer_norm(mlp(layer_norm(rotary(X, weights, base)), weights))
-
-
-def swiglu_block(X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """The paper's block with a gated MLP, ``(silu(x W_G) ∘ x W_U) W_D``.
-
-    >>> from transformer_nfn import spaces
-    >>> swiglu_block(torch.randn(5, 6), spaces.swiglu_block(6, 2, 3, 3, 8).randn(1)).shape
-    torch.Size([1, 1, 5, 6])
-    """
-    return layer_norm(gated_mlp(layer_norm(multi_head(X, weights)), weights))
+    hidden = gated_mlp if "W_G" in weights else mlp
+    return layer_norm(hidden(layer_norm(multi_head(X, weights, base=base)), weights))
 
 
 def residual_stack(X: Tensor, weights: Mapping[str, Tensor], *, blocks: int) -> Tensor:
@@ -261,20 +207,10 @@ def decoder_stack(
     x = X @ weights["W_E"]
     for i in range(blocks):
         block_weights = under_prefix(weights, f"{i}.")
-        attended = grouped_query(norm(x, f"{i}.g_1"), block_weights, base=base, pairing=pairing)
+        attended = multi_head(norm(x, f"{i}.g_1"), block_weights, base=base, pairing=pairing)
         x = x + attended
         x = x + gated_mlp(norm(x, f"{i}.g_2"), block_weights)
     return norm(x, "g") @ weights["W_C"]
-
-
-def gated_mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """``(silu(x W_G + b_G) ∘ (x W_U + b_U)) W_D + b_D``, biases where present."""
-    gate, up = x @ weights["W_G"], x @ weights["W_U"].squeeze(-1)
-    if "b_G" in weights:
-        gate = gate + weights["b_G"].unsqueeze(-2)
-        up = up + weights["b_U"].squeeze(-1).unsqueeze(-2)
-    out = (silu(gate) * up) @ weights["W_D"].squeeze(-2)
-    return out + weights["b_D"].unsqueeze(-2) if "b_D" in weights else out
 
 
 def sinusoids(tokens: int, d_model: int) -> Tensor:

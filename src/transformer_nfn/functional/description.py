@@ -37,6 +37,7 @@ BLOCK_AXES = {
     "q_norm.g": ("d_k",),
     "k_norm.g": ("d_k",),
     "bias_table": ("bucket", "head"),
+    "contact": ("head",),
     "cross.W_Q": ("head", "D", "d_k"),
     "cross.W_K": ("group", "D", "d_k"),
     "cross.W_V": ("group", "D", "d_v"),
@@ -51,7 +52,8 @@ BLOCK_AXES = {
 }
 """The axes of a block's tensors, by their names without the block's prefix.
 
-``W_A.A`` and ``W_A.B`` are a low-rank term that is added to ``W_A`` (an adapter).
+``W_A.A`` and ``W_A.B`` are a low-rank term that is added to ``W_A`` (an adapter). ``contact`` is
+what a head outside the network reads of the attention maps (ESM).
 """
 
 END_AXES = {
@@ -119,6 +121,8 @@ class Attention:
             stack holds it for all its blocks.
         buckets: of that table.
         max_distance: from which on all distances share a bucket.
+        alibi: head ``i`` of ``h`` adds a slope of its own times the distance to its scores, which
+            fixes the order of the heads.
     """
 
     heads: int
@@ -136,6 +140,20 @@ class Attention:
     position_bias: bool = False
     buckets: int = 0
     max_distance: int = 0
+    alibi: bool = False
+
+    def slopes(self) -> Tensor:
+        """ALiBi's slope of each head, ``[h]`` in float64.
+
+        A geometric series for a power of two; further heads take every other term of the series
+        for twice as many.
+        """
+
+        def series(n: int) -> Tensor:
+            return torch.exp2(-8 * torch.arange(1, n + 1, dtype=torch.float64) / n)
+
+        whole = 1 << (self.heads.bit_length() - 1)
+        return torch.cat([series(whole), series(2 * whole)[::2][: self.heads - whole]])
 
     def frequencies(self) -> Tensor:
         """Angle per position of each rotated pair, ``[rotary / 2]`` in float64."""
@@ -207,6 +225,8 @@ class Transformer:
         embedding_scale: the token embedding is multiplied by it.
         head_scale: the final stream is multiplied by it before the output matrix.
         final_softcap: logits are ``c · tanh(logits / c)``.
+        dropped_token: has no embedding; the others are scaled by the inverse of their share, None
+            where every token has one.
         position_offset: the row of ``position`` that the first token takes.
         pooler: activation of ``extra.pooler``, None without one.
         mlm: activation of ``extra.mlm``, which a norm (``extra.mlm_norm``) and the output matrix
@@ -230,6 +250,7 @@ class Transformer:
     embedding_scale: float = 1.0
     head_scale: float = 1.0
     final_softcap: float | None = None
+    dropped_token: int | None = None
     position_offset: int = 0
     pooler: str | None = None
     mlm: Activation | None = None
@@ -262,6 +283,11 @@ class Transformer:
     def orders(self) -> frozenset[Order]:
         """How the norms of the blocks stand."""
         return frozenset(block.order for stack in self.stacks for block in stack.blocks)
+
+    @property
+    def norms_in_residual(self) -> bool:
+        """Whether the residual carries the output of a norm, with its gain."""
+        return not self.orders <= {"pre", "parallel"} or self.has("embed_norm.g")
 
     @property
     def hides_mean(self) -> bool:
@@ -302,14 +328,15 @@ class Transformer:
         """The largest group that acts on the stream once its gains are folded into readers.
 
         Where the final stream is the output there is none. A norm that stands in the residual
-        (post-norm, sandwich) or a tied final norm keeps its gain, and only permutations respect
-        that; RMS norm takes a sign for each coordinate, LayerNorm one for all of them.
+        (post-norm, sandwich, after the embedding) or a tied final norm keeps its gain, and only
+        permutations respect that; RMS norm takes a sign for each coordinate, LayerNorm one for all
+        of them.
         """
         if "chain" in self.orders:
             return "orthogonal fixing ones"
         if self.inputs == "vectors" or self.headless:
             return "none"
-        free = not self.tied and self.orders <= {"pre", "parallel"} and self.mlm is None
+        free = not self.tied and not self.norms_in_residual and self.mlm is None
         if self.norm == "rms":
             return "orthogonal" if free else "signed permutation"
         return "orthogonal fixing ones" if free else "permutation and sign"
@@ -327,5 +354,7 @@ def axes_of(name: str) -> tuple[str, ...]:
     if parts[0] in ("encoder", "decoder"):
         parts = parts[1:]
     if parts[0].isdigit() or parts[0].startswith("{"):
+        if parts[1] == "expert":
+            parts = parts[2:]
         return BLOCK_AXES[".".join(parts[1:])]
     return END_AXES[".".join(parts)]

@@ -27,9 +27,9 @@ BLOCKS: Mapping[str, Callable[..., Tensor]] = {
     "multi_head": blocks.multi_head,
     "attention_block": blocks.block,
     "biased_block": blocks.block,
-    "grouped_query_block": blocks.grouped_query_block,
-    "rope_block": blocks.rope_block,
-    "swiglu_block": blocks.swiglu_block,
+    "grouped_query_block": blocks.block,
+    "rope_block": blocks.block,
+    "swiglu_block": blocks.block,
 }
 """Forwards of input and weights that read the axis ``input``."""
 
@@ -135,13 +135,13 @@ def architecture_of(space: WeightSpace) -> Architecture:
     >>> architecture_of(multi_head(6, 2, 3, 3)).inputs.width
     6
     """
-    found = find_architecture(space)
-    if found is None:
+    architecture = find_architecture(space)
+    if architecture is None:
         raise SpaceError(
             f"space '{space.name}' has no reference forward "
             f"(architecture {space.architecture!r}; known: {', '.join(ARCHITECTURES)})"
         )
-    return found
+    return architecture
 
 
 def runnable(
@@ -152,7 +152,6 @@ def runnable(
     """An architecture with a forward: the target, the one its space names, or a given forward.
 
     Args:
-        target: the architecture, or the space.
         forward: replaces the reference and its freedoms.
         inputs: replace those of the architecture.
 
@@ -165,17 +164,17 @@ def runnable(
     """
     if forward is not None and inputs is not None:
         return Architecture(_space(target), forward, inputs)
-    found = target if isinstance(target, Architecture) else find_architecture(target)
+    architecture = target if isinstance(target, Architecture) else find_architecture(target)
     if forward is None and inputs is None:
-        return found
-    if found is None:
+        return architecture
+    if architecture is None:
         raise SpaceError(
             f"space '{_space(target).name}' names no architecture, so a forward and its inputs "
             "must be given together: forward=…, inputs=Vectors(width=…) or Ids(vocabulary=…)"
         )
     if forward is not None:
-        return Architecture(found.space, forward, found.inputs)
-    return replace(found, inputs=inputs or found.inputs)
+        return Architecture(architecture.space, forward, architecture.inputs)
+    return replace(architecture, inputs=inputs or architecture.inputs)
 
 
 def _space(target: Architecture | WeightSpace) -> WeightSpace:

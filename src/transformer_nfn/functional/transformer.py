@@ -130,6 +130,9 @@ def attention(
         scores = torch.tanh(scores / description.softcap) * description.softcap
     if position_bias is not None:
         scores = scores + position_bias
+    if description.alibi:
+        back = torch.arange(scores.shape[-2]).unsqueeze(-1) - torch.arange(scores.shape[-1])
+        scores = scores - description.slopes().to(scores)[:, None, None] * back.abs().to(scores)
     if description.causal or description.window is not None:
         scores = scores.masked_fill(hidden_from(description, *scores.shape[-2:]), -math.inf)
     mixed = torch.softmax(scores, dim=-1) @ values  # [batch, h, L, d_v]
@@ -282,6 +285,9 @@ def embed(
     else:
         rows = one("token", None)[inputs]  # only the rows in use need the working dtype
         x = (rows if dtype is None else rows.to(dtype)) * description.embedding_scale
+        if description.dropped_token is not None:
+            there = (inputs != description.dropped_token).to(x).unsqueeze(-1)
+            x = x * there / there.mean(1, keepdim=True)
     if description.has("position"):
         start, table = description.position_offset, one("position")
         if start + x.shape[1] > len(table):

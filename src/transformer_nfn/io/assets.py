@@ -101,8 +101,8 @@ def whereabouts(asset: Asset) -> str:
     if (CHECKOUT / asset.path).is_dir():
         return "checkout"
     folder = cache_folder("assets") / asset.path
-    whole = all((folder / name).is_file() for name in asset.files)
-    return "cache" if whole else "fetched when used"
+    complete = all((folder / name).is_file() for name in asset.files)
+    return "cache" if complete else "fetched when used"
 
 
 def read_index(path: Path) -> dict[str, Asset]:
@@ -196,9 +196,9 @@ def _in_cache(asset: Asset) -> Path:
 def _problem(path: Path, file: AssetFile) -> str | None:
     if not path.is_file():
         return f"'{path}' is missing"
-    found = _sha256(path)
-    if found != file.sha256:
-        return f"'{path}' is corrupt, expected sha256 {file.sha256[:12]}…, found {found[:12]}…"
+    digest = _sha256(path)
+    if digest != file.sha256:
+        return f"'{path}' is corrupt, expected sha256 {file.sha256[:12]}…, found {digest[:12]}…"
     return None
 
 
@@ -208,8 +208,8 @@ def _sha256(path: Path) -> str:
 
 
 def _base_url() -> str | None:
-    found = os.environ.get(URL_VARIABLE, "").strip().rstrip("/")
-    return found or None
+    url = os.environ.get(URL_VARIABLE, "").strip().rstrip("/")
+    return url or None
 
 
 def _remote_index() -> dict[str, Asset]:

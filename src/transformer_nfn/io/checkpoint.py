@@ -14,9 +14,11 @@ from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError, MissingTensorError
 from transformer_nfn.io.files import open_regular
+from transformer_nfn.io.gguf_file import MAGIC, GgufFile
 from transformer_nfn.io.json_fields import read_object
 from transformer_nfn.io.tensor_files import (
     WEIGHT_DTYPES,
+    QuantisedSource,
     SafetensorsFile,
     StateDict,
     TensorInfo,
@@ -37,8 +39,8 @@ WEIGHTS = (
 PLAIN = "plain weights in float64, float32, float16 or bfloat16"
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 ADAPTER_WORDS = "an adapter (LoRA), which changes another model's weights"
-SUFFIXES = {".gguf": "GGUF", ".onnx": "ONNX"}
-GGUF = b"GGUF"
+GGUF = ".gguf"
+SUFFIXES = {".onnx": "ONNX"}
 # An ONNX file is a protobuf message: its version (field 1, a small number), then the name and
 # version of its producer, a domain, a text, the graph or the operators (fields 2 to 8).
 ONNX_VERSION, ONNX_VERSIONS = 0x08, range(1, 32)
@@ -87,7 +89,9 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
     Attributes:
         where: name in errors.
         metadata: of a safetensors file.
-        config: ``config.json`` of a folder.
+        config: ``config.json`` of a folder; the metadata of a GGUF file.
+        converted: tensors are computed from what the files hold, which are of another format; it
+            is written as a folder of safetensors.
 
     >>> from transformer_nfn.io.tensor_files import write_tensors
     >>> import tempfile
@@ -99,9 +103,14 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
     """
 
     def __init__(
-        self, where: str, source: TensorSource, config: Mapping[str, Any] | None = None
+        self,
+        where: str,
+        source: TensorSource,
+        config: Mapping[str, Any] | None = None,
+        *,
+        converted: bool = False,
     ) -> None:
-        self.where = where
+        self.where, self.converted = where, converted
         self.metadata = source.metadata
         self.config: Mapping[str, Any] = {} if config is None else config
         self._source = source
@@ -114,17 +123,20 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
 
         Args:
             path: a ``.safetensors`` file, a state dict (``.pt``, ``.pth``, ``.bin``), an index
-                of shards (``….index.json``), or a folder as model hubs lay it out.
+                of shards (``….index.json``), a ``.gguf`` file, or a folder as model hubs lay it
+                out.
             where: name in errors; its path if not given.
         """
         path = Path(path)
         where = str(path) if where is None else where
         check_format(path, where)
         if path.is_dir():
-            return Checkpoint(where, _open_source(find_weights(path)), read_config(path))
-        if not path.is_file():
+            source, config = _open_source(find_weights(path)), read_config(path)
+        elif path.is_file():
+            source, config = _open_source(path, where), {}
+        else:
             raise CheckpointError(f"there is no file '{where}'")
-        return Checkpoint(where, _open_source(path, where))
+        return Checkpoint(where, source, source.fields if isinstance(source, GgufFile) else config)
 
     def info(self, name: str) -> TensorInfo:
         """Shape and dtype of a tensor, without reading it."""
@@ -143,6 +155,15 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
                 f"{', '.join(WEIGHT_DTYPES)}"
             )
         return self._source.read(name)
+
+    def interval(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Lowest and highest number that the format of a tensor rounds to each stored one.
+
+        None where the format does not round weights one by one, or the tensor is not quantised.
+        """
+        if not self.info(name).quantised or not isinstance(self._source, QuantisedSource):
+            return None
+        return self._source.interval(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._infos)
@@ -198,7 +219,14 @@ def _open_source(path: Path, where: str | None = None) -> TensorSource:
     return _Shards(path) if path.name.endswith(INDEX) else _open_file(path, where)
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a file is read as GGUF: by its suffix, or its first bytes."""
+    return path.suffix.lower() == GGUF or _head(path)[:4] == MAGIC
+
+
 def _open_file(path: Path, where: str | None = None) -> TensorSource:
+    if is_gguf(path):
+        return GgufFile(path, where)
     return StateDict(path, where) if is_state_dict(path) else SafetensorsFile(path, where)
 
 
@@ -209,12 +237,15 @@ def is_state_dict(path: Path) -> bool:
 
 def _is_torch(path: Path) -> bool:
     """Whether a file of an unknown suffix begins like one of ``torch.save``."""
+    return _head(path)[:2] in (b"PK", b"\x80\x02")
+
+
+def _head(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            head = file.read(2)
+        with open(open_regular(path), "rb") as file:
+            return file.read(9)
     except OSError:
-        return False  # whoever opens it next says why
-    return head in (b"PK", b"\x80\x02")
+        return b""  # the reader of the file reports why
 
 
 class _Shards:
@@ -269,6 +300,10 @@ class _Part:
         """One tensor."""
         return self._whole[f"{self._prefix}.{name}"]
 
+    def interval(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """See `QuantisedSource`."""
+        return self._whole.interval(f"{self._prefix}.{name}")
+
     def close(self) -> None:
         """Closes the whole."""
         self._whole.close()
@@ -279,6 +314,11 @@ def find_weights(folder: Path) -> Path:
     for name in WEIGHTS:
         if (folder / name).is_file():
             return inside(folder, name, folder)
+    files = sorted(file.name for file in folder.glob(f"*{GGUF}"))
+    if len(files) == 1:
+        return inside(folder, files[0], folder)
+    if files:
+        raise CheckpointError(f"'{folder}' holds {len(files)} GGUF files: name one of them")
     raise CheckpointError(f"'{folder}' holds no weights: expected {' or '.join(WEIGHTS[:3])}")
 
 
@@ -333,7 +373,7 @@ def check_format(path: Path, where: str | None = None) -> None:
     """
     where = str(path) if where is None else where
     if path.is_dir():
-        if any((path / name).is_file() for name in WEIGHTS):
+        if any((path / name).is_file() for name in WEIGHTS) or any(path.glob(f"*{GGUF}")):
             return
         adapter = next((name for name in ADAPTER if (path / name).is_file()), None)
         if adapter:
@@ -351,13 +391,7 @@ def check_format(path: Path, where: str | None = None) -> None:
 
 
 def _by_content(path: Path) -> str | None:
-    try:
-        with open(open_regular(path), "rb") as file:
-            head = file.read(9)
-    except OSError:
-        return None  # the reader of the file reports why
-    if head[:4] == GGUF:
-        return "GGUF"
+    head = _head(path)
     safetensors = head[8:] == b"{"
     if len(head) == 9 and not safetensors and head[0] == ONNX_VERSION:
         return "ONNX" if head[1] in ONNX_VERSIONS and head[2] in ONNX_FIELDS else None

@@ -33,9 +33,9 @@ def cache_folder(*parts: str) -> Path:
 
 
 def _system_caches() -> Path:
-    found = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if found.is_absolute():  # the standard says to ignore a relative one
-        return found
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if cache.is_absolute():  # the standard says to ignore a relative one
+        return cache
     return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
 
 
@@ -68,9 +68,9 @@ def fetch(task: str, file: RemoteFile, folder: Path | None) -> Path:
     if not path.is_file():
         raise DownloadError(f"{path}: missing (task '{task}' needs it)")
     with path.open("rb") as opened:
-        found = hashlib.file_digest(opened, _md5).hexdigest()
-    if found != file.md5:
-        raise DownloadError(f"{path}: corrupt, expected md5 {file.md5}, found {found}")
+        digest = hashlib.file_digest(opened, _md5).hexdigest()
+    if digest != file.md5:
+        raise DownloadError(f"{path}: corrupt, expected md5 {file.md5}, found {digest}")
     return path
 
 
@@ -82,8 +82,6 @@ def download(url: str, path: Path, checksum: str) -> Path:
     """Download a file to ``path``, unless it is there with the right checksum.
 
     Args:
-        url: the address.
-        path: where it is kept.
         checksum: what it must hash to, as ``md5:…`` or ``sha256:…``; a file that is there and
             hashes to something else is fetched again.
     """

@@ -236,7 +236,6 @@ def blank_figure(
     Args:
         width: in inches. height: likewise.
         error: raised where matplotlib is missing.
-        what: drawn, for the error.
     """
     try:
         from matplotlib.figure import Figure
@@ -267,7 +266,6 @@ def check_memory(needed: int, what: str) -> None:
 
     Args:
         needed: bytes.
-        what: that needs them.
     """
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > available:

@@ -19,8 +19,6 @@ class Fields:
     """A JSON object whose fields are read with type and range checks.
 
     Args:
-        data: the object.
-        where: the file it comes from, for messages.
         kind: class of the error for an invalid field.
         path: of this object within the file, such as ``zoo.architecture``.
 
@@ -112,8 +110,6 @@ def parse_object(
     """Parse a JSON object from text or UTF-8 bytes.
 
     Args:
-        text: the JSON.
-        where: the file it comes from, for messages.
         kind: class of the error for anything else.
 
     >>> parse_object('{"a": 1}', "notes.json")

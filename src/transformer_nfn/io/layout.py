@@ -239,7 +239,6 @@ class Naming:
         """The tensors ``[*axes]`` of one network out of those of a file.
 
         Args:
-            space: of the network.
             tensors: by name in the file; may be lazy. Names
                 that no line knows are left alone.
             only: names in the space, to read no more than those.

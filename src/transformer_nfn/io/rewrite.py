@@ -18,6 +18,7 @@ from transformer_nfn.io.checkpoint import (
     CONFIG,
     INDEX,
     STATE_DICTS,
+    WEIGHTS,
     Checkpoint,
     find_weights,
     inside,
@@ -41,6 +42,8 @@ SMALL = (".json", ".txt", ".model", ".jinja", ".md")
 LARGEST_SMALL = 64 << 20
 MODULES = "modules.json"
 MODULE_WEIGHTS = (".safetensors", ".bin")
+
+EMPTY_HEADER = b'{"__metadata__":{"format":"pt"}}'
 
 Write = Callable[[str, Tensor], None]
 
@@ -77,7 +80,8 @@ def rewritten(
 
     Names, shapes, dtypes, order and shards stay; tensors that are not written again are copied, as
     are the config and other small files of a folder. Writing is atomic. A safetensors file takes
-    the memory of one of its tensors, a state dict that of all.
+    the memory of one of its tensors, a state dict that of all. A source of another format, such as
+    GGUF, becomes a folder of one safetensors file and a config.
 
     Args:
         checkpoint: the source, open.
@@ -91,6 +95,10 @@ def rewritten(
         yield lambda name, value: new.update({name: _as_stored(name, value, checkpoint.info(name))})
         whole = {name: new[name] if name in new else checkpoint[name] for name in checkpoint}
         write_network(out, whole, checkpoint.metadata)
+        return
+    if checkpoint.converted:
+        with _as_folder(checkpoint, path, out, additions) as write:
+            yield write
         return
     home, weights = _files(checkpoint, path)
     names = {file: file.name if home is not None else out.name for file in weights}
@@ -139,6 +147,33 @@ def write_network(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         return
     with atomic_file(path) as beside:
         write_state_dict(beside, {name: w.detach().clone() for name, w in tensors.items()})
+
+
+@contextmanager
+def _as_folder(
+    checkpoint: Checkpoint, path: Path, out: Path, additions: Additions
+) -> Iterator[Write]:
+    """A new folder for tensors that do not stand in the source as they are."""
+    _check_place(path, path, out)
+    infos = {
+        name: info
+        for name in checkpoint
+        if (info := checkpoint.info(name)).weight_dtype is not None
+    }
+    infos |= additions.tensors
+    with (
+        atomic_folder(out) as target,
+        atomic_file(target / CONFIG) as config,
+        atomic_file(target / WEIGHTS[0]) as weights,
+    ):
+        sink = _NewSink(checkpoint, infos)
+        try:
+            sink.begin(weights)
+            yield lambda name, value: sink.write(name, _as_stored(name, value, infos[name]))
+            sink.finish()
+        finally:
+            sink.close()
+        config.write_bytes(_as_json({**checkpoint.config, **additions.config}))
 
 
 def _with_additions(path: Path, home: Path, additions: Additions) -> bytes:
@@ -312,6 +347,26 @@ class _SafetensorsSink(_Sink):
         while view:  # one call writes two gigabytes at most
             n = os.pwrite(self._to, view, at)
             view, at = view[n:], at + n
+
+
+class _NewSink(_SafetensorsSink):
+    """A file of which the source has no part: tensors that are not given are read from it."""
+
+    def __init__(self, checkpoint: Checkpoint, infos: Mapping[str, TensorInfo]) -> None:
+        super().__init__(Path(checkpoint.where), infos)
+        self._checkpoint = checkpoint
+
+    def begin(self, beside: Path) -> None:
+        self._to = self._open(beside, os.O_WRONLY)
+        raw, length = _longer_header(EMPTY_HEADER, 8 + len(EMPTY_HEADER), self._added)
+        self._places, _ = parse_header(raw, length, str(beside))
+        self._left = set(self._places)
+        os.truncate(self._to, length)
+        self._put(0, len(raw).to_bytes(8, "little") + raw)
+
+    def finish(self) -> None:
+        for name in sorted(self._left):
+            self.write(name, self._checkpoint[name])
 
 
 def _longer_header(

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class TensorInfo:
     Attributes:
         shape: of the tensor.
         dtype: as torch names it, without ``torch.``; as the file names it where torch has none.
+        quantised: format that the numbers were rounded to where that is coarser than the dtype,
+            such as ``Q4_1``; its source has `QuantisedSource.interval`.
 
     >>> str(TensorInfo.of(torch.zeros(2, 3)))
     '[2, 3] in float32'
@@ -49,9 +51,10 @@ class TensorInfo:
 
     shape: tuple[int, ...]
     dtype: str
+    quantised: str = ""
 
     def __str__(self) -> str:
-        return f"{list(self.shape)} in {self.dtype}"
+        return f"{list(self.shape)} in {self.quantised or self.dtype}"
 
     @property
     def weight_dtype(self) -> torch.dtype | None:
@@ -104,6 +107,17 @@ class InMemory:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+@runtime_checkable
+class QuantisedSource(TensorSource, Protocol):
+    """A source with tensors that were rounded to a coarser format than their dtype."""
+
+    def interval(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Lowest and highest number that the format rounds to each stored one.
+
+        None where the format does not round weights one by one, or the tensor is not quantised.
+        """
 
 
 # As in the format's reference implementation.

@@ -40,9 +40,7 @@ class Equivariant(nn.Module):
     first, so outputs are invariant to shifts.
 
     Args:
-        space: of the weights, in and out.
-        in_channels: d.
-        out_channels: e.
+        in_channels: d. out_channels: e.
         groups: independent groups of channels, as in a grouped convolution: the layers of several
             blocks in one call.
         rank: size of the dictionaries on the free axes; None for the full layer. With a rank the
@@ -176,14 +174,8 @@ class Invariant(nn.Module):
     paper's block, and one for each output.
 
     Args:
-        space: of the weights.
-        in_channels: d.
-        out_features: n.
-        groups: as in `Equivariant`; the outputs are grouped too.
-        rank: as in `Equivariant`.
-        quadratic: as in `Equivariant`.
-        pool: as in `Equivariant`.
-        init: as in `Equivariant`.
+        in_channels: d. out_features: n.
+        groups: the outputs are grouped too. This and all other options as in `Equivariant`.
 
     >>> from transformer_nfn import spaces
     >>> space = spaces.attention_block(4, 2, 2, 2, 3)
@@ -247,10 +239,6 @@ class Activation(nn.Module):
     In the paper's block these are W_A, W_B, b_A and b_B, which are only permuted; a function of the
     entries of W_Q would not commute with M. Positive scales commute with ReLU, signs with odd
     functions. Other tensors pass through unchanged.
-
-    Args:
-        space: of the weights.
-        fn: applied entry by entry.
 
     >>> from transformer_nfn import spaces
     >>> Activation(spaces.attention_block(4, 2, 2, 2, 3))

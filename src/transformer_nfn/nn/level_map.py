@@ -45,9 +45,7 @@ class LevelMap(nn.Module):
     """``y = W [x_1, x_2, …] + c``: one matrix product for all terms and targets of a level.
 
     Args:
-        level: terms and targets.
-        in_channels: d, over all groups.
-        out_channels: e, over all groups.
+        in_channels: d, over all groups. out_channels: e, likewise.
         groups: independent groups of channels, as in a grouped convolution.
     """
 
@@ -91,7 +89,6 @@ class LevelMap(nn.Module):
         The frequencies of a complex axis come first, in and out, then the groups.
 
         Args:
-            terms: one for each of the level's terms.
             sample: any tensor of the weights, for the batch size where there are no terms.
         """
         if not terms:
@@ -111,7 +108,6 @@ class LevelMap(nn.Module):
         """The input of the map, ``[*lead, in features, b, *places]``.
 
         Args:
-            terms: one for each of the level's terms.
             lead: frequencies and groups; those of the map by default.
         """
         lead = self.lead if lead is None else lead
@@ -186,8 +182,6 @@ def reset_maps(
     its einsum, and that variance as deviation where a product is read or an axis is pooled.
 
     Args:
-        maps: the maps of one layer.
-        scheme: see above.
         rank: the rank of the layer's dictionaries, if it has any.
         extra: variance share of what is added besides the levels (the skip at low rank).
     """

@@ -170,9 +170,6 @@ def plan_levels(
     """The levels of a layer from ``sources`` to ``targets``, largest first.
 
     Args:
-        space: of the sources and targets.
-        sources: inputs.
-        targets: outputs.
         rank: size of the dictionaries that replace the free axes; None keeps them.
         mean: pool by the mean and bring products to unit scale; False sums, as in the paper.
     """

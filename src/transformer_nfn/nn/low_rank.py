@@ -19,7 +19,6 @@ class Dictionaries(nn.Module):
     No D×D matrix is formed: each factor of a product is projected first.
 
     Args:
-        sources: inputs of the layer.
         rank: R.
     """
 
@@ -49,10 +48,7 @@ class Writers(nn.Module):
     ``E(W)_k = Σ_r p_r(k) y_r + α W_k``, with α of shape ``[e, d]``.
 
     Args:
-        space: of the tensors written.
-        rank: R.
-        in_channels: d.
-        out_channels: e.
+        rank: R. in_channels: d. out_channels: e.
     """
 
     def __init__(self, space: WeightSpace, rank: int, in_channels: int, out_channels: int) -> None:

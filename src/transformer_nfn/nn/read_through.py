@@ -65,7 +65,6 @@ class PooledTensors:
 
         Args:
             terms: terms of E by level, for some of its groups.
-            groups: these groups.
         """
         inputs: dict[int, Tensor] = {}
         weights: dict[int, Tensor] = {}

@@ -125,7 +125,7 @@ def page(study: Study, origin: Origin, sources: dict[str, NamedZoo] | None = Non
 <title>Accuracy from weights · {escape(zoo_names(study))}</title>
 <link rel="icon" href="data:,">
 <style>
-{_asset("style.css")}</style>
+{asset("style.css")}</style>
 </head>
 <body>
 <header class="top"><div class="inner">
@@ -148,7 +148,7 @@ errors are over seeds. The paper’s numbers are as printed there.</p></footer>
 <script type="application/json" id="data">{as_script(data)}</script>
 <script>
 "use strict";
-{"".join(_asset(name) for name in SCRIPTS)}</script>
+{"".join(asset(name) for name in SCRIPTS)}</script>
 </body>
 </html>
 """
@@ -161,7 +161,7 @@ def _within(tested: HeldOut, source: NamedZoo | None) -> HeldOut:
     return tested.within(source.rows_of(tested.networks), source.accuracy)
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 

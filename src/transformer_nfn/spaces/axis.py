@@ -93,9 +93,6 @@ class Axis:
         """An axis with an invertible matrix for each index of the perm axis ``of``.
 
         Args:
-            name: of the axis.
-            size: n.
-            of: the perm axis it belongs to.
             form: ``general`` for all of GL(n); ``complex`` for one complex scale on each pair of
                 neighbouring entries; ``complex_halves`` for the pairs (j, j + n/2).
         """

@@ -167,7 +167,6 @@ class Layout:
         """How an element changes a tensor ``[*lead, *axes, …]``, in order.
 
         Args:
-            axes: of the tensor.
             lead: number of axes before them.
             batched: whether there is one element for each index of the first leading axis.
         """

@@ -113,8 +113,6 @@ def attention_part(
         read: the axis that W_Q, W_K and W_V read.
         write: the axis that W_O writes.
         heads: number of heads; with ``queries``, of key/value groups.
-        d_k: width of queries and keys.
-        d_v: width of values.
         queries: queries that share one key/value group; None for one each.
         rotary: how rotary positions pair the entries of Q and K; None for no such positions, so
             that any invertible matrix may act between them.
@@ -168,12 +166,8 @@ def mlp_part(
     """A hidden layer from ``read`` to ``write``.
 
     Args:
-        read: the axis it reads.
-        write: the axis it writes.
-        d_ff: number of neurons.
         gated: ``(φ(x W_G) ∘ x W_U) W_D``, each neuron scaled by any nonzero number between W_U
             and W_D, instead of ``φ(x W_A) W_B``.
-        biases: whether the maps have biases.
         prefix: of the names of tensors and of the part's axes.
 
     >>> mlp_part("feature", "output", d_ff=8).tensors

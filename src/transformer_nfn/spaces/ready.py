@@ -213,18 +213,10 @@ def decoder_stack(
     permutation acts on the stream.
 
     Args:
-        blocks: number of blocks.
-        d_model: width of the stream.
         groups: key/value heads, each shared by ``queries`` queries.
         queries: see ``groups``.
         d_k: width of queries and keys, even.
-        d_v: width of values.
-        d_ff: number of neurons.
-        d_in: width of the input.
-        d_out: number of logits.
-        biases: whether attention and MLP have biases.
         rotary: how entries are paired, ``halves`` (as in Llama's files) or ``neighbours``.
-        base: of the rotary frequencies.
 
     >>> decoder_stack(1, 8, 2, 2, 4, 4, 16, d_in=5, d_out=10, biases=False).group.size.continuous
     56
@@ -262,7 +254,6 @@ def stack(block: WeightSpace, depth: int, *, between: str = "fixed") -> WeightSp
 
     Args:
         block: the space of one block, with axes ``input`` and ``output`` of equal size.
-        depth: number of blocks.
         between: ``fixed`` leaves the width axis between two blocks alone, so the group is the
             product of the blocks' groups, as in the paper; ``permuted`` also lets one permutation
             act on each such axis, which leaves the function unchanged too.

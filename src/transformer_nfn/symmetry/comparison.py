@@ -122,16 +122,13 @@ def compare(
     the result is None, unless the weights are equal bit by bit, as they are or permuted.
 
     Args:
-        target: the architecture of both networks, or the space they lie in.
-        U: one network, ``[1, 1, *axes]`` or ``[*axes]``.
-        V: the other.
+        U: one network, ``[1, 1, *axes]`` or ``[*axes]``. V: the other.
         group: ``paper`` for the group that the axes of the space describe; ``enlarged`` for the
             larger one of the paper's block, with LayerNorm and ReLU scalings, or that of the
             architecture (`Architecture.enlarged`).
         forward: what the networks compute, ``forward(weights, X)`` with weights ``[*axes]``, in
             place of the architecture's; the group of the space must leave it unchanged.
         inputs: inputs of the forward, `Vectors` or `Ids`; those of the architecture by default.
-        seed: of the search for a witness.
 
     >>> from transformer_nfn import spaces
     >>> space = spaces.attention_block(4, 2, 2, 2, 3)
@@ -405,9 +402,7 @@ def misfits(
     Args:
         element: that should take ``u`` to ``v``.
         moved: ``element.act(u)``.
-        u: one network, ``[*axes]`` in float64.
-        v: the other.
-        dtypes: stored dtypes of the two.
+        u: one network, ``[*axes]`` in float64. v: the other.
     """
     half = any(dtype in HALF for dtype in dtypes)
     if half and isinstance(element, Element) and not element.space.shifts:

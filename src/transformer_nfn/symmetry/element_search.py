@@ -131,9 +131,7 @@ def recover(
     """The element with these permutations that takes ``U`` to ``V``; None if a matrix is singular.
 
     Args:
-        space: the space of both networks.
-        U: weights ``[*axes]`` in float64.
-        V: those of the other network.
+        U: weights ``[*axes]`` in float64. V: the other.
         perms: as `align_permutations` gives them.
         unit: expected relative error of one weight.
     """
@@ -267,9 +265,7 @@ def exact_element(
     """The identity or permutation that takes ``u`` to ``v`` bit by bit; None if neither does.
 
     Args:
-        space: of both networks.
-        u: weights ``[*axes]`` in float64.
-        v: those of the other network.
+        u: weights ``[*axes]`` in float64. v: the other.
         perms: candidate permutations of the axes of ``u``.
         dtype: the narrower dtype of the two networks: one may be the other, rounded to it.
     """

@@ -108,9 +108,7 @@ def recover_enlarged(
     """The enlarged element that takes ``U`` closest to ``V``; None if none can be determined.
 
     Args:
-        space: the paper's block.
-        U: one network, ``[*axes]`` in float64.
-        V: the other.
+        U: one network, ``[*axes]`` in float64. V: the other.
         unit: expected relative error of one weight.
     """
     check_block(space)
@@ -211,10 +209,7 @@ def random_commuting(
     ``LayerNorm(x M) = LayerNorm(x) M`` for every such M.
 
     Args:
-        D: the size.
-        generator: source of randomness.
         sign: the common row sum, +1 or −1; random by default.
-        dtype: of the result.
 
     >>> M = random_commuting(5)
     >>> x = torch.randn(3, 5, dtype=torch.float64)
@@ -248,8 +243,7 @@ def turned_alike(
     ``W_Q W_Kᵀ`` and ``W_V W_O``. Agreement is necessary, not sufficient.
 
     Args:
-        U: one block, ``W_Q, W_K, W_V, W_O`` as ``[*lead, h, …]``.
-        V: the other.
+        U: one block, ``W_Q, W_K, W_V, W_O`` as ``[*lead, h, …]``. V: the other.
         tolerance: relative difference of the singular values.
     """
     first, second = _spectra(U), _spectra(V)

@@ -63,11 +63,11 @@ def merged_heads(weights: Weights, unit: float, *, centred: bool = False) -> Hea
     for i in range(len(A)):
         for cluster in clusters:
             j = cluster[0]
-            away = float((A[i] - A[j]).norm() / (error_A[i] + error_A[j]).clamp_min(1e-300))
-            if away <= 1:
+            distance = float((A[i] - A[j]).norm() / (error_A[i] + error_A[j]).clamp_min(1e-300))
+            if distance <= 1:
                 cluster.append(i)
                 break
-            clear = clear and away > 8
+            clear = clear and distance > 8
         else:
             clusters.append([i])
     keep_A, keep_B, keep_eA, keep_eB = [], [], [], []
@@ -95,8 +95,8 @@ def match_heads(U: Heads, V: Heads) -> Heads | None:
     if len(U.A) == 0:
         return U
     order = match_rows(V.A.flatten(1), U.A.flatten(1)).index
-    away = (U.A[order] - V.A).flatten(1).norm(dim=1)
-    if bool((away > U.error_A[order] + V.error_A).any()):
+    distance = (U.A[order] - V.A).flatten(1).norm(dim=1)
+    if bool((distance > U.error_A[order] + V.error_A).any()):
         return None
     return Heads(U.A[order], U.B[order], U.error_A[order], U.error_B[order], U.clear)
 
@@ -106,8 +106,8 @@ def same_attention(U: Weights, V: Weights, unit: float) -> bool | None:
     left, right = merged_heads(U, unit), merged_heads(V, unit)
     matched = match_heads(left, right)
     if matched is not None:
-        away = (matched.B - right.B).flatten(1).norm(dim=1)
-        if bool((away <= matched.error_B + right.error_B).all()):
+        distance = (matched.B - right.B).flatten(1).norm(dim=1)
+        if bool((distance <= matched.error_B + right.error_B).all()):
             return True
     return False if left.clear and right.clear else None
 
@@ -136,8 +136,7 @@ def same_block(U: Weights, V: Weights, unit: float) -> bool:
     """Whether the two blocks are provably the same function; False is inconclusive.
 
     Args:
-        U: one network of `spaces.attention_block`, ``[*axes]`` in float64.
-        V: the other.
+        U: one network of `spaces.attention_block`, ``[*axes]`` in float64. V: the other.
         unit: relative error allowed in one weight.
     """
     left, right = (merged_heads(w, unit, centred=True) for w in (U, V))
@@ -239,9 +238,7 @@ def same_normal_form(architecture: Architecture, u: Weights, v: Weights, unit: f
     """Whether every stage of two networks has the same normal form; False is inconclusive.
 
     Args:
-        architecture: of both networks.
-        u: one network, ``[*axes]`` in float64.
-        v: the other.
+        u: one network, ``[*axes]`` in float64. v: the other.
         unit: relative error allowed in one weight.
     """
     stages = architecture.stages

@@ -44,7 +44,6 @@ def canonical_form(target: Architecture | WeightSpace, U: Mapping[str, Tensor]) 
     function) but may lie outside the orbit, in its closure.
 
     Args:
-        target: the space of the weights, or their architecture.
         U: ``[batch, channels, *axes]`` or ``[*axes]``.
 
     Returns:
@@ -124,7 +123,6 @@ def fingerprint(
         target: the space of the weights, or an architecture; the fingerprint is then also
             invariant under its enlarged group, if it has one.
         U: ``[batch, 1, *axes]`` or ``[*axes]``.
-        size: length of the vector.
 
     Returns:
         ``[batch, size]`` or ``[size]``, float64; the same on every machine up to rounding.

@@ -84,13 +84,13 @@ class Source(ABC):
 
 
 def gap_of(
-    away: Tensor, norms: tuple[Tensor, Tensor], errors: tuple[Tensor, Tensor]
+    distance: Tensor, norms: tuple[Tensor, Tensor], errors: tuple[Tensor, Tensor]
 ) -> Gap:
     """The gap from differences, norms and allowed errors of each site."""
     size = max(float(norm.norm()) for norm in norms)
     allowed = (errors[0] + errors[1]).clamp_min(1e-300)
-    ratio = float((away / allowed).max()) if away.numel() else 0.0
-    return Gap(float(away.norm()) / size if size > 0 else 0.0, ratio)
+    ratio = float((distance / allowed).max()) if distance.numel() else 0.0
+    return Gap(float(distance.norm()) / size if size > 0 else 0.0, ratio)
 
 
 def hidden_share(norms: Tensor, errors: Tensor) -> float:
@@ -120,18 +120,18 @@ class Entries(Source):
 
     def gap(self, other: Self) -> Gap:
         if self.folded is not None:
-            away = (self.value.double() - other.value.double()).norm()
-            return gap_of(away, (self._norm, other._norm), (self._error, other._error))
+            distance = (self.value.double() - other.value.double()).norm()
+            return gap_of(distance, (self._norm, other._norm), (self._error, other._error))
         size = max(float(self._norm), float(other._norm))
         # An entry near zero is allowed the error of a tenth of a typical one.
         floor = 0.1 * float(self._norm + other._norm) / max(self.value.numel(), 1) ** 0.5
         unit = max(self.unit, other.unit)
         squares, ratio = 0.0, 0.0
         for x, y in zip(_portions(self.value), _portions(other.value), strict=True):
-            away = (x - y).abs_()
-            squares += float(away.square().sum())
+            distance = (x - y).abs_()
+            squares += float(distance.square().sum())
             allowed = x.abs().add_(y.abs()).add_(floor).mul_(unit)
-            ratio = max(ratio, float(away.div_(allowed.clamp_min_(1e-300)).max()))
+            ratio = max(ratio, float(distance.div_(allowed.clamp_min_(1e-300)).max()))
         return Gap(squares**0.5 / size if size > 0 else 0.0, ratio)
 
     def hidden(self) -> float:
@@ -271,8 +271,8 @@ class Factored(Source):
 
     def gap(self, other: Self) -> Gap:
         left = torch.cat([self.left, other.left], -1)
-        away = self._norm(left, torch.cat([self.right, -other.right], -1))
-        return gap_of(away, (self.norms, other.norms), (self.rounding, other.rounding))
+        distance = self._norm(left, torch.cat([self.right, -other.right], -1))
+        return gap_of(distance, (self.norms, other.norms), (self.rounding, other.rounding))
 
     def hidden(self) -> float:
         return hidden_share(self.norms, self.rounding)
@@ -348,7 +348,6 @@ def sources(space: WeightSpace, weights: Weights, unit: float) -> list[Source]:
     """All invariants of (folded) weights that only permutations change.
 
     Args:
-        space: the space of the weights.
         weights: one network, ``[*axes]``; factors of products are converted to float64.
         unit: relative error allowed in one weight, see `allowed_error`.
     """

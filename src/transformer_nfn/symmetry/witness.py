@@ -83,11 +83,7 @@ def find_witness(
     tensors that differ between the networks are assumed to carry rounding errors.
 
     Args:
-        architecture: supplies the forward and the inputs.
-        U: one network, ``[*axes]`` in float64.
-        V: the other.
-        noise: of the rounding of their weights.
-        seed: of the random inputs.
+        U: one network, ``[*axes]`` in float64. V: the other.
         samples: inputs tried for each length and scale.
         thorough: try all scales and gradient ascent; otherwise inputs of unit scale only.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import CASES, build, save
+from tiny_checkpoints import CASES, MORE, build, save
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model, OpenOptions, open_model, write_model
@@ -32,7 +32,7 @@ def assert_same_files(first: Path, second: Path) -> None:
     assert not odd
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES | MORE)
 def test_a_round_trip_keeps_every_byte(case: str, tmp_path: Path) -> None:
     library: Any = save(case, tmp_path / "a")
     with open_model(tmp_path / "a") as model:

@@ -96,10 +96,23 @@ CASES: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 """A model of the library by name; the first word of a name is its family, or the next of kin."""
 
+MORE: dict[str, Callable[[], nn.Module]] = {
+    "esm": _case(
+        "Esm", "ForMaskedLM", POSITIONS, position_embedding_type="rotary", mask_token_id=3
+    ),
+    "esm tokens": _case(
+        "Esm", "ForTokenClassification", POSITIONS,
+        position_embedding_type="rotary", emb_layer_norm_before=True,
+    ),
+    "gptj": _case("GPTJ", "ForCausalLM", GPT2, rotary_dim=2),
+    "bloom": _case("Bloom", "ForCausalLM", SMALL | WORDS, n_head=4, n_layer=2),
+}  # fmt: skip
+"""Models whose blocks are compared with the library's as a whole, in ``tests/functional``."""
+
 
 def build(case: str, seed: int = 0) -> nn.Module:
     """A model in which no two numbers are alike, norms and biases included."""
-    model = CASES[case]()
+    model = (CASES | MORE)[case]()
     if case == "t5 v1.1":  # the library ties it unless a file says otherwise
         model.config.scale_decoder_outputs = False  # type: ignore[union-attr]
         model.lm_head.weight = nn.Parameter(torch.empty(17, 16))  # type: ignore[union-attr]

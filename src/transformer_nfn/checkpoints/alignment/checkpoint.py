@@ -367,10 +367,8 @@ def align(
     The file is written beside its destination and run against A before it is renamed.
 
     Args:
-        A: an open model.
         B: another of the same family and sizes; vocabularies may differ.
         out: a new folder if A is one, else a new file; None keeps the tensors.
-        rounds: limit.
         untie: write a tied model untied, which lets more act on its stream.
         progress: called with the name of each block that is matched.
 

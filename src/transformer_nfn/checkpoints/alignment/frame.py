@@ -92,8 +92,6 @@ def out_of_frame(
     """Fit the gauges of a part of a network to those of B, in place.
 
     Args:
-        sites: of the gauges.
-        weights: in the frame.
         target: B's tensors as its file has them.
         shared: tensors of other parts; what acts on them is fitted to them alone.
     """
@@ -147,7 +145,6 @@ class Ends:
         """A's ends, turned and as near to B's as they get, by canonical name.
 
         Args:
-            stream: map of the stream.
             memory: gain of the norm after an encoder.
         """
         orders = self._fit_orders(stream)

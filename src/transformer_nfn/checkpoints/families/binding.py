@@ -24,6 +24,7 @@ from transformer_nfn.checkpoints.families.family import (
 from transformer_nfn.checkpoints.families.recognise import (
     OpenOptions,
     count_blocks,
+    count_experts,
     find_prefix,
     head_lines,
     is_ignored,
@@ -128,9 +129,16 @@ def bind(
         if expected != n and (n or counter not in family.optional):
             _refuse(where, f"{config_says(family, counter, expected)}, the file holds {n} blocks")
         sizes[counter] = n
+    experts = count_experts(family, keys, prefix)
+    if experts:
+        experts = sizes.setdefault("expert", experts)
     has_head = any(line.tied and line.key in keys for line in family.lines)
     tied = _tied(family, config, has_head, checkpoint, keys, prefix)
-    chosen = dict(_present(family, config, keys, prefix, blocks, tied, where))
+    lines = [
+        replace(line, key=line.key if line.outside else prefix + line.key)
+        for line in (*family.lines, *head_lines(family, config))
+    ]
+    chosen = dict(_present(family, lines, keys, _Counts(blocks, experts), tied, where))
     known = {keys[line.key]: line for line in chosen.values()}
     _check_dtypes(known, infos, where)
     unstated = from_shapes(family, config, known, infos, sizes, where)
@@ -266,22 +274,34 @@ def _needs_class(
     return has_matrix and not (transforms or has_head or "head" in names)
 
 
+@dataclass(frozen=True)
+class _Counts:
+    """Blocks by the counter of their stack, and experts of each of them."""
+
+    blocks: Mapping[str, int]
+    experts: int
+
+    def at(self, line: Line, i: int) -> Iterator[Line]:
+        """A line of a block, or those of all its experts."""
+        block = line.at(i)
+        if line.mixed:
+            yield from (block.at(expert) for expert in range(self.experts))
+        else:
+            yield block
+
+
 def _present(
     family: Family,
-    config: Mapping[str, Any],
+    lines: list[Line],
     keys: Mapping[str, str],
-    prefix: str,
-    blocks: Mapping[str, int],
+    counts: _Counts,
     tied: bool,
     where: str,
 ) -> Iterator[tuple[str, Line]]:
     """The lines whose tensors are there, blocks in order; refuses where one must be and is not."""
-    lines = [
-        replace(line, key=line.key if line.outside else prefix + line.key)
-        for line in (*family.lines, *head_lines(family, config))
-    ]
-    _check_complete(family, lines, keys, blocks, where)
-    expanded: list[Line] = [line for line in lines if line.counter is None]
+    blocks = counts.blocks
+    _check_complete(family, lines, keys, counts, where)
+    expanded: list[Line] = [line.spread(blocks) for line in lines if line.counter is None]
     for counter, n in blocks.items():
         stack_lines = [line for line in lines if line.counter == counter]
         # Where one block has it, all must.
@@ -293,7 +313,7 @@ def _present(
         expanded += [
             replace(at, optional=False)
             for i in range(max(n, 0 if counter in family.optional else 1))
-            for at in (line.at(i) for line in stack_lines)
+            for at in (at for line in stack_lines for at in counts.at(line, i))
         ]
     held = {slot.tensor for line in expanded if line.key in keys for slot in line.slots}
     for line in expanded:
@@ -306,8 +326,9 @@ def _present(
             _refuse(where, f"lacks '{line.key}', which holds {_holds(line)} of {family.title}")
     for at, counter in family.counters.items():
         for i in range(blocks[counter]):
-            for name in (f"{at}{i}.{tensor}" for tensor in NEEDED):
-                if name not in held:
+            for tensor in NEEDED:
+                name = f"{at}{i}.{tensor}"
+                if name not in held and f"{at}{i}.expert.0.{tensor}" not in held:
                     _refuse(where, f"lacks the tensor that holds '{name}' of {family.title}")
 
 
@@ -315,18 +336,17 @@ def _check_complete(
     family: Family,
     lines: list[Line],
     keys: Mapping[str, str],
-    blocks: Mapping[str, int],
+    counts: _Counts,
     where: str,
 ) -> None:
     """Refuses the first block that lacks a tensor, before a line is made for each of them."""
     for line in lines:
         if line.counter is not None and not line.optional:
-            for i in range(blocks[line.counter]):
-                key = line.at(i).key
-                if key not in keys:
-                    _refuse(
-                        where, f"lacks '{key}', which holds {_holds(line.at(i))} of {family.title}"
-                    )
+            for i in range(counts.blocks[line.counter]):
+                for at in counts.at(line, i):
+                    if at.key not in keys:
+                        holds = f"which holds {_holds(at)} of {family.title}"
+                        _refuse(where, f"lacks '{at.key}', {holds}")
 
 
 def _holds(line: Line) -> str:

@@ -10,7 +10,9 @@ A data file is TOML. Its tables:
 - ``[[stacks]]``: ``at``, what stands before the names of one block in a file, with the name of
   the size that counts the blocks in braces; ``prefix``, what stands before the block's number in
   canonical names; ``[stacks.names]``, the lines of a block; ``[stacks.ends]``, lines of the stack
-  as a whole; ``optional``, the stack may be missing.
+  as a whole; ``optional``, the stack may be missing. A line with ``{expert}`` in its name stands
+  for each expert of a mixture, ``expert.{expert}.W_A: neuron D``. A tensor of ``[names]`` that
+  holds a part of every block says so with the counter, ``{layer}.contact: +head``.
 - ``[outside]``: lines to which the ``prefixes`` do not apply; ``[heads."*ForQuestionAnswering"]``:
   lines for models of such a class only.
 - ``[shapes]``: of tensors of a file whose shape is not what the layout says, but as many numbers.
@@ -22,6 +24,7 @@ A data file is TOML. Its tables:
   would be guesses, and the fields have to be stated.
 - ``[refused]``: error text for a model of which an expression is true, as
   ``"qk_layernorm" = "a norm of queries and keys"``.
+- ``gain_offset``, ``neighbours``: see `Family`.
 - ``[aliases]``: endings of names that stand for others.
 
 An expression of ``[sizes]`` or ``[facts]`` is written in a small safe language, such as
@@ -56,8 +59,8 @@ ROTARY = ("rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct"
 COUNTER = re.compile(r"\{(\w+)\}")
 TABLES = (
     "title", "extends", "model_types", "architectures", "prefixes", "ignored", "open",
-    "gain_offset", "reads", "aliases", "sizes", "facts", "names", "outside", "heads", "shapes",
-    "presets", "stacks", "config", "defaults", "refused",
+    "gain_offset", "neighbours", "reads", "aliases", "sizes", "facts", "names", "outside", "heads",
+    "shapes", "presets", "stacks", "config", "defaults", "refused",
 )  # fmt: skip
 MERGED = (
     "aliases", "sizes", "facts", "names", "outside", "heads", "shapes", "presets", "config",
@@ -110,13 +113,28 @@ class Line:
         found = COUNTER.search(self.key)
         return found[1] if found else None
 
+    @property
+    def mixed(self) -> bool:
+        """Whether the line stands for one tensor of each expert of a block."""
+        return len(COUNTER.findall(self.key)) > 1
+
     def at(self, i: int) -> Line:
-        """The line of one block."""
-        return replace(
-            self,
-            key=COUNTER.sub(str(i), self.key),
-            slots=tuple(replace(s, tensor=COUNTER.sub(str(i), s.tensor)) for s in self.slots),
-        )
+        """The line of one block, or of one expert where its block is known."""
+
+        def filled(name: str) -> str:
+            return name.replace(f"{{{self.counter}}}", str(i))
+
+        slots = tuple(replace(slot, tensor=filled(slot.tensor)) for slot in self.slots)
+        return replace(self, key=filled(self.key), slots=slots)
+
+    def spread(self, counts: Mapping[str, int]) -> Line:
+        """A line of one tensor that holds something of every block, with a slot for each."""
+        slots: list[Slot] = []
+        for slot in self.slots:
+            found = COUNTER.search(slot.tensor)
+            for i in range(counts[found[1]] if found else 1):
+                slots.append(replace(slot, tensor=COUNTER.sub(str(i), slot.tensor)))
+        return replace(self, slots=tuple(slots))
 
 
 @dataclass(frozen=True)
@@ -134,6 +152,7 @@ class Family:
         ignored: patterns of tensors that are no weights.
         open: tensors that no line knows are kept as they are.
         gain_offset: what a file leaves out of the gain of a norm.
+        neighbours: rotary pairs are coordinates 2i and 2i + 1 in a file, not i and i + rotary / 2.
         counters: the size that counts the blocks of each stack, by the stack's prefix.
         optional: the counters of stacks that may be missing.
         config: fields that hold where ``config.json`` does not have them.
@@ -150,6 +169,7 @@ class Family:
     ignored: tuple[str, ...]
     open: bool
     gain_offset: float
+    neighbours: bool
     aliases: Mapping[str, str]
     sizes: Mapping[str, str]
     facts: Mapping[str, str]
@@ -278,6 +298,7 @@ def _build(name: str, tables: Mapping[str, Any]) -> Family:
         ignored=tuple(tables.get("ignored", ())),
         open=bool(tables.get("open", False)),
         gain_offset=float(tables.get("gain_offset", 0.0)),
+        neighbours=bool(tables.get("neighbours", False)),
         aliases=dict(tables.get("aliases", {})),
         sizes=dict(tables.get("sizes", {})),
         facts=dict(tables.get("facts", {})),

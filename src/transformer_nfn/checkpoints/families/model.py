@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +19,7 @@ from transformer_nfn.checkpoints.families.family import (
     read_family,
     shown,
 )
+from transformer_nfn.checkpoints.families.gguf import as_hub
 from transformer_nfn.checkpoints.families.recognise import (
     OpenOptions,
     check_contents,
@@ -36,6 +38,7 @@ from transformer_nfn.functional.description import (
     Transformer,
 )
 from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan
+from transformer_nfn.io.gguf_file import ARCHITECTURE
 from transformer_nfn.io.layout import take
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -67,7 +70,10 @@ DEFAULTS: dict[str, Any] = {
     "position_offset": 0,
     "max_distance": 0,
     "sinusoids": False,
+    "alibi": False,
 }
+TURNED = ("W_Q", "b_Q", "W_K", "b_K", "q_norm.g", "k_norm.g")
+"""Tensors whose last axis rotary positions turn."""
 ROTARY_SCHEMES = ("default", "linear", "llama3")
 
 
@@ -166,7 +172,21 @@ class Model(OpenFiles):
         offset = self.binding.family.gain_offset
         if offset:
             found = {n: w.double() + offset if n.endswith(".g") else w for n, w in found.items()}
+        order = self.pair_order
+        if order is not None:
+            found = {n: w[..., order] if n.endswith(TURNED) else w for n, w in found.items()}
         return found
+
+    @cached_property
+    def pair_order(self) -> Tensor | None:
+        """Order in which a file with neighbouring rotary pairs is read, ``[d_k]``: the first of
+        each pair, the second of each, and what is not rotated; None for other files."""
+        if not self.binding.family.neighbours:
+            return None
+        attention = self.description.stacks[0].blocks[0].attention
+        index = torch.arange(attention.d_k)
+        turned, rest = index[: attention.rotary], index[attention.rotary :]
+        return torch.cat([turned[::2], turned[1::2], rest])
 
     def _finite(self, key: str) -> Tensor:
         found = self.checkpoint[key]
@@ -207,6 +227,8 @@ def read_model(checkpoint: Checkpoint, path: Path, options: OpenOptions | None =
     """
     options = OpenOptions() if options is None else options
     try:
+        if ARCHITECTURE in checkpoint.config:
+            checkpoint = as_hub(checkpoint)
         infos = {name: checkpoint.info(name) for name in checkpoint}
         check_contents(infos, checkpoint.config, checkpoint.where)
         if options.architecture is not None:
@@ -253,6 +275,12 @@ class _Facts:
     def number_or_none(self, name: str, low: float = 0.0, **more: Any) -> float | None:
         return None if self.get(name, **more) is None else self.number(name, low, **more)
 
+    def whole_or_none(self, name: str) -> int | None:
+        value = self.number_or_none(name)
+        if value is not None and value != int(value):
+            self.refuse(name, "a whole number", value)
+        return None if value is None else int(value)
+
     def one_of(self, name: str, words: Mapping[str, Any], **more: Any) -> Any:
         value = self.get(name, **more)
         if not isinstance(value, str) or value not in words:
@@ -292,6 +320,7 @@ def describe(binding: Binding, where: str) -> Transformer:
         embedding_scale=facts.number("embedding_scale", 1e-30),
         head_scale=facts.number("head_scale", 1e-30),
         final_softcap=facts.number_or_none("final_softcap", 1e-30),
+        dropped_token=facts.whole_or_none("dropped_token"),
         position_offset=int(facts.number("position_offset")),
         pooler=facts.get("pooler") if "extra.pooler.W" in names else None,
         mlm=facts.one_of("mlm", ACTIVATIONS) if "extra.mlm.W" in names else None,
@@ -370,6 +399,7 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
         position_bias=table,
         buckets=sizes["bucket"].size if table else 0,
         max_distance=int(facts.number("max_distance")) if table else 0,
+        alibi=bool(facts.get("alibi")),
     )
     if attention.heads % attention.groups:
         raise CheckpointError(
@@ -422,7 +452,7 @@ def read_rotary(
     fields = {**config, **table}
     base = _number(fields, ("rope_theta", "rotary_emb_base"), base, where)
     part = _number(fields, ("partial_rotary_factor", "rotary_pct"), part, where)
-    rotary = int(d_k * part)
+    rotary = int(d_k * part + 1e-9)
     if not 0 < rotary <= d_k or rotary % 2:
         raise CheckpointError(
             f"'{where}': config.json: rotary positions expected an even number of coordinates up "

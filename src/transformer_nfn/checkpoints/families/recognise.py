@@ -240,6 +240,14 @@ def count_blocks(family: Family, keys: Mapping[str, str], prefix: str) -> dict[s
     return {counter: min(n, len(keys)) for counter, n in counts.items()}
 
 
+def count_experts(family: Family, keys: Mapping[str, str], prefix: str) -> int:
+    """How many experts a mixture has in each block, by the highest number; 0 for no mixture."""
+    mixed = [line.key for line in family.lines if line.mixed]
+    pattern = pattern_of([prefix + key for key in mixed])
+    numbers = [int([n for n in m.groups() if n][1]) for k in keys if (m := pattern.fullmatch(k))]
+    return min(max(numbers, default=-1) + 1, len(keys)) if mixed else 0
+
+
 def head_lines(family: Family, config: Mapping[str, Any]) -> tuple[Line, ...]:
     """The lines for the class of the model that the config names."""
     classes = config.get("architectures")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families.binding import Binding, Entry, Sizes
-from transformer_nfn.checkpoints.families.model import Model
+from transformer_nfn.checkpoints.families.model import TURNED, Model
 from transformer_nfn.checkpoints.families.recognise import (
     find_prefix,
     find_wrapper,
@@ -89,7 +89,13 @@ def _check(
 
 
 def _stored(model: Model, key: str, name: str, value: Tensor) -> Tensor:
-    """A gain as the file stores it; one that did not change stays to the bit."""
+    """A gain as the file stores it; one that did not change stays to the bit.
+
+    Rotary pairs are put back where the file has them.
+    """
+    order = model.pair_order
+    if order is not None and name.endswith(TURNED):
+        return value[..., order.argsort()]
     offset = model.binding.family.gain_offset
     if not offset or not name.endswith(".g"):
         return value

@@ -203,8 +203,6 @@ def search(
     """The nearest models of each fingerprint, nearest first.
 
     Args:
-        database: open.
-        fingerprints: to search for.
         most: number of matches of each.
     """
     if not fingerprints or len(database) == 0:

@@ -145,12 +145,7 @@ class Fingerprint:
 
     @staticmethod
     def from_bytes(data: bytes, where: str) -> Fingerprint:
-        """Read what `to_bytes` wrote.
-
-        Args:
-            data: the bytes.
-            where: name of the source in errors.
-        """
+        """Read what `to_bytes` wrote."""
         if len(data) < _FIRST.size or data[:4] != _MAGIC:
             raise FingerprintError(f"{where}: not a fingerprint, it does not begin with 'TNFP'")
         check_format(_FIRST.unpack_from(data)[1], where)

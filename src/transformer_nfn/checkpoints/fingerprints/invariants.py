@@ -68,7 +68,6 @@ def take_fingerprint(
     small change of it.
 
     Args:
-        model: from `transformer_nfn.checkpoints.open_model`.
         progress: called with the name of each finished block.
 
     >>> from transformer_nfn.checkpoints import open_model
@@ -255,9 +254,7 @@ def _signs(key: str, start: int, count: int, rows: int) -> Tensor:
     """Signs of the rows of a table, ``[rows, count]``; those of a row whatever comes after it.
 
     Args:
-        key: of the table.
         start: first of the rows; a multiple of ``ROWS``.
-        count: number of rows.
         rows: number of signs of each; a multiple of 8.
     """
     state = np.random.RandomState(zlib.crc32(f"print {key} {start}".encode()))
@@ -507,9 +504,9 @@ def _end_rows(model: Reduced, frame: _Frame) -> list[_Row]:
         size = hidden.square().mean(-1, keepdim=True).clamp_min(1e-300).sqrt()
         row, _, bias = _table_rows(table, hidden / size, (W.error + b.error) / size.square())
         add("head", row, bias)
-    for gain in model.vectors().values():
-        values = (z * z.roll(1, 0)) @ gain.value.double()
-        rows["input norm"].append(_Row(values, float(gain.error) * len(z)))
+    for name, piece in model.vectors().items():
+        read = z if name.endswith(".b") else z * z.roll(1, 0)
+        rows["input norm"].append(_Row(read @ piece.value.double(), float(piece.error) * len(z)))
     joined = {
         name: _added((row.moved(frame.error) for row in by_name), END_NUMBERS)
         for name, by_name in rows.items()
@@ -525,7 +522,6 @@ def _table_rows(
     biases that belong to the rows, or None.
 
     Args:
-        table: to sum.
         z: ``[END_NUMBERS, D]``.
         z_error: expected squares of the errors of z; none if not given.
         centred: sum the deviations from the mean.

@@ -61,26 +61,33 @@ def match_attention(
         order: of the heads, where blocks share it.
     """
     tables = [None if prefix else side.bias_table() for side in (block.a, block.b)]
-    queries, groups = _match_heads(config, sketches, tables, order)
+    queries, groups = match_heads(config, sketches, tables, order)
     if tables[0] is not None and tables[1] is not None:
         moved, other = tables[0].value[:, queries], tables[1].value
         error = tables[0].error[:, queries] + tables[1].error
         residual = (moved - other).square()
         squares = Squares(residual.sum(0), error.sum(0), other.square().sum(0))
         block.add("bias_table", squares, len(other))
+    contact = [None if prefix else side.contact() for side in (block.a, block.b)]
+    if contact[0] is not None and contact[1] is not None:
+        moved, error = contact[0].value[queries], contact[0].error[queries] + contact[1].error
+        residual = (moved - contact[1].value).square()
+        block.add("contact", Squares(residual, error, contact[1].value.square()), 1)
     G = _queries_and_keys(block, prefix, config, queries, groups)
     duplicate = has_duplicate(sketches[1].QK)
     H = _values_and_outputs(block, prefix, config, (queries, groups), duplicate)
     return AttentionElement(queries, groups, G, H)
 
 
-def _match_heads(
+def match_heads(
     config: Attention,
     sketches: tuple[HeadSketch, HeadSketch],
     tables: list[Piece | None],
     order: Tensor | None,
 ) -> Pair:
     """Match heads by their sketches, which cost less than the products of all heads."""
+    if config.alibi:  # slopes of positions fix the order
+        order = torch.arange(config.heads)
     if order is not None:
         share = config.heads // config.groups
         return order, order[::share] // share
@@ -115,11 +122,12 @@ def _queries_and_keys(
         A[f"W_{p}"] = Piece(block.streams.before.columns(W.value[order]), W.error[order])
         if f"b_{p}" in A:
             A[f"b_{p}"] = Piece(A[f"b_{p}"].value[order], A[f"b_{p}"].error[order])
-    a, b = ({name: piece.value for name, piece in side.items()} for side in (A, B))
+    # Biases with large norm biases folded in are less precise than the matrices, and left out.
+    a, b = ({name: side[name].value for name in ("W_Q", "W_K")} for side in (A, B))
     plain, dual = query_key_rows(config, a, b)
     gains = torch.arange(config.d_k)
     if config.qk_norm:
-        G, gains = _normed_basis(config, plain, dual, _equal_pairs((A, B), config))
+        G, gains = normed_basis(config, plain, dual, equal_pairs((A, B), config))
     else:
         errors: list[Pair] = []
         for p in "QK":
@@ -183,7 +191,7 @@ def _both_and_each(noise: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     return [dict(noise), *({**ignored, name: e} for name, e in noise.items())]
 
 
-def _equal_pairs(models: tuple[Mapping[str, Piece], ...], config: Attention) -> Tensor:
+def equal_pairs(models: tuple[Mapping[str, Piece], ...], config: Attention) -> Tensor:
     """Rotary pairs whose two gains are equal in both models: these may rotate by any angle."""
     half = config.rotary // 2
     out = torch.ones(half, dtype=torch.bool)
@@ -196,7 +204,7 @@ def _equal_pairs(models: tuple[Mapping[str, Piece], ...], config: Attention) -> 
     return out
 
 
-def _normed_basis(config: Attention, plain: Pair, dual: Pair, equal: Tensor) -> Pair:
+def normed_basis(config: Attention, plain: Pair, dual: Pair, equal: Tensor) -> Pair:
     """Basis under a norm on queries and keys, and the order of its gains.
 
     Quarter turns and signs are fitted together here, since pairs with equal gains, which rotate

@@ -102,7 +102,7 @@ def _match_neurons(
     mlp = block.a.description.mlp
     allowed = neuron_scales(mlp)
     scaled = allowed is not None
-    features = [_neuron_features(s, gated=mlp.gated, scaled=scaled) for s in sketches]
+    features = [neuron_features(s, gated=mlp.gated, scaled=scaled) for s in sketches]
     order = match_rows(features[1], features[0]).index
     (W_A, b_A), (V_A, c_A) = (side.reader("W_A") for side in (block.a, block.b))
     W_B, V_B = (side.writer("W_B") for side in (block.a, block.b))
@@ -186,7 +186,7 @@ def _check_bias(
     block.add(name, Squares((x - y).square(), e + f, size), 1)
 
 
-def _neuron_features(n: NeuronSketch, *, gated: bool, scaled: bool) -> Tensor:
+def neuron_features(n: NeuronSketch, *, gated: bool, scaled: bool) -> Tensor:
     """Features of each neuron that do not depend on its scale, ``[f, …]``."""
     if gated:
         return n.read

@@ -87,7 +87,7 @@ SYMMETRIES: list[Symmetry[Any]] = [
     BranchConstant(),
     EmbeddingShift(),
 ]
-"""Every symmetry, in the order in which a disguise applies them; append those of your own."""
+"""Every symmetry, in the order in which a disguise applies them; append yours."""
 BUILT_IN = tuple(SYMMETRIES)
 
 

@@ -26,8 +26,8 @@ from transformer_nfn.spaces.actions.matrix import orthogonal
 from transformer_nfn.spaces.actions.permutation import assign_in_groups
 from transformer_nfn.spaces.actions.solvers import (
     Pair,
-    least_squares_complex,
     least_squares_matrix,
+    least_squares_scales,
     nearest_complex,
     nearest_matrix,
 )
@@ -36,6 +36,7 @@ CROSS = "cross."
 HALVES = ComplexScale("halves")
 TENSORS = (
     "W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O", "b_O", "q_norm.g", "k_norm.g", "bias_table",
+    "contact",
 )  # fmt: skip
 
 
@@ -70,7 +71,10 @@ class HeadPermutation(Symmetry[HeadOrder]):
     name = "heads permuted"
 
     def sites(self, model: Transformer) -> Iterator[Site]:
-        """Every attention, or every stack whose blocks share a position bias."""
+        """Every attention, or every stack whose blocks share a position bias.
+
+        Slopes that are fixed for each head leave none.
+        """
         for stack in model.stacks:
             if stack.blocks and stack.blocks[0].attention.position_bias:
                 names = {
@@ -82,7 +86,7 @@ class HeadPermutation(Symmetry[HeadOrder]):
                 }
                 yield Site(model, names, stack.blocks[0].attention)
         for site in attention_sites(model):
-            if not site.detail.position_bias:
+            if not (site.detail.position_bias or site.detail.alibi):
                 yield site
 
     def label(self, site: Site) -> str:
@@ -141,7 +145,7 @@ class HeadPermutation(Symmetry[HeadOrder]):
         for prefix in [name.removesuffix("W_Q") for name in weights if name.endswith("W_Q")]:
             W = {part: weights[f"{prefix}W_{part}"] for part in "QKVO"}
             for left, right in ((W["Q"], W["K"]), (W["O"].mT, W["V"])):
-                sizes += _product_inner(left, left, right, right).diagonal()
+                sizes += product_inner(left, left, right, right).diagonal()
         grouped = sizes.unflatten(0, (config.groups, -1))
         groups = grouped.sum(1).argsort(descending=True)
         within = grouped[groups].argsort(1, descending=True)
@@ -207,7 +211,7 @@ class QueryKeyBasis(Symmetry[Tensor]):
                 z = nearest_complex(plain, dual)
             else:
                 w_1, w_2 = _weights(noise, "W_Q", "W_K")
-                z = least_squares_complex(plain, dual, (w_1.unsqueeze(-1), w_2.unsqueeze(-1)))
+                z = least_squares_scales(plain, dual, (w_1.unsqueeze(-1), w_2.unsqueeze(-1)))
             G[:, cut, cut] = HALVES.matrix(z)
         if rotary < config.d_k:
             cut = slice(rotary, config.d_k)
@@ -425,7 +429,6 @@ def head_similarity(
     basis alters and which are computed from d × d products.
 
     Args:
-        config: of both attentions.
         a: tensors of one attention. b: of the other, in the same basis of the stream.
         outputs_known: False where the outputs are not yet in one basis.
     """
@@ -445,13 +448,13 @@ def head_similarity(
 
 def _product_cosines(left: list[Tensor], right: list[Tensor]) -> Tensor:
     """Cosines of ``L Rᵀ`` of b's heads and of a's, ``[h, h]``."""
-    inner = _product_inner(left[1], left[0], right[1], right[0])
-    sizes = [_product_inner(x, x, y, y).diagonal() for x, y in zip(left, right, strict=True)]
+    inner = product_inner(left[1], left[0], right[1], right[0])
+    sizes = [product_inner(x, x, y, y).diagonal() for x, y in zip(left, right, strict=True)]
     sizes = [x.clamp_min(1e-300).sqrt() for x in sizes]
     return inner / sizes[1].unsqueeze(-1) / sizes[0]
 
 
-def _product_inner(L_1: Tensor, L_2: Tensor, R_1: Tensor, R_2: Tensor) -> Tensor:
+def product_inner(L_1: Tensor, L_2: Tensor, R_1: Tensor, R_2: Tensor) -> Tensor:
     """``⟨L_1 R_1ᵀ, L_2 R_2ᵀ⟩`` of all pairs of heads, ``[h, h]``."""
     h = len(L_1)
 

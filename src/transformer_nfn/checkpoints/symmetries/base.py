@@ -20,7 +20,7 @@ Noise = Tensors | None
 Element = TypeVar("Element")
 
 SHARE = 0.25
-"""Root mean square of what is added to a tensor, in units of the tensor's own."""
+"""Root mean square of what is added to a tensor, relative to that of the tensor."""
 TINY = 1e-3
 """Gains smaller than this, in units of the largest, are not divided by."""
 
@@ -75,13 +75,13 @@ def block_parts(model: Transformer) -> Iterator[Part]:
 
 def _by_block(model: Transformer) -> dict[str, dict[str, str]]:
     """Canonical names by block and short name."""
-    found: dict[str, dict[str, str]] = {}
+    blocks: dict[str, dict[str, str]] = {}
     for name in model.tensors:
         for stack in model.stacks:
             index, _, short = name.removeprefix(stack.prefix).partition(".")
             if name.startswith(stack.prefix) and index.isdigit():
-                found.setdefault(f"{stack.prefix}{index}", {})[short] = name
-    return found
+                blocks.setdefault(f"{stack.prefix}{index}", {})[short] = name
+    return blocks
 
 
 def ends_part(model: Transformer) -> Part:
@@ -191,7 +191,6 @@ class Symmetry(ABC, Generic[Element]):
         """The element that takes the tensors ``a`` closest to ``b``.
 
         Args:
-            site: where both stand.
             a: tensors of one network. b: of another.
             noise: where ``a`` and ``b`` agree up to rounding, the expected squared error of
                 tensors: then the element is fitted to them by weighted least squares. None

@@ -40,9 +40,9 @@ class EmbeddingShift(Symmetry[Weights]):
         names = ends_part(model).names
         images = model.inputs == "patches"
         others = ("cls", "dist", "patch_bias") if images else ("token", "type")
-        found = chosen(names, [n for n in others if not (n == "token" and model.tied)])
-        if "position" in names and found:
-            yield Site(model, {"position": names["position"], **found}, images)
+        added = chosen(names, [n for n in others if not (n == "token" and model.tied)])
+        if "position" in names and added:
+            yield Site(model, {"position": names["position"], **added}, images)
 
     def _sources(self, site: Site) -> tuple[str, ...]:
         return tuple(n for n in ("token", "type", "cls", "patch_bias") if n in site.names)

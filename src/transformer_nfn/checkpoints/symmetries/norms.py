@@ -362,7 +362,11 @@ class CentredWriters(Symmetry[Weights]):
                 yield Site(model, chosen(part.names, ("W_O", "b_O", "W_B", "b_B")))
         if model.hides_mean_of_embeddings:
             free = [n for n in EMBEDDINGS if not (n == "token" and model.tied)]
-            yield Site(model, chosen(ends_part(model).names, free))
+            if "post" not in model.orders:  # else the bias belongs to the first block's readers
+                free.append("embed_norm.b")
+            names = chosen(ends_part(model).names, free)
+            if names:
+                yield Site(model, names)
 
     def size(self, site: Site) -> Size:
         """One number for each row of the writers."""

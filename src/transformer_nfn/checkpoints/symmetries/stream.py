@@ -214,11 +214,11 @@ class StreamBasis(Symmetry[StreamMap]):
         out = dict(weights)
         if g.matrix is not None:
             for norm in site.detail.norms:
-                own = norm.pick(out)
-                if "norm.g" in own:
+                tensors = norm.pick(out)
+                if "norm.g" in tensors:
                     if is_biased(norm):
-                        own |= NormBias().reduce(norm, own)
-                    out |= norm.put(own | NormGain().reduce(norm, own))
+                        tensors |= NormBias().reduce(norm, tensors)
+                    out |= norm.put(tensors | NormGain().reduce(norm, tensors))
         return {name: g.tensor(name, w) for name, w in out.items()}
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> StreamMap:
@@ -267,7 +267,6 @@ def allowed(site: Site, *sources: Source, least: float = TINY) -> Site:
     gain is near zero, only permutations are left.
 
     Args:
-        site: of the stream.
         sources: weights of the networks that the group is to act on.
         least: smallest gain to divide by, relative to the largest.
     """

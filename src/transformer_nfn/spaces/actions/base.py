@@ -19,6 +19,9 @@ MAX_CONDITION = 1e4
 LOG10_2 = log10(2.0)
 
 Pointwise = Callable[[Tensor], Tensor]
+Device = torch.device | str | None
+Sites = tuple[int, ...]
+"""Sizes of the axes along which there is one element each."""
 
 
 @dataclass(frozen=True)
@@ -157,17 +160,11 @@ class Action(ABC):
         """Size of the group on an axis of ``n`` entries."""
 
     @abstractmethod
-    def identity(
-        self,
-        size: int,
-        sites: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device | str | None,
-    ) -> Tensor:
+    def identity(self, size: int, sites: Sites, dtype: torch.dtype, device: Device) -> Tensor:
         """The identity at every site."""
 
     @abstractmethod
-    def draw(self, size: int, sites: tuple[int, ...], how: Drawing) -> Tensor:
+    def draw(self, size: int, sites: Sites, how: Drawing) -> Tensor:
         """Random elements, matrices in float64."""
 
     @abstractmethod
@@ -211,8 +208,7 @@ class Action(ABC):
         """Canonical representative of an orbit of rows (or of its closure).
 
         Args:
-            plain: ``[*sites, rows, n]``.
-            dual: likewise.
+            plain: ``[*sites, rows, n]``. dual: likewise.
         """
 
     @abstractmethod
@@ -263,16 +259,10 @@ class Free(Action):
     def size(self, n: int) -> Size:
         return Size()
 
-    def identity(
-        self,
-        size: int,
-        sites: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device | str | None,
-    ) -> Tensor:
+    def identity(self, size: int, sites: Sites, dtype: torch.dtype, device: Device) -> Tensor:
         return torch.empty(*sites, 0, dtype=dtype, device=device)
 
-    def draw(self, size: int, sites: tuple[int, ...], how: Drawing) -> Tensor:
+    def draw(self, size: int, sites: Sites, how: Drawing) -> Tensor:
         return self.identity(size, sites, torch.float64, how.device)
 
     def element_error(self, part: Tensor, max_condition: float | None) -> str | None:

@@ -22,9 +22,11 @@ from transformer_nfn.errors import GroupError
 from transformer_nfn.spaces.actions.base import (
     LOG10_2,
     Action,
+    Device,
     Drawing,
     Place,
     Pointwise,
+    Sites,
     Size,
     Solution,
     line_up,
@@ -53,17 +55,11 @@ class MatrixAction(Action):
     def membership_error(self, matrix: Tensor) -> str | None:
         """Reason why an invertible float64 matrix is not in the group; None if it is."""
 
-    def identity(
-        self,
-        size: int,
-        sites: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device | str | None,
-    ) -> Tensor:
+    def identity(self, size: int, sites: Sites, dtype: torch.dtype, device: Device) -> Tensor:
         eye = torch.eye(size, dtype=dtype, device=device)
         return eye.expand(*sites, size, size).contiguous()
 
-    def draw(self, size: int, sites: tuple[int, ...], how: Drawing) -> Tensor:
+    def draw(self, size: int, sites: Sites, how: Drawing) -> Tensor:
         """Random matrices; those over ``how.max_condition`` are redrawn."""
         count = prod(sites)
         if how.condition is not None:

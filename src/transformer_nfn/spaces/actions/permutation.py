@@ -12,9 +12,11 @@ from torch import Tensor
 
 from transformer_nfn.spaces.actions.base import (
     Action,
+    Device,
     Drawing,
     Place,
     Pointwise,
+    Sites,
     Size,
     Solution,
     line_up,
@@ -167,16 +169,10 @@ class Permutation(Action):
     def size(self, n: int) -> Size:
         return Size(finite=lgamma(n + 1) / log(10))
 
-    def identity(
-        self,
-        size: int,
-        sites: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device | str | None,
-    ) -> Tensor:
+    def identity(self, size: int, sites: Sites, dtype: torch.dtype, device: Device) -> Tensor:
         return torch.arange(size, device=device).expand(*sites, size).contiguous()
 
-    def draw(self, size: int, sites: tuple[int, ...], how: Drawing) -> Tensor:
+    def draw(self, size: int, sites: Sites, how: Drawing) -> Tensor:
         noise = torch.rand((*sites, size), generator=how.generator, device=how.device)
         return noise.argsort(-1)
 

@@ -20,7 +20,6 @@ from transformer_nfn.spaces.actions.base import (
 from transformer_nfn.spaces.actions.matrix import MatrixAction, column_signs, geometric, normal
 from transformer_nfn.spaces.actions.solvers import (
     Pair,
-    least_squares_complex,
     least_squares_scales,
     rounding_weights,
     signs,
@@ -69,10 +68,7 @@ class Diagonal(MatrixAction):
 
     def balance(self, plain: Tensor, dual: Tensor) -> Pair:
         """Both factors of each entry at one norm."""
-        p_norm, d_norm = (x.square().sum(-2, keepdim=True).sqrt() for x in (plain, dual))
-        dead = (p_norm == 0) | (d_norm == 0)
-        scale = torch.where(dead, 0.0, (d_norm / p_norm.clamp_min(1e-300)).sqrt())
-        inverse = torch.where(dead, 0.0, 1 / scale.clamp_min(1e-300))
+        scale, inverse = _even_scales(plain, dual)
         return plain * scale, dual * inverse
 
 
@@ -271,22 +267,28 @@ class ComplexScale(MatrixAction):
     def solve(self, plain: Pair, dual: Pair, unit: float) -> Solution | None:
         """By least squares on both; pairs that nothing determines stay as they are."""
         P, D = ((self.as_complex(x), self.as_complex(y)) for x, y in (plain, dual))
-        z = least_squares_complex(P, D, rounding_weights(P, D))
+        z = least_squares_scales(P, D, rounding_weights(P, D))
         z = torch.where(z == 0, torch.ones_like(z), z)
         return Solution(self.matrix(z), self.matrix(1 / z))
 
     def balance(self, plain: Tensor, dual: Tensor) -> Pair:
         """Both factors of each frequency at one norm, the largest plain entry positive."""
         q, k = self.as_complex(plain), self.as_complex(dual)
-        q_norm, k_norm = (z.abs().square().sum(-2, keepdim=True).sqrt() for z in (q, k))
-        dead = (q_norm == 0) | (k_norm == 0)
-        scale = torch.where(dead, 0.0, (k_norm / q_norm.clamp_min(1e-300)).sqrt())
+        scale, inverse = _even_scales(q, k)
         turn = torch.ones_like(scale, dtype=q.dtype)
         if q.shape[-2]:
             top = q.gather(-2, q.abs().argmax(-2, keepdim=True))
-            turn = torch.where(dead, turn, top.conj() / top.abs().clamp_min(1e-300))
-        inverse = torch.where(dead, 0.0, 1 / scale.clamp_min(1e-300))
+            turn = torch.where(scale == 0, turn, top.conj() / top.abs().clamp_min(1e-300))
         return self.as_real(q * scale * turn), self.as_real(k * inverse * turn)
+
+
+def _even_scales(plain: Tensor, dual: Tensor) -> Pair:
+    """Scales of columns, ``[*sites, 1, n]``, that bring plain and dual to one norm, and their
+    inverses; both 0 where either is zero."""
+    p_norm, d_norm = (x.abs().square().sum(-2, keepdim=True).sqrt() for x in (plain, dual))
+    dead = (p_norm == 0) | (d_norm == 0)
+    scale = torch.where(dead, 0.0, (d_norm / p_norm.clamp_min(1e-300)).sqrt())
+    return scale, torch.where(dead, 0.0, 1 / scale.clamp_min(1e-300))
 
 
 TEST_POINTS = (0.0, 1e-3, 0.21, 0.5, 0.8, 1.0, 1.7, 3.0, 7.5, 40.0)

@@ -380,15 +380,15 @@ def _completed(core: Tensor, rows: int, columns: int) -> Tensor:
     return min(filled, key=lambda whole: float(torch.linalg.cond(whole)))
 
 
-# Complex scales
+# Scales, complex and real, and signs
 
 
-def least_squares_complex(plain: Pair, dual: Pair, weights: Pair) -> Tensor:
-    """Least-squares complex scale of each column, ``[*sites, n]``; 0 where nothing determines it.
+def least_squares_scales(plain: Pair, dual: Pair, weights: Pair) -> Tensor:
+    """Least-squares scale of each column, ``[*sites, n]``; 0 where nothing determines it.
 
     Args:
-        plain: complex P_A, P_B ``[*sites, rows, n]``.
-        dual: complex D_A, D_B, likewise; a scale z acts on them as 1/z̄.
+        plain: real or complex P_A, P_B ``[*sites, rows, n]``.
+        dual: D_A, D_B, likewise; a complex scale z acts on them as 1/z̄.
         weights: broadcast to ``[*sites, n]``.
     """
     (P_A, P_B), (D_A, D_B) = plain, dual
@@ -430,9 +430,6 @@ def nearest_quarter_turns(plain: Pair, dual: Pair, free: Tensor) -> Pair:
     return torch.where(free, inner / inner.abs().clamp_min(1e-300), scale), turned
 
 
-# Real scales and signs
-
-
 def rounding_weights(plain: Pair, dual: Pair) -> Pair:
     """Least-squares weights ``[*sites, n]`` for errors relative to the size of a column."""
     sizes = (x.abs().square().sum(-2) for x in (plain[1], dual[0]))
@@ -447,20 +444,6 @@ def signs(x: Tensor) -> Tensor:
     [-1.0, 1.0, 1.0]
     """
     return torch.where(x < 0, -1.0, 1.0).to(x.dtype)
-
-
-def least_squares_scales(plain: Pair, dual: Pair, weights: Pair) -> Tensor:
-    """Least-squares scale of each column, ``[*sites, n]``; 0 where nothing determines it.
-
-    Args:
-        plain: P_A, P_B ``[*sites, rows, n]``.
-        dual: D_A, D_B, likewise.
-        weights: broadcast to ``[*sites, n]``.
-    """
-    (p_A, p_B), (d_A, d_B) = plain, dual
-    above = weights[0] * (p_A * p_B).sum(-2) + weights[1] * (d_A * d_B).sum(-2)
-    below = weights[0] * p_A.square().sum(-2) + weights[1] * d_B.square().sum(-2)
-    return above / below.clamp_min(1e-300)
 
 
 def nearest_scales(plain: Pair, dual: Pair, *, positive: bool) -> Tensor:

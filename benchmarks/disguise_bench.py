@@ -1,0 +1,323 @@
+"""Compare measures of shared ancestry on trained models, plain and disguised.
+
+    python benchmarks/disguise_bench.py MODELS [--size 64x2/4000] [--parents 4] [--strangers 100]
+        [--figure docs/disguise_bench.svg] [--table benchmarks/results/disguise_bench.json]
+
+MODELS is the folder ``models`` that ``benchmarks/strangers.py`` wrote. The second model of every
+pair is taken as it is, with stream, heads and neurons in another order (signed where the norm
+allows it), and after every symmetry of its architecture at condition 10. Pairs that were scored
+are kept beside MODELS: a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import statistics
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from trained.families import pruned, rounded
+from trained.measures import auroc
+from trained.networks import BLOCK, Size, Weights, read, write
+from trained.peers import PEERS, Measure
+from transformer_nfn.checkpoints.disguises import disguise
+from transformer_nfn.checkpoints.families import Model, open_model, write_model
+from transformer_nfn.checkpoints.relations import relate
+from transformer_nfn.checkpoints.symmetries import (
+    HeadPermutation,
+    NeuronPermutation,
+    StreamBasis,
+    Symmetry,
+)
+from transformer_nfn.spaces.actions import Drawing
+
+ROWS, LENGTH, CONDITION = 128, 32, 10.0
+KINDS = ("gpt2", "llama", "bert")
+TRAINED = ("fine-tuned", "fine-tuned-other", "lora", "continued", "retrained-other")
+MADE = ("pruned", "int4", "merged")
+DERIVED = (*TRAINED, *MADE)
+DISTILLED, STRANGER = "distilled", "stranger"
+"""A distilled model learned the outputs of the other from fresh weights: listed, not counted."""
+VARIANTS = ("as is", "permuted", "every symmetry")
+OURS = "tnfn compare"
+
+Rows = list[dict[str, Any]]
+
+
+def ours(A: Model, B: Model, ids: Tensor) -> float | None:
+    """The score of `relate`."""
+    return relate(A, B, prove=False).score
+
+
+METHODS: dict[str, Measure] = {OURS: ours, **PEERS}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models and their relation; paths below the folder of all models."""
+
+    relation: str
+    kind: str
+    first: str
+    second: str
+
+
+def pairs(models: Path, size: str, parents: int, strangers: int) -> Iterator[Pair]:
+    """Descendants of the first bases of each family, and as many strangers as asked for.
+
+    Strangers are bases of the same data, bases of other data, and descendants of another base.
+    """
+    for kind in KINDS:
+        root = f"{kind}-{size}"
+        bases = sorted((models / root).glob("*/base"))
+        names = [f"{root}/{p.parent.name}" for p in bases]
+        if not names:
+            raise SystemExit(f"{models / root}: expected folders of trained models, found none")
+        for seed in range(parents):
+            base = f"{root}/news-{seed}"
+            for relation in (*DERIVED, DISTILLED):
+                yield Pair(relation, kind, f"{base}/base", f"{base}/{relation}")
+        unrelated = [(a, b, "base") for i, a in enumerate(names) for b in names[i + 1 :]]
+        families = [f"{root}/news-{seed}" for seed in range(parents)]
+        unrelated += [(a, b, r) for a in names for b in families if a != b for r in DERIVED]
+        chosen = random.Random(0).sample(unrelated, min(strangers, len(unrelated)))
+        for a, b, relation in chosen:
+            yield Pair(STRANGER, kind, f"{a}/base", f"{b}/{relation}")
+
+
+def make_relatives(base: Path, size: Size) -> None:
+    """Models that need no training: half pruned, rounded to four bits, merged."""
+    if all((base / name / "config.json").exists() for name in MADE):
+        return
+    inside = BLOCK[size.kind].split("{")[0]
+    own, same, other = (_float(base / n) for n in ("base", *TRAINED[:2]))
+
+    def inputs(name: str) -> int:
+        return 0 if size.kind == "gpt2" and name.startswith(inside) else 1
+
+    made = {
+        "pruned": {n: pruned(w) if n.startswith(inside) else w for n, w in own.items()},
+        "int4": {n: rounded(w, 4, inputs(n)) for n, w in own.items()},
+        "merged": {n: (w + other[n]) / 2 for n, w in same.items()},
+    }
+    for name, weights in made.items():
+        write({n: w.half() for n, w in weights.items()}, size, base / name)
+
+
+def _float(folder: Path) -> Weights:
+    return {n: w.float() for n, w in read(folder).items()}
+
+
+def permute(model: Model, out: Path, generator: torch.Generator) -> None:
+    """Write a model with its stream, heads and neurons in another order.
+
+    Coordinates of the stream change signs where RMS norms allow it; LayerNorm allows one sign.
+    """
+    weights = model.read(model.names, torch.float64)
+    description, how = model.description, Drawing(generator)
+    group = "signed permutation" if description.norm == "rms" else "permutation and sign"
+    symmetries: list[Symmetry[Any]] = [StreamBasis(), HeadPermutation(), NeuronPermutation()]
+    for symmetry in symmetries:
+        for site in symmetry.sites(description):
+            if isinstance(symmetry, StreamBasis):
+                site = replace(site, detail=replace(site.detail, group=group))
+            g = symmetry.draw(site, site.pick(weights), how)
+            weights |= site.put(symmetry.act(site, site.pick(weights), g))
+    write_model(model, weights, out)
+
+
+def varied(models: Path, hidden: Path, place: str, variant: str) -> Path:
+    """The folder of a model in one variant, written once."""
+    source = models / place
+    if variant == VARIANTS[0]:
+        return source
+    out = hidden / variant.replace(" ", "-") / place
+    if not (out / "config.json").exists():
+        out.mkdir(parents=True, exist_ok=True)
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{variant} {place}".encode()))
+        with open_model(source) as model:
+            if variant == VARIANTS[1]:
+                permute(model, out, generator)
+            else:
+                disguise(model, out, generator, condition=CONDITION)
+    return out
+
+
+def score(first: Path, second: Path, ids: Tensor) -> dict[str, Any]:
+    """Every method on one pair, and the processor time of each in seconds."""
+    scores: dict[str, float | None] = {}
+    seconds: dict[str, float] = {}
+    for name, method in METHODS.items():
+        start = time.process_time()
+        with open_model(first) as A, open_model(second) as B:
+            scores[name] = method(A, B, ids)
+        seconds[name] = time.process_time() - start
+    return {"scores": scores, "seconds": seconds}
+
+
+def run(models: Path, todo: list[Pair], ids: Tensor, kept: Path) -> Rows:
+    """Scores of all pairs in all variants; those in ``kept`` are not computed again."""
+    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    done = {(r["first"], r["second"], r["variant"]): r for r in rows}
+    out = []
+    with kept.open("a") as file:
+        for i, pair in enumerate(todo):
+            for variant in VARIANTS:
+                row = done.get((pair.first, pair.second, variant))
+                if row is None:
+                    second = varied(models, kept.parent / "disguised", pair.second, variant)
+                    row = {**asdict(pair), "variant": variant}
+                    row |= score(models / pair.first, second, ids)
+                    file.write(json.dumps(row) + "\n")
+                    file.flush()
+                out.append(row)
+            if i % 20 == 19 or i == len(todo) - 1:
+                print(f"{i + 1} of {len(todo)} pairs", flush=True)
+    return out
+
+
+def peak_memory(first: Path, second: Path, ids: Tensor) -> dict[str, float]:
+    """MiB that each method adds to the peak of a process that has opened both models."""
+    out = {}
+    for name, method in {"": lambda A, B, ids: None, **METHODS}.items():
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with open_model(first) as A, open_model(second) as B:
+                method(A, B, ids)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            os.write(writer, str(peak).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        out[name] = int(os.read(reader, 64)) / 1024
+    return {name: out[name] - out[""] for name in METHODS}
+
+
+def caught(related: list[float], strangers: list[float]) -> float:
+    """Share of related pairs above all but 1 % of the strangers."""
+    threshold = sorted(strangers, reverse=True)[len(strangers) // 100]
+    return sum(s > threshold for s in related) / len(related)
+
+
+def values(rows: Rows, method: str, variant: str, relations: tuple[str, ...]) -> list[float]:
+    """Scores of one method on the pairs it applies to."""
+    chosen = [r for r in rows if r["variant"] == variant and r["relation"] in relations]
+    return [r["scores"][method] for r in chosen if r["scores"][method] is not None]
+
+
+def table(rows: Rows, memory: dict[str, float], command: str) -> dict[str, Any]:
+    """The table of results, and the share caught by relation."""
+    lines, by_relation, by_family = [], {}, {}
+    for method in METHODS:
+        cells = [method]
+        for variant in VARIANTS:
+            strangers = values(rows, method, variant, (STRANGER,))
+            related = values(rows, method, variant, DERIVED)
+            cells += [f"{auroc(related, strangers):.3f}", f"{caught(related, strangers):.0%}"]
+            by_relation[f"{method}, {variant}"] = {
+                relation: caught(values(rows, method, variant, (relation,)), strangers)
+                for relation in (*DERIVED, DISTILLED)
+            }
+            for kind in KINDS:
+                own = [r for r in rows if r["kind"] == kind and r["scores"][method] is not None]
+                if own:
+                    sides = (values(own, method, variant, r) for r in (DERIVED, (STRANGER,)))
+                    by_family[f"{method}, {variant}, {kind}"] = auroc(*sides)
+        seconds = [r["seconds"][method] for r in rows if r["scores"][method] is not None]
+        cells += [f"{statistics.median(seconds):.2f}", f"{max(memory[method], 0):.0f}"]
+        lines.append(cells)
+    plain = [r["relation"] for r in rows if r["variant"] == VARIANTS[0]]
+    counts = {relation: plain.count(relation) for relation in (*DERIVED, DISTILLED, STRANGER)}
+    columns = ["method"]
+    for variant in VARIANTS:
+        columns += [f"AUROC, {variant}", f"caught, {variant}"]
+    return {
+        "title": "Related or not, by method and disguise",
+        "setting": (
+            f"{sum(counts[r] for r in DERIVED)} related and {counts[STRANGER]} unrelated pairs of "
+            "trained GPT-2s, Llamas and BERTs of one size. *Caught*: related pairs above all but "
+            "1 % of the unrelated ones. Processor seconds and MiB per pair."
+        ),
+        "columns": [*columns, "seconds", "MiB"],
+        "rows": lines,
+        "commands": [command],
+        "notes": [],
+        "pairs": counts,
+        "caught by relation": by_relation,
+        "AUROC by family": by_family,
+    }
+
+
+def draw(rows: Rows, out: Path) -> None:
+    """Share of related pairs caught at 1 % false positives, by method, variant and relation."""
+    from matplotlib.figure import Figure
+
+    relations = (*DERIVED, DISTILLED)
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(VARIANTS), sharey=True)
+    for axes, variant in zip(panels, VARIANTS, strict=True):
+        shares = []
+        for method in METHODS:
+            strangers = values(rows, method, variant, (STRANGER,))
+            each = [values(rows, method, variant, (r,)) for r in relations]
+            shares.append([caught(v, strangers) for v in each])
+        image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        axes.set_xticks(range(len(relations)), relations, rotation=60, ha="right", fontsize=8)
+        axes.set_yticks(range(len(METHODS)), list(METHODS), fontsize=8)
+        axes.set_title(variant, loc="left", fontsize=9)
+        for i, row in enumerate(shares):
+            for j, share in enumerate(row):
+                colour = "black" if share > 0.6 else "white"
+                axes.text(j, i, f"{share:.0%}", ha="center", va="center", color=colour, fontsize=6)
+    figure.colorbar(image, ax=panels, label="caught at 1 % false positives")
+    figure.savefig(out, dpi=160)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("models", type=Path)
+    parser.add_argument("--size", default="64x2/4000", help="width, depth and steps of the bases")
+    parser.add_argument("--parents", type=int, default=4, help="bases with descendants, a family")
+    parser.add_argument("--strangers", type=int, default=100, help="unrelated pairs, a family")
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    models: Path = options.models
+    tokens = load_file(models.parent / "tokens.safetensors")["news"].long()
+    ids = tokens[: ROWS * LENGTH].reshape(ROWS, LENGTH)
+    width, depth = map(int, options.size.split("/")[0].split("x"))
+    for kind in KINDS:
+        for seed in range(options.parents):
+            base = models / f"{kind}-{options.size}/news-{seed}"
+            make_relatives(base, Size(kind, width, depth, 64))
+    todo = list(pairs(models, options.size, options.parents, options.strangers))
+    rows = run(models, todo, ids, models.parent / f"disguise-bench-{width}x{depth}.jsonl")
+    gated = next(pair for pair in todo if pair.kind == "llama")  # every method applies to it
+    memory = peak_memory(models / gated.first, models / gated.second, ids)
+    command = (
+        f"python benchmarks/disguise_bench.py MODELS --size {options.size} "
+        f"--parents {options.parents} --strangers {options.strangers}"
+    )
+    result = table(rows, memory, command)
+    print(json.dumps({k: result[k] for k in ("columns", "rows", "pairs")}, indent=1))
+    if options.table:
+        options.table.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    if options.figure:
+        draw(rows, options.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Calibrated test of common ancestry: how often do trained strangers score as high?
+
+The score of two models does not depend on a disguise of either, so this test holds where the exact
+one (`evidence`) is defeated by permuted units. Its null distribution is not known and was measured:
+``benchmarks/calibration.py`` scores pairs of models that were trained on the same data from other
+seeds. Strangers share features, so their scores are above zero, and depend on family and size.
+
+For each family the location and the logarithm of the spread of the scores are linear in the
+logarithms of width and depth. A p-value is the share of strangers whose standardised score is at
+least as large, ``(1 + number) / (1 + pairs)``; no tail is extrapolated. Outside the calibrated
+sizes the nearest one stands in, and the outcome is labelled as extrapolated. A family without
+strangers of its own gets the largest p-value of all families.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from transformer_nfn.functional.description import Transformer
+
+
+@dataclass(frozen=True)
+class Strangers:
+    """Null distribution of the scores of one family.
+
+    Attributes:
+        width: smallest and largest that was calibrated.
+        depth: likewise.
+        location: of the scores: constant, and slopes in log2 of width and of depth.
+        log_spread: likewise, of the natural logarithm of their spread.
+        residuals: standardised scores of all pairs, in ascending order.
+
+    Example:
+        >>> scores = [((32, 2), 0.1), ((32, 2), 0.2), ((64, 2), 0.0), ((64, 2), 0.1)]
+        >>> strangers = fit_strangers(scores)
+        >>> strangers.width, len(strangers.residuals), strangers.p_value((64, 2), 0.3)
+        ((32, 64), 4, 0.2)
+    """
+
+    width: tuple[int, int]
+    depth: tuple[int, int]
+    location: tuple[float, ...]
+    log_spread: tuple[float, ...]
+    residuals: tuple[float, ...]
+
+    def standardised(self, size: tuple[int, int], score: float) -> float:
+        """A score less the location for its size, over the spread."""
+        (w, d), limits = size, (self.width, self.depth)
+        w, d = (min(max(x, low), high) for x, (low, high) in zip((w, d), limits, strict=True))
+        x = (1.0, math.log2(w), math.log2(d))
+        location, log_spread = (
+            sum(a * b for a, b in zip(c, x, strict=True)) for c in (self.location, self.log_spread)
+        )
+        return (score - location) / math.exp(log_spread)
+
+    def p_value(self, size: tuple[int, int], score: float) -> float:
+        """Share of strangers that score as high, of models with this width and depth."""
+        pairs = len(self.residuals)
+        below = bisect_left(self.residuals, self.standardised(size, score))
+        return (1 + pairs - below) / (1 + pairs)
+
+    def covers(self, size: tuple[int, int]) -> bool:
+        """Whether models of this width and depth were among the strangers."""
+        limits = (self.width, self.depth)
+        return all(low <= x <= high for x, (low, high) in zip(size, limits, strict=True))
+
+
+def fit_strangers(scores: Sequence[tuple[tuple[int, int], float]]) -> Strangers:
+    """Fit the null distribution to scores of strangers, each with the width and depth of its pair.
+
+    A slope that the sizes do not determine is zero.
+    """
+    sizes = np.array([size for size, _ in scores], dtype=float)
+    x = np.column_stack([np.ones(len(sizes)), np.log2(sizes)])
+    y = np.array([score for _, score in scores])
+    location = _least_squares(x, y)
+    errors = np.abs(y - x @ location)
+    # The mean logarithm of an absolute error follows the spread; its constant is common to all.
+    log_spread = _least_squares(x, np.log(np.maximum(errors, 1e-6)))
+    (w, W), (d, D) = ((int(c.min()), int(c.max())) for c in sizes.T)
+    fit = Strangers((w, W), (d, D), tuple(location.tolist()), tuple(log_spread.tolist()), ())
+    residuals = sorted(fit.standardised(size, score) for size, score in scores)
+    return Strangers(**{**asdict(fit), "residuals": tuple(residuals)})
+
+
+def _least_squares(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Least squares with the mean kept and slopes of constant columns zero."""
+    centre = x[:, 1:].mean(0)
+    slopes = np.linalg.lstsq(x[:, 1:] - centre, y - y.mean(), rcond=1e-9)[0]
+    return np.array([y.mean() - centre @ slopes, *slopes])
+
+
+@cache
+def calibrated_families() -> Mapping[str, Strangers]:
+    """The strangers of each family that was calibrated."""
+    text = files(__package__).joinpath("data/strangers.json").read_text(encoding="utf-8")
+    return {
+        name: Strangers(**{key: tuple(values) for key, values in content.items()})
+        for name, content in json.loads(text)["families"].items()
+    }
+
+
+@dataclass(frozen=True)
+class CalibratedTest:
+    """Outcome of the calibrated test on two models, from `calibrated_test`.
+
+    Attributes:
+        p: share of strangers that score as high.
+        pairs: number of strangers.
+        family: whose strangers they are.
+        extrapolated: why the models lie outside what was calibrated; None where they lie inside.
+
+    >>> print(CalibratedTest(0.01, 99, "gpt2", None))
+    calibrated test: p = 0.01, none of 99 pairs of gpt2 strangers trained alike scores as high
+    """
+
+    p: float
+    pairs: int
+    family: str
+    extrapolated: str | None
+
+    def __str__(self) -> str:
+        higher = round(self.p * (1 + self.pairs)) - 1
+        text = (
+            f"calibrated test: p = {self.p:.2g}, {higher or 'none'} of {self.pairs} pairs of "
+            f"{self.family} strangers trained alike score{'' if higher > 1 else 's'} as high"
+        )
+        return text if self.extrapolated is None else f"{text} (extrapolated: {self.extrapolated})"
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as JSON values."""
+        return asdict(self)
+
+
+def calibrated_test(model: Transformer, score: float) -> CalibratedTest:
+    """Compare a score with those of strangers.
+
+    Args:
+        model: description of one of the two models.
+        score: of both, from `relate`.
+    """
+    known = calibrated_families()
+    size = (model.width, sum(len(stack.blocks) for stack in model.stacks))
+    if model.family not in known:
+        p, family = max((known[name].p_value(size, score), name) for name in known)
+        unknown = f"no strangers of family {model.family} were trained"
+        return CalibratedTest(p, len(known[family].residuals), family, unknown)
+    strangers = known[model.family]
+    reason: str | None = None
+    if not strangers.covers(size):
+        (w, W), (d, D) = strangers.width, strangers.depth
+        reason = f"width {size[0]}, depth {size[1]}; calibrated for {w} to {W} and {d} to {D}"
+    p = strangers.p_value(size, score)
+    return CalibratedTest(p, len(strangers.residuals), model.family, reason)

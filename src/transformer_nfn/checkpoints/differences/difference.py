@@ -1,0 +1,291 @@
+"""What was changed on the way from one checkpoint to another.
+
+Blocks of B are matched with those of A by their scores (`relate`). Where the files have one basis,
+tensors are compared as they are stored; else B is aligned to A first, and compared in the reduced
+form, in which gains and biases of norms stand in the matrices that read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.checkpoints.differences.bases import Matched
+from transformer_nfn.checkpoints.differences.change import REPLACED, Change, spectrum
+from transformer_nfn.checkpoints.differences.grids import Grid, find_grid
+from transformer_nfn.checkpoints.differences.matching import (
+    AlignedBlock,
+    columns,
+    match_units,
+    stored_pair,
+)
+from transformer_nfn.checkpoints.differences.result import Difference, Merge
+from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.proof.checks import Tolerance
+from transformer_nfn.checkpoints.proof.ends import ADDED, refine_stream
+from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
+from transformer_nfn.checkpoints.relations import RELATED, Relation, relate
+from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
+from transformer_nfn.checkpoints.stream import fit_stream, refine_stream
+from transformer_nfn.checkpoints.symmetries import StreamMap
+from transformer_nfn.errors import SpaceError
+
+ALIKE = 0.7
+"""Relative change up to which a tensor stands where the other model has it: half of the way to two
+unrelated tensors (1.41)."""
+IN_PLACE = 0.75
+"""Share of the matrices that have to stand where A has them for the files to have one basis."""
+SAME_BLOCK = 0.98
+"""Share of the best score from which on a block counts as the one in the same place."""
+ZERO = 1e-6
+"""Size of a head or neuron, relative to the median, up to which it is zero."""
+UNITS = ("W_V", "W_O", "cross.W_V", "cross.W_O", "W_A", "W_G", "W_B")
+"""Tensors whose heads or neurons may be zero."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One tensor of both models: the block of A, the block of B (empty outside blocks)."""
+
+    first: str
+    second: str
+    matched: Matched
+
+
+def diff(A: Model, B: Model, C: Model | None = None) -> Difference:
+    """Find what was changed on the way from A to B, whatever disguise B wears.
+
+    Args:
+        A: the model to compare with, from `open_model`.
+        B: the other, of the same width.
+        C: a third model; B is also explained as a mixture of A and C.
+
+    Example:
+        >>> from transformer_nfn.checkpoints import open_model
+        >>> from transformer_nfn.testing import write_example_checkpoint
+        >>> a, b = (write_example_checkpoint(f"model-{seed}", seed) for seed in (0, 1))
+        >>> with open_model(a) as A, open_model(b) as B:
+        ...     diff(A, B).relation.verdict, diff(A, A).relation.verdict
+        ('unrelated', 'same')
+    """
+    pair = _Alignment.of(A, B)
+    if pair is None:
+        return Difference(relate(A, B, prove=False))
+    third = None if C is None else _third(A, C)
+    if third is not None:
+        aligned = pair.aligned or third.aligned
+        pair, third = replace(pair, aligned=aligned), replace(third, aligned=aligned)
+    allowed = Tolerance.of(A.dtype, B.dtype).same
+    return Difference(
+        pair.relation,
+        aligned=pair.aligned,
+        changes=tuple(_change(p, A, B, allowed) for p in pair.tensors()),
+        sources=pair.sources,
+        rows=_rows(A, B),
+        only_one=_only_one(A, B),
+        merge=None if third is None else _merge(pair, third),
+    )
+
+
+def _third(A: Model, C: Model) -> _Alignment:
+    third = _Alignment.of(A, C)
+    if third is None or any(a != c for c, a in third.sources.items()):
+        relation = relate(A, C, prove=False)
+        raise SpaceError(
+            f"'{C.where}' cannot be a part of a mixture with '{A.where}': expected a related model "
+            f"of other weights with the same blocks, found {relation.verdict} ({relation.reason})"
+        )
+    return third
+
+
+@dataclass(frozen=True)
+class _Alignment:
+    """Two related models, and how their tensors are brought into one basis."""
+
+    A: Model
+    B: Model
+    relation: Relation
+    sources: dict[str, str | None]
+    aligned: bool
+
+    @staticmethod
+    def of(A: Model, B: Model) -> _Alignment | None:
+        """None where the models are the same or unrelated."""
+        relation = relate(A, B, prove=False)
+        sources = {} if relation.matrix is None else _sources(relation, relation.matrix)
+        pairs = [(a, b) for b, a in sources.items() if a is not None]
+        if not pairs:
+            return None
+        return _Alignment(A, B, relation, sources, not _in_place(A, B, pairs))
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Blocks of A with the blocks of B that come from them."""
+        return [(a, b) for b, a in self.sources.items() if a is not None]
+
+    def tensors(self) -> Iterator[_Pair]:
+        """Every tensor that both models have, in one basis."""
+        return self._aligned() if self.aligned else self._stored()
+
+    def _stored(self) -> Iterator[_Pair]:
+        """As the files have them."""
+        A, B = self.A, self.B
+        inside = tuple(f"{block}." for m in (A, B) for block in Reduced(m).blocks)
+        for name in A.names:
+            if name in B.names and not name.startswith((*inside, "kept.")):
+                yield _Pair("", "", stored_pair(name, name, A, B, name))
+        for a, b in self.pairs:
+            for name in A.names:
+                short = name.removeprefix(f"{a}.")
+                if short != name and f"{b}.{short}" in B.names:
+                    yield _Pair(a, b, stored_pair(name, short, A, B, f"{b}.{short}"))
+
+    def _aligned(self) -> Iterator[_Pair]:
+        """In the reduced form, with B aligned to A."""
+        a, b = reduce_pair(self.A, self.B)
+        stream = fit_stream(b, a, hold_out=False, only=self.relation.fitted).map
+        if a.blocks == b.blocks:
+            stream = refine_stream(b, a, stream)
+        allowed = Tolerance.of(self.A.dtype, self.B.dtype).same
+        for matched in _tables(a, b, stream):
+            yield _Pair("", "", matched)
+        drawn = draw_probes(b.description.width, centred=b.centred, dtype=torch.float64)
+        moved = Probes(stream(drawn.into), stream(drawn.out))
+        for first, second in self.pairs:
+            x, y = a.block(first), b.block(second)
+            units = match_units(x, y, (sketch_block(x, moved), sketch_block(y, drawn)))
+            for matched in AlignedBlock(x, y, stream, units, allowed):
+                yield _Pair(first, second, matched)
+
+
+def _sources(relation: Relation, matrix: Tensor) -> dict[str, str | None]:
+    """Block of A that each block of B comes from."""
+    out: dict[str, str | None] = {}
+    for name, scores in zip(relation.columns, matrix.mT, strict=True):
+        best = int(scores.argmax())
+        if name in relation.rows:  # equal blocks of A: the one in the same place
+            own = relation.rows.index(name)
+            best = own if scores[own] >= SAME_BLOCK * scores[best] else best
+        out[name] = relation.rows[best] if scores[best] >= RELATED else None
+    return out
+
+
+def _in_place(A: Model, B: Model, pairs: Sequence[tuple[str, str]]) -> bool:
+    """Whether most matrices of two models stand in one basis in their files."""
+    alike = []
+    for a, b in pairs:
+        for tensor in ("W_Q", "W_V", "W_A", "W_B"):
+            x, y = A[f"{a}.{tensor}"], B[f"{b}.{tensor}"]
+            if x.shape != y.shape:
+                return False
+            x, y = x.float(), y.float()
+            alike.append(float((y - x).norm()) <= ALIKE * float(x.norm()))
+    return sum(alike) >= IN_PLACE * len(alike)
+
+
+def _rows(A: Model, B: Model) -> dict[str, tuple[int, int]]:
+    """Numbers of tokens, positions and outputs, where they differ."""
+    a, b = Reduced(A), Reduced(B)
+    common = [n for n in a.table_names() if n in b.table_names()]
+    sizes = {n: (a.table_rows(n), b.table_rows(n)) for n in common}
+    return {n: pair for n, pair in sizes.items() if pair[0] != pair[1]}
+
+
+def _only_one(A: Model, B: Model) -> dict[str, str]:
+    """Tables that only one of the two has."""
+    a, b = (Reduced(m).table_names() for m in (A, B))
+    return {n: "A" for n in a if n not in b} | {n: "B" for n in b if n not in a}
+
+
+def _tables(a: Reduced, b: Reduced, stream: StreamMap) -> Iterator[Matched]:
+    """Embeddings, positions and outputs, on the rows that both have."""
+    common = [n for n in a.table_names() if n in b.table_names()]
+    moved: dict[str, Matched] = {}
+    for name in common:
+        (x,), (y,) = a.tables((name,)), b.tables((name,))
+        count = min(len(x), len(y))
+        own, other = x.rows(0, count), y.rows(0, count)
+        noise = (own.error + other.error).reshape(-1, 1, 1) / own.value.shape[1]
+        values = own.value.unsqueeze(-1), stream(other.value).unsqueeze(-1)
+        moved[name] = Matched(name, *values, noise)
+    # A vector may have been moved from one table to another that is added to it.
+    added = [n for n in ADDED if n in moved]
+    for name in added[:-1]:
+        shift = (moved[name].a - moved[name].b).median(0).values  # whatever some rows did
+        for n, sign in ((name, 1), (added[-1], -1)):
+            moved[n] = replace(moved[n], b=moved[n].b + sign * shift)
+    return iter(moved.values())
+
+
+def _change(pair: _Pair, A: Model, B: Model, allowed: float) -> Change:
+    """Measure the change of one tensor."""
+    matched = pair.matched
+    relative, rounding = matched.relative, matched.rounding
+    make = partial(Change, pair.first, pair.second, matched.name, relative, rounding)
+    if matched.is_vector:
+        same = relative <= 2 * allowed * rounding
+        return make("unchanged" if same else "replaced" if relative > REPLACED else "dense")
+    grids = [_grid(m, at, matched.name) for m, at in ((A, pair.first), (B, pair.second))]
+    grid = None if grids[1] is None else str(grids[1])
+    for found in grids:
+        if found is not None:  # rounding to the grid is noise like any other
+            uniform = torch.eye(matched.noise.shape[-1], dtype=torch.float64) * found.step**2 / 12
+            matched = replace(matched, noise=matched.noise + uniform)
+    units = _zero_units(matched)
+    zero = (matched.b == 0) & (matched.a != 0)
+    if grid is not None:  # which has a zero
+        zero[:] = False
+    zero[list(units)] = True
+    zeros = float(zero.double().mean())
+    make = partial(make, zeros=zeros, zero_units=units, grid=grid)
+    kept = replace(matched, b=torch.where(zero, matched.a, matched.b)) if zeros else matched
+    values = spectrum(kept.white(), allowed)
+    if values.rank == 0:
+        return make("pruned") if zeros else make("unchanged", 0)
+    if relative > REPLACED:
+        return make("replaced")
+    if values.dense:
+        return make("dense", values.rank, values.standing_out)
+    return make("low rank", values.rank)
+
+
+def _grid(model: Model, block: str, tensor: str) -> Grid | None:
+    """The quantisation grid of a tensor as the file has it."""
+    name = f"{block}.{tensor}" if block else tensor
+    if name not in model.names:
+        return None
+    W = columns(name, model[name])
+    inputs = W.movedim(0, 1).reshape(W.shape[1], -1)  # of the stream
+    return find_grid(inputs.mT if tensor in ("W_O", "cross.W_O", "W_B") else inputs)
+
+
+def _zero_units(matched: Matched) -> tuple[int, ...]:
+    """Heads or neurons that are zero in B and not in A."""
+    if matched.name not in UNITS:
+        return ()
+    sizes = [w.square().sum((-2, -1)).sqrt() for w in (matched.a, matched.b)]
+    dead = [size <= ZERO * size.median() for size in sizes]
+    return tuple((dead[1] & ~dead[0]).nonzero().flatten().tolist())
+
+
+def _merge(pair: _Alignment, third: _Alignment) -> Merge:
+    """The share of C in B, by least squares over all tensors that all three have."""
+    sums: dict[str, Tensor] = {}
+    found = {(p.first, p.matched.name): p.matched for p in third.tensors()}
+    for p in pair.tensors():
+        other = found.get((p.first, p.matched.name))
+        if other is None or other.a.shape != p.matched.a.shape:
+            continue
+        size = p.matched.a.square().sum().clamp_min(1e-300)
+        x, y = p.matched.b - p.matched.a, other.b - other.a
+        products = torch.stack([(x * y).sum(), y.square().sum(), x.square().sum()]) / size
+        sums[p.first] = sums.get(p.first, torch.zeros(3)) + products
+    inner, C, B = torch.stack(list(sums.values())).sum(0).tolist()
+    share = inner / max(C, 1e-300)
+    left = max(B - 2 * share * inner + share**2 * C, 0.0)
+    blocks = {n: float(s[0] / s[1].clamp_min(1e-300)) for n, s in sums.items() if n}
+    return Merge(share, blocks, (left / max(B, 1e-300)) ** 0.5)

@@ -1,0 +1,93 @@
+"""The command `diff`: what was changed from one checkpoint to another."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from transformer_nfn.cli.console import echo_json
+from transformer_nfn.cli.options import (
+    ArchitectureOption,
+    FamilyOption,
+    JsonOption,
+    NetworkArgument,
+    SetOption,
+    open_options,
+)
+from transformer_nfn.errors import SpaceError
+
+if TYPE_CHECKING:
+    from transformer_nfn.checkpoints.families import Model, OpenOptions
+
+
+def diff_command(
+    first: NetworkArgument,
+    second: NetworkArgument,
+    third: Annotated[
+        str | None,
+        typer.Option("--with", metavar="C", help="Explain B as a mixture of A and this model."),
+    ] = None,
+    architecture: ArchitectureOption = None,
+    family: FamilyOption = None,
+    settings: SetOption = None,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw changes by block and tensor here.")
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", help="Write a self-contained HTML page about the changes here."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain what was changed from checkpoint A to B.
+
+    B is aligned to A if it is disguised. Then every tensor has a relative change and its rank:
+    merged adapters are of low rank, fine-tunes dense. Also reported are dropped, duplicated and
+    re-ordered blocks, added tokens, replaced outputs, pruned units, quantisation grids and, with
+    a third model, the shares of a merge.
+
+    [bold]Examples[/bold]
+
+      tnfn diff base/ finetuned/
+
+      tnfn diff base/ merged/ --with other/ --figure changes.png
+
+      tnfn diff base/ suspect/ --json
+    """
+    from transformer_nfn.checkpoints.differences import diff, draw_difference
+    from transformer_nfn.report.difference_page import write_difference_page
+
+    options = open_options(architecture, family, settings)
+    with ExitStack() as stack:
+        A, B = (stack.enter_context(_open(name, options)) for name in (first, second))
+        C = None if third is None else stack.enter_context(_open(third, options))
+        difference = diff(A, B, C)
+    if figure is not None:
+        draw_difference(difference, figure)
+    if page is not None:
+        write_difference_page(difference, page, (first, second))
+    if as_json:
+        echo_json(difference.as_json())
+    else:
+        typer.echo(str(difference))
+
+
+def _open(name: str, options: OpenOptions) -> Model:
+    from transformer_nfn.networks import resolve_network
+
+    network = resolve_network(name)
+    model = network.open_model(options)
+    if model is None:
+        network.check_readable()
+        raise SpaceError(
+            f"'{name}' is a network of a weight space: expected a checkpoint of a transformer"
+        )
+    return model
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the root."""
+    app.command("diff")(diff_command)

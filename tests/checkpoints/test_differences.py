@@ -1,0 +1,191 @@
+"""What was changed between two checkpoints is found, with and without a disguise."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from memory_model import MemoryModel, disguised, noisy
+
+from tiny_families import TINY
+from transformer_nfn.checkpoints import diff
+from transformer_nfn.checkpoints.differences import Difference, draw_difference
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.report.difference_page import write_difference_page
+
+
+def adapted(model: MemoryModel, rank: int, *names: str, share: float = 0.1) -> MemoryModel:
+    """The model with an adapter of a rank merged into matrices ``[in, out]``."""
+    generator = torch.Generator().manual_seed(rank)
+    tensors = {}
+    for name in names:
+        w = model.tensors[name]
+        # Heads side by side, as the matrices of files have them.
+        flat = w.flatten(0, 1) if name.endswith("W_O") else w if w.ndim == 2 else w.movedim(0, 1)
+        shape = flat.flatten(1).shape
+        left, right = (
+            torch.randn(*s, generator=generator, dtype=torch.float64)
+            for s in ((shape[0], rank), (rank, shape[1]))
+        )
+        update = left @ right
+        update = (share * w.double().norm() / update.norm() * update).reshape(flat.shape)
+        if not name.endswith("W_O") and w.ndim == 3:
+            update = update.movedim(1, 0)
+        tensors[name] = (w.double() + update.reshape(w.shape)).to(w.dtype)
+    return model.changed(**tensors)
+
+
+def ranks(difference: Difference) -> dict[str, int | None]:
+    """Everything that changed, with its rank."""
+    return {c.name: c.rank for c in difference.changes if c.kind != "unchanged"}
+
+
+def reordered(model: MemoryModel, order: list[int]) -> MemoryModel:
+    """The model with the blocks of an order."""
+    (stack,) = model.description.stacks
+    inside = tuple(f"{i}." for i in range(len(stack.blocks)))
+    tensors = {n: w for n, w in model.tensors.items() if not n.startswith(inside)}
+    for new, old in enumerate(order):
+        for name, w in model.tensors.items():
+            if name.startswith(f"{old}."):
+                tensors[f"{new}.{name.removeprefix(f'{old}.')}"] = w
+    cut = replace(stack, blocks=tuple(stack.blocks[i] for i in order))
+    return MemoryModel(replace(model.description, stacks=(cut,)), tensors)
+
+
+QUICK = ("gpt2", "llama", "bert", "qwen3", "t5-v1.1")
+
+
+@pytest.mark.parametrize(
+    "family", [f if f in QUICK else pytest.param(f, marks=pytest.mark.nightly) for f in TINY]
+)
+def test_an_adapter_is_found_in_every_family(tiny, family):
+    A = tiny(family)
+    block = f"{A.description.stacks[-1].prefix}1"
+    targets = {f"{block}.W_Q": 2, f"{block}.W_B": 2}
+    B = adapted(A, 2, *targets)
+    for other in (B, disguised(B, 3)):
+        found = diff(A, other)
+        assert ranks(found) == targets, str(found)
+        assert found.aligned == (other is not B)
+    assert f"Change of rank 2 on q, down of block {block}." in found.summary()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adapters_on_both_sides_of_a_basis_are_told_from_the_basis(tiny, dtype):
+    A = tiny("gpt2-untied", dtype)
+    targets = [f"1.W_{part}" for part in "QKVO"]
+    found = diff(A, disguised(adapted(A, 3, *targets, share=0.2), 1))
+    assert ranks(found) == dict.fromkeys(targets, 3), str(found)
+
+
+def test_a_disguise_has_no_changes(tiny):
+    A = tiny("llama")
+    found = diff(A, disguised(A, 1))
+    assert ranks(found) == {}
+    assert found.summary()[-1].startswith("No tensor")
+
+
+def test_a_fine_tune_is_dense(tiny):
+    A = tiny("llama")
+    found = diff(A, noisy(A, 0.02))
+    assert not found.aligned
+    assert {c.kind for c in found.changes} == {"dense"}
+    matrices = [c.relative for c in found.changes if c.block and c.rank is not None]
+    assert max(matrices) == pytest.approx(0.02, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        ([0, 2], "Block 1 of A is not in B."),
+        ([0, 1, 1, 2], "Block 1 of A is in B 2 times, as 1, 2."),
+        ([1, 0, 2], "Blocks are in another order: B has 1, 0, 2 of A."),
+    ],
+)
+def test_blocks_that_were_moved(tiny, order, sentence):
+    A = tiny("llama")
+    B = reordered(noisy(A, 0.01), order)
+    for other in (B, disguised(B, 2)):
+        assert sentence in diff(A, other).summary()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2-untied"])
+def test_shares_of_a_merge(tiny, family):
+    A = tiny(family)
+    C = noisy(A, 0.05, seed=1)
+    B = A.changed(**{n: torch.lerp(w, C.tensors[n], 0.3) for n, w in A.tensors.items()})
+    for other in (B, disguised(B, 2)):
+        merge = diff(A, other, C).merge
+        assert merge is not None
+        assert merge.share == pytest.approx(0.3, abs=0.02)
+        assert set(merge.blocks) == {"0", "1", "2"}
+    assert diff(A, B, C).merge.left < 1e-3
+
+
+def test_a_stranger_is_no_part_of_a_merge(tiny):
+    A = tiny("llama")
+    with pytest.raises(SpaceError, match="cannot be a part of a mixture"):
+        diff(A, noisy(A, 0.05), tiny("llama", seed=1))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2-untied"])
+def test_added_tokens_and_a_new_output_matrix(tiny, family):
+    A = tiny(family)
+    more = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    token, head = (A.tensors[n] for n in ("token", "head"))
+    grown = {"token": torch.cat([token, more]), "head": torch.cat([head, more.mT], 1)}
+    B = MemoryModel(replace(A.description, vocab=len(token) + 3), {**A.tensors, **grown})
+    for other in (B, disguised(B, 2)):
+        found = diff(A, other)
+        assert ranks(found) == {}, str(found)
+        assert found.rows == {"token": (61, 64), "head": (61, 64)}
+    new = torch.randn(head.shape, generator=torch.Generator().manual_seed(1)) * head.std()
+    for other in (A.changed(head=new), disguised(A.changed(head=new), 2)):
+        assert "Replaced: output matrix." in diff(A, other).summary()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2-untied"])
+def test_zeroed_units_are_named_by_their_place_in_A(tiny, family):
+    A = tiny(family)
+    W_B, W_O = A.tensors["1.W_B"].clone(), A.tensors["2.W_O"].clone()
+    W_B[[3, 7]] = 0
+    W_O[2] = 0
+    B = A.changed(**{"1.W_B": W_B, "2.W_O": W_O})
+    for other in (B, disguised(B, 2)):
+        found = diff(A, other)
+        zero = {c.name: c.zero_units for c in found.changes if c.kind == "pruned"}
+        assert zero == {"1.W_B": (3, 7), "2.W_O": (2,)}, str(found)
+        assert "2 neurons of block 1 are zero in B: 3, 7." in found.summary()
+
+
+def test_a_quantisation_grid_is_named_and_explains_the_change(tiny):
+    A = tiny("llama")
+    W = A.tensors["1.W_A"]
+    step = W.abs().amax(0) / 7
+    found = diff(A, A.changed(**{"1.W_A": (W / step).round() * step}))
+    (change,) = [c for c in found.changes if c.grid]
+    assert (change.name, change.kind) == ("1.W_A", "unchanged")
+    assert "B's numbers lie on a grid (4 bits, groups of 32): up of block 1." in found.summary()
+
+
+def test_everything_is_in_the_json_the_figure_and_the_page(tiny, tmp_path):
+    A = tiny("llama")
+    found = diff(A, adapted(A, 2, "1.W_Q"))
+    stored = json.loads(json.dumps(found.as_json()))
+    (changed,) = [t for t in stored["tensors"] if t["kind"] == "low rank"]
+    assert (changed["block"], changed["tensor"], changed["rank"]) == ("1", "W_Q", 2)
+    assert changed["relative_change"] == pytest.approx(0.1, rel=0.01)
+    assert draw_difference(found, tmp_path / "changes.png").stat().st_size > 1000
+    write_difference_page(found, tmp_path / "page.html", ("base", "<tuned>"))
+    page = (tmp_path / "page.html").read_text()
+    assert "Change of rank 2 on q of block 1." in page
+    assert "&lt;tuned&gt;" in page
+    assert "<svg" in page
+
+
+def test_strangers_have_no_changes_to_list(tiny):
+    found = diff(tiny("llama"), tiny("llama", seed=1))
+    assert found.summary()[0].startswith("A and B are unrelated")
+    with pytest.raises(SpaceError, match="no changes to draw"):
+        draw_difference(found, "never.png")

@@ -1,0 +1,47 @@
+"""`tnfn diff` on checkpoints, and on what is none."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tnfn_command import tnfn
+from transformer_nfn.testing import write_example_checkpoint
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """A checkpoint, and a copy with an adapter of rank one in a value matrix."""
+    folders = [write_example_checkpoint(tmp_path / name) for name in "ab"]
+    file = folders[1] / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.1.self_attn.v_proj.weight"] += 0.1 * torch.ones(8, 8)
+    save_file(weights, file)
+    return folders[0], folders[1]
+
+
+def test_a_change_is_explained_drawn_and_written(pair, tmp_path):
+    a, b = pair
+    figure, page = tmp_path / "changes.svg", tmp_path / "changes.html"
+    done = tnfn("diff", a, b, "--figure", figure, "--page", page)
+    assert done.returncode == 0, done.stderr
+    assert "Change of rank 1 on v of block 1." in done.stdout
+    assert figure.is_file()
+    assert page.is_file()
+    stored = json.loads(tnfn("diff", a, b, "--json").stdout)
+    assert [t["tensor"] for t in stored["tensors"] if t["kind"] != "unchanged"] == ["W_V"]
+
+
+def test_a_copy_is_the_same(pair):
+    done = tnfn("diff", pair[0], pair[0])
+    assert done.stdout == "A and B are the same: both hold the same bytes.\n"
+
+
+def test_a_network_of_a_weight_space_is_no_checkpoint(pair, tmp_path):
+    net = tmp_path / "net.safetensors"
+    assert tnfn("sample", "attention_block:8,2,3,4,10", "--out", net).returncode == 0
+    done = tnfn("diff", pair[0], net)
+    assert done.returncode == 2
+    assert "expected a checkpoint of a transformer" in done.stderr
