@@ -26,7 +26,7 @@ from transformer_nfn.checkpoints.differences.matching import (
 from transformer_nfn.checkpoints.differences.result import Difference, Merge
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import Tolerance
-from transformer_nfn.checkpoints.proof.ends import ADDED, refine_stream
+from transformer_nfn.checkpoints.proof.ends import ADDED
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.relations import RELATED, Relation, relate
 from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
