@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tiny_families import TINY, Network, network
+from tiny_families import TINY, ZOO, Network, network
 from transformer_nfn.checkpoints.symmetries import (
     SYMMETRIES,
     BranchConstant,
@@ -40,9 +40,9 @@ pytest.importorskip("transformers")
 
 Weights = dict[str, Tensor]
 HOLDS, BREAKS, STEP = 1e-9, 1e-4, 1e-5
-QUICK = ("gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5")
+QUICK = (ZOO, "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5")
 """Between them these have every symmetry."""
-FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TINY]
+FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in (*TINY, ZOO)]
 LOOSE = ("readers + γ⁻¹vᵀ", "writers + u1ᵀ", "key bias shifted", "position bias shifted")
 """Each tensor of these is moved on its own (with the bias that takes it back)."""
 
@@ -77,7 +77,7 @@ def distance(a: Weights, b: Weights) -> float:
     return max(float((a[n] - b[n]).abs().max() / b[n].abs().max().clamp_min(1e-9)) for n in b)
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", [*TINY, ZOO])
 def test_an_action_leaves_the_function_unchanged(family: str) -> None:
     for symmetry in SYMMETRIES:
         weights, how = all_tensors(family), drawing()
@@ -275,6 +275,9 @@ CONTROLS: dict[str, tuple[tuple[str, ...], Callable[[Network], Weights]]] = {
     ),
     "rotation that moves the mean": (
         ("gpt2-untied", "neox"), lambda n: at(StreamBasis(), n, any_rotation(n)),
+    ),
+    "rotation of the stream to which positions are added": (
+        (ZOO,), lambda n: turned(n, any_rotation(n), but="1."),
     ),
     "rotation of a tied stream": (("llama-tied", "gemma2"), lambda n: turned(n, any_rotation(n))),
     "rotation of a stream that a norm begins": (

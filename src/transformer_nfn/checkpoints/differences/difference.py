@@ -72,6 +72,11 @@ def diff(A: Model, B: Model, C: Model | None = None) -> Difference:
         ...     diff(A, B).relation.verdict, diff(A, A).relation.verdict
         ('unrelated', 'same')
     """
+    if "chain" in A.description.orders:
+        raise SpaceError(
+            f"'{A.where}' has no residuals, so that nothing fixes the bases of two different "
+            "networks: expected a family with residuals; tnfn compare and tnfn align take it"
+        )
     pair = _Alignment.of(A, B)
     if pair is None:
         return Difference(relate(A, B, prove=False))
