@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import gguf
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -77,6 +78,7 @@ def write_gguf(
     *,
     permute: bool = True,
     extra: dict[str, Tensor] | None = None,
+    raw: dict[str, tuple[str, np.ndarray]] | None = None,
 ) -> Path:
     """Convert a hub folder.
 
@@ -86,6 +88,7 @@ def write_gguf(
         kind: type of matrices whose rows are whole blocks; other tensors are float32.
         permute: reorder the queries and keys of Llama, which its rotary positions need.
         extra: further tensors.
+        raw: tensors whose type and bytes are given.
     """
     config = json.loads((folder / "config.json").read_text())
     model_type = config["model_type"]
@@ -94,6 +97,10 @@ def write_gguf(
     for key, stored in load_file(folder / "model.safetensors").items():
         name = _renamed(key.removeprefix("bert."), NAMES[model_type])
         if name is None:
+            continue
+        if name in (raw or {}):
+            type_ = gguf.GGMLQuantizationType[raw[name][0]]
+            writer.add_tensor(name, raw[name][1], raw_dtype=type_)
             continue
         w = _changed(model_type, name, stored.float(), config, permute).contiguous().numpy()
         type_ = gguf.GGMLQuantizationType[kind]

@@ -33,8 +33,3 @@ def test_every_command_has_a_page(tool: ModuleType) -> None:
             if parameter.param_type_name == "option":
                 assert f"`{parameter.opts[0]}`" in text
         assert f"]({'-'.join(name)}.md)" in pages["commands/index.md"]
-
-
-def test_the_documentation_is_built_with_them() -> None:
-    text = (TOOL.parents[1] / "mkdocs.yml").read_text(encoding="utf-8")
-    assert "hooks: [tools/command_pages.py]" in text

@@ -42,9 +42,3 @@ def test_every_example_has_a_small_picture_on_the_page():
         data = (ROOT / "docs" / picture).read_bytes()
         assert data.startswith(PNG)
         assert len(data) < 80_000
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_example_is_short(name):
-    lines = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 32

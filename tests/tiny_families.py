@@ -4,11 +4,9 @@ Weights are drawn so that nothing is trivial: gains differ from one, biases from
 far from uniform.
 """
 
-from __future__ import annotations
-
 import functools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,6 +98,13 @@ TINY: dict[str, Tiny] = {
         "tie_word_embeddings": True, "attn_logit_softcapping": 4.0,
         "final_logit_softcapping": 30.0,
     }),
+    "mixtral": Tiny("MixtralForCausalLM", "MixtralConfig", {
+        **_LLAMA, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32,
+    }),
+    "qwen3-moe": Tiny("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {
+        **_LLAMA, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40, "num_hidden_layers": 2,
+    }),
     "phi3": Tiny("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "sliding_window": 4}),
     "phi": Tiny("PhiForCausalLM", "PhiConfig", {
         **_NEOX, "num_key_value_heads": 4, "partial_rotary_factor": 0.5,
@@ -114,10 +119,20 @@ TINY: dict[str, Tiny] = {
         **_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
     }, "pairs"),
 }  # fmt: skip
+QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5", "mixtral")
+"""Between them these have every symmetry."""
 HEADS: dict[str, Tiny] = {
     "bert-class": Tiny("BertForSequenceClassification", "BertConfig", {**_BERT, "num_labels": 5}),
 }
 """Models with a head behind their pooler, which the reference forward stops at."""
+
+
+def nightly_but_quick(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test; all but those of `QUICK` run in `make nightly`."""
+    return [pytest.param(n, marks=() if n in QUICK else pytest.mark.nightly) for n in names]
+
+
+every_family = pytest.mark.parametrize("family", nightly_but_quick(TINY))
 
 
 def build(
@@ -135,6 +150,7 @@ def build(
     tiny = (TINY | HEADS)[name]
     config = getattr(transformers, tiny.config)(**tiny.options)
     config._attn_implementation = "eager"
+    config._experts_implementation = "eager"  # the others know no float64
     pytest.importorskip("safetensors.torch")  # its table of dtypes must not see the patch
     kind = getattr(transformers, tiny.model)
     with no_casts():
@@ -267,3 +283,19 @@ def network(name: str) -> Network:
             save(build(name), Path(folder))
         with open_model(folder) as model:
             return Network(name, model.description, model.read(model.names, torch.float64))
+
+
+def encoder(*, norm_first: bool, final: bool, activation: str) -> nn.TransformerEncoder:
+    """PyTorch's own encoder in float64 with random weights, none of them trivial."""
+    layer = nn.TransformerEncoderLayer(
+        24, 4, 40, activation=activation, batch_first=True, norm_first=norm_first
+    )
+    norm = nn.LayerNorm(24) if final else None
+    module = nn.TransformerEncoder(layer, 3, norm, enable_nested_tensor=False).double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            p.copy_(0.3 * _noise(p.shape, generator))
+            if "norm" in name and name.endswith("weight"):
+                p.add_(1)
+    return module.eval()

@@ -1,15 +1,16 @@
 """The command as the console script runs it, in this process."""
 
 import io
+import json
 from contextlib import redirect_stderr, redirect_stdout
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from transformer_nfn.cli import main
 
 
 class Done(NamedTuple):
-    """How a command ended, what it said, and what it complained of."""
+    """How a command ended, what it printed, and its errors."""
 
     returncode: int
     stdout: str
@@ -24,3 +25,27 @@ def tnfn(*words: object) -> Done:
         except SystemExit as stop:
             code = int(stop.code or 0)
     return Done(code, out.getvalue(), err.getvalue())
+
+
+def printed(*words: object, code: int = 0) -> str:
+    """The output of a command that ends with ``code``."""
+    done = tnfn(*words)
+    assert done.returncode == code, f"{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def as_json(*words: object, code: int = 0) -> Any:
+    """The JSON of a command that ends with ``code``; NaN and infinities are not JSON."""
+    return json.loads(printed(*words, "--json", code=code), parse_constant=_not_json)
+
+
+def _not_json(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def assert_refused(message: str, *words: object) -> None:
+    """A command prints nothing but one sentence that holds ``message``, and ends with 2."""
+    done = tnfn(*words)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr

@@ -32,6 +32,7 @@ from transformer_nfn.errors import (
     TransformerNFNError,
 )
 from transformer_nfn.functional.zoo_network import NAME, block_in_network
+from transformer_nfn.io.adapter import is_adapter
 from transformer_nfn.io.assets import NAME as ASSET_NAME
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.checkpoint import Checkpoint, check_no_nan, check_plain
@@ -112,6 +113,8 @@ class Network:
         if not chosen:
             if not os.path.exists(self.name):
                 return None
+            if is_adapter(self.name):
+                return open_model(self.name, options)
             with Checkpoint.open(self.name) as opened:
                 checkpoint = opened.unwrapped()
                 sizes = zoo_sizes(checkpoint)

@@ -1,7 +1,5 @@
 """Tiny checkpoints of every family in memory, made once for each test process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """A checkpoint of a real family in memory: what `open_model` gives, without a file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -28,14 +26,14 @@ class MemoryModel:
     def read(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         return {n: self.tensors[n].clone().to(dtype or self.tensors[n].dtype) for n in names}
 
-    def to(self, dtype: torch.dtype) -> MemoryModel:
+    def to(self, dtype: torch.dtype) -> "MemoryModel":
         return MemoryModel(self.description, {n: w.to(dtype) for n, w in self.tensors.items()})
 
-    def changed(self, **tensors: Tensor) -> MemoryModel:
+    def changed(self, **tensors: Tensor) -> "MemoryModel":
         return MemoryModel(self.description, {**self.tensors, **tensors})
 
     @staticmethod
-    def of(model) -> MemoryModel:
+    def of(model) -> "MemoryModel":
         return MemoryModel(model.description, model.read(model.names))
 
 

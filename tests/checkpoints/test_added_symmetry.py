@@ -1,7 +1,5 @@
 """The symmetry of docs/add-a-symmetry.md: every driver treats it like the others."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterator

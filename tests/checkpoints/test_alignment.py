@@ -1,8 +1,5 @@
 """An aligned network computes what it did and lies nearer; a disguise is undone up to rounding."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +13,6 @@ from transformer_nfn.checkpoints import align
 from transformer_nfn.checkpoints.alignment import Aligned
 from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import open_model
-from transformer_nfn.errors import SpaceError
-
-QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5", "opt post")
-"""These have all symmetries between them."""
-
-
-def families(names: Iterable[str]) -> list[Any]:
-    """Parameters; all but the quick ones are nightly."""
-    return [pytest.param(n, marks=() if n in QUICK else pytest.mark.nightly) for n in names]
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -40,9 +28,9 @@ def undone(model: Any, folder: Path, **how: Any) -> Aligned:
             return align(A, B, folder / "out")
 
 
-@pytest.mark.parametrize("name", families(tiny_families.TINY))
-def test_a_disguise_is_undone(name: str, tmp_path: Path) -> None:
-    done = undone(tiny_families.build(name), tmp_path, condition=1e3, keep_tie=True)
+@tiny_families.every_family
+def test_a_disguise_is_undone(family: str, tmp_path: Path) -> None:
+    done = undone(tiny_families.build(family), tmp_path, condition=1e3, keep_tie=True)
     assert done.before > 1
     assert {part: away for part, (_, away) in done.parts.items() if away > 1e-9} == {}
     assert done.difference is not None
@@ -50,7 +38,10 @@ def test_a_disguise_is_undone(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", families(n for n, tiny in tiny_families.TINY.items() if tiny.inputs != "pixels")
+    "name",
+    tiny_families.nightly_but_quick(
+        n for n, tiny in tiny_families.TINY.items() if tiny.inputs != "pixels"
+    ),
 )
 def test_a_disguise_is_undone_where_tokens_leave_the_stream_open(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -63,7 +54,11 @@ def test_a_disguise_is_undone_where_tokens_leave_the_stream_open(
 
 
 @pytest.mark.parametrize(
-    "case", families(["vit", "qwen3", "opt post", "gpt_neox serial", "bert tokens"])
+    "case",
+    [
+        "opt post",
+        *tiny_families.nightly_but_quick(["vit", "qwen3", "gpt_neox serial", "bert tokens"]),
+    ],
 )
 def test_a_disguise_of_norms_with_small_gains_is_undone(case: str, tmp_path: Path) -> None:
     done = undone(tiny_checkpoints.build(case).double(), tmp_path, condition=5)
@@ -80,7 +75,7 @@ def test_a_disguise_in_half_precision_is_undone_up_to_rounding(
     assert done.after < 4 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("case", families(["gpt2", "llama", "bert", "vit"]))
+@pytest.mark.parametrize("case", tiny_families.nightly_but_quick(["gpt2", "llama", "bert", "vit"]))
 def test_a_stranger_comes_nearer_and_loads_in_its_library(case: str, tmp_path: Path) -> None:
     models = []
     for seed, name in ((0, "b"), (1, "a")):
@@ -111,13 +106,3 @@ def test_untied_the_stream_has_more_room(tmp_path: Path) -> None:
         assert not moved.description.tied
 
 
-def test_different_sizes_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    tiny_checkpoints.save("gpt2", tmp_path / "a")
-    tiny_checkpoints.save("llama", tmp_path / "b")
-    with (
-        open_model(tmp_path / "a") as A,
-        open_model(tmp_path / "b") as B,
-        pytest.raises(SpaceError, match="cannot be aligned"),
-    ):
-        align(A, B, tmp_path / "out")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]

@@ -1,7 +1,5 @@
 """An inspection counts every symmetry a disguise has, and sees what is dead or there twice."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

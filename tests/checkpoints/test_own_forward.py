@@ -1,16 +1,13 @@
 """Networks of a space that names no architecture: compared by invariants, or by a given forward."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from cases import draw, gen
+from tnfn_command import as_json, printed
 from transformer_nfn import functional, spaces
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional import Ids, Vectors
+from transformer_nfn.functional import Vectors
 from transformer_nfn.networks import save_network
 from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.symmetry import compare
@@ -66,22 +63,6 @@ def test_a_given_forward_takes_the_place_of_the_reference():
         assert_same_function(space, U, V)
 
 
-def test_assert_same_function_takes_a_forward():
-    assert_same_function(MLP, *pair(0.0), forward=forward, inputs=Vectors(width=4))
-    X = torch.randn(3, 4, generator=gen(2), dtype=torch.float64)
-    assert_same_function(MLP, *pair(0.0), forward=forward, X=X)
-    with pytest.raises(AssertionError, match="on 3 tokens the outputs differ"):
-        assert_same_function(MLP, *pair(0.1), forward=forward, X=X)
-
-    def by_row(w, ids):
-        return w["W"][..., ids, :].square().sum(-1)
-
-    rows = {"forward": by_row, "inputs": Ids(vocabulary=4)}
-    assert_same_function(MLP, *pair(0.0), **rows)
-    with pytest.raises(AssertionError, match="on 2 tokens the outputs differ"):
-        assert_same_function(MLP, *pair(0.1), forward=by_row, X=torch.tensor([3, 0]))
-
-
 def test_half_of_what_can_be_run_is_refused():
     for half in ({"forward": forward}, {"inputs": Vectors(width=4)}):
         with pytest.raises(SpaceError, match="'two layers' names no architecture, so a forward"):
@@ -90,20 +71,12 @@ def test_half_of_what_can_be_run_is_refused():
         assert_same_function(MLP, *pair(0.0))
 
 
-def command(*words):
-    words = [sys.executable, "-m", "transformer_nfn", "compare", *map(str, words)]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
-
-
 def test_the_command_answers_without_a_forward(tmp_path):
     for name, change in (("same", 0.0), ("apart", 0.1)):
         U, V = pair(change)
         save_network(tmp_path / "u.safetensors", MLP, U)
         save_network(tmp_path / f"{name}.safetensors", MLP, V)
-    same = command(tmp_path / "u.safetensors", tmp_path / "same.safetensors")
-    assert same.returncode == 0, same.stderr
-    apart = command(tmp_path / "u.safetensors", tmp_path / "apart.safetensors", "--json")
-    assert apart.returncode == 3, apart.stderr
-    answer = json.loads(apart.stdout)
-    assert (answer["same_function"], answer["same_orbit"]) == (None, False)
-    assert answer["residuals"]["W"] > 0.01
+    printed("compare", tmp_path / "u.safetensors", tmp_path / "same.safetensors")
+    found = as_json("compare", tmp_path / "u.safetensors", tmp_path / "apart.safetensors", code=3)
+    assert (found["same_function"], found["same_orbit"]) == (None, False)
+    assert found["residuals"]["W"] > 0.01

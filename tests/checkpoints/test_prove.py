@@ -1,26 +1,18 @@
 """Proof that two checkpoints are one function or are not; never a wrong one."""
 
-import json
 import math
 
 import pytest
 import torch
 from memory_model import MemoryModel, disguised, noisy
-from safetensors.torch import save_file
-from torch import nn
 
-from tiny_families import TINY
+from tiny_families import TINY, every_family
 from transformer_nfn.checkpoints import relate
-from transformer_nfn.checkpoints.families import open_model
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 
 
-QUICK = ("gpt2", "bert", "vit", "qwen3", "gemma2", "phi", "t5")
-FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in TINY]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 def test_a_disguise_is_proved_the_same(tiny, family, dtype):
     A = tiny(family, dtype)
@@ -34,20 +26,32 @@ def test_a_disguise_is_proved_the_same(tiny, family, dtype):
     assert all(c.excess <= proof.tolerance.same for c in proof.checks)
 
 
+def test_experts_that_are_copies_are_told_apart_by_their_router(tiny):
+    A = tiny("mixtral")
+    copies = {
+        f"{i}.expert.{e}.{name}": A[f"{i}.expert.0.{name}"]
+        for i in range(3) for e in range(5) for name in ("W_A", "W_G", "W_B")
+    }  # fmt: skip
+    upcycled = MemoryModel(A.description, A.tensors | copies)
+    relation = relate(upcycled, disguised(upcycled, 3), prove=True)
+    assert relation.verdict == "same", str(relation)
+    tuned = noisy(upcycled, 0.01, {"1.router"})
+    assert relate(upcycled, disguised(tuned, 3), prove=True).same_function is False
+
+
 def test_two_disguises_of_a_third_are_the_same(tiny):
     A = tiny("llama", BFLOAT16)
     assert relate(disguised(A, 1), disguised(A, 2), prove=True).same_function is True
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(FLOAT32, marks=pytest.mark.nightly), BFLOAT16]
-)
+@pytest.mark.parametrize("dtype", [pytest.param(FLOAT32, marks=pytest.mark.nightly), BFLOAT16])
 @pytest.mark.parametrize(
     ("family", "tensor"),
     [
         ("gpt2", "0.W_Q"), ("gpt2", "1.W_K"), ("gpt2", "2.W_O"), ("gpt2", "1.W_B"),
         ("bert", "1.W_V"), ("bert", "token"), ("llama", "2.W_G"), ("llama", "0.W_A"),
         ("gemma2", "1.W_Q"), ("neox", "1.W_A"), ("t5", "decoder.1.cross.W_O"), ("vit", "patch"),
+        ("mixtral", "1.router"), ("qwen3-moe", "0.expert.4.W_B"),
     ],
 )  # fmt: skip
 def test_one_matrix_changed_by_a_hundredth_is_named(tiny, dtype, family, tensor):
@@ -144,28 +148,6 @@ def test_one_sign_of_a_stream_coordinate_is_another_function(tiny):
     token = A["token"]
     token[:, 3] *= -1
     assert relate(A, A.changed(token=token), prove=True).same_function is False
-
-
-@pytest.mark.parametrize(("norm_first", "final"), [(True, True), (True, False), (False, False)])
-def test_an_encoder_of_pytorch_has_its_stream_fixed(tmp_path, norm_first, final):
-    layer = nn.TransformerEncoderLayer(24, 4, 40, norm_first=norm_first)
-    module = nn.TransformerEncoder(
-        layer, 3, nn.LayerNorm(24) if final else None, enable_nested_tensor=False
-    )
-    generator = torch.Generator().manual_seed(0)
-    state = {
-        k: 0.3 * torch.randn(w.shape, generator=generator) + float(k.endswith("norm1.weight"))
-        for k, w in module.state_dict().items()
-    }
-    save_file(state, tmp_path / "model.safetensors")
-    config = {"nhead": 4, "norm_first": norm_first, "activation": "relu"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with open_model(tmp_path) as model:
-        A = MemoryModel.of(model)
-    assert relate(A, disguised(A, 1), prove=True).same_function is True
-    order = torch.randperm(24, generator=generator)
-    turned = {n: w[order] if n.endswith((".b_O", ".b_B")) else w for n, w in A.tensors.items()}
-    assert relate(A, MemoryModel(A.description, turned), prove=True).same_function is False
 
 
 @pytest.mark.nightly

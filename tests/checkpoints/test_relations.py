@@ -8,7 +8,7 @@ import pytest
 import torch
 from memory_model import MemoryModel, disguised, noisy
 
-from tiny_families import TINY
+from tiny_families import TINY, every_family
 from transformer_nfn.checkpoints import relate
 from transformer_nfn.checkpoints.alignment import Alignment
 from transformer_nfn.checkpoints.fingerprints import compare_fingerprints, take_fingerprint
@@ -34,7 +34,7 @@ def with_vocabulary(model: MemoryModel, tokens: int) -> MemoryModel:
 # Disguises
 
 
-@pytest.mark.parametrize("family", TINY)
+@every_family
 def test_a_disguise_scores_one_in_every_family(tiny, family):
     A = tiny(family, BFLOAT16)
     relation = relate(A, disguised(A, 1), prove=False)
@@ -44,7 +44,7 @@ def test_a_disguise_scores_one_in_every_family(tiny, family):
     assert min(relation.tables.values()) > 0.99
 
 
-@pytest.mark.parametrize("family", [name for name, t in TINY.items() if t.inputs != "pixels"])
+@every_family
 def test_a_disguise_is_proved_with_fewer_tokens_than_directions(tiny, family):
     A = with_vocabulary(tiny(family), 8)
     for keep_tie in {False, A.description.tied}:

@@ -1,7 +1,5 @@
 """One contract for every symmetry on every family: `sites, size, draw, act, fit, reduce`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tiny_families import TINY, ZOO, Network, network
+from tiny_families import QUICK, TINY, ZOO, Network, network, nightly_but_quick
 from transformer_nfn.checkpoints.symmetries import (
     SYMMETRIES,
     BranchConstant,
     CentredReaders,
     CentredWriters,
     EmbeddingShift,
+    ExpertPermutation,
     HeadPermutation,
     KeyBias,
     NeuronScale,
@@ -40,9 +39,9 @@ pytest.importorskip("transformers")
 
 Weights = dict[str, Tensor]
 HOLDS, BREAKS, STEP = 1e-9, 1e-4, 1e-5
-QUICK = (ZOO, "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5")
-"""Between them these have every symmetry."""
-FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.nightly) for f in (*TINY, ZOO)]
+every_symmetric_family = pytest.mark.parametrize(
+    "family", [*nightly_but_quick(TINY), pytest.param(ZOO)]
+)
 LOOSE = ("readers + γ⁻¹vᵀ", "writers + u1ᵀ", "key bias shifted", "position bias shifted")
 """Each tensor of these is moved on its own (with the bias that takes it back)."""
 
@@ -91,13 +90,14 @@ def test_an_action_leaves_the_function_unchanged(family: str) -> None:
         assert change(family, changed) < HOLDS, symmetry.name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_symmetric_family
 def test_half_an_action_changes_the_function(family: str) -> None:
     for symmetry, site in first_sites(family):
         if symmetry.name in LOOSE:
             continue
         own = site.pick(all_tensors(family))
         moved = symmetry.act(site, own, symmetry.draw(site, own, drawing(1)))
+        moved = {n: w for n, w in moved.items() if not torch.equal(w, own[n])}
         for name in _telling(symmetry, moved):
             half = site.put({n: w for n, w in moved.items() if n != name})
             assert change(family, half) > BREAKS, (symmetry.name, name)
@@ -111,7 +111,7 @@ def _telling(symmetry: Symmetry[Any], moved: Weights) -> list[str]:
     return [name for name in moved if name not in silent and len(moved) > 1]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_symmetric_family
 def test_a_fit_finds_the_element(family: str) -> None:
     for symmetry, site in first_sites(family):
         a = site.pick(all_tensors(family))
@@ -121,7 +121,7 @@ def test_a_fit_finds_the_element(family: str) -> None:
         )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_symmetric_family
 def test_the_reduced_form_is_constant_on_orbits(family: str) -> None:
     for symmetry, site in first_sites(family):
         a = site.pick(all_tensors(family))
@@ -130,12 +130,12 @@ def test_the_reduced_form_is_constant_on_orbits(family: str) -> None:
         assert distance(one, other) < 1e-8, symmetry.name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_symmetric_family
 def test_the_size_is_the_rank_of_the_action(family: str) -> None:
     """Fits to random small steps are projections onto the orbit: their rank is its dimension."""
     for symmetry, site in first_sites(family):
         size = symmetry.size(site).continuous
-        if size > (70 if family in QUICK else 300):
+        if size > (70 if family in (*QUICK, ZOO) else 300):
             continue
         a = site.pick(all_tensors(family))
         still = symmetry.act(site, a, symmetry.fit(site, a, a))
@@ -200,6 +200,23 @@ def heads_with_slopes(net: Network) -> Weights:
     return site.put(moved)
 
 
+def neurons_across_experts(net: Network) -> Weights:
+    out = {}
+    for name in ("W_A", "W_G", "W_B"):
+        both = [net.weights[f"0.expert.{e}.{name}"] for e in range(2)]
+        rows = [z if name == "W_B" else z.mT for z in both]
+        mixed = torch.cat([rows[1][:1], rows[0][1:]]), torch.cat([rows[0][:1], rows[1][1:]])
+        for e, z in enumerate(mixed):
+            out[f"0.expert.{e}.{name}"] = z if name == "W_B" else z.mT
+    return out
+
+
+def one_column_of_a_router(net: Network) -> Weights:
+    shift = torch.zeros_like(net.weights["0.router"])
+    shift[:, 0] = random(len(shift))
+    return {"0.router": net.weights["0.router"] + shift}
+
+
 def any_query_basis(net: Network) -> Weights:
     attention = attention_of(net)
     G = Linear().draw(attention.d_k, (attention.groups,), drawing())
@@ -240,6 +257,11 @@ def any_rotation(net: Network) -> StreamMap:
 CONTROLS: dict[str, tuple[tuple[str, ...], Callable[[Network], Weights]]] = {
     "queries across groups": (("llama", "qwen3", "gemma2"), heads_across_groups),
     "heads of one block that shares a position bias": (("t5", "t5-v1.1"), heads_of_one_block),
+    "neurons across experts": (("mixtral", "qwen3-moe"), neurons_across_experts),
+    "one column of a router": (("qwen3-moe", "mixtral"), one_column_of_a_router),
+    "scale of one expert": (
+        ("mixtral",), lambda n: {"0.expert.0.W_B": 2 * n.weights["0.expert.0.W_B"]},
+    ),
     "heads with a slope each": (("bloom",), heads_with_slopes),
     "any basis of rotary queries": (
         ("llama", "mistral", "phi", "neox", "esm", "gptj"), any_query_basis,
@@ -301,7 +323,7 @@ def test_what_is_nearly_a_symmetry_changes_the_function(name: str, family: str) 
     ("llama", CentredWriters()), ("qwen2", KeyBias()), ("qwen2", ValueBias()),
     ("qwen3", QueryKeyBasis()), ("gpt2", NeuronScale()), ("gpt2", BranchConstant()),
     ("gpt2", EmbeddingShift()), ("gpt2-base", StreamBasis()), ("bloom", HeadPermutation()),
-    ("esm", KeyBias()), ("gptj", ValueBias()),
+    ("llama", ExpertPermutation()), ("esm", KeyBias()), ("gptj", ValueBias()),
 ])  # fmt: skip
 def test_where_a_symmetry_does_not_hold_it_has_no_site(
     family: str, symmetry: Symmetry[Any]

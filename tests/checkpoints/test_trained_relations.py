@@ -29,9 +29,7 @@ def texts():
     return {n: torch.tensor(list(t.encode("ascii", "replace"))) for n, t in sources.items()}
 
 
-@pytest.fixture(
-    scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.nightly)]
-)
+@pytest.fixture(scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.nightly)])
 def scored(request, tmp_path_factory):
     """Relations of a trained model with a fine-tuned, an unrelated and a patched one."""
     kind, data = request.param, texts()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tiny_families import build, save
-from tnfn_command import tnfn
+from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.checkpoints import pairs
 from transformer_nfn.checkpoints.pairs import Pair, PairsError, groups, relate_folder
 
@@ -19,8 +19,7 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for name, family, seed in (("a", "gpt2", 0), ("other", "gpt2", 1), ("llama", "llama", 0)):
         save(build(name=family, dtype=torch.float32, seed=seed), folder / name)
-    done = tnfn("disguise", folder / "a", "--out", folder / "disguised", "--keep-tie")
-    assert done.returncode == 0, done.stderr
+    printed("disguise", folder / "a", "--out", folder / "disguised", "--keep-tie")
     (folder / "broken").mkdir()
     (folder / "broken" / "config.json").write_text('{"model_type": "gpt2"}')
     return folder
@@ -28,57 +27,49 @@ def models(tmp_path_factory):
 
 def test_a_disguise_is_the_same_by_proof_and_only_then(models, tmp_path):
     figure = tmp_path / "blocks.png"
-    done = tnfn("compare", models / "a", models / "disguised", "--no-prove", "--figure", figure)
-    assert done.returncode == 3, done.stderr
-    assert "consistent with a disguise, not proved (score 1.000)" in done.stdout
+    shown = printed(
+        "compare", models / "a", models / "disguised", "--no-prove", "--figure", figure, code=3
+    )
+    assert "consistent with a disguise, not proved (score 1.000)" in shown
     assert figure.stat().st_size > 1000
-    done = tnfn("compare", models / "a", models / "disguised", "--json")
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = as_json("compare", models / "a", models / "disguised")
     assert answer["verdict"] == "same"
     assert answer["proof"]["same_function"] is True
     assert "1.W_Q" in answer["proof"]["tensors"]
 
 
 def test_token_ids_separate_unrelated_models(models):
-    done = tnfn("compare", models / "a", models / "other", "--prove")
-    assert done.returncode == 1, done.stderr
-    assert "unrelated" in done.stdout
-    assert "on token ids [" in done.stdout
+    shown = printed("compare", models / "a", models / "other", "--prove", code=1)
+    assert "unrelated" in shown
+    assert "on token ids [" in shown
 
 
 def test_other_families_are_not_one_model(models):
-    done = tnfn("compare", models / "a", models / "llama")
-    assert done.returncode == 1, done.stderr
-    assert "not one model in disguise" in done.stdout
+    shown = printed("compare", models / "a", models / "llama", code=1)
+    assert "not one model in disguise" in shown
 
 
 def test_what_cannot_be_read_is_an_error(models, tmp_path):
-    done = tnfn("compare", models / "a", models / "nothing")
-    assert done.returncode == 2
-    assert "there is no file" in done.stderr
+    assert_refused("there is no file", "compare", models / "a", models / "nothing")
     net = tmp_path / "net.safetensors"
-    assert tnfn("sample", "attention_block:8,2,3,4,10", "--out", net).returncode == 0
-    done = tnfn("compare", models / "a", net)
-    assert done.returncode == 2
-    assert "they do not compare" in done.stderr
-    done = tnfn("compare", net, net, "--figure", tmp_path / "f.png")
-    assert done.returncode == 2
-    assert "--figure is for checkpoints" in done.stderr
+    printed("sample", "attention_block:8,2,3,4,10", "--out", net)
+    assert_refused("they do not compare", "compare", models / "a", net)
+    assert_refused(
+        "--figure is for checkpoints", "compare", net, net, "--figure", tmp_path / "f.png"
+    )
 
 
 def test_fingerprints_are_stored_and_found_again(models, tmp_path):
     database = tmp_path / "known.parquet"
-    added = tnfn("fingerprint", models / "a", models / "other", "--add", database)
-    assert added.returncode == 0, added.stderr
-    assert "which now has 2" in added.stdout
+    added = printed("fingerprint", models / "a", models / "other", "--add", database)
+    assert "which now has 2" in added
     more = tnfn("fingerprint", models / "llama", "--add", database)
     assert "which now has 3" in more.stdout
     found = tnfn("fingerprint", models / "disguised", "--search", database)
     assert "same up to" in found.stdout
     assert "`tnfn compare` decides" in found.stdout
     query = str(models / "disguised")
-    answer = json.loads(tnfn("fingerprint", query, "--search", database, "--json").stdout)
+    answer = as_json("fingerprint", query, "--search", database)
     nearest = answer["relatives"][query]
     assert nearest[0]["name"] == str(models / "a")
     assert nearest[0]["distance"] == 0
@@ -89,12 +80,10 @@ def test_fingerprints_are_stored_and_found_again(models, tmp_path):
 
 def test_files_of_fingerprints_stand_for_their_models(models, tmp_path):
     stored, joined = tmp_path / "one.parquet", tmp_path / "all.parquet"
-    assert tnfn("fingerprint", models / "a", "--out", stored).returncode == 0
-    again = tnfn("fingerprint", models / "a", "--out", stored)
-    assert again.returncode == 2
-    assert "--add adds to it" in again.stderr
-    assert tnfn("fingerprint", stored, "--add", joined).returncode == 0
-    answer = json.loads(tnfn("fingerprint", stored, models / "disguised", "--json").stdout)
+    printed("fingerprint", models / "a", "--out", stored)
+    assert_refused("--add adds to it", "fingerprint", models / "a", "--out", stored)
+    printed("fingerprint", stored, "--add", joined)
+    answer = as_json("fingerprint", stored, models / "disguised")
     assert answer["distances"][0][1] == 0
 
 
@@ -108,29 +97,23 @@ def test_files_of_fingerprints_stand_for_their_models(models, tmp_path):
     ],
 )
 def test_options_that_do_not_fit_are_one_sentence(models, words, message):
-    done = tnfn("fingerprint", models / "a", *words)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert_refused(message, "fingerprint", models / "a", *words)
 
 
 def test_a_damaged_database_is_named(models, tmp_path):
     database = tmp_path / "known.parquet"
     database.write_bytes(b"PAR1 and then nothing")
     for option in ("--search", "--add"):
-        done = tnfn("fingerprint", models / "a", option, database)
-        assert done.returncode == 2
-        assert f"'{database}': damaged" in done.stderr
+        assert_refused(f"'{database}': damaged", "fingerprint", models / "a", option, database)
     assert database.read_bytes() == b"PAR1 and then nothing"
 
 
 def test_all_pairs_of_a_folder(models, tmp_path):
     out, figure = tmp_path / "pairs.json", tmp_path / "pairs.png"
-    done = tnfn("compare", "--matrix", models, "--out", out, "--figure", figure)
-    assert done.returncode == 0, done.stderr
-    assert "related: a, disguised" in done.stdout
-    assert "not read: broken" in done.stdout
-    assert "gpt2, 32 wide, 3 blocks against llama, 32 wide, 3 blocks" in done.stdout
+    shown = printed("compare", "--matrix", models, "--out", out, "--figure", figure)
+    assert "related: a, disguised" in shown
+    assert "not read: broken" in shown
+    assert "gpt2, 32 wide, 3 blocks against llama, 32 wide, 3 blocks" in shown
     assert figure.stat().st_size > 5000
     kept = json.loads(out.read_text())
     verdicts = {(p["a"], p["b"]): p["verdict"] for p in kept["pairs"]}
@@ -204,9 +187,7 @@ def test_ray_gives_the_same_and_a_lost_pair_fails_alone(models, tmp_path, monkey
 
 @pytest.mark.usefixtures("no_ray_cluster")
 def test_a_missing_cluster_is_one_sentence(models):
-    done = tnfn("compare", "--matrix", models, "--engine", "ray")
-    assert done.returncode == 2
-    assert "no Ray cluster" in done.stderr
+    assert_refused("no Ray cluster", "compare", "--matrix", models, "--engine", "ray")
 
 
 def test_invalid_folders_and_files_of_pairs(models, tmp_path):
@@ -222,9 +203,7 @@ def test_invalid_folders_and_files_of_pairs(models, tmp_path):
         ([models / "a"], "name two networks"),
         ([models / "a", models / "a", "--engine", "ray"], "are for --matrix"),
     ):
-        done = tnfn("compare", *words)
-        assert done.returncode == 2, words
-        assert message in done.stderr
+        assert_refused(message, "compare", *words)
     with pytest.raises(PairsError):
         relate_folder(tmp_path)
 

@@ -5,29 +5,29 @@ import re
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
+from tnfn_command import printed
 from transformer_nfn.cli import demo
-from transformer_nfn.cli.app import app
 from transformer_nfn.cli.experiment_progress import tau_by_kind_table
-from transformer_nfn.paper.tables import EXTRA_MODELS
-from transformer_nfn.prediction.predictors import PAPER_MODELS
+from transformer_nfn.paper import tables
+from transformer_nfn.prediction import predictors
 from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.zoo import Zoo
 
-TINY = demo.Size(runs=32, zoo_epochs=2, seeds=2, epochs=1, probe_epochs=1)
+TINY = demo.Size(runs=24, zoo_epochs=1, seeds=2, epochs=1, probe_epochs=1)
+EVERY_MODEL = (*predictors.PAPER_MODELS, *tables.EXTRA_MODELS)
 TAU = r"(-?\d\.\d{3} ± \d\.\d{3})"
 
 
-def run_demo(out):
+def run_demo(out, models):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "QUICK", TINY)
+        patch.setattr(predictors, "PAPER_MODELS", models)
+        patch.setattr(tables, "EXTRA_MODELS", ())
         patch.setenv("COLUMNS", "100")
         # One core: starting workers would take longer than training these zoos.
         patch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
-        result = CliRunner().invoke(app, ["demo", "--quick", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    return result.stdout
+        return printed("demo", "--quick", "--out", out)
 
 
 def printed_taus(text):
@@ -36,18 +36,21 @@ def printed_taus(text):
     return {model: (one, each) for model, one, each in rows}
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """What the demo printed, and its folder."""
+@pytest.fixture(
+    scope="module",
+    params=[("statnn", "invariant_mlp"), pytest.param(EVERY_MODEL, marks=pytest.mark.nightly)],
+)
+def made(request, tmp_path_factory):
+    """What the demo printed, its folder, and its models."""
     out = tmp_path_factory.mktemp("demo")
-    return run_demo(out), out / "quick"
+    return run_demo(out, request.param), out / "quick", request.param
 
 
 def test_the_table_has_a_column_for_each_kind_of_zoo(made):
-    text, folder = made
+    text, folder, models = made
     assert re.search(r"┃ model +┃ +one seed for all ┃ +a seed each ┃", text)
     shown = printed_taus(text)
-    assert set(shown) == {*PAPER_MODELS, *EXTRA_MODELS}
+    assert set(shown) == set(models)
     for model, cells in shown.items():
         for kind, cell in zip(("one", "each"), cells, strict=True):
             record = RunRecord.read(folder / kind / "runs" / model)
@@ -58,7 +61,7 @@ def test_the_table_has_a_column_for_each_kind_of_zoo(made):
 
 
 def test_both_zoos_hold_the_same_runs_up_to_the_checkpoint_read(made):
-    _, folder = made
+    _, folder, _ = made
     one, each = (Zoo.open(folder / kind / "zoo") for kind in ("one", "each"))
     assert (one.seeds, each.seeds) == ("one", "each")
     assert sorted(set(one.table["run"])) == sorted(set(each.table["run"]))
@@ -67,18 +70,18 @@ def test_both_zoos_hold_the_same_runs_up_to_the_checkpoint_read(made):
 
 
 def test_the_report_holds_both_zoos(made):
-    _, folder = made
+    _, folder, _ = made
     page = re.sub(r"</?span[^>]*>", "", (folder / "report.html").read_text())
     for kind in ("one seed for all", "a seed each"):
-        assert f"<h3>Digits, 32 networks, {kind}</h3>" in page
-        assert f"How well each model ranks the test networks · Digits, 32 networks, {kind}" in page
+        assert f"<h3>Digits, 24 networks, {kind}</h3>" in page
+        assert f"How well each model ranks the test networks · Digits, 24 networks, {kind}" in page
 
 
 def test_run_again_it_trains_nothing_and_prints_the_same(made):
-    text, folder = made
+    text, folder, models = made
     files = [*folder.rglob("run.json"), *folder.rglob("*.safetensors")]
     before = {path: path.stat().st_mtime_ns for path in files}
-    again = run_demo(folder.parent)
+    again = run_demo(folder.parent, models)
     assert {path: path.stat().st_mtime_ns for path in files} == before
     assert printed_taus(again) == printed_taus(text)
 

@@ -1,7 +1,5 @@
 """A command that fails says so in one sentence, with a code that no command answers with."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
@@ -51,18 +49,17 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("case", ENDINGS)
-def test_an_error_never_ends_with_the_code_of_a_verdict(case: str, command: str) -> None:
+def test_an_error_never_ends_with_the_code_of_a_verdict(case: str) -> None:
     error, code, words = ENDINGS[case]
-    place, asked = COMMANDS[command]
-    with patch(place, side_effect=error):
-        done = tnfn(*asked)
-    assert done.returncode == code
-    assert code not in VERDICTS
-    assert done.stderr.startswith(words)
-    assert len(done.stderr.splitlines()) == 1
-    assert "Traceback" not in done.stderr
+    for place, asked in COMMANDS.values():
+        with patch(place, side_effect=error):
+            done = tnfn(*asked)
+        assert done.returncode == code
+        assert code not in VERDICTS
+        assert done.stderr.startswith(words)
+        assert len(done.stderr.splitlines()) == 1
+        assert "Traceback" not in done.stderr
 
 
 def test_the_traceback_is_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +85,10 @@ def command(*words: object) -> list[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("space", SPACE, "--json"),
         ("zoo", "rows", "mnist-sample"),  # a table, whose library would end with 1
-        ("compare", "mnist-sample#0", "mnist-sample#0"),
         ("--help",),
     ],
-)  # fmt: skip
+)
 def test_a_reader_that_goes_away_is_no_verdict(words: tuple[str, ...]) -> None:
     with subprocess.Popen(
         command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -101,18 +96,18 @@ def test_a_reader_that_goes_away_is_no_verdict(words: tuple[str, ...]) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        told = process.stderr.read()
+        shown = process.stderr.read()
         assert process.wait() == PIPE_CLOSED
-    assert told == b""
+    assert shown == b""
 
 
-@pytest.mark.parametrize("words", [("zoo", "info", "mnist-sample"), ("space", SPACE)])
-def test_an_output_in_ascii_gets_replacements(words: tuple[str, ...]) -> None:
-    """Of bars in a table, and of signs in a line."""
+def test_an_output_in_ascii_gets_replacements() -> None:
     done = subprocess.run(
-        command(*words), env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True,
+        command("zoo", "info", "mnist-sample"),
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
         check=False,
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stderr) == (0, b"")
     assert "?" in done.stdout.decode("ascii")
 
@@ -120,7 +115,7 @@ def test_an_output_in_ascii_gets_replacements(words: tuple[str, ...]) -> None:
 def test_an_output_without_room_is_refused() -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            command("space", SPACE), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            command("--help"), stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == REFUSED
     assert done.stderr == "error: the output cannot be written: No space left on device\n"
@@ -152,23 +147,6 @@ def test_a_disk_without_room_is_refused_and_nothing_is_left(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_no_file_to_write_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
-    os.symlink("pipe", "link")
-    for words in (("sample", SPACE, "--out"), ("zoo", "plot", "mnist-sample", "--out")):
-        for place in ("pipe", "link", ".", ""):
-            done = tnfn(*words, place)
-            assert (done.returncode, done.stdout) == (REFUSED, "")
-            assert "name a file to write" in done.stderr
-    for words in (("zoo", "export", "mnist-sample", "--out"), ("disguises", "--out")):
-        assert tnfn(*words, "pipe").returncode == REFUSED
-    assert sorted(os.listdir()) == ["link", "pipe"]
-    assert Path("pipe").is_fifo()
-
-
 def test_nothing_is_written_into_a_zoo(tmp_path: Path) -> None:
     zoo, link = tmp_path / "zoo", tmp_path / "link"
     shutil.copytree(CHECKOUT / "mnist-sample", zoo)
@@ -185,38 +163,24 @@ def test_nothing_is_written_into_a_zoo(tmp_path: Path) -> None:
     assert sorted(zoo.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("filters", "words"),
-    [
-        (("--optimizer", "adm"), "no rows of optimizer 'adm': it has adam, rmsprop, sgd, sgdm"),
-        (("--run", "00084", "--run", "x"), "no rows of run 'x': it has 00084, "),
-        (("--percent", 50), "no rows of percent '50': it has 75"),
-        (("--epoch", 13), "no rows of epoch '13': it has 12"),
-        (("--min-accuracy", "nan"), "--min-accuracy must lie between 0 and 1, found nan"),
-        (("--max-accuracy", 90), "--max-accuracy must lie between 0 and 1, found 90.0"),
-    ],
-)
-def test_filters_that_no_row_can_fit_are_refused(filters: tuple[object, ...], words: str) -> None:
-    done = tnfn("zoo", "rows", "mnist-sample", *filters)
-    assert done.returncode == REFUSED
-    assert words in done.stderr
-
-
+@pytest.mark.nightly
 def test_an_interrupted_build_says_so_once(tmp_path: Path) -> None:
     """Ctrl-C of a terminal reaches the workers too."""
     words = ("--runs", 16, "--epochs", 100_000, "--shard-runs", 8, "--workers", 2)
     with subprocess.Popen(
         command("zoo", "build", "--out", tmp_path / "zoo", *words, "--path", "torch"),
         stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # A process in the background of a shell would ignore it, and hand that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:  # fmt: skip
         locks = [tmp_path / "zoo" / "claims" / f"0000{i}.lock" for i in range(2)]
         while not all(lock.exists() for lock in locks) and process.poll() is None:
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         assert process.stderr is not None
-        told = process.stderr.read().splitlines()
+        shown = process.stderr.read().splitlines()
         assert process.wait() == INTERRUPTED
-    assert told == ["steps by plain PyTorch on cpu", "interrupted"]
+    assert shown == ["steps by plain PyTorch on cpu", "interrupted"]
 
 
 def test_an_import_that_fails_is_explained(tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
 """Commands do what they say: which file they write, what they need, what they promise."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from tnfn_command import tnfn
+from tnfn_command import as_json, assert_refused, printed, tnfn
+from transformer_nfn.checkpoints.families import families
 from transformer_nfn.networks import read_network
 from transformer_nfn.prediction.predictors import PREDICTORS
 
@@ -18,46 +16,42 @@ SPACE = "attention_block:8,2,4,4,12"
 @pytest.mark.parametrize("suffix", ["pt", "pth", "bin"])
 def test_a_file_named_as_a_state_dict_is_one(suffix: str, tmp_path: Path) -> None:
     path, plain = tmp_path / f"net.{suffix}", tmp_path / "net.safetensors"
-    code, out, err = tnfn("sample", SPACE, "--out", path)
-    assert code == 0, err
+    out = printed("sample", SPACE, "--out", path)
     assert f"need --space {SPACE}" in out
-    assert tnfn("sample", SPACE, "--out", plain)[0] == 0
+    printed("sample", SPACE, "--out", plain)
     state = torch.load(path, weights_only=True)
     space, weights = read_network(plain)
     assert list(state) == list(space.tensors)
     assert all(torch.equal(state[name], w[0, 0]) for name, w in weights.items())
-    assert tnfn("compare", path, plain, "--space", SPACE)[0] == 0
-    assert tnfn("disguise", path, "--space", SPACE, "--out", tmp_path / f"other.{suffix}")[0] == 0
+    printed("compare", path, plain, "--space", SPACE)
+    printed("disguise", path, "--space", SPACE, "--out", tmp_path / f"other.{suffix}")
     assert torch.load(tmp_path / f"other.{suffix}", weights_only=True).keys() == state.keys()
 
 
 def test_models_are_listed_without_anything_else() -> None:
     code, out, err = tnfn("train", "--model", "list")
     assert (code, out.split(), err) == (0, list(PREDICTORS), "")
-    assert json.loads(tnfn("train", "--model", "list", "--json").stdout) == list(PREDICTORS)
+    assert as_json("train", "--model", "list") == list(PREDICTORS)
 
 
 def test_a_training_says_what_it_lacks() -> None:
-    code, _, err = tnfn("train", "mnist-sample")
-    assert (code, err) == (
-        2, "error: name the run folder to write with --out, as in tnfn train ZOO --out RUN\n"
-    )  # fmt: skip
-    assert "name a zoo to train on" in tnfn("train", "--out", "run").stderr
+    assert_refused("name the run folder to write with --out, as in", "train", "mnist-sample")
+    assert_refused("name a zoo to train on", "train", "--out", "run")
 
 
-def test_the_canonical_form_is_the_same_for_a_disguise_up_to_rounding(tmp_path: Path) -> None:
-    net, other = tmp_path / "net.safetensors", tmp_path / "other.safetensors"
-    tnfn("sample", SPACE, "--out", net)
-    tnfn("disguise", net, "--out", other)
-    forms = []
-    for path in (net, other):
-        out = path.with_suffix(".canonical")
-        code, _, err = tnfn("canonical", path, "--out", out)
-        assert code == 0, err
-        forms.append(read_network(out)[1])
-        assert tnfn("compare", path, out)[0] == 0
-    first, second = forms
-    for name, w in first.items():
-        assert float((w - second[name]).norm() / w.norm()) < 1e-4
-    told = " ".join(tnfn("canonical", "--help").stdout.split())
-    assert "same up to rounding" in told
+def test_architectures_lists_every_family_and_checks_a_data_file_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown, listed = printed("architectures"), as_json("architectures")
+    assert listed.keys() == families().keys()
+    for name, family in families().items():
+        assert family.title in shown
+        assert family.reads in shown
+        assert listed[name]["model_types"] == list(family.model_types)
+    assert listed["gpt2"]["tensors"]["wte.weight"] == "token: vocab D"
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "llama"\ntitle = "Mine"\nmodel_types = ["mine"]\n')
+    assert as_json("architectures", "--architecture", path)["mine"]["title"] == "Mine"
+    path.write_text("title =")
+    assert_refused(f"'{path}' is no data file", "architectures", "--architecture", path)

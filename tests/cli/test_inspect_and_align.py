@@ -1,7 +1,5 @@
 """`tnfn inspect` and `tnfn align` as a user runs them; what is wrong is one sentence, exit 2."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import tiny_checkpoints
 import torch
 from safetensors.torch import load_file, save_file
 
-from tnfn_command import tnfn
+from tnfn_command import as_json, printed, tnfn
 
 
 @pytest.fixture(scope="module")
@@ -23,48 +21,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_inspect_tells_a_table_json_and_a_picture(folder: Path, tmp_path: Path) -> None:
     picture = tmp_path / "spectra.png"
-    code, out, err = tnfn("inspect", folder / "gpt2", "--figure", picture)
-    assert code == 0, err
+    out = printed("inspect", folder / "gpt2", "--figure", picture)
     assert "the output matrix is the token embedding" in out
     assert picture.stat().st_size > 1000
     code, out, _ = tnfn("inspect", folder / "llama", "--json")
-    told = json.loads(out)
+    shown = json.loads(out)
     assert code == 0
-    assert told["family"] == "llama"
-    assert told["group"]["continuous_parameters"] > 0
-    assert len(told["blocks"]) == 2
-    assert len(told["blocks"][0]["spectra"]["QK"]["values"]) == 4
+    assert shown["family"] == "llama"
+    assert shown["group"]["continuous_parameters"] > 0
+    assert len(shown["blocks"]) == 2
+    assert len(shown["blocks"][0]["spectra"]["QK"]["values"]) == 4
 
 
 def test_inspect_takes_rows_of_a_zoo() -> None:
-    code, out, err = tnfn("inspect", "mnist-sample#0", "--json")
-    assert code == 0, err
+    out = printed("inspect", "mnist-sample#0", "--json")
     assert [block["name"] for block in json.loads(out)["blocks"]] == ["0", "1"]
 
 
 def test_align_writes_what_computes_the_same(folder: Path, tmp_path: Path) -> None:
-    code, _, err = tnfn("disguise", folder / "gpt2", "--out", tmp_path / "a", "--keep-tie")
-    assert code == 0, err
-    code, out, err = tnfn(
-        "align", tmp_path / "a", folder / "gpt2", "--out", tmp_path / "out", "--json"
-    )
-    assert code == 0, err
-    told = json.loads(out)
-    assert told["distance_after"] < 1e-3 < told["distance_before"]
-    code, _, _ = tnfn("compare", tmp_path / "out", folder / "gpt2")
-    assert code == 0
+    printed("disguise", folder / "gpt2", "--out", tmp_path / "a", "--keep-tie")
+    shown = as_json("align", tmp_path / "a", folder / "gpt2", "--out", tmp_path / "out")
+    assert shown["distance_after"] < 1e-3 < shown["distance_before"]
+    printed("compare", tmp_path / "out", folder / "gpt2")
     assert (tmp_path / "out" / "config.json").is_file()
 
 
 def test_align_takes_rows_of_a_zoo(tmp_path: Path) -> None:
     out = tmp_path / "aligned.safetensors"
-    code, said, err = tnfn(
-        "align", "mnist-sample#0", "mnist-sample#1", "--out", out, "--rounds", "3"
-    )
-    assert code == 0, err
+    said = printed("align", "mnist-sample#0", "mnist-sample#1", "--out", out, "--rounds", "3")
     assert "distance" in said
     assert load_file(out)["blocks.0.W_Q"].dtype == torch.float16
-    assert tnfn("inspect", out)[0] == 0
+    printed("inspect", out)
 
 
 def test_what_cannot_be_aligned_is_one_sentence(folder: Path, tmp_path: Path) -> None:

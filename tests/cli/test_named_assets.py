@@ -171,7 +171,7 @@ def test_what_was_fetched_serves_without_a_network(server, cache, monkeypatch):
     assert resolve(PREDICTOR, "predictor") == cache / PREDICTOR
     monkeypatch.delenv(named_assets.URL_VARIABLE)
     assert resolve(PREDICTOR, "predictor") == cache / PREDICTOR
-    with pytest.raises(AssetError, match=rf"'{ZOO}' cannot be had: .* is not set"):
+    with pytest.raises(AssetError, match=rf"'{ZOO}' is not available: .* is not set"):
         resolve(ZOO, "zoo")
 
 

@@ -1,7 +1,5 @@
 """Every command takes every way to name a network: files, folders, rows of a zoo, names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tnfn_command import tnfn
+from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.errors import CheckpointError
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.networks import read_network, resolve_network, save_network
@@ -60,25 +58,19 @@ def test_every_name_gives_the_same_network(zoo: Zoo, networks: list[str]) -> Non
 
 
 def test_fingerprint_and_predict_take_them_all(networks: list[str]) -> None:
-    code, out, err = tnfn("fingerprint", *networks, "--json")
-    assert code == 0, err
+    out = printed("fingerprint", *networks, "--json")
     assert max(max(row) for row in json.loads(out)["distances"]) == 0
-    code, out, err = tnfn("predict", "mnist-boosting", *networks, "--json")
-    assert code == 0, err
-    found = json.loads(out)
+    found = as_json("predict", "mnist-boosting", *networks)
     assert [p["name"] for p in found] == networks
     assert len({p["accuracy"] for p in found}) == 1
 
 
-def test_disguise_canonical_and_compare_take_them_all(
-    networks: list[str], tmp_path: Path
-) -> None:
+def test_disguise_canonical_and_compare_take_them_all(networks: list[str], tmp_path: Path) -> None:
     for i, text in enumerate(networks):
         out = tmp_path / f"{i}.safetensors"
         command = "disguise" if i % 2 else "canonical"
-        assert tnfn(command, text, "--out", out)[0] == 0
-        code, _, err = tnfn("compare", text, ROW, "--part", "blocks.0", "--json")
-        assert code == 0, err
+        printed(command, text, "--out", out)
+        printed("compare", text, ROW, "--part", "blocks.0", "--json")
     other = tnfn("compare", networks[-1], "mnist-sample#4", "--part", "blocks.0")
     assert other[0] == 1
     assert "the outputs differ on the witness" in other[1]
@@ -93,19 +85,13 @@ def test_a_disguised_network_is_known_as_a_whole_and_predicted_alike(
     save_network(original, zoo.space, weights)
     element = zoo.space.group.random(torch.Generator().manual_seed(0), condition=10)
     save_network(disguised, zoo.space, element.act({n: w[None] for n, w in weights.items()}))
-    code, out, err = tnfn("compare", original, disguised, "--json")
-    assert code == 0, err
-    assert json.loads(out)["verdict"] == "same"
-    code, out, err = tnfn("predict", "mnist-boosting", original, disguised, "--json")
-    assert code == 0, err
-    first, second = json.loads(out)
+    assert as_json("compare", original, disguised)["verdict"] == "same"
+    first, second = as_json("predict", "mnist-boosting", original, disguised)
     assert abs(first["accuracy"] - second["accuracy"]) < 1e-3
 
 
 def test_unlike_whole_networks_are_told_apart_by_a_witness() -> None:
-    code, out, err = tnfn("compare", "mnist-sample#3", "mnist-sample#4", "--json")
-    assert code == 1, err
-    found = json.loads(out)
+    found = as_json("compare", "mnist-sample#3", "mnist-sample#4", code=1)
     assert found["same_function"] is False
     witness = found["proof"]["witness"]
     assert witness["difference"] > 100 * witness["noise"]
@@ -152,9 +138,8 @@ def test_blocks_are_known_under_the_group_of_the_paper(
 
 def test_what_align_turns_is_not_called_another_block(tmp_path: Path) -> None:
     out = tmp_path / "aligned.safetensors"
-    assert tnfn("align", "mnist-sample#0", "mnist-sample#1", "--out", out)[0] == 0
-    code, said, _ = tnfn("compare", "mnist-sample#0", out, "--part", "blocks.1")
-    assert code == 3
+    printed("align", "mnist-sample#0", "mnist-sample#1", "--out", out)
+    said = printed("compare", "mnist-sample#0", out, "--part", "blocks.1", code=3)
     assert "compare the whole networks" in said
     assert tnfn("compare", "mnist-sample#0", out)[0] == 0
 
@@ -167,12 +152,15 @@ def test_a_part_of_any_file_lies_in_the_space_that_is_named(tmp_path: Path) -> N
     torch.save(parts, path)
     words = [path, "--part", "layers.1", "--space", "multi_head:6,2,4,3"]
     out = tmp_path / "canonical.safetensors"
-    code, _, err = tnfn("canonical", *words, "--out", out)
-    assert code == 0, err
+    printed("canonical", *words, "--out", out)
     assert read_network(out)[1]["W_Q"].shape == (1, 1, 2, 6, 4)
-    code, _, err = tnfn("fingerprint", path, "--part", "layers.1")
-    assert code == 2
-    assert "two.pt': the space of its part 'layers.1' is not known; name it with --space" in err
+    assert_refused(
+        "two.pt': the space of its part 'layers.1' is not known; name it with --space",
+        "fingerprint",
+        path,
+        "--part",
+        "layers.1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,10 +178,7 @@ def test_a_part_of_any_file_lies_in_the_space_that_is_named(tmp_path: Path) -> N
 @pytest.mark.parametrize("command", ["predict", "fingerprint"])
 def test_a_name_for_nothing_is_one_sentence(command: str, text: str, words: str) -> None:
     run = ["mnist-boosting"] if command == "predict" else []
-    code, _, err = tnfn(command, *run, text)
-    assert code == 2
-    assert words in err
-    assert len(err.splitlines()) == 1
+    assert_refused(words, command, *run, text)
 
 
 def test_a_zoo_is_no_network_and_a_file_named_like_a_row_is(
@@ -211,5 +196,5 @@ def test_blocks_that_are_not_there_are_named(networks: list[str]) -> None:
         resolve_network(networks[-1]).in_space(part="blocks.2")
     code, _, err = tnfn("predict", "ag-news-boosting", ROW)
     assert code == 2
-    told = "is of another architecture: expected 0 pixels in a patch, found 16"
-    assert f"'mnist-sample#3' {told}" in err
+    shown = "is of another architecture: expected 0 pixels in a patch, found 16"
+    assert f"'mnist-sample#3' {shown}" in err

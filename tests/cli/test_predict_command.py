@@ -1,9 +1,6 @@
 """`tnfn predict` reads everything that is named, or says what it leaves out."""
 
-from __future__ import annotations
-
 import io
-import json
 import shutil
 from pathlib import Path
 
@@ -12,14 +9,13 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from tnfn_command import tnfn
+from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.cli.network_tables import predictions_table
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.networks import resolve_networks
 from transformer_nfn.prediction.guard import GUARD_FILE
-from transformer_nfn.prediction.predict import check_readable, load_network, predict
+from transformer_nfn.prediction.predict import load_network, predict
 from transformer_nfn.prediction.predictors import Predictor
-from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import BuildOptions, NetworkSizes, Zoo, build_mixed, size_groups
 from transformer_nfn.zoo.export import export_authors
 from transformer_nfn.zoo.module import to_state_dict
@@ -40,14 +36,8 @@ def state(zoo: Zoo) -> dict[str, Tensor]:
 
 
 def predicted(*words: object) -> list[dict[str, object]]:
-    code, out, err = tnfn("predict", RUN, *words, "--json")
-    assert code == 0, err
-    found: list[dict[str, object]] = json.loads(out, parse_constant=_refused)
+    found: list[dict[str, object]] = as_json("predict", RUN, *words)
     return found
-
-
-def _refused(constant: str) -> None:
-    raise AssertionError(f"{constant} is not JSON")
 
 
 def test_rows_ranges_and_whole_zoos_are_named(zoo: Zoo) -> None:
@@ -64,30 +54,22 @@ def test_rows_ranges_and_whole_zoos_are_named(zoo: Zoo) -> None:
         assert recorded[key] == config[key]
 
 
-def test_patterns_name_files(state: dict[str, Tensor], tmp_path: Path) -> None:
+def test_patterns_name_files_and_rows_that_are_none_are_one_sentence(
+    state: dict[str, Tensor], tmp_path: Path
+) -> None:
     for name in ("b", "a"):
         torch.save(state, tmp_path / f"{name}.pt")
     found = predicted(tmp_path / "*.pt")
     assert [p["name"] for p in found] == [str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]
     assert found[0]["recorded"] is None
-    code, _, err = tnfn("predict", RUN, tmp_path / "*.safetensors")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "no file or folder matches" in err
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+    for text, words in (
+        (tmp_path / "*.safetensors", "no file or folder matches"),
         ("mnist-sample#9-3", "rows count upwards, as in mnist-sample#3-9"),
         ("mnist-sample#3-", "a row is a whole number, as in mnist-sample#12, or a range"),
         ("mnist-sample#150-160", "the zoo has 160 rows, counted from 0"),
         ("mnist-sample#" + "9" * 5000, "a row is a whole number"),
-    ],
-)
-def test_rows_that_are_none_are_one_sentence(text: str, words: str) -> None:
-    code, _, err = tnfn("predict", RUN, text)
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert words in err
+    ):
+        assert_refused(words, "predict", RUN, text)
 
 
 def test_names_are_never_cut_in_a_pipe(state: dict[str, Tensor], tmp_path: Path) -> None:
@@ -96,11 +78,9 @@ def test_names_are_never_cut_in_a_pipe(state: dict[str, Tensor], tmp_path: Path)
     for name in ("one", "two"):
         torch.save(state, folder / f"{'long' * 20}-{name}.pt")
     files = sorted(str(path) for path in folder.iterdir())
-    code, out, err = tnfn("predict", RUN, *files)
-    assert code == 0, err
+    out = printed("predict", RUN, *files)
     assert all(file in out for file in files)
-    code, out, _ = tnfn("predict", RUN, "mnist-sample#3")
-    assert code == 0
+    out = printed("predict", RUN, "mnist-sample#3")
     for shown in ("recorded", "00296", "sgd, lr 0.001", "0.264"):
         assert shown in out
 
@@ -137,17 +117,17 @@ def test_the_interval_of_a_warned_prediction_claims_no_coverage() -> None:
     assert code == 0
     assert "unknown" in out
     assert "90 %" not in out + err
-    assert "90 %" in tnfn("predict", RUN, "mnist-sample#3").stdout
+    assert "90 %" in printed("predict", RUN, "mnist-sample#3")
 
 
 def test_where_no_guard_stands_behind_a_prediction_it_is_said(tmp_path: Path) -> None:
-    told = "note: 2 of 2 predictions have no guard: a damaged network may pass for a good"
+    shown = "note: 2 of 2 predictions have no guard: a damaged network may pass for a good"
     shutil.copytree(
         CHECKOUT / "ag-news-boosting", tmp_path / "run", ignore=shutil.ignore_patterns(GUARD_FILE)
     )
     code, _, err = tnfn("predict", tmp_path / "run", "ag-news-sample#0-1")
     assert code == 0
-    assert [line for line in err.splitlines() if line.startswith(told)]
+    assert [line for line in err.splitlines() if line.startswith(shown)]
     code, _, err = tnfn("predict", RUN, "mnist-sample#3")
     assert code == 0
     assert "no guard" not in err
@@ -177,49 +157,19 @@ def test_a_shuffled_network_has_the_accuracy_of_its_answers_and_is_explained(
     assert "by its weights" not in tnfn("predict", RUN, f"mnist-sample#{best}")[2]
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda s: {"state_dict": s, "epoch": 3, "optimizer": {"lr": 0.1}},
-        lambda s: {"model_state_dict": s},
-        lambda s: {f"module.{k}": w for k, w in s.items()},
-        lambda s: {f"_orig_mod.{k}": w for k, w in s.items()},
-        lambda s: {"state_dict": {f"module._orig_mod.{k}": w for k, w in s.items()}},
-    ],
-)
-def test_wrapped_state_dicts_are_unwrapped(
-    wrap: object, state: dict[str, Tensor], tmp_path: Path
-) -> None:
-    torch.save(wrap(state), tmp_path / "net.pt")  # type: ignore[operator]
-    (found,) = predicted(tmp_path / "net.pt")
-    (expected,) = predicted(f"mnist-sample#{ROW}")
-    assert found["accuracy"] == expected["accuracy"]
-    assert (found["left_out"], found["note"]) == ([], None)
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [
-        {"encoder.0.attention.queries.bias": torch.ones(32)},
+def test_what_is_left_out_is_said(state: dict[str, Tensor], tmp_path: Path) -> None:
+    for extra in (
         {"encoder.1.norm.weight": torch.full((32,), 2.0), "encoder.1.norm.bias": torch.ones(32)},
-        {"steps": torch.tensor(7)},
-        {"mask": torch.ones(49, 49, dtype=torch.bool)},
-        {"phase": torch.ones(4, dtype=torch.complex64)},
-        {"unused": torch.full((3,), float("nan"))},
-    ],
-    ids=["bias", "norm", "integer", "boolean", "complex", "nan"],
-)
-def test_what_is_left_out_is_said(
-    extra: dict[str, Tensor], state: dict[str, Tensor], tmp_path: Path
-) -> None:
-    torch.save({**state, **extra}, tmp_path / "net.pt")
-    (found,) = predicted(tmp_path / "net.pt")
-    assert found["left_out"] == list(extra)
-    code, _, err = tnfn("predict", RUN, tmp_path / "net.pt")
-    assert code == 0
-    assert len(err.splitlines()) == 1
-    assert "left out" in err
-    assert all(f"'{name}'" in err for name in extra)
+        {"steps": torch.tensor(7), "unused": torch.full((3,), float("nan"))},
+        {"mask": torch.ones(49, 49) > 0, "phase": torch.ones(4, dtype=torch.complex64)},
+    ):
+        torch.save({**state, **extra}, tmp_path / "net.pt")
+        (found,) = predicted(tmp_path / "net.pt")
+        assert found["left_out"] == list(extra)
+        code, _, err = tnfn("predict", RUN, tmp_path / "net.pt")
+        assert (code, len(err.splitlines())) == (0, 1)
+        assert "left out" in err
+        assert all(f"'{name}'" in err for name in extra)
 
 
 def test_what_the_zoo_has_leaves_nothing_out(
@@ -238,64 +188,37 @@ def _three_blocks(zoo: Zoo) -> dict[str, Tensor]:
     return to_state_dict(sizes, {name: torch.randn(s) for name, s in sizes.space.shapes.items()})
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda s, zoo: _three_blocks(zoo), "expected 2 blocks, found 3"),
+def test_another_network_is_refused_in_one_sentence(
+    zoo: Zoo, state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    fc1, bias = state["encoder.0.fc1.weight"], state["encoder.1.fc2.bias"]
+    for change, words in (
+        (_three_blocks(zoo), "expected 2 blocks, found 3"),
         (
-            lambda s, zoo: {**s, "encoder.2.fc1.weight": torch.ones(64, 32)},
+            {"encoder.2.fc1.weight": torch.ones(64, 32)},
             "'encoder.2.fc1.weight' is of a block that a network of 2 blocks does not have",
         ),
         (
-            lambda s, zoo: {**s, "embedding.pos_embedding": torch.zeros(49, 32)},
+            {"embedding.pos_embedding": torch.zeros(49, 32)},
             "'embedding.pos_embedding' is not the fixed sinusoidal table",
         ),
         (
-            lambda s, zoo: {**s, "embedding.pos_embedding": torch.zeros(50, 32)},
+            {"embedding.pos_embedding": torch.zeros(50, 32)},
             "'embedding.pos_embedding' expected shape [49, 32], found [50, 32]",
         ),
         (
-            lambda s, zoo: {**s, "classifier.fc2.bias": s["classifier.fc2.bias"].long()},
-            "'classifier.fc2.bias' holds int64, weights are float64, float32",
+            {"encoder.0.fc1.weight": fc1.long()},
+            "'encoder.0.fc1.weight' holds int64, weights are float64, float32",
         ),
+        ({"encoder.0.fc1.weight": fc1 > 0}, "'encoder.0.fc1.weight' holds bool"),
         (
-            lambda s, zoo: {**s, "encoder.0.fc1.weight": s["encoder.0.fc1.weight"] > 0},
-            "'encoder.0.fc1.weight' holds bool",
-        ),
-        (
-            lambda s, zoo: {**s, "encoder.0.fc1.weight": s["encoder.0.fc1.weight"] * 1j},
-            "'encoder.0.fc1.weight' holds complex64",
-        ),
-        (
-            lambda s, zoo: {**s, "encoder.1.fc2.bias": s["encoder.1.fc2.bias"].double() * 1e300},
+            {"encoder.1.fc2.bias": bias.double() * 1e300},
             "'blocks.1.b_B' holds values that are not finite in float32",
         ),
-    ],
-)
-def test_another_network_is_refused_in_one_sentence(
-    change: object, words: str, zoo: Zoo, state: dict[str, Tensor], tmp_path: Path
-) -> None:
-    torch.save(change(state, zoo), tmp_path / "net.pt")  # type: ignore[operator]
-    for form in ((), ("--json",)):
-        code, out, err = tnfn("predict", RUN, tmp_path / "net.pt", *form)
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert words in err
-
-
-def test_a_predictor_may_read_more_than_it_was_trained_on(zoo: Zoo) -> None:
-    """The check asks the predictor: what it says of its inner model decides."""
-    class Flexible:
-        def misfit(self, found: NetworkSizes, trained: NetworkSizes) -> str | None:
-            return None if found.blocks <= 3 else f"expected at most 3 blocks, found {found.blocks}"
-
-    reads = [Predictor("some", Flexible())]
-    for blocks in (1, 3):
-        check_readable("net", NetworkSizes(49, 10, 16, blocks=blocks), zoo.sizes, reads)
-    with pytest.raises(RunError, match="'net' is of another architecture: expected at most 3"):
-        check_readable("net", NetworkSizes(49, 10, 16, blocks=4), zoo.sizes, reads)
-    narrow = NetworkSizes(49, 10, 16, d_model=16)
-    with pytest.raises(RunError, match="expected width 32, found 16"):
-        check_readable("net", narrow, zoo.sizes, [Predictor("x", None)])
+    ):
+        torch.save({**state, **change}, tmp_path / "net.pt")
+        assert_refused(words, "predict", RUN, tmp_path / "net.pt")
+    assert_refused(words, "predict", RUN, tmp_path / "net.pt", "--json")
 
 
 def test_predict_takes_names_strings_and_zoos(zoo: Zoo) -> None:
@@ -305,42 +228,38 @@ def test_predict_takes_names_strings_and_zoos(zoo: Zoo) -> None:
 
 
 def test_the_record_of_a_run_is_valid_json_too() -> None:
-    code, out, _ = tnfn("evaluate", RUN, "--json")
-    assert code == 0
-    assert json.loads(out, parse_constant=_refused)["summary"]["tau_se"] is None
+    assert as_json("evaluate", RUN)["summary"]["tau_se"] is None
 
 
 def test_rows_of_a_zoo_are_listed_with_filters(zoo: Zoo) -> None:
     words = ("zoo", "rows", "mnist-sample", "--optimizer", "adam", "--min-accuracy", 0.93)
-    code, out, err = tnfn(*words, "--json")
-    assert code == 0, err
-    found = json.loads(out)
+    found = as_json(*words)
     expected = zoo.select(optimizer="adam", min_accuracy=0.93).tolist()
     assert [row["row"] for row in found] == expected
     assert found[0]["name"] == f"mnist-sample#{expected[0]}"
     assert found[0]["run"] == zoo.config(expected[0])["run"]
-    code, out, _ = tnfn(*words)
-    assert code == 0
+    out = printed(*words)
     assert f"10 of {len(zoo)} rows" in out
     assert all(row["name"] in out for row in found)
-    code, out, _ = tnfn("zoo", "rows", "mnist-sample", "--run", found[0]["run"], "--json")
-    assert [row["run"] for row in json.loads(out)] == [found[0]["run"]]
-    code, _, err = tnfn("zoo", "rows", "mnist-sample", "--percent", 50, "--json")
-    assert code == 2
-    assert "has no rows of percent '50'" in err
+    one = as_json("zoo", "rows", "mnist-sample", "--run", found[0]["run"])
+    assert [row["run"] for row in one] == [found[0]["run"]]
+    for filters, words in (
+        (("--percent", 50), "no rows of percent '50': it has 75"),
+        (("--optimizer", "adm"), "no rows of optimizer 'adm': it has adam, rmsprop, sgd, sgdm"),
+        (("--run", "00084", "--run", "x"), "no rows of run 'x': it has 00084, "),
+        (("--min-accuracy", "nan"), "--min-accuracy must lie between 0 and 1, found nan"),
+    ):
+        assert_refused(words, "zoo", "rows", "mnist-sample", *filters)
 
 
 def test_networks_of_other_sizes_are_listed_and_refused_in_a_sentence(tmp_path: Path) -> None:
     options = BuildOptions("digits", runs=4, epochs=1, samples=32, batch=16, workers=1)
     mixed = build_mixed(tmp_path / "mixed", options, size_groups([16, 32], [4], [1]))
-    code, out, err = tnfn("zoo", "rows", mixed.path, "--json")
-    assert code == 0, err
-    listed = json.loads(out)
+    listed = as_json("zoo", "rows", mixed.path)
     assert len(listed) == len(mixed)
     assert listed[0]["name"] == f"{mixed.path}/w16-h4-d1#0"
-    code, out, err = tnfn("predict", RUN, mixed.path)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "w16-h4-d1#0' is of another architecture: expected 2 blocks, found 1" in err
+    words = "w16-h4-d1#0' is of another architecture: expected 2 blocks, found 1"
+    assert_refused(words, "predict", RUN, mixed.path)
     assert [n.name for n in resolve_networks([mixed.path])] == [row["name"] for row in listed]
     zoo = mixed["w32-h4-d1"]
     export_authors(zoo, tmp_path / "out")

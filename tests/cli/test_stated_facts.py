@@ -1,7 +1,5 @@
 """`--set` and `--family`: a fact that no file states is asked for, and never assumed."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path
@@ -9,30 +7,17 @@ from pathlib import Path
 import pytest
 import tiny_checkpoints
 import torch
-from torch import nn
 
-from tnfn_command import tnfn
+from tiny_families import encoder
+from tnfn_command import assert_refused, printed, tnfn
 
 STATED = ("--set", "nhead=4", "--set", "norm_first=true", "--set", "activation=gelu")
-
-
-def encoder(activation: str = "gelu") -> nn.TransformerEncoder:
-    """A pre-norm encoder in float64 with random weights, none of them trivial."""
-    layer = nn.TransformerEncoderLayer(
-        24, 4, 40, activation=activation, batch_first=True, norm_first=True
-    )
-    module = nn.TransformerEncoder(layer, 2, nn.LayerNorm(24), enable_nested_tensor=False)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(0.4 * torch.randn(p.shape, generator=generator))
-    return module.double().eval()
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("encoder") / "own.pt"
-    torch.save(encoder().state_dict(), path)
+    torch.save(encoder(norm_first=True, final=True, activation="gelu").state_dict(), path)
     return path
 
 
@@ -57,27 +42,24 @@ def test_a_gelu_encoder_is_asked_about_and_then_disguised_rightly(
             "nhead", "norm_first", "activation"
         }  # fmt: skip
         assert not out.exists()
-    done = tnfn("disguise", file, "--out", out, *STATED)
-    assert done.returncode == 0, done.stderr
-    assert f"open it with the same options: {' '.join(STATED)}" in done.stdout
+    shown = printed("disguise", file, "--out", out, *STATED)
+    assert f"open it with the same options: {' '.join(STATED)}" in shown
     x = torch.randn(2, 7, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    module = encoder()
+    module = encoder(norm_first=True, final=True, activation="gelu")
     expected = module(x).detach()
     module.load_state_dict(torch.load(out, weights_only=True))
     torch.testing.assert_close(module(x).detach(), expected, rtol=1e-10, atol=1e-10)
-    done = tnfn("compare", file, out, "--prove", *STATED)
-    assert done.returncode == 0, done.stderr
+    printed("compare", file, out, "--prove", *STATED)
     aligned = tmp_path / "aligned.pt"
-    done = tnfn("align", out, file, "--out", aligned, *STATED)
-    assert done.returncode == 0, done.stderr
-    assert f"open it with the same options: {' '.join(STATED)}" in done.stdout
+    shown = printed("align", out, file, "--out", aligned, *STATED)
+    assert f"open it with the same options: {' '.join(STATED)}" in shown
 
 
 def test_the_pasted_lines_are_an_architecture_file(file: Path, tmp_path: Path) -> None:
     lines = tnfn("inspect", file).stderr.splitlines()[1:]
     own = tmp_path / "own.toml"
     own.write_text("\n".join(lines).replace("= 8", "= 4"))
-    assert tnfn("inspect", file, "--architecture", own).returncode == 0
+    printed("inspect", file, "--architecture", own)
 
 
 BAD = {
@@ -102,7 +84,7 @@ BAD = {
 def test_what_does_not_fit_is_refused_by_every_command(
     case: str, file: Path, tmp_path: Path
 ) -> None:
-    words, told = BAD[case]
+    words, shown = BAD[case]
     fields = [word.split("=")[0] for word in words]
     rest = [
         word
@@ -113,23 +95,27 @@ def test_what_does_not_fit_is_refused_by_every_command(
     for command in _commands(file, tmp_path / "out"):
         done = tnfn(*command, *words, *rest)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done
-        assert told in done.stderr
+        assert shown in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_field_is_stated_once_and_for_checkpoints_only(file: Path, tmp_path: Path) -> None:
     done = tnfn("inspect", file, "--set", "nhead=4", "--set", "nhead=8")
     assert (done.returncode, done.stderr) == (2, "error: --set states 'nhead' twice\n")
-    done = tnfn("inspect", "mnist-sample#0", "--set", "nhead=4")
-    assert done.returncode == 2
-    assert "--set nhead: Small Transformer Zoo has no such config field" in done.stderr
+    assert_refused(
+        "--set nhead: Small Transformer Zoo has no such config field",
+        "inspect",
+        "mnist-sample#0",
+        "--set",
+        "nhead=4",
+    )
 
 
 def test_flags_may_be_written_as_python_writes_them(file: Path) -> None:
     words = ("--set", "nhead=4", "--set", "activation=relu", "--json")
-    post = tnfn("inspect", file, *words, "--set", "norm_first=False").stdout
-    assert post == tnfn("inspect", file, *words, "--set", "norm_first=false").stdout
-    assert post != tnfn("inspect", file, *words, "--set", "norm_first=True").stdout
+    post = printed("inspect", file, *words, "--set", "norm_first=False")
+    assert post == printed("inspect", file, *words, "--set", "norm_first=false")
+    assert post != printed("inspect", file, *words, "--set", "norm_first=True")
 
 
 def test_a_folder_of_encoders(file: Path, tmp_path: Path) -> None:
@@ -138,12 +124,10 @@ def test_a_folder_of_encoders(file: Path, tmp_path: Path) -> None:
         (tmp_path / "models" / name).write_bytes(file.read_bytes())
     out = tmp_path / "pairs.json"
     words = ("compare", "--matrix", tmp_path / "models", "--out", out)
-    done = tnfn(*words)
-    assert done.returncode == 2
-    assert "--set nhead=" in done.stderr
-    assert "1 same" in tnfn(*words, *STATED).stdout
+    assert_refused("--set nhead=", *words)
+    assert "1 same" in printed(*words, *STATED)
     before = out.read_text()
-    assert tnfn(*words, "--set", "nhead=8", *STATED[2:]).returncode == 0
+    printed(*words, "--set", "nhead=8", *STATED[2:])
     assert out.read_text() != before, "pairs read in another way are compared again"
 
 
@@ -154,8 +138,6 @@ def test_a_config_without_a_model_type_is_recognised_or_names_the_remedy(tmp_pat
         config = json.loads((folder / "config.json").read_text())
         kept = ("hidden_act", "num_attention_heads", "hidden_size", "layer_norm_eps")
         (folder / "config.json").write_text(json.dumps({field: config[field] for field in kept}))
-    assert tnfn("inspect", tmp_path / "bert").returncode == 0
-    done = tnfn("inspect", tmp_path / "bert base")
-    assert done.returncode == 2
-    assert "--family bert or --family roberta" in done.stderr
-    assert tnfn("inspect", tmp_path / "bert base", "--family", "bert").returncode == 0
+    printed("inspect", tmp_path / "bert")
+    assert_refused("--family bert or --family roberta", "inspect", tmp_path / "bert base")
+    printed("inspect", tmp_path / "bert base", "--family", "bert")

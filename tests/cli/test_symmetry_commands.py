@@ -8,36 +8,29 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tnfn_command import tnfn
+from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn import spaces
-from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.errors import SpaceError
 from transformer_nfn.networks import read_network, save_network
 
-SPACE = "attention_block:8,2,3,4,10"
+SPACE, OTHER = "attention_block:8,2,3,4,10", "attention_block:8,2,3,4,11"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("networks")
     for out, seed in (("a", 0), ("b", 1)):
-        assert (
-            tnfn("sample", SPACE, "--out", path / f"{out}.safetensors", "--seed", seed).returncode
-            == 0
-        )
-    done = tnfn("disguise", path / "a.safetensors", "--out", path / "disguised.safetensors")
-    assert done.returncode == 0, done.stderr
+        printed("sample", SPACE, "--out", path / f"{out}.safetensors", "--seed", seed)
+    printed("disguise", path / "a.safetensors", "--out", path / "disguised.safetensors")
     return path
 
 
 def test_compare_tells_by_exit_code_and_json(folder):
-    same = tnfn("compare", folder / "a.safetensors", folder / "disguised.safetensors", "--json")
-    assert same.returncode == 0, same.stderr
-    answer = json.loads(same.stdout)
+    answer = as_json("compare", folder / "a.safetensors", folder / "disguised.safetensors")
     assert answer["same_function"] is True
     assert answer["same_orbit"] is True
-    other = tnfn("compare", folder / "a.safetensors", folder / "b.safetensors", "--json")
-    assert other.returncode == 1
-    assert json.loads(other.stdout)["witness"]["difference"] > 0.01
+    other = printed("compare", folder / "a.safetensors", folder / "b.safetensors", "--json", code=1)
+    assert json.loads(other)["witness"]["difference"] > 0.01
     words = tnfn("compare", folder / "a.safetensors", folder / "b.safetensors")
     assert "same function: no" in words.stdout
 
@@ -47,75 +40,49 @@ def test_fingerprints_and_canonical_forms_of_disguises_agree(folder):
     done = tnfn("fingerprint", *names, "--json")
     apart = json.loads(done.stdout)["relative_distances"]
     assert apart[0][1] < 1e-4 < 1e-2 < apart[0][2]
-    assert "distance to the first" in tnfn("fingerprint", *names).stdout
+    assert "distance to the first" in printed("fingerprint", *names)
     forms = []
     for name in names[:2]:
         out = folder / f"canonical-{name.name}"
-        assert tnfn("canonical", name, "--out", out).returncode == 0
+        printed("canonical", name, "--out", out)
         forms.append(read_network(out)[1])
     for tensor in forms[0]:
         assert torch.allclose(forms[0][tensor], forms[1][tensor], atol=1e-3)
 
 
 def test_space_prints_lists_and_writes_json(tmp_path):
-    assert "head input qk*" in tnfn("space", SPACE).stdout
-    assert "rope_block" in tnfn("space").stdout
-    assert "grouped_query_block" in json.loads(tnfn("space", "--json").stdout)
+    assert "head input qk*" in printed("space", SPACE)
+    assert "rope_block" in printed("space")
+    assert "grouped_query_block" in as_json("space")
     path = tmp_path / "space.json"
     path.write_text(tnfn("space", "residual_stack:2,8,2,3,4,10,5,3", "--json").stdout)
-    assert "residual_stack: 30 tensors" in tnfn("space", path).stdout
+    assert "residual_stack: 30 tensors" in printed("space", path)
 
 
 def test_the_story_of_the_disguises(tmp_path):
-    done = tnfn("disguises", "--out", tmp_path / "demo")
-    assert done.returncode == 0, done.stderr
-    assert "witness" in done.stdout
+    shown = printed("disguises", "--out", tmp_path / "demo")
+    assert "witness" in shown
     assert len(list((tmp_path / "demo").glob("*.safetensors"))) == 7
 
 
-def test_version_and_help():
-    assert tnfn("--version").stdout.startswith("transformer-nfn ")
-    for command in ("compare", "disguise", "space", "fingerprint", "canonical", "sample"):
-        assert "tnfn " + command in tnfn(command, "--help").stdout
-
-
-def bad(folder, case):
-    a = folder / "a.safetensors"
-    torn = folder / "torn.safetensors"
+def test_bad_input_is_one_sentence_and_exit_code_2(folder):
+    a, torn, plain, rope = (folder / f"{n}.safetensors" for n in ("a", "torn", "plain", "rope"))
     torn.write_bytes(a.read_bytes()[:-7])
-    plain = folder / "plain.safetensors"
     save_file({"W": torch.ones(3)}, plain)
-    rope = folder / "rope.safetensors"
-    tnfn("sample", "rope_block:8,2,4,4,10", "--out", rope)
-    return {
-        "no file": (["compare", a, folder / "none"], "there is no file"),
-        "torn file": (["compare", a, torn], "torn.safetensors' is not a readable safetensors file"),
-        "no space": (["compare", a, plain], "does not say which weight space"),
-        "wrong space": (
-            ["compare", a, a, "--space", "attention_block:8,2,3,4,11"],
-            "'W_A' axis 'neuron': expected 11, found 10",
-        ),
-        "other spaces": (["compare", a, rope], "the spaces do not match"),
-        "unknown space": (["space", "nothing:1"], "neither a file nor a ready space"),
-        "sizes": (["space", "attention_block:8,2"], "expected attention_block:D,heads,Dk,Dv,Dff"),
-        "words for sizes": (["space", "attention_block:8,two"], "must be whole numbers"),
-        "group": (["compare", a, a, "--group", "all"], "--group must be"),
-        "unwritable": (["canonical", a, "--out", "/proc/none/x"], "cannot be written"),
-    }[case]
-
-
-CASES = ["no file", "torn file", "no space", "wrong space", "other spaces", "unknown space"]
-CASES += ["sizes", "words for sizes", "group", "unwritable"]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_bad_input_is_one_sentence_and_exit_code_2(folder, case):
-    words, message = bad(folder, case)
-    done = tnfn(*words)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert done.stderr.startswith("error: ")
+    printed("sample", "rope_block:8,2,4,4,10", "--out", rope)
+    for message, *words in (
+        ("there is no file", "compare", a, folder / "none"),
+        ("torn.safetensors' is not a readable safetensors file", "compare", a, torn),
+        ("does not say which weight space", "compare", a, plain),
+        ("'W_A' axis 'neuron': expected 11, found 10", "compare", a, a, "--space", OTHER),
+        ("the spaces do not match", "compare", a, rope),
+        ("neither a file nor a ready space", "space", "nothing:1"),
+        ("expected attention_block:D,heads,Dk,Dv,Dff", "space", "attention_block:8,2"),
+        ("must be whole numbers", "space", "attention_block:8,two"),
+        ("--group must be", "compare", a, a, "--group", "all"),
+        ("cannot be written", "canonical", a, "--out", "/proc/none/x"),
+    ):
+        assert_refused(message, *words)
 
 
 def test_a_network_round_trips_bit_for_bit(tmp_path):
@@ -135,18 +102,3 @@ def test_the_installed_command_exits_with_2():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: there is no file 'none'\n"
-
-
-def test_importing_needs_torch_and_numpy_only():
-    code = (
-        "import sys, transformer_nfn\n"
-        "heavy = {'matplotlib', 'sklearn', 'pyarrow', 'ray', 'xgboost', 'lightgbm', 'gensim', "
-        "'transformers', 'typer', 'rich', 'huggingface_hub', 'scipy'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_errors_have_one_root():
-    assert issubclass(SpaceError, TransformerNFNError)

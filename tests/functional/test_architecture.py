@@ -1,7 +1,5 @@
 """An architecture says what its weights compute; what claims too much is caught."""
 
-import pickle
-
 import pytest
 import torch
 
@@ -112,16 +110,6 @@ def test_names_of_axes_and_tensors_decide_nothing():
     assert (found.same_function, found.same_orbit) == (False, False)
     assert symmetry.compare(space, U, V).same_function is None  # no forward, so no witness
     assert symmetry.canonical_form(mine, U).keys() == U.keys()
-
-
-@every_space
-def test_architectures_go_to_other_processes(space):
-    architecture = architecture_of(space)
-    back = pickle.loads(pickle.dumps(architecture))
-    assert back.space == space
-    U = {name: w[0, 0] for name, w in draw(space, 1).items()}
-    (X,) = architecture.inputs.draw(1, 4, generator=gen(1))
-    assert torch.equal(back.forward(U, X), architecture.forward(U, X))
 
 
 def test_a_space_that_does_not_have_what_its_architecture_needs_is_refused():

@@ -1,15 +1,10 @@
 """The reference forward of real transformers computes what the `transformers` library does."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 from tiny_families import TINY, build, inputs_of, network, run_library, save
 from transformer_nfn.checkpoints.families import open_model
@@ -45,27 +40,6 @@ def test_the_pooler_computes_what_the_library_computes(tmp_path: Path) -> None:
         x = forward.hidden_states(read.description, read, inputs["input_ids"])
         found = forward.pooled(read.description, read, x)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "vit"])
-def test_a_lazy_model_is_read_block_by_block(name: str, tmp_path: Path) -> None:
-    asked: list[list[str]] = []
-    with open_model(save(build(name), tmp_path)) as model:
-
-        def read(names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-            asked.append(list(names))
-            return model.read(asked[-1], dtype)
-
-        watched = SimpleNamespace(names=model.names, read=read)
-        inputs = inputs_of(name)
-        first, decoder = next(iter(inputs.values())), inputs.get("decoder_input_ids")
-        found = forward.transformer(model.description, watched, first, decoder=decoder)
-    torch.testing.assert_close(found, network(name).outputs(network(name).weights))
-    matrices = [
-        {name.split(".W_")[0].removesuffix(".cross") for name in names if ".W_" in name}
-        for names in asked
-    ]
-    assert max(len(blocks) for blocks in matrices) == 1
 
 
 def test_half_precision_files_are_computed_in_the_dtype_asked_for(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Words of commands that cannot be meant: sizes, places and numbers out of this world."""
 
-from __future__ import annotations
-
 from expected import Right
 
 Words = tuple[str, ...]

@@ -1,7 +1,5 @@
 """Which commands are run on which damaged inputs."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,8 +130,11 @@ def _run_folders() -> list[Scenario]:
                 Target(
                     f"{at}/model.safetensors",
                     (
-                        d.unreadable, tensor_damage.stored_tensor, tensor_damage.header_claims,
-                        d.safetensors_header(ANSWERED), d.swapped("ours.safetensors"),
+                        d.unreadable,
+                        tensor_damage.stored_tensor,
+                        tensor_damage.header_claims,
+                        d.safetensors_header(ANSWERED),
+                        d.swapped("ours.safetensors"),
                     ),
                 ),
             ]
@@ -169,7 +170,9 @@ def _reports() -> list[Scenario]:
         Target(
             f"{run}/run.json",
             (
-                d.field_of_wrong_type(types, ANSWERED), d.unreadable, d.json_text(ANSWERED),
+                d.field_of_wrong_type(types, ANSWERED),
+                d.unreadable,
+                d.json_text(ANSWERED),
                 d.reformatted,
             ),
         ),
@@ -309,7 +312,9 @@ def _checkpoints() -> list[Scenario]:
         Target(
             "hub/model.safetensors",
             (
-                d.unreadable, tensor_damage.stored_tensor, tensor_damage.header_claims,
+                d.unreadable,
+                tensor_damage.stored_tensor,
+                tensor_damage.header_claims,
                 d.safetensors_header(ANSWERED),
             ),
         ),
@@ -327,6 +332,16 @@ def _checkpoints() -> list[Scenario]:
                 ("disguise", "hub", "--out", "new"), ("align", "hub", "disguised", "--out", "new"),
             ),
             hub[1:],
+        ),
+        Scenario(
+            "mixture of experts", ("mixture",),
+            (("inspect", "mixture", "--json"), ("disguise", "mixture", "--out", "new")),
+            (
+                Target("mixture/model.safetensors", (tensor_damage.stored_tensor,)),
+                Target("mixture/config.json", (
+                    d.field_of_wrong_type(("num_local_experts", "num_experts_per_tok"), ANSWERED),
+                )),
+            ),
         ),
         Scenario(
             "checkpoint's config", ("hub", "disguised"),

@@ -1,7 +1,5 @@
 """What is right for a damaged input, and what a command that got it did instead."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from enum import Enum

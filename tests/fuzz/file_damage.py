@@ -1,7 +1,5 @@
 """Ways to damage a file, each with what is right for a command that reads it afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

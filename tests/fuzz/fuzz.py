@@ -3,8 +3,6 @@
 ``python tests/fuzz/fuzz.py --inputs 5000`` repeats the nightly run, ``--only 1234`` one input.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -68,8 +66,10 @@ def main() -> None:
     for result in wrong if asked.only is None else results:
         print(explain(result))
     statuses = Counter(str(result["status"]) for result in results)
-    print(f"{len(results)} inputs, {len(wrong)} faults {dict(Counter(r['fault'] for r in wrong))}; "
-          f"exit codes {dict(statuses)}; longest {max(r['seconds'] for r in results)} s")
+    print(
+        f"{len(results)} inputs, {len(wrong)} faults {dict(Counter(r['fault'] for r in wrong))}; "
+        f"exit codes {dict(statuses)}; longest {max(r['seconds'] for r in results)} s"
+    )
     sys.exit(1 if wrong else 0)
 
 

@@ -4,8 +4,6 @@ A child is forked from this process, which imports the commands once and never s
 an input costs no interpreter start, an abort ends one child, and a hang is ended from here.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import json

@@ -1,7 +1,5 @@
 """Ways to damage what `tnfn zoo import` reads: tables and zip files."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import struct

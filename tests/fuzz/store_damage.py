@@ -1,7 +1,5 @@
 """Ways to damage a zoo or a predictor that keep its checksums right: signed, but wrong."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

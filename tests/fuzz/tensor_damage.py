@@ -1,7 +1,5 @@
 """Ways to damage the tensors of a file, in safetensors or in a state dict, and what is right."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import struct

@@ -1,7 +1,5 @@
 """Valid inputs of every kind that a command takes, small, for damaged copies to be made of."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 import sys
@@ -134,6 +132,7 @@ def _checkpoints(folder: Path) -> None:
     (folder / "hub/1_Pooling/config.json").write_text("{}")
     _encoder(folder / "encoder.pt")
     save_family("bert", folder / "bert")
+    save_family("mixtral", folder / "mixture")
     _output("disguise", folder / "hub", "--out", folder / "disguised")
     for name in ("hub", "disguised"):
         shutil.copytree(folder / name, folder / "models" / name)

@@ -1,7 +1,5 @@
 """On a GPU: the fused kernels against float64, beside PyTorch in the same precision."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

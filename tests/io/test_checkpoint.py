@@ -1,7 +1,5 @@
 """One mapping over every kind of checkpoint: the same tensors, read only when asked for."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Callable
@@ -44,8 +42,9 @@ def written(kind: str, tmp_path: Path) -> Path:
         "folder of .bin": lambda: in_folder(path, "pytorch_model.bin", torch.save),
         "shards": lambda: sharded(path, "model.safetensors", save_file),
         "shards of .bin": lambda: sharded(path, "pytorch_model.bin", torch.save),
-        "index": lambda: sharded(path, "model.safetensors", save_file)
-        / "model.safetensors.index.json",
+        "index": lambda: (
+            sharded(path, "model.safetensors", save_file) / "model.safetensors.index.json"
+        ),
     }
     return made[kind]()
 
@@ -164,5 +163,3 @@ def test_what_is_no_weights_is_listed_but_not_read(tmp_path: Path) -> None:
     for name, why in (("ids", "holds int64"), ("s", "is a sparse_coo tensor")):
         with pytest.raises(CheckpointError, match=rf"ids\.pt': '{name}' {why}"):
             checkpoint[name]
-
-

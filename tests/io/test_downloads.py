@@ -1,7 +1,5 @@
 """Downloads: fetched with patience, checked, kept in the one cache folder."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Fields of JSON files are what they should be, or refused by file, field, expected and found."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Atomic writes leave the old file or the new one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -30,9 +28,7 @@ files.write_text(Path(sys.argv[1]), "new")
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_a_writer_killed_before_the_rename_leaves_the_old_file(
-    tmp_path: Path, moment: str
-) -> None:
+def test_a_writer_killed_before_the_rename_leaves_the_old_file(tmp_path: Path, moment: str) -> None:
     path = tmp_path / "run.json"
     write_text(path, "old")
     code = KILLED.format(moment=moment)
@@ -67,21 +63,6 @@ def test_bytes_are_on_disk_before_the_name_and_the_name_before_it_returns(
     with atomic_file(tmp_path / "b", durable=False) as beside:
         beside.write_bytes(b"2")
     assert done == ["rename"]
-
-
-def test_a_folder_that_cannot_be_synced_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync = os.fsync
-
-    def picky(handle: int) -> None:
-        if os.path.isdir(f"/proc/self/fd/{handle}"):
-            raise OSError(errno.EINVAL, "not for folders")
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", picky)
-    write_text(tmp_path / "a", "kept")
-    assert (tmp_path / "a").read_text() == "kept"
 
 
 def test_an_error_in_the_writer_leaves_the_old_file_and_nothing_beside(tmp_path: Path) -> None:

@@ -64,32 +64,11 @@ def test_axes_are_merged_and_transposed_as_the_layout_says():
     assert torch.equal(file["norm"], U["g"][:, 0])
 
 
-def test_fused_parts_follow_each_other_as_in_gpt2():
-    words = "W_Q: stream +(head qk), W_K: stream +(head qk), W_V: stream +(head vo)"
-    lines = {name: line for name, line in LINES.items() if name not in "qkv"}
-    U, file = both_ways(lines | {"c_attn": words})
-    rows = [torch.cat([w[:, :, 0][h] for h in range(H)], 1) for w in (U["W_Q"], U["W_K"], U["W_V"])]
-    assert torch.equal(file["c_attn"], torch.cat(rows, 1))
-
-
-def test_fused_parts_take_turns_for_every_head_as_in_neox():
-    words = "W_Q: (head + qk) stream, W_K: (head + qk) stream"
-    lines = {name: line for name, line in LINES.items() if name not in "qk"}
-    U, file = both_ways(lines | {"qk": words})
-    rows = [w[h, :, 0].T for h in range(H) for w in (U["W_Q"], U["W_K"])]
-    assert torch.equal(file["qk"], torch.cat(rows))
-
-
 def test_one_tensor_may_be_split_over_several_of_the_file():
     lines = {name: line for name, line in LINES.items() if name != "v"}
     U, file = both_ways(lines | {"heads.{head}.v": "W_V: vo stream"})
     for h in range(H):
         assert torch.equal(file[f"heads.{h}.v"], U["W_V"][h, :, 0].T)
-
-
-def test_the_kernel_of_a_convolution_has_a_shape_of_its_own():
-    U, file = both_ways(LINES | {"wte": "W_E: stream token"}, {"wte": (D, 1, T, 1)})
-    assert torch.equal(file["wte"], U["W_E"].T[:, None, :, None])
 
 
 def test_prefixes_may_be_there_or_not_and_strangers_are_left_alone():

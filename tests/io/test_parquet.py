@@ -1,7 +1,5 @@
 """Parquet files are read without a thread of Arrow's: such threads abort some processes at exit."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

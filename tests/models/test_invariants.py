@@ -1,7 +1,5 @@
 """Invariant features: no group element changes them, in any space, and they are quick."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

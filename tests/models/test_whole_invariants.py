@@ -1,7 +1,5 @@
 """Invariants of whole networks: no symmetry changes them, sizes do not change their number."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any

@@ -5,13 +5,12 @@ import json
 import pytest
 import torch
 
-from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import sinusoids, small_transformer
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.models import WholeNetwork, network_of
-from transformer_nfn.models.whole_network import Probes, probe_outputs, whole_invariants
+from transformer_nfn.models.whole_network import probe_outputs, whole_invariants
 from transformer_nfn.models.whole_network.model import order_loss
-from transformer_nfn.models.whole_network.probes import CHUNK, features_width, outputs_vary
+from transformer_nfn.models.whole_network.probes import CHUNK, outputs_vary
 from transformer_nfn.spaces import attention_block
 
 TOKENS, CLASSES, PATCH = 7, 5, 6
@@ -97,17 +96,6 @@ def test_no_symmetry_of_the_whole_network_moves_a_prediction():
     torch.testing.assert_close(after, before, rtol=1e-7, atol=1e-7)
 
 
-def test_in_single_precision_predictions_move_less_than_one_in_ten_thousand():
-    made, named = networks(dtype=torch.float32)
-    reader = model({name: w.double() for name, w in named.items()}).float()
-    element = made.space.group.random(torch.Generator().manual_seed(1), batch=3)
-    moved = element.act({name: w.double().unsqueeze(1) for name, w in named.items()})
-    other = {name: w.squeeze(1).float() for name, w in moved.items()}
-    with torch.no_grad():
-        change = reader(network_of(other)) - reader(network_of(named))
-    assert float(change.abs().max()) < 1e-4
-
-
 def test_the_first_stream_is_permuted_together_with_the_positions():
     _, named = networks()
     reader = model(named)
@@ -142,32 +130,6 @@ def test_scales_of_relu_neurons_are_not_seen():
         )
 
 
-def test_invariants_computed_before_are_used():
-    _, named = networks()
-    reader = model(named)
-    network = network_of(named)
-    with torch.no_grad():
-        torch.testing.assert_close(reader(reader.prepared(network)), reader(network))
-
-
-def test_what_is_usual_is_learned_from_the_training_networks():
-    _, named = networks(8)
-    reader = model(named)
-    x = (reader.prepared(network_of(named))["invariants"] - reader.mean) * reader.scale
-    there = reader.scale > 0
-    assert float(x[:, there].mean(0).abs().max()) < 1e-6
-    torch.testing.assert_close(
-        x[:, there].std(0, correction=0), torch.ones(int(there.sum())).double()
-    )
-
-
-def test_features_of_outputs_are_of_order_one():
-    _, named = networks()
-    features = model(named).head_inputs(network_of(named))["outputs"]
-    assert features.shape == (3, features_width(6, CLASSES))
-    assert float(features.abs().max()) < 10
-
-
 def test_order_loss_counts_pairs_in_the_wrong_order():
     accuracy = torch.tensor([0.1, 0.5, 0.9])
     right, wrong = torch.tensor([-2.0, 0.0, 2.0]), torch.tensor([2.0, 0.0, -2.0])
@@ -183,46 +145,6 @@ def test_a_model_is_read_back_as_it_was_written(tmp_path):
     again = WholeNetwork.from_pretrained(tmp_path)
     with torch.no_grad():
         assert torch.equal(again(network_of(named)), reader(network_of(named)))
-
-
-def test_probes_share_what_they_consist_of():
-    probes = Probes(10, TOKENS, PATCH, CLASSES, rank=3)
-    assert probes().shape == (10, TOKENS, PATCH)
-    assert torch.linalg.matrix_rank(probes().flatten(1).detach() - probes.base) == 3
-    assert probes.labels.tolist() == [0, 1, 2, 3, 4] * 2
-
-
-def test_probes_of_two_groups_share_nothing():
-    torch.manual_seed(0)
-    probes = Probes(10, TOKENS, PATCH, CLASSES, rank=2, groups=2)
-    probes()[:5].sum().backward()
-    for stacked in (probes.codes, probes.mix, probes.pieces, probes.base):
-        first, second = stacked.grad.chunk(2)
-        assert float(first.abs().max()) > 0 == float(second.abs().max())
-    with pytest.raises(SpaceError, match="10 probes do not fall into 3 groups"):
-        Probes(10, TOKENS, PATCH, CLASSES, rank=2, groups=3)
-
-
-def test_head_inputs_replace_the_weights():
-    _, named = networks()
-    reader, network = model(named), network_of(named)
-    with torch.no_grad():
-        inputs = reader.head_inputs(network)
-        assert set(inputs) == {"invariants", "outputs"}
-        assert torch.equal(reader.logits(inputs), reader.logits(network))
-        assert torch.equal(reader.features(inputs), reader.features(network))
-
-
-def test_probes_of_images_lie_between_black_and_white_and_start_dark():
-    torch.manual_seed(0)
-    probes = Probes(10, TOKENS, PATCH, CLASSES, rank=3, bounded=True)
-    with torch.no_grad():
-        assert float(probes().mean()) < -0.7
-        probes.base.fill_(50.0)
-        assert float(probes().abs().max()) <= 1
-        free = Probes(10, TOKENS, PATCH, CLASSES, rank=3)
-        free.base.fill_(50.0)
-        assert float(free().max()) > 40
 
 
 def test_weights_count_only_where_outputs_differ_between_probes():
@@ -255,17 +177,6 @@ def test_tokens_count_only_where_outputs_differ_between_probes():
     similarity = slice(-2 * 6, None)
     assert torch.equal(features[0, similarity], torch.ones(12).double())
     assert float(features[1:, similarity].min()) < 0.995
-
-
-@pytest.mark.parametrize("probes", [0, 6])
-def test_rescaled_logits_are_stretched_and_shifted(probes):
-    _, named = networks()
-    named["classifier.W_2"][0] = 0  # its weights do not count
-    reader, network = model(named, probes=probes), network_of(named)
-    with torch.no_grad():
-        before = reader.logits(network)
-        reader.rescale(0.25, 1.5)
-        torch.testing.assert_close(reader.logits(network), 0.25 * before + 1.5, rtol=0, atol=1e-12)
 
 
 def test_what_rounding_leaves_of_a_dead_neuron_is_not_seen():

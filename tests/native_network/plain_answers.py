@@ -1,7 +1,5 @@
 """Random networks of the zoo's kind, and what they answer, written out in plain PyTorch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The spaces every layer test runs over, small, and the layers of each kind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformer_nfn import spaces

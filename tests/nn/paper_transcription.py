@@ -6,8 +6,6 @@ Invariant Layers", with the einsum as printed; per-head products [WW]^(QK,s), [W
 constant of E(W)^(B) is unsqueezed at -2 too, and the products are written out.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

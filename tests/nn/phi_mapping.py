@@ -1,7 +1,5 @@
 """Which Φ of the paper is which block of a layer? Used to move parameters between the two."""
 
-from __future__ import annotations
-
 import torch
 from paper_transcription import PaperModel
 from torch import Tensor

@@ -1,14 +1,13 @@
 """The layers are the paper's formulas: same outputs, same parameters, same counts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from paper_transcription import PHI_E, PHI_I, equivariant, invariant, shape
 from phi_mapping import phi_of_equivariant, phi_of_invariant
 
 from transformer_nfn import spaces
-from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough, pooled
 
 SIZES = [
     # d, e, D, h, Dk, Dv, DA
@@ -83,7 +82,9 @@ def test_parameter_counts_are_the_formulas(D: int) -> None:
     ],
     ids=lambda space: space.name,
 )
-def test_reading_through_a_layer_changes_nothing(space: spaces.WeightSpace, pool: str) -> None:
+def test_reading_through_a_layer_changes_nothing(
+    space: spaces.WeightSpace, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     E = Equivariant(space, 1, 3, pool=pool).double()
     act, I = Activation(space), Invariant(space, 3, 4, pool=pool).double()  # noqa: E741
@@ -98,7 +99,15 @@ def test_reading_through_a_layer_changes_nothing(space: spaces.WeightSpace, pool
     E2 = Equivariant(space, 2, 6, groups=2, pool=pool).double()
     I2 = Invariant(space, 6, 8, groups=2, pool=pool).double()
     pair = space.randn(3, 2, dtype=torch.float64)
-    assert (ReadThrough(E2, act, I2)(pair) - I2(act(E2(pair)))).abs().max() < 1e-10
+    both = ReadThrough(E2, act, I2)
+    assert (both(pair) - I2(act(E2(pair)))).abs().max() < 1e-10
+    # Without gradients, where sums of any size are done in C; channels may come apart.
+    monkeypatch.setattr(pooled, "WORTHWHILE", 0)
+    apart = [{n: x[:, i : i + 1] for n, x in pair.items()} for i in range(2)]
+    with torch.no_grad():
+        assert (both(*apart) - I2(act(E2(pair)))).abs().max() < 1e-10
+    with pytest.raises(SpaceError, match="the layers read 2 channels, the weights have 1"):
+        both(apart[0])
     # The gradients agree too.
     parameters = [*E.parameters(), *I.parameters()]
     first = torch.autograd.grad(long_way.square().sum(), parameters)

@@ -7,8 +7,6 @@ null space is the space of all equivariant maps. Here it is solved with sampled 
 measured from the action and never taken from the layers.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The page of equations names every Φ of the paper, and every file and symbol it names exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

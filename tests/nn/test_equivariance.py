@@ -1,6 +1,4 @@
-"""E(gU) = g E(U) and I(gU) = I(U), for every space, one to three layers with activation."""
-
-from __future__ import annotations
+"""E(gU) = g E(U) and I(gU) = I(U), for every space, two layers with activation."""
 
 from itertools import pairwise
 
@@ -29,15 +27,13 @@ def network(space: WeightSpace, layers: int, **options: object) -> nn.Sequential
 @pytest.mark.parametrize("name", SPACES)
 def test_layers_commute_with_the_group(name: str, kind: str) -> None:
     space, options = SPACES[name], KINDS[kind]
-    for layers in (1, 3):
-        torch.manual_seed(layers)
-        deep = network(space, layers, **options).double()
-        last = Invariant(space, [2, 3, 2, 3][layers], 4, **invariant_options(options)).double()
-        whole = nn.Sequential(deep, last)
-        weights = space.randn(3, 2, dtype=torch.float64)
-        with torch.no_grad():
-            assert_equivariant(deep, space, weights, tolerance=1e-9, seed=layers)
-            assert_invariant(whole, space, weights, tolerance=1e-9)
+    torch.manual_seed(0)
+    deep = network(space, 2, **options).double()
+    whole = nn.Sequential(deep, Invariant(space, 2, 4, **invariant_options(options)).double())
+    weights = space.randn(3, 2, dtype=torch.float64)
+    with torch.no_grad():
+        assert_equivariant(deep, space, weights, tolerance=1e-9)
+        assert_invariant(whole, space, weights, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -4,8 +4,6 @@ A move gives the network, its positions, and where the units of each role went: 
 index is the unit of the old network that the new one has at ``i``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Run folders as training leaves them, made up: a zoo with two modes, predictors of known skill."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

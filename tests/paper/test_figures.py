@@ -4,13 +4,10 @@ import builtins
 import re
 
 import pytest
-from matplotlib.figure import Figure
-from run_folders import write_curve, write_run
+from run_folders import write_run
 
 from transformer_nfn.paper import figures
-from transformer_nfn.paper.numbers import model_name
-from transformer_nfn.paper.table_text import curve_lines, lay_out
-from transformer_nfn.prediction.runs import RunError, RunRecord, find_runs
+from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import BuildOptions, build
 
 
@@ -36,47 +33,6 @@ def test_scatter_of_all_models_is_one_sheet_in_two_formats(runs, tmp_path):
 def test_same_runs_give_the_same_file(runs, tmp_path):
     one, two = (figures.tau_by_size([runs], tmp_path / name)[1] for name in ("a", "b"))
     assert one.read_bytes() == two.read_bytes()
-
-
-def test_one_size_only_has_no_figure_of_sizes(tmp_path):
-    write_run(tmp_path / "runs", "mlp", networks=80, seeds=1)
-    assert figures.tau_by_size([tmp_path / "runs"], tmp_path / "sizes") == []
-
-
-def test_learning_curve_has_a_line_with_errors_for_each_model(tmp_path):
-    models = ("transformer_nfn", "statnn", "xgboost")
-    runs = find_runs([write_curve(tmp_path / "runs", models)])
-    records = [RunRecord.read(run) for run in runs]
-    written = figures.learning_curve(records, tmp_path / "learning-curve")
-    assert [path.name for path in written] == ["learning-curve.png", "learning-curve.svg"]
-    assert written[0].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-    figure = Figure()
-    (view,) = lay_out("learning-curve", records)
-    figures.paint_lines(figure, curve_lines(view), view.zoo)
-    (axes,) = figure.axes
-    assert axes.xaxis.get_transform().base == 2
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["64", "128", "300"]
-    lines, labels = axes.get_legend_handles_labels()
-    assert set(labels) == {"Transformer-NFN", "StatNN", "XGBoost"}
-    for container, label in zip(lines, labels, strict=True):
-        model = next(model for model in models if model_name(model) == label)
-        mine = sorted(
-            (r.selection["train"], r.summary["tau"], r.summary["tau_se"])
-            for r in records
-            if r.model == model
-        )
-        line, _, (bars,) = container
-        assert line.get_xdata().tolist() == [train for train, _, _ in mine] == [64, 128, 256, 300]
-        assert line.get_ydata().tolist() == [tau for _, tau, _ in mine]
-        lengths = [abs(top[1] - low[1]) / 2 for low, top in bars.get_segments()]
-        assert lengths == pytest.approx([error for _, _, error in mine])
-
-
-def test_two_zoos_are_two_sheets(runs, tmp_path):
-    write_run(runs / "news", "mlp", networks=80, seeds=1, task="ag_news")
-    names = {p.name for p in figures.prediction_scatter([runs], tmp_path / "p")}
-    assert names == {"p-1.png", "p-1.svg", "p-2.png", "p-2.svg"}
 
 
 @pytest.mark.parametrize("draw", [figures.prediction_scatter, figures.tau_by_size])

@@ -1,20 +1,16 @@
 """τ over 64, 128, … and all networks: its cells, the command on a real zoo, what is refused."""
 
-import json
-import re
 import sys
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from transformer_nfn.cli import main
-from transformer_nfn.cli.app import app
+from tnfn_command import as_json, assert_refused, printed
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.paper.tables import reproduce, table_cells
-from transformer_nfn.prediction.runs import RunError, RunRecord, read_predictions
+from transformer_nfn.prediction.runs import RunRecord, read_predictions
 
-MODELS = ["statnn", "lightgbm"]
+MODELS = ["statnn", "invariant_mlp"]
 SHORT = 2
 
 
@@ -30,9 +26,7 @@ def curve(zoo, tmp_path_factory):
     out = tmp_path_factory.mktemp("curve") / "results"
     words = ["reproduce", "learning-curve", str(zoo), "--out", str(out)]
     words += ["--models", ",".join(MODELS), "--seeds", "2", "--epochs", "2", "--device", "cpu"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    return out, done.stdout, words
+    return out, printed(*words), words
 
 
 def test_numbers_double_from_64_and_end_with_all_for_every_model():
@@ -88,9 +82,7 @@ def test_every_number_is_measured_on_the_same_networks(curve):
 def test_json_has_a_record_for_each_cell_and_nothing_is_trained_twice(curve):
     out, _, words = curve
     before = {path: path.stat().st_mtime_ns for path in out.glob("cells/*/*")}
-    done = CliRunner().invoke(app, [*words, "--json"])
-    assert done.exit_code == 0, done.output
-    records = json.loads(done.stdout)
+    records = as_json(*words)
     assert [record["selection"]["train"] for record in records] == [64, 64, 112, 112]
     assert {path: path.stat().st_mtime_ns for path in out.glob("cells/*/*")} == before
 
@@ -112,42 +104,24 @@ def test_an_interrupted_curve_goes_on(zoo, tmp_path):
     assert (tmp_path / "learning-curve.md").is_file()
 
 
-def test_too_few_networks_are_one_sentence_exit_code_2_and_no_files(tmp_path, monkeypatch, capsys):
-    out = tmp_path / "results"
-    words = ["tnfn", "reproduce", "learning-curve", "ag-news-sample", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert capsys.readouterr().err == (
-        "error: a learning curve needs at least 64 networks to train on, "
-        "the training part of the zoo has 56\n"
-    )
-    assert not out.exists()
-
-
 def test_missing_matplotlib_is_told_before_the_training(zoo, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    words = ["reproduce", "learning-curve", str(zoo), "--out", str(tmp_path / "results")]
-    done = CliRunner().invoke(app, words)
-    assert isinstance(done.exception, RunError)
-    assert "transformer-nfn[plot]" in str(done.exception)
-    assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.parametrize(
-    ("what", "sizes", "sentence"),
-    [
-        ("learning-curve", "63", "at least 64 and less than the 112 networks .* found 63$"),
-        ("learning-curve", "112", "at least 64 and less than the 112 networks .* found 112$"),
-        ("learning-curve", "64,many", "whole numbers separated by commas, found '64,many'$"),
-        ("table1", "64", "--sizes is for learning-curve, table1 has none$"),
-    ],
-)
-def test_sizes_that_cannot_be_are_refused(zoo, tmp_path, what, sizes, sentence):
     out = tmp_path / "results"
-    words = ["reproduce", what, str(zoo), "--out", str(out), "--sizes", sizes]
-    done = CliRunner().invoke(app, words)
-    assert re.search(sentence, str(done.exception))
+    assert_refused("transformer-nfn[plot]", "reproduce", "learning-curve", zoo, "--out", out)
+    assert not out.exists()
+
+
+def test_sizes_that_cannot_be_are_refused(tmp_path):
+    out = tmp_path / "results"
+    for message, *words in (
+        ("at least 64 networks to train on, the training part of the zoo has 56",
+         "learning-curve", "ag-news-sample"),
+        ("and less than the 112 networks", "learning-curve", "mnist-sample", "--sizes", "63"),
+        ("and less than the 112 networks", "learning-curve", "mnist-sample", "--sizes", "112"),
+        ("whole numbers separated by commas, found '64,many'",
+         "learning-curve", "mnist-sample", "--sizes", "64,many"),
+        ("--sizes is for learning-curve, table1 has none", "table1", "mnist-sample", "--sizes", 64),
+    ):  # fmt: skip
+        assert_refused(message, "reproduce", *words, "--out", out)
     assert not out.exists()

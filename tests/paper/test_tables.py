@@ -41,14 +41,6 @@ def test_numbers_of_the_paper():
         assert (cell.value, cell.error) == (pytest.approx(value), error)
 
 
-def test_every_row_of_the_paper_is_whole():
-    for table in PAPER_TABLES.values():
-        assert set(table.printed) == set(table.rows)
-        assert {len(cells) for cells in table.printed.values()} == {len(table.columns)}
-    assert PAPER_TABLES["table3"].cell("embedding", "ag_news") is None
-    assert PAPER_TABLES["table1"].cell("statnn", "0.6").text == "0.86 ± 0.001"
-
-
 def test_markdown_has_ours_over_the_papers_and_the_best_bold():
     cells = [
         record("table1", "transformer_nfn", "all", 0.71),
@@ -64,53 +56,6 @@ def test_markdown_has_ours_over_the_papers_and_the_best_bold():
     assert widths == {8}
 
 
-def test_seeds_together_stand_under_each_row():
-    cells = [
-        record("table1", model, "all", 0.7, summary={"tau": 0.7, "tau_se": 0.01, "tau_together": t})
-        for model, t in (("mlp", 0.74), ("statnn", 0.72))
-    ]
-    cells.append(record("table1", "mlp", "0.2", 0.6, seeds=[{"seed": 0}]))
-    lines = markdown_table("table1", cells).splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith("| MLP"))
-    assert lines[at].startswith("| MLP | here | **0.700 ± 0.010** | 0.600 |")
-    assert lines[at + 1] == "|  | seeds together | **0.740** | – | – | – | – |"
-    assert lines[at + 2].startswith("|  | paper |")
-    assert "|  | seeds together | 0.720 | – | – | – | – |" in lines
-    assert table_columns("table1", cells)["together"] == [0.74, 0.72, None]
-    curve = [
-        record("learning-curve", "mlp", "64", 0.7, summary={"tau": 0.7, "tau_together": 0.74}),
-        record("learning-curve", "mlp", "all", 0.8),
-    ]
-    assert "| seeds together | 0.740 | – |" in markdown_table("learning-curve", curve)
-
-
-def test_cell_without_enough_networks_says_so():
-    why = "not enough networks: 3 | 20"
-    text = markdown_table("table1", [record("table1", "mlp", "0.8", status=why, summary={})])
-    assert "| not enough networks |" in text
-    assert "- MLP, 80 %: not enough networks: 3 | 20" in text
-
-
-def test_components_and_tasks_find_their_cell():
-    other = {"task": "digits", "name": "digits"}
-    views = lay_out(
-        "table3",
-        [
-            record("table3", "encoder + embedding", "all"),
-            record("table3", "classifier+encoder", "all", zoo=other),
-        ],
-    )
-    (view,) = views
-    assert set(view.ours) == {("encoder+embedding", "mnist"), ("encoder+classifier", "digits")}
-
-
-def test_channels_show_tau_and_parameters():
-    columns = table_columns("table4", [record("table4", "[3, 3]", "tau")])
-    assert columns["column"] == ["tau", "parameters"]
-    assert columns["value"] == [0.8, 1_812_301]
-    assert columns["paper"] == [0.905, pytest.approx(1_901_000)]
-
-
 def test_largest_change_under_augmentation():
     cells = [
         record("table6", "mlp", column, tau)
@@ -123,21 +68,6 @@ def test_largest_change_under_augmentation():
     assert "change" not in table_columns("table6", cells)["column"]
     (view,) = lay_out("table6", [*cells, record("table6", "mlp", "twice", 0.82)])
     assert view.ours["mlp", "change"].text == "−0.070", "counted from as many steps"
-
-
-def test_the_worst_disagreement_on_gU_and_U_stands_under_the_table():
-    def compared(column, single, double):
-        apart = {"agreement": {"float32": single, "float64": double, "networks": 77}}
-        return record("table6", "mlp", column, summary={"tau": 0.8, "tau_se": 0.01, **apart})
-
-    older = record("table6", "transformer_nfn", "[-1,1]")
-    cells = [compared("[-1,1]", 2e-5, 3e-14), compared("[-10,10]", 1e-5, 4e-14), older]
-    text = markdown_table("table6", cells)
-    assert "- MLP, predictions for gU and U: float32 max 2.0e-05, float64 max 4.0e-14" in text
-    assert text.count("predictions for gU and U") == 1, "records older than this have no number"
-    assert table_columns("table6", cells)["agreement_float32"] == [2e-5, 1e-5, None]
-    trees = record("table6", "xgboost", "[-1,1]", summary={"agreement": {"float32": 0.5}})
-    assert "gU and U: float32 max 5.0e-01\n" in markdown_table("table6", [trees])
 
 
 def curve_cell(model, column, train, tau=0.8, **changes):
@@ -188,27 +118,8 @@ def test_lines_of_a_learning_curve_have_the_points_there_are():
     assert list(curve_lines(view)) == ["statnn", "mlp"], "the highest end comes first"
 
 
-def test_two_zoos_are_two_tables():
-    other = {"task": "mnist", "name": "small", "runs": 64}
-    cells = [record("table1", "mlp", "all"), record("table1", "mlp", "all", 0.5, zoo=other)]
-    assert [view.zoo for view in lay_out("table1", cells)] == [
-        "MNIST, 512 networks",
-        "MNIST (small), 64 networks",
-    ]
-
-
 def zoo_of(seeds, task="mnist"):
     return {"task": task, "name": task, "runs": 512, "seeds": seeds}
-
-
-def test_captions_name_the_seeds_of_the_networks():
-    words = {"one": "one seed for all", "each": "a seed each", "unknown": "seeds unknown"}
-    for table, row, column in (("table1", "mlp", "all"), ("table3", "encoder", "mnist")):
-        for seeds, text in words.items():
-            cells = [record(table, row, column, zoo=zoo_of(seeds))]
-            caption = f"Here: MNIST, 512 networks, {text}. Paper"
-            assert caption in markdown_table(table, cells)
-            assert table_columns(table, cells)["zoo_seeds"] == [seeds]
 
 
 @pytest.mark.parametrize(("table", "row"), [("table1", "mlp"), ("table3", "encoder")])
@@ -219,15 +130,6 @@ def test_zoos_of_both_kinds_are_two_tables(table, row):
     views = lay_out(table, cells)
     assert [view.ours[row, column].value for view in views] == [0.9, 0.3]
     assert [view.zoo.rpartition(", ")[2] for view in views] == ["one seed for all", "a seed each"]
-
-
-def test_a_table_by_task_names_every_zoo_in_it():
-    cells = [record("table3", "encoder", task, zoo=zoo_of("one", task)) for task in
-             ("mnist", "ag_news")]  # fmt: skip
-    (view,) = lay_out("table3", cells)
-    assert view.zoo == (
-        "MNIST, 512 networks, one seed for all; AG News, 512 networks, one seed for all"
-    )
 
 
 def test_no_records_still_give_the_papers_table():

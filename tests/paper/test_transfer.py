@@ -1,28 +1,19 @@
 """Predictors of one task's networks rank those of another, or say why they cannot."""
 
-import json
-
 import pyarrow.parquet as pq
 import pytest
 from scipy.stats import kendalltau
-from typer.testing import CliRunner
 
-from transformer_nfn.cli.app import app
+from tnfn_command import as_json, assert_refused
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.paper.transfer import Ranking, transfer, transfer_markdown
 from transformer_nfn.prediction.data import load_rows
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.prediction.predictors import load_predictors
 from transformer_nfn.prediction.runs import RunError, RunRecord
-from transformer_nfn.zoo import BuildOptions, Zoo, build
+from transformer_nfn.zoo import Zoo
 
 LEARNERS = ["invariant_mlp", "invariant_mlp:whole", "whole_network:invariants"]
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    path = tmp_path_factory.mktemp("zoo") / "digits"
-    return build(path, BuildOptions(task="digits", runs=16, epochs=4, workers=1))
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +22,14 @@ def out(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def rankings(digits, out):
+def rankings(digits_zoo, out):
     return transfer(
-        resolve("mnist-sample", "zoo"), [digits.path], out, seeds=[0, 1], epochs=2,
+        resolve("mnist-sample", "zoo"), [digits_zoo.path], out, seeds=[0, 1], epochs=2,
         learners=LEARNERS,
     )  # fmt: skip
 
 
-def test_networks_of_another_format_are_read_by_invariants_or_not_at_all(rankings, digits):
+def test_networks_of_another_format_are_read_by_invariants_or_not_at_all(rankings, digits_zoo):
     home = {r.row: r for r in rankings if r.at_home}
     other = {r.row: r for r in rankings if not r.at_home}
     assert len(home) == len(other) == 3
@@ -47,13 +38,13 @@ def test_networks_of_another_format_are_read_by_invariants_or_not_at_all(ranking
     assert refused.status == "cannot read them: expected 16 pixels in a patch, found 4"
     assert (refused.tau, refused.together) == (None, None)
     for r in other.values():
-        assert r.networks == len(digits.select(percent=75))
+        assert r.networks == len(digits_zoo.select(percent=75))
         assert -1 <= r.tau <= 1 != r.together
 
 
-def test_tau_is_that_of_the_predictions(rankings, digits, out):
+def test_tau_is_that_of_the_predictions(rankings, digits_zoo, out):
     folder = out / "cells" / "transfer-invariant_mlp-whole"
-    data = load_rows(digits, digits.select(percent=75))
+    data = load_rows(digits_zoo, digits_zoo.select(percent=75))
     taus = [
         kendalltau(data.accuracy, predictor.predict(data)).statistic
         for predictor in load_predictors(folder, RunRecord.read(folder))
@@ -67,18 +58,14 @@ def test_the_table_is_written(rankings, out):
     assert text == transfer_markdown(rankings)
     assert "Trained on: MNIST (mnist-sample), 160 networks" in text
     assert "| cannot read |" in text
-    assert "- MLP on invariants → digits, 16 networks" in text.replace("Digits", "digits")
+    assert "- MLP on invariants → digits, 48 networks" in text.replace("Digits", "digits")
     table = pq.read_table(out / "transfer.parquet").to_pylist()
     assert [Ranking(**row) for row in table] == rankings
 
 
 def test_a_run_ranks_networks_it_has_not_seen(tmp_path):
-    told = CliRunner().invoke(
-        app,
-        ["reproduce", "transfer", "mnist-boosting", "--to", "mnist-sample", "--json",
-         "--out", str(tmp_path)],
-    )  # fmt: skip
-    home, other = json.loads(told.stdout)
+    words = ("reproduce", "transfer", "mnist-boosting", "--to", "mnist-sample")
+    home, other = as_json(*words, "--out", tmp_path)
     assert (home["at_home"], other["at_home"]) == (True, False)
     zoo = Zoo.open("mnist-sample")
     rows = zoo.select(percent=75)
@@ -87,22 +74,16 @@ def test_a_run_ranks_networks_it_has_not_seen(tmp_path):
     assert other["tau"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["transfer", "mnist-boosting"], "name another zoo, whose networks are to be ranked"),
-        (["transfer", "mnist-sample", "--to", "mnist-sample", "--models", "mlp2"],
-         "there is no model 'mlp2'"),
-        (["transfer", "mnist-boosting", "--to", "mnist-sample", "--to", "mnist-sample"],
-         "two zoos are called 'mnist-sample'"),
-        (["table5", "mnist-sample", "--to", "mnist-sample"], "--to is for transfer"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(arguments, sentence, tmp_path):
-    out = tmp_path / "out"
-    told = CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(out)])
-    assert sentence in str(told.exception)
-    assert not out.exists()
+def test_what_cannot_be_is_refused(tmp_path):
+    to = ("--to", "mnist-sample")
+    for message, *words in (
+        ("name another zoo, whose networks are to be ranked", "transfer", "mnist-boosting"),
+        ("there is no model 'mlp2'", "transfer", "mnist-sample", *to, "--models", "mlp2"),
+        ("two zoos are called 'mnist-sample'", "transfer", "mnist-boosting", *to, *to),
+        ("--to is for transfer", "table5", "mnist-sample", *to),
+    ):
+        assert_refused(message, "reproduce", *words, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_networks_that_were_trained_on_are_refused(rankings, out, tmp_path):

@@ -1,7 +1,5 @@
 """Synthetic networks whose accuracy is a known function of their weights, and trainings on them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -15,22 +15,15 @@ from transformer_nfn.prediction.data import (
     nested_subset,
 )
 from transformer_nfn.prediction.runs import RunError
-from transformer_nfn.zoo import BuildOptions, SizeGroup, Zoo, ZooError, build_mixed
+from transformer_nfn.zoo import Zoo, ZooError
 
-SMALL, WIDE = "w16-h4-d1", "w20-h2-d1"
+SMALL, WIDE, DEEP = "w16-h4-d1", "w20-h2-d1", "w16-h4-d2"
 
 
 @pytest.fixture(scope="module")
 def zoo():
     """A zoo as builds write it: runs of the largest train fraction first."""
     return Zoo.open("mnist-sample")
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    options = BuildOptions("digits", runs=50, epochs=4, batch=32, samples=128, workers=1)
-    kinds = [SizeGroup.from_name(SMALL), SizeGroup.from_name(WIDE)]
-    return build_mixed(tmp_path_factory.mktemp("kinds") / "m", options, kinds)
 
 
 def rows_of(zoo, part="train", **options):
@@ -96,7 +89,7 @@ def test_what_cannot_be_loaded_is_rejected(zoo, monkeypatch):
 
 def test_every_size_is_split_as_its_zoo_alone_would_be(mixed):
     groups = load_networks(mixed, Selection(all_checkpoints=True))
-    assert groups.names == (SMALL, WIDE)
+    assert groups.names == (SMALL, WIDE, DEEP)
     for name, ours in groups.parts.items():
         alone = load_parts(mixed[name], Selection(all_checkpoints=True))
         for part in ("train", "val", "test", "more"):
@@ -105,12 +98,12 @@ def test_every_size_is_split_as_its_zoo_alone_would_be(mixed):
             assert torch.equal(loaded.accuracy, expected.accuracy)
     assert groups.train[1].network["blocks"][0]["W_Q"].shape[1:] == (1, 2, 20, 10)
     few = load_networks(mixed, Selection(max_train=5))
-    assert [len(data) for data in few.train] == [5, 5]
+    assert [len(data) for data in few.train] == [5, 5, 5]
     assert few.parts[SMALL].more is None
 
 
 def test_a_size_left_out_is_a_test_set(mixed):
-    groups = load_networks(mixed, Selection(leave_out=(WIDE,)))
+    groups = load_networks(mixed, Selection(leave_out=(WIDE, DEEP)))
     assert groups.names == (SMALL,)
     rows = mixed[WIDE].select(percent=75)
     assert groups.left_out[WIDE].columns["row"].tolist() == rows.tolist()
@@ -118,14 +111,14 @@ def test_a_size_left_out_is_a_test_set(mixed):
     assert sum(groups.counts[SMALL].values()) == len(mixed[SMALL].select(percent=75))
     with pytest.raises(ZooError, match="'w9-h3-d1'"):
         load_networks(mixed, Selection(leave_out=("w9-h3-d1",)))
-    with pytest.raises(RunError, match="no size left to train on: 2 are left out"):
-        load_networks(mixed, Selection(leave_out=(SMALL, WIDE)))
+    with pytest.raises(RunError, match="no size left to train on: 3 are left out"):
+        load_networks(mixed, Selection(leave_out=(SMALL, WIDE, DEEP)))
     with pytest.raises(RunError, match=f"{SMALL}: not enough networks"):
         load_networks(mixed, Selection(min_accuracy=0.99))
 
 
 def test_a_record_knows_the_zoo(zoo, mixed):
     about = describe_zoo(mixed)
-    assert (about["runs"], about["seeds"], about["task"]) == (50, "each", "digits")
+    assert (about["runs"], about["seeds"], about["task"]) == (75, "each", "digits")
     assert about["architectures"][WIDE]["d_ff"] == 40
     assert describe_zoo(zoo)["architecture"] == zoo.sizes.to_json()

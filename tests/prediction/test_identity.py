@@ -1,7 +1,5 @@
 """A training is the same one only if every weight of every network is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,6 +1,5 @@
 """One predictor for networks of several sizes: training, commands, and the table of sizes."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -19,19 +18,15 @@ from made_networks import (
     made,
     parts,
     same_weights,
-    sized,
 )
 from safetensors.torch import save_file
 from scipy.stats import kendalltau
-from typer.testing import CliRunner
 
-from tnfn_command import tnfn
-from transformer_nfn.cli.app import app
-from transformer_nfn.models import map_network
+from tnfn_command import as_json, assert_refused, printed
 from transformer_nfn.prediction import strategies
 from transformer_nfn.prediction.data import FRACTIONS, SizeGroups
 from transformer_nfn.prediction.evaluate import evaluate
-from transformer_nfn.prediction.experiment import train_run, training_identity
+from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.prediction.predictors import module_builder
 from transformer_nfn.prediction.runs import RunError, RunRecord, read_predictions
@@ -39,16 +34,17 @@ from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import SeedTrainer, seed_orders, train_seeds
 from transformer_nfn.prediction.training_set import TrainingDigests
 from transformer_nfn.prediction.uncertainty import UNMEASURED
-from transformer_nfn.zoo import BuildOptions, SizeGroup, build_mixed
 
 SHORT = Protocol.of("whole_network", epochs=3, batch=16)
 CPU = torch.device("cpu")
 WHOLE = experiment("whole_network", (0, 1), protocol=SHORT, options=SMALL)
 
 
-@pytest.fixture(autouse=True)
-def _short_epochs(monkeypatch):
-    monkeypatch.setattr(strategies, "MIN_EPOCH", 90)
+@pytest.fixture(autouse=True, scope="module")
+def _short_epochs():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strategies, "MIN_EPOCH", 90)
+        yield
 
 
 def trainer(data, seeds=(0,), epoch=0):
@@ -152,19 +148,6 @@ def test_a_record_reports_every_size_and_those_left_out(tmp_path):
     assert set(digests.standings(data.train[0], "digits")) == {"trained"}
 
 
-def test_other_networks_left_out_are_another_training():
-    data = groups(left_out=(DEEP,))
-    other = replace(data, left_out={DEEP: sized(DEEP, 15, 4)})
-    moved = data.map(
-        lambda p: replace(
-            p, train=replace(p.train, network=map_network(p.train.network, torch.clone))
-        )
-    )
-    first, second, third = (training_identity(WHOLE, x) for x in (data, other, moved))
-    assert first != second
-    assert first == third
-
-
 def test_a_predictor_of_one_size_is_rejected(tmp_path):
     for model in ("mlp", "transformer_nfn", "invariant_boosting"):
         with pytest.raises(RunError, match=f"'{model}' reads networks of one size: of a mixed zoo"):
@@ -178,20 +161,11 @@ FLAT, BROAD, TALL = "w16-h4-d1", "w20-h2-d1", "w16-h4-d2"
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    options = BuildOptions("digits", runs=75, epochs=4, batch=32, samples=128, workers=1)
-    kinds = [SizeGroup.from_name(name) for name in (FLAT, BROAD, TALL)]
-    return build_mixed(tmp_path_factory.mktemp("kinds") / "m", options, kinds)
-
-
-@pytest.fixture(scope="module")
 def run(mixed, tmp_path_factory):
     """Trained on two sizes; the deep one is left out."""
     out = tmp_path_factory.mktemp("run") / "run"
-    words = ["train", str(mixed.path), "--out", str(out), "--leave-out", TALL, "--seeds", "1"]
-    done = CliRunner().invoke(app, [*words, "--epochs", "2", "--device", "cpu", "--json"])
-    assert done.exit_code == 0, done.output
-    return out, json.loads(done.stdout)
+    words = ("train", mixed.path, "--out", out, "--leave-out", TALL, "--seeds", 1)
+    return out, as_json(*words, "--epochs", 2, "--device", "cpu")
 
 
 def test_the_command_reports_every_size(mixed, run):
@@ -202,8 +176,7 @@ def test_the_command_reports_every_size(mixed, run):
     tested = sum(found["networks"] for found in record["summary"]["kinds"].values())
     assert record["selection"]["test"] == tested
     assert record["summary"]["left_out"][TALL]["networks"] == len(mixed[TALL].select(percent=75))
-    shown = CliRunner().invoke(app, ["evaluate", str(out)])
-    assert f"{TALL}, left out" in shown.output
+    assert f"{TALL}, left out" in printed("evaluate", out)
 
 
 def test_an_unseen_size_has_a_warning_and_a_wider_interval(mixed, run):
@@ -233,8 +206,7 @@ def test_evaluate_takes_a_mixed_zoo(mixed, run):
     one = evaluate(out, mixed.path / TALL)
     assert one["tau"] == found["kinds"][TALL]["tau"]
     assert "networks of 2 blocks" in one["warning"]
-    done = CliRunner().invoke(app, ["evaluate", str(out), str(mixed.path)])
-    assert f"{BROAD}, never seen" in done.output
+    assert f"{BROAD}, never seen" in printed("evaluate", out, mixed.path)
 
 
 def test_another_task_is_rejected(mixed, run, tmp_path):
@@ -243,34 +215,26 @@ def test_another_task_is_rejected(mixed, run, tmp_path):
     save_file(weights | {"classifier.b_2": weights["classifier.b_2"][:4].clone()}, path)
     with pytest.raises(RunError, match="of another architecture: expected 10 classes, found 4"):
         predict(run[0], str(path))
-    done = tnfn("predict", run[0], "mnist-sample#0")
-    assert done.returncode == 2
-    assert "expected 4 pixels in a patch, found 16" in done.stderr
+    assert_refused("expected 4 pixels in a patch, found 16", "predict", run[0], "mnist-sample#0")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--model", "mlp"], "'mlp' reads networks of one size"),
-        (["--damaged", "x"], "fitted to one size, not several"),
-        (["--leave-out", "w9-h3-d1"], "'w9-h3-d1'"),
-        (["--leave-out", f"{FLAT},{BROAD},{TALL}"], "no size left to train on: 3 are left out"),
-        (["--leave-out", ""], "''"),
-    ],
-)
-def test_what_cannot_be_trained_is_rejected(mixed, tmp_path, words, message):
+def test_what_cannot_be_trained_is_rejected(mixed, tmp_path):
     out = tmp_path / "run"
-    done = tnfn("train", mixed.path, "--out", out, *words)
-    assert done.returncode == 2
-    assert message in done.stderr
+    for message, *words in (
+        ("'mlp' reads networks of one size", "--model", "mlp"),
+        ("fitted to one size, not several", "--damaged", "x"),
+        ("'w9-h3-d1'", "--leave-out", "w9-h3-d1"),
+        ("no size left to train on: 3 are left out", "--leave-out", f"{FLAT},{BROAD},{TALL}"),
+        ("''", "--leave-out", ""),
+    ):
+        assert_refused(message, "train", mixed.path, "--out", out, *words)
     assert not out.exists()
 
 
 def test_the_table_of_a_mixed_zoo(mixed, tmp_path):
-    words = ["reproduce", "mixed", str(mixed.path), "--out", str(tmp_path), "--seeds", "1"]
-    words += ["--epochs", "1", "--leave-out", BROAD, "--device", "cpu"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    words = ("reproduce", "mixed", mixed.path, "--out", tmp_path, "--seeds", 1)
+    words += ("--epochs", 1, "--leave-out", BROAD, "--device", "cpu")
+    printed(*words)
     text = (tmp_path / "mixed.md").read_text()
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
     assert {FLAT, BROAD, TALL, "all kinds", "within kinds"} <= set(rows)
@@ -289,11 +253,9 @@ def test_the_table_of_a_mixed_zoo(mixed, tmp_path):
     assert found[TALL, "whole_network"] == whole.summary["kinds"][TALL]["tau"]
     assert found["within kinds", "whole_network"] == whole.summary["tau_within"]
     # Finished cells are read, and a report shows the table.
-    again = CliRunner().invoke(app, [*words, "--json"])
-    assert next(r["summary"]["tau"] for r in json.loads(again.stdout)) == whole.summary["tau"]
+    assert as_json(*words)[0]["summary"]["tau"] == whole.summary["tau"]
     page = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(page)])
-    assert done.exit_code == 0, done.output
+    printed("report", tmp_path, "--out", page)
     assert "Whole network, kind left out" in page.read_text()
 
 
@@ -303,7 +265,5 @@ def test_a_table_of_sizes_needs_a_mixed_zoo(mixed, tmp_path):
         (["mixed", mixed.path, "--leave-out", "w9-h3-d1"], "'w9-h3-d1'"),
         (["table1", str(mixed.path / FLAT), "--leave-out", FLAT], "--leave-out is for mixed"),
     ):
-        done = tnfn("reproduce", *words, "--out", tmp_path / "out")
-        assert done.returncode == 2
-        assert message in done.stderr
+        assert_refused(message, "reproduce", *words, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,21 +1,13 @@
 """The shipped predictors: intact, accurate on unseen networks, not fooled by damaged ones."""
 
-from __future__ import annotations
-
-import json
-from pathlib import Path
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-import torch
 
-from tnfn_command import tnfn
+from tnfn_command import as_json
 from transformer_nfn.io.assets import CHECKOUT, read_index, resolve
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import damages
-from transformer_nfn.zoo.training import damage as damage_module
 
 CHANCE, NEAR = 0.1, 0.1
 WHOLE = pytest.param("mnist-whole", marks=pytest.mark.nightly)  # a minute each
@@ -39,9 +31,7 @@ def test_every_shipped_asset_is_intact() -> None:
 def test_a_shipped_predictor_ranks_networks_it_never_saw(
     predictor: str, sample: str, least: float
 ) -> None:
-    code, out, err = tnfn("evaluate", predictor, sample, "--json")
-    assert code == 0, err
-    found = json.loads(out)
+    found = as_json("evaluate", predictor, sample)
     assert found["tau"] > least
     assert found["trained_on"] == found["selected_by"] == 0
 
@@ -57,26 +47,12 @@ def test_a_training_network_of_a_shipped_predictor_is_recognised() -> None:
     assert len(digests.trained_runs) == 605
 
 
-@pytest.fixture(scope="module")
-def broken_zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
-    """All of mnist-sample, shuffled and untrained: at chance, so no test data are needed."""
-    out: Path = tmp_path_factory.mktemp("broken") / "mnist"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(damage_module, "_load_task", lambda *_: SimpleNamespace(to=lambda _: None))
-        at_chance = lambda _, w, __: (torch.full((len(w),), 2.3), torch.full((len(w),), CHANCE))  # noqa: E731
-        patch.setattr(damage_module, "measure", at_chance)
-        damage_module.damage_zoo(
-            "mnist-sample", out, damage_module.DamageOptions(kinds="shuffled:1,untrained")
-        )
-    return Zoo.open(out)
-
-
 @pytest.mark.parametrize("name", GUARDED)
 def test_networks_without_function_are_warned_of_or_predicted_at_chance(
-    name: str, broken_zoo: Zoo
+    name: str, broken_mnist: Zoo
 ) -> None:
-    found = predict(name, broken_zoo)
-    kinds = np.array([damage.kind for damage in damages(broken_zoo)])
+    found = predict(name, broken_mnist)
+    kinds = np.array([damage.kind for damage in damages(broken_mnist)])
     warned = np.array([p.warning is not None for p in found])
     near = np.array([abs(p.accuracy - CHANCE) <= NEAR for p in found])
     covered = np.array([p.low <= CHANCE <= p.high for p in found])

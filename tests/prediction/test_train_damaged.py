@@ -1,18 +1,13 @@
 """``tnfn train --damaged`` and what ``predict`` then says of kinds of damage that were held out."""
 
-from __future__ import annotations
-
-import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from transformer_nfn.cli.app import app
+from tnfn_command import as_json, assert_refused
 from transformer_nfn.io.tensor_files import read_tensors
 from transformer_nfn.prediction.experiment import guard_run
 from transformer_nfn.prediction.guard import GUARD_FILE
@@ -20,41 +15,22 @@ from transformer_nfn.prediction.probe_search import search_steps
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import parse_damages, rows_of
-from transformer_nfn.zoo.training import damage as damaged_zoo
 
 CHANCE = 0.1
 
 
-@pytest.fixture(scope="module")
-def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MNIST networks beyond repair. Theirs is chance, so no test data are needed to know it."""
-    out = tmp_path_factory.mktemp("damaged") / "mnist"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(damaged_zoo, "_load_task", lambda *_: SimpleNamespace(to=lambda _: None))
-        at_chance = lambda _, w, __: (torch.full((len(w),), 2.3), torch.full((len(w),), CHANCE))  # noqa: E731
-        patch.setattr(damaged_zoo, "measure", at_chance)
-        damaged_zoo.damage_zoo(
-            "mnist-sample", out, damaged_zoo.DamageOptions(kinds="shuffled:1,untrained")
-        )
-    return out
-
-
-def tnfn(*words: object) -> list[dict[str, object]] | dict[str, object]:
-    result = CliRunner().invoke(app, [*map(str, words), "--json"])
-    assert result.exit_code == 0, result.output
-    found: list[dict[str, object]] | dict[str, object] = json.loads(result.stdout)
-    return found
-
-
-def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(damaged: Path, tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(
+    broken_mnist: Zoo, tmp_path: Path
+) -> None:
+    damaged = broken_mnist.path
     run, plain = tmp_path / "guarded", tmp_path / "plain"
     ours = ("--model", "invariant_boosting", "--seeds", 1, "--epochs", 1)
-    told = tnfn(
+    told = as_json(
         "train", "mnist-sample", "--damaged", damaged, "--hold-out", "untrained", *ours,
         "--out", run,
     )  # fmt: skip
     shutil.copytree(run, plain, ignore=shutil.ignore_patterns(GUARD_FILE))
-    assert isinstance(told, dict)
     guarded = told["summary"]["guarded"]
     assert guarded["damaged"] == {"train": 112, "val": 24}
     assert guarded["warned"] <= 0.1
@@ -63,8 +39,7 @@ def test_a_kind_held_out_is_not_looked_at_and_fools_nobody(damaged: Path, tmp_pa
     which = f"{damaged}#{','.join(map(str, rows[:40]))}"
     shares = {}
     for name in (run, plain):
-        found = tnfn("predict", name, which)
-        assert isinstance(found, list)
+        found = as_json("predict", name, which)
         held = [p["low"] <= CHANCE <= p["high"] for p in found]
         warned = [p["warning"] is not None for p in found]
         shares[name.name] = float(np.mean(np.array(held) | np.array(warned)))
@@ -92,8 +67,5 @@ def check_a_guard_fitted_later_is_the_same(plain: Path, guarded: Path, damaged: 
 
 
 def test_holding_out_needs_damaged_networks_to_choose_from(tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        app, ["train", "mnist-sample", "--hold-out", "noise", "--out", str(tmp_path / "run")]
-    )
-    assert result.exit_code != 0
-    assert "--damaged" in str(result.exception)
+    words = ("train", "mnist-sample", "--hold-out", "noise", "--out", tmp_path / "run")
+    assert_refused("--damaged", *words)

@@ -1,7 +1,5 @@
 """What a run keeps of its training set: distances to it, and which networks belong to it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

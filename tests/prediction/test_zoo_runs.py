@@ -11,45 +11,36 @@ import pytest
 import torch
 from made_networks import experiment
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
-from transformer_nfn.cli.app import app
-from transformer_nfn.errors import TransformerNFNError
+from tnfn_command import printed
 from transformer_nfn.prediction.data import describe_zoo, load_parts
 from transformer_nfn.prediction.evaluate import evaluate
 from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predict import predict
 from transformer_nfn.prediction.runs import RunError, RunRecord, write_events
-from transformer_nfn.zoo import BuildOptions, Zoo, build
 from transformer_nfn.zoo.module import to_state_dict
 
 
 @pytest.fixture(scope="module")
-def zoo(tmp_path_factory):
-    path = tmp_path_factory.mktemp("zoo") / "digits"
-    return build(path, BuildOptions(task="digits", runs=48, epochs=4, workers=1))
-
-
-@pytest.fixture(scope="module")
-def run(zoo, tmp_path_factory):
+def run(digits_zoo, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "nfn"
     train_run(
-        describe_zoo(zoo),
-        load_parts(zoo),
+        describe_zoo(digits_zoo),
+        load_parts(digits_zoo),
         experiment("transformer_nfn", (0, 1), options={"channels": [2]}),
         out,
     )
     return out
 
 
-def test_predictions_for_rows_state_dicts_and_files(zoo, run, tmp_path):
-    row = int(zoo.select(percent=75)[3])
-    named = {name: w[0] for name, w in zoo.weights([row]).items()}
-    torch.save(to_state_dict(zoo.sizes, named), tmp_path / "net.pt")
-    save_file(to_state_dict(zoo.sizes, named), tmp_path / "net.safetensors")
+def test_predictions_for_rows_state_dicts_and_files(digits_zoo, run, tmp_path):
+    row = int(digits_zoo.select(percent=75)[3])
+    named = {name: w[0] for name, w in digits_zoo.weights([row]).items()}
+    torch.save(to_state_dict(digits_zoo.sizes, named), tmp_path / "net.pt")
+    save_file(to_state_dict(digits_zoo.sizes, named), tmp_path / "net.safetensors")
     save_file(named, tmp_path / "ours.safetensors")
     files = [str(tmp_path / f) for f in ("net.pt", "net.safetensors", "ours.safetensors")]
-    found = predict(run, [f"{zoo.path}#{row}", *files])
+    found = predict(run, [f"{digits_zoo.path}#{row}", *files])
     assert len({round(p.accuracy, 6) for p in found}) == 1
     assert all(p.low <= p.accuracy <= p.high for p in found)
     save_file({name: 30 * w for name, w in named.items()}, tmp_path / "odd.safetensors")
@@ -58,55 +49,32 @@ def test_predictions_for_rows_state_dicts_and_files(zoo, run, tmp_path):
     assert "unlike any network" in odd.warning
 
 
-def test_seen_networks_raise_no_alarm(zoo, run):
-    rows = zoo.select(percent=75)
-    found = predict(run, [f"{zoo.path}#{row}" for row in rows])
+def test_seen_networks_raise_no_alarm(digits_zoo, run):
+    rows = digits_zoo.select(percent=75)
+    found = predict(run, [f"{digits_zoo.path}#{row}" for row in rows])
     assert sum(p.warning is not None for p in found) <= 0.1 * len(rows)
 
 
-def test_evaluate_on_a_zoo_and_tensorboard(zoo, run):
-    found = evaluate(run, zoo.path)
-    assert found["networks"] == len(zoo.select(percent=75))
+def test_evaluate_on_a_zoo_and_tensorboard(digits_zoo, run):
+    found = evaluate(run, digits_zoo.path)
+    assert found["networks"] == len(digits_zoo.select(percent=75))
     assert -1 <= found["tau"] <= 1
     out = write_events(run)
     assert len(list(out.glob("seed-*/events*"))) == 2
 
 
-def test_bad_checkpoints_and_runs_are_explained(zoo, run, tmp_path):
-    row = int(zoo.select(percent=75)[0])
-    named = {name: w[0] for name, w in zoo.weights([row]).items()}
-    state = to_state_dict(zoo.sizes, named)
-    cases = {
-        "there is no file": str(tmp_path / "none.pt"),
-        "whole number": f"{zoo.path}#x",
-        "not a plain state dict": str(tmp_path / "code.pt"),
-        "not a readable safetensors": str(tmp_path / "torn.safetensors"),
-        "'classifier.fc2.weight': expected shape": str(tmp_path / "other.pt"),
-        "state dict lacks": str(tmp_path / "part.pt"),
-        "'classifier.b_2' holds values that are not finite": str(tmp_path / "nan.pt"),
-    }
-    torch.save(print, tmp_path / "code.pt")
-    (tmp_path / "torn.safetensors").write_bytes(b"x" * 40)
-    torch.save({**state, "classifier.fc2.weight": torch.ones(7, 32)}, tmp_path / "other.pt")
-    torch.save({k: v for k, v in state.items() if "fc1" not in k}, tmp_path / "part.pt")
-    torch.save(
-        {**state, "classifier.fc2.bias": state["classifier.fc2.bias"] / 0}, tmp_path / "nan.pt"
-    )
-    for message, checkpoint in cases.items():
-        with pytest.raises(TransformerNFNError, match=message):
-            predict(run, [checkpoint])
+def test_folders_that_hold_no_run_are_explained(digits_zoo, run, tmp_path):
     with pytest.raises(RunError, match="is not a run folder"):
-        predict(tmp_path, [f"{zoo.path}#0"])
+        predict(tmp_path, [f"{digits_zoo.path}#0"])
     data = json.loads((run / "run.json").read_text())
-    other = tmp_path / "newer"
-    other.mkdir()
-    (other / "run.json").write_text(json.dumps({**data, "format": 99}))
+    (tmp_path / "run.json").write_text(json.dumps({**data, "format": 99}))
     with pytest.raises(RunError, match="has format 99, expected 1"):
-        RunRecord.read(other)
+        RunRecord.read(tmp_path)
 
 
-def test_a_training_killed_with_signal_9_ends_the_same(zoo, tmp_path):
-    words = ["train", str(zoo.path), "--model", "transformer_nfn", "--channels", "2"]
+@pytest.mark.nightly
+def test_a_training_killed_with_signal_9_ends_the_same(digits_zoo, tmp_path):
+    words = ["train", str(digits_zoo.path), "--model", "transformer_nfn", "--channels", "2"]
     words += ["--seeds", "2", "--epochs", "12", "--device", "cpu", "--save-every", "0"]
 
     def command(out):
@@ -132,17 +100,12 @@ def test_a_training_killed_with_signal_9_ends_the_same(zoo, tmp_path):
         assert killed == whole
 
 
-def test_opening_again_reads_the_same_zoo(zoo):
-    assert describe_zoo(Zoo.open(zoo.path)) == describe_zoo(zoo)
-
-
-def test_a_record_says_whose_seeds_the_networks_have(zoo, run):
+def test_a_record_says_whose_seeds_the_networks_have(digits_zoo, run):
     record = RunRecord.read(run)
-    assert describe_zoo(zoo)["seeds"] == "each"
+    assert describe_zoo(digits_zoo)["seeds"] == "each"
     assert record.zoo["seeds"] == "each"
-    assert evaluate(run, zoo.path)["zoo_seeds"] == "each"
-    result = CliRunner().invoke(app, ["evaluate", str(run), str(zoo.path)])
-    assert "a seed each" in result.output
-    result = CliRunner().invoke(app, ["evaluate", str(run)])
-    assert "a seed each" in " ".join(result.output.split())
-    assert f"together {record.summary['tau_together']:.3f}" in " ".join(result.output.split())
+    assert evaluate(run, digits_zoo.path)["zoo_seeds"] == "each"
+    assert "a seed each" in printed("evaluate", run, digits_zoo.path)
+    shown = " ".join(printed("evaluate", run).split())
+    assert "a seed each" in shown
+    assert f"together {record.summary['tau_together']:.3f}" in shown

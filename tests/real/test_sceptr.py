@@ -9,7 +9,7 @@ import torch
 from every_command import check_align, check_fingerprints, check_outputs, check_same, disguise, run
 
 from real_weights.models import AMINO_ACIDS, FACTS, RECEPTORS, sceptr_logits
-from tnfn_command import tnfn
+from tnfn_command import printed, tnfn
 from transformer_nfn.checkpoints import open_model, relate
 
 NAMES = (
@@ -94,16 +94,13 @@ def test_facts_that_the_file_does_not_state_are_asked_for(sceptr, tmp_path):
 
 def test_scores_alone_do_not_call_a_disguise_the_same(sceptr, tmp_path):
     out = disguise(sceptr["SCEPTR_tiny"], tmp_path / "disguised.pt", *OPTIONS)
-    done = tnfn("compare", sceptr["SCEPTR_tiny"], out, "--no-prove", *OPTIONS)
-    assert done.returncode == 3
-    assert "consistent with a disguise, not proved" in done.stdout
+    shown = printed("compare", sceptr["SCEPTR_tiny"], out, "--no-prove", *OPTIONS, code=3)
+    assert "consistent with a disguise, not proved" in shown
 
 
 def test_a_matrix_times_ten_is_not_the_same(sceptr, tmp_path):
     state = torch.load(sceptr["SCEPTR_tiny"], weights_only=True)
     name = next(name for name in state if name.endswith("layers.1.linear2.weight"))
     torch.save({**state, name: 10 * state[name]}, tmp_path / "scaled.pt")
-    answer = run(
-        "compare", sceptr["SCEPTR_tiny"], tmp_path / "scaled.pt", *OPTIONS, code=1
-    )
+    answer = run("compare", sceptr["SCEPTR_tiny"], tmp_path / "scaled.pt", *OPTIONS, code=1)
     assert answer["same_function"] is False

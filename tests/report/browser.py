@@ -1,7 +1,5 @@
 """A headless Chromium, spoken to over its own pipe: what a page logs, asks for, and looks like."""
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Run folders whose networks are rows of a real zoo; their predictions are made up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,30 +4,19 @@ import json
 import re
 from html import unescape
 
-import numpy as np
 import pytest
-from run_folders import MODELS, write_curve, write_run, write_study
+from run_folders import MODELS, write_run, write_study
 
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.paper.gather import gather
-from transformer_nfn.paper.numbers import model_name
 from transformer_nfn.prediction.runs import (
     PREDICTIONS_FILE,
     RUN_FILE,
     RunError,
-    RunRecord,
-    ensemble_tau,
     read_predictions,
     write_predictions,
 )
 from transformer_nfn.report import write_report
-from transformer_nfn.report.findings import (
-    ALWAYS_THE_MEAN,
-    error_table,
-    groupings,
-    worst_networks,
-)
-from transformer_nfn.report.held_out import held_out
 
 
 @pytest.fixture(scope="module")
@@ -63,155 +52,6 @@ def test_every_model_and_section_is_there(text):
         assert f'<section id="{section}"' in text
     found = {entry["name"] for entry in data_of(text)["zoos"][0]["models"]}
     assert len(found) == len(MODELS)
-
-
-def test_best_model_is_bold_and_first(text, study):
-    best = gather([study]).zoos[0].best
-    first = re.search(r"<tbody>(.*?)</tr>", text[text.index('id="models"') :], re.S)[1]
-    assert best.name in first
-    assert f"<strong>{best.record.summary['tau']:.3f} ±" in plain(first)
-
-
-def test_seeds_together_are_what_their_mean_ranks(tmp_path):
-    same = {"networks": 120, "same_parts": True, "log": False}
-    recorded = write_run(tmp_path / "a", "mlp", together=True, **same)
-    older = write_run(tmp_path / "b", "statnn", **same)
-    write_run(tmp_path / "c", "xgboost", together=True, seeds=1, **same)
-    write_run(tmp_path / "d", "random_forest", **same | {"same_parts": False})
-    write_report([tmp_path], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    names = [model["name"] for model in data_of(text)["zoos"][0]["models"]]
-    told = {name: shown(text, f"z0.m{i}.together") for i, name in enumerate(names)}
-    expected = {
-        model_name(RunRecord.read(run).model): ensemble_tau(read_predictions(run))
-        for run in (recorded, older)
-    }
-    assert told == {
-        **{name: f"{tau:.3f}" for name, tau in expected.items()},
-        "XGBoost": "–",
-        "Random Forest": "–",
-    }
-    best = max(expected, key=expected.get)
-    at = names.index(best)
-    assert f'<strong><span data-n="z0.m{at}.together">{told[best]}' in text
-    assert '<th scope="col">Seeds together</th>' in text
-
-
-def test_reproduced_cells_stand_over_the_papers(text):
-    assert '<span class="paper">0.905 ± 0.002</span>' in text
-    assert "not enough networks: 12 above 80 %, 20 needed" in text
-    assert "Table 6." in plain(text)
-
-
-def test_learning_curve_is_a_table_and_a_chart(tmp_path):
-    write_curve(tmp_path / "runs", ("mlp", "statnn", "invariant_mlp"))
-    write_run(tmp_path / "runs" / "odd", "mlp", networks=256, seeds=2, train=200)
-    write_report([tmp_path / "runs"], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    start = text.index('<section id="curve"')
-    section = text[start : text.index("</section>", start)]
-    head = re.findall(r'<th scope="col">(.*?)</th>', plain(section))
-    assert head == ["Model", "64", "128", "256", "All 300"]
-    assert "the paper" not in section
-    assert section.count('data-chart="sizes"') == text.count('data-chart="sizes"') == 1
-    records = [run.record for run in gather([tmp_path / "runs"]).runs]
-    (zoo,) = data_of(text)["zoos"]
-    assert {line["name"] for line in zoo["sizes"]} == {"MLP", "StatNN", "MLP on invariants"}
-    for line in zoo["sizes"]:
-        assert [point["train"] for point in line["points"]] == [64, 128, 256, 300]
-        for point in line["points"]:
-            (record,) = (
-                r for r in records
-                if model_name(r.model) == line["name"] and r.selection["train"] == point["train"]
-            )  # fmt: skip
-            assert point["tau"] == pytest.approx(record.summary["tau"], abs=1e-5)
-            assert point["error"] == pytest.approx(record.summary["tau_se"], abs=1e-5)
-            assert f"{record.summary['tau']:.3f} ± " in section
-
-
-def test_learning_curves_of_two_zoos_stand_in_one_section(tmp_path):
-    write_run(tmp_path / "digits", "mlp", networks=80, seeds=1, task="digits")
-    write_curve(tmp_path / "mnist", ["mlp"])
-    write_curve(tmp_path / "news", ["mlp"], task="ag_news")
-    write_report([tmp_path], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    start = text.index('<section id="curve"')
-    section = text[start : text.index("</section>", start)]
-    zoos = ["MNIST, 256 networks", "AG News, 256 networks"]
-    assert re.findall(r"Here: ([^<>]*)\.</caption>", plain(section)) == zoos
-    assert re.findall(r"<h3>(.*?)</h3>", plain(section)) == zoos
-    charts = re.findall(r'data-chart="sizes" data-zoo="(\d)"', section)
-    assert [data_of(text)["zoos"][int(zoo)]["label"] for zoo in charts] == zoos
-
-
-def test_page_loads_nothing(text):
-    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert "https://" not in text
-    assert not re.search(r"<(img|iframe|object|embed)\b|@import|url\(", text)
-    assert "default-src 'none'" in text
-    assert re.findall(r"<link[^>]*>", text) == ['<link rel="icon" href="data:,">']
-    assert "src=" not in text
-
-
-def test_file_appears_whole_and_replaces_the_old_one(study, tmp_path):
-    out = tmp_path / "new" / "report.html"
-    for _ in range(2):
-        write_report([study / "demo"], out)
-    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
-
-
-def test_worst_networks_are_the_furthest_from_their_prediction(study):
-    zoo = gather([study]).zoos[0]
-    run, tested = zoo.best, held_out(zoo)
-    worst = worst_networks(tested, tested.of(run), 5)
-    errors = [abs(network.error) for network in worst]
-    assert errors == sorted(errors, reverse=True)
-    part = run.tested
-    for network in worst:
-        mine = part["row"] == network.row
-        assert network.predicted == pytest.approx(part["predicted"][mine].mean(), abs=1e-6)
-        assert network.configuration["optimizer"] in part["optimizer"][mine]
-
-
-def test_errors_by_group_average_to_the_error_of_all(study):
-    zoo = gather([study]).zoos[0]
-    tested = held_out(zoo)
-    by_optimizer, by_accuracy = (error_table(tested, part) for part in groupings(tested))
-    for table in (by_optimizer, by_accuracy):
-        name, errors = table.rows[0]
-        assert name == zoo.best.name
-        overall = abs(zoo.best.tested["predicted"] - zoo.best.tested["accuracy"]).mean()
-        known = [error for error in errors if error is not None]
-        assert min(known) <= overall <= max(known)
-    # The generator makes RMSprop networks the hard ones.
-    assert by_optimizer.worst(zoo.best.name)[0] == "rmsprop"
-    assert by_optimizer.rows[-1][0] == ALWAYS_THE_MEAN
-
-
-def test_the_sentence_names_what_the_tables_show(text):
-    """Neither a group left out for being small nor one seed's error, which no table shows."""
-    worst = max(float(shown(text, f"z0.error1.r0.c{i}")) for i in range(5)
-                if f'"z0.error1.r0.c{i}"' in text)  # fmt: skip
-    assert float(shown(text, "z0.best.band1.error").split()[0]) == pytest.approx(
-        100 * worst, abs=0.051
-    )
-    assert shown(text, "z0.best.network") == shown(text, "z0.m0.w0.id")
-    assert shown(text, "z0.best.worst").split()[0] == shown(text, "z0.m0.w0.error").lstrip("+−")
-    assert shown(text, "z0.best.mae") == shown(text, "z0.tile.mae")
-
-
-def test_a_small_group_may_be_the_worst(tmp_path):
-    run = write_run(tmp_path / "r", "mlp", networks=200, seeds=1)
-    columns = {name: values.copy() for name, values in read_predictions(run).items()}
-    lowest = np.argmin(np.where(columns["split"] == "test", columns["accuracy"], 2.0))
-    columns["optimizer"][columns["row"] == columns["row"][lowest]] = "lion"
-    columns["predicted"][lowest] = columns["accuracy"][lowest] + 0.8
-    write_predictions(run, columns)
-    write_report([tmp_path], tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    assert shown(text, "z0.best.band0.label") == "lion"
-    assert shown(text, "z0.best.band0.n") == "1"
-    assert shown(text, "z0.best.band0.error") == "80.0 points"
 
 
 def test_every_caption_says_whose_seeds_the_networks_have(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 from browser import CHROMIUM, Browser
-from run_folders import write_curve, write_run, write_study
+from run_folders import write_run, write_study
 
 from transformer_nfn.report import write_report
 
@@ -118,70 +118,6 @@ def test_controls_work_and_a_turned_phone_is_drawn_again(browser, page):
     assert browser.value("document.querySelector('.panel').viewBox.baseVal.width") > before
     assert browser.value(OVERFLOW) <= 0
     assert browser.complaints() == []
-
-
-def test_sections_are_reached_on_a_narrow_screen(browser, page):
-    """At 420 px every section is one tap on a button and one on a large link away."""
-    browser.open(page, 420)
-    visible = "[...document.querySelectorAll('nav a')].filter(a => a.offsetParent).length"
-    assert browser.value(visible) == 0
-    fold = "document.querySelector('nav .fold')"
-    assert browser.value(f"{fold}.getBoundingClientRect().height") >= 44
-    browser.value("document.documentElement.style.scrollBehavior = 'auto'")
-    for i in range(browser.value("document.querySelectorAll('main > section').length")):
-        browser.value(f"{fold}.click()")
-        boxes = browser.value(
-            "[...document.querySelectorAll('nav a')].map(a => a.getBoundingClientRect())"
-            ".map(b => [b.left, b.right, b.top, b.bottom])"
-        )
-        assert browser.value(f"{fold}.getAttribute('aria-expanded')") == "true"
-        for left, right, top, bottom in boxes:
-            assert 0 <= left < right <= 420
-            assert bottom - top >= 44
-        browser.value(f"document.querySelectorAll('nav a')[{i}].click()")
-        browser.settle()
-        top, height, at_end = browser.value(
-            f"[document.querySelectorAll('main > section h2')[{i}].getBoundingClientRect().top,"
-            "document.querySelector('nav').offsetHeight,"
-            "scrollY + innerHeight >= document.documentElement.scrollHeight - 2]"
-        )
-        assert height <= 60, "the list folds away again"
-        assert height <= top < (900 if at_end else 300), "the heading is in sight below the bar"
-    assert browser.value(OVERFLOW) <= 0
-    assert browser.complaints() == []
-
-
-def test_sections_stand_in_a_row_on_a_wide_screen(browser, page):
-    browser.open(page, 1400)
-    tops = browser.value(
-        "[...document.querySelectorAll('nav a')].map(a => a.getBoundingClientRect().top)"
-    )
-    assert len(set(tops)) == 1
-    assert browser.value("document.querySelector('nav .fold').offsetParent") is None
-
-
-@pytest.mark.parametrize("width", [380, 1400])
-def test_learning_curve_is_drawn_and_tells_its_numbers(browser, tmp_path, width):
-    write_curve(tmp_path / "runs")
-    write_report([tmp_path / "runs"], tmp_path / "report.html")
-    browser.open(tmp_path / "report.html", width)
-    assert browser.complaints() == []
-    assert browser.value(OVERFLOW) <= 0
-    lines, dots, buttons = browser.value(
-        "['.line', '.dot', '.key button'].map(mark =>"
-        "document.querySelectorAll('#curve ' + mark).length)"
-    )
-    assert (lines, dots, buttons) == (8, 8 * 4, 8)
-    labels = browser.value(
-        "[...document.querySelectorAll('#curve svg[role=application] text')]"
-        ".map(label => label.textContent)"
-    )
-    assert {"64", "128", "300"} <= set(labels), "the largest number is always named"
-    browser.value("document.querySelector('#curve svg[role=application]').focus()")
-    browser.press("End")
-    told = browser.value("document.getElementById('said').textContent")
-    assert "Training networks 300" in told
-    assert "±" in told
 
 
 def test_odd_runs_are_drawn_too(browser, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from run_folders import write_run
 from runs_on_zoo import write_run_on
 
-from tnfn_command import tnfn
+from tnfn_command import assert_refused, printed
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.report import write_report
@@ -28,7 +28,7 @@ def sample():
 
 def test_predictors_are_taken_by_name(tmp_path):
     out = tmp_path / "report.html"
-    assert tnfn("report", "mnist-nfn", "mnist-boosting", "--out", str(out)).returncode == 0
+    printed("report", "mnist-nfn", "mnist-boosting", "--out", str(out))
     text = out.read_text()
     assert "Transformer-NFN" in text
     assert "Boosting on invariants" in text
@@ -42,9 +42,7 @@ def test_predictors_are_taken_by_name(tmp_path):
 )  # fmt: skip
 def test_other_names_are_refused(tmp_path, name, words):
     out = tmp_path / "report.html"
-    result = tnfn("report", name, "--out", str(out))
-    assert result.returncode == 2
-    assert words in result.stderr
+    assert_refused(words, "report", name, "--out", str(out))
     assert not out.exists()
 
 
@@ -53,8 +51,7 @@ def test_predict_takes_a_row_as_the_report_names_it(tmp_path, sample):
     out = tmp_path / "report.html"
     write_report([tmp_path / "runs"], out)
     found = numbers(out)
-    result = tnfn("predict", "mnist-nfn", found["z0.m0.w0.id"], "--json")
-    assert result.returncode == 0, result.stderr
+    printed("predict", "mnist-nfn", found["z0.m0.w0.id"], "--json")
     row = int(found["z0.m0.w0.id"].rpartition("#")[2])
     assert found["z0.m0.w0.id"] == f"mnist-sample#{row}"
     assert found["z0.m0.w0.true"] == f"{100 * sample.table['test_accuracy'][row]:.1f} %"
@@ -96,45 +93,8 @@ def test_date_and_command_stand_on_the_page(tmp_path):
     write_run(tmp_path / "my runs", networks=60, seeds=1)
     out = tmp_path / "report.html"
     before = datetime.now(UTC).replace(second=0, microsecond=0)
-    assert tnfn("report", str(tmp_path / "my runs"), "--out", str(out)).returncode == 0
+    printed("report", str(tmp_path / "my runs"), "--out", str(out))
     text = out.read_text()
     written = re.search(r'<time datetime="([^"]*)">', text)[1]
     assert before <= datetime.strptime(written, "%Y-%m-%dT%H:%M%z") <= datetime.now(UTC)
     assert f"tnfn report '{tmp_path}/my runs' --out {out}" in unescape(text)
-
-
-def test_variants_of_one_model_are_not_counted_as_models(tmp_path):
-    for i, row in enumerate(("encoder", "classifier", "embedding")):
-        cell = {"table": "table3", "row": row, "column": "mnist"}
-        write_run(tmp_path / "r" / str(i), networks=60, seeds=2, table=cell)
-    out = tmp_path / "report.html"
-    write_report([tmp_path / "r"], out)
-    found = numbers(out)
-    assert found["variants"] == "3 variants"
-    assert "models" not in found
-    assert (found["z0.facts.compared"], found["z0.facts.models"]) == ("0", "1")
-
-
-@pytest.mark.parametrize("table", ["table1", "table6", "learning-curve"])
-def test_models_are_counted_as_the_table_of_models_has_them(tmp_path, table):
-    columns = {"table1": ("all", "0.2"), "table6": ("original", "[-1,1]")}.get(table, ("64", "all"))
-    for model in ("mlp", "statnn", "xgboost"):
-        for i, column in enumerate(columns):
-            if (model, i) == ("xgboost", 0) and table != "learning-curve":
-                continue  # was not asked for all networks: not comparable
-            write_run(
-                tmp_path / "r" / f"{model}-{i}", model, networks=120, seeds=2,
-                train=64 if column == "64" else None,
-                min_accuracy=0.2 if column == "0.2" else None,
-                augment=1.0 if column == "[-1,1]" else None,
-                table={"table": table, "row": model, "column": column},
-            )  # fmt: skip
-    out = tmp_path / "report.html"
-    write_report([tmp_path / "r"], out)
-    found = numbers(out)
-    # Most models share the networks above 20 %; predictors made for moved weights stay out.
-    compared = 2 if table == "table6" else 3
-    rows = len({key.split(".")[1] for key in found if re.fullmatch(r"z0\.m\d+\.tau", key)})
-    assert found["models"] == f"{compared} models"
-    assert rows == compared == int(found["z0.facts.compared"])
-    assert found["z0.facts.models"] == "3"

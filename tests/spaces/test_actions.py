@@ -1,7 +1,5 @@
 """Every action keeps one contract: a group that acts, is solved for, and has representatives."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -97,9 +95,7 @@ def test_the_pieces_of_plain_and_dual_rows_multiply_to_invariants(action: Action
 @every_action
 def test_solves_for_the_element(action: Action) -> None:
     g, p, d = drawn(action, 6), rows(6), rows(7)
-    solved = action.solve(
-        (p, moved(action, p, g)), (d, moved(action, d, g, dual=True)), unit=1e-15
-    )
+    solved = action.solve((p, moved(action, p, g)), (d, moved(action, d, g, dual=True)), unit=1e-15)
     assert solved is not None
     assert torch.allclose(solved.part.double(), g.double(), atol=1e-9)
     assert torch.allclose(solved.inverse.double(), action.invert(g).double(), atol=1e-9)

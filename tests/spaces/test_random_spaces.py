@@ -5,8 +5,6 @@ invariants, the fingerprint, the comparison, and the layers. A space or a layer 
 a sentence; it may not be wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

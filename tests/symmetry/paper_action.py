@@ -1,7 +1,5 @@
 """The paper's action (eq. 14), letter by letter, with permutation matrices and loops over heads."""
 
-from __future__ import annotations
-
 import torch
 
 from transformer_nfn.spaces import Weights

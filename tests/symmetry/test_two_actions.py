@@ -170,9 +170,7 @@ REFUSED = {
         "carries perm axis 'group' three times",
     ),
     "shift along a plain axis": (
-        lambda: space_of(
-            {"c": "group qk", "X": "group qk in", "b": "in"}, [Shift("c", "X", "b")]
-        ),
+        lambda: space_of({"c": "group qk", "X": "group qk in", "b": "in"}, [Shift("c", "X", "b")]),
         "could still change along 'qk': one of the two must carry it plain",
     ),
     "shift into other axes": (

@@ -1,7 +1,5 @@
 """Small tasks, and one small zoo built once, for the tests of the zoo."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Run as a script, it prints the errors of a case as JSON (a process of its own for the interpreter).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Damaged networks of a zoo: what was done, their accuracies, how they are stored."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tnfn_command import tnfn
+from tnfn_command import as_json, printed
 from transformer_nfn.spaces import Weights
 from transformer_nfn.zoo import Zoo, ZooError
 from transformer_nfn.zoo.damage import STRENGTHS, Damage, damages, parse_damages, rows_of
@@ -139,9 +137,8 @@ def test_invalid_kinds_are_rejected(text: str, message: str) -> None:
 def test_the_command_its_summary_and_its_rows(small_zoo: Zoo, tmp_path: Path) -> None:
     out = tmp_path / "few"
     options = ("--kinds", "pruned:0.6,untrained", "--count", 3, "--json")
-    code, text, err = tnfn("zoo", "damage", small_zoo.path, "--out", out, *options)
-    assert code == 0, err
+    text = printed("zoo", "damage", small_zoo.path, "--out", out, *options)
     assert json.loads(text)["by_damage"]["pruned:0.6"]["count"] == 3
-    rows = json.loads(tnfn("zoo", "rows", out, "--json")[1])
+    rows = as_json("zoo", "rows", out)
     assert (rows[0]["damage"]["kind"], rows[0]["damage"]["strength"]) == ("pruned", 0.6)
     assert len(rows_of(Zoo.open(out), {"untrained": (1,)})) == 3

@@ -1,7 +1,5 @@
 """The fused kernels compute what the plain path computes (here in Triton's interpreter)."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -11,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from transformer_nfn.zoo import SizeGroup, ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
 from transformer_nfn.zoo.training.backends import describe_path
-from transformer_nfn.zoo.training.kernels.arguments import layout
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
@@ -33,10 +29,12 @@ def interpreted(what: str) -> dict[str, Any]:
     return out
 
 
-NIGHTLY = [pytest.param(what, marks=pytest.mark.nightly) for what in ("images", "shallow", "deep")]
+NIGHTLY = ("images", "tiled", "shallow", "deep")
 
 
-@pytest.mark.parametrize("what", ["cropped", "tiled", "texts", *NIGHTLY])
+@pytest.mark.parametrize(
+    "what", ["cropped", "texts", *(pytest.param(n, marks=pytest.mark.nightly) for n in NIGHTLY)]
+)
 def test_loss_and_every_gradient_equal_float64(what: str) -> None:
     for name, (fused, _) in interpreted(what).items():
         assert fused < 5e-6, (name, fused)
@@ -54,25 +52,12 @@ def test_epochs_equal_those_of_the_plain_path() -> None:
     assert errors["test_hits"] == 0
 
 
+@pytest.mark.nightly
 def test_equal_runs_of_one_seed_train_to_equal_weights() -> None:
     equal = interpreted("seeds")
     assert equal.pop("moved") == [True, True, True]
     for what, (shared, separate) in equal.items():
         assert (shared, separate) == (True, False), what
-
-
-@pytest.mark.parametrize("patch", [16, 0])
-def test_the_layout_has_the_offset_of_each_tensor(patch: int) -> None:
-    sizes = NetworkSizes(tokens=49, classes=10, patch=patch, blocks=3)
-    views = sizes.views(torch.arange(sizes.num_weights)[None])
-    offsets = layout(sizes)
-    parts = {f"blocks.{i}": block for i, block in enumerate(offsets.blocks)}
-    parts["classifier"] = offsets.classifier
-    if offsets.embedding is not None:
-        parts["embedding"] = offsets.embedding
-    stored = {f"{stem}.{k}": at for stem, part in parts.items() for k, at in part._asdict().items()}
-    assert stored == {name: int(view.flatten()[0]) for name, view in views.items()}
-    assert offsets.size == sizes.num_weights
 
 
 def test_the_fused_path_is_chosen_where_it_fits() -> None:

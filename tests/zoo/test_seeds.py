@@ -1,11 +1,8 @@
 """The grid of runs, and their randomness: one seed for all runs, or one each."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,10 +10,6 @@ from torch import Tensor
 from transformer_nfn.zoo import (
     Config,
     Recipe,
-    StoreError,
-    Zoo,
-    ZooError,
-    build,
     grid,
     sample,
     train,
@@ -26,7 +19,7 @@ from transformer_nfn.zoo.training.randomness import dropout_threshold, keep_mask
 from transformer_nfn.zoo.training.tasks import Task
 from transformer_nfn.zoo.training.trainer import initial_weights
 
-from .conftest import SMALL, random_images
+from .conftest import random_images
 from .test_training import STEP_PATHS, epochs_of
 
 STDS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
@@ -48,8 +41,7 @@ def test_the_grid_has_the_papers_16000_configurations() -> None:
     every = grid()
     assert len({c.run for c in every}) == len(every) == 16_000
     values = {
-        (c.optimizer, c.learning_rate, c.l2, c.init_std, c.dropout, c.train_fraction)
-        for c in every
+        (c.optimizer, c.learning_rate, c.l2, c.init_std, c.dropout, c.train_fraction) for c in every
     }
     assert len(values) == 16_000
     assert Counter(c.optimizer for c in every) == dict.fromkeys(OPTIMIZERS, 4000)
@@ -70,22 +62,15 @@ def test_run_ids_are_stable() -> None:
     assert len({c.seed for c in every}) == 16_000
 
 
-@pytest.mark.parametrize("runs", [1, 10, 256])
-def test_samples_are_balanced_nested_and_reproducible(runs: int) -> None:
-    chosen = sample(runs, seed=5)
-    assert chosen == sample(runs, seed=5)
-    assert len({c.run for c in chosen}) == runs
-    counts = Counter(c.optimizer for c in chosen).values()
-    assert max(counts) - min(counts) <= 1
-    assert {c.run for c in chosen} <= {c.run for c in sample(2 * runs, seed=5)}
-    if runs > 4:
-        assert chosen != sample(runs, seed=6)
-
-
-@pytest.mark.parametrize("runs", [0, -3, 16_001])
-def test_impossible_samples_are_rejected(runs: int) -> None:
-    with pytest.raises(ZooError, match="between 1 and 16,000"):
-        sample(runs)
+def test_samples_are_balanced_nested_and_reproducible() -> None:
+    for runs in (1, 10, 256):
+        chosen = sample(runs, seed=5)
+        assert chosen == sample(runs, seed=5)
+        assert len({c.run for c in chosen}) == runs
+        counts = Counter(c.optimizer for c in chosen).values()
+        assert max(counts) - min(counts) <= 1
+        assert {c.run for c in chosen} <= {c.run for c in sample(2 * runs, seed=5)}
+    assert chosen != sample(runs, seed=6)
 
 
 def test_one_seed_for_all_runs_of_the_grid() -> None:
@@ -95,12 +80,7 @@ def test_one_seed_for_all_runs_of_the_grid() -> None:
     assert shared[0].seed not in {config.seed for config in own}
     assert shared[0].seed != grid(5, "one")[0].seed
     assert own == grid(4)
-
-
-@pytest.mark.parametrize("runs", [3, 40])
-def test_the_sample_does_not_depend_on_the_seeds(runs: int) -> None:
-    one, each = sample(runs, 7, "one"), sample(runs, 7, "each")
-    assert [config.run for config in one] == [config.run for config in each]
+    one, each = sample(40, 7, "one"), sample(40, 7, "each")
     assert [replace(c, seed=0, seeds="each") for c in one] == [replace(c, seed=0) for c in each]
 
 
@@ -115,14 +95,6 @@ def test_shared_initial_weights_are_equal_up_to_the_ratio_of_their_std(any_task:
             assert start.abs().max() < 2
             matrices = start[start != 0]
             assert matrices.std() / std == pytest.approx(1, abs=0.03)
-
-
-def test_a_seed_each_gives_other_initial_weights() -> None:
-    sizes = random_images().sizes
-    first, second = two_runs("each")
-    start, other = initial_weights(sizes, first), initial_weights(sizes, second)
-    biases = (start == 0) & (other == 0)
-    assert not (start == other)[~biases].any()
 
 
 def test_initial_weights_of_existing_zoos_do_not_change() -> None:
@@ -173,26 +145,3 @@ def test_equal_runs_of_one_seed_train_to_equal_weights(path: str) -> None:
                 for run in sorted({row["run"] for row in trained.rows}))  # fmt: skip
         assert torch.equal(trained.weights[a], trained.weights[b]) is shared
         assert {row["seeds"] for row in trained.rows} == {seeds}
-
-
-@pytest.fixture(scope="module")
-def shared_zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
-    """Like `small_zoo`, with one seed for all; tests must not change it."""
-    options = replace(SMALL, runs=8, epochs=1, seeds="one")
-    return build(tmp_path_factory.mktemp("zoo") / "shared", options)
-
-
-def test_a_zoo_records_its_seeds(small_zoo: Zoo, shared_zoo: Zoo) -> None:
-    assert (small_zoo.seeds, shared_zoo.seeds) == ("each", "one")
-    assert shared_zoo.metadata["seeds"] == "one"
-    assert len(np.unique(shared_zoo.table["seed"])) == 1
-    assert len(np.unique(small_zoo.table["seed"])) == 12
-    runs = {config.run for config in sample(8, SMALL.seed)}
-    assert set(shared_zoo.table["run"]) == runs
-
-
-def test_a_build_with_other_seeds_is_rejected(shared_zoo: Zoo) -> None:
-    options = replace(SMALL, runs=8, epochs=1)
-    with pytest.raises(StoreError, match="holds another zoo: seeds one, asked for each"):
-        build(shared_zoo.path, options)
-    build(shared_zoo.path, replace(options, seeds="one"))

@@ -1,7 +1,5 @@
 """A zoo on disk: what is read is what was written, and damage is detected."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import resource
@@ -116,10 +114,9 @@ def test_a_zoo_is_a_dataset(small_zoo: Zoo) -> None:
     assert repr(small_zoo).startswith(f"Zoo('{small_zoo.path}', digits, 36 networks of 12 runs")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_reads_a_zoo(small_zoo: Zoo, workers: int) -> None:
+def test_a_loader_reads_a_zoo(small_zoo: Zoo) -> None:
     rows = small_zoo.select(percent=75)
-    loader = DataLoader(Subset(small_zoo, rows.tolist()), batch_size=5, num_workers=workers)
+    loader = DataLoader(Subset(small_zoo, rows.tolist()), batch_size=5, num_workers=1)
     batches = list(loader)
     accuracies = torch.cat([accuracy for _, accuracy in batches])
     assert accuracies.tolist() == pytest.approx(small_zoo.table["test_accuracy"][rows].tolist())
@@ -175,29 +172,33 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("where", [0, 3, 20, 500, 4000, 0.3, 0.6, 0.9, -1])
-def test_a_flipped_bit_in_a_shard_is_detected(copy: Path, where: float) -> None:
+def test_a_flipped_bit_in_a_shard_is_detected(copy: Path) -> None:
     path = copy / "shards" / "00001.safetensors"
-    flip(path, int(path.stat().st_size * where) if isinstance(where, float) else where)
-    verdict = verify(copy, sample=0)
-    assert not verdict.ok
-    assert any("00001.safetensors" in problem for problem in verdict.problems)
-    assert all("00000" not in problem for problem in verdict.problems)
-    zoo = Zoo.open(copy)
-    with pytest.raises(StoreError, match=r"00001\.safetensors"):
-        zoo.weights(np.flatnonzero(zoo.table["shard"] == "00001"))
-    zoo.weights(np.flatnonzero(zoo.table["shard"] == "00000"))
+    size = path.stat().st_size
+    for where in (0, 3, 20, 500, size // 3, size // 2, -1):
+        flip(path, where)
+        verdict = verify(copy, sample=0)
+        assert not verdict.ok
+        assert any("00001.safetensors" in problem for problem in verdict.problems)
+        assert all("00000" not in problem for problem in verdict.problems)
+        zoo = Zoo.open(copy)
+        with pytest.raises(StoreError, match=r"00001\.safetensors"):
+            zoo.weights(np.flatnonzero(zoo.table["shard"] == "00001"))
+        zoo.weights(np.flatnonzero(zoo.table["shard"] == "00000"))
+        flip(path, where)
 
 
-@pytest.mark.parametrize("where", [0.0, 0.2, 0.5, 0.999])
-@pytest.mark.parametrize("name", ["index.parquet", "zoo.json"])
-def test_a_flipped_bit_in_the_index_is_detected(copy: Path, name: str, where: float) -> None:
-    flip(copy / name, int((copy / name).stat().st_size * where))
-    verdict = verify(copy, sample=0)
-    assert not verdict.ok
-    assert name in verdict.problems[0]
-    with pytest.raises(StoreError, match=name):
-        Zoo.open(copy)
+def test_a_flipped_bit_in_the_index_is_detected(copy: Path) -> None:
+    for name in ("index.parquet", "zoo.json"):
+        for where in (0.0, 0.2, 0.5, 0.999):
+            place = int((copy / name).stat().st_size * where)
+            flip(copy / name, place)
+            verdict = verify(copy, sample=0)
+            assert not verdict.ok
+            assert name in verdict.problems[0]
+            with pytest.raises(StoreError, match=name):
+                Zoo.open(copy)
+            flip(copy / name, place)
 
 
 def test_a_truncated_or_missing_shard_is_reported(copy: Path) -> None:
@@ -215,6 +216,7 @@ def test_a_newer_format_is_rejected(copy: Path) -> None:
         Zoo.open(copy)
 
 
+@pytest.mark.nightly
 def test_a_full_disk_leaves_no_partial_shard(tmp_path: Path, environment: dict[str, str]) -> None:
     """Files of the process are limited to 300 kB, as on a full disk."""
     out = tmp_path / "zoo"

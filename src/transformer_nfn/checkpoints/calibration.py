@@ -1,4 +1,4 @@
-"""Calibrated test of common ancestry: how often do trained strangers score as high?
+"""Calibrated test of common ancestry: how often trained strangers score as high.
 
 The score of two models does not depend on a disguise of either, so this test holds where the exact
 one (`evidence`) is defeated by permuted units. Its null distribution is not known and was measured:

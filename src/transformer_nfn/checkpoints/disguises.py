@@ -19,12 +19,16 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import Model, write_model
 from transformer_nfn.checkpoints.symmetries import SYMMETRIES
 from transformer_nfn.checkpoints.symmetries.base import (
+    LONG,
     Part,
     Site,
+    Sites,
     Symmetry,
     Weights,
     block_parts,
     ends_part,
+    entries,
+    vocabulary_cuts,
 )
 from transformer_nfn.checkpoints.symmetries.stream import StreamBasis, allowed
 from transformer_nfn.errors import GroupError
@@ -36,10 +40,6 @@ from transformer_nfn.spaces.group import WORST_CONDITION
 
 CHUNK = 16384
 """Entries of a vocabulary that are moved at a time."""
-LONG = ("token", "head", "head_bias")
-"""Tensors with an axis for the vocabulary."""
-
-Local = list[tuple[Symmetry[Any], Site]]
 
 
 def untied(description: Transformer) -> Transformer:
@@ -108,12 +108,12 @@ class Disguise:
             for name in owned:
                 yield name, weights.pop(name)
 
-    def _sites(self) -> tuple[dict[str, Local], Local]:
+    def _sites(self) -> tuple[dict[str, Sites], Sites]:
         """Sites within one part, by its name, and those that span several."""
         parts: list[Part] = [self._ends, *self._blocks]
         owner = {name: part.name for part in parts for name in part.names.values()}
-        local: dict[str, Local] = {part.name: [] for part in parts}
-        shared: Local = []
+        local: dict[str, Sites] = {part.name: [] for part in parts}
+        shared: Sites = []
         for symmetry in SYMMETRIES:
             for site in symmetry.sites(self.description):
                 if isinstance(symmetry, StreamBasis):
@@ -145,21 +145,19 @@ class Disguise:
     def _moved_ends(self) -> Iterator[tuple[str, Tensor]]:
         """Tensors outside the blocks; of the vocabulary some entries at a time."""
         long = {k: torch.empty_like(w) for k, w in self._full.items() if k in LONG}
-        entries = max([1, *(w.shape[1 if k == "head" else 0] for k, w in long.items())])
         elements: list[Any] = []
-        for start in range(0, entries, CHUNK):
-            cut = slice(start, start + CHUNK)
+        for cut in vocabulary_cuts(long, CHUNK):
             weights = {**self._small, **self._cut(cut)}
             self._act_shared(weights)
             for i, (symmetry, site) in enumerate(self._local["ends"]):
-                if start == 0:
+                if cut.start == 0:
                     known = site.pick({**weights, **{k: self._full[k] for k in long}})
                     elements.append(symmetry.draw(site, known, self._how))
                 g = symmetry.for_entries(elements[i], cut)
-                self._act(symmetry, site, weights, g, count=start == 0)
+                self._act(symmetry, site, weights, g, count=cut.start == 0)
             for k, w in long.items():
-                _entries(k, w, cut).copy_(weights.pop(k))
-            if start == 0:
+                entries(k, w, cut).copy_(weights.pop(k))
+            if cut.start == 0:
                 yield from weights.items()
         if self.description.tied:
             long.pop("head", None)
@@ -167,9 +165,7 @@ class Disguise:
 
     def _cut(self, cut: slice) -> Weights:
         """Some entries of the vocabulary, in the working dtype."""
-        out = {
-            k: _entries(k, w, cut).to(self._dtype) for k, w in self._full.items() if k in LONG
-        }
+        out = {k: entries(k, w, cut).to(self._dtype) for k, w in self._full.items() if k in LONG}
         if self._before.tied and not self.description.tied:
             out["head"] = out["head"] * self._before.head_scale
         return out
@@ -220,12 +216,8 @@ def disguise(
     return drawn
 
 
-def _entries(name: str, w: Tensor, cut: slice) -> Tensor:
-    return w[:, cut] if name == "head" else w[cut]
-
-
 def _working_dtype(description: Transformer, weights: Source) -> torch.dtype:
     """float64 for full precision; half-precision weights lose nothing in float32."""
-    name = f"{description.stacks[0].prefix}0.W_B"
+    name = f"{description.stacks[0].prefix}0.W_O"
     stored = fetch(weights, [name])[name].dtype
     return torch.float64 if stored in (torch.float32, torch.float64) else torch.float32

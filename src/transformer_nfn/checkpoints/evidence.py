@@ -114,17 +114,17 @@ def exact_test(
     """
     sites = _permuted_sites(B)
     tables: dict[int, Tensor] = {}
-    holders: dict[int, list[str]] = {}
+    holders: dict[int, set[str]] = {}
     partners = {}
     for first, second, a, b in pairs:
         partners[first] = second
-        for tensor, terms in _units(a, b):
+        for tensor, terms in _units(a, b, _mlp_prefixes(sites, second)):
             if f"{second}.{tensor}" not in sites:
                 continue
             site, groups = sites[f"{second}.{tensor}"]
             sums = permuted_sums([[_grouped(f, groups) for f in term] for term in terms])
             tables[site] = tables[site] + sums if site in tables else sums
-            holders.setdefault(site, []).append(first)
+            holders.setdefault(site, set()).add(first)
     # Each site counts alike, however many units it has.
     tables = {site: table for site, raw in tables.items() if (table := _standard(raw)) is not None}
     if not tables:
@@ -132,7 +132,7 @@ def exact_test(
     draws = _drawn(tables)
     blocks = {}
     for name in partners:
-        own = [site for site in tables if holders[site] == [name]]
+        own = [site for site in tables if holders[site] == {name}]
         if own:
             blocks[name] = _significance([tables[s] for s in own], [draws[s] for s in own])
     total = _significance(list(tables.values()), list(draws.values()))
@@ -176,24 +176,47 @@ def permuted_sums(terms: Terms) -> Tensor:
 
 def _permuted_sites(model: Transformer) -> dict[str, tuple[int, int]]:
     """Number of the site at which the units of a writing matrix are permuted, and the number of
-    groups that stay together (0 for neurons, which have none)."""
+    groups that stay together (0 for neurons, which have none).
+
+    The experts of a block are one site: they may be copies of one MLP, whose neurons have one order
+    in all of them.
+    """
     sites: dict[str, tuple[int, int]] = {}
     for site in HeadPermutation().sites(model):
         names = [name for name in site.names.values() if name.endswith("W_O")]
         sites |= dict.fromkeys(names, (len(sites), site.detail.groups))
     for site in NeuronPermutation().sites(model):
         if "W_B" in site.names:
-            sites[site.names["W_B"]] = (len(sites), 0)
+            name = site.names["W_B"]
+            first = name.partition(".expert.")[0] + ".expert.0.W_B"
+            sites[name] = sites.get(first, (len(sites), 0))
     return sites
 
 
-def _units(a: Directions, b: Directions) -> Iterable[tuple[str, Terms]]:
-    """Heads and neurons that both blocks have, by their writing matrix."""
+def _mlp_prefixes(sites: Iterable[str], block: str) -> list[str]:
+    """What stands before the tensors of the MLPs of a block, or of its experts."""
+    inside = [name.removeprefix(f"{block}.") for name in sites if name.startswith(f"{block}.")]
+    return [name.removesuffix("W_B") for name in inside if name.endswith("W_B")]
+
+
+def _units(
+    a: Directions, b: Directions, prefixes: Sequence[str]
+) -> Iterable[tuple[str, Terms]]:
+    """Heads and neurons that both blocks have, by their writing matrix.
+
+    Experts are paired by their numbers; with one MLP each of them.
+    """
     for prefix in sorted(a.heads.keys() & b.heads.keys()):
         QK, VO, _ = zip(a.heads[prefix], b.heads[prefix], strict=True)
         yield f"{prefix}W_O", [[QK], [VO]]
     if len(a.written) == len(b.written):
-        yield "W_B", [[(a.read, b.read)], list(zip(a.written, b.written, strict=True))]
+        count = len(prefixes)
+        for e, prefix in enumerate(prefixes):
+            (x, *xs), (y, *ys) = (
+                [z.chunk(count)[e] if len(z) == len(b.read) else z for z in (d.read, *d.written)]
+                for d in (a, b)
+            )
+            yield f"{prefix}W_B", [[(x, y)], list(zip(xs, ys, strict=True))]
 
 
 def _grouped(pair: tuple[Tensor, Tensor], groups: int) -> tuple[Tensor, Tensor]:

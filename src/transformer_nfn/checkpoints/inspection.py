@@ -42,7 +42,7 @@ class TensorLine:
     """Tensors of one name in all blocks.
 
     Attributes:
-        name: canonical, ``{i}`` for the number of a block.
+        name: canonical, ``{i}`` for the number of a block, ``{e}`` for that of an expert.
         times: number of these tensors.
         shape: of the first one.
         axes: names of the axes.
@@ -63,7 +63,8 @@ class BlockReport:
     Attributes:
         name: ``0``, ``encoder.3``.
         spectra: singular values: ``QK`` and ``VO`` per head ``[h, d]``, ``W_A``, ``W_B``, ``W_G``
-            ``[n]``; those of an attention to an encoder begin with ``cross.``.
+            ``[n]``, of a mixture ``[experts, n]``; those of an attention to an encoder begin with
+            ``cross.``.
         heads: by the prefix of their attention.
         neurons: None where a block has no MLP.
     """
@@ -197,8 +198,8 @@ def inspect_network(where: str, space: WeightSpace, weights: Mapping[str, Tensor
         >>> [row.name for row in found.symmetries]
         ['head: permuted', 'qk: linear', 'vo: linear', 'feature: permuted', 'neuron: permuted']
     """
-    own = {name: w[0, 0].float() for name, w in weights.items()}
-    prefixes = [n.removesuffix("W_Q") for n in own if n == "W_Q" or n.endswith(".W_Q")]
+    tensors = {name: w[0, 0].float() for name, w in weights.items()}
+    prefixes = [n.removesuffix("W_Q") for n in tensors if n == "W_Q" or n.endswith(".W_Q")]
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     return Inspection(
         where,
@@ -207,12 +208,12 @@ def inspect_network(where: str, space: WeightSpace, weights: Mapping[str, Tensor
         tuple(_space_tensors(space)),
         tuple(_space_symmetries(space)),
         (),
-        tuple(_inspect_space_block(prefix, under_prefix(own, prefix)) for prefix in prefixes),
+        tuple(_inspect_space_block(prefix, under_prefix(tensors, prefix)) for prefix in prefixes),
     )
 
 
 def axis_actions(lines: Iterable[TensorLine]) -> dict[str, tuple[str, ...]]:
-    """What acts on each axis, over all tensors that have it."""
+    """Actions on each axis, over all tensors that have it."""
     actions: dict[str, dict[str, None]] = {}
     for line in lines:
         for name, acts in zip(line.axes, line.acts, strict=True):
@@ -235,22 +236,39 @@ def _inspect_block(block: ReducedBlock) -> BlockReport:
         O_rows = block.writer(f"{prefix}W_O").value.mT
         maps, heads[prefix] = _inspect_attention(Q, K, V, O_rows)
         spectra |= {f"{prefix}{name}": values for name, values in maps.items()}
-    W_A, b_A = block.reader("W_A")
-    read = [W_A.value.mT]
-    spectra["W_A"] = matrix_spectrum(W_A.value)
-    if b_A is not None:
-        read.append(b_A.value.unsqueeze(-1))
-    gated = block.description.mlp.gated
-    if gated:
-        read = [block.reader("W_G")[0].value.mT]
-        spectra["W_G"] = matrix_spectrum(read[0])
-        unit = W_A.value / W_A.value.norm(dim=0).clamp_min(1e-30)
-        read.append(unit.mT * read[0].norm(dim=1, keepdim=True))
-    write = block.writer("W_B").value
-    spectra["W_B"] = matrix_spectrum(write)
-    relu = block.description.mlp.activation == "relu" and not gated
-    neurons = redundant_neurons(torch.cat(read, 1), write, scale_free=relu)
-    return BlockReport(block.name, spectra, heads, neurons)
+    maps, neurons = _inspect_mlp(block)
+    return BlockReport(block.name, spectra | maps, heads, neurons)
+
+
+def _inspect_mlp(block: ReducedBlock) -> tuple[dict[str, Tensor], Redundancy]:
+    """Spectra ``[n]``, or of all experts ``[experts, n]``, and redundant neurons of each expert;
+    the neurons of all experts are counted through."""
+    mlp = block.description.mlp
+    spectra: dict[str, list[Tensor]] = {}
+    dead: list[int] = []
+    duplicates: list[tuple[int, int, float]] = []
+    for e, prefix in enumerate(mlp.prefixes):
+        W_A, b_A = block.reader(f"{prefix}W_A")
+        read = [W_A.value.mT]
+        maps = {"W_A": matrix_spectrum(W_A.value)}
+        if b_A is not None:
+            read.append(b_A.value.unsqueeze(-1))
+        if mlp.gated:
+            read = [block.reader(f"{prefix}W_G")[0].value.mT]
+            maps["W_G"] = matrix_spectrum(read[0])
+            unit = W_A.value / W_A.value.norm(dim=0).clamp_min(1e-30)
+            read.append(unit.mT * read[0].norm(dim=1, keepdim=True))
+        write = block.writer(f"{prefix}W_B").value
+        maps["W_B"] = matrix_spectrum(write)
+        relu = mlp.activation == "relu" and not mlp.gated
+        found = redundant_neurons(torch.cat(read, 1), write, scale_free=relu)
+        for name, values in maps.items():
+            spectra.setdefault(name, []).append(values)
+        first = e * mlp.neurons
+        dead += [first + i for i in found.dead]
+        duplicates += [(first + i, first + j, cosine) for i, j, cosine in found.duplicates]
+    joined = {n: torch.stack(v) if mlp.experts else v[0] for n, v in spectra.items()}
+    return joined, Redundancy(tuple(dead), tuple(duplicates))
 
 
 def _inspect_attention(
@@ -261,18 +279,20 @@ def _inspect_attention(
     return {"QK": QK, "VO": OV}, redundant_heads((Q, K), (O_rows, V), OV)
 
 
-def _inspect_space_block(prefix: str, own: Mapping[str, Tensor]) -> BlockReport:
+def _inspect_space_block(prefix: str, tensors: Mapping[str, Tensor]) -> BlockReport:
     spectra: dict[str, Tensor] = {}
     heads: dict[str, Redundancy] = {}
     neurons = None
-    if all(n in own and own[n].ndim == 3 for n in ("W_Q", "W_K", "W_V", "W_O")):
-        spectra, heads[""] = _inspect_attention(own["W_Q"], own["W_K"], own["W_V"], own["W_O"].mT)
-    if "W_A" in own and "W_B" in own:
-        read = own["W_A"].mT
-        if "b_A" in own:
-            read = torch.cat([read, own["b_A"].unsqueeze(-1)], 1)
-        spectra |= {n: matrix_spectrum(own[n]) for n in ("W_A", "W_B")}
-        neurons = redundant_neurons(read, own["W_B"], scale_free=True)
+    if all(n in tensors and tensors[n].ndim == 3 for n in ("W_Q", "W_K", "W_V", "W_O")):
+        spectra, heads[""] = _inspect_attention(
+            tensors["W_Q"], tensors["W_K"], tensors["W_V"], tensors["W_O"].mT
+        )
+    if "W_A" in tensors and "W_B" in tensors:
+        read = tensors["W_A"].mT
+        if "b_A" in tensors:
+            read = torch.cat([read, tensors["b_A"].unsqueeze(-1)], 1)
+        spectra |= {n: matrix_spectrum(tensors[n]) for n in ("W_A", "W_B")}
+        neurons = redundant_neurons(read, tensors["W_B"], scale_free=True)
     return BlockReport(prefix.rstrip(".") or "0", spectra, heads, neurons)
 
 
@@ -293,6 +313,7 @@ def _sizes(model: Model) -> dict[str, Any]:
         "key/value heads": attention.groups,
         "d_k": attention.d_k,
         "d_v": attention.d_v,
+        **({"experts": mlp.experts, "active experts": mlp.active} if mlp.experts else {}),
         "neurons": mlp.neurons,
         "activation": mlp.activation + (", gated" if mlp.gated else ""),
         "norm": {"layer": "LayerNorm", "rms": "RMS norm"}[description.norm] + f", {block.order}",
@@ -309,6 +330,7 @@ def _family_tensors(description: Transformer) -> tuple[TensorLine, ...]:
     lines: dict[str, TensorLine] = {}
     for name, shape in description.tensors.items():
         short = re.sub(r"^((?:encoder\.|decoder\.)?)\d+\.", r"\1{i}.", name)
+        short = re.sub(r"\.expert\.\d+\.", ".expert.{e}.", short)
         if short in lines:
             old = lines[short]
             lines[short] = TensorLine(short, old.times + 1, old.shape, old.axes, old.acts)
@@ -320,7 +342,7 @@ def _family_tensors(description: Transformer) -> tuple[TensorLine, ...]:
 
 
 def _actions(description: Transformer, name: str) -> Mapping[str, str]:
-    """What acts on the axes of a tensor."""
+    """Actions on the axes of a tensor."""
     stack = next((s for s in description.stacks if s.prefix and name.startswith(s.prefix)), None)
     block = (stack or description.stacks[0]).blocks[0]
     attention = block.attention
@@ -335,10 +357,13 @@ def _actions(description: Transformer, name: str) -> Mapping[str, str]:
         heads = "permuted, all blocks alike"
     if attention.groups < attention.heads:
         heads = "permuted within its group, groups permuted"
+    if attention.alibi:
+        heads = ""
     return {
         "D": streams,
         "head": heads,
-        "group": "permuted",
+        "group": "" if attention.alibi else "permuted",
+        "expert": "permuted",
         "d_k": _query_action(attention),
         "d_v": f"GL({attention.d_v}) per key/value head",
         "neuron": "permuted" if scales is None else f"permuted, {scales} scale",

@@ -39,7 +39,10 @@ FAILED, INCOMPARABLE = "failed", "not comparable"
 RELATED = ("same", "same backbone", "derived", "partly")
 """Verdicts that put two models into one group."""
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx")
-FOLDER_MARKS = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
+FOLDER_MARKS = (
+    "config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json",
+    "adapter_config.json",
+)  # fmt: skip
 """Files that make a folder one checkpoint."""
 WRITE_EVERY = 5.0
 """Seconds between writes of finished pairs."""

@@ -422,6 +422,23 @@ class ReducedBlock:
             centred=centred,
         )
 
+    def router(self) -> tuple[Piece, Piece | None]:
+        """What scores experts, ``[D, experts]``, and the bias that the norm leaves in it.
+
+        Softmax sees differences of scores only: both have mean zero over the experts.
+        """
+        gain, beta = self._norm_before("router")
+        centred = self.network.description.norm == "layer"
+        raw = self._read("router")
+        weight, bias = folded(raw, None, gain, beta, unit=self._unit, centred=centred)
+
+        def relative(piece: Piece) -> Piece:
+            n = piece.value.shape[-1]
+            value = piece.value - piece.value.mean(-1, keepdim=True)
+            return Piece(value, piece.error * (1 - 2 / n) + piece.error.sum() / n**2)
+
+        return relative(weight), None if bias is None else relative(bias)
+
     def writer(self, tensor: str) -> Piece:
         """A matrix that writes to the stream: ``W_O [h, d, D]``, ``W_B [f, D]``."""
         raw = self._read(tensor)
@@ -557,14 +574,15 @@ class ReducedBlock:
 
     def _norm_before(self, tensor: str) -> tuple[Tensor | None, Tensor | None]:
         """Gain and bias of the norm that a matrix reads."""
+        in_mlp = tensor.endswith(("W_A", "W_G", "router"))
         if self.description.order == "post":
-            name = f"{self.name}.norm_1" if tensor in ("W_A", "W_G") else self._previous_norm()
+            name = f"{self.name}.norm_1" if in_mlp else self._previous_norm()
             return self.network.read(f"{name}.g"), self.network.read(f"{name}.b")
         if tensor in ("cross.W_K", "cross.W_V"):
             return self.network.final_norm(self.network.description.stacks[0].prefix)
         if tensor == "cross.W_Q":
             norm = "norm_x"
-        elif tensor in ("W_A", "W_G") and self.has("norm_2.g"):
+        elif in_mlp and self.has("norm_2.g"):
             norm = "norm_2"
         else:
             norm = "norm_1"

@@ -34,9 +34,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.conversion import Conversion, check_conversion
 from transformer_nfn.checkpoints.evidence import ExactTest, exact_test
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof import Proof, prove_pair
+from transformer_nfn.checkpoints.proof.ends import compare_outputs
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.sketches import (
     BlockSketch,
@@ -121,8 +123,8 @@ class Relation:
             differ), ``consistent with a disguise, not proved``, ``derived``, ``partly``,
             ``embeddings only``, ``unrelated``, ``different`` (another function, where no scores
             say how similar), ``unclear``.
-        same_function: True only by equal bytes or by proof; False where they are known to differ
-            (by shapes, by proof, or with a verdict that implies it); None otherwise.
+        same_function: True only by equal bytes, by rounding or by proof; False where they are known
+            to differ (by shapes, by proof, or with a verdict that implies it); None otherwise.
         score: mean over the blocks, 0 for unrelated models, 1 for a disguise; None without blocks
             to compare.
         blocks: parts of each block by its name; empty where the depths differ.
@@ -137,6 +139,7 @@ class Relation:
         proof: of the same function or the contrary, where one was tried.
         exact: test of independent training; a disguise that permutes units defeats it. None where
             nothing was compared.
+        conversion: tensor by tensor, where one is quantised and most of them agree.
 
     >>> print(Relation("same", True, 1.0, "both hold the same bytes", ("0",), ("0",)))
     same (score 1.000): both hold the same bytes
@@ -156,6 +159,7 @@ class Relation:
     not_compared: tuple[str, ...] = ()
     proof: Proof | None = None
     exact: ExactTest | None = None
+    conversion: Conversion | None = None
 
     def __str__(self) -> str:
         """A table by block and part, the verdict in a sentence, and what was not compared."""
@@ -212,6 +216,7 @@ class Relation:
             "direction": "none: scores are symmetric",
             "proof": None if self.proof is None else self.proof.as_json(),
             "exact_test": None if self.exact is None else self.exact.as_json(),
+            "conversion": None if self.conversion is None else self.conversion.as_json(),
         }
 
 
@@ -221,7 +226,8 @@ def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
     Scores say how similar the blocks are in a basis that the embeddings fix; the docstring of this
     module has the numbers behind every threshold. Scores are symmetric: no direction is reported.
     Where they are those of a disguise, a proof decides: an element of the symmetry group, verified
-    on every tensor, scale included.
+    on every tensor, scale included. Where one is quantised, both are first compared as they lie,
+    see `check_conversion`.
 
     Args:
         A: one model, from `open_model`.
@@ -236,6 +242,34 @@ def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
     ...     relate(A, B).verdict, relate(A, A).verdict
     ('unrelated', 'same')
     """
+    conversion = check_conversion(A, B)
+    if conversion is not None and conversion.same:
+        return _converted(A, B, conversion)
+    relation = replace(_relate(A, B, prove), conversion=conversion)
+    if conversion is None or relation.verdict == "same":
+        return relation
+    return replace(relation, reason=str(conversion))
+
+
+def _converted(A: Model, B: Model, conversion: Conversion) -> Relation:
+    """The relation of two files that hold the same numbers up to quantisation."""
+    rows = Reduced(A).blocks
+    mismatch = compare_outputs(A, B).mismatch()
+    return Relation(
+        "same" if mismatch is None else "same backbone",
+        mismatch is None,
+        1.0,
+        str(conversion) if mismatch is None else f"{conversion}; {mismatch}",
+        rows,
+        Reduced(B).blocks,
+        related=rows,
+        not_compared=tuple(f"{name}: only one of the two has it" for name in conversion.single),
+        conversion=conversion,
+    )
+
+
+def _relate(A: Model, B: Model, prove: bool | None) -> Relation:
+    """The relation up to a disguise."""
     rows, columns = Reduced(A).blocks, Reduced(B).blocks
     if (reason := equal_weights(A, B)) is not None:
         return Relation("same", True, 1.0, reason, rows, columns, related=rows)

@@ -217,22 +217,34 @@ def _product_noise(
 
 
 def sketch_neurons(block: ReducedBlock, probes: Probes) -> NeuronSketch:
-    """Sketch the MLP of a block."""
+    """The neurons of an MLP, or of all experts one after the other."""
+    experts = [_expert_neurons(block, prefix, probes) for prefix in block.description.mlp.prefixes]
+    if len(experts) == 1:
+        return experts[0]
+    ups = [e.up for e in experts if e.up is not None]
+    return NeuronSketch(
+        torch.cat([e.read for e in experts]),
+        torch.cat(ups) if ups else None,
+        torch.cat([e.write for e in experts]),
+        (torch.cat([e.noise[0] for e in experts]), torch.cat([e.noise[1] for e in experts])),
+    )
 
+
+def _expert_neurons(block: ReducedBlock, prefix: str, probes: Probes) -> NeuronSketch:
     def read(tensor: str) -> tuple[Tensor, Tensor]:
         weight, bias = block.reader(tensor)
         values = _read(probes.into, weight, bias).mT
         error = _read_error(probes.into, weight, bias)
         return values, _relative(error, values.square().sum(-1))
 
-    W_B = block.writer("W_B")
+    W_B = block.writer(f"{prefix}W_B")
     write = W_B.value @ probes.out.mT
     error = W_B.error * probes.out.square().sum() / probes.out.shape[1]
     write_noise = _relative(error, write.square().sum(-1))
-    first, first_noise = read("W_A")
+    first, first_noise = read(f"{prefix}W_A")
     if not block.description.mlp.gated:
         return NeuronSketch(first, None, write, (first_noise, write_noise))
-    gate, gate_noise = read("W_G")
+    gate, gate_noise = read(f"{prefix}W_G")
     return NeuronSketch(gate, first, write, (gate_noise, write_noise + first_noise))
 
 

@@ -269,11 +269,14 @@ def _neuron_inputs(block: ReducedBlock) -> tuple[Tensor, Tensor]:
 
     For gated neurons those of the gate, on which no scale acts.
     """
-    weight, bias = block.reader("W_G" if block.description.mlp.gated else "W_A")
-    zero = Piece(weight.value.new_zeros(weight.value.shape[1]), torch.zeros_like(weight.error))
-    bias = zero if bias is None else bias
-    rows = torch.cat([weight.value.mT, bias.value.unsqueeze(1)], 1)
-    return _unit_rows(Piece(rows, weight.error + bias.error))
+    mlp, rows, errors = block.description.mlp, [], []
+    for prefix in mlp.prefixes:
+        weight, bias = block.reader(prefix + ("W_G" if mlp.gated else "W_A"))
+        zero = weight.value.new_zeros(weight.value.shape[1])
+        value, error = (zero, zero) if bias is None else (bias.value, bias.error)
+        rows.append(torch.cat([weight.value.mT, value.unsqueeze(1)], 1))
+        errors.append(weight.error + error)
+    return _unit_rows(Piece(torch.cat(rows), torch.cat(errors)))
 
 
 def _unit_rows(piece: Piece) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,10 @@ def compare_command(
     architecture: ArchitectureOption = None,
     family: FamilyOption = None,
     settings: SetOption = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(help="The model that adapters (LoRA) among A and B change."),
+    ] = None,
     group: Annotated[
         str, typer.Option(help="'paper', or 'enlarged' with LayerNorm and ReLU scalings.")
     ] = "paper",
@@ -105,9 +109,13 @@ def compare_command(
 
       tnfn compare zoo#0 network.pt --part blocks.1
 
+      tnfn compare model/ model.gguf
+
+      tnfn compare model/ adapter/
+
       tnfn compare --matrix models/ --out pairs.json --figure pairs.png
     """
-    options = open_options(architecture, family, settings)
+    options = replace(open_options(architecture, family, settings), base=base)
     if matrix is not None:
         if first is not None or space is not None or part is not None or prove is not None:
             raise TransformerNFNError(
@@ -144,6 +152,15 @@ def _compare_checkpoints(
     """Compare two checkpoints and exit; return if both are networks of a weight space."""
     from transformer_nfn.checkpoints import relate
     from transformer_nfn.checkpoints.relations import draw_relation
+    from transformer_nfn.io.adapter import is_adapter
+
+    adapters = [network.name for network in networks if is_adapter(network.name)]
+    if options.base is not None and not adapters:
+        raise TransformerNFNError("--base is for adapters (LoRA), and neither A nor B is one")
+    if len(adapters) == 2 and options.base is None:
+        _compare_adapters(adapters, figure, json_output)
+    if len(adapters) == 1 and options.base is None:
+        options = _with_base(networks, adapters[0], options)
 
     with ExitStack() as stack:
         models: list[Model | None] = []
@@ -171,6 +188,33 @@ def _compare_checkpoints(
     if figure is not None and relation.matrix is None:
         typer.echo(f"no figure: there are no blocks to draw ({relation.reason})", err=True)
     raise typer.Exit(EXIT[relation.same_function])
+
+
+def _with_base(networks: Sequence[Network], name: str, options: OpenOptions) -> OpenOptions:
+    """The other checkpoint is the base of an adapter that names none that is there."""
+    from transformer_nfn.io.adapter import Adapter
+
+    with Adapter.open(name) as adapter:
+        if adapter.base is not None:
+            return options
+    other = next(network for network in networks if network.name != name)
+    return replace(options, base=Path(other.name))
+
+
+def _compare_adapters(names: Sequence[str], figure: Path | None, json_output: bool) -> None:
+    """Compare two adapters by themselves, and exit."""
+    from transformer_nfn.checkpoints.adapters import compare_adapters
+    from transformer_nfn.io.adapter import Adapter
+
+    if figure is not None:
+        raise TransformerNFNError("--figure draws blocks: adapters need --base for that")
+    with Adapter.open(names[0]) as a, Adapter.open(names[1]) as b:
+        result = compare_adapters(a, b)
+    if json_output:
+        echo_json(result.as_json())
+    else:
+        typer.echo(str(result))
+    raise typer.Exit(EXIT[result.same])
 
 
 def _compare_networks(

@@ -23,6 +23,7 @@ from transformer_nfn.cli.options import (
     open_options,
     refuse_options,
 )
+from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +49,8 @@ def inspect_command(
     """Report sizes, symmetries, spectra, dead and duplicate units.
 
     A checkpoint is read block by block. Spectra are those of the reduced form (norms folded in),
-    which every disguise of the checkpoint shares.
+    which every disguise of the checkpoint shares. Of an adapter (LoRA) rank, targets and the
+    spectra of its changes are reported.
 
     [bold]Examples[/bold]
 
@@ -59,9 +61,15 @@ def inspect_command(
       tnfn inspect mnist-sample#0 --json
     """
     from transformer_nfn.checkpoints.inspection import draw_spectra, inspect_network
+    from transformer_nfn.io.adapter import is_adapter
     from transformer_nfn.networks import resolve_network
 
     options = open_options(architecture, family, settings)
+    if is_adapter(file):
+        if figure is not None:
+            raise TransformerNFNError(f"--figure draws blocks, and '{file}' is an adapter (LoRA)")
+        _inspect_adapter(file, as_json)
+        return
     network = resolve_network(file)
     model = network.open_model(options) if space is None and part is None else None
     if model is not None:
@@ -79,6 +87,43 @@ def inspect_command(
     _print(Console(), report)
     if figure is not None:
         typer.echo(f"wrote {figure}")
+
+
+def _inspect_adapter(folder: str, as_json: bool) -> None:
+    from transformer_nfn.checkpoints.adapters import effective_rank, inspect_adapter
+    from transformer_nfn.io.adapter import Adapter
+
+    with Adapter.open(folder) as adapter:
+        report = inspect_adapter(adapter)
+    if as_json:
+        echo_json(report.as_json())
+        return
+    console = Console()
+    base = report.base or "an unnamed base"
+    console.print(f"[bold]{report.where}[/bold]: LoRA adapter of {base}")
+    table = Table(
+        "matrix", "times", "rank", "scale", "norm", "largest singular value", "effective rank"
+    )
+    for target, changes in report.targets().items():
+        ranks = sorted({change.rank for change in changes})
+        scales = sorted({change.scale for change in changes})
+        columns = (
+            [change.norm for change in changes],
+            [float(change.values[0]) for change in changes],
+            [effective_rank(change.values) for change in changes],
+        )
+        spans = (f"{min(column):.3g}–{max(column):.3g}" for column in columns)
+        table.add_row(
+            target, str(len(changes)), ", ".join(map(str, ranks)),
+            ", ".join(f"{scale:g}" for scale in scales), *spans,
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        f"free in the inner bases: {report.free:,} parameters; norm, singular values and effective "
+        "rank are those of scale · B A"
+    )
+    for name in report.replaced:
+        console.print(f"stored in full: {name}")
 
 
 def _inspect(model: Model) -> Inspection:

@@ -49,11 +49,13 @@ BLOCK_AXES = {
     "W_G": ("D", "neuron"),
     "W_B": ("neuron", "D"),
     "b_B": ("D",),
+    "router": ("D", "expert"),
 }
 """The axes of a block's tensors, by their names without the block's prefix.
 
 ``W_A.A`` and ``W_A.B`` are a low-rank term that is added to ``W_A`` (an adapter). ``contact`` is
-what a head outside the network reads of the attention maps (ESM).
+what a head outside the network reads of the attention maps (ESM). The tensors of an expert have
+``expert.{e}.`` before their names.
 """
 
 END_AXES = {
@@ -101,7 +103,7 @@ class RotaryScaling:
 
 @dataclass(frozen=True)
 class Attention:
-    """How one attention reads its tensors.
+    """Description of one attention.
 
     Attributes:
         heads: of queries.
@@ -171,11 +173,28 @@ class Attention:
 
 @dataclass(frozen=True)
 class Mlp:
-    """``φ(x W_A + b_A) W_B + b_B``, or gated ``(φ(x W_G) ∘ x W_A) W_B``."""
+    """``φ(x W_A + b_A) W_B + b_B``, or gated ``(φ(x W_G) ∘ x W_A) W_B``; or a mixture of these.
+
+    Attributes:
+        neurons: of the MLP, or of each expert.
+        activation: φ.
+        gated: see above.
+        experts: of a mixture; 0 for a single MLP.
+        active: experts that a token uses, those with the largest ``softmax(x router)``.
+        normalised: their weights are divided by their sum.
+    """
 
     neurons: int
     activation: Activation
     gated: bool = False
+    experts: int = 0
+    active: int = 0
+    normalised: bool = False
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What stands before the names of the tensors of each MLP: nothing, or ``expert.3.``."""
+        return tuple(f"expert.{e}." for e in range(self.experts)) or ("",)
 
 
 @dataclass(frozen=True)
@@ -281,7 +300,7 @@ class Transformer:
 
     @property
     def orders(self) -> frozenset[Order]:
-        """How the norms of the blocks stand."""
+        """Orders of norms and sublayers in the blocks."""
         return frozenset(block.order for stack in self.stacks for block in stack.blocks)
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.blocks import layer_norm, rms_norm, sinusoids
 from transformer_nfn.functional.description import Attention, Block, Mlp, Stack, Transformer
+from transformer_nfn.spaces.axis import under_prefix
 
 CHUNK = 16384
 """Columns of the output matrix that are brought to the working dtype at a time."""
@@ -148,7 +150,23 @@ def _per_head(x: Tensor, weights: Mapping[str, Tensor], part: str) -> Tensor:
 
 
 def mlp(x: Tensor, weights: Mapping[str, Tensor], description: Mlp) -> Tensor:
-    """``φ(x W_A + b_A) W_B + b_B``; gated ``(φ(x W_G) ∘ (x W_A + b_A)) W_B + b_B``."""
+    """``φ(x W_A + b_A) W_B + b_B``; gated ``(φ(x W_G) ∘ (x W_A + b_A)) W_B + b_B``.
+
+    Of a mixture the sum over the experts that each token uses, with the weights of its router.
+    """
+    if description.experts:
+        shares = torch.softmax(x @ weights["router"], dim=-1)
+        top = shares.topk(description.active, dim=-1)
+        used = top.values
+        if description.normalised:
+            used = used / used.sum(-1, keepdim=True)
+        shares = torch.zeros_like(shares).scatter(-1, top.indices, used)
+        single = replace(description, experts=0)
+        outputs = (
+            mlp(x, under_prefix(weights, prefix), single) * shares[..., e : e + 1]
+            for e, prefix in enumerate(description.prefixes)
+        )
+        return torch.stack(list(outputs)).sum(0)
     phi = activation(description.activation)
     up = x @ weights["W_A"]
     if "W_A.A" in weights:

@@ -139,7 +139,7 @@ def _entry(index: Path, name: str, entry: Mapping[str, Any]) -> Asset:
     files = {key: AssetFile(int(f["size"]), str(f["sha256"])) for key, f in entry["files"].items()}
     asset = Asset(name, entry["kind"], entry.get("path", name), files, entry["description"])
     if not NAME.fullmatch(name) or asset.kind not in KINDS:
-        raise AssetError(f"'{index}': '{name}' of kind {asset.kind!r} is no asset")
+        raise AssetError(f"'{index}': '{name}' of kind {asset.kind!r} is not a valid asset")
     for part in (asset.path, *files):
         pure = PurePosixPath(part)
         if pure.is_absolute() or ".." in pure.parts or "\\" in part or not pure.parts:
@@ -185,7 +185,7 @@ def _in_cache(asset: Asset) -> Path:
         problem = _problem(folder / name, file)
         if problem and base is None:
             raise AssetError(
-                f"'{asset.name}' cannot be had: {problem}, and {URL_VARIABLE}, the address to "
+                f"'{asset.name}' is not available: {problem}, and {URL_VARIABLE}, the address to "
                 "fetch it from, is not set"
             )
         if problem and base is not None:

@@ -131,9 +131,9 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         where = str(path) if where is None else where
         check_format(path, where)
         if path.is_dir():
-            source, config = _open_source(find_weights(path)), read_config(path)
+            source, config = open_source(find_weights(path)), read_config(path)
         elif path.is_file():
-            source, config = _open_source(path, where), {}
+            source, config = open_source(path, where), {}
         else:
             raise CheckpointError(f"there is no file '{where}'")
         return Checkpoint(where, source, source.fields if isinstance(source, GgufFile) else config)
@@ -215,7 +215,8 @@ def check_no_nan(checkpoint: Checkpoint, name: str) -> None:
         raise CheckpointError(f"'{checkpoint.where}': '{name}' expected numbers, found NaN")
 
 
-def _open_source(path: Path, where: str | None = None) -> TensorSource:
+def open_source(path: Path, where: str | None = None) -> TensorSource:
+    """Open a file of weights, or the shards of an index."""
     return _Shards(path) if path.name.endswith(INDEX) else _open_file(path, where)
 
 

@@ -83,7 +83,7 @@ GRIDS = {
 }
 """Formats with one code for each weight. The others store indices of vectors, whose weights are
 not rounded one by one."""
-SLACK = 0.05
+SLACK = 0.01
 """Part of a step that is allowed beyond half of one, for the arithmetic of who rounded."""
 SCALE_ERROR = 2.0**-10
 """Of the largest value of a block: its scale and minimum are rounded to half precision after the

@@ -29,7 +29,7 @@ class Sized(Protocol):
 
     @property
     def size(self) -> int:
-        """How many indices it has."""
+        """Number of indices."""
 
 
 class Axes(Protocol):
@@ -78,7 +78,7 @@ class Layout:
         return tuple(axis for dim in self.dims for axis in dim)
 
     def misfit(self, space: Axes, axes: Sequence[str]) -> str | None:
-        """Why the layout does not fit a tensor with these axes; None if it does."""
+        """Reason why the layout does not fit a tensor with these axes; None if it does."""
         named = [axis for axis in self.atoms if axis != PLUS]
         for axis in named:
             if axis not in axes or named.count(axis) > 1:
@@ -239,8 +239,7 @@ class Naming:
         """The tensors ``[*axes]`` of one network out of those of a file.
 
         Args:
-            tensors: by name in the file; may be lazy. Names
-                that no line knows are left alone.
+            tensors: by name in the file; may be lazy. Names that no line knows are ignored.
             only: names in the space, to read no more than those.
         """
         wanted = set(space.tensors if only is None else only)

@@ -52,10 +52,9 @@ class Gather:
         operands = []
         for factor, word in zip(source.factors, self.words, strict=True):
             x = _split(factor, weights[factor.tensor])
-            dense = [a for a in factor.all_labels if a in source.dense]
-            if dictionary is not None and dense:
+            if dictionary is not None and source.dense.intersection(factor.all_labels):
                 others = "".join(w for w in self.words if w is not word) + self.result
-                x = _compress(factor, x, word, others, source, dense, dictionary)
+                x = _compress(factor, x, word, others, source, dictionary)
                 # Labels that only this factor has and the result lacks are summed by now.
                 word = "".join(a for a in word if a in others)
             operands.append((x, word))
@@ -182,15 +181,10 @@ def _split(factor: Factor, x: Tensor) -> Tensor:
 
 
 def _compress(
-    factor: Factor,
-    x: Tensor,
-    word: str,
-    needed: str,
-    source: Source,
-    dense: Sequence[str],
-    dictionary: Dictionary,
+    factor: Factor, x: Tensor, word: str, needed: str, source: Source, dictionary: Dictionary
 ) -> Tensor:
     """Project the free axes of a factor onto a dictionary: ``u_rᵀ W``."""
+    dense = [a for a in factor.all_labels if a in source.dense]
     rank_letter = word[-1]
     plain = iter(word[2:-1])
     spare = iter(a for a in reversed(ascii_letters) if a not in word)
@@ -264,7 +258,7 @@ def _add_views(pieces: Sequence[Piece], results: Sequence[Sequence[Tensor]]) -> 
     views = [piece.view(results[piece.level]) for piece in pieces]
     *small, large = _merged(views)
     alone = pieces[-1].whole or not pieces[-1].grouped
-    fits = bool(small) and large.numel() > max(x.numel() for x in small)
+    fits = len(small) > 0 and large.numel() > max(x.numel() for x in small)
     if alone and fits and not torch.is_grad_enabled():
         # Each piece is used once, so without gradients the sum is formed in place.
         for x in small:

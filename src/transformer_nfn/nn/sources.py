@@ -127,18 +127,8 @@ def tensor_source(space: WeightSpace, spec: TensorSpec) -> Source:
 
 def product_source(space: WeightSpace, product: Product) -> Source:
     """An invariant product (eq. 17): both factors share heads and the linear axis."""
-    shared = space.ancestors(product.over)
-    together = {product.over, *shared}
-    return _pair(
-        space,
-        product.name,
-        space.tensors[product.plain],
-        space.tensors[product.dual],
-        together,
-        over=product.over,
-        shared=frozenset(shared),
-        summed=space.axes[product.over].pieces.width,
-    )
+    first, second = space.tensors[product.plain], space.tensors[product.dual]
+    return _pair(space, product.name, first, second, product.over)
 
 
 def contraction_sources(space: WeightSpace) -> list[Source]:
@@ -161,18 +151,7 @@ def contraction_sources(space: WeightSpace) -> list[Source]:
             common = set(first.axes) & set(second.axes)
             if any(space.is_permuted(a) for a in common - {axis}):
                 continue
-            out.append(
-                _pair(
-                    space,
-                    f"{first.name}∘{second.name}",
-                    first,
-                    second,
-                    {axis},
-                    shared=frozenset(),
-                    summed=space.axes[axis].size,
-                    contracted=axis,
-                )
-            )
+            out.append(_pair(space, f"{first.name}∘{second.name}", first, second, axis))
     return out
 
 
@@ -197,51 +176,40 @@ def _inner_axes(space: WeightSpace, spec: TensorSpec) -> list[str]:
 
 
 def _pair(
-    space: WeightSpace,
-    name: str,
-    first: TensorSpec,
-    second: TensorSpec,
-    together: set[str],
-    *,
-    over: str | None = None,
-    shared: frozenset[str],
-    summed: int,
-    contracted: str | None = None,
+    space: WeightSpace, name: str, first: TensorSpec, second: TensorSpec, over: str
 ) -> Source:
+    """Two tensors contracted along an axis: invariant where matrices act on it, else a family."""
+    shared, pieces = space.ancestors(over), space.axes[over].pieces
     x_labels, sizes, x_split = _labelled(space, first)
-    taken = set(x_labels)
-    y_labels, y_sizes, y_split = _labelled(space, second, taken, together)
+    y_labels, y_sizes, y_split = _labelled(space, second, set(x_labels), {over, *shared})
     sizes |= y_sizes
     turn = None
-    if over is not None and space.axes[over].pieces.turns > 1:
+    if pieces.turns > 1:
         turn = f"{over}.turn"
         sizes[turn] = 2
     factors = (Factor(first.name, x_labels, x_split), Factor(second.name, y_labels, y_split, turn))
     labels = tuple(dict.fromkeys((*x_labels, *y_labels)))
     free = _free_labels(space, labels)
     dense = frozenset(free)
-    if over is not None and x_split is not None:
+    if x_split is not None:
         free.append(f"{over}.frequency")
     if turn is not None:
         free.append(turn)
-    perms = {a: p for a, p in _perm_labels(space, labels).items() if a != contracted}
+    perms = {a: p for a, p in _perm_labels(space, labels).items() if a != over}
     family: Family | None = None
-    carried: tuple[str, ...] = ()
-    if contracted is not None:
+    if space.is_permuted(over):
         family = family_of(space, first) or family_of(space, second)
-        carried = (family[0],) if family else ()
     return Source(
         name,
         factors,
         perms,
-        carried,
-        None,
-        tuple(free),
-        dense,
-        summed,
-        shared,
-        sizes,
-        family,
+        carried=(family[0],) if family else (),
+        free=tuple(free),
+        dense=dense,
+        summed=pieces.width,
+        shared=frozenset(shared),
+        sizes=sizes,
+        family=family,
     )
 
 

@@ -31,7 +31,7 @@ class Move(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """How an element changes a tensor: first matrices, then permutations.
+    """Moves of a tensor under an element: first matrices, then permutations.
 
     Inner axes are permuted before the axes they belong to, so that each is still at the index its
     permutation was stored for: ``(gx)[i, a] = x[τ(i), π_τ(i)(a)]``.
@@ -164,7 +164,7 @@ class Layout:
         return Place(lead + dim, (*((0,) if batched else ()), *owners))
 
     def moves(self, axes: tuple[str, ...], lead: int, batched: bool) -> Moves:
-        """How an element changes a tensor ``[*lead, *axes, …]``, in order.
+        """Moves of a tensor ``[*lead, *axes, …]`` under an element, in order.
 
         Args:
             lead: number of axes before them.

@@ -322,7 +322,7 @@ def _check_pair(space: WeightSpace, U: Mapping[str, Tensor], V: Mapping[str, Ten
 
 @dataclass(frozen=True)
 class _Fit:
-    """How well an element takes one network to the other.
+    """Fit of an element that takes one network to the other.
 
     Attributes:
         orbit: True if rounding explains every tensor, False if one is far off, None in between.

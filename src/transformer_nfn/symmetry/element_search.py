@@ -83,7 +83,7 @@ class _Match:
 def _match_axis(
     space: WeightSpace, axis: str, U: list[Source], V: list[Source], known: set[str]
 ) -> _Match | None:
-    """How ``axis`` of ``U`` must be gathered to match ``V``; None if nothing carries it.
+    """Match ``axis`` of ``U`` to that of ``V``; None if nothing carries it.
 
     Views that need no sorting are tried first and suffice where every index has a clear match.
     """

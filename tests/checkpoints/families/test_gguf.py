@@ -1,7 +1,5 @@
 """GGUF files, converted as llama.cpp does, are read as the folders they come from."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

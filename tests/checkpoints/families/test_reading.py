@@ -1,9 +1,7 @@
 """Every family is read as its library reads it: the library's own modules are the oracle."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -14,155 +12,9 @@ from torch import Tensor, nn
 from transformer_nfn.checkpoints.families import (
     Model,
     OpenOptions,
-    Transformer,
     families,
     open_model,
 )
-
-ACTIVATIONS = {
-    "gelu": nn.functional.gelu,
-    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
-    "relu": torch.relu,
-    "silu": nn.functional.silu,
-}
-
-
-class Modules(NamedTuple):
-    """Where the library keeps the parts of block ``{i}``."""
-
-    at: str
-    q: str
-    k: str
-    v: str
-    o: str
-    norm_1: str
-    norm_2: str | None
-    mlp: str
-
-
-LLAMA = Modules(
-    "model.layers.{i}.", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-    "self_attn.o_proj", "input_layernorm", "post_attention_layernorm", "mlp",
-)  # fmt: skip
-BERT = Modules(
-    "bert.encoder.layer.{i}.", "attention.self.query", "attention.self.key", "attention.self.value",
-    "attention.output.dense", "attention.output.LayerNorm", "output.LayerNorm",
-    "intermediate.dense output.dense",
-)  # fmt: skip
-VIT = Modules(
-    "vit.layers.{i}.", "attention.q_proj", "attention.k_proj", "attention.v_proj",
-    "attention.o_proj", "layernorm_before", "layernorm_after", "mlp",
-)  # fmt: skip
-MODULES = {
-    "gpt2": Modules(
-        "transformer.h.{i}.", "attn.c_attn", "attn.c_attn", "attn.c_attn", "attn.c_proj", "ln_1",
-        "ln_2", "mlp",
-    ),
-    "opt": Modules(
-        "model.decoder.layers.{i}.", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-        "self_attn.out_proj", "self_attn_layer_norm", "final_layer_norm", "fc1 fc2",
-    ),
-    "bert": BERT,
-    "roberta": BERT._replace(at="roberta.encoder.layer.{i}."),
-    "distilbert": Modules(
-        "distilbert.transformer.layer.{i}.", "attention.q_lin", "attention.k_lin",
-        "attention.v_lin", "attention.out_lin", "sa_layer_norm", "output_layer_norm",
-        "ffn.lin1 ffn.lin2",
-    ),
-    "vit": VIT,
-    "deit": VIT._replace(at="deit.layers.{i}."),
-    "llama": LLAMA,
-    "llama3": LLAMA,
-    "mistral": LLAMA,
-    "qwen2": LLAMA,
-    "qwen3": LLAMA,
-    "gemma2": LLAMA._replace(norm_2="pre_feedforward_layernorm"),
-    "phi3": LLAMA._replace(q="self_attn.qkv_proj", k="self_attn.qkv_proj", v="self_attn.qkv_proj"),
-    "phi": LLAMA._replace(o="self_attn.dense", norm_2=None),
-    "gpt_neox": Modules(
-        "gpt_neox.layers.{i}.", *["attention.query_key_value"] * 3, "attention.dense",
-        "input_layernorm", "post_attention_layernorm", "mlp",
-    ),
-    "t5": Modules(
-        "encoder.block.{i}.layer.", "0.SelfAttention.q", "0.SelfAttention.k", "0.SelfAttention.v",
-        "0.SelfAttention.o", "0.layer_norm", "1.layer_norm", "1.DenseReluDense",
-    ),
-}  # fmt: skip
-
-
-def _part(model: nn.Module, path: str) -> nn.Module:
-    prefix, _, rest = path.partition(".")
-    # A base model has no name before its parts.
-    return model.get_submodule(path if hasattr(model, prefix) else rest)
-
-
-def _projected(
-    case: str, module: nn.Module, x: Tensor, which: str, description: Transformer
-) -> Tensor:
-    """Queries, keys or values ``[tokens, heads, d]`` as the library cuts them out."""
-    attention = description.stacks[0].blocks[0].attention
-    heads = attention.heads if which == "q" else attention.groups
-    out = module(x)
-    at = "qkv".index(which)
-    if case.startswith("gpt2"):
-        out = out.chunk(3, -1)[at]
-    elif case.startswith("phi3"):
-        sizes = [attention.heads, attention.groups, attention.groups]
-        out = out.split([n * attention.d_k for n in sizes], -1)[at]
-    elif case.startswith("gpt_neox"):
-        return out.view(len(x), heads, 3 * attention.d_k).chunk(3, -1)[at]
-    return out.view(len(x), heads, -1)
-
-
-def _normed(description: Transformer, x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
-    if description.norm == "layer":
-        return nn.functional.layer_norm(x, x.shape[-1:], gain, bias, description.eps)
-    return x * (x.square().mean(-1, keepdim=True) + description.eps).rsqrt() * gain
-
-
-def _mlp(description: Transformer, block: dict[str, Tensor], x: Tensor) -> Tensor:
-    act = ACTIVATIONS[description.stacks[0].blocks[0].mlp.activation]
-    up = x @ block["W_A"] + block.get("b_A", 0)
-    hidden = act(x @ block["W_G"]) * up if "W_G" in block else act(up)
-    return hidden @ block["W_B"] + block.get("b_B", 0)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_blocks_are_those_of_the_library(case: str, tmp_path: Path) -> None:
-    library = save(case, tmp_path)
-    library = library.double()
-    names = MODULES[case.split()[0]]
-    with open_model(tmp_path) as model, torch.no_grad():
-        description = model.description
-        stack = description.stacks[0]
-        x = torch.randn(5, description.width, dtype=torch.float64)
-        assert len(stack.blocks) == 2
-        for i in range(2):
-            at = names.at.format(i=i)
-            block = model.block(i, stack.prefix)
-            for which, path in zip("qkv", names[1:4], strict=True):
-                expected = _projected(case, _part(library, at + path), x, which, description)
-                weight, bias = block[f"W_{which.upper()}"], block.get(f"b_{which.upper()}", 0)
-                torch.testing.assert_close(torch.einsum("nd,hde->nhe", x, weight) + bias, expected)
-            z = torch.randn(5, *block["W_O"].shape[:2], dtype=torch.float64)
-            out = torch.einsum("nhe,hed->nd", z, block["W_O"]) + block.get("b_O", 0)
-            torch.testing.assert_close(out, _part(library, at + names.o)(z.flatten(1)))
-            for canonical, path in (("norm_1", names.norm_1), ("norm_2", names.norm_2)):
-                if path is None:
-                    assert f"{canonical}.g" not in block
-                    continue
-                gain, bias = block[f"{canonical}.g"], block.get(f"{canonical}.b")
-                expected = _part(library, at + path)(x)
-                # Some libraries compute RMS norms in float32.
-                torch.testing.assert_close(
-                    _normed(description, x, gain, bias), expected.double(), rtol=1e-5, atol=1e-5
-                )
-            path, *second = names.mlp.split()
-            expected = _part(library, at + path)(x)
-            if second:
-                act = ACTIVATIONS[stack.blocks[i].mlp.activation]
-                expected = _part(library, at + second[0])(act(expected))
-            torch.testing.assert_close(_mlp(description, block, x), expected)
 
 
 def _rotary(library: nn.Module) -> nn.Module | None:
@@ -271,45 +123,6 @@ def test_the_layout_of_timm_holds_the_same_network(case: str, tmp_path: Path) ->
         assert hub.names.keys() == timm.names.keys()
         for name in hub.names:
             assert torch.equal(hub[name], timm[name]), name
-
-
-class Own(nn.Module):
-    """A network as people write them: an encoder between two maps."""
-
-    def __init__(self, norm_first: bool, bias: bool = True) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(
-            16, 4, 20, norm_first=norm_first, batch_first=True, bias=bias
-        )
-        norm = nn.LayerNorm(16) if norm_first else None
-        self.embed = nn.Embedding(7, 16)
-        self.encoder = nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False)
-        self.out = nn.Linear(16, 3)
-
-
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-def test_encoders_of_torch(norm_first: bool, bias: bool, tmp_path: Path) -> None:
-    own = Own(norm_first, bias)
-    torch.save(own.state_dict(), tmp_path / "own.pt")
-    file = tmp_path / "mine.toml"
-    lines = f"nhead = 4\nnorm_first = {str(norm_first).lower()}\nactivation = 'relu'\n"
-    file.write_text(f'extends = "torch_encoder"\n[config]\n{lines}')
-    with open_model(tmp_path / "own.pt", OpenOptions(file)) as model:
-        description = model.description
-        assert description.orders == {"pre" if norm_first else "post"}
-        assert description.stacks[0].final_norm == norm_first
-        assert (description.stream_group, description.headless, description.inputs) == (
-            "none",
-            True,
-            "vectors",
-        )
-        assert set(model.names) >= {"kept.embed.weight", "kept.out.weight", "kept.out.bias"}
-        block = model.block(1, dtype=torch.float32)
-        layer: Any = own.encoder.layers[1]
-        query = layer.self_attn.in_proj_weight[:16].detach()
-        assert torch.equal(block["W_Q"], query.view(4, 4, 16).mT)
-        assert ("b_Q" in block) == bias
 
 
 def test_every_family_is_tried() -> None:

@@ -1,7 +1,5 @@
 """Tiny models of every family, made by the libraries whose files are read, with random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +103,13 @@ MORE: dict[str, Callable[[], nn.Module]] = {
         position_embedding_type="rotary", emb_layer_norm_before=True,
     ),
     "gptj": _case("GPTJ", "ForCausalLM", GPT2, rotary_dim=2),
+    "mixtral": _case(
+        "Mixtral", "ForCausalLM", GROUPED, num_local_experts=3, num_experts_per_tok=2
+    ),
+    "qwen3_moe": _case(
+        "Qwen3Moe", "ForCausalLM", GROUPED,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, head_dim=6,
+    ),
     "bloom": _case("Bloom", "ForCausalLM", SMALL | WORDS, n_head=4, n_layer=2),
 }  # fmt: skip
 """Models whose blocks are compared with the library's as a whole, in ``tests/functional``."""

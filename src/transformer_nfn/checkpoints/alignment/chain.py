@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.alignment.frame import GAUGES, Local, into_frame, out_of_frame
+from transformer_nfn.checkpoints.alignment.frame import GAUGES, into_frame, out_of_frame
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.symmetries import (
     HeadPermutation,
@@ -27,7 +27,7 @@ from transformer_nfn.checkpoints.symmetries import (
     ValueOutputBasis,
 )
 from transformer_nfn.checkpoints.symmetries.attention import HeadOrder, head_similarity
-from transformer_nfn.checkpoints.symmetries.base import Weights
+from transformer_nfn.checkpoints.symmetries.base import Sites, Weights
 from transformer_nfn.functional import layer_norm, sinusoids
 from transformer_nfn.functional.description import StreamGroup, Transformer, axes_of
 from transformer_nfn.functional.transformer import transformer
@@ -99,7 +99,7 @@ class _State:
         self._attentions = list(HeadPermutation().sites(config))
         self._mlps = list(NeuronPermutation().sites(config))
         self._streams = [_split(names) for names in config.streams]
-        self._gauges: Local = [(s, site) for s in GAUGES for site in s.sites(config)]
+        self._gauges: Sites = [(s, site) for s in GAUGES for site in s.sites(config)]
         self._B, self._target, self._now = b, dict(b), dict(a)
         for side in (self._target, self._now):
             into_frame(self._gauges, side)

@@ -20,10 +20,8 @@ from torch import Tensor
 from transformer_nfn.checkpoints.alignment.chain import ChainAlignment
 from transformer_nfn.checkpoints.alignment.frame import (
     GAUGES,
-    LONG,
     NEGLIGIBLE,
     Ends,
-    Local,
     into_frame,
     out_of_frame,
     usable,
@@ -34,6 +32,7 @@ from transformer_nfn.checkpoints.proof.witness import Perturbed, model_outputs, 
 from transformer_nfn.checkpoints.symmetries import (
     SYMMETRIES,
     EmbeddingShift,
+    ExpertPermutation,
     HeadPermutation,
     NeuronPermutation,
     NeuronScale,
@@ -48,7 +47,13 @@ from transformer_nfn.checkpoints.symmetries import (
     ValueOutputBasis,
 )
 from transformer_nfn.checkpoints.symmetries.attention import HeadOrder
-from transformer_nfn.checkpoints.symmetries.base import Weights, block_parts, ends_part
+from transformer_nfn.checkpoints.symmetries.base import (
+    LONG,
+    Sites,
+    Weights,
+    block_parts,
+    ends_part,
+)
 from transformer_nfn.checkpoints.symmetries.norms import nonzero
 from transformer_nfn.checkpoints.symmetries.stream import Cross, allowed
 from transformer_nfn.errors import SpaceError, TransformerNFNError, WriteError
@@ -75,6 +80,7 @@ MATCHED = (
     QueryKeySigns,
     QueryKeyGains,
     ValueOutputBasis,
+    ExpertPermutation,
     NeuronPermutation,
     NeuronScale,
 )
@@ -131,7 +137,7 @@ class Alignment:
                 self._count(part.name, self.after, w, target[name])
                 yield name, w
 
-    def _sites(self) -> tuple[dict[str, Local], dict[str, Local]]:
+    def _sites(self) -> tuple[dict[str, Sites], dict[str, Sites]]:
         """Sites by part, of symmetries that are reduced and of those that are fitted.
 
         A site that spans several parts (heads with a common position bias, the norm after an
@@ -142,9 +148,9 @@ class Alignment:
         matched = [s for s in SYMMETRIES if type(s) not in skipped]
         matched.sort(key=lambda s: order.get(type(s), len(order)))
         owner = {name: part.name for part in self._parts for name in part.names.values()}
-        out: list[dict[str, Local]] = []
+        out: list[dict[str, Sites]] = []
         for symmetries in (GAUGES, matched):
-            local: dict[str, Local] = {part.name: [] for part in self._parts}
+            local: dict[str, Sites] = {part.name: [] for part in self._parts}
             for symmetry in symmetries:
                 for site in symmetry.sites(self.config):
                     for name in dict.fromkeys(owner.get(n) for n in site.names.values()):
@@ -216,7 +222,7 @@ class Alignment:
             into_frame(gauges, side)
         return {name: stream.tensor(name, w) for name, w in weights.items()}, other, target
 
-    def _usable(self, part: Part, *networks: Weights) -> Local:
+    def _usable(self, part: Part, *networks: Weights) -> Sites:
         return usable(self._gauges[part.name], *networks)
 
     def _shared_orders(self, stream: StreamMap) -> dict[int, HeadOrder]:

@@ -24,13 +24,21 @@ from transformer_nfn.checkpoints.symmetries import (
     NormGain,
     PositionBias,
     QueryKeyNormSigns,
+    RouterShift,
     Site,
     StreamMap,
     SublayerSigns,
     Symmetry,
     ValueBias,
 )
-from transformer_nfn.checkpoints.symmetries.base import Weights, ends_part
+from transformer_nfn.checkpoints.symmetries.base import (
+    LONG,
+    Sites,
+    Weights,
+    ends_part,
+    entries,
+    vocabulary_cuts,
+)
 from transformer_nfn.checkpoints.symmetries.norms import is_biased
 from transformer_nfn.checkpoints.symmetries.stream import Cross
 from transformer_nfn.functional.description import Transformer
@@ -41,6 +49,7 @@ GAUGES: tuple[Symmetry[Any], ...] = (
     NormGain(),
     NormBias(),
     CentredReaders(),
+    RouterShift(),
     KeyBias(),
     ValueBias(),
     PositionBias(),
@@ -51,11 +60,8 @@ GAUGES: tuple[Symmetry[Any], ...] = (
 afterwards: signs before gains, and means last, since shifts of biases change them."""
 NEGLIGIBLE = 1e-6
 """Gains smaller than this, relative to the largest, count as zero."""
-LONG = ("token", "head", "head_bias")
-"""Tensors with an axis for the vocabulary."""
 CHUNK = 8192
 """Entries of a vocabulary that are processed at a time."""
-Local = list[tuple[Symmetry[Any], Site]]
 
 
 def divides(site: Site, weights: Mapping[str, Tensor]) -> bool:
@@ -69,7 +75,7 @@ def divides(site: Site, weights: Mapping[str, Tensor]) -> bool:
     return bool(gain.min() > NEGLIGIBLE * gain.max())
 
 
-def usable(sites: Local, *networks: Mapping[str, Tensor]) -> Local:
+def usable(sites: Sites, *networks: Mapping[str, Tensor]) -> Sites:
     """The sites at which the weights of all networks let a symmetry act."""
     return [
         (symmetry, site)
@@ -79,7 +85,7 @@ def usable(sites: Local, *networks: Mapping[str, Tensor]) -> Local:
     ]
 
 
-def into_frame(sites: Local, weights: Weights) -> None:
+def into_frame(sites: Sites, weights: Weights) -> None:
     """Reduce the gauges of a part of a network, in place."""
     # Biases of norms first: gains that are zero cannot divide them.
     for symmetry, site in [pair for pair in sites if isinstance(pair[0], NormBias)] + sites:
@@ -87,7 +93,7 @@ def into_frame(sites: Local, weights: Weights) -> None:
 
 
 def out_of_frame(
-    sites: Local, weights: Weights, target: Mapping[str, Tensor], shared: tuple[str, ...] = ()
+    sites: Sites, weights: Weights, target: Mapping[str, Tensor], shared: tuple[str, ...] = ()
 ) -> None:
     """Fit the gauges of a part of a network to those of B, in place.
 
@@ -166,9 +172,8 @@ class Ends:
             weights = self._shifted(weights, shifts)
             if memory is not None:
                 weights["encoder.norm.g"] = memory
-            for name, whole in long.items():
-                piece = whole[:, rows] if name == "head" else whole[rows]
-                piece.copy_(weights.pop(name))
+            for name, w in long.items():
+                entries(name, w, rows).copy_(weights.pop(name))
             if number == 0:
                 yield from weights.items()
         if self.config.tied:
@@ -176,19 +181,11 @@ class Ends:
         yield from ((name, w.to(dtypes[name])) for name, w in long.items())
 
     def _cuts(self) -> Iterator[slice]:
-        """Ranges of the vocabulary."""
-        rows = [w.shape[1] if k == "head" else w.shape[0] for k, w in self.a.items() if k in LONG]
-        for start in range(0, max([1, *rows]), CHUNK):
-            yield slice(start, start + CHUNK)
+        return vocabulary_cuts(self.a, CHUNK)
 
     def _cut(self, side: Weights, rows: slice) -> Weights:
         """One network's ends, the vocabulary cut to a range, in float64."""
-        out = {}
-        for name, w in side.items():
-            if name in LONG:
-                w = w[:, rows] if name == "head" else w[rows]
-            out[name] = w.double()
-        return out
+        return {name: entries(name, w, rows).double() for name, w in side.items()}
 
     def _framed(self, side: Weights, rows: slice) -> Weights:
         """One network's ends in the frame of comparison."""
@@ -207,7 +204,7 @@ class Ends:
         return weights
 
     def _gain_sums(self, stream: StreamMap, orders: list[Tensor]) -> dict[int, Tensor]:
-        """What free gains are fitted from, over the whole vocabulary."""
+        """Sums from which free gains are fitted, over the whole vocabulary."""
         sums: dict[int, Tensor] = {}
         for number, rows in enumerate(self._cuts()):
             weights, target = self._turned(stream, rows, orders), self._cut(self.b, rows)
@@ -249,7 +246,7 @@ class Ends:
         return [s.fit(site, site.pick(a), site.pick(b)) for s, site in self._orders]
 
 
-def _inside(symmetries: tuple[Symmetry[Any], ...], config: Transformer, names: set[str]) -> Local:
+def _inside(symmetries: tuple[Symmetry[Any], ...], config: Transformer, names: set[str]) -> Sites:
     """Sites of symmetries whose tensors are all among some."""
     return [
         (symmetry, site)

@@ -12,7 +12,8 @@ A data file is TOML. Its tables:
   canonical names; ``[stacks.names]``, the lines of a block; ``[stacks.ends]``, lines of the stack
   as a whole; ``optional``, the stack may be missing. A line with ``{expert}`` in its name stands
   for each expert of a mixture, ``expert.{expert}.W_A: neuron D``. A tensor of ``[names]`` that
-  holds a part of every block says so with the counter, ``{layer}.contact: +head``.
+  holds a part of every block says so with the counter, ``{layer}.contact: +head``. A line of a
+  family that another ``extends`` is taken away by ``none``.
 - ``[outside]``: lines to which the ``prefixes`` do not apply; ``[heads."*ForQuestionAnswering"]``:
   lines for models of such a class only.
 - ``[shapes]``: of tensors of a file whose shape is not what the layout says, but as many numbers.
@@ -257,7 +258,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _lines_merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Lines of one table on top of another's; a question mark is no part of a name."""
     changed = {key.removesuffix("?") for key in over}
-    return {key: v for key, v in base.items() if key.removesuffix("?") not in changed} | dict(over)
+    kept = {key: v for key, v in base.items() if key.removesuffix("?") not in changed}
+    return kept | {key: v for key, v in over.items() if v != "none"}
 
 
 def build_family(name: str, tables: Mapping[str, Any], where: str) -> Family:

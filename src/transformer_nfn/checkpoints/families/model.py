@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from transformer_nfn.checkpoints.families.family import (
 from transformer_nfn.checkpoints.families.gguf import as_hub
 from transformer_nfn.checkpoints.families.recognise import (
     OpenOptions,
-    check_contents,
+    check_no_mixture,
     head_lines,
     recognise,
 )
@@ -37,7 +39,8 @@ from transformer_nfn.functional.description import (
     Stack,
     Transformer,
 )
-from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan
+from transformer_nfn.io.adapter import BASE_FIELD, Adapter, adapted, is_adapter
+from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan, check_plain
 from transformer_nfn.io.gguf_file import ARCHITECTURE
 from transformer_nfn.io.layout import take
 
@@ -71,6 +74,7 @@ DEFAULTS: dict[str, Any] = {
     "max_distance": 0,
     "sinusoids": False,
     "alibi": False,
+    "normalised": False,
 }
 TURNED = ("W_Q", "b_Q", "W_K", "b_K", "q_norm.g", "k_norm.g")
 """Tensors whose last axis rotary positions turn."""
@@ -129,6 +133,31 @@ class Model(OpenFiles):
                 out |= {other: w for other, w in found.items() if other in wanted}
         return {name: out[name] if dtype is None else out[name].to(dtype) for name in wanted}
 
+    def format(self, name: str) -> str:
+        """What a tensor is stored in: a dtype, or the format that it was quantised to."""
+        info = self.checkpoint.info(self.key(name))
+        return info.quantised or info.dtype
+
+    def key(self, name: str) -> str:
+        """The name in the file of the tensor that holds a canonical one."""
+        if name in self.binding.kept:
+            return self.binding.kept[name]
+        if name not in self.binding.holders:
+            raise MissingTensorError(f"'{self.where}' holds no tensor '{name}'")
+        return self.binding.holders[name][0]
+
+    def interval(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Lowest and highest number that the format of a tensor rounds to each stored one.
+
+        None where the format does not round weights one by one, or the tensor is not quantised.
+        """
+        key = self.key(name)
+        found = self.checkpoint.interval(key)
+        if found is None or name in self.binding.kept:
+            return found
+        low, high = (self._placed(key, end)[name] for end in found)
+        return low, high
+
     def block(
         self, i: int, stack: str = "", dtype: torch.dtype = torch.float64
     ) -> dict[str, Tensor]:
@@ -157,9 +186,7 @@ class Model(OpenFiles):
 
     def _held(self, name: str) -> dict[str, Tensor]:
         """What the tensor of the file that holds ``name`` holds."""
-        if name not in self.binding.holders:
-            raise MissingTensorError(f"'{self.where}' holds no tensor '{name}'")
-        first, *others = self.binding.holders[name]
+        first, others = self.key(name), self.binding.holders[name][1:]
         raw = self._finite(first)
         for other in others:
             if not torch.equal(raw, self._finite(other)):
@@ -167,7 +194,11 @@ class Model(OpenFiles):
                     f"'{self.where}': '{first}' and '{other}' expected the same numbers, both "
                     f"hold '{name}', found different ones"
                 )
-        entry = self.binding.entries[first]
+        return self._placed(first, raw)
+
+    def _placed(self, key: str, raw: Tensor) -> dict[str, Tensor]:
+        """The tensors that one of the file holds."""
+        entry = self.binding.entries[key]
         found = take(self.binding.sizes, raw.reshape(entry.plain), entry.slots)
         offset = self.binding.family.gain_offset
         if offset:
@@ -214,7 +245,9 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
         options: what its files do not state; without a family in them it is recognised by
             ``config.json``, or by the names of the tensors.
     """
-    return read_model(Checkpoint.open(path), Path(path), options)
+    options = OpenOptions() if options is None else options
+    checkpoint = _open_adapted(path, options) if is_adapter(path) else _open_files(path)
+    return read_model(checkpoint, Path(path), options)
 
 
 def read_model(checkpoint: Checkpoint, path: Path, options: OpenOptions | None = None) -> Model:
@@ -227,20 +260,52 @@ def read_model(checkpoint: Checkpoint, path: Path, options: OpenOptions | None =
     """
     options = OpenOptions() if options is None else options
     try:
-        if ARCHITECTURE in checkpoint.config:
-            checkpoint = as_hub(checkpoint)
         infos = {name: checkpoint.info(name) for name in checkpoint}
-        check_contents(infos, checkpoint.config, checkpoint.where)
-        if options.architecture is not None:
-            family = read_family(options.architecture)
-        elif options.family is not None:
-            family = known_family(options.family)
-        else:
-            family = recognise(infos, checkpoint.config, checkpoint.where)
+        check_plain(list(infos), checkpoint.config, checkpoint.where)
+        try:
+            if options.architecture is not None:
+                family = read_family(options.architecture)
+            elif options.family is not None:
+                family = known_family(options.family)
+            else:
+                family = recognise(infos, checkpoint.config, checkpoint.where)
+        except CheckpointError:
+            check_no_mixture(infos, checkpoint.config, checkpoint.where)
+            raise
+        if not any(line.mixed for line in family.lines):
+            check_no_mixture(infos, checkpoint.config, checkpoint.where)
         binding = bind(family, checkpoint, options.settings)
         return Model(checkpoint, binding, path, options)
     except BaseException:
         checkpoint.close()
+        raise
+
+
+def _open_files(path: str | Path) -> Checkpoint:
+    """A file or folder under the names of hubs."""
+    checkpoint = Checkpoint.open(path)
+    return as_hub(checkpoint) if ARCHITECTURE in checkpoint.config else checkpoint
+
+
+def _open_adapted(path: str | Path, options: OpenOptions) -> Checkpoint:
+    """An adapter merged into its base."""
+    adapter = Adapter.open(path)
+    base = options.base or adapter.base
+    if base is None:
+        adapter.close()
+        named = shown(adapter.config.get(BASE_FIELD))
+        raise CheckpointError(
+            f"'{path}' is an adapter (LoRA), and its base {named} is not here: `tnfn compare` "
+            "takes it as --base"
+        )
+    try:
+        if is_adapter(base):
+            raise CheckpointError(
+                f"'{path}': the base '{base}' expected a model, found an adapter too"
+            )
+        return adapted(_open_files(base), adapter)
+    except BaseException:
+        adapter.close()
         raise
 
 
@@ -275,11 +340,11 @@ class _Facts:
     def number_or_none(self, name: str, low: float = 0.0, **more: Any) -> float | None:
         return None if self.get(name, **more) is None else self.number(name, low, **more)
 
-    def whole_or_none(self, name: str) -> int | None:
-        value = self.number_or_none(name)
-        if value is not None and value != int(value):
+    def whole(self, name: str) -> int:
+        value = self.number(name)
+        if value != int(value):
             self.refuse(name, "a whole number", value)
-        return None if value is None else int(value)
+        return int(value)
 
     def one_of(self, name: str, words: Mapping[str, Any], **more: Any) -> Any:
         value = self.get(name, **more)
@@ -311,7 +376,8 @@ def describe(binding: Binding, where: str) -> Transformer:
         family=binding.family.name,
         width=sizes["D"].size,
         norm=facts.one_of("norm", {word: word for word in ("layer", "rms")}),
-        eps=facts.number("eps"),
+        # Single precision, in which some configs write 9.999999747378752e-06 and others 1e-05.
+        eps=float(str(np.float32(facts.number("eps")))),
         stacks=stacks,
         inputs=inputs,
         vocab=sizes["vocab"].size if "token" in names else None,
@@ -320,7 +386,7 @@ def describe(binding: Binding, where: str) -> Transformer:
         embedding_scale=facts.number("embedding_scale", 1e-30),
         head_scale=facts.number("head_scale", 1e-30),
         final_softcap=facts.number_or_none("final_softcap", 1e-30),
-        dropped_token=facts.whole_or_none("dropped_token"),
+        dropped_token=None if facts.get("dropped_token") is None else facts.whole("dropped_token"),
         position_offset=int(facts.number("position_offset")),
         pooler=facts.get("pooler") if "extra.pooler.W" in names else None,
         mlm=facts.one_of("mlm", ACTIVATIONS) if "extra.mlm.W" in names else None,
@@ -406,13 +472,19 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
             f"'{where}': expected heads in groups of the same size, found {attention.heads} heads "
             f"in {attention.groups} groups"
         )
-    gated = f"{at}W_G" in names
+    experts = sizes["expert"].size if f"{at}router" in names else 0
+    gated = f"{at}{'expert.0.' if experts else ''}W_G" in names
     if facts.get("gated") not in (None, gated):
         raise CheckpointError(
             f"'{where}': config.json expected MLPs {'with' if not gated else 'without'} a gate, "
             f"found {'no ' if not gated else ''}'{at}W_G' in the file"
         )
     mlp = Mlp(sizes["neuron"].size, facts.one_of("activation", ACTIVATIONS), gated)
+    if experts:
+        active = facts.whole("active")
+        if not 0 < active <= experts:
+            facts.refuse("active", f"1 to {experts} of the {experts} experts", active)
+        mlp = replace(mlp, experts=experts, active=active, normalised=bool(facts.get("normalised")))
     cross = None
     if f"{at}cross.W_Q" in names:
         cross = Attention(attention.heads, attention.groups, d_k, attention.d_v, attention.scale)

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformer_nfn.checkpoints.families.family import COUNTER, Family, Line, families, shown
 from transformer_nfn.errors import CheckpointError, TransformerNFNError
-from transformer_nfn.io.checkpoint import check_plain, refuse
+from transformer_nfn.io.checkpoint import refuse
 from transformer_nfn.io.tensor_files import TensorInfo, common_wrappers
 
 EXPERT = re.compile(r"\.(experts|block_sparse_moe|shared_expert|shared_experts|router)\.")
@@ -32,6 +32,7 @@ class OpenOptions:
         architecture: a user's data file of a family, see ``docs/families.md``.
         family: the name of a known family, such as ``bert``; skips recognition.
         settings: config fields, which take precedence over those of ``config.json``.
+        base: the model that an adapter (LoRA) changes; else where the adapter says.
 
     >>> str(OpenOptions(family="bert", settings={"num_attention_heads": 8}))
     '--family bert --set num_attention_heads=8'
@@ -40,6 +41,7 @@ class OpenOptions:
     architecture: Path | None = None
     family: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    base: Path | None = None
 
     def __post_init__(self) -> None:
         if self.architecture is not None and self.family is not None:
@@ -61,13 +63,16 @@ class OpenOptions:
             words += ["--family", self.family]
         for name, value in self.settings.items():
             words += ["--set", f"{name}={as_setting(value)}"]
+        if self.base is not None:
+            words += ["--base", str(self.base)]
         return shlex.join(words)
 
     def absolute(self) -> OpenOptions:
         """The same for a process with another working directory."""
-        if self.architecture is None:
-            return self
-        return replace(self, architecture=self.architecture.resolve())
+        architecture, base = (
+            None if path is None else path.resolve() for path in (self.architecture, self.base)
+        )
+        return replace(self, architecture=architecture, base=base)
 
 
 def as_setting(value: Any) -> str:
@@ -75,15 +80,9 @@ def as_setting(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def check_contents(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:
-    """Refuse what the config or the names of the tensors show to be of a kind that is not read.
-
-    Raises:
-        CheckpointError: for quantised weights, adapters and mixtures of experts.
-    """
-    names = list(keys)
-    check_plain(names, config, where)
-    for key in names:
+def check_no_mixture(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:
+    """Refuse a mixture of experts, as the config or the names of the tensors show it."""
+    for key in keys:
         if EXPERT.search(key):
             refuse(f"{where}': '{key}", "a mixture of experts")
     for name in EXPERTS:

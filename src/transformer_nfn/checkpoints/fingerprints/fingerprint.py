@@ -202,7 +202,7 @@ class FingerprintComparison:
     comparable: bool
 
     def summary(self) -> str:
-        """What agrees, in a few words."""
+        """Summary of what agrees."""
         if not self.comparable:
             return "not comparable: other vocabulary or inputs"
         if not self.changed:

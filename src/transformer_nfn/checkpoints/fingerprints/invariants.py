@@ -315,7 +315,7 @@ def _frames(block: ReducedBlock, frame: _Frame) -> tuple[_Frame, _Frame, _Frame]
     error = v_error * W_O.value.square().sum(-1).unsqueeze(-2) * len(z)
     error = error.sum() + (v.square() * W_O.error.unsqueeze(-2)).sum()
     middle = _carried(frame, written, float(error))
-    hidden, noise = _hidden(block, middle.vectors)
+    hidden, noise = _hidden(block, "", middle.vectors)
     writer, bias = block.writer("W_B"), block.mlp_bias()
     written = hidden @ writer.value
     error = (noise * writer.value.square().sum(-1)).sum() * len(z)
@@ -453,10 +453,34 @@ def _read(vectors: Tensor, W: Tensor) -> Tensor:
 
 
 def _mlp(block: ReducedBlock, z: Tensor, y: Tensor) -> tuple[_Row, _Row]:
-    """``MLP(z)·y`` without the constant it writes, and the bias of what neurons read."""
-    hidden, error = _hidden(block, z)
-    b = block.reader("W_A")[1]
-    writer = block.writer("W_B")
+    """``MLP(z)·y`` without the constant it writes, and the bias of what neurons read.
+
+    Of a mixture the mean over all experts with the weights of the router: which of them are active
+    would change at a step.
+    """
+    mlp = block.description.mlp
+    if not mlp.experts:
+        return _expert(block, "", z, y)
+    router, bias = block.router()
+    scores = z @ router.value if bias is None else z @ router.value + bias.value
+    shares = torch.softmax(scores, -1)
+    score_error = router.error if bias is None else router.error + bias.error
+    outputs, reads = [], []
+    for e, prefix in enumerate(mlp.prefixes):
+        output, read = _expert(block, prefix, z, y)
+        share = shares[:, e].double()
+        moved = float(score_error.mean() * (share * output.values).square().sum())
+        error = output.error * float(share.square().mean()) + moved
+        outputs.append(_Row(share * output.values, error))
+        reads.append(read)
+    return _added(outputs, len(z)), _added(reads, len(z))
+
+
+def _expert(block: ReducedBlock, prefix: str, z: Tensor, y: Tensor) -> tuple[_Row, _Row]:
+    """The same of one MLP."""
+    hidden, error = _hidden(block, prefix, z)
+    b = block.reader(f"{prefix}W_A")[1]
+    writer = block.writer(f"{prefix}W_B")
     write = y @ writer.value.mT  # [n, f]
     read = _Row.zeros(len(z))
     if b is not None:
@@ -464,16 +488,16 @@ def _mlp(block: ReducedBlock, z: Tensor, y: Tensor) -> tuple[_Row, _Row]:
     return _products(hidden, write, error, writer.error), read
 
 
-def _hidden(block: ReducedBlock, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Activations ``[n, f]`` of the neurons of a block, and their expected squared errors."""
+def _hidden(block: ReducedBlock, prefix: str, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations ``[n, f]`` of the neurons of an MLP, and their expected squared errors."""
     mlp = block.description.mlp
-    W, b = block.reader("W_A")
+    W, b = block.reader(f"{prefix}W_A")
     hidden = z @ W.value
     error = W.error
     if b is not None:
         hidden, error = hidden + b.value, error + b.error
     if mlp.gated:
-        gate, c = block.reader("W_G")
+        gate, c = block.reader(f"{prefix}W_G")
         before = z @ gate.value if c is None else z @ gate.value + c.value
         gate_error = gate.error if c is None else gate.error + c.error
         opened = activation(mlp.activation)(before)
@@ -509,11 +533,13 @@ def _block_sizes(block: ReducedBlock) -> Tensor:
         W_O = block.writer(f"{prefix}W_O").value
         QK.append(_product_sizes(W_Q.mT, W_K.mT, share))
         VO.append(_product_sizes(W_O, W_V.mT, share))
-    reads = block.reader("W_A")[0].value.norm(dim=0)
-    if block.description.mlp.gated:
-        reads = reads * block.reader("W_G")[0].value.norm(dim=0)
-    neurons = reads * block.writer("W_B").value.norm(dim=1)
-    return torch.stack([_quantiles(x.double()) for x in (torch.cat(QK), torch.cat(VO), neurons)])
+    neurons = []
+    for prefix in block.description.mlp.prefixes:
+        reads = block.reader(f"{prefix}W_A")[0].value.norm(dim=0)
+        if block.description.mlp.gated:
+            reads = reads * block.reader(f"{prefix}W_G")[0].value.norm(dim=0)
+        neurons.append(reads * block.writer(f"{prefix}W_B").value.norm(dim=1))
+    return torch.stack([_quantiles(torch.cat(x).double()) for x in (QK, VO, neurons)])
 
 
 def _product_sizes(left: Tensor, right: Tensor, share: int) -> Tensor:
@@ -560,7 +586,7 @@ def _end_rows(model: Reduced, frame: _Frame, last: _Frame) -> list[_Row]:
         row, _, bias = _table_rows(table, hidden / size, (W.error + b.error) / size.square())
         add("head", row, bias)
     if model.classifier is not None:
-        hidden, error = _hidden(model.classifier, last.vectors[:END_NUMBERS])
+        hidden, error = _hidden(model.classifier, "", last.vectors[:END_NUMBERS])
         W_B, b_B = (model.model[f"classifier.{n}_B"] for n in "Wb")
         table = Table("head", W_B.mT, model.dtype, model.unit, bias=b_B)
         row, _, bias = _table_rows(table, hidden.double(), error + last.error * hidden.square())

@@ -20,7 +20,7 @@ from transformer_nfn.checkpoints.sketches import (
 from transformer_nfn.checkpoints.stream import BlockStreams
 from transformer_nfn.checkpoints.symmetries import NeuronScale, Site, StreamMap
 from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
-from transformer_nfn.spaces.actions.permutation import match_rows
+from transformer_nfn.spaces.actions.permutation import assign, match_rows
 
 FAINT = 1e-3
 """Neurons quieter than this share of the mean do not determine their scale: rounding may have
@@ -33,15 +33,17 @@ class BlockElement:
 
     Attributes:
         attentions: by the prefix of their tensors.
-        neurons: neuron of A that each neuron of B is, ``[f]``.
-        scales: of what neurons read against what they write, ``[f]``; None where none acts.
+        neurons: neuron of A that each neuron of B is, ``[f]``; of a mixture ``[experts, f]``.
+        scales: of what neurons read against what they write, as ``neurons``; None where none acts.
         streams: maps of what the block reads and writes.
+        experts: expert of A that each expert of B is, ``[experts]``; None without a mixture.
     """
 
     attentions: Mapping[str, AttentionElement]
     neurons: Tensor
     scales: Tensor | None
     streams: BlockStreams
+    experts: Tensor | None = None
 
 
 def match_block(
@@ -67,12 +69,12 @@ def match_block(
         attentions[prefix] = match_attention(block, prefix, config, heads, shared)
         biases = a.output_bias(prefix), b.output_bias(prefix)
         block.vector(f"{prefix}b_O", streams.middle, *biases)
-    neurons, scales = _match_neurons(block, (sketches[0].neurons, sketches[1].neurons))
+    neurons, scales, experts = _match_mlp(block, (sketches[0].neurons, sketches[1].neurons))
     block.vector("b_B", streams.after, a.mlp_bias(), b.mlp_bias())
     others = b.norms()
     for name, piece in a.norms().items():
         block.vector(name, streams.after, piece, others.get(name), gain=True)
-    return BlockElement(attentions, neurons, scales, streams), block.checks
+    return BlockElement(attentions, neurons, scales, streams, experts), block.checks
 
 
 def match_classifier(
@@ -90,22 +92,80 @@ def match_classifier(
     classes = torch.eye(a.writer("W_B").value.shape[1], dtype=torch.float64)
     probes = Probes(drawn.into, classes), Probes(stream(drawn.into), classes)
     sketches = sketch_neurons(a, probes[0]), sketch_neurons(b, probes[1])
-    neurons, scales = _match_neurons(block, sketches)
+    neurons, scales = _match_neurons(block, sketches, ("", ""))
     block.vector("b_B", fixed, a.mlp_bias(), b.mlp_bias())
     return BlockElement({}, neurons, scales, block.streams), block.checks
 
 
-def _match_neurons(
+def _match_mlp(
     block: BlockChecks, sketches: tuple[NeuronSketch, NeuronSketch]
-) -> tuple[Tensor, Tensor | None]:
-    """Order and scales of the neurons, with every tensor of the MLP checked."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Order and scales of the neurons, and the order of the experts of a mixture."""
     mlp = block.a.description.mlp
+    if not mlp.experts:
+        return *_match_neurons(block, sketches, ("", "")), None
+    parts = [_by_expert(sketch, mlp.experts) for sketch in sketches]
+    experts = _match_experts(block, parts)
+    found = [
+        _match_neurons(block, (parts[0][i], parts[1][j]), (mlp.prefixes[i], mlp.prefixes[j]))
+        for j, i in enumerate(experts.tolist())
+    ]
+    scales = [s for _, s in found if s is not None]
+    neurons = torch.stack([order for order, _ in found])
+    return neurons, torch.stack(scales) if scales else None, experts
+
+
+def _by_expert(sketch: NeuronSketch, experts: int) -> list[NeuronSketch]:
+    def cut(x: Tensor) -> tuple[Tensor, ...]:
+        return x.chunk(experts)
+
+    ups = [None] * experts if sketch.up is None else cut(sketch.up)
+    rows = (cut(sketch.read), ups, cut(sketch.write), *map(cut, sketch.noise))
+    return [NeuronSketch(r, u, w, (e, f)) for r, u, w, e, f in zip(*rows, strict=True)]
+
+
+def _match_experts(block: BlockChecks, sketches: list[list[NeuronSketch]]) -> Tensor:
+    """Order of the experts, with the router checked.
+
+    What the neurons of an expert read together tells experts apart, and where these are copies
+    of each other (an upcycled model) the router does.
+    """
+    (R, p), (S, q) = block.a.router(), block.b.router()
+    routers = [block.streams.middle.columns(R.value).mT, S.value.mT]
+    sums = [torch.stack([n.read.double().sum(0) for n in side]) for side in sketches]
+    similarity = torch.zeros(len(sums[0]), len(sums[0]), dtype=torch.float64)
+    for x, y in (routers, sums):
+        x, y = (z / z.norm(dim=1, keepdim=True).clamp_min(1e-300) for z in (x, y))
+        similarity += (y @ x.mT).double()
+    order = assign(similarity)
+    moved, other = routers[0][order], routers[1]
+    squares = Squares(
+        (moved - other).square().sum(1), R.error[order] + S.error, other.square().sum(1)
+    )
+    block.add("router", squares, moved.shape[1])
+    _check_bias(block, "router bias", (p, q), order, torch.ones(len(order), dtype=moved.dtype))
+    return order
+
+
+def _match_neurons(
+    block: BlockChecks, sketches: tuple[NeuronSketch, NeuronSketch], prefixes: tuple[str, str]
+) -> tuple[Tensor, Tensor | None]:
+    """Order and scales of the neurons, with every tensor of the MLP checked.
+
+    Args:
+        block: both blocks, and the checks so far.
+        sketches: of the neurons of both.
+        prefixes: of the tensors in both; of A an expert, of B the one that it is matched with.
+    """
+    mlp = block.a.description.mlp
+    sides = tuple(zip((block.a, block.b), prefixes, strict=True))
+    named = prefixes[0]
     allowed = neuron_scales(mlp)
     scaled = allowed is not None
     features = [neuron_features(s, gated=mlp.gated, scaled=scaled) for s in sketches]
     order = match_rows(features[1], features[0]).index
-    (W_A, b_A), (V_A, c_A) = (side.reader("W_A") for side in (block.a, block.b))
-    W_B, V_B = (side.writer("W_B") for side in (block.a, block.b))
+    (W_A, b_A), (V_A, c_A) = (side.reader(f"{p}W_A") for side, p in sides)
+    W_B, V_B = (side.writer(f"{p}W_B") for side, p in sides)
     read = Piece(block.streams.middle.columns(W_A.value)[:, order], W_A.error[order])
     write = Piece(block.streams.after(W_B.value[order]), W_B.error[order])
     width = len(read.value)
@@ -125,33 +185,37 @@ def _match_neurons(
                 a["b_A"], b["b_A"] = factor * b_A.value[order], factor * c_A.value
             s = NeuronScale().fit(site, a, b, noise)
         scales = s
-        _check_scales(block, (read, V_A), (write, V_B), s)
+        _check_scales(block, named, (read, V_A), (write, V_B), s)
     size = V_A.value.square().sum(0)
     # The input of a neuron matters if it has an output, and the output if it has an input.
     unique = ~has_duplicate(sketches[1].read)
     used = torch.where(unique & (V_B.value.square().sum(1) > V_B.error), torch.inf, 0.0)
     residual = (read.value * s - V_A.value).square().sum(0)
     squares = Squares(residual, s.square() * read.error + V_A.error, size)
-    block.add("W_A", squares, width, observable=used)
+    block.add(f"{named}W_A", squares, width, observable=used)
     inputs = size if c_A is None else size + c_A.value.square()
     used = torch.where(unique & (inputs > V_A.error), torch.inf, 0.0)
     residual = (write.value - s.unsqueeze(-1) * V_B.value).square().sum(1)
     error = write.error + s.square() * V_B.error
     squares = Squares(residual, error, write.value.square().sum(1))
-    block.add("W_B", squares, width, observable=used)
-    _check_bias(block, "b_A", (b_A, c_A), order, s)
+    block.add(f"{named}W_B", squares, width, observable=used)
+    _check_bias(block, f"{named}b_A", (b_A, c_A), order, s)
     if mlp.gated:
-        (W_G, b_G), (V_G, c_G) = (side.reader("W_G") for side in (block.a, block.b))
+        (W_G, b_G), (V_G, c_G) = (side.reader(f"{p}W_G") for side, p in sides)
         gate = block.streams.middle.columns(W_G.value)[:, order]
         residual = (gate - V_G.value).square().sum(0)
         squares = Squares(residual, W_G.error[order] + V_G.error, V_G.value.square().sum(0))
-        block.add("W_G", squares, width)
-        _check_bias(block, "b_G", (b_G, c_G), order, torch.ones_like(s))
+        block.add(f"{named}W_G", squares, width)
+        _check_bias(block, f"{named}b_G", (b_G, c_G), order, torch.ones_like(s))
     return order, scales
 
 
 def _check_scales(
-    block: BlockChecks, read: tuple[Piece, Piece], write: tuple[Piece, Piece], s: Tensor
+    block: BlockChecks,
+    named: str,
+    read: tuple[Piece, Piece],
+    write: tuple[Piece, Piece],
+    s: Tensor,
 ) -> None:
     """Check that ``W_A`` and ``W_B`` determine the same scale of each neuron that is not dead."""
     (u, V_A), (w, V_B) = read, write
@@ -166,7 +230,7 @@ def _check_scales(
     error = (s.square() * u.error + V_A.error) * weight_u / size_u
     error += (w.error + s.square() * V_B.error) * weight_w / size_w
     squares = Squares((by_read - by_write).square()[alive], error[alive], s.square()[alive])
-    block.add("W_A·W_B", squares, 1)
+    block.add(f"{named}W_A·W_B", squares, 1)
 
 
 def _check_bias(

@@ -15,6 +15,7 @@ from transformer_nfn.checkpoints.symmetries.attention import (
 )
 from transformer_nfn.checkpoints.symmetries.base import Part, Site, Symmetry
 from transformer_nfn.checkpoints.symmetries.ends import EmbeddingShift
+from transformer_nfn.checkpoints.symmetries.experts import ExpertPermutation, RouterShift
 from transformer_nfn.checkpoints.symmetries.neurons import NeuronPermutation, NeuronScale
 from transformer_nfn.checkpoints.symmetries.norms import (
     BranchConstant,
@@ -40,6 +41,7 @@ __all__ = [
     "CentredReaders",
     "CentredWriters",
     "EmbeddingShift",
+    "ExpertPermutation",
     "HeadPermutation",
     "KeyBias",
     "NeuronPermutation",
@@ -53,6 +55,7 @@ __all__ = [
     "QueryKeyGains",
     "QueryKeyNormSigns",
     "QueryKeySigns",
+    "RouterShift",
     "Site",
     "StreamBasis",
     "StreamMap",
@@ -82,6 +85,8 @@ SYMMETRIES: list[Symmetry[Any]] = [
     KeyBias(),
     ValueBias(),
     PositionBias(),
+    RouterShift(),
+    ExpertPermutation(),
     NeuronPermutation(),
     NeuronScale(),
     BranchConstant(),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
+    Additive,
     Noise,
     Site,
     Symmetry,
@@ -51,7 +52,7 @@ def attention_sites(model: Transformer) -> Iterator[Site]:
 
 
 class HeadOrder(NamedTuple):
-    """Which old head each new one is, ``[h]``, and likewise for groups of keys, ``[g]``."""
+    """Old head that each new one is, ``[h]``, and likewise for groups of keys, ``[g]``."""
 
     queries: Tensor
     groups: Tensor
@@ -287,7 +288,7 @@ class ValueOutputBasis(Symmetry[Tensor]):
         return _split_bias(weights, "V", values) | {"W_O": outputs.reshape(W_O.mT.shape).mT}
 
 
-class KeyBias(Symmetry[Tensor]):
+class KeyBias(Additive[Tensor]):
     """``b_K → b_K + s``, ``[g, d_k]``: it adds one number to all scores of a query.
 
     Example:
@@ -299,7 +300,7 @@ class KeyBias(Symmetry[Tensor]):
     name = "key bias shifted"
 
     def sites(self, model: Transformer) -> Iterator[Site]:
-        """Where no rotary position, norm or cap comes between some coordinate and the score."""
+        """Attentions without rotary position, norm or cap between some coordinate and the score."""
         for site in attention_sites(model):
             attention: Attention = site.detail
             seen = (
@@ -332,14 +333,8 @@ class KeyBias(Symmetry[Tensor]):
         shift[..., : site.detail.rotary] = 0
         return shift
 
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Zero on coordinates that are not rotated."""
-        bias = weights["b_K"].clone()
-        bias[..., site.detail.rotary :] = 0
-        return {"b_K": bias}
 
-
-class ValueBias(Symmetry[Tensor]):
+class ValueBias(Additive[Tensor]):
     """``b_V → b_V + s``, ``[g, d_v]``, taken back in ``b_O``: attention's rows sum to one.
 
     Example:
@@ -374,12 +369,8 @@ class ValueBias(Symmetry[Tensor]):
         """The difference of the biases."""
         return b["b_V"] - a["b_V"]
 
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """No value bias."""
-        return self.act(site, weights, -weights["b_V"])
 
-
-class PositionBias(Symmetry[Tensor]):
+class PositionBias(Additive[Tensor]):
     """A constant per head on a table of position biases ``[h]``: all its scores move alike.
 
     Example:
@@ -410,10 +401,6 @@ class PositionBias(Symmetry[Tensor]):
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
         """The mean difference of each head."""
         return (b["bias_table"] - a["bias_table"]).mean(0)
-
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Zero mean of each head."""
-        return self.act(site, weights, -weights["bias_table"].mean(0))
 
 
 def head_similarity(

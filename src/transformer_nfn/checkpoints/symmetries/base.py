@@ -1,4 +1,4 @@
-"""What a symmetry of a checkpoint is: where it acts, how large it is, and what an element does."""
+"""Interface of a symmetry of a checkpoint, and the sites at which one acts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ Element = TypeVar("Element")
 
 SHARE = 0.25
 """Root mean square of what is added to a tensor, relative to that of the tensor."""
+LONG = ("token", "head", "head_bias")
+"""Tensors with an axis for the vocabulary."""
 TINY = 1e-3
 """Gains smaller than this, in units of the largest, are not divided by."""
 
@@ -145,6 +147,13 @@ class Site:
         return self.model.tensors[self.names[short]]
 
 
+def mlp_names(part: Part, wanted: Iterable[str]) -> Iterator[dict[str, str]]:
+    """The tensors among those wanted of the MLP of a block, or of each of its experts."""
+    assert part.block is not None
+    for prefix in part.block.mlp.prefixes:
+        yield {n: part.names[prefix + n] for n in wanted if prefix + n in part.names}
+
+
 def all_there(names: Mapping[str, str], *wanted: str) -> bool:
     """Whether a part has all these tensors."""
     return all(name in names for name in wanted)
@@ -164,7 +173,7 @@ class Symmetry(ABC, Generic[Element]):
     """
 
     name: ClassVar[str]
-    """What the symmetry is called in tables."""
+    """Name in tables."""
 
     @abstractmethod
     def sites(self, model: Transformer) -> Iterable[Site]:
@@ -202,12 +211,38 @@ class Symmetry(ABC, Generic[Element]):
         """The tensors that change when the network is brought to a representative of its orbit."""
 
     def label(self, site: Site) -> str:
-        """What the symmetry is called at a site."""
+        """Name in tables, at one site."""
         return self.name
 
     def for_entries(self, g: Element, entries: slice) -> Element:
         """An element cut to a range of the vocabulary, whose tensors may be moved in pieces."""
         return g
+
+
+Sites = list[tuple[Symmetry[Any], Site]]
+
+
+class Additive(Symmetry[Element]):
+    """A symmetry whose elements are added to tensors, not multiplied with them."""
+
+    def reduce(self, site: Site, weights: Tensors) -> Weights:
+        """The tensors nearest to zero."""
+        zeros = {name: w.new_zeros(()).expand(w.shape) for name, w in weights.items()}
+        return self.act(site, weights, self.fit(site, weights, zeros))
+
+
+def vocabulary_cuts(weights: Tensors, most: int) -> Iterator[slice]:
+    """Ranges of up to ``most`` entries that cover the vocabulary; one range without any."""
+    sizes = [w.shape[1 if name == "head" else 0] for name, w in weights.items() if name in LONG]
+    for start in range(0, max([1, *sizes]), most):
+        yield slice(start, start + most)
+
+
+def entries(name: str, w: Tensor, cut: slice) -> Tensor:
+    """Some entries of the vocabulary of a tensor; all of a tensor without that axis."""
+    if name not in LONG:
+        return w
+    return w[:, cut] if name == "head" else w[cut]
 
 
 def noise(shape: tuple[int, ...], like: Tensor, how: Drawing, share: float = SHARE) -> Tensor:

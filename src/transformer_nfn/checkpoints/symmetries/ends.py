@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from transformer_nfn.checkpoints.symmetries.base import (
+    Additive,
     Noise,
     Site,
-    Symmetry,
     Tensors,
     Weights,
     chosen,
@@ -20,7 +20,7 @@ from transformer_nfn.functional.description import Transformer
 from transformer_nfn.spaces.actions import Drawing, Size
 
 
-class EmbeddingShift(Symmetry[Weights]):
+class EmbeddingShift(Additive[Weights]):
     """A vector from all rows of an embedding to the rows of ``position`` it is added to.
 
     An element has a vector ``[D]`` for each of ``token`` and ``type``; for images one for
@@ -93,8 +93,3 @@ class EmbeddingShift(Symmetry[Weights]):
         if "patch_bias" in apart:
             out["patch_bias"] = (apart["patch_bias"] - rest.sum(0)) / (1 + len(rest))
         return out
-
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Embeddings as small as vectors between them can make them."""
-        nothing = {name: torch.zeros_like(w) for name, w in weights.items()}
-        return self.act(site, weights, self.fit(site, weights, nothing))

@@ -16,7 +16,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
     Tensors,
     Weights,
     block_parts,
-    chosen,
+    mlp_names,
     random_scales,
 )
 from transformer_nfn.functional.description import Mlp, Transformer
@@ -28,7 +28,7 @@ Scales = Literal["nonzero", "positive"]
 
 
 def neuron_scales(mlp: Mlp) -> Scales | None:
-    """Which scales a neuron takes.
+    """Scales that a neuron takes.
 
     The linear branch of a gated MLP takes any that is not zero; without a gate a scale stands
     before the activation, and ReLU lets positive ones through.
@@ -43,7 +43,8 @@ def mlp_sites(model: Transformer) -> Iterator[Site]:
     names = ("W_A", "W_A.B", "b_A", "W_G", "W_B")
     for part in block_parts(model):
         assert part.block is not None
-        yield Site(model, chosen(part.names, names), neuron_scales(part.block.mlp))
+        for inner in mlp_names(part, names):
+            yield Site(model, inner, neuron_scales(part.block.mlp))
     if model.classifier is not None:
         inner = {n: f"classifier.{n}" for n in ("W_A", "b_A", "W_B")}
         yield Site(model, inner, neuron_scales(model.classifier))
@@ -110,7 +111,7 @@ class NeuronPermutation(Symmetry[Tensor]):
         return alike
 
     def _features(self, site: Site, weights: Tensors) -> tuple[Tensor, Tensor]:
-        """What each neuron reads and writes; of one size where its scale is free."""
+        """Input and output weights of each neuron; of one size where its scale is free."""
         read = weights["W_A"].mT
         if "b_A" in weights:
             read = torch.cat([read, weights["b_A"].unsqueeze(-1)], 1)
@@ -133,7 +134,7 @@ class NeuronPermutation(Symmetry[Tensor]):
 
 
 class NeuronScale(Symmetry[Tensor]):
-    """What enters ``W_A`` times ``s [f]``, undone in ``W_B``.
+    """``W_A → W_A diag(s)``, ``s [f]``, undone in ``W_B``.
 
     Example:
         >>> site = Site(Transformer("mine", 2, "rms", 1e-6, ()), {}, "positive")

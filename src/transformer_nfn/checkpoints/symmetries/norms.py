@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.symmetries.base import (
     TINY,
+    Additive,
     Noise,
     Part,
     Site,
@@ -37,7 +38,7 @@ EMBEDDINGS = ("token", "position", "type", "patch", "patch_bias", "cls", "dist")
 
 @dataclass(frozen=True)
 class Readers:
-    """What reads a norm.
+    """Readers of a norm.
 
     Attributes:
         matrices: that read it, ``W_Q``.
@@ -66,7 +67,8 @@ def norm_sites(model: Transformer) -> Iterator[Site]:
     """
     for part in block_parts(model):
         assert part.block is not None
-        first, second = ("W_Q", "W_K", "W_V"), ("W_A", "W_A.A", "W_G")
+        first = ("W_Q", "W_K", "W_V")
+        second = (*_of_mlp(part, "W_A", "W_A.A", "W_G"), "router")
         if part.block.order == "post":
             yield from _norm_site(part, "norm_0", Readers(first, "b_O"))
             yield from _norm_site(part, "norm_1", Readers(second, "b_B"))
@@ -95,6 +97,12 @@ def norm_sites(model: Transformer) -> Iterator[Site]:
             {k: n for k, n in both.items() if n in model.tensors} | names,
             Readers(tuple(names)),
         )
+
+
+def _of_mlp(part: Part, *tensors: str) -> tuple[str, ...]:
+    """Names of tensors of the MLP of a block, or of all its experts."""
+    assert part.block is not None
+    return tuple(prefix + tensor for prefix in part.block.mlp.prefixes for tensor in tensors)
 
 
 def _norm_site(part: Part, norm: str, readers: Readers) -> Iterator[Site]:
@@ -133,10 +141,6 @@ def _visible(site: Site, weights: Tensors, reader: str) -> Tensor:
         return W
     mean = (W * gain.unsqueeze(-1)).mean(-2, keepdim=True)
     return W - mean / nonzero(gain).unsqueeze(-1)
-
-
-def _zeros(weights: Tensors) -> Weights:
-    return {name: torch.zeros_like(w) for name, w in weights.items()}
 
 
 class NormGain(Symmetry[Tensor]):
@@ -229,7 +233,7 @@ class NormGain(Symmetry[Tensor]):
         return out
 
 
-class NormBias(Symmetry[Tensor]):
+class NormBias(Additive[Tensor]):
     """``β → β + s``, taken back in the biases of the readers and of the residual.
 
     Example:
@@ -268,12 +272,8 @@ class NormBias(Symmetry[Tensor]):
         """The difference of the norm's biases."""
         return b["norm.b"] - a["norm.b"]
 
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Biases of zero."""
-        return self.act(site, weights, -weights["norm.b"])
 
-
-class CentredReaders(Symmetry[Weights]):
+class CentredReaders(Additive[Weights]):
     """``W → W + γ⁻¹ vᵀ``: LayerNorm's output over γ sums to Σ β/γ, which the bias takes back.
 
     Example:
@@ -335,17 +335,13 @@ class CentredReaders(Symmetry[Weights]):
         free = self._free(site)
         return {n: torch.einsum("d,...dn->...n", inverse, b[n] - a[n]) / size for n in free}
 
-    def reduce(self, site: Site, weights: Tensors) -> Weights:
-        """Columns of readers orthogonal to γ⁻¹."""
-        return self.act(site, weights, self.fit(site, weights, _zeros(weights)))
-
     def for_entries(self, g: Weights, entries: slice) -> Weights:
         """The output matrix has a column for each entry of the vocabulary."""
         return {name: v[entries] if name == "head" else v for name, v in g.items()}
 
 
 class CentredWriters(Symmetry[Weights]):
-    """``W → W + u 1ᵀ``: every LayerNorm takes the mean of what was written away again.
+    """``W → W + u 1ᵀ``: every LayerNorm subtracts the mean of what was written.
 
     Example:
         >>> site = Site(Transformer("mine", 2, "layer", 1e-5, ()), {"b_O": "0.b_O"})
@@ -356,10 +352,11 @@ class CentredWriters(Symmetry[Weights]):
     name = "writers + u1ᵀ"
 
     def sites(self, model: Transformer) -> Iterator[Site]:
-        """What blocks and embeddings write into a stream that only LayerNorms read."""
+        """Writers of blocks and embeddings into a stream that only LayerNorms read."""
         if model.hides_mean:
             for part in block_parts(model):
-                yield Site(model, chosen(part.names, ("W_O", "b_O", "W_B", "b_B")))
+                writers = ("W_O", "b_O", *_of_mlp(part, "W_B", "b_B"))
+                yield Site(model, chosen(part.names, writers))
         if model.hides_mean_of_embeddings:
             free = [n for n in EMBEDDINGS if not (n == "token" and model.tied)]
             if "post" not in model.orders:  # else the bias belongs to the first block's readers
@@ -408,7 +405,8 @@ class SublayerSigns(Symmetry[Tensor]):
     def sites(self, model: Transformer) -> Iterator[Site]:
         """Norms after sublayers (sandwich), with what writes into them."""
         for part in block_parts(model):
-            for norm, writers in (("after_1", ("W_O", "b_O")), ("after_2", ("W_B", "b_B"))):
+            mlp = _of_mlp(part, "W_B", "b_B")
+            for norm, writers in (("after_1", ("W_O", "b_O")), ("after_2", mlp)):
                 if f"{norm}.g" in part.names:
                     gain = {"norm.g": part.names[f"{norm}.g"]}
                     yield Site(model, chosen(part.names, writers) | gain)
@@ -426,7 +424,7 @@ class SublayerSigns(Symmetry[Tensor]):
         return {name: w * g.to(w) for name, w in weights.items()}
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
-        """Where the gains differ in sign."""
+        """Signs in which the gains differ."""
         return signs(a["norm.g"]) * signs(b["norm.g"])
 
     def reduce(self, site: Site, weights: Tensors) -> Weights:

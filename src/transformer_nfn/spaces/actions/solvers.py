@@ -308,12 +308,12 @@ def _refine_exact(
         P, D = P_U @ G, D_U @ inverse.mT
         weight_P = _weight(sizes[1] + sizes[0] @ G.square(), len(P))
         weight_D = _weight(sizes[3] + sizes[2] @ inverse.mT.square(), len(D))
-        away = P - P_V, D - D_V
-        cost = _cost(away, weight_P, weight_D)
+        residuals = P - P_V, D - D_V
+        cost = _cost(residuals, weight_P, weight_D)
         left, right = weight_D.rsqrt(), weight_P.rsqrt()
         a, X = torch.linalg.eigh(left[:, None] * (P.mT @ P) * left)
         b, Y = torch.linalg.eigh(right[:, None] * (D.mT @ D) * right)
-        target = weight_D[:, None] * (away[1].mT @ D) - (P.mT @ away[0]) * weight_P
+        target = weight_D[:, None] * (residuals[1].mT @ D) - (P.mT @ residuals[0]) * weight_P
         scale = a[:, None] + b
         F = (X.mT @ (left[:, None] * target * right) @ Y) / scale
         F = torch.where(scale > 1e-14 * scale.abs().max(), F, 0.0)
@@ -336,8 +336,10 @@ def _weight(squares: Tensor, rows: int) -> Tensor:
     return rows / squares.clamp_min(1e-30 * float(squares.max().clamp_min(1e-200)))
 
 
-def _cost(away: tuple[Tensor, Tensor], weight_P: Tensor, weight_D: Tensor) -> float:
-    return float((away[0].square() * weight_P).sum() + (away[1].square() * weight_D).sum())
+def _cost(residuals: tuple[Tensor, Tensor], weight_P: Tensor, weight_D: Tensor) -> float:
+    return float(
+        (residuals[0].square() * weight_P).sum() + (residuals[1].square() * weight_D).sum()
+    )
 
 
 def _least_squares(A: Tensor, B: Tensor) -> Tensor:
