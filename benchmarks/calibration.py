@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import multiprocessing
 import sys
 import tempfile
@@ -38,118 +37,127 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "src/transformer_nfn/checkpoints/data/strangers.json"
 TABLE = ROOT / "benchmarks/results/calibration.json"
 CALIBRATION, HELD_OUT, LONGEST, OTHER_DATA = "calibration", "held out", "longest", "other data"
-DESCENDANTS = ("fine-tuned", "fine-tuned-other", "lora", "continued", "retrained-other",
-               "distilled")  # fmt: skip
+DESCENDANTS = ("fine-tuned", "fine-tuned-other", "lora", "continued", "retrained-other")
+DISTILLED = "distilled"
 LEVEL, CONDITION = 0.01, 10.0
 
 
 @dataclass(frozen=True)
-class Task:
-    """A pair of models: family, width and depth, steps of training, what is known of the pair."""
+class Pair:
+    """Two models below the folder, their score, and log10 p of the exact test."""
 
     first: str
     second: str
-    family: str
-    size: tuple[int, int]
-    steps: int
-    relation: str
-
-
-@dataclass(frozen=True)
-class Result:
-    """Score of a pair, and log10 p of the exact test."""
-
-    task: Task
     score: float
     log10_p: float
 
+    @property
+    def family(self) -> str:
+        return self.first.partition("-")[0]
 
-def tasks(root: Path) -> Iterator[Task]:
-    """All pairs, those that calibrate first."""
-    lengths = [p for p in sorted(root.glob("*/*")) if p.is_dir()]
-    longest = max(int(p.name) for p in lengths)
-    found: list[Task] = []
-    for folder in lengths:
-        family, _, size = folder.parent.name.partition("-")
-        width, depth = (int(x) for x in size.split("x"))
-        steps = int(folder.name)
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and depth."""
+        width, depth = self.first.split("/")[0].partition("-")[2].split("x")
+        return int(width), int(depth)
 
-        def pair(
-            a: Path, b: Path, relation: str,
-            family: str = family, size: tuple[int, int] = (width, depth), steps: int = steps,
-        ) -> Task:  # fmt: skip
-            names = (p.relative_to(root).as_posix() for p in (a, b))
-            return Task(*names, family, size, steps, relation)
 
-        news, python = (
-            sorted(folder.glob(f"{text}-*/base"), key=lambda p: int(p.parent.name.split("-")[1]))
-            for text in ("news", "python")
-        )
+def facts(name: str) -> tuple[str, int, str, int, str]:
+    """Size, steps, text, seed and relation of ``gpt2-32x2/1000/news-3/base``."""
+    size, steps, base, relation = name.split("/")
+    text, _, seed = base.partition("-")
+    return size, int(steps), text, int(seed), relation
+
+
+def wanted(root: Path) -> Iterator[tuple[str, str]]:
+    """Strangers of one size, length and half of the seeds, some of other data, descendants."""
+    for folder in sorted(p for p in root.glob("*/*") if p.is_dir()):
+        names = sorted(p.relative_to(root).as_posix() for p in folder.glob("*/*") if p.is_dir())
+        bases = [name for name in names if name.endswith("/base")]
+        news = sorted((n for n in bases if "/news-" in n), key=lambda name: facts(name)[3])
         half = len(news) // 2
-        if steps == longest:
-            found += [pair(a, b, LONGEST) for a, b in combinations(news, 2)]
-        else:
-            found += [pair(a, b, CALIBRATION) for a, b in combinations(news[:half], 2)]
-            found += [pair(a, b, HELD_OUT) for a, b in combinations(news[half:], 2)]
-            found += [pair(a, b, OTHER_DATA) for a, b in product(news[half:], python[:1])]
-        for base, relation in product(news, DESCENDANTS):
-            child = base.parent / relation
-            if child.is_dir():
-                found.append(pair(base, child, relation))
-    order = [CALIBRATION, HELD_OUT, *DESCENDANTS, LONGEST, OTHER_DATA]
-    yield from sorted(found, key=lambda task: order.index(task.relation))
+        yield from combinations(news[:half], 2)
+        yield from combinations(news[half:], 2)
+        yield from product(news, [name for name in bases if name not in news][:1])
+        for name in names:
+            base = name.rpartition("/")[0] + "/base"
+            if name != base:
+                yield base, name
 
 
-def score(root: Path, task: Task) -> Result:
+def scored(root: Path, names: tuple[str, str]) -> Pair:
     """Score a pair; a descendant is disguised by every symmetry it has."""
-    second = root / task.second
+    second = root / names[1]
     with tempfile.TemporaryDirectory() as place:
-        if task.relation in DESCENDANTS:
-            generator = torch.Generator().manual_seed(zlib.crc32(task.second.encode()))
+        if not names[1].endswith("/base"):
+            generator = torch.Generator().manual_seed(zlib.crc32(names[1].encode()))
             with open_model(second) as model:
                 disguise(model, Path(place) / "model", generator, condition=CONDITION)
             second = Path(place) / "model"
-        with open_model(root / task.first) as A, open_model(second) as B:
+        with open_model(root / names[0]) as A, open_model(second) as B:
             relation = relate(A, B, prove=False)
     assert relation.score is not None
     assert relation.exact is not None
-    return Result(task, relation.score, relation.exact.total.log10_p)
+    return Pair(*names, relation.score, relation.exact.total.log10_p)
 
 
-def all_results(root: Path, kept: Path, workers: int) -> list[Result]:
-    """Score every pair that is not in the file yet, in parallel processes."""
-    done: dict[tuple[str, str], Result] = {}
-    if kept.exists():
-        for line in kept.read_text().splitlines():
-            content = json.loads(line)
-            task = Task(**{**content["task"], "size": tuple(content["task"]["size"])})
-            result = Result(task, content["score"], content["log10_p"])
-            done[result.task.first, result.task.second] = result
-    todo = list(tasks(root))
-    missing = [task for task in todo if (task.first, task.second) not in done]
+def read_pairs(kept: Path) -> list[Pair]:
+    """The pairs of a file; none where there is no file yet."""
+    lines = kept.read_text().splitlines() if kept.exists() else []
+    return [Pair(**json.loads(line)) for line in lines]
+
+
+def score_all(root: Path, kept: Path, workers: int) -> None:
+    """Add every pair that is not in the file yet, in parallel processes."""
+    done = {(pair.first, pair.second) for pair in read_pairs(kept)}
+    missing = [names for names in wanted(root) if names not in done]
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers, torch.set_num_threads, (1,)) as pool, kept.open("a") as file:
-        for i, result in enumerate(pool.imap_unordered(partial(score, root), missing, 8), 1):
-            done[result.task.first, result.task.second] = result
-            file.write(json.dumps(asdict(result)) + "\n")
+        for i, pair in enumerate(pool.imap_unordered(partial(scored, root), missing, 8), 1):
+            file.write(json.dumps(asdict(pair)) + "\n")
             file.flush()
             if i % 100 == 0 or i == len(missing):
                 print(f"{i} of {len(missing)} pairs", file=sys.stderr, flush=True)
-    return [done[task.first, task.second] for task in todo]
 
 
-def fitted(results: Iterable[Result]) -> dict[str, Strangers]:
+def sorted_out(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
+    """Pairs by what they are for; strangers with a seed in each half are for nothing."""
+    pairs = sorted(pairs, key=lambda pair: (pair.first, pair.second))
+    known = {name: facts(name) for pair in pairs for name in (pair.first, pair.second)}
+    longest = max(steps for _, steps, *_ in known.values())
+    seeds: dict[tuple[str, int], int] = {}
+    for size, steps, text, seed, _ in known.values():
+        if text == "news":
+            seeds[size, steps] = max(seeds.get((size, steps), 0), seed + 1)
+    out: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        (size, steps, _, i, _), (_, _, text, j, relation) = known[pair.first], known[pair.second]
+        half = seeds[size, steps] // 2
+        if relation != "base":
+            use = relation
+        elif text != "news":
+            use = OTHER_DATA
+        elif steps == longest:
+            use = LONGEST
+        elif (i < half) != (j < half):
+            continue
+        else:
+            use = CALIBRATION if i < half else HELD_OUT
+        out.setdefault(use, []).append(pair)
+    return out
+
+
+def fitted(pairs: Iterable[Pair]) -> dict[str, Strangers]:
     """Null distribution of each family."""
     by_family: dict[str, list[tuple[tuple[int, int], float]]] = {}
-    for r in results:
-        by_family.setdefault(r.task.family, []).append((r.task.size, r.score))
+    for pair in pairs:
+        by_family.setdefault(pair.family, []).append((pair.size, pair.score))
     return {family: fit_strangers(scores) for family, scores in by_family.items()}
 
 
-def rejected(known: dict[str, Strangers], results: Sequence[Result]) -> tuple[int, int]:
-    """Pairs with p at most 1 %, and all pairs."""
-    ps = [known[r.task.family].p_value(r.task.size, r.score) for r in results]
-    return sum(p <= LEVEL for p in ps), len(ps)
+def rejected(known: dict[str, Strangers], pairs: Sequence[Pair]) -> int:
+    """Number of pairs with p at most 1 %."""
+    return sum(known[p.family].p_value(p.size, p.score) <= LEVEL for p in pairs)
 
 
 def bounds(count: int, pairs: int) -> tuple[float, float]:
@@ -159,48 +167,52 @@ def bounds(count: int, pairs: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def summary(results: Sequence[Result]) -> list[list[str]]:
-    """Rows of the table: pairs, how many are rejected at 1 %, and the confidence interval."""
-    of = {
-        relation: [r for r in results if r.task.relation == relation]
-        for relation in (CALIBRATION, HELD_OUT, LONGEST, OTHER_DATA, *DESCENDANTS)
-    }
+def row(name: str, count: int, pairs: Sequence[Pair]) -> list[str]:
+    """A row of the table: pairs, scores, how many are rejected at 1 %, confidence interval."""
+    scores, (low, high) = [p.score for p in pairs], bounds(count, len(pairs))
+    return [
+        name, f"{len(pairs):,}", f"{min(scores):.3f} to {max(scores):.3f}",
+        f"{count / len(pairs):.2%}", f"{low:.2%} to {high:.2%}",
+    ]  # fmt: skip
+
+
+def summary(of: dict[str, list[Pair]]) -> list[list[str]]:
+    """Rows of the table."""
     known = fitted(of[CALIBRATION])
-    rows = []
-
-    def add(name: str, count: int, pairs: int, scores: Sequence[float]) -> None:
-        low, high = bounds(count, pairs)
-        rows.append([
-            name, f"{pairs:,}", f"{min(scores):.3f} to {max(scores):.3f}", f"{count / pairs:.2%}",
-            f"{low:.2%} to {high:.2%}",
-        ])  # fmt: skip
-
-    def add_all(name: str, chosen: Sequence[Result]) -> None:
-        if chosen:
-            add(name, *rejected(known, chosen), [r.score for r in chosen])
-
-    add_all("strangers, held-out seeds", of[HELD_OUT])
-    for family in known:
-        chosen = [r for r in of[HELD_OUT] if r.task.family == family]
-        add_all(f"strangers, held-out seeds, {family}", chosen)
-    sizes = sorted({r.task.size for r in of[CALIBRATION]})
-    for size in sizes if len(sizes) > 1 else ():
-        left = fitted(r for r in of[CALIBRATION] if r.task.size != size)
-        chosen = [r for r in of[HELD_OUT] if r.task.size == size]
-        name = f"strangers, width {size[0]}, depth {size[1]}: that size left out of the calibration"
-        if chosen:
-            add(name, *rejected(left, chosen), [r.score for r in chosen])
-    add_all("strangers, trained far longer than any that calibrated", of[LONGEST])
-    add_all("strangers, other data", of[OTHER_DATA])
-    for relation in DESCENDANTS:
-        add_all(f"disguised: {relation}", of[relation])
+    held = of[HELD_OUT]
+    rows = [row("strangers, held-out seeds", rejected(known, held), held)]
+    for family in sorted(known):
+        pairs = [p for p in held if p.family == family]
+        rows.append(row(f"– {family}", rejected(known, pairs), pairs))
+    left_out = {}
+    for size in sorted({p.size for p in held}):
+        left = fitted(p for p in of[CALIBRATION] if p.size != size)
+        pairs = [p for p in held if p.size == size]
+        if left:
+            left_out[size] = rejected(left, pairs), pairs
+    if left_out:
+        total = sum(count for count, _ in left_out.values())
+        rows.append(row("strangers, held-out seeds, their size left out too", total, held))
+    for (width, depth), (count, pairs) in left_out.items():
+        rows.append(row(f"– width {width}, depth {depth}", count, pairs))
+    for use, name in (
+        (LONGEST, "strangers, trained longer than any that calibrated"),
+        (OTHER_DATA, "strangers, other data"),
+        *((relation, f"disguised: {relation}") for relation in (*DESCENDANTS, DISTILLED)),
+    ):
+        if use in of:
+            rows.append(row(name, rejected(known, of[use]), of[use]))
+    descendants = [p for relation in DESCENDANTS for p in of.get(relation, [])]
+    if descendants:
+        name = "disguised: all descendants but the distilled"
+        rows.append(row(name, rejected(known, descendants), descendants))
     return rows
 
 
-def uniformity(results: Sequence[Result]) -> str:
+def uniformity(of: dict[str, list[Pair]]) -> str:
     """Kolmogorov–Smirnov test of the exact test's p on strangers of the same data."""
-    strangers = [r for r in results if r.task.relation in (CALIBRATION, HELD_OUT, LONGEST)]
-    ps = [10**r.log10_p for r in strangers]
+    pairs = [p for use in (CALIBRATION, HELD_OUT, LONGEST) for p in of.get(use, [])]
+    ps = [10**p.log10_p for p in pairs]
     small = sum(p <= LEVEL for p in ps) / len(ps)
     return (
         f"Exact test on the {len(ps):,} pairs of strangers of the same data: p at most 1 % in "
@@ -208,20 +220,19 @@ def uniformity(results: Sequence[Result]) -> str:
     )
 
 
-def write(results: Sequence[Result], rows: list[list[str]], note: str) -> None:
-    """Write the data file, fitted to all strangers of the same data, and the table."""
-    chosen = [r for r in results if r.task.relation in (CALIBRATION, HELD_OUT)]
+def write(of: dict[str, list[Pair]], rows: list[list[str]], note: str) -> None:
+    """Write the data file, fitted to both halves of the seeds, and the table."""
     families = {}
-    for family, strangers in fitted(chosen).items():
+    for family, strangers in fitted([*of[CALIBRATION], *of[HELD_OUT]]).items():
         content = asdict(strangers)
-        content["residuals"] = [math.floor(1e3 * r) / 1e3 for r in content["residuals"]]
+        content["residuals"] = [round(r, 6) for r in content["residuals"]]
         families[family] = content
     write_text(DATA, json.dumps({"families": families}) + "\n")
-    pairs = sum(r.task.relation == CALIBRATION for r in results)
     table: dict[str, Any] = {
         "title": "Rejections at a nominal 1 %",
-        "setting": f"Calibrated on {pairs:,} pairs of strangers of the lower half of the seeds. "
-        "Intervals: Clopper–Pearson, 95 %, as if pairs were independent; they share models.",
+        "setting": f"Calibrated on {len(of[CALIBRATION]):,} pairs of strangers, the lower half of "
+        "the seeds. Intervals: Clopper–Pearson, 95 %, as if pairs were independent; they share "
+        "models.",
         "columns": ["second model", "pairs", "scores", "p ≤ 0.01", "interval"],
         "rows": rows,
         "notes": [note],
@@ -236,18 +247,20 @@ def write(results: Sequence[Result], rows: list[list[str]], note: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", type=Path, required=True, help="folder of strangers.py")
+    parser.add_argument("--models", type=Path, help="folder of strangers.py; without: score none")
     parser.add_argument("--pairs", type=Path, required=True, help="keep finished pairs here")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--write", action="store_true", help="the data file and the table")
     options = parser.parse_args()
-    results = all_results(options.models, options.pairs, options.workers)
-    rows, note = summary(results), uniformity(results)
-    for row in rows:
-        print("  ".join(f"{cell:>18}" for cell in (*row[1:], row[0])))
+    if options.models is not None:
+        score_all(options.models, options.pairs, options.workers)
+    of = sorted_out(read_pairs(options.pairs))
+    rows, note = summary(of), uniformity(of)
+    for name, *cells in rows:
+        print("  ".join(f"{cell:>18}" for cell in cells), name, sep="  ")
     print(note)
     if options.write:
-        write(results, rows, note)
+        write(of, rows, note)
 
 
 if __name__ == "__main__":

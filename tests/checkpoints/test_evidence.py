@@ -2,7 +2,11 @@
 
 import json
 import math
+import subprocess
+import sys
+from dataclasses import replace
 from itertools import permutations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +15,13 @@ from memory_model import MemoryModel, disguised, noisy
 from scipy.stats import kstest
 
 from tiny_families import TINY
+from trained.networks import Size, fresh, write
 from transformer_nfn.checkpoints import relate
+from transformer_nfn.checkpoints.calibration import (
+    calibrated_families,
+    calibrated_test,
+    fit_strangers,
+)
 from transformer_nfn.checkpoints.evidence import chernoff_bound, exact_test
 from transformer_nfn.checkpoints.sketches import Directions
 from transformer_nfn.checkpoints.symmetries.attention import HeadOrder, HeadPermutation
@@ -19,6 +29,7 @@ from transformer_nfn.checkpoints.symmetries.neurons import NeuronPermutation
 from transformer_nfn.functional.description import Attention, Block, Mlp, Stack, Transformer
 from transformer_nfn.spaces.actions import Drawing
 
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "calibration.py"
 HEADS, NEURONS, BLOCKS = 4, 30, 2
 
 
@@ -176,3 +187,76 @@ def test_a_disguise_defeats_it_only_by_the_order_of_units(tiny, family, monkeypa
     monkeypatch.setattr(NeuronPermutation, "draw", unmoved)
     monkeypatch.setattr(HeadPermutation, "draw", unmoved_heads)
     assert relate(A, disguised(A, 3), prove=False).exact.total.log10_p < -20
+
+
+# Calibrated test
+
+
+def scores_of(sizes, pairs, seed):
+    """Scores of strangers that fall with width and depth."""
+    generator = np.random.default_rng(seed)
+    return [
+        ((w, d), w**-0.5 * d**-0.4 * math.exp(0.2 * generator.normal()))
+        for w, d in sizes
+        for _ in range(pairs)
+    ]
+
+
+def test_of_held_out_strangers_one_percent_are_rejected():
+    sizes = [(32, 2), (32, 4), (64, 2), (64, 4), (128, 3)]
+    p = {}
+    for left_out in (None, (64, 4)):
+        fitted = [size for size in sizes if size != left_out]
+        strangers = fit_strangers(scores_of(fitted, 400, 0))
+        p[left_out] = [strangers.p_value(*pair) for pair in scores_of(sizes, 4000, 1)]
+    assert 0.005 < np.mean(np.array(p[None]) <= 0.01) < 0.015
+    assert np.mean(np.array(p[64, 4]) <= 0.01) < 0.015
+
+
+def test_p_counts_strangers_of_the_same_size():
+    scores = [((64, 2), x) for x in np.linspace(0, 0.1, 99)]
+    strangers = fit_strangers(scores)
+    for score in (-1.0, 0.0333, 0.0999, 0.2):
+        higher = sum(x >= score for _, x in scores)
+        assert strangers.p_value((64, 2), score) == pytest.approx((1 + higher) / 100)
+    assert strangers.covers((64, 2))
+    assert not strangers.covers((128, 2))
+    assert strangers.p_value((128, 2), 0.05) == strangers.p_value((64, 2), 0.05)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+def test_a_disguised_fine_tune_scores_above_all_strangers(tiny, family):
+    A, other = tiny(family), tiny(family, seed=1)
+    tuned, unrelated = (relate(A, disguised(B, 2), prove=False) for B in (noisy(A, 0.1), other))
+    strangers = calibrated_families()[family]
+    assert tuned.calibrated.p == 1 / (1 + len(strangers.residuals)) <= 0.01
+    assert tuned.calibrated.extrapolated is None
+    assert "none of" in str(tuned)
+    assert unrelated.calibrated.p > 0.01
+    assert unrelated.as_json()["calibrated_test"]["family"] == family
+
+
+def test_models_outside_the_calibrated_range_are_labelled(tiny):
+    A = tiny("t5")
+    assert "no strangers of family t5" in str(relate(A, noisy(A, 0.1), prove=False))
+    about = replace(tiny("gpt2").description, width=4096)
+    assert "width 4096" in str(calibrated_test(about, 0.9))
+
+
+@pytest.mark.nightly
+def test_the_benchmark_scores_strangers_and_goes_on_where_it_was(tmp_path):
+    size = Size("gpt2", 32, 2)
+    for steps, seeds in ((10, 8), (20, 4)):
+        for seed in range(seeds):
+            folder = tmp_path / str(size) / str(steps) / f"news-{seed}" / "base"
+            write(fresh(size, 100 * steps + seed), size, folder)
+    tuned = tmp_path / str(size) / "10" / "news-0" / "fine-tuned"
+    write({n: 1.01 * w for n, w in fresh(size, 1000).items()}, size, tuned)
+    kept = tmp_path / "pairs.jsonl"
+    command = [sys.executable, str(BENCHMARK), "--models", str(tmp_path), "--pairs", str(kept)]
+    first = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "strangers, held-out seeds" in first.stdout
+    assert len(kept.read_text().splitlines()) == 6 + 6 + 1 + 1 + 1
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert again.stdout == first.stdout
+    assert len(kept.read_text().splitlines()) == 15

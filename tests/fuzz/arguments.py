@@ -162,6 +162,12 @@ def _sizes() -> list[Words]:
         ("zoo", "import", "zoo", "--out", "i"), ("zoo", "import", "net.safetensors", "--out", "i"),
         ("zoo", "import", "authors", "--out", "zoo"), ("zoo", "export", "zoo", "--out", "hub"),
         ("evaluate", "statnn", "hub"), ("space", "net.safetensors"), ("report", "hub"),
+        # An adapter without its base, with one that does not fit, and with none where one is named.
+        ("fingerprint", "adapter"), ("disguise", "adapter", "--out", "n"),
+        ("compare", "bert", "adapter"), ("compare", "adapter", "hub", "--base", "bert"),
+        ("compare", "hub", "adapter", "--base", "adapter"), ("compare", "adapter", "zoo#1"),
+        ("compare", "hub", "hub", "--base", "hub"), ("inspect", "adapter", "--figure", "f.png"),
+        ("inspect", "adapter/adapter_model.safetensors"), ("predict", "statnn", "model.gguf"),
     ]  # fmt: skip
 
 

@@ -351,6 +351,32 @@ def _checkpoints() -> list[Scenario]:
                                         d.json_text(ANSWERED), d.reformatted)),),
         ),
         Scenario(
+            "GGUF", ("hub", "model.gguf"),
+            (("inspect", "model.gguf", "--json"), ("disguise", "model.gguf", "--out", "new"),
+             ("fingerprint", "model.gguf", "hub", "--json")),
+            (Target("model.gguf", (d.unreadable, d.flipped(ANSWERED),
+                                   d.flipped(ANSWERED, within=3000))),),
+        ),
+        Scenario(
+            "GGUF compared", ("hub", "model.gguf"), (("compare", "hub", "model.gguf", "--json"),),
+            (Target("model.gguf", (d.unreadable, d.flipped(ANSWERED, within=3000))),),
+            answers=(0, 1, 3),
+        ),
+        Scenario(
+            "adapter", ("hub", "bert", "adapter"),
+            (("inspect", "adapter", "--json"), ("compare", "hub", "adapter", "--json"),
+             ("compare", "adapter", "hub", "--base", "hub", "--json")),
+            (
+                Target("adapter/adapter_config.json", (
+                    d.unreadable, d.json_text(ANSWERED), d.reformatted,
+                    d.field_of_wrong_type(("peft_type",), ANSWERED))),
+                Target("adapter/adapter_model.safetensors", (
+                    d.unreadable, tensor_damage.stored_tensor, tensor_damage.header_claims,
+                    d.safetensors_header(ANSWERED))),
+            ),
+            answers=(0, 1, 3),
+        ),
+        Scenario(
             "checkpoint's subfolder", ("hub", "disguised"), (("disguise", "hub", "--out", "new"),),
             (Target("hub/1_Pooling/config.json", (d.linked_out,)),),
         ),
@@ -414,7 +440,7 @@ def _imports() -> list[Scenario]:
 
 WORDS = Scenario(
     "words", ("net.safetensors", "other.safetensors", "ours.safetensors", "runs/statnn", "zoo",
-              "hub", "encoder.pt", "authors", "space.json"), (),
+              "hub", "bert", "adapter", "model.gguf", "encoder.pt", "authors", "space.json"), (),
 )  # fmt: skip
 SCENARIOS: tuple[Scenario, ...] = (
     *_run_folders(), WORDS, *_reports(), *_zoos(), WORDS, *_networks(), *_checkpoints(), WORDS,

@@ -127,6 +127,9 @@ def _networks(folder: Path) -> None:
 def _checkpoints(folder: Path) -> None:
     from tiny_checkpoints import save as save_family
 
+    from gguf_conversion import write_gguf
+    from lora_folders import write_adapter
+
     save_family("gpt2", folder / "hub")
     (folder / "hub/1_Pooling").mkdir()
     (folder / "hub/1_Pooling/config.json").write_text("{}")
@@ -134,6 +137,8 @@ def _checkpoints(folder: Path) -> None:
     save_family("bert", folder / "bert")
     save_family("mixtral", folder / "mixture")
     _output("disguise", folder / "hub", "--out", folder / "disguised")
+    write_gguf(folder / "hub", folder / "model.gguf", "Q8_0")
+    write_adapter(folder / "hub", folder / "adapter", ("c_attn",), fan_in_fan_out=True)
     for name in ("hub", "disguised"):
         shutil.copytree(folder / name, folder / "models" / name)
     _output("fingerprint", folder / "hub", folder / "bert", "--out", folder / "prints.parquet")

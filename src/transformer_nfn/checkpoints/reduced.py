@@ -35,6 +35,9 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Attention, Block
 from transformer_nfn.symmetry.rounding import rounding_rms
 
+INPUTS = ("token", "position", "type", "patch", "projection")
+"""Input tables; all others are outputs."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -218,6 +221,7 @@ class Reduced:
         self.unit = max(rounding_rms(d) for d in (stored, dtype)) ** 2
         self.least = torch.finfo(stored).smallest_normal
         self.post = "post" in self.description.orders
+        self.repeated = any(stack.repeats > 1 for stack in self.description.stacks)
         self.centred = self.description.hides_mean
         self._at = {
             f"{stack.prefix}{i}": block
@@ -269,7 +273,7 @@ class Reduced:
 
     def table_names(self) -> tuple[str, ...]:
         """The tables this model has."""
-        inputs = [n for n in ("token", "position", "type", "patch") if n in self.names]
+        inputs = [n for n in INPUTS if n in self.names]
         outputs = ["head"] if self.has_head and self.description.mlm is None else []
         extras = [n for n in self.names if n.startswith("extra.") and n.endswith(".W")]
         return (*inputs, *outputs, *(n.removesuffix(".W") for n in extras if n != "extra.mlm.W"))
@@ -298,7 +302,7 @@ class Reduced:
         return self.description.tied or "head" in self.names
 
     def _table(self, name: str) -> Table:
-        embedded = name in ("token", "position", "type", "patch")
+        embedded = name in INPUTS
         centred = self.description.hides_mean_of_embeddings if embedded else self.centred
         make = partial(
             Table, name, dtype=self.dtype, unit=self.unit, least=self.least, centred=centred
@@ -307,7 +311,7 @@ class Reduced:
             return make(self._token, scale=self.description.embedding_scale)
         if name == "position":
             return make(self._positions())
-        if name in ("type", "patch"):
+        if name in ("type", "patch", "projection"):
             return make(self.model[name])
         gain, beta = self.final_norm()
         if name == "head":
@@ -332,8 +336,9 @@ class Reduced:
 
     def vectors(self) -> dict[str, Piece]:
         """Vectors of the stream that remain: gain and bias of a norm on the embeddings (unless the
-        first block has the bias folded in, post-norm), and the bias of embedded vectors."""
-        names = ["embed_norm.g", *(() if self.post else ("embed_norm.b",))]
+        first block has the bias folded in, post-norm), and what embedding vectors or projecting
+        them adds."""
+        names = ["embed_norm.g", "projection_bias", *(() if self.post else ("embed_norm.b",))]
         names += ["patch_bias"] if self.description.inputs == "vectors" else []
         out = {}
         for name in names:
@@ -528,11 +533,16 @@ class ReducedBlock:
         return self._stream_vector(total, self._unit * size, "W_B")
 
     def norms(self) -> dict[str, Piece]:
-        """Gains that remain: those that a residual carries, and those after sublayers."""
+        """Gains that remain: those that a residual carries, and those after sublayers.
+
+        With the biases of norms that the first of several rounds does not read.
+        """
         kept: tuple[str, ...] = ()
         if self.description.order == "post":
             last = self.name == self.network.blocks[-1]  # its readers have that one folded in
             kept = ("norm_1.g",) if last else ("norm_1.g", "norm_2.g")
+            if self.network.repeated:
+                kept = ("norm_1.g", "norm_2.g", "norm_2.b")
         elif self.description.order == "sandwich":
             kept = ("after_1.g", "after_2.g")
         out = {}
@@ -591,6 +601,8 @@ class ReducedBlock:
     def _previous_norm(self) -> str:
         """The norm before a post-norm block."""
         at = self.network.blocks.index(self.name)
+        if self.network.repeated:
+            return "none"
         return "embed_norm" if at == 0 else f"{self.network.blocks[at - 1]}.norm_2"
 
     def _carried(self, reader: str) -> Tensor | None:

@@ -34,6 +34,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.calibration import CalibratedTest, calibrated_test
 from transformer_nfn.checkpoints.conversion import Conversion, check_conversion
 from transformer_nfn.checkpoints.evidence import ExactTest, exact_test
 from transformer_nfn.checkpoints.families import Model
@@ -139,6 +140,8 @@ class Relation:
         proof: of the same function or the contrary, where one was tried.
         exact: test of independent training; a disguise that permutes units defeats it. None where
             nothing was compared.
+        calibrated: p of the score among trained strangers, whatever the disguise. None where the
+            depths differ.
         conversion: tensor by tensor, where one is quantised and most of them agree.
 
     >>> print(Relation("same", True, 1.0, "both hold the same bytes", ("0",), ("0",)))
@@ -159,6 +162,7 @@ class Relation:
     not_compared: tuple[str, ...] = ()
     proof: Proof | None = None
     exact: ExactTest | None = None
+    calibrated: CalibratedTest | None = None
     conversion: Conversion | None = None
 
     def __str__(self) -> str:
@@ -179,8 +183,7 @@ class Relation:
         if self.proof is not None:
             first, *more = self.proof.lines()
             lines += more if self.proof.reason == self.reason else [first, *more]
-        if self.exact is not None:
-            lines.append(str(self.exact))
+        lines += [str(test) for test in (self.exact, self.calibrated) if test is not None]
         lines += [f"not compared: {text}" for text in self.not_compared]
         if self.verdict in ("derived", "partly", "embeddings only"):
             lines.append(NO_DIRECTION)
@@ -216,6 +219,7 @@ class Relation:
             "direction": "none: scores are symmetric",
             "proof": None if self.proof is None else self.proof.as_json(),
             "exact_test": None if self.exact is None else self.exact.as_json(),
+            "calibrated_test": None if self.calibrated is None else self.calibrated.as_json(),
             "conversion": None if self.conversion is None else self.conversion.as_json(),
         }
 
@@ -363,7 +367,7 @@ def incomparable(A: Model, B: Model) -> str | None:
     if groups[0] != groups[1]:
         return f"their norms stand in different places ({a.family} and {b.family})"
     tables = set(Reduced(A).table_names()) & set(Reduced(B).table_names())
-    if groups[0] != "none" and not tables & {"token", "position", "patch", "head"}:
+    if groups[0] != "none" and not tables & {"token", "position", "patch", "projection", "head"}:
         return f"they share no embeddings or outputs ({a.family} and {b.family})"
     return None
 
@@ -432,11 +436,12 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
     matrix = block_matrix(*thumbnails)
     judgement = _judge(A, B, fit, blocks, distances, matrix)
     scores = [block_score(parts) for parts in blocks.values()]
+    score = sum(scores) / len(scores) if scores else None
     undecided = judgement.verdict in ("unclear", CONSISTENT)
     return Relation(
         judgement.verdict,
         None if undecided else False,
-        sum(scores) / len(scores) if scores else None,
+        score,
         judgement.reason,
         A.blocks,
         B.blocks,
@@ -453,6 +458,7 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
             ),
             B.description,
         ),
+        calibrated=None if score is None else calibrated_test(A.description, score),
     )
 
 
@@ -570,7 +576,7 @@ def _judge_matrix(A: Reduced, B: Reduced, matrix: Tensor) -> _Judgement:
 
 def _no_blocks(A: Reduced, B: Reduced, high: float) -> _Judgement:
     """The verdict on models without related blocks: their embeddings decide."""
-    names = [n for n in ("token", "patch") if n in A.names and n in B.names]
+    names = [n for n in ("token", "patch", "projection") if n in A.names and n in B.names]
     # In the basis that is best for the embeddings, whatever the outputs are.
     scores = [score for n in names for score in fit_stream(A, B, only=(n,)).scores.values()]
     if scores and max(scores) >= SHARED_EMBEDDINGS:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Table
+from transformer_nfn.checkpoints.reduced import INPUTS, Piece, Reduced, ReducedBlock, Table
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.functional.description import StreamGroup
 from transformer_nfn.spaces.actions.permutation import (
@@ -39,8 +39,7 @@ ENOUGH_NEURONS = 8
 """Matched neurons per direction of the stream, after which no further block is read."""
 ALIKE = 0.1
 """Relative distance along the determined directions up to which a match counts."""
-EMBEDDINGS = ("token", "position", "type", "patch")
-"""Input tables; all others are outputs."""
+EMBEDDINGS = INPUTS
 
 
 def reduced_group(A: Reduced) -> StreamGroup:

@@ -16,6 +16,7 @@ from transformer_nfn.errors import CheckpointError, MissingTensorError
 from transformer_nfn.io.files import open_regular
 from transformer_nfn.io.gguf_file import MAGIC, GgufFile
 from transformer_nfn.io.json_fields import read_object
+from transformer_nfn.io.scaled_weights import with_scales
 from transformer_nfn.io.tensor_files import (
     WEIGHT_DTYPES,
     QuantisedSource,
@@ -29,6 +30,7 @@ from transformer_nfn.io.tensor_files import (
 STATE_DICTS = (".pt", ".pth", ".bin")
 CONFIG = "config.json"
 INDEX = ".index.json"
+QUANTISED = "quantization_config"
 # In the order in which they are preferred.
 WEIGHTS = (
     "model.safetensors",
@@ -136,7 +138,13 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
             source, config = open_source(path, where), {}
         else:
             raise CheckpointError(f"there is no file '{where}'")
-        return Checkpoint(where, source, source.fields if isinstance(source, GgufFile) else config)
+        if isinstance(source, GgufFile):
+            return Checkpoint(where, source, source.fields)
+        scaled = with_scales(source, config, where)
+        if scaled is None:
+            return Checkpoint(where, source, config)
+        plain = {name: value for name, value in config.items() if name != QUANTISED}
+        return Checkpoint(where, scaled, plain, converted=True)
 
     def info(self, name: str) -> TensorInfo:
         """Shape and dtype of a tensor, without reading it."""
@@ -401,10 +409,10 @@ def _by_content(path: Path) -> str | None:
 
 def check_plain(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:
     """Refuse quantised weights and adapters by their config and the names of their tensors."""
-    quantised = config.get("quantization_config")
+    quantised = config.get(QUANTISED)
     if isinstance(quantised, Mapping):
         method = quantised.get("quant_method", "an unnamed method")
-        refuse(f"{where}': 'quantization_config", f"weights quantised by {str(method)[:60]}")
+        refuse(f"{where}': '{QUANTISED}", f"weights quantised by {str(method)[:60]}")
     for key in keys:
         for pattern, what in BY_NAME:
             if pattern.search(key):

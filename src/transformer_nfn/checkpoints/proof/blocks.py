@@ -73,7 +73,8 @@ def match_block(
     block.vector("b_B", streams.after, a.mlp_bias(), b.mlp_bias())
     others = b.norms()
     for name, piece in a.norms().items():
-        block.vector(name, streams.after, piece, others.get(name), gain=True)
+        gain = name.endswith(".g")
+        block.vector(name, streams.after, piece, others.get(name), gain=gain)
     return BlockElement(attentions, neurons, scales, streams, experts), block.checks
 
 
