@@ -5,7 +5,8 @@
 GPT-2s, Llamas and BERTs of several widths, depths and training lengths, each from a seed of its
 own, most on AG News, some on the source of Python's standard library. Seeds 2i and 2i + 1 read the
 same batches in the same order. Some bases get descendants: fine-tuned, continued, retrained,
-changed by merged low-rank adapters, distilled into a fresh model.
+changed by merged low-rank adapters, distilled into a fresh model. BERTs of these lengths learn
+hardly more than the frequencies of tokens.
 
 ``DIR/models/SIZE/STEPS/TEXT-SEED/RELATION/`` is a folder as `from_pretrained` reads it, in float16;
 ``DIR/archives/*.tar`` hold the same in parts of at most 15 MiB; ``DIR/tokens.safetensors`` the

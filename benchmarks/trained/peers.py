@@ -115,7 +115,7 @@ def _blocks(A: Model, B: Model) -> Iterator[tuple[dict[str, Tensor], dict[str, T
 
 
 def _mixture(A: Model, B: Model) -> bool:
-    """Whether one has experts, for which a method has no definition."""
+    """Whether one has experts: measures of single MLPs do not apply."""
     return any(m.description.stacks[0].blocks[0].mlp.experts for m in (A, B))
 
 
