@@ -314,10 +314,6 @@ class Transformer:
             return self.tensors["patch"][0] if self.has("patch") else self.width
         return self.vocab
 
-    def stack(self, prefix: str = "") -> Stack:
-        """The stack of that prefix."""
-        return next(stack for stack in self.stacks if stack.prefix == prefix)
-
     @property
     def orders(self) -> frozenset[Order]:
         """Orders of norms and sublayers in the blocks."""
