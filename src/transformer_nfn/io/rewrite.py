@@ -20,7 +20,6 @@ from transformer_nfn.io.checkpoint import (
     WEIGHTS,
     Checkpoint,
     find_weights,
-    inside,
     is_state_dict,
     read_shard_index,
 )
@@ -29,6 +28,7 @@ from transformer_nfn.io.tensor_files import (
     DTYPES,
     StateDict,
     TensorInfo,
+    inside,
     parse_header,
     raw_header,
     read_at,
