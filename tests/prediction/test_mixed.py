@@ -231,6 +231,7 @@ def test_what_cannot_be_trained_is_rejected(mixed, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.nightly
 def test_the_table_of_a_mixed_zoo(mixed, tmp_path):
     words = ("reproduce", "mixed", mixed.path, "--out", tmp_path, "--seeds", 1)
     words += ("--epochs", 1, "--leave-out", BROAD, "--device", "cpu")

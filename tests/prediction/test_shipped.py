@@ -10,8 +10,8 @@ from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import damages
 
 CHANCE, NEAR = 0.1, 0.1
-WHOLE = pytest.param("mnist-whole", marks=pytest.mark.nightly)  # a minute each
-GUARDED = ["mnist-boosting", WHOLE, "mnist-nfn"]
+NIGHTLY = ("mnist-whole", "mnist-nfn")
+GUARDED = ["mnist-boosting", *(pytest.param(n, marks=pytest.mark.nightly) for n in NIGHTLY)]
 
 
 def test_every_shipped_asset_is_intact() -> None:

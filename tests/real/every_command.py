@@ -1,7 +1,5 @@
 """The commands on one model and its disguise, as every real model has to pass them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packages are fetched once, checked, and kept whole, whatever goes wrong."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import zipfile

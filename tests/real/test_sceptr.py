@@ -18,6 +18,7 @@ NAMES = (
     "SCEPTR_dropout_noise_only", "SCEPTR_finetuned", "SCEPTR_large", "SCEPTR_left_aligned",
     "SCEPTR_shuffled_data", "SCEPTR_small", "SCEPTR_synthetic_data", "SCEPTR_tiny",
 )  # fmt: skip
+QUICK = ("A_SCEPTR", "SCEPTR", "SCEPTR_finetuned", "SCEPTR_large", "SCEPTR_tiny")
 OPTIONS = shlex.split(str(FACTS))
 TRUE_PAIR = {"SCEPTR.pt", "SCEPTR_finetuned.pt"}
 
@@ -30,7 +31,9 @@ def test_the_package_holds_these_models_and_they_read_amino_acids(sceptr):
     assert sum(p == x for p, x in pairs) / len(pairs) > 0.8
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.nightly) for n in NAMES]
+)
 def test_a_disguise_is_proved_the_same_and_keeps_the_logits(sceptr, tmp_path, name):
     model = sceptr[name]
     out = disguise(model, tmp_path / "disguised.pt", *OPTIONS)
@@ -42,11 +45,14 @@ def test_a_disguise_is_proved_the_same_and_keeps_the_logits(sceptr, tmp_path, na
     check_outputs(sceptr_logits(model), sceptr_logits(out))
 
 
-def test_of_all_120_pairs_one_is_derived(sceptr, tmp_path):
-    for name, file in sceptr.items():
-        shutil.copy(file, tmp_path / f"{name}.pt")
+@pytest.mark.parametrize(
+    ("names", "pairs"), [(QUICK, 10), pytest.param(NAMES, 120, marks=pytest.mark.nightly)]
+)
+def test_of_all_pairs_one_is_derived(sceptr, tmp_path, names, pairs):
+    for name in names:
+        shutil.copy(sceptr[name], tmp_path / f"{name}.pt")
     answer = run("compare", "--matrix", tmp_path, *OPTIONS)
-    assert len(answer["pairs"]) == 120
+    assert len(answer["pairs"]) == pairs
     assert not answer["not_read"]
     derived = [pair for pair in answer["pairs"] if pair["verdict"] == "derived"]
     assert [{pair["a"], pair["b"]} for pair in derived] == [TRUE_PAIR]
