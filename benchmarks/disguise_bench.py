@@ -51,17 +51,21 @@ DERIVED = (*TRAINED, *MADE)
 DISTILLED, STRANGER = "distilled", "stranger"
 """A distilled model learned the outputs of the other from fresh weights: listed, not counted."""
 VARIANTS = ("as is", "permuted", "every symmetry")
-OURS = "tnfn compare"
-
 Rows = list[dict[str, Any]]
 
 
 def ours(A: Model, B: Model, ids: Tensor) -> float | None:
-    """The score of `relate`."""
+    """The score of `relate`, which the calibrated test uses as well."""
     return relate(A, B, prove=False).score
 
 
-METHODS: dict[str, Measure] = {OURS: ours, **PEERS}
+def exact(A: Model, B: Model, ids: Tensor) -> float | None:
+    """−log10 p of the exact test, whose null hypothesis is about the order of units."""
+    test = relate(A, B, prove=False).exact
+    return None if test is None else -test.total.log10_p
+
+
+METHODS: dict[str, Measure] = {"tnfn compare": ours, "tnfn exact test": exact, **PEERS}
 
 
 @dataclass(frozen=True)
@@ -217,7 +221,7 @@ def values(rows: Rows, method: str, variant: str, relations: tuple[str, ...]) ->
     return [r["scores"][method] for r in chosen if r["scores"][method] is not None]
 
 
-def table(rows: Rows, memory: dict[str, float], command: str) -> dict[str, Any]:
+def table(rows: Rows, memory: dict[str, float], size: str, command: str) -> dict[str, Any]:
     """The table of results, and the share caught by relation."""
     lines, by_relation, by_family = [], {}, {}
     for method in METHODS:
@@ -247,16 +251,33 @@ def table(rows: Rows, memory: dict[str, float], command: str) -> dict[str, Any]:
         "title": "Related or not, by method and disguise",
         "setting": (
             f"{sum(counts[r] for r in DERIVED)} related and {counts[STRANGER]} unrelated pairs of "
-            "trained GPT-2s, Llamas and BERTs of one size. *Caught*: related pairs above all but "
-            "1 % of the unrelated ones. Processor seconds and MiB per pair."
+            f"GPT-2s, Llamas and BERTs of size {size}, as many of each. *Caught*: related pairs "
+            "above all but 1 % of the unrelated ones. Processor seconds and MiB per pair."
         ),
         "columns": [*columns, "seconds", "MiB"],
         "rows": lines,
-        "commands": [command],
+        "commands": ["python benchmarks/strangers.py --out DIR", command],
         "notes": [],
         "pairs": counts,
         "caught by relation": by_relation,
         "AUROC by family": by_family,
+    }
+
+
+def family_table(result: dict[str, Any]) -> dict[str, Any]:
+    """AUROC by method and family, as the files are and fully disguised."""
+    shown = [(variant, kind) for variant in (VARIANTS[0], VARIANTS[-1]) for kind in KINDS]
+    lines = []
+    for method, *_ in result["rows"]:
+        found = [result["AUROC by family"].get(f"{method}, {v}, {k}") for v, k in shown]
+        lines.append([method, *("–" if x is None else f"{x:.3f}" for x in found)])
+    return {
+        "title": "AUROC by family",
+        "setting": "The same pairs, as they are and after every symmetry.",
+        "columns": ["method", *(f"{kind}, {variant}" for variant, kind in shown)],
+        "rows": lines,
+        "commands": [],
+        "notes": [],
     }
 
 
@@ -308,13 +329,15 @@ def main() -> None:
     gated = next(pair for pair in todo if pair.kind == "llama")  # every method applies to it
     memory = peak_memory(models / gated.first, models / gated.second, ids)
     command = (
-        f"python benchmarks/disguise_bench.py MODELS --size {options.size} "
+        f"python benchmarks/disguise_bench.py DIR/models --size {options.size} "
         f"--parents {options.parents} --strangers {options.strangers}"
     )
-    result = table(rows, memory, command)
+    result = table(rows, memory, options.size, command)
     print(json.dumps({k: result[k] for k in ("columns", "rows", "pairs")}, indent=1))
     if options.table:
-        options.table.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        families = options.table.with_stem(f"{options.table.stem}-families")
+        for path, content in ((options.table, result), (families, family_table(result))):
+            path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     if options.figure:
         draw(rows, options.figure)
 

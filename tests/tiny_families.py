@@ -75,6 +75,9 @@ TINY: dict[str, Tiny] = {
         **_BERT, "position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 6,
         "pad_token_id": 1,
     }),
+    "albert": Tiny("AlbertForMaskedLM", "AlbertConfig", {
+        **_BERT, "embedding_size": 40, "intermediate_size": 72,
+    }),
     "distilbert": Tiny("DistilBertForMaskedLM", "DistilBertConfig", {
         "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "vocab_size": VOCAB,
         "max_position_embeddings": 24,

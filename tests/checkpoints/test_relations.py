@@ -20,7 +20,7 @@ NO = ("derived", "partly", "embeddings only", "unrelated")
 
 def with_vocabulary(model: MemoryModel, tokens: int) -> MemoryModel:
     """The model with its first tokens alone."""
-    if model.description.vocab is None:
+    if "token" not in model.tensors:
         return model
     tensors = dict(model.tensors)
     tensors["token"] = tensors["token"][:tokens]

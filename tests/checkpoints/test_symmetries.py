@@ -256,6 +256,13 @@ CONTROLS: dict[str, tuple[tuple[str, ...], Callable[[Network], Weights]]] = {
     "heads of one block that shares a position bias": (("t5", "t5-v1.1"), heads_of_one_block),
     "neurons across experts": (("mixtral", "qwen3-moe"), neurons_across_experts),
     "one column of a router": (("qwen3-moe", "mixtral"), one_column_of_a_router),
+    "a bias that the first round does not read": (
+        ("albert",), lambda n: {
+            "0.norm_2.b": n.weights["0.norm_2.b"] + 1,
+            "0.b_O": n.weights["0.b_O"] - 1,
+            **{f"0.b_{p}": n.weights[f"0.b_{p}"] - n.weights[f"0.W_{p}"].sum(1) for p in "QKV"},
+        },
+    ),
     "scale of one expert": (
         ("mixtral",), lambda n: {"0.expert.0.W_B": 2 * n.weights["0.expert.0.W_B"]},
     ),

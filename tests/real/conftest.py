@@ -30,6 +30,12 @@ def rxnfp() -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def rxnmapper() -> Path:
+    """The ALBERT of reactions."""
+    return fetched(models.rxnmapper_model)
+
+
+@pytest.fixture(scope="session")
 def minilm() -> Path:
     """The sentence-transformers folder."""
     return fetched(models.minilm_model)

@@ -308,6 +308,7 @@ def _sizes(model: Model) -> dict[str, Any]:
         "tensors": len(model.names),
         "dtype": str(model.dtype).removeprefix("torch."),
         "blocks": {s.prefix.rstrip(".") or "blocks": len(s.blocks) for s in description.stacks},
+        **({"repeats": repeats} if (repeats := description.stacks[-1].repeats) > 1 else {}),
         "width": description.width,
         "heads": attention.heads,
         "key/value heads": attention.groups,

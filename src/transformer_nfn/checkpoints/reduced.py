@@ -35,6 +35,9 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Attention, Block
 from transformer_nfn.symmetry.rounding import rounding_rms
 
+INPUTS = ("token", "position", "type", "patch", "projection")
+"""Input tables; all others are outputs."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -216,6 +219,7 @@ class Reduced:
         self.names: Mapping[str, tuple[int, ...]] = model.names
         self.unit = max(rounding_rms(d) for d in (stored or model.dtype, dtype)) ** 2
         self.post = "post" in self.description.orders
+        self.repeated = any(stack.repeats > 1 for stack in self.description.stacks)
         self.centred = self.description.hides_mean
         self._at = {
             f"{stack.prefix}{i}": block
@@ -258,7 +262,7 @@ class Reduced:
 
     def table_names(self) -> tuple[str, ...]:
         """The tables this model has."""
-        inputs = [n for n in ("token", "position", "type", "patch") if n in self.names]
+        inputs = [n for n in INPUTS if n in self.names]
         outputs = ["head"] if self.has_head and self.description.mlm is None else []
         extras = [n for n in self.names if n.startswith("extra.") and n.endswith(".W")]
         return (*inputs, *outputs, *(n.removesuffix(".W") for n in extras if n != "extra.mlm.W"))
@@ -287,14 +291,14 @@ class Reduced:
         return self.description.tied or "head" in self.names
 
     def _table(self, name: str) -> Table:
-        embedded = name in ("token", "position", "type", "patch")
+        embedded = name in INPUTS
         centred = self.description.hides_mean_of_embeddings if embedded else self.centred
         make = partial(Table, name, dtype=self.dtype, unit=self.unit, centred=centred)
         if name == "token":
             return make(self._token, scale=self.description.embedding_scale)
         if name == "position":
             return make(self._positions())
-        if name in ("type", "patch"):
+        if name in ("type", "patch", "projection"):
             return make(self.model[name])
         gain, beta = self.final_norm()
         if name == "head":
@@ -318,10 +322,11 @@ class Reduced:
         return table
 
     def vectors(self) -> dict[str, Piece]:
-        """Vectors of the stream that remain: the gain of a norm on the embeddings, and its bias,
-        unless the first block has that folded in (post-norm)."""
+        """Vectors of the stream that remain: the gain of a norm on the embeddings, its bias, unless
+        the first block has that folded in (post-norm), and what a projection of them adds."""
         out = {}
-        for name in ("embed_norm.g",) if self.post else ("embed_norm.g", "embed_norm.b"):
+        names = ("embed_norm.g", "projection_bias")
+        for name in names if self.post else (*names, "embed_norm.b"):
             value = self.read(name)
             if value is not None:
                 error = self.unit * value.square().sum()
@@ -500,11 +505,16 @@ class ReducedBlock:
         return self._stream_vector(total, self._unit * size, "W_B")
 
     def norms(self) -> dict[str, Piece]:
-        """Gains that remain: those that a residual carries, and those after sublayers."""
+        """Gains that remain: those that a residual carries, and those after sublayers.
+
+        With the biases of norms that the first of several rounds does not read.
+        """
         kept: tuple[str, ...] = ()
         if self.description.order == "post":
             last = self.name == self.network.blocks[-1]  # its readers have that one folded in
             kept = ("norm_1.g",) if last else ("norm_1.g", "norm_2.g")
+            if self.network.repeated:
+                kept = ("norm_1.g", "norm_2.g", "norm_2.b")
         elif self.description.order == "sandwich":
             kept = ("after_1.g", "after_2.g")
         out = {}
@@ -563,6 +573,8 @@ class ReducedBlock:
     def _previous_norm(self) -> str:
         """The norm before a post-norm block."""
         at = self.network.blocks.index(self.name)
+        if self.network.repeated:
+            return "none"
         return "embed_norm" if at == 0 else f"{self.network.blocks[at - 1]}.norm_2"
 
     def _carried(self, reader: str) -> Tensor | None:

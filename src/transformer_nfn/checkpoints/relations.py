@@ -354,7 +354,7 @@ def incomparable(A: Model, B: Model) -> str | None:
     if groups[0] != groups[1]:
         return f"their norms stand in different places ({a.family} and {b.family})"
     tables = set(Reduced(A).table_names()) & set(Reduced(B).table_names())
-    if groups[0] != "none" and not tables & {"token", "position", "patch", "head"}:
+    if groups[0] != "none" and not tables & {"token", "position", "patch", "projection", "head"}:
         return f"they share no embeddings or outputs ({a.family} and {b.family})"
     return None
 
@@ -563,7 +563,7 @@ def _judge_matrix(A: Reduced, B: Reduced, matrix: Tensor) -> _Judgement:
 
 def _no_blocks(A: Reduced, B: Reduced, high: float) -> _Judgement:
     """The verdict on models without related blocks: their embeddings decide."""
-    names = [n for n in ("token", "patch") if n in A.names and n in B.names]
+    names = [n for n in ("token", "patch", "projection") if n in A.names and n in B.names]
     # In the basis that is best for the embeddings, whatever the outputs are.
     scores = [score for n in names for score in fit_stream(A, B, only=(n,)).scores.values()]
     if scores and max(scores) >= SHARED_EMBEDDINGS:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.reduced import Piece, Reduced, Table
+from transformer_nfn.checkpoints.reduced import INPUTS, Piece, Reduced, Table
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.functional.description import StreamGroup
 from transformer_nfn.spaces.actions.permutation import assign_signed
@@ -29,8 +29,7 @@ LARGE = 2048
 OPEN = {torch.float64: 1e-9, torch.float32: 1e-6}
 """Singular values of the cross products below this share of the largest are rounding, and their
 directions undetermined; by the dtype of the products."""
-EMBEDDINGS = ("token", "position", "type", "patch")
-"""Input tables; all others are outputs."""
+EMBEDDINGS = INPUTS
 
 
 def reduced_group(A: Reduced) -> StreamGroup:

@@ -95,6 +95,10 @@ def compare_command(
     an element of the symmetry group is verified on every tensor. Which of the two came first
     cannot be seen from weights. Networks of a weight space are compared with proof, too.
 
+    Two tests say how sure that is: log10 p of an exact test that B was trained independently
+    of A, which permuted units defeat, and p of the score among trained strangers, which no
+    disguise defeats; models unlike those strangers are labelled as extrapolated.
+
     Exit code 0 if they are the same function, with proof; 1 if they are not; 3 if that is
     undecided (also with --no-prove, and where no forward is known for a space); 2 for bad input.
     Shapes that no disguise can change (other widths, other norms) are a no.

@@ -72,8 +72,20 @@ END_AXES = {
     "norm.b": ("D",),
     "head": ("D", "class"),
     "head_bias": ("class",),
+    "projection": ("E", "D"),
+    "projection_bias": ("D",),
+    "kept.token": ("vocab", "E"),
+    "kept.position": ("position", "E"),
+    "kept.type": ("type", "E"),
+    "kept.head": ("E", "class"),
+    "kept.head_bias": ("class",),
+    **{f"kept.{norm}.{p}": ("E",) for norm in ("norm", "decoder_norm") for p in "gb"},
 }
-"""The axes of the tensors before the first block and after the last one."""
+"""The axes of the tensors before the first block and after the last one.
+
+An embedding of another width ``E`` is projected into the stream (ALBERT); tensors of that width are
+taken as they are.
+"""
 
 EXTRA, KEPT = "extra.", "kept."
 
@@ -214,11 +226,19 @@ class Block:
 
 @dataclass(frozen=True)
 class Stack:
-    """Blocks one after another; ``prefix`` is empty, ``encoder.`` or ``decoder.``."""
+    """Blocks one after another.
+
+    Attributes:
+        prefix: empty, ``encoder.`` or ``decoder.``.
+        blocks: with weights of their own.
+        final_norm: a norm follows the last of them.
+        repeats: times that all blocks are run, one round after another (ALBERT).
+    """
 
     prefix: str
     blocks: tuple[Block, ...]
     final_norm: bool
+    repeats: int = 1
 
 
 @dataclass(frozen=True)

@@ -292,6 +292,8 @@ def embed(
         x = _patches(inputs, one("patch"), description.side) + one("patch_bias")
         first = [one(name) for name in ("cls", "dist") if description.has(name)]
         x = torch.cat([v.expand(len(x), 1, -1) for v in first] + [x], dim=1)
+    elif description.has("projection"):
+        return _projected(description, weights, inputs, dtype)
     else:
         rows = one("token", None)[inputs]  # only the rows in use need the working dtype
         x = (rows if dtype is None else rows.to(dtype)) * description.embedding_scale
@@ -314,6 +316,17 @@ def embed(
     return x
 
 
+def _projected(
+    description: Transformer, weights: Weights, inputs: Tensor, dtype: torch.dtype | None
+) -> Tensor:
+    """An embedding of another width, normed and projected into the stream (ALBERT)."""
+    kept = fetch_under(weights, "kept.", dtype)
+    x = kept["token"][inputs] + kept["position"][: inputs.shape[1]] + kept["type"][0]
+    x = affine_norm(x, description.norm, description.eps, kept["norm.g"], kept["norm.b"])
+    into = fetch(weights, ["projection", "projection_bias"], dtype)
+    return x @ into["projection"] + into["projection_bias"]
+
+
 def _patches(pixels: Tensor, patch: Tensor, side: int) -> Tensor:
     """``[batch, patches, D]`` of ``[batch, channels, height, width]``, row by row."""
     cut = torch.nn.functional.unfold(pixels.to(patch.dtype), side, stride=side)
@@ -330,7 +343,8 @@ def run_stack(
 ) -> Tensor:
     """``x [batch, L, D]`` through all blocks of a stack and its final norm."""
     table = None
-    for i, block in enumerate(stack.blocks):
+    for i, block in enumerate(stack.blocks * stack.repeats):
+        i %= len(stack.blocks)
         tensors = fetch_under(weights, f"{stack.prefix}{i}.", x.dtype)
         table = tensors.get("bias_table", table)
         bias = None if table is None else position_bias(block, table, x.shape[1])
@@ -394,6 +408,8 @@ def logits(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
 
     Where a head reads the pooler only, the output of the pooler.
     """
+    if description.has("extra.decoder.W"):
+        return _decoded(description, weights, x)
     if not description.tied and not description.has("head"):
         if description.headless or description.pooler is None:
             return x
@@ -414,6 +430,16 @@ def logits(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
         out = out + fetch(weights, ["head_bias"], x.dtype)["head_bias"]
     cap = description.final_softcap
     return out if cap is None else torch.tanh(out / cap) * cap
+
+
+def _decoded(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
+    """Logits by the embedding of another width, or a matrix of that size (ALBERT)."""
+    inner = fetch_under(weights, "extra.decoder.", x.dtype)
+    kept = fetch_under(weights, "kept.", x.dtype)
+    x = activation(description.stacks[-1].blocks[-1].mlp.activation)(x @ inner["W"] + inner["b"])
+    gain, bias = kept["decoder_norm.g"], kept["decoder_norm.b"]
+    x = affine_norm(x, description.norm, description.eps, gain, bias)
+    return x @ (kept["head"] if "head" in kept else kept["token"].mT) + kept["head_bias"]
 
 
 def pooled(description: Transformer, weights: Weights, x: Tensor) -> Tensor:

@@ -102,6 +102,10 @@ MORE: dict[str, Callable[[], nn.Module]] = {
         "Esm", "ForTokenClassification", POSITIONS,
         position_embedding_type="rotary", emb_layer_norm_before=True,
     ),
+    "albert": _case("Albert", "ForMaskedLM", POSITIONS, embedding_size=12),
+    "albert classifier": _case(
+        "Albert", "ForSequenceClassification", POSITIONS, embedding_size=12, inner_group_num=2
+    ),
     "gptj": _case("GPTJ", "ForCausalLM", GPT2, rotary_dim=2),
     "mixtral": _case(
         "Mixtral", "ForCausalLM", GROUPED, num_local_experts=3, num_experts_per_tok=2

@@ -124,7 +124,7 @@ class AlignedBlock:
         yield from self._vector("b_B", self.a.mlp_bias(), self.b.mlp_bias())
         others = self.b.norms()
         for name, piece in self.a.norms().items():
-            yield from self._vector(name, piece, others.get(name), gain=True)
+            yield from self._vector(name, piece, others.get(name), gain=name.endswith(".g"))
 
     def _query_key(self, prefix: str, config: Attention) -> tuple[Matched, ...]:
         pieces = [side.query_key(prefix, config) for side in (self.a, self.b)]

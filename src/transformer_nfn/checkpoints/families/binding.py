@@ -269,7 +269,8 @@ def _needs_class(
         return False
     if any(line.key in keys for lines in family.heads.values() for line in lines):
         return True
-    transforms = any(s.tensor == "extra.mlm.W" for line in family.lines for s in line.slots)
+    between = ("extra.mlm.W", "extra.decoder.W")
+    transforms = any(s.tensor in between for line in family.lines for s in line.slots)
     has_matrix = any(line.tied for line in family.lines)
     return has_matrix and not (transforms or has_head or "head" in names)
 

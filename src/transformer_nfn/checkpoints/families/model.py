@@ -73,6 +73,7 @@ DEFAULTS: dict[str, Any] = {
     "max_distance": 0,
     "alibi": False,
     "normalised": False,
+    "repeats": 1,
 }
 TURNED = ("W_Q", "b_Q", "W_K", "b_K", "q_norm.g", "k_norm.g")
 """Tensors whose last axis rotary positions turn."""
@@ -366,7 +367,7 @@ def describe(binding: Binding, where: str) -> Transformer:
         eps=float(str(np.float32(facts.number("eps")))),
         stacks=stacks,
         inputs=inputs,
-        vocab=sizes["vocab"].size if "token" in names else None,
+        vocab=sizes["vocab"].size if names.keys() & {"token", "kept.token"} else None,
         tied=tied,
         headless=headless,
         embedding_scale=facts.number("embedding_scale", 1e-30),
@@ -387,6 +388,8 @@ def _output(binding: Binding, where: str) -> tuple[bool, bool]:
     names, family, config = binding.shapes, binding.family, binding.config
     if "head" in names or head_lines(family, config):
         return False, False
+    if "kept.token" in names:  # nothing acts on a tie of that width
+        return False, "extra.decoder.W" not in names
     matrix = [line.key for line in family.lines if line.tied]
     named = config.get("architectures")
     classes = [c for c in named if isinstance(c, str)] if isinstance(named, list) else []
@@ -412,7 +415,7 @@ def _output(binding: Binding, where: str) -> tuple[bool, bool]:
 def _stack(prefix: str, binding: Binding, facts: _Facts, where: str) -> Stack:
     n = binding.sizes.axes[binding.family.counters[prefix]].size
     blocks = tuple(_block(prefix, i, binding, facts, where) for i in range(n))
-    return Stack(prefix, blocks, f"{prefix}norm.g" in binding.shapes)
+    return Stack(prefix, blocks, f"{prefix}norm.g" in binding.shapes, facts.whole("repeats"))
 
 
 def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> Block:

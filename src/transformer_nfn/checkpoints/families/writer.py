@@ -17,6 +17,7 @@ from transformer_nfn.checkpoints.families.recognise import (
     standard_names,
 )
 from transformer_nfn.errors import CheckpointError, SpaceError
+from transformer_nfn.functional.description import KEPT
 from transformer_nfn.io.layout import file_shape, put
 from transformer_nfn.io.rewrite import Additions, rewritten
 from transformer_nfn.io.tensor_files import TensorInfo
@@ -71,7 +72,7 @@ def _file_tensors(model: Model, target: Target, tensors: Tensors) -> Iterator[tu
             if len(parts) == len(entry.slots):
                 whole = put(binding.sizes, waiting.pop(key), entry.slots)
                 yield key, whole.reshape(entry.shape)
-    missing = [name for name in target.names if name not in done and name not in binding.kept]
+    missing = [name for name in target.names if name not in done and not name.startswith(KEPT)]
     if missing:
         raise SpaceError(f"'{missing[0]}' {list(target.names[missing[0]])} was not given to write")
 

@@ -54,7 +54,7 @@ RIDGE = 0.1
 """Directions weaker than this share of the mean one are not brought up to its strength: they are
 as much rounding as embedding."""
 QUIET = 0.1
-"""Heads quieter than this share of the loudest are not brought up to the others."""
+"""Heads with norms below this share of the largest are not scaled up to the others."""
 DEAD = 1e-6
 """Sizes below this share of the largest count as this."""
 
@@ -174,7 +174,7 @@ def _added(rows: Iterable[_Row], count: int) -> _Row:
 
 
 def _part(rows: Sequence[_Row], step: Sequence[tuple[int, float]]) -> _Row:
-    """A part at a step of depth: each block counts alike, however loud; the scale is their mean."""
+    """A part at a step of depth: blocks have equal weight, and the scale is the mean of theirs."""
     units = (rows[i].times(share / max(rows[i].length, 1e-100)) for i, share in step)
     return _added(units, PART_NUMBERS).times(sum(share * rows[i].length for i, share in step))
 
@@ -225,7 +225,8 @@ def rows_used(count: int) -> int:
 
 
 def _draw_frame(model: Reduced) -> _Frame:
-    name = next((n for n in ("token", "patch", "head") if n in model.table_names()), None)
+    tables = model.table_names()
+    name = next((n for n in ("token", "patch", "projection", "head") if n in tables), None)
     D = model.description.width
     if name is None or model.description.inputs == "vectors":
         fixed = directions("print fixed", VECTORS, D, torch.zeros(0, dtype=torch.float64))
@@ -289,7 +290,7 @@ class _Heads:
     errors: Tensor
 
     def evened(self) -> _Row:
-        """Sum over heads, none of them much louder than the others; the scale stays."""
+        """Sum over heads with their norms evened out; the total scale stays."""
         size: Tensor = torch.linalg.vector_norm(self.values.double(), dim=1, keepdim=True)
         weight = size.square().mean().sqrt() / (size + QUIET * size.max()).clamp_min(1e-300)
         error = (weight.square() * self.errors).sum()
@@ -459,10 +460,13 @@ def _vector(piece: Piece, vectors: Tensor) -> _Row:
 
 
 def _gains(gains: Mapping[str, Piece], z: Tensor) -> Iterator[_Row]:
-    """Gains of the stream, ``Σ_d z_d g_d y_d``: a sign of the stream changes z and y alike."""
-    for i, gain in enumerate(gains.values(), start=1):
-        values = ((z * z.roll(len(z) // 2 + i, 0)) @ gain.value).double()
-        yield _Row(values, float(gain.error) * len(z))
+    """Gains of the stream, ``Σ_d z_d g_d y_d``: a sign of the stream changes z and y alike.
+
+    A bias that remains is read as a vector.
+    """
+    for i, (name, gain) in enumerate(gains.items(), start=1):
+        read = z * z.roll(len(z) // 2 + i, 0) if name.endswith(".g") else z
+        yield _Row((read @ gain.value).double(), float(gain.error) * len(z))
 
 
 def _block_sizes(block: ReducedBlock) -> Tensor:
@@ -509,7 +513,7 @@ def _end_rows(model: Reduced, frame: _Frame) -> list[_Row]:
         if bias is not None:
             rows[f"{name} bias"].append(bias)
 
-    names = {"token": "embedding", "patch": "embedding", "type": "token type"}
+    names = dict.fromkeys(("token", "patch", "projection"), "embedding") | {"type": "token type"}
     for table in model.tables():
         movable = shifted(model, table.name)
         row, mean, bias = _table_rows(table, z, centred=movable)
@@ -531,7 +535,7 @@ def _end_rows(model: Reduced, frame: _Frame) -> list[_Row]:
         row, _, bias = _table_rows(table, hidden / size, (W.error + b.error) / size.square())
         add("head", row, bias)
     for name, piece in model.vectors().items():
-        read = z if name.endswith(".b") else z * z.roll(1, 0)
+        read = z * z.roll(1, 0) if name.endswith(".g") else z
         rows["input norm"].append(_Row(read @ piece.value.double(), float(piece.error) * len(z)))
     joined = {
         name: _added((row.moved(frame.error) for row in by_name), END_NUMBERS)
@@ -578,7 +582,7 @@ def _table_rows(
 
 
 def _kept(model: Reduced) -> Iterator[_Row]:
-    """Tensors that nothing acts on, large ones not much louder than small ones."""
+    """Tensors that nothing acts on, each divided by the root of its norm."""
     for name in model.names:
         if name.startswith(KEPT):
             value = model.model[name].double().flatten()

@@ -60,7 +60,7 @@ def match_block(
     block.vector("b_B", a.mlp_bias(), b.mlp_bias())
     others = b.norms()
     for name, piece in a.norms().items():
-        block.vector(name, piece, others.get(name), gain=True)
+        block.vector(name, piece, others.get(name), gain=name.endswith(".g"))
     return BlockElement(attentions, neurons, scales, experts), block.checks
 
 

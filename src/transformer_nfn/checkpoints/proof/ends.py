@@ -68,7 +68,7 @@ def compare_outputs(A: Model, B: Model) -> Outputs:
     if A.description.mlm != B.description.mlm and "head" in a and "head" in b:
         single.append("head")  # read from the stream by one, from a transform of it by the other
     common = frozenset(a.keys() & b.keys()) - resized.keys() - set(single)
-    logits = any(name == "head" or name.startswith(KEPT) for name in common)
+    logits = any(name in ("head", "extra.decoder") or name.startswith(KEPT) for name in common)
     streams = A.description.headless and B.description.headless
     vectors = not a and not b
     return Outputs(common, tuple(single), resized, logits or streams or vectors)
@@ -91,7 +91,7 @@ def _heads(model: Model) -> dict[str, object]:
 
 def keeps_inputs(config: Transformer) -> bool:
     """Whether tensors that nothing acts on may stand before the blocks, not only after them."""
-    return config.inputs == "vectors"
+    return config.inputs == "vectors" or config.has("kept.token")
 
 
 def is_output(name: str, config: Transformer) -> bool:

@@ -228,6 +228,8 @@ def shape_mismatch(A: Model, B: Model) -> str | None:
         if getattr(a, what) != getattr(b, what):
             return f"{what}: one has {getattr(a, what)}, the other {getattr(b, what)}"
     for s, t in zip(a.stacks, b.stacks, strict=True):
+        if s.repeats != t.repeats:
+            return f"one runs its blocks {s.repeats} times, the other {t.repeats}"
         if len(s.blocks) != len(t.blocks):
             return f"one has {len(s.blocks)} blocks, the other {len(t.blocks)}"
         for i, (x, y) in enumerate(zip(s.blocks, t.blocks, strict=True)):

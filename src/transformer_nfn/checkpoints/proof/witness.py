@@ -120,7 +120,8 @@ def model_outputs(
 ) -> Tensor:
     """Logits in float64; without a head the output of the pooler, or the final stream."""
     x = hidden_states(config, weights, inputs, decoder=decoder, dtype=torch.float64)
-    if not config.tied and not config.has("head") and not config.headless and config.pooler:
+    decodes = config.tied or config.has("head") or config.has("extra.decoder.W")
+    if not decodes and not config.headless and config.pooler:
         return pooled(config, weights, x)
     return logits(config, weights, x)
 

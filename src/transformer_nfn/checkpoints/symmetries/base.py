@@ -32,7 +32,8 @@ class Part:
     """Tensors of a network that are read together: those of one block, or of both ends.
 
     In post-norm networks the norm that a block reads stands in the block before it (or after the
-    embedding); here it belongs to its readers, as ``norm_0``.
+    embedding); here it belongs to its readers, as ``norm_0``. Where blocks are run several times
+    the first one reads the embedding too, and norms stay in their blocks.
 
     Attributes:
         model: the network.
@@ -65,7 +66,7 @@ def block_parts(model: Transformer) -> Iterator[Part]:
     for stack in model.stacks:
         for i, block in enumerate(stack.blocks):
             names = dict(grouped.get(f"{stack.prefix}{i}", {}))
-            if block.order == "post":
+            if block.order == "post" and stack.repeats == 1:
                 names = {k: n for k, n in names.items() if not k.startswith("norm_2.")}
                 before = f"{stack.prefix}{i - 1}.norm_2" if i else "embed_norm"
                 names |= {
@@ -99,7 +100,7 @@ def ends_part(model: Transformer) -> Part:
     taken = {name for part in block_parts(model) for name in part.names.values()}
     names = {}
     last = model.stacks[-1]
-    final = "norm" if last.final_norm else f"{len(last.blocks) - 1}.norm_2"
+    final = "norm" if last.final_norm or last.repeats > 1 else f"{len(last.blocks) - 1}.norm_2"
     final = f"{last.prefix}{final}."
     for name in model.tensors:
         if name not in taken and not name.startswith(KEPT):
