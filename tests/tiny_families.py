@@ -84,6 +84,12 @@ TINY: dict[str, Tiny] = {
     }),
     "vit": Tiny("ViTForImageClassification", "ViTConfig", _VIT, "pixels"),
     "deit": Tiny("DeiTForImageClassification", "DeiTConfig", _VIT, "pixels"),
+    "clip-text": Tiny("CLIPTextModelWithProjection", "CLIPTextConfig", {
+        **_BERT, "projection_dim": 40,
+    }),
+    "clip-vision": Tiny("CLIPVisionModelWithProjection", "CLIPVisionConfig", {
+        **_VIT, "projection_dim": 40,
+    }, "pixels"),
     "llama": Tiny("LlamaForCausalLM", "LlamaConfig", _LLAMA),
     "llama-tied": Tiny("LlamaForCausalLM", "LlamaConfig", {**_LLAMA, "tie_word_embeddings": True}),
     "mistral": Tiny("MistralForCausalLM", "MistralConfig", {
@@ -221,7 +227,13 @@ def run_library(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
                 out = model(**inputs)
         else:
             out = model(**{k: v.float() if v.is_floating_point() else v for k, v in inputs.items()})
-    found: Tensor = out.logits if hasattr(out, "logits") else out.last_hidden_state
+    if hasattr(out, "image_embeds"):
+        return out.image_embeds.double()  # type: ignore[no-any-return]
+    if hasattr(out, "text_embeds"):  # of the last token only; the projection is the same for all
+        with torch.no_grad():
+            found: Tensor = model.get_submodule("text_projection")(out.last_hidden_state)
+        return found.double()
+    found = out.logits if hasattr(out, "logits") else out.last_hidden_state
     return found.double()
 
 

@@ -297,10 +297,6 @@ class Transformer:
         """Whether there is a tensor of that canonical name."""
         return name in self.tensors
 
-    def stack(self, prefix: str = "") -> Stack:
-        """The stack of that prefix."""
-        return next(stack for stack in self.stacks if stack.prefix == prefix)
-
     @property
     def orders(self) -> frozenset[Order]:
         """Orders of norms and sublayers in the blocks."""

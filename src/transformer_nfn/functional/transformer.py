@@ -289,7 +289,8 @@ def embed(
     if description.inputs == "vectors":
         return inputs if dtype is None else inputs.to(dtype)
     if description.inputs == "patches":
-        x = _patches(inputs, one("patch"), description.side) + one("patch_bias")
+        x = _patches(inputs, one("patch"), description.side)
+        x = x + one("patch_bias") if description.has("patch_bias") else x
         first = [one(name) for name in ("cls", "dist") if description.has(name)]
         x = torch.cat([v.expand(len(x), 1, -1) for v in first] + [x], dim=1)
     elif description.has("projection"):

@@ -34,7 +34,15 @@ from transformer_nfn.spaces.actions.solvers import (
 )
 
 
-class QueryKeySigns(Symmetry[Tensor]):
+class QueryKeyNormSymmetry(Symmetry[Tensor]):
+    """A symmetry of an attention with a norm on queries and keys."""
+
+    def sites(self, model: Transformer) -> Iterator[Site]:
+        """Attentions with such a norm."""
+        return (site for site in attention_sites(model) if site.detail.qk_norm)
+
+
+class QueryKeySigns(QueryKeyNormSymmetry):
     """Signs of pairs of query and key coordinates ``[g, d_k]``, which a norm does not see.
 
     Example:
@@ -45,10 +53,6 @@ class QueryKeySigns(Symmetry[Tensor]):
     """
 
     name = "signs of query/key pairs"
-
-    def sites(self, model: Transformer) -> Iterator[Site]:
-        """Attentions with a norm on queries and keys."""
-        return _normed_sites(model)
 
     def size(self, site: Site) -> Size:
         """A sign for each pair and group."""
@@ -81,7 +85,7 @@ class QueryKeySigns(Symmetry[Tensor]):
         return self.act(site, weights, torch.cat([chosen[0], *chosen], -1))
 
 
-class QueryKeyGains(Symmetry[Tensor]):
+class QueryKeyGains(QueryKeyNormSymmetry):
     """The gain of the norm on queries times ``s [d_k]``, that on keys divided by it.
 
     Example:
@@ -93,10 +97,6 @@ class QueryKeyGains(Symmetry[Tensor]):
     """
 
     name = "gains of query and key norm"
-
-    def sites(self, model: Transformer) -> Iterator[Site]:
-        """Attentions with a norm on queries and keys."""
-        return _normed_sites(model)
 
     def size(self, site: Site) -> Size:
         """A nonzero scale for each pair."""
@@ -135,7 +135,7 @@ class QueryKeyGains(Symmetry[Tensor]):
         return {"q_norm.g": gains[0].to(q), "k_norm.g": gains[1].to(k)}
 
 
-class QuarterTurns(Symmetry[Tensor]):
+class QuarterTurns(QueryKeyNormSymmetry):
     """Pairs ``(a, b)`` of queries and keys become ``(−b, a)``, and their gains change places.
 
     An element says which pairs turn, ``[rotary / 2]``, the same in all heads.
@@ -148,10 +148,6 @@ class QuarterTurns(Symmetry[Tensor]):
     """
 
     name = "quarter turns of query/key pairs"
-
-    def sites(self, model: Transformer) -> Iterator[Site]:
-        """Attentions with a norm on queries and keys."""
-        return _normed_sites(model)
 
     def size(self, site: Site) -> Size:
         """To turn or not, for each pair."""
@@ -193,7 +189,7 @@ class QuarterTurns(Symmetry[Tensor]):
         return turned | QueryKeySigns().act(site, turned, signs_.expand(groups, -1))
 
 
-class QueryKeyNormSigns(Symmetry[Tensor]):
+class QueryKeyNormSigns(QueryKeyNormSymmetry):
     """Signs of single coordinates of all queries, or all keys, against those of the norm's gain.
 
     An element is ``[2, d_k]``, for queries and for keys.
@@ -206,10 +202,6 @@ class QueryKeyNormSigns(Symmetry[Tensor]):
     """
 
     name = "signs against gains of query and key norm"
-
-    def sites(self, model: Transformer) -> Iterator[Site]:
-        """Attentions with a norm on queries and keys."""
-        return _normed_sites(model)
 
     def size(self, site: Site) -> Size:
         """Two signs for each coordinate."""
@@ -237,10 +229,6 @@ class QueryKeyNormSigns(Symmetry[Tensor]):
         """Positive gains."""
         gains = [signs(weights[n].double()) for n in ("q_norm.g", "k_norm.g")]
         return self.act(site, weights, torch.stack(gains))
-
-
-def _normed_sites(model: Transformer) -> Iterator[Site]:
-    return (site for site in attention_sites(model) if site.detail.qk_norm)
 
 
 def _pairs(attention: Attention) -> int:
