@@ -88,12 +88,6 @@ def test_a_disguised_network_is_known_as_a_whole_and_predicted_alike(
     assert abs(first["accuracy"] - second["accuracy"]) < 1e-3
 
 
-def test_unlike_whole_networks_are_told_apart_by_a_witness() -> None:
-    found = as_json("compare", "mnist-sample#3", "mnist-sample#4", code=1)
-    assert found["same_function"] is False
-    assert found["witness"]["difference"] > 100 * found["witness"]["noise"]
-
-
 def test_whole_rows_and_their_blocks_are_known_under_a_disguise(tmp_path: Path) -> None:
     """Stored in half precision, and with the order of coordinates between the blocks changed."""
     parts = ([], ["--part", "blocks.0"], ["--part", "blocks.1"])

@@ -74,7 +74,7 @@ BAD = {
     "an empty value": (("--set", "nhead="), "--set expected FIELD=VALUE"),
     "no field": (("--set", "=4"), "--set expected FIELD=VALUE"),
     "a list": (("--set", "nhead=[4]"), "expected a number, true, false or text"),
-    "an unknown family": (("--family", "gpt5"), "--family expected one of bert, "),
+    "an unknown family": (("--family", "gpt5"), "--family expected one of albert, "),
     "another family": (("--family", "bert"), "lacks "),
     "two families": (("--family", "bert", "--architecture", "x.toml"), "both choose a family"),
 }
