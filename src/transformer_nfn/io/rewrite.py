@@ -21,7 +21,6 @@ from transformer_nfn.io.checkpoint import (
     WEIGHTS,
     Checkpoint,
     find_weights,
-    inside,
     is_state_dict,
     read_shard_index,
 )
@@ -30,6 +29,7 @@ from transformer_nfn.io.tensor_files import (
     DTYPES,
     StateDict,
     TensorInfo,
+    inside,
     parse_header,
     raw_header,
     read_at,
