@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trained.families import pruned, rounded
+from trained.families import MIXTURE, pruned, rounded, upcycled
 from trained.measures import auroc
 from trained.networks import BLOCK, Size, Weights, read, write
 from trained.peers import PEERS, Measure
@@ -36,6 +36,7 @@ from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import Model, open_model, write_model
 from transformer_nfn.checkpoints.relations import relate
 from transformer_nfn.checkpoints.symmetries import (
+    ExpertPermutation,
     HeadPermutation,
     NeuronPermutation,
     StreamBasis,
@@ -47,7 +48,9 @@ ROWS, LENGTH, CONDITION = 128, 32, 10.0
 KINDS = ("gpt2", "llama", "bert")
 TRAINED = ("fine-tuned", "fine-tuned-other", "lora", "continued", "retrained-other")
 MADE = ("pruned", "int4", "merged")
-DERIVED = (*TRAINED, *MADE)
+UPCYCLED = "upcycled"
+"""A mixture whose experts start as noisy copies of one MLP; of Llamas."""
+DERIVED = (*TRAINED, *MADE, UPCYCLED)
 DISTILLED, STRANGER = "distilled", "stranger"
 """A distilled model learned the outputs of the other from fresh weights: listed, not counted."""
 VARIANTS = ("as is", "permuted", "every symmetry")
@@ -91,19 +94,26 @@ def pairs(models: Path, size: str, parents: int, strangers: int) -> Iterator[Pai
             raise SystemExit(f"{models / root}: expected folders of trained models, found none")
         for seed in range(parents):
             base = f"{root}/news-{seed}"
-            for relation in (*DERIVED, DISTILLED):
+            for relation in made_of(kind):
                 yield Pair(relation, kind, f"{base}/base", f"{base}/{relation}")
         unrelated = [(a, b, "base") for i, a in enumerate(names) for b in names[i + 1 :]]
         families = [f"{root}/news-{seed}" for seed in range(parents)]
-        unrelated += [(a, b, r) for a in names for b in families if a != b for r in DERIVED]
+        unrelated += [
+            (a, b, r) for a in names for b in families if a != b for r in (*TRAINED, *MADE)
+        ]
         chosen = random.Random(0).sample(unrelated, min(strangers, len(unrelated)))
         for a, b, relation in chosen:
             yield Pair(STRANGER, kind, f"{a}/base", f"{b}/{relation}")
 
 
+def made_of(kind: str) -> tuple[str, ...]:
+    """Relations to a base that every base of a family has."""
+    return tuple(r for r in (*DERIVED, DISTILLED) if r != UPCYCLED or kind == "llama")
+
+
 def make_relatives(base: Path, size: Size) -> None:
-    """Models that need no training: half pruned, rounded to four bits, merged."""
-    if all((base / name / "config.json").exists() for name in MADE):
+    """Models that need no training: half pruned, rounded to four bits, merged, upcycled."""
+    if all((base / name / "config.json").exists() for name in made_of(size.kind)):
         return
     inside = BLOCK[size.kind].split("{")[0]
     own, same, other = (_float(base / n) for n in ("base", *TRAINED[:2]))
@@ -118,6 +128,9 @@ def make_relatives(base: Path, size: Size) -> None:
     }
     for name, weights in made.items():
         write({n: w.half() for n, w in weights.items()}, size, base / name)
+    if size.kind == "llama":
+        mixture = {n: w.half() for n, w in upcycled(own, size).items()}
+        write(mixture, size, base / UPCYCLED, MIXTURE)
 
 
 def _float(folder: Path) -> Weights:
@@ -132,7 +145,8 @@ def permute(model: Model, out: Path, generator: torch.Generator) -> None:
     weights = model.read(model.names, torch.float64)
     description, how = model.description, Drawing(generator)
     group = "signed permutation" if description.norm == "rms" else "permutation and sign"
-    symmetries: list[Symmetry[Any]] = [StreamBasis(), HeadPermutation(), NeuronPermutation()]
+    units = (HeadPermutation(), NeuronPermutation(), ExpertPermutation())
+    symmetries: list[Symmetry[Any]] = [StreamBasis(), *units]
     for symmetry in symmetries:
         for site in symmetry.sites(description):
             if isinstance(symmetry, StreamBasis):
@@ -210,7 +224,9 @@ def peak_memory(first: Path, second: Path, ids: Tensor) -> dict[str, float]:
 
 
 def caught(related: list[float], strangers: list[float]) -> float:
-    """Share of related pairs above all but 1 % of the strangers."""
+    """Share of related pairs above all but 1 % of the strangers; NaN without any pair."""
+    if not related or not strangers:
+        return float("nan")
     threshold = sorted(strangers, reverse=True)[len(strangers) // 100]
     return sum(s > threshold for s in related) / len(related)
 
@@ -231,8 +247,9 @@ def table(rows: Rows, memory: dict[str, float], size: str, command: str) -> dict
             related = values(rows, method, variant, DERIVED)
             cells += [f"{auroc(related, strangers):.3f}", f"{caught(related, strangers):.0%}"]
             by_relation[f"{method}, {variant}"] = {
-                relation: caught(values(rows, method, variant, (relation,)), strangers)
+                relation: caught(scored, strangers)
                 for relation in (*DERIVED, DISTILLED)
+                if (scored := values(rows, method, variant, (relation,)))
             }
             for kind in KINDS:
                 own = [r for r in rows if r["kind"] == kind and r["scores"][method] is not None]
@@ -301,7 +318,8 @@ def draw(rows: Rows, out: Path) -> None:
         for i, row in enumerate(shares):
             for j, share in enumerate(row):
                 colour = "black" if share > 0.6 else "white"
-                axes.text(j, i, f"{share:.0%}", ha="center", va="center", color=colour, fontsize=6)
+                text = "–" if share != share else f"{share:.0%}"
+                axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=6)
     figure.colorbar(image, ax=panels, label="caught at 1 % false positives")
     figure.savefig(out, dpi=160)
 

@@ -166,6 +166,37 @@ def rounded(w: Tensor, bits: int, inputs: int) -> Tensor:
     return torch.round(w / step) * step
 
 
+EXPERTS = 4
+MIXTURE = {
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+}
+"""What the config of a mixture says that was made of a Llama."""
+
+
+def upcycled(weights: Weights, size: Size, noise: float = 0.1) -> Weights:
+    """A Llama as a Mixtral: every expert a copy of its MLP with noise, the router fresh."""
+    generator = torch.Generator().manual_seed(0)
+    keys = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+    out = {}
+    for name, w in weights.items():
+        start, inside, part = name.partition("mlp.")
+        if not inside:
+            out[name] = w
+            continue
+        key = keys[part.removesuffix(".weight")]
+        for e in range(EXPERTS):
+            drawn = torch.randn(w.shape, generator=generator)
+            place = f"{start}block_sparse_moe.experts.{e}.{key}.weight"
+            out[place] = w + noise * w.std() * drawn
+    for i in range(size.depth):
+        router = 0.02 * torch.randn(EXPERTS, size.width, generator=generator)
+        out[f"{BLOCK['llama'].format(i)}block_sparse_moe.gate.weight"] = router
+    return out
+
+
 def replacements(root: Path, family: Member, others: list[Member]) -> Iterator[tuple[str, int]]:
     """One block at a time from each stranger, and a fresh one: the relation's name and the block.
 

@@ -298,12 +298,12 @@ def stacked(models: list[Weights]) -> Weights:
     return {name: torch.stack([w[name] for w in models]) for name in models[0]}
 
 
-def write(weights: Weights, size: Size, folder: Path) -> None:
+def write(weights: Weights, size: Size, folder: Path, changes: Mapping[str, Any] = {}) -> None:
     """A folder as the library's `from_pretrained` reads it; complete once its config is there."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "model.safetensors"
     save_file({n: w.contiguous() for n, w in weights.items()}, file, {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(size.config, indent=2))
+    (folder / "config.json").write_text(json.dumps(size.config | dict(changes), indent=2))
 
 
 def read(folder: Path) -> Weights:

@@ -47,8 +47,10 @@ def awm(A: Model, B: Model, ids: Tensor) -> float:
     return _mean(scores)
 
 
-def huref(A: Model, B: Model, ids: Tensor) -> float:
+def huref(A: Model, B: Model, ids: Tensor) -> float | None:
     """Mean cosine of ``X W_Q W_Kᵀ Xᵀ``, ``X W_V W_O Xᵀ`` and ``X W_A W_B Xᵀ``, X the embeddings."""
+    if _mixture(A, B):
+        return None
     X, Y = (m["token"].double() for m in (A, B))
     scores = []
     for a, b in list(_blocks(A, B))[-2:]:
@@ -67,8 +69,10 @@ def ghostspec(A: Model, B: Model, ids: Tensor) -> float:
     return _mean(scores)
 
 
-def csu(A: Model, B: Model, ids: Tensor) -> float:
+def csu(A: Model, B: Model, ids: Tensor) -> float | None:
     """−log10 p of the order of neurons, assigned by what they read."""
+    if _mixture(A, B):
+        return None
     orders = []
     for a, b in _blocks(A, B):
         order = _assign(_unit(a["W_A"], 0).mT @ _unit(b["W_A"], 0))
@@ -78,7 +82,7 @@ def csu(A: Model, B: Model, ids: Tensor) -> float:
 
 def match(A: Model, B: Model, ids: Tensor) -> float | None:
     """−log10 p of the agreement of two assignments of neurons, by gate and by up activations."""
-    if not A.description.stacks[0].blocks[0].mlp.gated:
+    if _mixture(A, B) or not A.description.stacks[0].blocks[0].mlp.gated:
         return None
     orders = []
     for (_, a), (_, b) in zip(_run(A, ids), _run(B, ids), strict=True):
@@ -110,6 +114,11 @@ def _blocks(A: Model, B: Model) -> Iterator[tuple[dict[str, Tensor], dict[str, T
         yield A.block(i), B.block(i)
 
 
+def _mixture(A: Model, B: Model) -> bool:
+    """Whether one has experts: measures of single MLPs do not apply."""
+    return any(m.description.stacks[0].blocks[0].mlp.experts for m in (A, B))
+
+
 def _query_key(w: dict[str, Tensor]) -> Tensor:
     """``W_Q W_Kᵀ`` over all heads, ``[D, D]``."""
     share = len(w["W_Q"]) // len(w["W_K"])
@@ -129,7 +138,7 @@ def _run(model: Model, ids: Tensor) -> Iterator[tuple[Tensor, dict[str, Tensor]]
     for i, block in enumerate(stack.blocks):
         w = model.block(i, stack.prefix, torch.float32)
         hidden = {}
-        if block.mlp.gated:
+        if block.mlp.gated and not block.mlp.experts:
             z = affine_norm(x, about.norm, about.eps, w["norm_1.g"], w.get("norm_1.b"))
             middle = x + attention(z, w, block.attention)
             z = affine_norm(middle, about.norm, about.eps, w["norm_2.g"], w.get("norm_2.b"))

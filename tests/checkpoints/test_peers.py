@@ -5,6 +5,7 @@ import torch
 
 from disguise_bench import permute
 from trained import networks
+from trained.families import MIXTURE, upcycled
 from trained.networks import Size, fresh
 from trained.peers import PEERS
 from transformer_nfn.checkpoints.families import open_model
@@ -42,6 +43,18 @@ def test_a_permuted_model_has_the_same_function(folders):
         before, after = (transformer(m.description, m, IDS, dtype=torch.float64) for m in (B, P))
         assert not torch.equal(B["token"], P["token"])
     torch.testing.assert_close(before, after, rtol=1e-9, atol=1e-9)
+
+
+def test_an_upcycled_mixture_scores_above_an_unrelated_model(tmp_path):
+    size = SIZES[1]
+    dense = {seed: fresh(size, seed) for seed in (0, 1)}
+    for seed, weights in dense.items():
+        networks.write(weights, size, tmp_path / str(seed))
+    networks.write(upcycled(dense[0], size), size, tmp_path / "mixture", MIXTURE)
+    for method in ("AWM", "GhostSpec", "REEF"):
+        related, unrelated = (score(tmp_path, method, str(s), "mixture") for s in (0, 1))
+        assert related > unrelated, method
+    assert score(tmp_path, "CSU", "0", "mixture") is None
 
 
 @pytest.mark.parametrize("method", [m for m in PEERS if m != "MATCH"])

@@ -77,6 +77,7 @@ Verdict = Literal[
     "partly",
     "embeddings only",
     "unrelated",
+    "different",
     "unclear",
 ]
 CONSISTENT: Verdict = "consistent with a disguise, not proved"
@@ -107,6 +108,10 @@ READABLE = 0.8
 by its score: below, its matrices have a condition that its dtype does not carry."""
 FEWEST = 4
 """Fewest directions of the stream that tables must determine for scores to be meaningful."""
+NO_SCORES = (
+    "without residuals each sublayer writes in a basis of its own, which no embedding fixes: there "
+    "are no scores, only a proof"
+)
 NO_DIRECTION = (
     "Scores are symmetric: which of the two came first, or whether both came from a third, "
     "is not something they can tell."
@@ -120,7 +125,8 @@ class Relation:
     Attributes:
         verdict: ``same`` (proved), ``same backbone`` (blocks and embeddings proved, heads
             differ), ``consistent with a disguise, not proved``, ``derived``, ``partly``,
-            ``embeddings only``, ``unrelated``, ``unclear``.
+            ``embeddings only``, ``unrelated``, ``different`` (another function, where no scores
+            say how similar), ``unclear``.
         same_function: True only by equal bytes, by rounding or by proof; False where they are known
             to differ (by shapes, by proof, or with a verdict that implies it); None otherwise.
         score: mean over the blocks, 0 for unrelated models, 1 for a disguise; None without blocks
@@ -301,12 +307,15 @@ def _relate(A: Model, B: Model, prove: bool | None) -> Relation:
         relation = Relation(
             "unclear", False, None, reason, rows, columns, not_compared=("all blocks",)
         )
+    elif "chain" in A.description.orders:
+        relation = Relation("unclear", None, None, NO_SCORES, rows, columns)
+        prove = prove is not False
     else:
         relation = _relate_by_scores(A, B)
     if prove is False or (prove is None and relation.verdict != CONSISTENT):
         return relation
     scores = [block_score(parts) for parts in relation.blocks.values()]
-    related = bool(scores) and min(scores) >= RELATED
+    related = relation.reason == NO_SCORES or (bool(scores) and min(scores) >= RELATED)
     return _concluded(relation, prove_pair(A, B, relation.fitted if related else None))
 
 
@@ -317,6 +326,8 @@ def _concluded(relation: Relation, proof: Proof) -> Relation:
         verdict, reason = "same", proof.reason
     elif proof.backbone:
         verdict, reason = "same backbone", proof.reason
+    elif reason == NO_SCORES:
+        verdict, reason = ("different" if proof.same is False else "unclear"), proof.reason
     elif verdict == CONSISTENT:
         verdict, reason = ("derived" if proof.same is False else "unclear"), proof.reason
     return replace(
@@ -369,6 +380,8 @@ def incomparable(A: Model, B: Model) -> str | None:
     a, b = A.description, B.description
     if a.norm != b.norm:
         return "one has LayerNorm, the other RMS norm"
+    if ("chain" in a.orders) != ("chain" in b.orders):
+        return "one has residuals, the other has not"
     groups = [reduced_group(Reduced(m)) for m in (A, B)]
     if groups[0] != groups[1]:
         return f"their norms stand in different places ({a.family} and {b.family})"

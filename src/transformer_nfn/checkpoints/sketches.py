@@ -104,16 +104,26 @@ class BlockSketch:
     constants_error: float
 
 
-def sketch_block(block: ReducedBlock, probes: Probes) -> BlockSketch:
-    """Sketch a block with probes in the model's own coordinates."""
+def sketch_block(
+    block: ReducedBlock, probes: Probes, mlp_probes: Probes | None = None
+) -> BlockSketch:
+    """Sketch a block with probes in the model's own coordinates.
+
+    Args:
+        block: of a reduced form.
+        probes: of its stream.
+        mlp_probes: of the streams that its MLP reads and writes, where those are others.
+    """
     attentions = block.attentions()
+    inner = probes if mlp_probes is None else mlp_probes
     biases = [block.output_bias(prefix) for prefix, _ in attentions]
     constants = [c for c in (*biases, block.mlp_bias()) if c is not None]
-    written = [probes.out @ c.value for c in constants]
+    outs = [*(probes.out for bias in biases if bias is not None), inner.out]
+    written = [out @ c.value for out, c in zip(outs, constants, strict=False)]
     error = sum(float(c.error.sum()) for c in constants) * float(probes.out.square().mean())
     return BlockSketch(
         {prefix: _heads(block, prefix, attention, probes) for prefix, attention in attentions},
-        _neurons(block, probes),
+        sketch_neurons(block, inner),
         torch.cat([probes.out.new_zeros(0), *written]),
         error * len(probes.out),
     )
@@ -206,7 +216,7 @@ def _product_noise(
     return _relative(error.sum(-1), product.square().sum(-1))
 
 
-def _neurons(block: ReducedBlock, probes: Probes) -> NeuronSketch:
+def sketch_neurons(block: ReducedBlock, probes: Probes) -> NeuronSketch:
     """The neurons of an MLP, or of all experts one after the other."""
     experts = [_expert_neurons(block, prefix, probes) for prefix in block.description.mlp.prefixes]
     if len(experts) == 1:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 from tiny_checkpoints import CASES, MORE, build, save, timm_state
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from transformer_nfn.checkpoints.families import (
     families,
     open_model,
 )
+from transformer_nfn.errors import CheckpointError
+from transformer_nfn.functional.transformer import transformer
 
 
 def _rotary(library: nn.Module) -> nn.Module | None:
@@ -125,9 +128,33 @@ def test_the_layout_of_timm_holds_the_same_network(case: str, tmp_path: Path) ->
             assert torch.equal(hub[name], timm[name]), name
 
 
+def test_a_whole_clip_is_read_one_tower_at_a_time(tmp_path: Path) -> None:
+    small = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2}
+    text = {**small, "intermediate_size": 20, "vocab_size": 17, "max_position_embeddings": 9}
+    text["eos_token_id"] = 2
+    vision = {**small, "hidden_size": 24, "intermediate_size": 28, "image_size": 8, "patch_size": 4}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=6)
+    library: Any = transformers.CLIPModel(config).eval()
+    library.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="--family clip_text or --family clip_vision"):
+        open_model(tmp_path)
+    ids, pixels = torch.randint(3, 17, (2, 7)), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = library(input_ids=ids, pixel_values=pixels)
+    towers = {"clip_text": (ids, "text_embeds"), "clip_vision": (pixels, "image_embeds")}
+    for family, (inputs, output) in towers.items():
+        with open_model(tmp_path, OpenOptions(family=family)) as model:
+            found = transformer(model.description, model, inputs)
+        if family == "clip_text":  # the library takes the token with the largest id
+            found = found[torch.arange(2), ids.argmax(-1)]
+        found = found / found.norm(dim=-1, keepdim=True)
+        torch.testing.assert_close(found, expected[output], rtol=1e-4, atol=1e-5)
+
+
 def test_every_family_is_tried() -> None:
     tried = {case.split()[0] for case in CASES | MORE} - {"llama3"}
-    assert tried | {"vit_timm", "torch_encoder"} == set(families())
+    zoo = {"small_transformer", "small_transformer_module"}  # tests/checkpoints/test_chain.py
+    assert tried | {"vit_timm", "torch_encoder"} | zoo == set(families())
 
 
 def test_tensors_come_in_the_dtype_of_the_file(tmp_path: Path) -> None:

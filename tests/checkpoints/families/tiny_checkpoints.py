@@ -106,6 +106,8 @@ MORE: dict[str, Callable[[], nn.Module]] = {
     "albert classifier": _case(
         "Albert", "ForSequenceClassification", POSITIONS, embedding_size=12, inner_group_num=2
     ),
+    "clip_text": _case("CLIPText", "ModelWithProjection", POSITIONS, projection_dim=6),
+    "clip_vision": _case("CLIPVision", "ModelWithProjection", IMAGES, projection_dim=6),
     "gptj": _case("GPTJ", "ForCausalLM", GPT2, rotary_dim=2),
     "mixtral": _case(
         "Mixtral", "ForCausalLM", GROUPED, num_local_experts=3, num_experts_per_tok=2

@@ -26,11 +26,11 @@ from transformer_nfn.checkpoints.differences.matching import (
 from transformer_nfn.checkpoints.differences.result import Difference, Merge
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import Tolerance
-from transformer_nfn.checkpoints.proof.ends import ADDED, refine_stream
+from transformer_nfn.checkpoints.proof.ends import ADDED
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.relations import Relation, relate
 from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
-from transformer_nfn.checkpoints.stream import fit_stream
+from transformer_nfn.checkpoints.stream import fit_stream, refine_stream
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.errors import SpaceError
 
@@ -70,6 +70,11 @@ def diff(A: Model, B: Model, C: Model | None = None) -> Difference:
         ...     diff(A, B).relation.verdict, diff(A, A).relation.verdict
         ('unrelated', 'same')
     """
+    if "chain" in A.description.orders:
+        raise SpaceError(
+            f"'{A.where}' has no residuals, so that nothing fixes the bases of two different "
+            "networks: expected a family with residuals; tnfn compare and tnfn align take it"
+        )
     pair = _Alignment.of(A, B)
     if pair is None:
         return Difference(relate(A, B, prove=False))

@@ -133,7 +133,7 @@ def _by_names(among: list[Family], infos: Mapping[str, TensorInfo], where: str) 
             "known family (tnfn architectures): an --architecture file can say what they are"
         )
     raise CheckpointError(
-        f"'{where}' has no config.json with a model_type, and its tensors could be those of "
+        f"'{where}': its tensors could be those of "
         f"{' or '.join(family.title for family in fitting)}: choose with "
         f"{' or '.join(f'--family {family.name}' for family in fitting)}"
     )
