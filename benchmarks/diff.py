@@ -101,16 +101,16 @@ class Models:
         return read(folder)
 
 
-def adapters(models: Models) -> list[Case]:
+def adapters(models: Models, draws: int) -> list[Case]:
     """Eight trained adapters and twelve drawn ones, of various ranks, targets and blocks."""
     cases = []
     for kind in KINDS:
         for rank in RANKS:
             targets = {n.removesuffix(".weight"): rank for n in ADAPTED[kind]}
-            make = partial(models.get, kind, 0, f"lora-{rank}")
+            make = partial(models.get, kind, draws % 2, f"lora-{rank}")
             right = _recovers(kind, targets, range(DEPTH))
-            cases.append(Case(f"trained, rank {rank}", kind, 0, make, right))
-    draw = random.Random(0)
+            cases.append(Case(f"trained, rank {rank}", kind, draws % 2, make, right))
+    draw = random.Random(3 * draws)
     for i in range(12):
         kind, seed, rank = KINDS[i % 2], i // 2 % 2, draw.choice((1, 2, 4, 8, 12))
         targets = draw.sample(list(ROLES[kind]), draw.randint(1, 3))
@@ -139,7 +139,7 @@ class Adapter:
 
 def _merged(models: Models, kind: Kind, seed: int, adapter: Adapter) -> Weights:
     out = models.get(kind, seed, "base")
-    generator = torch.Generator().manual_seed(adapter.rank)
+    generator = torch.Generator().manual_seed(zlib.crc32(repr(adapter).encode()))
     starts = [BLOCK[kind].format(i) for i in adapter.blocks]
     for name in [f"{start}{target}.weight" for start in starts for target in adapter.targets]:
         w = out[name]
@@ -168,9 +168,9 @@ def _recovers(kind: Kind, targets: dict[str, int], blocks: range) -> Callable[[D
     return right
 
 
-def merges(models: Models) -> list[Case]:
+def merges(models: Models, draws: int) -> list[Case]:
     """Bases mixed with their fine-tunes."""
-    draw = random.Random(1)
+    draw = random.Random(3 * draws + 1)
     cases = []
     for i in range(10):
         kind, seed, share = KINDS[i % 2], i // 2 % 2, round(draw.uniform(0.1, 0.9), 2)
@@ -188,9 +188,9 @@ def merges(models: Models) -> list[Case]:
     return cases
 
 
-def cuts(models: Models) -> list[Case]:
+def cuts(models: Models, draws: int) -> list[Case]:
     """Fine-tunes with blocks dropped and duplicated."""
-    draw = random.Random(2)
+    draw = random.Random(3 * draws + 2)
     cases = []
     for i in range(10):
         kind, seed = KINDS[i % 2], i // 2 % 2
@@ -224,14 +224,14 @@ def _reordered(kind: Kind, weights: Weights, order: list[int]) -> Weights:
     return out
 
 
-def check(models: Models, case: Case) -> tuple[bool, float]:
+def check(models: Models, case: Case, draws: int) -> tuple[bool, float]:
     """Whether the edit is recovered from its disguise, and the seconds it takes."""
     base = models.folder(case.kind, case.seed, "base")
     with tempfile.TemporaryDirectory() as folder:
         place, hidden = Path(folder) / "edited", Path(folder) / "disguised"
         size = replace(Size(case.kind), depth=case.depth)
         write({n: w.to(case.dtype) for n, w in case.weights().items()}, size, place)
-        generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{draws} {case.name}".encode()))
         with open_model(place) as model:
             disguise(model, hidden, generator, condition=10.0)
         start = time.perf_counter()
@@ -249,6 +249,7 @@ def check(models: Models, case: Case) -> tuple[bool, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", type=Path, default=cache_folder("diff"))
+    parser.add_argument("--draws", type=int, default=0, help="seed of edits and disguises")
     parser.add_argument("--out", type=Path, help="write the table here")
     options = parser.parse_args()
     models = Models(options.models)
@@ -257,11 +258,15 @@ def main() -> None:
             models.get(kind, seed, "tuned")
     rows: list[list[Any]] = []
     for what, recovered, cases in (
-        ("LoRA merged", "rank, targets and blocks", adapters(models)),
-        ("mixed with a fine-tune", "share to 0.02", merges(models)),
-        ("blocks dropped or duplicated, fine-tuned", "source of every block", cuts(models)),
+        ("LoRA merged", "rank, targets and blocks", adapters(models, options.draws)),
+        ("mixed with a fine-tune", "share to 0.02", merges(models, options.draws)),
+        (
+            "blocks dropped or duplicated, fine-tuned",
+            "source of every block",
+            cuts(models, options.draws),
+        ),
     ):
-        done = [check(models, case) for case in cases]
+        done = [check(models, case, options.draws) for case in cases]
         count = sum(right for right, _ in done)
         slowest = max(seconds for _, seconds in done)
         rows.append([what, recovered, str(len(done)), str(count), f"{slowest:.0f} s"])
@@ -272,7 +277,9 @@ def main() -> None:
         "matrix); four models are in bfloat16.",
         "columns": ["edit", "to recover", "models", "recovered", "slowest"],
         "rows": rows,
-        "commands": ["python benchmarks/diff.py --out benchmarks/results/diff.json"],
+        "commands": [
+            f"python benchmarks/diff.py --draws {options.draws} --out benchmarks/results/diff.json"
+        ],
     }
     print(json.dumps(table, indent=2))
     if options.out is not None:
