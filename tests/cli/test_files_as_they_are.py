@@ -62,13 +62,13 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "gguf": ("net.gguf", b"GGUF\3\0\0\0" + bytes(64), "not a readable GGUF file"),
     "gguf by content": ("net.bin", b"GGUF\3\0\0\0" + bytes(8), "not a readable GGUF file"),
     "gguf called safetensors": ("net.safetensors", b"GGUF\3", "not a readable GGUF file"),
-    "onnx": ("net.onnx", b"", "found ONNX"),
-    "onnx by content": ("net.bin", ONNX, "found ONNX"),
+    "onnx": ("net.onnx", b"", "not a readable ONNX file"),
+    "onnx by content": ("net.bin", ONNX, "not a readable ONNX file"),
 }
 FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "gguf": (_bytes("q4.gguf", b"GGUF"), "q4.gguf' is not a readable GGUF"),
-    "onnx": (_bytes("m.onnx", ONNX), "m.onnx' .*found ONNX"),
-    "onnx below": (_bytes("onnx/m.onnx", ONNX), "onnx/m.onnx' .*found ONNX"),
+    "onnx": (_bytes("m.onnx", ONNX), "m.onnx' is not a readable ONNX"),
+    "onnx below": (_bytes("onnx/m.onnx", ONNX), "ONNX in folders below: name a file.*onnx/m.onnx"),
     "adapter": (_adapter, "peft_type expected LORA|found an adapter"),
     "gptq": (_tensors("h.0.qweight", torch.int32), "qweight' .*quantised by GPTQ or AWQ"),
     "bitsandbytes": (_tensors("h.0.weight.absmax", torch.float32), "quantised by bitsandbytes"),

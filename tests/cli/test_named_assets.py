@@ -16,7 +16,6 @@ from transformer_nfn.io import assets as named_assets
 from transformer_nfn.io.assets import AssetError, known_assets, resolve
 from transformer_nfn.prediction.data import describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
-from transformer_nfn.prediction.runs import read_predictions
 from transformer_nfn.zoo import BuildOptions, Zoo, build
 from transformer_nfn.zoo.verify import verify
 
@@ -107,28 +106,6 @@ def test_a_packed_zoo_is_a_valid_zoo_of_what_was_asked(packed):
     assert verdict.ok, verdict.problems
     assert verdict.worst == 0, "the recorded accuracy is that of the rounded weights"
     assert not list(packed.glob(".*")), "nothing is left beside"
-
-
-def test_a_packed_zoo_may_hold_only_what_a_predictor_never_saw(source, tmp_path):
-    pack_assets.pack_zoo(
-        source / "zoo", ZOO, "Digits.", runs=4, unseen_by=source / "run", assets=tmp_path
-    )
-    found = read_predictions(source / "run")
-    test = set(found["run"][found["split"] == "test"])
-    assert set(Zoo.open(tmp_path / ZOO).table["run"]) <= test
-
-
-def test_what_cannot_be_packed_is_explained_and_changes_nothing(packed, source, monkeypatch):
-    before = (packed / "index.json").read_bytes()
-    with pytest.raises(AssetError, match="33 networks asked, 32 are there"):
-        pack_assets.pack_zoo(source / "zoo", ZOO, "Digits.", runs=33, assets=packed)
-    with pytest.raises(AssetError, match="found 'a b'"):
-        pack_assets.pack_predictor(source / "run", "a b", "Boosting.", assets=packed)
-    monkeypatch.setattr(pack_assets, "LIMIT", 2**19)
-    with pytest.raises(AssetError, match=r"MiB with 'more', at most 0\.5 are allowed"):
-        pack_assets.pack_predictor(source / "run", "more", "Boosting.", assets=packed)
-    assert (packed / "index.json").read_bytes() == before
-    assert sorted(p.name for p in packed.iterdir()) == [PREDICTOR, ZOO, "index.json"]
 
 
 def test_paths_win_over_names(checkout, tmp_path, monkeypatch):

@@ -72,19 +72,6 @@ def test_patterns_name_files_and_rows_that_are_none_are_one_sentence(
         assert_refused(words, "predict", RUN, text)
 
 
-def test_names_are_never_cut_in_a_pipe(state: dict[str, Tensor], tmp_path: Path) -> None:
-    folder = tmp_path / ("a" * 100)
-    folder.mkdir()
-    for name in ("one", "two"):
-        torch.save(state, folder / f"{'long' * 20}-{name}.pt")
-    files = sorted(str(path) for path in folder.iterdir())
-    out = printed("predict", RUN, *files)
-    assert all(file in out for file in files)
-    out = printed("predict", RUN, "mnist-sample#3")
-    for shown in ("recorded", "00296", "sgd, lr 0.001", "0.264"):
-        assert shown in out
-
-
 def test_predictions_are_readable_on_a_terminal_of_80_columns(
     state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,14 +95,3 @@ def test_scales_of_relu_neurons_are_recognised_as_the_same_function(sizes):
     assert float((prints[0] - prints[1]).norm() / prints[0].norm()) < 1e-8
     V["blocks.1.W_B"][..., 0, :] *= 1.01
     assert symmetry.compare(sizes.architecture, U, V).same_function is False
-
-
-def test_networks_of_the_papers_size_in_float32():
-    U = {n: 0.2 * w for n, w in MNIST.space.randn(1, generator=gen(3)).items()}
-    g = MNIST.space.group.random(gen(4), max_condition=100)
-    assert symmetry.compare(MNIST.space, U, g.act(U)).same_function is True
-    other = {n: 0.2 * w for n, w in MNIST.space.randn(1, generator=gen(5)).items()}
-    for V in (other, g.act(perturbed(U, 0.01))):
-        found = symmetry.compare(MNIST.space, U, V)
-        assert found.same_function is False
-        assert found.witness.X.shape == (49, 16)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from transformer_nfn.errors import DownloadError
-from transformer_nfn.io.downloads import RemoteFile, cache_folder, fetch, get_text
+from transformer_nfn.io.downloads import RemoteFile, fetch, get_text
 from transformer_nfn.zoo import DataError, load_task
 
 
@@ -83,14 +83,3 @@ def test_an_address_that_does_not_answer_is_one_sentence(
         get_text(nobody)
     with pytest.raises(DataError, match=r"data folder '.*none' does not exist"):
         load_task("mnist", tmp_path / "none")
-
-
-def test_the_cache_is_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TNFN_CACHE", str(tmp_path))
-    assert cache_folder("assets") == tmp_path / "assets"
-    monkeypatch.delenv("TNFN_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder("a", "b") == tmp_path / "xdg" / "transformer-nfn" / "a" / "b"
-    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
-    monkeypatch.setattr("sys.platform", "linux")
-    assert cache_folder() == Path.home() / ".cache" / "transformer-nfn"

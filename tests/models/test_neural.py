@@ -224,18 +224,6 @@ def test_statistics_are_those_of_torch(size: int) -> None:
     torch.autograd.gradcheck(statistics, (x,))
 
 
-def test_statnn_reads_a_classifier_flat_or_by_tensor() -> None:
-    network, model = networks(3), made("statnn")
-    tensors: Any = network["classifier"]
-    flat = torch.cat([tensors[name].flatten(1) for name in sorted(tensors)], -1)
-    assert torch.equal(model(network), model(network | {"classifier": flat}))
-    torch.manual_seed(0)
-    total = StatNN(SPACE, embedding=30, classifier=63, hidden=8)
-    assert torch.equal(model(network), total(network))
-    with pytest.raises(SpaceError, match="a dict of 4 tensors"):
-        total(network | {"classifier": flat})
-
-
 @pytest.mark.nightly
 def test_the_model_can_learn_networks_by_heart() -> None:
     model, network = made("nfn"), networks(32)

@@ -78,18 +78,6 @@ def test_few_networks_are_not_all_predicted_alike(name: str) -> None:
     assert kendalltau(predicted, accuracy).statistic > 0.3
 
 
-def test_from_134_networks_on_leaves_are_those_of_the_authors() -> None:
-    fresh = networks(20, 3)[0]
-    for made, params in (
-        (XGBoostPredictor, {"min_child_weight": 50}),
-        (LightGBMPredictor, {"min_data_in_leaf": 50}),
-        (InvariantBoosting, {"min_data_in_leaf": 10}),
-    ):
-        plain = made(rounds=20).fit(*networks(134, 0), seed=0)
-        fixed = made(rounds=20, params=params).fit(*networks(134, 0), seed=0)
-        assert torch.equal(plain.predict(fresh), fixed.predict(fresh))
-
-
 @every
 def test_one_seed_gives_one_predictor(name: str) -> None:
     again = CASES[name]().fit(*networks(300, 0), validation=networks(80, 1), seed=0)

@@ -30,11 +30,6 @@ def test_scatter_of_all_models_is_one_sheet_in_two_formats(runs, tmp_path):
     assert {path.name for path in written[0].parent.iterdir()} == {path.name for path in written}
 
 
-def test_same_runs_give_the_same_file(runs, tmp_path):
-    one, two = (figures.tau_by_size([runs], tmp_path / name)[1] for name in ("a", "b"))
-    assert one.read_bytes() == two.read_bytes()
-
-
 @pytest.mark.parametrize("draw", [figures.prediction_scatter, figures.tau_by_size])
 def test_figures_say_whose_seeds_the_networks_have(tmp_path, draw):
     for train in (20, 40):

@@ -1,7 +1,5 @@
 """Group elements are recovered from rows that they moved."""
 
-from __future__ import annotations
-
 import torch
 
 from transformer_nfn.spaces.actions.permutation import assign_in_groups

@@ -257,27 +257,6 @@ def test_a_permuted_stream_between_blocks_is_seen_where_the_space_says_so():
     assert found.same_function is not False
 
 
-def test_weights_without_batch_and_a_readable_answer():
-    U = {name: w[0, 0] for name, w in draw(BLOCK, 10).items()}
-    V = BLOCK.group.random(gen(10)).act(U)
-    text = str(compare(BLOCK, U, V))
-    assert "same function: yes" in text
-    assert "group: paper" in text
-    other = {name: w[0, 0] for name, w in draw(BLOCK, 11).items()}
-    assert "witness:" in str(compare(BLOCK, U, other))
-
-
-def test_undecidable_when_rounding_hides_the_heads():
-    U = BLOCK.randn(1, generator=gen(12))
-    g = BLOCK.group.random(gen(12), max_condition=None)
-    linears = {axis: with_condition(m, 1e7) for axis, m in g.linears.items()}
-    V = BLOCK.group.element(g.perms, linears, max_condition=None).act(U)
-    found = compare(BLOCK, U, V)
-    assert found.same_function is None
-    assert found.element is None
-    assert "rounding" in found.reason
-
-
 BAD = {
     "batch": (lambda U: (U, draw(BLOCK, batch=2)), SpaceError, r"leading axes \[2, 1\]"),
     "other space": (

@@ -11,7 +11,6 @@ from tnfn_command import as_json, printed
 from transformer_nfn.spaces import Weights
 from transformer_nfn.zoo import Zoo, ZooError
 from transformer_nfn.zoo.damage import STRENGTHS, Damage, damages, parse_damages, rows_of
-from transformer_nfn.zoo.errors import StoreError
 from transformer_nfn.zoo.training.damage import DamageOptions, damage_zoo
 from transformer_nfn.zoo.verify import verify
 
@@ -109,13 +108,6 @@ def test_a_killed_damage_resumes_to_the_same_bytes(
     assert again.finished
     for column in ("checksum", "test_accuracy"):
         assert np.array_equal(again.table[column], reference.table[column])
-
-
-def test_other_damage_in_the_folder_is_rejected(small_zoo: Zoo, damaged: Zoo) -> None:
-    with pytest.raises(StoreError, match="asked for 7"):
-        damage_zoo(small_zoo, damaged.path, DamageOptions(count=7))
-    with pytest.raises(StoreError, match="holds another zoo"):
-        damage_zoo(small_zoo, small_zoo.path)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tnfn_command import as_json, printed
-from transformer_nfn.networks import resolve_network, resolve_networks
+from transformer_nfn.networks import resolve_network
 from transformer_nfn.zoo import (
     BuildOptions,
     ImportFileError,
@@ -79,15 +79,6 @@ def test_an_interrupted_build_resumes(mixed: MixedZoo, tmp_path: Path) -> None:
         assert np.array_equal(zoo.table["checksum"], mixed[name].table["checksum"])
 
 
-def test_more_runs_extend_every_group(mixed: MixedZoo, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(mixed.path, tmp_path / "m"))
-    grown = build_mixed(out, replace(OPTIONS, runs=12), GROUPS)
-    assert grown.rows == {"w16-h4-d1": 18, "w20-h2-d1": 18}
-    for name, zoo in mixed.zoos.items():
-        before, after = (set(z.table["checksum"].tolist()) for z in (zoo, grown[name]))
-        assert before < after
-
-
 def test_another_build_in_the_folder_is_rejected(mixed: MixedZoo, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another mixed zoo: kinds w16-h4-d1, w20-h2-d1, asked"):
         build_mixed(mixed.path, OPTIONS, (GROUPS[0], SizeGroup()))
@@ -112,14 +103,6 @@ def test_a_mixed_zoo_is_not_a_plain_zoo(mixed: MixedZoo) -> None:
     assert isinstance(open_zoo(mixed.path / "w20-h2-d1"), Zoo)
     with pytest.raises(StoreError, match="is not a mixed zoo: it has no kinds"):
         MixedZoo.open(mixed.path / "w20-h2-d1")
-
-
-def test_a_mixed_zoo_names_the_networks_of_all_groups(mixed: MixedZoo) -> None:
-    networks = resolve_networks([mixed.path, f"{mixed.path}/w20-h2-d1#3-4"])
-    assert len(networks) == 27 + 2
-    assert [networks[0].name, networks[15].name, networks[-1].name] == [
-        f"{mixed.path}/{end}" for end in ("w16-h4-d1#0", "w20-h2-d1#0", "w20-h2-d1#4")
-    ]
 
 
 def test_a_row_of_a_group_is_a_network_like_any_other(mixed: MixedZoo) -> None:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError
-from transformer_nfn.io.checkpoint import ADAPTER, Checkpoint, OpenFiles, inside, open_source
+from transformer_nfn.io.checkpoint import ADAPTER, Checkpoint, OpenFiles, open_source
 from transformer_nfn.io.checkpoint import WEIGHTS as MODEL_WEIGHTS
 from transformer_nfn.io.json_fields import read_object
-from transformer_nfn.io.tensor_files import TensorInfo
+from transformer_nfn.io.tensor_files import TensorInfo, inside
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

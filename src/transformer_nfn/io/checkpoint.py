@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -16,6 +16,7 @@ from transformer_nfn.errors import CheckpointError, MissingTensorError
 from transformer_nfn.io.files import open_regular
 from transformer_nfn.io.gguf_file import MAGIC, GgufFile
 from transformer_nfn.io.json_fields import read_object
+from transformer_nfn.io.onnx_file import OnnxFile
 from transformer_nfn.io.scaled_weights import with_scales
 from transformer_nfn.io.tensor_files import (
     WEIGHT_DTYPES,
@@ -25,6 +26,7 @@ from transformer_nfn.io.tensor_files import (
     TensorInfo,
     TensorSource,
     common_wrappers,
+    inside,
 )
 
 STATE_DICTS = (".pt", ".pth", ".bin")
@@ -42,7 +44,7 @@ PLAIN = "plain weights in float64, float32, float16 or bfloat16"
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 ADAPTER_WORDS = "an adapter (LoRA), which changes another model's weights"
 GGUF = ".gguf"
-SUFFIXES = {".onnx": "ONNX"}
+ONNX = ".onnx"
 # An ONNX file is a protobuf message: its version (field 1, a small number), then the name and
 # version of its producer, a domain, a text, the graph or the operators (fields 2 to 8).
 ONNX_VERSION, ONNX_VERSIONS = 0x08, range(1, 32)
@@ -136,10 +138,14 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
             source, config = open_source(find_weights(path)), read_config(path)
         elif path.is_file():
             source, config = open_source(path, where), {}
+            if isinstance(source, OnnxFile):
+                config = read_config(path.parent)
         else:
             raise CheckpointError(f"there is no file '{where}'")
         if isinstance(source, GgufFile):
             return Checkpoint(where, source, source.fields)
+        if isinstance(source, OnnxFile):
+            return Checkpoint(where, source, config, converted=True)
         scaled = with_scales(source, config, where)
         if scaled is None:
             return Checkpoint(where, source, config)
@@ -233,9 +239,21 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == GGUF or _head(path)[:4] == MAGIC
 
 
+def is_onnx(path: Path) -> bool:
+    """Whether a file is read as ONNX: by its suffix, or its first bytes."""
+    if path.suffix.lower() == ONNX:
+        return True
+    head = _head(path)
+    if len(head) < 9 or head[8:] == b"{" or head[0] != ONNX_VERSION:  # safetensors has a brace
+        return False
+    return head[1] in ONNX_VERSIONS and head[2] in ONNX_FIELDS
+
+
 def _open_file(path: Path, where: str | None = None) -> TensorSource:
     if is_gguf(path):
         return GgufFile(path, where)
+    if is_onnx(path):
+        return OnnxFile(path, where)
     return StateDict(path, where) if is_state_dict(path) else SafetensorsFile(path, where)
 
 
@@ -323,11 +341,12 @@ def find_weights(folder: Path) -> Path:
     for name in WEIGHTS:
         if (folder / name).is_file():
             return inside(folder, name, folder)
-    files = sorted(file.name for file in folder.glob(f"*{GGUF}"))
-    if len(files) == 1:
-        return inside(folder, files[0], folder)
-    if files:
-        raise CheckpointError(f"'{folder}' holds {len(files)} GGUF files: name one of them")
+    for suffix, what in ((GGUF, "GGUF"), (ONNX, "ONNX")):
+        files = sorted(file.name for file in folder.glob(f"*{suffix}"))
+        if len(files) == 1:
+            return inside(folder, files[0], folder)
+        if files:
+            raise CheckpointError(f"'{folder}' holds {len(files)} {what} files: name one of them")
     raise CheckpointError(f"'{folder}' holds no weights: expected {' or '.join(WEIGHTS[:3])}")
 
 
@@ -351,29 +370,8 @@ def read_shard_index(index: Path) -> dict[str, Path]:
     return {name: found[shard] for name, shard in weight_map.items()}
 
 
-def inside(folder: Path, name: str, source: Path) -> Path:
-    """A file named by a file of the same folder; never one outside, not even by a link.
-
-    The links of a hub's own cache, from ``snapshots/<revision>`` to ``blobs`` beside
-    ``snapshots``, are the one exception.
-    """
-    parts = PurePosixPath(name)
-    if parts.is_absolute() or ".." in parts.parts or "\\" in name or not parts.parts:
-        raise CheckpointError(f"'{source}': '{name}' leads out of its folder")
-    path = folder / name
-    if not path.is_file():
-        raise CheckpointError(f"'{source}' names '{name}', which is missing")
-    real, home = path.resolve(), folder.resolve()
-    homes = [home]
-    if home.parent.name == "snapshots":
-        homes.append(home.parent.parent / "blobs")
-    if not any(real.is_relative_to(allowed) for allowed in homes):
-        raise CheckpointError(f"'{source}': '{name}' is a link that leads out of its folder")
-    return path
-
-
 def check_format(path: Path, where: str | None = None) -> None:
-    """Refuse a file or folder by its names and first bytes, before it is opened.
+    """Refuse an adapter by its names, before it is opened.
 
     Args:
         path: a file, or a folder as model hubs lay it out; one that also holds weights that can
@@ -387,24 +385,14 @@ def check_format(path: Path, where: str | None = None) -> None:
         adapter = next((name for name in ADAPTER if (path / name).is_file()), None)
         if adapter:
             refuse(f"{where.rstrip('/')}/{adapter}", ADAPTER_WORDS)
-        for suffix, what in SUFFIXES.items():
-            found = sorted([*path.glob(f"*{suffix}"), *path.glob(f"*/*{suffix}")])
-            if found:
-                refuse(f"{where.rstrip('/')}/{found[0].relative_to(path)}", what)
-    elif path.is_file():
-        if path.name in ADAPTER:
-            refuse(where, ADAPTER_WORDS)
-        other = SUFFIXES.get(path.suffix.lower()) or _by_content(path)
-        if other:
-            refuse(where, other)
-
-
-def _by_content(path: Path) -> str | None:
-    head = _head(path)
-    safetensors = head[8:] == b"{"
-    if len(head) == 9 and not safetensors and head[0] == ONNX_VERSION:
-        return "ONNX" if head[1] in ONNX_VERSIONS and head[2] in ONNX_FIELDS else None
-    return None
+        below = sorted(path.glob(f"*/*{ONNX}"))
+        if below and not any(path.glob(f"*{ONNX}")):
+            raise CheckpointError(
+                f"'{where}' holds no weights but ONNX in folders below: name a file, as in "
+                f"'{below[0]}'"
+            )
+    elif path.is_file() and path.name in ADAPTER:
+        refuse(where, ADAPTER_WORDS)
 
 
 def check_plain(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:

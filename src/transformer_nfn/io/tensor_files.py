@@ -17,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
@@ -87,6 +87,26 @@ class TensorSource(Protocol):
 
     def close(self) -> None:
         """Close the files."""
+
+
+class InMemory:
+    """Tensors in memory, such as those of a network of a zoo; see `TensorSource`.
+
+    >>> InMemory({"W": torch.ones(2, 3)}).infos["W"].shape
+    (2, 3)
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None):
+        self._tensors = tensors
+        self.infos = {name: TensorInfo.of(w) for name, w in tensors.items()}
+        self.metadata: Mapping[str, str] = {} if metadata is None else metadata
+
+    def read(self, name: str) -> Tensor:
+        """A copy of one tensor."""
+        return self._tensors[name].contiguous().clone()
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 @runtime_checkable
@@ -435,3 +455,24 @@ def _state_in(stored: Mapping[Any, Any], depth: int) -> Mapping[Any, Any] | None
     inner = (stored[entry] for entry in ENTRIES if isinstance(stored.get(entry), dict))
     states = (_state_in(entry, depth - 1) for entry in inner if depth)
     return next((state for state in states if state is not None), None)
+
+
+def inside(folder: Path, name: str, source: Path) -> Path:
+    """A file named by a file of the same folder; never one outside, not even by a link.
+
+    The links of a hub's own cache, from ``snapshots/<revision>`` to ``blobs`` beside
+    ``snapshots``, are the one exception.
+    """
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "\\" in name or not parts.parts:
+        raise CheckpointError(f"'{source}': '{name}' leads out of its folder")
+    path = folder / name
+    if not path.is_file():
+        raise CheckpointError(f"'{source}' names '{name}', which is missing")
+    real, home = path.resolve(), folder.resolve()
+    homes = [home]
+    if home.parent.name == "snapshots":
+        homes.append(home.parent.parent / "blobs")
+    if not any(real.is_relative_to(allowed) for allowed in homes):
+        raise CheckpointError(f"'{source}': '{name}' is a link that leads out of its folder")
+    return path
