@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.alignment import align, align_networks
+from transformer_nfn.checkpoints.alignment import align
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.functional.transformer import transformer
-from transformer_nfn.functional.zoo_network import network_architecture
 from transformer_nfn.io.assets import resolve
+from transformer_nfn.networks import zoo_rows
 from transformer_nfn.zoo import Zoo, load_task
 
 POINTS = 7
@@ -60,10 +60,9 @@ def zoo_pairs(arguments: argparse.Namespace) -> dict[str, Any]:
     unlabelled = None
     if arguments.inputs:
         unlabelled = task.batch("train", torch.arange(arguments.inputs)[None]).inputs[0]
-    forward = network_architecture(zoo.space, zoo.positions()).forward
 
     def measure(weights: Mapping[str, Tensor]) -> tuple[float, float]:
-        out = forward({n: w[0, 0].float() for n, w in weights.items()}, test.inputs[0])
+        out = transformer(config, {n: w.float() for n, w in weights.items()}, test.inputs[0])
         loss = torch.nn.functional.cross_entropy(out, test.labels[0])
         return float(loss), float((out.argmax(-1) != test.labels[0]).float().mean())
 
@@ -73,18 +72,24 @@ def zoo_pairs(arguments: argparse.Namespace) -> dict[str, Any]:
         i, j = (int(r) for r in rng.choice(rows, 2, replace=False))
         if number < arguments.start:
             continue
-        A, B = ({n: w[None] for n, w in zoo.weights([r]).items()} for r in (i, j))
+        models = [network.open_model() for network in zoo_rows(zoo, (i, j))]
+        assert models[0] is not None
+        assert models[1] is not None
+        config = models[0].description
+        A, B = (model.read(model.names) for model in models if model is not None)
         start = time.perf_counter()
-        moved = align_networks(
-            zoo.space, A, B, inputs=unlabelled, positions=zoo.positions(), steps=arguments.steps
-        )
+        steps = None if unlabelled is None else arguments.steps
+        moved = align(models[0], models[1], inputs=unlabelled, rounds=steps)
         took = time.perf_counter() - start
-        before, after = line(A, B, measure), line(moved.weights, B, measure)
+        assert moved.tensors is not None
+        before, after = line(A, B, measure), line(moved.tensors, B, measure)
+        outputs = [transformer(config, w, test.inputs[0].double(), dtype=torch.float64)
+                   for w in (A, moved.tensors)]
         results.append(
             {
                 "pair": [i, j],
                 "distance": [moved.before, moved.after],
-                "difference": moved.difference,
+                "difference": float((outputs[1] - outputs[0]).norm() / outputs[0].norm()),
                 "seconds": took,
                 "loss": [before[:, 0].tolist(), after[:, 0].tolist()],
                 "error": [before[:, 1].tolist(), after[:, 1].tolist()],

@@ -47,7 +47,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional.zoo_network import sinusoids
+from transformer_nfn.functional import sinusoids
 from transformer_nfn.models.whole_network.invariants import NormalForm, evenly_sized, normal_form
 
 ROLES = ("streams", "middle_streams", "neurons", "hidden", "classes", "heads")

@@ -14,12 +14,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from transformer_nfn.checkpoints.families import Transformer, open_model
 from transformer_nfn.functional.transformer import transformer
+from transformer_nfn.zoo import NetworkSizes
+from transformer_nfn.zoo.module import SmallTransformer
 
 VOCAB, LENGTH = 61, 9
+ZOO = "small_transformer"
+"""The zoo's network, which is no model of the library's."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +214,8 @@ def no_casts() -> Iterator[None]:
 def inputs_of(name: str, seed: int = 1) -> dict[str, Tensor]:
     """Inputs for the library's forward."""
     generator = torch.Generator().manual_seed(seed)
+    if name == ZOO:
+        return {"inputs": _noise((2, LENGTH, 4), generator)}
     kind = TINY[name].inputs
     if kind == "pixels":
         return {"pixel_values": _noise((2, 3, 12, 12), generator)}
@@ -243,6 +250,16 @@ def save(model: nn.Module, folder: Path) -> Path:
     return folder
 
 
+def save_zoo_module(file: Path, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
+    """Writes a random network of the zoo under the names of its module, and returns it."""
+    sizes = NetworkSizes(LENGTH, 7, 4, d_model=32, heads=2, d_ff=48, blocks=2)
+    module = SmallTransformer(sizes).double()
+    randomise(module, seed, 1.5)
+    module = module.to(dtype).eval()
+    save_file(module.state_dict(), file)
+    return module
+
+
 @dataclass(frozen=True)
 class Network:
     """A tiny model under canonical names: its description, float64 tensors, inputs, outputs."""
@@ -275,7 +292,10 @@ def _outputs_before(name: str) -> Tensor:
 def network(name: str) -> Network:
     """A tiny model, read by the library under test from what `transformers` wrote."""
     with tempfile.TemporaryDirectory() as folder:
-        save(build(name), Path(folder))
+        if name == ZOO:
+            save_zoo_module(Path(folder) / "model.safetensors")
+        else:
+            save(build(name), Path(folder))
         with open_model(folder) as model:
             return Network(name, model.description, model.read(model.names, torch.float64))
 

@@ -23,6 +23,7 @@ from transformer_nfn.checkpoints.families import (
     OpenOptions,
     UnknownFamilyError,
     open_model,
+    read_model,
 )
 from transformer_nfn.errors import (
     AssetError,
@@ -30,12 +31,13 @@ from transformer_nfn.errors import (
     SpaceError,
     TransformerNFNError,
 )
-from transformer_nfn.functional.zoo_network import block_in_network
+from transformer_nfn.functional.zoo_network import NAME, block_in_network
 from transformer_nfn.io.adapter import is_adapter
-from transformer_nfn.io.assets import NAME, resolve
-from transformer_nfn.io.checkpoint import STATE_DICTS, Checkpoint, check_no_nan, check_plain
-from transformer_nfn.io.files import atomic_file
-from transformer_nfn.io.tensor_files import write_state_dict, write_tensors
+from transformer_nfn.io.assets import NAME as ASSET_NAME
+from transformer_nfn.io.assets import resolve
+from transformer_nfn.io.checkpoint import Checkpoint, check_no_nan, check_plain
+from transformer_nfn.io.rewrite import write_network
+from transformer_nfn.io.tensor_files import InMemory
 from transformer_nfn.known_tasks import HEADS
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.spaces.axis import under_prefix
@@ -97,20 +99,31 @@ class Network:
         return found if damage is None else found | {"damage": damage.to_json()}
 
     def open_model(self, options: OpenOptions | None = None) -> Model | None:
-        """The checkpoint of a known family; None for a network of a weight space.
+        """The checkpoint of a known family; None for a network of another weight space.
 
         Args:
             options: what the files do not state, see `transformer_nfn.checkpoints.families`.
         """
-        chosen = options is not None and (options.architecture or options.family)
+        options = OpenOptions() if options is None else options
+        chosen = options.architecture is not None or options.family is not None
+        if self.zoo is not None:
+            source = InMemory(self._row(), {SPACE_KEY: self.zoo.space.to_json()})
+            family = options if chosen else replace(options, family=NAME)
+            return read_model(Checkpoint(self.name, source), Path(self.name), family)
         if not chosen:
-            if self.zoo is not None or not os.path.exists(self.name):
+            if not os.path.exists(self.name):
                 return None
             if is_adapter(self.name):
                 return open_model(self.name, options)
-            with Checkpoint.open(self.name) as checkpoint:
-                if SPACE_KEY in checkpoint.metadata or zoo_sizes(checkpoint.unwrapped()):
+            with Checkpoint.open(self.name) as opened:
+                checkpoint = opened.unwrapped()
+                sizes = zoo_sizes(checkpoint)
+                if sizes is None and SPACE_KEY in opened.metadata:
                     return None
+                if sizes is not None:
+                    check_positions(self.name, checkpoint, sizes)
+                    if _AUTHORS in checkpoint:
+                        options = replace(options, settings={"heads": sizes.heads})
         try:
             return open_model(self.name, options)
         except UnknownFamilyError:
@@ -277,7 +290,7 @@ def _resolve(text: str, zoos: dict[str, Zoo]) -> Iterator[Network]:
     elif "#" in text:
         zoo, _, rows = text.rpartition("#")
         yield from _rows(text, zoo, rows, zoos)
-    elif NAME.fullmatch(text):
+    elif ASSET_NAME.fullmatch(text):
         try:
             resolve(text, "zoo")
         except AssetError as error:
@@ -345,7 +358,7 @@ class ZooNetwork:
     def unread(self) -> list[str]:
         """Tensors that are not weights of the zoo's network.
 
-        Neither the number of heads nor the fixed positions count; see `changed_positions`.
+        Neither the number of heads nor the fixed positions count; see `check_positions`.
         """
         read = set(self.sizes.space.tensors)
         if not read <= set(self.tensors):
@@ -353,26 +366,24 @@ class ZooNetwork:
             read = {*naming.lines, *naming.constants}
         return [name for name in self.tensors if name not in read | {POSITIONS, HEADS_KEY}]
 
-    @property
-    def changed_positions(self) -> str | None:
-        """How the stored positions differ from the fixed ones of every zoo; None if they agree."""
-        if POSITIONS not in self.tensors:
-            return None
-        expected, stored = self.sizes.positions(), self.tensors[POSITIONS]
-        if stored.shape == (1, *expected.shape):
-            stored = stored[0]
-        if stored.shape != expected.shape:
-            return (
-                f"'{POSITIONS}' expected shape {list(expected.shape)}, found {list(stored.shape)}"
-            )
-        # Others compute the table in another order, and half precision keeps a few digits of it.
-        allowed = max(1e-4, torch.finfo(stored.dtype).eps)
-        difference = float((stored.double() - expected.double()).abs().max())
-        if difference <= allowed:
-            return None
-        return (
-            f"'{POSITIONS}' is not the fixed sinusoidal table (it differs by up to "
-            f"{difference:.2g})"
+
+def check_positions(where: str, tensors: Mapping[str, Tensor], sizes: NetworkSizes) -> None:
+    """Refuse stored positions that are not the fixed ones of every zoo."""
+    if POSITIONS not in tensors:
+        return
+    expected, stored = sizes.positions(), tensors[POSITIONS]
+    if stored.shape == (1, *expected.shape):
+        stored = stored[0]
+    if stored.shape != expected.shape:
+        found = f"expected shape {list(expected.shape)}, found {list(stored.shape)}"
+        raise CheckpointError(f"'{where}' is of another architecture: '{POSITIONS}' {found}")
+    # Others compute the table in another order, and half precision keeps a few digits of it.
+    allowed = max(1e-4, torch.finfo(stored.dtype).eps)
+    difference = float((stored.double() - expected.double()).abs().max())
+    if difference > allowed:
+        raise CheckpointError(
+            f"'{where}' is of another architecture: '{POSITIONS}' is not the fixed sinusoidal "
+            f"table (it differs by up to {difference:.2g})"
         )
 
 
@@ -407,7 +418,11 @@ def zoo_sizes(checkpoint: Checkpoint, like: NetworkSizes | None = None) -> Netwo
         return None
     if heads == 0 or d_model % heads or (inputs[0] in checkpoint) != (inputs[1] in checkpoint):
         return None
-    tokens = (49 if patch else 512) if like is None else like.tokens  # of no weight's shape
+    tokens = 49 if patch else 512
+    if like is not None:
+        tokens = like.tokens
+    elif POSITIONS in checkpoint:  # no weight's shape states them
+        tokens = checkpoint.info(POSITIONS).shape[-2]
     return NetworkSizes(tokens, classes, patch, d_model, heads, d_ff, blocks)
 
 
@@ -487,12 +502,7 @@ def save_network(
                 f"a file holds one network; '{name}' has shape {list(weights[name].shape)}"
             )
         tensors[name] = weights[name].reshape(shape)
-    path = Path(path)
-    if path.suffix in STATE_DICTS:
-        with atomic_file(path) as beside:
-            write_state_dict(beside, {name: w.detach().clone() for name, w in tensors.items()})
-        return
-    write_tensors(path, tensors, {SPACE_KEY: space.to_json()})
+    write_network(Path(path), tensors, {SPACE_KEY: space.to_json()})
 
 
 def read_network(

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.disguises import Disguise
 from transformer_nfn.checkpoints.families import Transformer
+from transformer_nfn.io.checkpoint import Checkpoint
+from transformer_nfn.io.tensor_files import InMemory
 
 
 class MemoryModel:
@@ -19,7 +21,7 @@ class MemoryModel:
         )
         self.tensors, self.names, self.where = tensors, self.description.names(), where
         self.dtype = next(iter(tensors.values())).dtype
-        self.checkpoint: dict[str, Tensor] = {}  # no file, so nothing in it is quantised
+        self.checkpoint = Checkpoint(where, InMemory(tensors))
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name].clone()

@@ -10,10 +10,9 @@ import torch
 
 import tiny_families
 from transformer_nfn.checkpoints import align
-from transformer_nfn.checkpoints.alignment import Aligned, align_networks
+from transformer_nfn.checkpoints.alignment import Aligned
 from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import open_model
-from transformer_nfn.functional.zoo_network import small_transformer
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -107,31 +106,3 @@ def test_untied_the_stream_has_more_room(tmp_path: Path) -> None:
         assert not moved.description.tied
 
 
-def test_zoo_networks_come_nearer_and_compute_the_same() -> None:
-    made = small_transformer(4, 3, 4, d_model=8, heads=2, d_ff=12)
-    A, B = (made.space.randn(1, generator=generator(i), dtype=torch.float64) for i in (0, 1))
-    done = align_networks(made.space, A, B)
-    assert done.after < done.before
-    assert done.difference < 1e-9
-    hidden = made.disguise(B, generator(5), max_condition=5)
-    back = align_networks(made.space, hidden, B)
-    assert back.before > 1
-    assert back.after < 1e-9
-    assert back.difference < 1e-9
-
-
-def test_inputs_lower_the_barrier_and_keep_the_function() -> None:
-    made = small_transformer(4, 3, 4, d_model=8, heads=2, d_ff=12)
-    A, B = (made.space.randn(1, generator=generator(i), dtype=torch.float64) for i in (0, 1))
-    X = torch.randn(32, 4, 4, generator=generator(7))
-    done = align_networks(made.space, A, B, inputs=X, steps=30)
-    assert done.difference < 1e-9
-
-    def halfway(W: dict[str, torch.Tensor]) -> torch.Tensor:
-        between = {n: (W[n][0, 0] + B[n][0, 0]) / 2 for n in B}
-        return torch.log_softmax(made.forward(between, X.double()), -1)
-
-    ends = [made.forward({n: w[0, 0] for n, w in W.items()}, X.double()) for W in (A, B)]
-    aim = sum(torch.softmax(x, -1) for x in ends) / 2
-    before, after = (-(aim * halfway(W)).sum(-1).mean() for W in (A, done.weights))
-    assert after < before

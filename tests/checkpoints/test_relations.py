@@ -10,7 +10,7 @@ from memory_model import MemoryModel, disguised, noisy
 
 from tiny_families import TINY, every_family
 from transformer_nfn.checkpoints import relate
-from transformer_nfn.checkpoints.alignment import Alignment
+from transformer_nfn.checkpoints.alignment import align
 from transformer_nfn.checkpoints.fingerprints import compare_fingerprints, take_fingerprint
 from transformer_nfn.checkpoints.relations import draw_relation
 
@@ -62,10 +62,7 @@ def test_a_condition_that_the_dtype_does_not_carry_is_no_no(tiny, family, dtype)
 
 
 def alignment_distance(A: MemoryModel, B: MemoryModel) -> float:
-    alignment = Alignment(B, A, untie=A.description.tied and not B.description.tied)
-    for _ in alignment:
-        pass
-    return alignment.distances[1]
+    return align(B, A, untie=A.description.tied and not B.description.tied).after
 
 
 def check_agreement(A: MemoryModel, B: MemoryModel, condition: float) -> None:

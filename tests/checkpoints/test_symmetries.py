@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tiny_families import QUICK, TINY, Network, every_family, network
+from tiny_families import QUICK, TINY, ZOO, Network, network, nightly_but_quick
 from transformer_nfn.checkpoints.symmetries import (
     SYMMETRIES,
     BranchConstant,
@@ -39,6 +39,9 @@ pytest.importorskip("transformers")
 
 Weights = dict[str, Tensor]
 HOLDS, BREAKS, STEP = 1e-9, 1e-4, 1e-5
+every_symmetric_family = pytest.mark.parametrize(
+    "family", [*nightly_but_quick(TINY), pytest.param(ZOO)]
+)
 LOOSE = ("readers + γ⁻¹vᵀ", "writers + u1ᵀ", "key bias shifted", "position bias shifted")
 """Each tensor of these is moved on its own (with the bias that takes it back)."""
 
@@ -73,7 +76,7 @@ def distance(a: Weights, b: Weights) -> float:
     return max(float((a[n] - b[n]).abs().max() / b[n].abs().max().clamp_min(1e-9)) for n in b)
 
 
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", [*TINY, ZOO])
 def test_an_action_leaves_the_function_unchanged(family: str) -> None:
     for symmetry in SYMMETRIES:
         weights, how = all_tensors(family), drawing()
@@ -87,7 +90,7 @@ def test_an_action_leaves_the_function_unchanged(family: str) -> None:
         assert change(family, changed) < HOLDS, symmetry.name
 
 
-@every_family
+@every_symmetric_family
 def test_half_an_action_changes_the_function(family: str) -> None:
     for symmetry, site in first_sites(family):
         if symmetry.name in LOOSE:
@@ -108,7 +111,7 @@ def _telling(symmetry: Symmetry[Any], moved: Weights) -> list[str]:
     return [name for name in moved if name not in silent and len(moved) > 1]
 
 
-@every_family
+@every_symmetric_family
 def test_a_fit_finds_the_element(family: str) -> None:
     for symmetry, site in first_sites(family):
         a = site.pick(all_tensors(family))
@@ -118,7 +121,7 @@ def test_a_fit_finds_the_element(family: str) -> None:
         )
 
 
-@every_family
+@every_symmetric_family
 def test_the_reduced_form_is_constant_on_orbits(family: str) -> None:
     for symmetry, site in first_sites(family):
         a = site.pick(all_tensors(family))
@@ -127,12 +130,12 @@ def test_the_reduced_form_is_constant_on_orbits(family: str) -> None:
         assert distance(one, other) < 1e-8, symmetry.name
 
 
-@every_family
+@every_symmetric_family
 def test_the_size_is_the_rank_of_the_action(family: str) -> None:
     """Fits to random small steps are projections onto the orbit: their rank is its dimension."""
     for symmetry, site in first_sites(family):
         size = symmetry.size(site).continuous
-        if size > (70 if family in QUICK else 300):
+        if size > (70 if family in (*QUICK, ZOO) else 300):
             continue
         a = site.pick(all_tensors(family))
         still = symmetry.act(site, a, symmetry.fit(site, a, a))
@@ -301,6 +304,9 @@ CONTROLS: dict[str, tuple[tuple[str, ...], Callable[[Network], Weights]]] = {
     ),
     "rotation that moves the mean": (
         ("gpt2-untied", "neox"), lambda n: at(StreamBasis(), n, any_rotation(n)),
+    ),
+    "rotation of the stream to which positions are added": (
+        (ZOO,), lambda n: turned(n, any_rotation(n), but="1."),
     ),
     "rotation of a tied stream": (("llama-tied", "gemma2"), lambda n: turned(n, any_rotation(n))),
     "rotation of a stream that a norm begins": (

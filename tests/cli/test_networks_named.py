@@ -59,7 +59,7 @@ def test_every_name_gives_the_same_network(zoo: Zoo, networks: list[str]) -> Non
 
 def test_fingerprint_and_predict_take_them_all(networks: list[str]) -> None:
     out = printed("fingerprint", *networks, "--json")
-    assert max(max(row) for row in json.loads(out)["relative_distances"]) < 1e-6
+    assert max(max(row) for row in json.loads(out)["distances"]) == 0
     found = as_json("predict", "mnist-boosting", *networks)
     assert [p["name"] for p in found] == networks
     assert len({p["accuracy"] for p in found}) == 1
@@ -79,31 +79,61 @@ def test_disguise_canonical_and_compare_take_them_all(networks: list[str], tmp_p
 def test_a_disguised_network_is_known_as_a_whole_and_predicted_alike(
     zoo: Zoo, tmp_path: Path
 ) -> None:
+    """Predictors are invariant under the paper's group; a disguise has more than that."""
     original, disguised = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    save_network(original, zoo.space, {n: w[0].double() for n, w in zoo.weights([3]).items()})
-    printed("disguise", original, "--out", disguised)
-    out = printed("compare", original, disguised, "--json")
-    assert json.loads(out)["same_orbit"] is True
+    weights = {n: w.double() for n, w in zoo.weights([3]).items()}
+    save_network(original, zoo.space, weights)
+    element = zoo.space.group.random(torch.Generator().manual_seed(0), condition=10)
+    save_network(disguised, zoo.space, element.act({n: w[None] for n, w in weights.items()}))
+    assert as_json("compare", original, disguised)["verdict"] == "same"
     first, second = as_json("predict", "mnist-boosting", original, disguised)
     assert abs(first["accuracy"] - second["accuracy"]) < 1e-3
 
 
-def test_whole_rows_and_their_blocks_are_known_under_a_disguise(tmp_path: Path) -> None:
+def test_unlike_whole_networks_are_told_apart_by_a_witness() -> None:
+    found = as_json("compare", "mnist-sample#3", "mnist-sample#4", code=1)
+    assert found["same_function"] is False
+    witness = found["proof"]["witness"]
+    assert witness["difference"] > 100 * witness["noise"]
+
+
+PAIRS = [("mnist-sample#0", "mnist-sample#1"), ("ag-news-sample#2", "ag-news-sample#3")]
+
+
+@pytest.mark.parametrize(("name", "other"), PAIRS)
+def test_whole_rows_are_known_under_a_disguise(name: str, other: str, tmp_path: Path) -> None:
+    """Stored in half precision, and with a basis of its own between any two sublayers."""
+    out = tmp_path / "disguised.pt"
+    assert tnfn("disguise", name, "--out", out, "--condition", 300)[0] == 0
+    code, said, err = tnfn("compare", name, out, "--json")
+    assert code == 0, err
+    assert json.loads(said)["verdict"] == "same"
+    assert tnfn("compare", name, other)[0] == 1
+    code, said, err = tnfn("fingerprint", name, out, other, "--json")
+    assert code == 0, err
+    first, near, far = json.loads(said)["distances"][0]
+    assert (first, near) == (0, 0)
+    assert far > 0.6
+
+
+@pytest.mark.parametrize(("name", "other"), PAIRS)
+def test_blocks_are_known_under_the_group_of_the_paper(
+    name: str, other: str, tmp_path: Path
+) -> None:
     """Stored in half precision, and with the order of coordinates between the blocks changed."""
-    parts = ([], ["--part", "blocks.0"], ["--part", "blocks.1"])
-    for name, other, seed in (
-        ("mnist-sample#0", "mnist-sample#1", 0),
-        ("ag-news-sample#2", "ag-news-sample#3", 1),
-    ):
-        out = tmp_path / f"{seed}.pt"
-        printed("disguise", name, "--out", out, "--seed", seed)
-        for part in parts:
-            said = printed("compare", name, out, *part, "--json")
-            assert json.loads(said)["same_orbit"] is True
-            printed("compare", name, other, *part, code=1)
-            said = printed("fingerprint", name, out, other, *part, "--json")
-            first, near, far = json.loads(said)["relative_distances"][0]
-            assert first == 0 <= near < 0.01 < 0.1 < far
+    out = tmp_path / "disguised.pt"
+    space, weights = resolve_network(name).in_space()
+    element = space.group.random(torch.Generator().manual_seed(0), max_condition=100)
+    save_network(out, space, element.act(weights))
+    for part in ("blocks.0", "blocks.1"):
+        code, said, err = tnfn("compare", name, out, "--part", part, "--json")
+        assert code == 0, err
+        assert json.loads(said)["same_orbit"] is True
+        assert tnfn("compare", name, other, "--part", part)[0] == 1
+        code, said, err = tnfn("fingerprint", name, out, other, "--part", part, "--json")
+        assert code == 0, err
+        first, near, far = json.loads(said)["relative_distances"][0]
+        assert first == 0 <= near < 0.01 < 0.1 < far
 
 
 def test_what_align_turns_is_not_called_another_block(tmp_path: Path) -> None:
@@ -111,6 +141,7 @@ def test_what_align_turns_is_not_called_another_block(tmp_path: Path) -> None:
     printed("align", "mnist-sample#0", "mnist-sample#1", "--out", out)
     said = printed("compare", "mnist-sample#0", out, "--part", "blocks.1", code=3)
     assert "compare the whole networks" in said
+    assert tnfn("compare", "mnist-sample#0", out)[0] == 0
 
 
 def test_a_part_of_any_file_lies_in_the_space_that_is_named(tmp_path: Path) -> None:

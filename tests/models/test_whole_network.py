@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from transformer_nfn.functional import small_transformer
-from transformer_nfn.functional.zoo_network import sinusoids
+from transformer_nfn.functional import sinusoids, small_transformer
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.models import WholeNetwork, network_of
 from transformer_nfn.models.whole_network import probe_outputs, whole_invariants

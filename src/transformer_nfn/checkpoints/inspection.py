@@ -350,6 +350,9 @@ def _actions(description: Transformer, name: str) -> Mapping[str, str]:
     if "cross." in name and block.cross is not None:
         attention = block.cross
     scales = neuron_scales(block.mlp)
+    streams: str = "" if description.stream_group == "none" else description.stream_group
+    if block.order == "chain":
+        streams += ", each sublayer's its own"
     heads = "permuted"
     if attention.position_bias and "cross." not in name:
         heads = "permuted, all blocks alike"
@@ -358,13 +361,14 @@ def _actions(description: Transformer, name: str) -> Mapping[str, str]:
     if attention.alibi:
         heads = ""
     return {
-        "D": "" if description.stream_group == "none" else description.stream_group,
+        "D": streams,
         "head": heads,
         "group": "" if attention.alibi else "permuted",
         "expert": "permuted",
         "d_k": _query_action(attention),
         "d_v": f"GL({attention.d_v}) per key/value head",
         "neuron": "permuted" if scales is None else f"permuted, {scales} scale",
+        "hidden": "permuted, positive scale",
         "mlm": "permuted with the stream" if description.tied else "permuted",
     }
 

@@ -23,7 +23,7 @@ float32.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -62,6 +62,7 @@ class Table:
         raw: the matrix as the file has it.
         dtype: to compute in.
         unit: expected square of the relative rounding error of a weight.
+        least: smaller weights have the rounding error of one of this size.
         scale: factor on the matrix.
         gain: of the norm before it. beta: its bias.
         bias: of the output matrix, ``[rows]`` in the file's dtype.
@@ -77,6 +78,7 @@ class Table:
     raw: Tensor
     dtype: torch.dtype
     unit: float
+    least: float = 0.0
     scale: float = 1.0
     gain: Tensor | None = None
     beta: Tensor | None = None
@@ -92,13 +94,13 @@ class Table:
         value = raw.to(self.dtype)
         if value is raw:
             value = value.clone()
-        unit = self.unit
+        unit, least = self.unit, torch.tensor(self.least * self.scale, dtype=self.dtype)
         if self.scale != 1.0:
             value *= self.scale
         if self.gain is not None:
             value *= self.gain
-            unit = 2 * unit
-        error = summed_squares(value, -1, unit)
+            unit, least = 2 * unit, least * self.gain.abs()
+        error = unit * torch.maximum(value.abs(), least).square().sum(-1)
         if self.centred:
             value -= value.mean(-1, keepdim=True)
         return Piece(value, error)
@@ -119,11 +121,6 @@ class Table:
         return Piece(value, error)
 
 
-def summed_squares(x: Tensor, dim: int, unit: float) -> Tensor:
-    """``unit · Σ x²`` over an axis."""
-    return x.square().sum(dim) * unit
-
-
 def folded(
     W: Tensor,
     b: Tensor | None,
@@ -131,6 +128,7 @@ def folded(
     beta: Tensor | None,
     *,
     unit: float,
+    least: float = 0.0,
     centred: bool,
 ) -> tuple[Piece, Piece | None]:
     """Fold a norm into a matrix that reads it, and into the bias of that matrix.
@@ -141,12 +139,13 @@ def folded(
         gain: of the norm, None where there is none.
         beta: its bias.
         unit: expected square of the relative rounding error of a weight.
+        least: smaller weights have the rounding error of one of this size.
         centred: the norm takes the mean away (LayerNorm).
     """
     bias, bias_error = b, None
     if b is not None:
-        bias_error = unit * b.square()
-    squares = W.square()
+        bias_error = unit * b.square().clamp_min(least**2)
+    squares = W.square().clamp_min(least**2)
     if beta is not None:
         through = torch.einsum("d,...dk->...k", beta, W)
         moved = 2 * unit * torch.einsum("d,...dk->...k", beta.square(), squares)
@@ -157,7 +156,7 @@ def folded(
     else:
         W *= gain.unsqueeze(-1)
         error = 2 * unit * torch.einsum("d,...dk->...k", gain.square(), squares)
-    if centred and gain is not None:
+    if centred:
         W -= W.mean(-2, keepdim=True)
     weight = Piece(W, error)
     if bias is None or bias_error is None:
@@ -190,6 +189,7 @@ class Reduced:
         dtype: of all tensors.
         centred: the mean of what blocks write is discarded by every reader.
         unit: expected square of the relative rounding error of a weight.
+        least: smaller weights have the rounding error of one of this size.
         blocks: names of the blocks, ``encoder.0`` for a model with two stacks, in order.
 
     Example:
@@ -217,7 +217,9 @@ class Reduced:
         """
         self.model, self.description, self.dtype = model, model.description, dtype
         self.names: Mapping[str, tuple[int, ...]] = model.names
-        self.unit = max(rounding_rms(d) for d in (stored or model.dtype, dtype)) ** 2
+        stored = stored or model.dtype
+        self.unit = max(rounding_rms(d) for d in (stored, dtype)) ** 2
+        self.least = torch.finfo(stored).smallest_normal
         self.post = "post" in self.description.orders
         self.repeated = any(stack.repeats > 1 for stack in self.description.stacks)
         self.centred = self.description.hides_mean
@@ -231,6 +233,15 @@ class Reduced:
     def block(self, name: str) -> ReducedBlock:
         """One block by its name."""
         return ReducedBlock(self, name, self._at[name])
+
+    @property
+    def classifier(self) -> ReducedBlock | None:
+        """An MLP that gives the output, as a block without its attention."""
+        mlp = self.description.classifier
+        if mlp is None:
+            return None
+        block = replace(self.description.stacks[-1].blocks[-1], mlp=mlp)
+        return ReducedBlock(self, "classifier", block, centred=False)
 
     def read(self, name: str) -> Tensor | None:
         """A canonical tensor of the file in the working dtype; None where there is none."""
@@ -293,7 +304,9 @@ class Reduced:
     def _table(self, name: str) -> Table:
         embedded = name in INPUTS
         centred = self.description.hides_mean_of_embeddings if embedded else self.centred
-        make = partial(Table, name, dtype=self.dtype, unit=self.unit, centred=centred)
+        make = partial(
+            Table, name, dtype=self.dtype, unit=self.unit, least=self.least, centred=centred
+        )
         if name == "token":
             return make(self._token, scale=self.description.embedding_scale)
         if name == "position":
@@ -322,15 +335,17 @@ class Reduced:
         return table
 
     def vectors(self) -> dict[str, Piece]:
-        """Vectors of the stream that remain: the gain of a norm on the embeddings, its bias, unless
-        the first block has that folded in (post-norm), and what a projection of them adds."""
+        """Vectors of the stream that remain: gain and bias of a norm on the embeddings (unless the
+        first block has the bias folded in, post-norm), and what embedding vectors or projecting
+        them adds."""
+        names = ["embed_norm.g", "projection_bias", *(() if self.post else ("embed_norm.b",))]
+        names += ["patch_bias"] if self.description.inputs == "vectors" else []
         out = {}
-        names = ("embed_norm.g", "projection_bias")
-        for name in names if self.post else (*names, "embed_norm.b"):
+        for name in names:
             value = self.read(name)
             if value is not None:
                 error = self.unit * value.square().sum()
-                if name.endswith(".b") and self.centred:
+                if self.centred and not name.endswith(".g"):
                     value = value - value.mean()
                 out[name] = Piece(value, error)
         return out
@@ -372,10 +387,14 @@ class ReducedBlock:
         network: the reduced form that it belongs to.
         name: of the block.
         description: its description.
+        centred: the mean of what it writes is discarded.
     """
 
-    def __init__(self, network: Reduced, name: str, description: Block) -> None:
+    def __init__(
+        self, network: Reduced, name: str, description: Block, *, centred: bool | None = None
+    ) -> None:
         self.network, self.name, self.description = network, name, description
+        self.centred = network.centred if centred is None else centred
         self._unit = network.unit
 
     def has(self, tensor: str) -> bool:
@@ -396,8 +415,17 @@ class ReducedBlock:
         """
         bias = self._maybe(tensor.replace("W_", "b_"))
         gain, beta = self._norm_before(tensor)
-        centred = self.network.description.norm == "layer"
-        return folded(self._read(tensor), bias, gain, beta, unit=self._unit, centred=centred)
+        normed = gain is not None or self.description.order == "chain"
+        centred = self.network.description.norm == "layer" and normed
+        return folded(
+            self._read(tensor),
+            bias,
+            gain,
+            beta,
+            unit=self._unit,
+            least=self.network.least,
+            centred=centred,
+        )
 
     def router(self) -> tuple[Piece, Piece | None]:
         """What scores experts, ``[D, experts]``, and the bias that the norm leaves in it.
@@ -419,8 +447,8 @@ class ReducedBlock:
     def writer(self, tensor: str) -> Piece:
         """A matrix that writes to the stream: ``W_O [h, d, D]``, ``W_B [f, D]``."""
         raw = self._read(tensor)
-        error = summed_squares(raw, -1, self._unit)
-        if self.network.centred:
+        error = self._unit * raw.square().clamp_min(self.network.least**2).sum(-1)
+        if self.centred:
             raw -= raw.mean(-1, keepdim=True)
         signs = self._after_signs(tensor)
         return Piece(raw if signs is None else raw * signs, error)
@@ -542,7 +570,7 @@ class ReducedBlock:
         return self.reader(f"{prefix}W_V")[1]
 
     def _stream_vector(self, value: Tensor, error: Tensor, writer: str) -> Piece:
-        if self.network.centred:
+        if self.centred:
             value = value - value.mean()
         signs = self._after_signs(writer)
         return Piece(value if signs is None else value * signs, error)

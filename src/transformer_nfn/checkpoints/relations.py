@@ -61,6 +61,7 @@ from transformer_nfn.checkpoints.stream import (
     reduced_group,
     without_outputs,
 )
+from transformer_nfn.checkpoints.survivors import BlockUnits, surviving_units
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.io.files import blank_figure, save_figure
@@ -76,6 +77,7 @@ Verdict = Literal[
     "partly",
     "embeddings only",
     "unrelated",
+    "different",
     "unclear",
 ]
 CONSISTENT: Verdict = "consistent with a disguise, not proved"
@@ -99,11 +101,17 @@ FLOAT32 = 5e-5
 EXPLAINED, EXPLAINED_HALF = 64.0, 4.0
 """Times the expected noise up to which rounding explains a distance; the second where a file is in
 half precision, where there is less room between rounding and a change."""
+SAME_BLOCK = 0.98
+"""Share of the best score from which on a block counts as the one in the same place."""
 READABLE = 0.8
 """Least score that rounding must leave of every part of an exact disguise for a block to be judged
 by its score: below, its matrices have a condition that its dtype does not carry."""
 FEWEST = 4
 """Fewest directions of the stream that tables must determine for scores to be meaningful."""
+NO_SCORES = (
+    "without residuals each sublayer writes in a basis of its own, which no embedding fixes: there "
+    "are no scores, only a proof"
+)
 NO_DIRECTION = (
     "Scores are symmetric: which of the two came first, or whether both came from a third, "
     "is not something they can tell."
@@ -117,7 +125,8 @@ class Relation:
     Attributes:
         verdict: ``same`` (proved), ``same backbone`` (blocks and embeddings proved, heads
             differ), ``consistent with a disguise, not proved``, ``derived``, ``partly``,
-            ``embeddings only``, ``unrelated``, ``unclear``.
+            ``embeddings only``, ``unrelated``, ``different`` (another function, where no scores
+            say how similar), ``unclear``.
         same_function: True only by equal bytes, by rounding or by proof; False where they are known
             to differ (by shapes, by proof, or with a verdict that implies it); None otherwise.
         score: mean over the blocks, 0 for unrelated models, 1 for a disguise; None without blocks
@@ -135,8 +144,9 @@ class Relation:
         exact: test of independent training; a disguise that permutes units defeats it. None where
             nothing was compared.
         calibrated: p of the score among trained strangers, whatever the disguise. None where the
-            depths differ.
+            shapes differ.
         conversion: tensor by tensor, where one is quantised and most of them agree.
+        units: of models of different shapes, what each block of B has of A.
 
     >>> print(Relation("same", True, 1.0, "both hold the same bytes", ("0",), ("0",)))
     same (score 1.000): both hold the same bytes
@@ -158,6 +168,21 @@ class Relation:
     exact: ExactTest | None = None
     calibrated: CalibratedTest | None = None
     conversion: Conversion | None = None
+    units: tuple[BlockUnits, ...] = ()
+
+    @property
+    def sources(self) -> dict[str, str | None]:
+        """Block of A that each block of B comes from; None for a block without a relative in A."""
+        out: dict[str, str | None] = {}
+        for name, scores in zip(
+            self.columns, () if self.matrix is None else self.matrix.mT, strict=False
+        ):
+            best = int(scores.argmax())
+            if name in self.rows:  # equal blocks of A: the one in the same place
+                own = self.rows.index(name)
+                best = own if scores[own] >= SAME_BLOCK * scores[best] else best
+            out[name] = self.rows[best] if scores[best] >= RELATED else None
+        return out
 
     def __str__(self) -> str:
         """A table by block and part, the verdict in a sentence, and what was not compared."""
@@ -179,6 +204,7 @@ class Relation:
             lines += more if self.proof.reason == self.reason else [first, *more]
         lines += [str(test) for test in (self.exact, self.calibrated) if test is not None]
         lines += [f"not compared: {text}" for text in self.not_compared]
+        lines += [str(unit) for unit in self.units]
         if self.verdict in ("derived", "partly", "embeddings only"):
             lines.append(NO_DIRECTION)
         return "\n".join(lines)
@@ -215,6 +241,7 @@ class Relation:
             "exact_test": None if self.exact is None else self.exact.as_json(),
             "calibrated_test": None if self.calibrated is None else self.calibrated.as_json(),
             "conversion": None if self.conversion is None else self.conversion.as_json(),
+            "units": {unit.block: unit.as_json() for unit in self.units},
         }
 
 
@@ -280,12 +307,15 @@ def _relate(A: Model, B: Model, prove: bool | None) -> Relation:
         relation = Relation(
             "unclear", False, None, reason, rows, columns, not_compared=("all blocks",)
         )
+    elif "chain" in A.description.orders:
+        relation = Relation("unclear", None, None, NO_SCORES, rows, columns)
+        prove = prove is not False
     else:
         relation = _relate_by_scores(A, B)
     if prove is False or (prove is None and relation.verdict != CONSISTENT):
         return relation
     scores = [block_score(parts) for parts in relation.blocks.values()]
-    related = bool(scores) and min(scores) >= RELATED
+    related = relation.reason == NO_SCORES or (bool(scores) and min(scores) >= RELATED)
     return _concluded(relation, prove_pair(A, B, relation.fitted if related else None))
 
 
@@ -296,6 +326,8 @@ def _concluded(relation: Relation, proof: Proof) -> Relation:
         verdict, reason = "same", proof.reason
     elif proof.backbone:
         verdict, reason = "same backbone", proof.reason
+    elif reason == NO_SCORES:
+        verdict, reason = ("different" if proof.same is False else "unclear"), proof.reason
     elif verdict == CONSISTENT:
         verdict, reason = ("derived" if proof.same is False else "unclear"), proof.reason
     return replace(
@@ -346,13 +378,15 @@ def _is_rounded(a: Tensor, b: Tensor) -> bool:
 def incomparable(A: Model, B: Model) -> str | None:
     """Why no basis of one stream can stand for one of the other; None where one can."""
     a, b = A.description, B.description
-    if a.width != b.width:
-        return f"the streams have different widths, {a.width} and {b.width}"
     if a.norm != b.norm:
         return "one has LayerNorm, the other RMS norm"
+    if ("chain" in a.orders) != ("chain" in b.orders):
+        return "one has residuals, the other has not"
     groups = [reduced_group(Reduced(m)) for m in (A, B)]
     if groups[0] != groups[1]:
         return f"their norms stand in different places ({a.family} and {b.family})"
+    if groups[0] == "none" and a.width != b.width:
+        return f"the streams have different widths, {a.width} and {b.width}, and nothing maps them"
     tables = set(Reduced(A).table_names()) & set(Reduced(B).table_names())
     if groups[0] != "none" and not tables & {"token", "position", "patch", "projection", "head"}:
         return f"they share no embeddings or outputs ({a.family} and {b.family})"
@@ -374,7 +408,8 @@ def _relate_by_scores(first: Model, second: Model) -> Relation:
             if again.verdict == CONSISTENT:
                 return again
     # So do embeddings that were replaced; the basis may be the same nevertheless.
-    if relation.verdict != "derived" and _same_basis(A, B):
+    one_width = A.description.width == B.description.width
+    if relation.verdict != "derived" and one_width and _same_basis(A, B):
         again = _scored(A, B, replace(fit, map=StreamMap()))
         if (again.score or 0.0) > (relation.score or 0.0):
             return again
@@ -425,7 +460,7 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
     scores = [block_score(parts) for parts in blocks.values()]
     score = sum(scores) / len(scores) if scores else None
     undecided = judgement.verdict in ("unclear", CONSISTENT)
-    return Relation(
+    relation = Relation(
         judgement.verdict,
         None if undecided else False,
         score,
@@ -447,6 +482,28 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
         ),
         calibrated=None if score is None else calibrated_test(A.description, score),
     )
+    if _shapes(A) == _shapes(B):
+        return relation
+    # Strangers of different shapes were not calibrated on.
+    return replace(relation, calibrated=None, units=tuple(_units(relation, thumbnails)))
+
+
+def _shapes(model: Reduced) -> tuple[object, ...]:
+    """Width of the stream, and numbers of heads and neurons of every block."""
+    blocks = [block for stack in model.description.stacks for block in stack.blocks]
+    units = ((b.attention.heads, b.attention.groups, b.mlp.neurons, b.mlp.experts) for b in blocks)
+    return model.description.width, *units
+
+
+def _units(
+    relation: Relation, thumbnails: tuple[list[Directions], list[Directions]]
+) -> Iterator[BlockUnits]:
+    """What each block of B that comes from one of A has of it."""
+    for j, (block, source) in enumerate(relation.sources.items()):
+        if source is not None:
+            a, b = thumbnails[0][relation.rows.index(source)], thumbnails[1][j]
+            if len(a.written) == len(b.written):
+                yield surviving_units(block, source, a, b)
 
 
 def _partners(matrix: Tensor) -> list[tuple[int, int]]:
@@ -592,6 +649,8 @@ def _explained(
 
     Outputs do not count: models that differ there may share all the rest.
     """
+    if _shapes(A) != _shapes(B):
+        return False
     embeddings = [n for n in EMBEDDINGS if n in A.names or n in B.names]
     if any((n in A.names) != (n in B.names) for n in embeddings):
         return False
@@ -611,7 +670,13 @@ def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator
         yield f"only one of the two has {', '.join(sorted(missing))}"
     if not in_line:
         yield f"blocks one by one: A has {len(A.blocks)}, B {len(B.blocks)}; the matrix only"
-    if fit.map.span is not None:
+    widths = [m.description.width for m in (A, B)]
+    if widths[0] != widths[1]:
+        yield (
+            f"{abs(widths[0] - widths[1])} directions of the wider stream: the widths are "
+            f"{widths[0]} and {widths[1]}"
+        )
+    elif fit.map.span is not None:
         yield (
             f"directions of the stream that embeddings and outputs leave open: they determine "
             f"{fit.map.span.shape[1]} of {len(fit.map.span)}"

@@ -104,16 +104,26 @@ class BlockSketch:
     constants_error: float
 
 
-def sketch_block(block: ReducedBlock, probes: Probes) -> BlockSketch:
-    """Sketch a block with probes in the model's own coordinates."""
+def sketch_block(
+    block: ReducedBlock, probes: Probes, mlp_probes: Probes | None = None
+) -> BlockSketch:
+    """Sketch a block with probes in the model's own coordinates.
+
+    Args:
+        block: of a reduced form.
+        probes: of its stream.
+        mlp_probes: of the streams that its MLP reads and writes, where those are others.
+    """
     attentions = block.attentions()
+    inner = probes if mlp_probes is None else mlp_probes
     biases = [block.output_bias(prefix) for prefix, _ in attentions]
     constants = [c for c in (*biases, block.mlp_bias()) if c is not None]
-    written = [probes.out @ c.value for c in constants]
+    outs = [*(probes.out for bias in biases if bias is not None), inner.out]
+    written = [out @ c.value for out, c in zip(outs, constants, strict=False)]
     error = sum(float(c.error.sum()) for c in constants) * float(probes.out.square().mean())
     return BlockSketch(
         {prefix: _heads(block, prefix, attention, probes) for prefix, attention in attentions},
-        _neurons(block, probes),
+        sketch_neurons(block, inner),
         torch.cat([probes.out.new_zeros(0), *written]),
         error * len(probes.out),
     )
@@ -206,7 +216,7 @@ def _product_noise(
     return _relative(error.sum(-1), product.square().sum(-1))
 
 
-def _neurons(block: ReducedBlock, probes: Probes) -> NeuronSketch:
+def sketch_neurons(block: ReducedBlock, probes: Probes) -> NeuronSketch:
     """The neurons of an MLP, or of all experts one after the other."""
     experts = [_expert_neurons(block, prefix, probes) for prefix in block.description.mlp.prefixes]
     if len(experts) == 1:
@@ -351,7 +361,7 @@ def _compare_heads(a: Directions, b: Directions, prefix: str) -> tuple[Part, Par
     QK, VO, plain = zip(a.heads[prefix], b.heads[prefix], strict=True)
     noise = list(zip(a.head_noise[prefix], b.head_noise[prefix], strict=True))
     by_QK, by_VO = (_assigned(x @ y.mT) for x, y in (QK, VO))
-    most = max(len(x) for x in QK)
+    counts = [len(x) for x in QK]
     parts = []
     for scored, measured, (i, j), errors in (
         (QK, plain, by_VO, noise[0]),
@@ -359,9 +369,9 @@ def _compare_heads(a: Directions, b: Directions, prefix: str) -> tuple[Part, Par
     ):
         cosines = (scored[0][i] * scored[1][j]).sum(-1)
         squares = (measured[0][i] - measured[1][j]).square().sum(-1)
-        if len(i) < most:
+        if counts[0] != counts[1]:
             squares = torch.full_like(squares, torch.inf)
-        parts.append(_part(cosines, squares, errors[0][i] + errors[1][j], most))
+        parts.append(_part(cosines, squares, errors[0][i] + errors[1][j], min(counts)))
     return parts[0], parts[1]
 
 
@@ -370,6 +380,8 @@ def _compare_neurons(a: Directions, b: Directions, most: int) -> dict[str, Part]
 
     For gated neurons ``write`` is what scale and sign cannot change: cos(up)·cos(down).
     """
+    if len(b.read) < len(a.read):  # of a cut model, how many of its neurons the other has
+        a, b = b, a
     sample = torch.linspace(0, len(a.read) - 1, min(most, len(a.read))).long()
     read = [(a.read, b.read)]
     written = list(zip(a.written, b.written, strict=True))

@@ -15,10 +15,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.reduced import INPUTS, Piece, Reduced, Table
+from transformer_nfn.checkpoints.reduced import INPUTS, Piece, Reduced, ReducedBlock, Table
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.functional.description import StreamGroup
-from transformer_nfn.spaces.actions.permutation import assign_signed
+from transformer_nfn.spaces.actions.permutation import (
+    assign_in_groups,
+    assign_signed,
+    match_rows,
+)
 
 ROWS = 4096
 """Rows of a table that are in memory at a time."""
@@ -29,6 +33,12 @@ LARGE = 2048
 OPEN = {torch.float64: 1e-9, torch.float32: 1e-6}
 """Singular values of the cross products below this share of the largest are rounding, and their
 directions undetermined; by the dtype of the products."""
+CLEAR = 10.0
+"""Rounding errors that a direction must stand out by to be determined."""
+ENOUGH_NEURONS = 8
+"""Matched neurons per direction of the stream, after which no further block is read."""
+ALIKE = 0.1
+"""Relative distance along the determined directions up to which a match counts."""
 EMBEDDINGS = INPUTS
 
 
@@ -74,7 +84,7 @@ def fit_stream(
 
     Args:
         A: one model.
-        B: the other, of the same width.
+        B: the other; of two different widths the narrower stream is a part of the wider one.
         hold_out: score on held-out rows, where enough are left to fit; otherwise all rows are
             fitted and none scored.
         only: the tables to fit; all if not given.
@@ -85,8 +95,9 @@ def fit_stream(
         names.remove("head")  # the tokens once more
     rows = {n: min(m.table_rows(n) for m in (A, B)) for n in names}
     fitted = sum(n - n // HELD_OUT - int(shifted(A, name)) for name, n in rows.items())
-    hold_out = hold_out and fitted >= A.description.width - int(A.centred)
-    empty = torch.zeros(A.description.width, A.description.width, dtype=torch.float64)
+    narrow = min(m.description.width for m in (A, B))
+    hold_out = hold_out and fitted >= narrow - int(A.centred)
+    empty = torch.zeros(A.description.width, B.description.width, dtype=torch.float64)
     crosses = {True: empty.clone(), False: empty}
     for name in names:
         cross = _cross(A, B, name, hold_out)
@@ -103,7 +114,9 @@ def without_outputs(A: Reduced, B: Reduced, fit: StreamFit) -> StreamFit:
 
 
 def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
-    solved = solve_stream(cross, reduced_group(A), A.dtype, centred=A.centred)
+    cut = A.description.width != B.description.width
+    group = "orthogonal" if cut else reduced_group(A)
+    solved = solve_stream(cross, group, A.dtype, centred=A.centred)
     scored = {}
     if fit.held_out:
         scored = {n: s for n in fit.tables if (s := _score(A, B, n, solved)) is not None}
@@ -117,7 +130,7 @@ def solve_stream(
     """The map of a group that fits `Σ AᵀB` best.
 
     Args:
-        cross: ``[D, D]`` in float64.
+        cross: ``[D, D]`` in float64; with fewer columns for a part of the stream.
         group: that acts on the stream.
         dtype: precision of the fit; float32 takes half the time where it is large.
         centred: the all-ones direction is projected out of everything, and undetermined.
@@ -126,15 +139,180 @@ def solve_stream(
         return StreamMap()
     if group == "orthogonal":
         if centred:
-            cross = cross + cross.norm() / len(cross) ** 1.5  # that direction stays as it is
-        U, S, Vh = torch.linalg.svd(cross.to(dtype) if len(cross) >= LARGE else cross)
+            # That direction stays as it is.
+            cross = cross + cross.norm() / cross.numel() ** 0.75
+        large = len(cross) >= LARGE
+        U, S, Vh = torch.linalg.svd(cross.to(dtype) if large else cross, full_matrices=False)
         determined = OPEN[dtype] * S[0] < S
-        span = None if bool(determined.all()) else U[:, determined]
+        whole = bool(determined.all()) and len(S) == len(cross)
+        span = None if whole else U[:, determined]
         return StreamMap(matrix=U @ Vh, span=span)
     scaled = cross / cross.norm(dim=1, keepdim=True).clamp_min(1e-300)
     scaled = scaled / cross.norm(dim=0, keepdim=True).clamp_min(1e-300)
     fixed = torch.zeros_like(scaled)
     return StreamMap(*assign_signed(scaled, fixed, one_sign=group == "permutation and sign"))
+
+
+@dataclass(frozen=True)
+class BlockStreams:
+    """Maps of the streams of one block; with residuals all three are one map.
+
+    Attributes:
+        before: of what its attention reads.
+        middle: of what its attention writes and its MLP reads.
+        after: of what its MLP writes.
+    """
+
+    before: StreamMap
+    middle: StreamMap
+    after: StreamMap
+
+
+def chain_streams(a: ReducedBlock, b: ReducedBlock, before: StreamMap) -> BlockStreams:
+    """Fit the streams that two blocks write, given the one that they read.
+
+    Without residuals no embedding fixes these: the products of matched heads and what matched
+    neurons read fix the first, what the same neurons write (and a classifier reads) the second.
+    Each row counts by its
+    rounding error. Directions that nothing stands out in are mapped anyhow.
+
+    Args:
+        a: a block of one model. b: of the other, of the same description.
+        before: takes the stream that ``a`` reads to that of ``b``.
+    """
+    features, written, errors = zip(
+        *(_heads_written(block, before if block is a else None) for block in (a, b)), strict=True
+    )
+    cost = torch.stack([torch.cdist(y, x).square() for x, y in zip(*features, strict=True)]).sum(0)
+    order, _ = assign_in_groups(-cost, a.description.attention.groups)
+    weight = 1 / (errors[0][order] + errors[1]).clamp_min(1e-300)
+    cross = torch.einsum("h,hij,hik->jk", weight, written[0][order], written[1])
+    by_heads = _solve_weighted(cross)
+    matched = _match_neurons(a, b, by_heads)
+    cross = cross + matched.cross
+    middle = _solve_weighted(cross)
+    matched = _match_neurons(a, b, middle)
+    (x, e), (y, f) = (_unit_rows(block.writer("W_B")) for block in (a, b))
+    x, e = x[matched.order], e[matched.order]
+    weight = matched.good / (e + f).clamp_min(1e-300)
+    cross = x.mT @ (weight.unsqueeze(-1) * y)
+    biases = a.mlp_bias(), b.mlp_bias()
+    if biases[0] is not None and biases[1] is not None:
+        error = (biases[0].error + biases[1].error).clamp_min(1e-300)
+        cross = cross + torch.outer(biases[0].value, biases[1].value) / error
+    after = _solve_weighted(cross)
+    heads = a.network.classifier, b.network.classifier
+    if a.name == a.network.blocks[-1] and heads[0] is not None and heads[1] is not None:
+        after = _solve_weighted(cross + _match_neurons(heads[0], heads[1], after).cross)
+    return BlockStreams(before, middle, after)
+
+
+def _solve_weighted(cross: Tensor) -> StreamMap:
+    """The orthogonal map that fits best where rows count by their errors; it fixes ones."""
+    U, S, Vh = torch.linalg.svd(cross + cross.norm() / len(cross) ** 1.5)
+    determined = len(cross) * S > CLEAR**2
+    span = None if bool(determined.all()) else U[:, determined]
+    return StreamMap(matrix=U @ Vh, span=span)
+
+
+def _heads_written(
+    block: ReducedBlock, before: StreamMap | None
+) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+    """Heads of a block: features without a basis of what they write, ``[h, …]`` each, of one size;
+    ``W_V W_O [h, D, D]``; and expected squared errors ``[h]`` of a row of that."""
+    config = block.description.attention
+    share = config.heads // config.groups
+    pieces = block.query_key("", config)
+    V, O_rows = block.reader("W_V")[0], block.writer("W_O")
+    Q, K, W_V = (
+        w if before is None else before.columns(w)
+        for w in (pieces["W_Q"].value, pieces["W_K"].value, V.value)
+    )
+    K, W_V, error = (w.repeat_interleave(share, 0) for w in (K, W_V, V.error))
+    written = W_V @ O_rows.value
+    features = [
+        (x / x.norm().clamp_min(1e-300)).flatten(1) for x in (Q @ K.mT, written @ written.mT)
+    ]
+    squares = error * O_rows.value.square().sum(-1) + W_V.square().sum(-2) * O_rows.error
+    return (features[0], features[1]), written, squares.sum(-1) / written.shape[-2]
+
+
+@dataclass(frozen=True)
+class _Neurons:
+    """Neurons of two blocks, matched by what they read.
+
+    Attributes:
+        order: neuron of the first that each of the second is, ``[f]``.
+        good: whether they agree, ``[f]``.
+        cross: ``[D, D]`` of what they read.
+    """
+
+    order: Tensor
+    good: Tensor
+    cross: Tensor
+
+
+def _match_neurons(a: ReducedBlock, b: ReducedBlock, stream: StreamMap) -> _Neurons:
+    """Match neurons along the directions that a map of what they read determines."""
+    (x, e), (y, f) = (_neuron_inputs(block) for block in (a, b))
+    moved = stream(stream.determined(x[:, :-1]))
+    # A bias does not depend on the basis.
+    first = torch.cat([moved, x[:, -1:]], 1)
+    second = y
+    if stream.span is not None:
+        image = stream(stream.span.mT.to(y))
+        second = torch.cat([y[:, :-1] @ image.mT @ image, y[:, -1:]], 1)
+    order = match_rows(second, first).index
+    distance = (first[order] - second).norm(dim=1)
+    good = distance <= ALIKE * second.norm(dim=1)
+    weight = good / (e[order] + f).clamp_min(1e-300)
+    return _Neurons(order, good, x[order, :-1].mT @ (weight.unsqueeze(-1) * y[:, :-1]))
+
+
+def _neuron_inputs(block: ReducedBlock) -> tuple[Tensor, Tensor]:
+    """Input weights and bias of each neuron as unit vectors ``[f, D + 1]``, and their errors.
+
+    For gated neurons those of the gate, on which no scale acts.
+    """
+    mlp, rows, errors = block.description.mlp, [], []
+    for prefix in mlp.prefixes:
+        weight, bias = block.reader(prefix + ("W_G" if mlp.gated else "W_A"))
+        zero = weight.value.new_zeros(weight.value.shape[1])
+        value, error = (zero, zero) if bias is None else (bias.value, bias.error)
+        rows.append(torch.cat([weight.value.mT, value.unsqueeze(1)], 1))
+        errors.append(weight.error + error)
+    return _unit_rows(Piece(torch.cat(rows), torch.cat(errors)))
+
+
+def _unit_rows(piece: Piece) -> tuple[Tensor, Tensor]:
+    """Rows of length one, and their expected squared errors."""
+    length: Tensor = torch.linalg.vector_norm(piece.value, dim=1).clamp_min(1e-150)
+    return piece.value / length.unsqueeze(1), piece.error / length.square()
+
+
+def refine_stream(a: Reduced, b: Reduced, stream: StreamMap) -> StreamMap:
+    """Complete a map of the stream by what neurons read, where tables leave directions open.
+
+    Neurons are matched by what they read along the directions that the tables determine; what
+    matched neurons read along all directions is one more table, with a row for each of them.
+
+    Args:
+        a: one model. b: the other, of the same description.
+        stream: returned unchanged if all directions are determined.
+    """
+    if stream.span is None or stream.matrix is None:
+        return stream
+    basis = stream.span.double()
+    determined = basis @ (stream.matrix.double().mT @ basis).mT
+    cross, count = torch.zeros_like(determined), 0
+    for name in a.blocks:
+        matched = _match_neurons(a.block(name), b.block(name), stream)
+        cross += matched.cross
+        count += int(matched.good.sum())
+        if count >= ENOUGH_NEURONS * len(determined):
+            break
+    cross += cross.norm() / determined.norm() * determined
+    return solve_stream(cross, reduced_group(a), torch.float64, centred=a.centred)
 
 
 def shifted(model: Reduced, name: str) -> bool:
@@ -162,9 +340,9 @@ def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Pi
 def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
     """`AᵀB` of one table, weighted so that each row counts alike."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
-    D = A.description.width
-    cross = torch.zeros(D, D, dtype=torch.float64)
-    means = [torch.zeros(D, dtype=torch.float64) for _ in "ab"]
+    widths = [m.description.width for m in (A, B)]
+    cross = torch.zeros(*widths, dtype=torch.float64)
+    means = [torch.zeros(D, dtype=torch.float64) for D in widths]
     sizes, count = [0.0, 0.0], 0
     for start, stop in common_pieces(a, b):
         x, y = (_rows(t, start, stop, hold_out, False).value for t in (a, b))
@@ -190,13 +368,16 @@ def _score(
     """Cosine, relative distance and expected noise of a table's held-out rows."""
     (a,), (b,) = A.tables((name,)), B.tables((name,))
     # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.
-    sums = torch.zeros(3, A.description.width, dtype=torch.float64)
+    sums = torch.zeros(3, B.description.width, dtype=torch.float64)
     squares = torch.zeros(3, dtype=torch.float64)
     count, error = 0, 0.0
     for start, stop in common_pieces(a, b):
         pieces = [_rows(t, start, stop, True, True) for t in (a, b)]
         error += sum(float(p.error.sum()) for p in pieces)
         x, y = stream(pieces[0].value).double(), pieces[1].value.double()
+        if stream.matrix is not None and len(stream.matrix) < y.shape[1]:
+            part = stream.matrix.double()
+            y = y @ part.mT @ part  # what the narrower stream has of the wider one
         for i, z in enumerate((x, y, x - y)):
             sums[i] += z.sum(0)
             squares[i] += z.square().sum()

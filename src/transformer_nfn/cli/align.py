@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,16 +17,13 @@ from transformer_nfn.cli.options import (
     JsonOption,
     NetworkArgument,
     SetOption,
-    named_network,
     open_options,
-    refuse_options,
 )
-from transformer_nfn.errors import SpaceError, TransformerNFNError
+from transformer_nfn.errors import SpaceError
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.alignment import Aligned
     from transformer_nfn.checkpoints.families import Model
-    from transformer_nfn.networks import Network
 
 
 def align_command(
@@ -69,9 +65,11 @@ def align_command(
     networks = [resolve_network(name) for name in (first, second)]
     A = networks[0].open_model(options)
     if A is None:
-        refuse_options(options, first)
-        _align_networks(networks, out, rounds, untie, as_json)
-        return
+        networks[0].check_readable()
+        raise SpaceError(
+            f"'{first}' cannot be aligned: expected a checkpoint of a known family (tnfn "
+            "architectures) or a row of a zoo"
+        )
     with A:
         B = networks[1].open_model(options)
         if B is None:
@@ -118,36 +116,6 @@ def _align_checkpoints(A: Model, B: Model, out: Path, rounds: int | None, untie:
         return align(
             A, B, out, untie=untie, progress=lambda name: bar.update(task, block=name), **limit
         )
-
-
-def _align_networks(
-    networks: Sequence[Network], out: Path, rounds: int | None, untie: bool, as_json: bool
-) -> None:
-    from transformer_nfn.checkpoints.alignment import align_networks
-    from transformer_nfn.checkpoints.alignment.checkpoint import free_place
-    from transformer_nfn.networks import save_network
-
-    first, second = (network.name for network in networks)
-    if untie:
-        raise TransformerNFNError(f"--untie is for tied checkpoints, and '{first}' is none")
-    (left, A), (right, B) = (named_network(network, None, None) for network in networks)
-    if left.shapes != right.shapes or left.name != right.name:
-        raise SpaceError(
-            f"'{first}' lies in {left.name} and '{second}' in {right.name}: the spaces do not match"
-        )
-    place = free_place(out)
-    file = place if place.suffix and not place.is_dir() else place / "model.safetensors"
-    limit: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
-    aligned = align_networks(left, A, B, **limit)
-    save_network(file, left, aligned.weights)
-    if as_json:
-        echo_json(aligned.as_json() | {"out": str(file)})
-        return
-    typer.echo(
-        f"distance ‖A − B‖ / ‖B‖: {aligned.before:.4g} before, {aligned.after:.4g} after "
-        f"{aligned.rounds} rounds"
-    )
-    _report_written(file, first, aligned.difference, "")
 
 
 def register(app: typer.Typer) -> None:

@@ -19,6 +19,7 @@ from transformer_nfn.functional.blocks import (
     multi_head,
     residual_stack,
     rms_norm,
+    sinusoids,
 )
 from transformer_nfn.functional.registry import (
     ARCHITECTURES,
@@ -27,7 +28,7 @@ from transformer_nfn.functional.registry import (
     runnable,
     stage_weights,
 )
-from transformer_nfn.functional.zoo_network import sinusoids, small_transformer, zoo_logits
+from transformer_nfn.functional.zoo_network import small_transformer, zoo_logits
 from transformer_nfn.io.layout import Naming
 
 __all__ = [

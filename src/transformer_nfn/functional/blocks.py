@@ -211,3 +211,15 @@ def decoder_stack(
         x = x + attended
         x = x + gated_mlp(norm(x, f"{i}.g_2"), block_weights)
     return norm(x, "g") @ weights["W_C"]
+
+
+def sinusoids(tokens: int, d_model: int) -> Tensor:
+    """The fixed positions ``[tokens, d_model]``, in float32 as the networks have them.
+
+    >>> sinusoids(2, 4)[0]
+    tensor([0., 1., 0., 1.])
+    """
+    where = torch.arange(tokens, dtype=torch.float64)[:, None]
+    pair = torch.arange(0, d_model, 2, dtype=torch.float64)
+    angle = where * torch.exp(pair * (-math.log(10000.0) / d_model))
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).to(torch.float32)

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Order = Literal["pre", "post", "parallel", "sandwich"]
+Order = Literal["pre", "post", "parallel", "sandwich", "chain"]
 Norm = Literal["layer", "rms"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 StreamGroup = Literal[
@@ -72,6 +72,10 @@ END_AXES = {
     "norm.b": ("D",),
     "head": ("D", "class"),
     "head_bias": ("class",),
+    "classifier.W_A": ("D", "hidden"),
+    "classifier.b_A": ("hidden",),
+    "classifier.W_B": ("hidden", "class"),
+    "classifier.b_B": ("class",),
     "projection": ("E", "D"),
     "projection_bias": ("D",),
     "kept.token": ("vocab", "E"),
@@ -214,7 +218,8 @@ class Block:
         mlp: of the block.
         order: ``pre``: ``x + f(norm(x))``; ``post``: ``norm(x + f(x))``; ``parallel``: attention
             and MLP read the same ``x``, through a norm each or through one; ``sandwich``:
-            ``x + norm(f(norm(x)))``.
+            ``x + norm(f(norm(x)))``; ``chain``: ``f(norm(x))`` without a residual, so that what
+            each sublayer writes is a stream of its own, and without gains.
         cross: attention to the encoder, between the two.
     """
 
@@ -251,7 +256,8 @@ class Transformer:
         norm: LayerNorm or RMS norm.
         eps: of every norm.
         stacks: one, or encoder and decoder.
-        inputs: what it reads: token ids, image patches, or vectors of width ``D``.
+        inputs: what it reads: token ids, image patches, or vectors (of width ``D``, or of any
+            width where ``patch`` embeds them).
         vocab: tokens; None where it reads none.
         tied: the output matrix is the token embedding (a head of another size may be there too).
         headless: the final stream itself is the output, so whatever moves it moves the output.
@@ -264,6 +270,8 @@ class Transformer:
         pooler: activation of ``extra.pooler``, None without one.
         mlm: activation of ``extra.mlm``, which a norm (``extra.mlm_norm``) and the output matrix
             follow; None without one.
+        classifier: an MLP that gives the output from the mean of the final stream over tokens.
+        sinusoids: fixed sinusoidal positions are added to the input.
         channels: of an image.
         side: of a patch, in pixels.
         tensors: shape of each tensor by canonical name, in the order of the file.
@@ -285,6 +293,8 @@ class Transformer:
     position_offset: int = 0
     pooler: str | None = None
     mlm: Activation | None = None
+    classifier: Mlp | None = None
+    sinusoids: bool = False
     channels: int = 0
     side: int = 0
     tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
@@ -296,6 +306,13 @@ class Transformer:
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that canonical name."""
         return name in self.tensors
+
+    @property
+    def input_size(self) -> int | None:
+        """Number of tokens it knows, or of numbers in an input vector; None for images."""
+        if self.inputs == "vectors":
+            return self.tensors["patch"][0] if self.has("patch") else self.width
+        return self.vocab
 
     @property
     def orders(self) -> frozenset[Order]:
@@ -326,6 +343,22 @@ class Transformer:
         return self.hides_mean and not raw
 
     @property
+    def streams(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the tensors that read or write each stream on which a group may act.
+
+        With residuals there is one stream. Without, each sublayer writes one of its own; the
+        first, to which fixed positions are added, is none of these.
+        """
+        if "chain" not in self.orders:
+            return (tuple(n for n in (*self.tensors, "head") if not n.startswith(KEPT)),)
+        found: list[tuple[str, ...]] = []
+        depth = len(self.stacks[0].blocks)
+        for i in range(depth):
+            readers = [f"{i + 1}.W_{p}" for p in "QKV"] if i + 1 < depth else ["classifier.W_A"]
+            found += [(f"{i}.W_O", f"{i}.W_A"), (f"{i}.W_B", f"{i}.b_B", *readers)]
+        return tuple(found)
+
+    @property
     def stream_group(self) -> StreamGroup:
         """The largest group that acts on the stream once its gains are folded into readers.
 
@@ -334,6 +367,8 @@ class Transformer:
         permutations respect that; RMS norm takes a sign for each coordinate, LayerNorm one for all
         of them.
         """
+        if "chain" in self.orders:
+            return "orthogonal fixing ones"
         if self.inputs == "vectors" or self.headless:
             return "none"
         free = not self.tied and not self.norms_in_residual and self.mlm is None

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional.blocks import layer_norm, rms_norm
+from transformer_nfn.functional.blocks import layer_norm, rms_norm, sinusoids
 from transformer_nfn.functional.description import Attention, Block, Mlp, Stack, Transformer
 from transformer_nfn.spaces.axis import under_prefix
 
@@ -57,9 +57,12 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
-def affine_norm(x: Tensor, kind: str, eps: float, gain: Tensor, bias: Tensor | None) -> Tensor:
+def affine_norm(
+    x: Tensor, kind: str, eps: float, gain: Tensor | None, bias: Tensor | None
+) -> Tensor:
     """``norm(x) ∘ γ + β`` with LayerNorm (``kind`` "layer") or RMS norm ("rms")."""
-    out = (layer_norm(x, eps) if kind == "layer" else rms_norm(x, eps)) * gain
+    out = layer_norm(x, eps) if kind == "layer" else rms_norm(x, eps)
+    out = out if gain is None else out * gain
     return out if bias is None else out + bias
 
 
@@ -243,12 +246,12 @@ def transformer(
         description: of the network.
         weights: its canonical tensors, in memory or read on access.
         inputs: token ids ``[batch, L]``; pixels ``[batch, channels, height, width]``; or vectors
-            of the stream ``[batch, L, D]`` for a network without embeddings.
+            ``[batch, L, D]`` (``[batch, L, pixels]`` of patches that are cut already).
         decoder: token ids for the decoder of an encoder-decoder.
         dtype: to compute in; that of the weights if not given.
 
     Returns:
-        ``[batch, L, vocab]``; ``[batch, classes]`` for images; or ``[batch, L, D]``.
+        ``[batch, L, vocab]``; ``[batch, classes]`` of a classifier; or ``[batch, L, D]``.
     """
     x = hidden_states(description, weights, inputs, decoder=decoder, dtype=dtype)
     return logits(description, weights, x)
@@ -287,7 +290,12 @@ def embed(
         return fetch(weights, [name], dtype)[name]
 
     if description.inputs == "vectors":
-        return inputs if dtype is None else inputs.to(dtype)
+        x = inputs if dtype is None else inputs.to(dtype)
+        if description.has("patch"):
+            x = x @ one("patch") + one("patch_bias")
+        if description.sinusoids:
+            x = x + sinusoids(x.shape[-2], x.shape[-1]).to(x)
+        return x
     if description.inputs == "patches":
         x = _patches(inputs, one("patch"), description.side)
         x = x + one("patch_bias") if description.has("patch_bias") else x
@@ -353,7 +361,7 @@ def run_stack(
     if not stack.final_norm:
         return x
     tensors = fetch_under(weights, f"{stack.prefix}norm.", x.dtype)
-    return affine_norm(x, description.norm, description.eps, tensors["g"], tensors.get("b"))
+    return affine_norm(x, description.norm, description.eps, tensors.get("g"), tensors.get("b"))
 
 
 def position_bias(block: Block, table: Tensor, length: int) -> Tensor:
@@ -380,13 +388,15 @@ def run_block(
     """``x [batch, L, D]`` through one block, ``weights`` named without its prefix."""
 
     def norm(x: Tensor, name: str) -> Tensor:
-        gain, bias = weights[f"{name}.g"], weights.get(f"{name}.b")
+        gain, bias = weights.get(f"{name}.g"), weights.get(f"{name}.b")
         return affine_norm(x, description.norm, description.eps, gain, bias)
 
     def attend(x: Tensor) -> Tensor:
         eps = description.eps
         return attention(x, weights, block.attention, position_bias=position_bias, eps=eps)
 
+    if block.order == "chain":
+        return mlp(norm(attend(norm(x, "norm_1")), "norm_2"), weights, block.mlp)
     if block.order == "post":
         x = norm(x + attend(x), "norm_1")
         return norm(x + mlp(x, weights, block.mlp), "norm_2")
@@ -409,6 +419,9 @@ def logits(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
 
     Where a head reads the pooler only, the output of the pooler.
     """
+    if description.classifier is not None:
+        tensors = fetch_under(weights, "classifier.", x.dtype)
+        return mlp(x.mean(-2), tensors, description.classifier)
     if description.has("extra.decoder.W"):
         return _decoded(description, weights, x)
     if not description.tied and not description.has("head"):

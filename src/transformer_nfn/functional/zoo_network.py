@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_nfn.functional.architecture import LENGTHS, Architecture, Rescaling, Vectors
-from transformer_nfn.functional.blocks import block
+from transformer_nfn.functional.blocks import block, sinusoids
 from transformer_nfn.io.layout import Naming
 from transformer_nfn.spaces import Axis, WeightSpace, attention_block, stack
 from transformer_nfn.spaces.axis import under_prefix
@@ -151,18 +151,6 @@ def _block_forward(weights: Mapping[str, Tensor], X: Tensor) -> Tensor:
     width = weights["W_Q"].shape[-2]
     out = block(X.expand(*X.shape[:-1], width), weights)
     return out @ out.mT / width
-
-
-def sinusoids(tokens: int, d_model: int) -> Tensor:
-    """The fixed positions ``[tokens, d_model]``, in float32 as the networks have them.
-
-    >>> sinusoids(2, 4)[0]
-    tensor([0., 1., 0., 1.])
-    """
-    where = torch.arange(tokens, dtype=torch.float64)[:, None]
-    pair = torch.arange(0, d_model, 2, dtype=torch.float64)
-    angle = where * torch.exp(pair * (-math.log(10000.0) / d_model))
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).to(torch.float32)
 
 
 def zoo_logits(

@@ -17,6 +17,7 @@ from transformer_nfn.errors import WriteError
 from transformer_nfn.io.checkpoint import (
     CONFIG,
     INDEX,
+    STATE_DICTS,
     WEIGHTS,
     Checkpoint,
     find_weights,
@@ -33,6 +34,7 @@ from transformer_nfn.io.tensor_files import (
     raw_header,
     read_at,
     write_state_dict,
+    write_tensors,
 )
 
 # What a folder of a hub holds beside weights: config, tokenizer, its notes.
@@ -83,11 +85,17 @@ def rewritten(
 
     Args:
         checkpoint: the source, open.
-        path: where it was opened from.
+        path: where it was opened from; no file for tensors in memory, see `write_network`.
         out: a new or empty folder if the source is one, else a file.
         additions: to the source.
     """
     additions = Additions() if additions is None else additions
+    if not path.exists():
+        new: dict[str, Tensor] = {}
+        yield lambda name, value: new.update({name: _as_stored(name, value, checkpoint.info(name))})
+        whole = {name: new[name] if name in new else checkpoint[name] for name in checkpoint}
+        write_network(out, whole, checkpoint.metadata)
+        return
     if checkpoint.converted:
         with _as_folder(checkpoint, path, out, additions) as write:
             yield write
@@ -123,6 +131,22 @@ def rewritten(
             for small in files:
                 beside = stack.enter_context(atomic_file(target / small))
                 beside.write_bytes(_with_additions(home / small, home, additions))
+
+
+def write_network(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors to one new file, atomically.
+
+    Args:
+        path: ``.pt``, ``.pth`` and ``.bin`` become a state dict of ``torch.save``, which holds no
+            metadata; anything else safetensors.
+        tensors: by name.
+        metadata: of the file.
+    """
+    if path.suffix not in STATE_DICTS:
+        write_tensors(path, tensors, metadata)
+        return
+    with atomic_file(path) as beside:
+        write_state_dict(beside, {name: w.detach().clone() for name, w in tensors.items()})
 
 
 @contextmanager

@@ -89,6 +89,26 @@ class TensorSource(Protocol):
         """Close the files."""
 
 
+class InMemory:
+    """Tensors in memory, such as those of a network of a zoo; see `TensorSource`.
+
+    >>> InMemory({"W": torch.ones(2, 3)}).infos["W"].shape
+    (2, 3)
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None):
+        self._tensors = tensors
+        self.infos = {name: TensorInfo.of(w) for name, w in tensors.items()}
+        self.metadata: Mapping[str, str] = {} if metadata is None else metadata
+
+    def read(self, name: str) -> Tensor:
+        """A copy of one tensor."""
+        return self._tensors[name].contiguous().clone()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 @runtime_checkable
 class QuantisedSource(TensorSource, Protocol):
     """A source with tensors that were rounded to a coarser format than their dtype."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import network_of
-from transformer_nfn.networks import Network, resolve_networks, zoo_rows
+from transformer_nfn.networks import Network, check_positions, resolve_networks, zoo_rows
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.metrics import LEVEL
@@ -264,9 +264,7 @@ def load_network(
                     f"of {sizes.blocks} blocks does not have"
                 )
         weights = {name: tensor.float() for name, tensor in opened.read().items()}
-        changed = opened.changed_positions
-    if changed is not None:
-        raise RunError(f"'{where}' is of another architecture: {changed}")
+        check_positions(where, opened.tensors, sizes)
     for name, tensor in weights.items():
         if not bool(torch.isfinite(tensor).all()):
             raise RunError(f"'{where}': '{name}' holds values that are not finite in float32")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError
-from transformer_nfn.functional.zoo_network import sinusoids
+from transformer_nfn.functional import sinusoids
 from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.models import tensors_of
 from transformer_nfn.models.network import map_network

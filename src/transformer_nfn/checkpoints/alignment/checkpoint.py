@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.alignment.chain import ChainAlignment
 from transformer_nfn.checkpoints.alignment.frame import (
     GAUGES,
     NEGLIGIBLE,
@@ -107,7 +108,7 @@ class Alignment:
         untie: bool = False,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        _check_comparable(A.description, B.description)
+        check_comparable(A.description, B.description)
         self.config = untied(A.description) if untie else A.description
         self._A, self._B, self._progress = A, B, progress
         self.before: dict[str, float] = {}
@@ -121,13 +122,6 @@ class Alignment:
             self.action = allowed(site, A, B, least=NEGLIGIBLE).detail.group
         self._end_cross = self._ends.cross()
         self._stream, self.rounds = self._search(rounds)
-
-    @property
-    def distances(self) -> tuple[float, float]:
-        """``‖A − B‖ / ‖B‖`` before, and after the iteration."""
-        size = max(sum(self.sizes.values()), 1e-300)
-        before, after = (sum(x.values()) for x in (self.before, self.after))
-        return float((before / size) ** 0.5), float((after / size) ** 0.5)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         memory = None
@@ -292,7 +286,7 @@ def _fitted(other: Tensor | None, like: Tensor) -> Tensor:
     return out
 
 
-def _check_comparable(a: Transformer, b: Transformer) -> None:
+def check_comparable(a: Transformer, b: Transformer) -> None:
     """Reject two networks that differ by more than their weights."""
 
     def error(what: str, x: object, y: object) -> SpaceError:
@@ -364,8 +358,9 @@ def align(
     B: Model,
     out: str | Path | None = None,
     *,
-    rounds: int = ROUNDS,
+    rounds: int | None = None,
     untie: bool = False,
+    inputs: Tensor | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Aligned:
     """Move A along its orbit as close to B as possible, and write it in A's layout and dtype.
@@ -376,6 +371,8 @@ def align(
         B: another of the same family and sizes; vocabularies may differ.
         out: a new folder if A is one, else a new file; None keeps the tensors.
         untie: write a tied model untied, which lets more act on its stream.
+        inputs: networks without residuals: ``[n, tokens, width]`` without labels; with them units
+            are paired by their activations, and ``rounds`` are gradient steps.
         progress: called with the name of each block that is matched.
 
     Example:
@@ -388,7 +385,15 @@ def align(
         (True, True)
     """
     place = None if out is None else free_place(Path(out))
-    alignment = Alignment(A, B, rounds=rounds, untie=untie, progress=progress)
+    alignment: Alignment | ChainAlignment
+    if "chain" in A.description.orders:
+        check_comparable(A.description, B.description)
+        alignment = ChainAlignment(A, B, rounds=rounds, inputs=inputs)
+    elif inputs is not None:
+        raise SpaceError(f"'{A.where}' is aligned by its weights alone: it has residuals")
+    else:
+        limit = ROUNDS if rounds is None else rounds
+        alignment = Alignment(A, B, rounds=limit, untie=untie, progress=progress)
     if place is None:
         tensors = {name: w.to(torch.float64) for name, w in alignment}
         return _result(alignment, tensors=tensors)
@@ -412,8 +417,11 @@ def align(
     return _result(alignment, difference=difference, noise=noise)
 
 
-def _result(alignment: Alignment, **more: Any) -> Aligned:
-    before, after = alignment.distances
+def _result(alignment: Alignment | ChainAlignment, **more: Any) -> Aligned:
+    total = max(sum(alignment.sizes.values()), 1e-300)
+    before, after = (
+        float((sum(x.values()) / total) ** 0.5) for x in (alignment.before, alignment.after)
+    )
     parts = {}
     for name, size in alignment.sizes.items():
         squares = (alignment.before.get(name, 0.0), alignment.after.get(name, 0.0))

@@ -41,6 +41,7 @@ class Matched:
             and vectors have ``d = 1``.
         b: of B, likewise.
         noise: covariance of one row of ``b − a`` from rounding, ``[n, d, d]``.
+        units: heads or neurons of A, ``[n]``, where B does not have all of them.
 
     Example:
         >>> a = torch.ones(1, 4, 1)
@@ -52,6 +53,7 @@ class Matched:
     a: Tensor
     b: Tensor
     noise: Tensor
+    units: Tensor | None = None
 
     @property
     def relative(self) -> float:
@@ -142,23 +144,74 @@ class SharedBasis:
     dual: Side
     allowed: float
 
-    def best(self) -> tuple[Matched, Matched]:
-        """Both tensors in A's basis, which is fitted on what was not changed."""
+    def best(self, inputs: Tensor | None = None) -> tuple[Matched, Matched]:
+        """Both tensors in A's basis, which is fitted on what was not changed.
+
+        Args:
+            inputs: orthonormal columns ``[D, r]`` along which a third tensor changed that reads
+                the same input. An adapter of a fused matrix changes all of its parts along the
+                same directions: where both tensors changed, the others are tried.
+        """
         found = self.matched(self._fit())
         if all(m.unchanged(self.allowed) for m in found):
             return found
         for only, side in enumerate((self.plain, self.dual)):
             if side.a.shape[-2] > side.a.shape[-1]:  # else any change is a change of basis
-                alone = self.matched(self._fit(only=only))
+                alone = self._matched_by_one(only)
                 if alone[only].unchanged(self.allowed):
                     return alone
+        if inputs is not None and inputs.shape[1]:
+            found = self.matched(self._without(inputs)._fit())
+            ranks = [spectrum(m.white(), self.allowed).rank for m in found]
+            if max(rank or 0 for rank in ranks) <= inputs.shape[1] and None not in ranks:
+                return found
         return self.matched(self._with_low_rank())
+
+    def _without(self, inputs: Tensor) -> SharedBasis:
+        """Both tensors on the other inputs alone, without biases."""
+        D = len(inputs)
+        sides = []
+        for side in (self.plain, self.dual):
+            a, b = (w[:, :D] - inputs @ (inputs.mT @ w[:, :D]) for w in (side.a, side.b))
+            sides.append(replace(side, a=a, b=b))
+        return replace(self, plain=sides[0], dual=sides[1])
 
     def matched(self, G: Tensor) -> tuple[Matched, Matched]:
         """Both tensors in A's basis."""
         inverse = torch.linalg.pinv(G)
         plain = self.plain.moved(self.names[0], _spread(inverse, self.plain))
         return plain, self.dual.moved(self.names[1], _spread(G.mT, self.dual))
+
+    def _matched_by_one(self, only: int) -> tuple[Matched, Matched]:
+        """Both tensors in A's basis, fitted on one of them, whose rounding errors reach the other.
+
+        A basis G that is fitted on rows X with noise of covariance C has columns with errors of
+        covariance ``(XᵀX)⁻¹``, and rows with C.
+        """
+        G = self._fit(only=only)
+        plain, dual = self.matched(G)
+        P, D = self.plain, self.dual
+        groups = len(G)
+
+        def gram(x: Tensor) -> Tensor:
+            total: Tensor = (x.mT @ x).unflatten(0, (groups, -1)).sum(1)
+            return total
+
+        def reached(fitted: Tensor, noise: Tensor, other: Tensor) -> Tensor:
+            noise = noise.unflatten(0, (groups, -1)).mean(1)
+            rows = other.shape[-2] * (len(other) // groups)
+            size = (noise * gram(other)).sum((-2, -1)) / rows
+            inverse: Tensor = torch.linalg.pinv(gram(fitted))
+            return inverse * size[:, None, None]
+
+        if only == 0:
+            back = _spread(G, P)
+            noise = back.mT @ plain.noise @ back  # in B's basis
+            more = _spread(reached(P.a, noise, D.b), D)
+            return plain, replace(dual, noise=dual.noise + more)
+        back = torch.linalg.pinv(G)
+        more = back.mT @ reached(D.b, dual.noise, P.a) @ back
+        return replace(plain, noise=plain.noise + _spread(more, P)), dual
 
     def _fit(self, low: tuple[Tensor, Tensor] | None = None, only: int | None = None) -> Tensor:
         """G ``[g, d, d]`` by least squares.
@@ -196,12 +249,9 @@ class SharedBasis:
         """G under the smallest rank of both changes that leaves nothing, or the nearest G."""
         sizes = [min(s.a.shape[-2], s.a.shape[0] * s.a.shape[-1]) for s in (self.plain, self.dual)]
         limit = max(int(LARGEST * min(sizes)), 1)
-        tried: dict[int, tuple[Tensor, bool]] = {}
 
         def leaves_nothing(rank: int) -> bool:
-            if rank not in tried:
-                tried[rank] = self._alternate(rank)
-            return tried[rank][1]
+            return self._alternate(rank, settled=False)[1]
 
         if not leaves_nothing(limit):
             return self.symmetry.fit(self.site, *self._tensors(self.plain, self.dual))
@@ -212,19 +262,22 @@ class SharedBasis:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if leaves_nothing(middle) else (middle, high)
-        return tried[high][0]
+        return self._alternate(high, settled=True)[0]
 
-    def _alternate(self, rank: int) -> tuple[Tensor, bool]:
-        """G under changes of a rank, and whether these leave nothing."""
+    def _alternate(self, rank: int, *, settled: bool) -> tuple[Tensor, bool]:
+        """G under changes of a rank, and whether these leave nothing.
+
+        ``settled`` goes on from there, until G settles.
+        """
         G, last = self._fit(), float("inf")
         for _ in range(ROUNDS):
             parts = [_truncated(m, rank, self.allowed) for m in (self._plain(G), self._dual(G))]
-            share = sum(part.left for part in parts)
-            if share > SLOW * last or share < SETTLED:
+            share, nothing = sum(p.left for p in parts), all(p.nothing for p in parts)
+            if share > SLOW * last or share < SETTLED or (nothing and not settled):
                 break
             last = share
             G = self._fit((parts[0].change, parts[1].change))
-        return G, all(part.nothing for part in parts)
+        return G, nothing
 
     def _plain(self, G: Tensor) -> Matched:
         """The plain tensor, ``P_B`` against ``P_A G``."""

@@ -26,11 +26,11 @@ from transformer_nfn.checkpoints.differences.matching import (
 from transformer_nfn.checkpoints.differences.result import Difference, Merge
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import Tolerance
-from transformer_nfn.checkpoints.proof.ends import ADDED, refine_stream
+from transformer_nfn.checkpoints.proof.ends import ADDED
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
-from transformer_nfn.checkpoints.relations import RELATED, Relation, relate
+from transformer_nfn.checkpoints.relations import Relation, relate
 from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
-from transformer_nfn.checkpoints.stream import fit_stream
+from transformer_nfn.checkpoints.stream import fit_stream, refine_stream
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.errors import SpaceError
 
@@ -39,8 +39,6 @@ ALIKE = 0.7
 unrelated tensors (1.41)."""
 IN_PLACE = 0.75
 """Share of the matrices that have to stand where A has them for the files to have one basis."""
-SAME_BLOCK = 0.98
-"""Share of the best score from which on a block counts as the one in the same place."""
 ZERO = 1e-6
 """Size of a head or neuron, relative to the median, up to which it is zero."""
 UNITS = ("W_V", "W_O", "cross.W_V", "cross.W_O", "W_A", "W_G", "W_B")
@@ -61,7 +59,7 @@ def diff(A: Model, B: Model, C: Model | None = None) -> Difference:
 
     Args:
         A: the model to compare with, from `open_model`.
-        B: the other, of the same width.
+        B: the other; of another width, only blocks, heads and neurons are matched.
         C: a third model; B is also explained as a mixture of A and C.
 
     Example:
@@ -72,9 +70,16 @@ def diff(A: Model, B: Model, C: Model | None = None) -> Difference:
         ...     diff(A, B).relation.verdict, diff(A, A).relation.verdict
         ('unrelated', 'same')
     """
+    if "chain" in A.description.orders:
+        raise SpaceError(
+            f"'{A.where}' has no residuals, so that nothing fixes the bases of two different "
+            "networks: expected a family with residuals; tnfn compare and tnfn align take it"
+        )
     pair = _Alignment.of(A, B)
     if pair is None:
         return Difference(relate(A, B, prove=False))
+    if A.description.width != B.description.width:
+        return Difference(pair.relation, aligned=True, sources=pair.sources)
     third = None if C is None else _third(A, C)
     if third is not None:
         aligned = pair.aligned or third.aligned
@@ -93,11 +98,12 @@ def diff(A: Model, B: Model, C: Model | None = None) -> Difference:
 
 def _third(A: Model, C: Model) -> _Alignment:
     third = _Alignment.of(A, C)
-    if third is None or any(a != c for c, a in third.sources.items()):
+    cut = third is not None and third.relation.units
+    if third is None or cut or any(a != c for c, a in third.sources.items()):
         relation = relate(A, C, prove=False)
         raise SpaceError(
             f"'{C.where}' cannot be a part of a mixture with '{A.where}': expected a related model "
-            f"of other weights with the same blocks, found {relation.verdict} ({relation.reason})"
+            f"of other weights with the same shapes, found {relation.verdict} ({relation.reason})"
         )
     return third
 
@@ -116,9 +122,9 @@ class _Alignment:
     def of(A: Model, B: Model) -> _Alignment | None:
         """None where the models are the same or unrelated."""
         relation = relate(A, B, prove=False)
-        sources = {} if relation.matrix is None else _sources(relation, relation.matrix)
+        sources = relation.sources
         pairs = [(a, b) for b, a in sources.items() if a is not None]
-        if not pairs:
+        if not pairs or relation.verdict == "same":
             return None
         return _Alignment(A, B, relation, sources, not _in_place(A, B, pairs))
 
@@ -162,27 +168,19 @@ class _Alignment:
                 yield _Pair(first, second, matched)
 
 
-def _sources(relation: Relation, matrix: Tensor) -> dict[str, str | None]:
-    """Block of A that each block of B comes from."""
-    out: dict[str, str | None] = {}
-    for name, scores in zip(relation.columns, matrix.mT, strict=True):
-        best = int(scores.argmax())
-        if name in relation.rows:  # equal blocks of A: the one in the same place
-            own = relation.rows.index(name)
-            best = own if scores[own] >= SAME_BLOCK * scores[best] else best
-        out[name] = relation.rows[best] if scores[best] >= RELATED else None
-    return out
-
-
 def _in_place(A: Model, B: Model, pairs: Sequence[tuple[str, str]]) -> bool:
     """Whether most matrices of two models stand in one basis in their files."""
     alike = []
     for a, b in pairs:
-        for tensor in ("W_Q", "W_V", "W_A", "W_B"):
-            x, y = A[f"{a}.{tensor}"], B[f"{b}.{tensor}"]
-            if x.shape != y.shape:
-                return False
-            x, y = x.float(), y.float()
+        shapes = [
+            {n.removeprefix(f"{at}."): s for n, s in m.names.items() if n.startswith(f"{at}.")}
+            for m, at in ((A, a), (B, b))
+        ]
+        matrices = [n for n, shape in shapes[0].items() if len(shape) > 1]
+        if any(shapes[1].get(n) != shapes[0][n] for n in matrices):
+            return False
+        for n in matrices:
+            x, y = A[f"{a}.{n}"].float(), B[f"{b}.{n}"].float()
             alike.append(float((y - x).norm()) <= ALIKE * float(x.norm()))
     return sum(alike) >= IN_PLACE * len(alike)
 
@@ -241,7 +239,7 @@ def _change(pair: _Pair, A: Model, B: Model, allowed: float) -> Change:
         zero[:] = False
     zero[list(units)] = True
     zeros = float(zero.double().mean())
-    make = partial(make, zeros=zeros, zero_units=units, grid=grid)
+    make = partial(make, zeros=zeros, zero_units=_in_A(matched, units), grid=grid)
     kept = replace(matched, b=torch.where(zero, matched.a, matched.b)) if zeros else matched
     values = spectrum(kept.white(), allowed)
     if values.rank == 0:
@@ -270,6 +268,11 @@ def _zero_units(matched: Matched) -> tuple[int, ...]:
     sizes = [w.square().sum((-2, -1)).sqrt() for w in (matched.a, matched.b)]
     dead = [size <= ZERO * size.median() for size in sizes]
     return tuple((dead[1] & ~dead[0]).nonzero().flatten().tolist())
+
+
+def _in_A(matched: Matched, units: tuple[int, ...]) -> tuple[int, ...]:
+    """Units by their places in A."""
+    return units if matched.units is None else tuple(matched.units[list(units)].tolist())
 
 
 def _merge(pair: _Alignment, third: _Alignment) -> Merge:

@@ -14,7 +14,8 @@ from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.attention import equal_pairs, match_heads, normed_basis
 from transformer_nfn.checkpoints.proof.blocks import neuron_features
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
-from transformer_nfn.checkpoints.sketches import BlockSketch
+from transformer_nfn.checkpoints.sketches import BlockSketch, unit_directions
+from transformer_nfn.checkpoints.survivors import SURVIVED, match_heads_of, match_neurons_of
 from transformer_nfn.checkpoints.symmetries import (
     QueryKeyBasis,
     Site,
@@ -77,16 +78,51 @@ class Units:
 def match_units(
     a: ReducedBlock, b: ReducedBlock, sketches: tuple[BlockSketch, BlockSketch]
 ) -> Units:
-    """Match heads and neurons of two blocks by their sketches in one basis of the stream."""
+    """Match heads and neurons of two blocks by their sketches in one basis of the stream.
+
+    Where one of the two has fewer, those that survived are matched.
+    """
     queries, groups = {}, {}
+    units = [unit_directions(sketch) for sketch in sketches]
+    others = dict(b.attentions())
     for prefix, config in a.attentions():
         heads = [s.heads[prefix] for s in sketches]
-        order, of_groups = match_heads(config, (heads[0], heads[1]), [None, None], None)
-        queries[prefix], groups[prefix] = _sorted(order), _sorted(of_groups)
+        other = others[prefix]
+        if (config.heads, config.groups) == (other.heads, other.groups):
+            order, of_groups = match_heads(config, (heads[0], heads[1]), [None, None], None)
+            queries[prefix], groups[prefix] = _sorted(order), _sorted(of_groups)
+        else:
+            shares = config.heads // config.groups, other.heads // other.groups
+            found = match_heads_of(units[0], units[1], prefix)
+            queries[prefix], groups[prefix] = _surviving_groups(*found, *shares)
     mlp = a.description.mlp
+    if len(units[0].read) != len(units[1].read):
+        partners, alike = match_neurons_of(units[0], units[1])
+        kept = ((partners >= 0) & (alike >= SURVIVED)).nonzero().flatten()
+        of_A, order = _sorted(partners[kept])
+        return Units(queries, groups, (of_A, kept[order]))
     scaled = neuron_scales(mlp) is not None
     features = [neuron_features(s.neurons, gated=mlp.gated, scaled=scaled) for s in sketches]
     return Units(queries, groups, _sorted(match_rows(features[1], features[0]).index))
+
+
+def _surviving_groups(partners: Tensor, alike: Tensor, share: int, other: int) -> tuple[Pair, Pair]:
+    """Heads, and groups of keys and values, that both have: groups of B with all of their heads.
+
+    Args:
+        partners: head of A that each head of B is. alike: their cosines.
+        share: heads in a group of A. other: in a group of B.
+    """
+    of_group = partners.reshape(-1, other)
+    sources = of_group[:, 0] // share
+    whole = (of_group // share == sources[:, None]).all(1) & (alike >= SURVIVED).reshape(
+        -1, other
+    ).all(1)
+    kept = whole.nonzero().flatten()
+    kept = kept[sources[kept].argsort()]
+    order = of_group[kept].argsort(1)
+    of_B = (kept[:, None] * other + order).flatten()
+    return (partners[of_B], of_B), (sources[kept], kept)
 
 
 def _sorted(partners: Tensor) -> Pair:
@@ -114,19 +150,28 @@ class AlignedBlock:
 
     def __iter__(self) -> Iterator[Matched]:
         for prefix, config in self.a.attentions():
-            yield from self._query_key(prefix, config)
-            values, outputs = self._value_output(prefix, config)
+            values, outputs = (
+                replace(m, units=units[prefix][0])
+                for m, units in zip(
+                    self._value_output(prefix, config),
+                    (self.units.groups, self.units.queries),
+                    strict=True,
+                )
+            )
+            yield from self._query_key(prefix, config, _leading_inputs(values, self.allowed))
             yield from (values, outputs)
             a, b = (side.output_bias(prefix) for side in (self.a, self.b))
             for vector in self._vector(f"{prefix}b_O", a, b):
                 yield _unexplained(vector, values, outputs, self.allowed)
-        yield from self._mlp()
+        yield from (replace(m, units=self.units.neurons[0]) for m in self._mlp())
         yield from self._vector("b_B", self.a.mlp_bias(), self.b.mlp_bias())
         others = self.b.norms()
         for name, piece in self.a.norms().items():
             yield from self._vector(name, piece, others.get(name), gain=name.endswith(".g"))
 
-    def _query_key(self, prefix: str, config: Attention) -> tuple[Matched, ...]:
+    def _query_key(
+        self, prefix: str, config: Attention, inputs: Tensor | None
+    ) -> tuple[Matched, ...]:
         pieces = [side.query_key(prefix, config) for side in (self.a, self.b)]
         chosen = {"Q": self.units.queries[prefix], "K": self.units.groups[prefix]}
         sides = []
@@ -143,7 +188,7 @@ class AlignedBlock:
             QueryKeyBasis(), self._site(config), names, sides[0], sides[1], self.allowed
         )
         if not config.qk_norm:
-            return shared.best()
+            return shared.best(None if prefix else inputs)
         rows = [[x.reshape(config.groups, -1, config.d_k) for x in (s.a, s.b)] for s in sides]
         equal = equal_pairs((pieces[0], pieces[1]), config)
         G, order = normed_basis(config, (rows[0][0], rows[0][1]), (rows[1][0], rows[1][1]), equal)
@@ -174,7 +219,8 @@ class AlignedBlock:
         mlp, f = self.a.description.mlp, len(self.units.neurons[0])
         write = []
         for i, side in enumerate((self.a, self.b)):
-            W_B = _taken(side.writer("W_B"), self.units.neurons[i])
+            experts = [side.writer(f"{expert}W_B") for expert in side.description.mlp.prefixes]
+            W_B = _taken(_joined(experts, 0), self.units.neurons[i])
             value = self.stream(W_B.value) if i else W_B.value
             write.append(Piece(value.unsqueeze(-1), W_B.error.unsqueeze(-1)))
         shared = SharedBasis(
@@ -191,10 +237,13 @@ class AlignedBlock:
             yield self._neurons_read("W_G").moved("W_G", one)
 
     def _neurons_read(self, tensor: str) -> Side:
-        """What neurons read, one matrix ``[rows, 1]`` each."""
+        """What neurons read, one matrix ``[rows, 1]`` each; those of experts one after another."""
         weights, biases = [], []
         for side, order in zip((self.a, self.b), self.units.neurons, strict=True):
-            W, b = side.reader(tensor)
+            read = [side.reader(f"{expert}{tensor}") for expert in side.description.mlp.prefixes]
+            W = _joined([weight for weight, _ in read], -1)
+            shifts = [bias for _, bias in read if bias is not None]
+            b = _joined(shifts, 0) if shifts else None
             columns = Piece(W.value[:, order].mT.unsqueeze(-1), W.error[order].unsqueeze(-1))
             weights.append(columns)
             biases.append(None if b is None else Piece(b.value[order, None], b.error[order, None]))
@@ -225,6 +274,21 @@ class AlignedBlock:
         x, y = (w.double().reshape(1, -1, 1) for w in (a.value, moved))
         noise = (a.error + b.error).double().reshape(1, 1, 1) / x.shape[1]
         yield Matched(name, x, y, noise)
+
+
+def _leading_inputs(values: Matched, allowed: float) -> Tensor | None:
+    """Directions of the stream ``[D, r]`` along which values changed; None for a dense change."""
+    found = spectrum(values.white(), allowed)
+    if found.dense or not found.rank:
+        return None
+    directions: Tensor = torch.linalg.svd(values.white(), full_matrices=False).U
+    return directions[:, : found.rank]
+
+
+def _joined(pieces: list[Piece], dim: int) -> Piece:
+    """Neurons of several experts as those of one MLP."""
+    values, errors = [p.value for p in pieces], [p.error for p in pieces]
+    return pieces[0] if len(pieces) == 1 else Piece(torch.cat(values, dim), torch.cat(errors))
 
 
 def _taken(piece: Piece, order: Tensor) -> Piece:

@@ -86,7 +86,7 @@ class Difference:
 
     def summary(self) -> list[str]:
         """What was changed, a sentence each."""
-        if not self.changes:
+        if not self.changes and not self.sources:
             verdict = self.relation.verdict
             word = "the same" if verdict == "same" else verdict
             return [f"A and B are {word}: {self.relation.reason}."]
@@ -96,6 +96,7 @@ class Difference:
             else "B has the bases of A."
         ]
         lines += self._about_blocks()
+        lines += self._about_units()
         lines += self._about_ends()
         lines += _grid_sentences(self.changes)
         lines += _pruned_sentences(self.changes)
@@ -106,7 +107,9 @@ class Difference:
         replaced = [c for c in self.changes if c.kind == "replaced"]
         if replaced:
             lines.append(f"Replaced: {_named(replaced)}.")
-        if all(c.kind == "unchanged" for c in self.changes):
+        if not self.changes:
+            lines.append("Tensors are not compared: the streams have different widths.")
+        elif all(c.kind == "unchanged" for c in self.changes):
             lines.append("No tensor that both have differs by more than rounding explains.")
         return lines
 
@@ -134,6 +137,14 @@ class Difference:
         places = [self.relation.rows.index(a) for a in used]
         if places != sorted(places):
             yield f"Blocks are in another order: B has {', '.join(used)} of A."
+
+    def _about_units(self) -> Iterator[str]:
+        """Heads and neurons that were cut, in one sentence where all blocks agree."""
+        texts = {u.block: str(u).partition(": ")[2] for u in self.relation.units}
+        if len(set(texts.values())) == 1 and len(texts) > 1:
+            yield f"Every block of B has {next(iter(texts.values()))} of A."
+        else:
+            yield from (f"Block {block} of B has {text} of A." for block, text in texts.items())
 
     def _about_ends(self) -> Iterator[str]:
         for name, (a, b) in self.rows.items():
@@ -186,6 +197,7 @@ class Difference:
             "duplicated": {a: list(copies) for a, copies in self.duplicated.items()},
             "rows": {name: list(pair) for name, pair in self.rows.items()},
             "only_one": dict(self.only_one),
+            "units": {unit.block: unit.as_json() for unit in self.relation.units},
             "merge": None if self.merge is None else self.merge.as_json(),
             "tensors": [c.as_json() for c in self.changes],
         }

@@ -2,7 +2,7 @@
 
 from transformer_nfn.checkpoints.families.binding import UnstatedFactError
 from transformer_nfn.checkpoints.families.family import Family, families, read_family
-from transformer_nfn.checkpoints.families.model import Model, open_model
+from transformer_nfn.checkpoints.families.model import Model, open_model, read_model
 from transformer_nfn.checkpoints.families.recognise import OpenOptions, UnknownFamilyError
 from transformer_nfn.checkpoints.families.writer import write_model
 from transformer_nfn.functional.description import (
@@ -29,5 +29,6 @@ __all__ = [
     "families",
     "open_model",
     "read_family",
+    "read_model",
     "write_model",
 ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from transformer_nfn.functional.description import (
     Attention,
     Block,
     Mlp,
+    Order,
     RotaryScaling,
     Stack,
     Transformer,
@@ -71,6 +72,7 @@ DEFAULTS: dict[str, Any] = {
     "head_scale": 1.0,
     "position_offset": 0,
     "max_distance": 0,
+    "sinusoids": False,
     "alibi": False,
     "normalised": False,
     "repeats": 1,
@@ -246,6 +248,18 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
     """
     options = OpenOptions() if options is None else options
     checkpoint = _open_adapted(path, options) if is_adapter(path) else _open_files(path)
+    return read_model(checkpoint, Path(path), options)
+
+
+def read_model(checkpoint: Checkpoint, path: Path, options: OpenOptions | None = None) -> Model:
+    """The model of an open checkpoint, which is closed where there is none.
+
+    Args:
+        checkpoint: open.
+        path: where it was opened from; what the model is written after has its suffix.
+        options: see `open_model`.
+    """
+    options = OpenOptions() if options is None else options
     try:
         infos = {name: checkpoint.info(name) for name in checkpoint}
         check_plain(list(infos), checkpoint.config, checkpoint.where)
@@ -262,7 +276,7 @@ def open_model(path: str | Path, options: OpenOptions | None = None) -> Model:
         if not any(line.mixed for line in family.lines):
             check_no_mixture(infos, checkpoint.config, checkpoint.where)
         binding = bind(family, checkpoint, options.settings)
-        return Model(checkpoint, binding, Path(path), options)
+        return Model(checkpoint, binding, path, options)
     except BaseException:
         checkpoint.close()
         raise
@@ -377,16 +391,24 @@ def describe(binding: Binding, where: str) -> Transformer:
         position_offset=int(facts.number("position_offset")),
         pooler=facts.get("pooler") if "extra.pooler.W" in names else None,
         mlm=facts.one_of("mlm", ACTIVATIONS) if "extra.mlm.W" in names else None,
-        channels=sizes["channel"].size if "patch" in names else 0,
-        side=sizes["side"].size if "patch" in names else 0,
+        classifier=_classifier(binding, facts),
+        sinusoids=bool(facts.get("sinusoids")),
+        channels=sizes["channel"].size if inputs == "patches" else 0,
+        side=sizes["side"].size if inputs == "patches" else 0,
         tensors=dict(names),
     )
+
+
+def _classifier(binding: Binding, facts: _Facts) -> Mlp | None:
+    if "classifier.W_A" not in binding.shapes:
+        return None
+    return Mlp(binding.sizes.axes["hidden"].size, facts.one_of("activation", ACTIVATIONS))
 
 
 def _output(binding: Binding, where: str) -> tuple[bool, bool]:
     """Whether the output matrix is the token embedding, and whether there is none at all."""
     names, family, config = binding.shapes, binding.family, binding.config
-    if "head" in names or head_lines(family, config):
+    if "head" in names or "classifier.W_A" in names or head_lines(family, config):
         return False, False
     if "kept.token" in names:  # nothing acts on a tie of that width
         return False, "extra.decoder.W" not in names
@@ -415,7 +437,8 @@ def _output(binding: Binding, where: str) -> tuple[bool, bool]:
 def _stack(prefix: str, binding: Binding, facts: _Facts, where: str) -> Stack:
     n = binding.sizes.axes[binding.family.counters[prefix]].size
     blocks = tuple(_block(prefix, i, binding, facts, where) for i in range(n))
-    return Stack(prefix, blocks, f"{prefix}norm.g" in binding.shapes, facts.whole("repeats"))
+    final = f"{prefix}norm.g" in binding.shapes or any(b.order == "chain" for b in blocks)
+    return Stack(prefix, blocks, final, facts.whole("repeats"))
 
 
 def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> Block:
@@ -468,7 +491,7 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
     cross = None
     if f"{at}cross.W_Q" in names:
         cross = Attention(attention.heads, attention.groups, d_k, attention.d_v, attention.scale)
-    order = facts.one_of("order", {o: o for o in ("pre", "post", "parallel", "sandwich")}, **more)
+    order = facts.one_of("order", {o: o for o in get_args(Order)}, **more)
     return Block(attention, mlp, order, cross)
 
 

@@ -82,11 +82,13 @@ def take_fingerprint(
     reduced = Reduced(model, torch.float32 if half else torch.float64)
     if not reduced.blocks:
         raise SpaceError(f"'{model.where}' has no blocks to take a fingerprint of")
-    frame = _draw_frame(reduced)
+    frame = last = _draw_frame(reduced)
     parts, constants, sizes = [], [], []
     for name in reduced.blocks:
         block = reduced.block(name)
-        part_rows, constant_rows = _block_rows(block, frame)
+        frames = _frames(block, last)
+        part_rows, constant_rows = _block_rows(block, *frames)
+        last = frames[-1]
         parts.append(part_rows)
         constants.append(constant_rows)
         sizes.append(_block_sizes(block))
@@ -98,7 +100,7 @@ def take_fingerprint(
     arrays = [
         _arrays([[_part(rows, step) for rows in by_part] for step in steps]),
         _arrays([[_constant(rows, step) for rows in by_constant] for step in steps]),
-        _arrays([_end_rows(reduced, frame)]),
+        _arrays([_end_rows(reduced, frame, last)]),
     ]
     step_sizes = torch.zeros(STEPS, len(PARTS), len(QUANTILES), dtype=torch.float64)
     for i, step in enumerate(steps):
@@ -297,10 +299,55 @@ class _Heads:
         return _Row((weight * self.values).sum(0), float(error))
 
 
-def _block_rows(block: ReducedBlock, frame: _Frame) -> tuple[list[_Row], list[_Row]]:
+def _frames(block: ReducedBlock, frame: _Frame) -> tuple[_Frame, _Frame, _Frame]:
+    """Frames of what attention reads, of what it writes and the MLP reads, and of what that writes.
+
+    Without a residual the block itself carries the frame of one stream to the next.
+    """
+    if block.description.order != "chain":
+        return frame, frame, frame
+    z = frame.vectors
+    W_V, W_O = block.reader("W_V")[0], block.writer("W_O")
+    share = len(W_O.value) // len(W_V.value)
+    v, v_error = (
+        x.repeat_interleave(share, dim=0) for x in (_read(z, W_V.value), W_V.error.unsqueeze(-2))
+    )
+    written = torch.einsum("hnd,hde->ne", v, W_O.value)
+    error = v_error * W_O.value.square().sum(-1).unsqueeze(-2) * len(z)
+    error = error.sum() + (v.square() * W_O.error.unsqueeze(-2)).sum()
+    middle = _carried(frame, written, float(error))
+    hidden, noise = _hidden(block, "", middle.vectors)
+    writer, bias = block.writer("W_B"), block.mlp_bias()
+    written = hidden @ writer.value
+    error = (noise * writer.value.square().sum(-1)).sum() * len(z)
+    error = error + (hidden.square() * writer.error).sum()
+    if bias is not None:
+        written, error = written + bias.value, error + bias.error * len(z)
+    return frame, middle, _carried(middle, written, float(error))
+
+
+def _carried(frame: _Frame, written: Tensor, error: float) -> _Frame:
+    """The frame of a stream, from what is written to it for the vectors of another.
+
+    Args:
+        frame: the other.
+        written: ``[VECTORS, D]``.
+        error: expected square of the rounding error of all of it.
+    """
+    even, relative = _even(written.double(), error / len(written))
+    even = even - even.mean(-1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(even, dim=-1, keepdim=True).clamp_min(1e-300)
+    vectors = (even * even.shape[-1] ** 0.5 / length).to(written.dtype)
+    # What was wrong before passes through as the frame does.
+    return _Frame(vectors, frame.table, frame.rows, min(frame.error + relative, 1.0))
+
+
+def _block_rows(
+    block: ReducedBlock, frame: _Frame, middle: _Frame, after: _Frame
+) -> tuple[list[_Row], list[_Row]]:
     """Rows of one block, as in `PARTS` and as in `CONSTANTS`."""
     z = frame.vectors
-    y = z.roll(len(z) // 2, 0)
+    y, out, end = (f.vectors.roll(len(z) // 2, 0) for f in (frame, middle, after))
     QK, VO, biases, written = [], [], [], []
     for prefix, attention in block.attentions():
         scores, constant = _query_key(block, prefix, attention, z, y)
@@ -309,23 +356,24 @@ def _block_rows(block: ReducedBlock, frame: _Frame) -> tuple[list[_Row], list[_R
         table = None if prefix else block.bias_table()
         if table is not None:
             biases.append(_position_bias(scores, table))
-        VO.append(_value_output(block, prefix, attention, z, y).evened())
+        VO.append(_value_output(block, prefix, attention, z, out).evened())
         bias = block.output_bias(prefix)
         if bias is not None:
-            written.append(_vector(bias, z if not prefix else y))
-    MLP, read = _mlp(block, z, y)
+            written.append(_vector(bias, middle.vectors if not prefix else out))
+    MLP, read = _mlp(block, middle.vectors, end)
     bias = block.mlp_bias()
     constants = (
         _added(biases, len(z)),
         _added(written, len(z)),
         read,
-        _Row.zeros(len(z)) if bias is None else _vector(bias, z),
+        _Row.zeros(len(z)) if bias is None else _vector(bias, after.vectors),
         _added(_gains(block.norms(), z), len(z)),
     )
     parts = (_added(QK, len(z)), _added(VO, len(z)), MLP)
+    error = 2 * max(frame.error, middle.error, after.error)
     return (
-        [row.moved(2 * frame.error).folded(PART_NUMBERS) for row in parts],
-        [row.moved(2 * frame.error).folded(CONSTANT_NUMBERS) for row in constants],
+        [row.moved(error).folded(PART_NUMBERS) for row in parts],
+        [row.moved(error).folded(CONSTANT_NUMBERS) for row in constants],
     )
 
 
@@ -431,6 +479,18 @@ def _mlp(block: ReducedBlock, z: Tensor, y: Tensor) -> tuple[_Row, _Row]:
 
 def _expert(block: ReducedBlock, prefix: str, z: Tensor, y: Tensor) -> tuple[_Row, _Row]:
     """The same of one MLP."""
+    hidden, error = _hidden(block, prefix, z)
+    b = block.reader(f"{prefix}W_A")[1]
+    writer = block.writer(f"{prefix}W_B")
+    write = y @ writer.value.mT  # [n, f]
+    read = _Row.zeros(len(z))
+    if b is not None:
+        read = _products(b.value.expand_as(write), write, b.error, writer.error)
+    return _products(hidden, write, error, writer.error), read
+
+
+def _hidden(block: ReducedBlock, prefix: str, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations ``[n, f]`` of the neurons of an MLP, and their expected squared errors."""
     mlp = block.description.mlp
     W, b = block.reader(f"{prefix}W_A")
     hidden = z @ W.value
@@ -446,12 +506,7 @@ def _expert(block: ReducedBlock, prefix: str, z: Tensor, y: Tensor) -> tuple[_Ro
         hidden = hidden * opened
     else:
         hidden = activation(mlp.activation)(hidden)
-    writer = block.writer(f"{prefix}W_B")
-    write = y @ writer.value.mT  # [n, f]
-    read = _Row.zeros(len(z))
-    if b is not None:
-        read = _products(b.value.expand_as(write), write, b.error, writer.error)
-    return _products(hidden, write, error, writer.error), read
+    return hidden, error
 
 
 def _vector(piece: Piece, vectors: Tensor) -> _Row:
@@ -503,8 +558,8 @@ def _quantiles(sizes: Tensor) -> Tensor:
     return torch.quantile(sizes.clamp_min(DEAD * top).log(), at)
 
 
-def _end_rows(model: Reduced, frame: _Frame) -> list[_Row]:
-    """The rows of `ENDS`."""
+def _end_rows(model: Reduced, frame: _Frame, last: _Frame) -> list[_Row]:
+    """The rows of `ENDS`; ``last`` is the frame of what a classifier reads."""
     rows: dict[str, list[_Row]] = {name: [] for name in ENDS}
     z = frame.vectors[:END_NUMBERS].double()
 
@@ -533,6 +588,12 @@ def _end_rows(model: Reduced, frame: _Frame) -> list[_Row]:
             hidden = hidden - hidden.mean(-1, keepdim=True)
         size = hidden.square().mean(-1, keepdim=True).clamp_min(1e-300).sqrt()
         row, _, bias = _table_rows(table, hidden / size, (W.error + b.error) / size.square())
+        add("head", row, bias)
+    if model.classifier is not None:
+        hidden, error = _hidden(model.classifier, "", last.vectors[:END_NUMBERS])
+        W_B, b_B = (model.model[f"classifier.{n}_B"] for n in "Wb")
+        table = Table("head", W_B.mT, model.dtype, model.unit, bias=b_B)
+        row, _, bias = _table_rows(table, hidden.double(), error + last.error * hidden.square())
         add("head", row, bias)
     for name, piece in model.vectors().items():
         read = z * z.roll(1, 0) if name.endswith(".g") else z

@@ -17,7 +17,12 @@ from transformer_nfn.checkpoints.symmetries.base import Site
 from transformer_nfn.functional.description import Attention
 from transformer_nfn.spaces.actions import ComplexScale
 from transformer_nfn.spaces.actions.permutation import assign_in_groups
-from transformer_nfn.spaces.actions.solvers import Pair, nearest_quarter_turns, signs
+from transformer_nfn.spaces.actions.solvers import (
+    Pair,
+    nearest_quarter_turns,
+    signs,
+    whitened_least_squares,
+)
 
 HALVES = ComplexScale("halves")
 
@@ -114,7 +119,7 @@ def _queries_and_keys(
     orders = {"Q": queries, "K": groups}
     for p, order in orders.items():
         W = A[f"W_{p}"]
-        A[f"W_{p}"] = Piece(block.stream.columns(W.value[order]), W.error[order])
+        A[f"W_{p}"] = Piece(block.streams.before.columns(W.value[order]), W.error[order])
         if f"b_{p}" in A:
             A[f"b_{p}"] = Piece(A[f"b_{p}"].value[order], A[f"b_{p}"].error[order])
     # Biases with large norm biases folded in are less precise than the matrices, and left out.
@@ -133,7 +138,9 @@ def _queries_and_keys(
         G, by_plain, by_dual = (
             QueryKeyBasis().fit(site, a, b, given) for given in _both_and_each(noise)
         )
-        bases = Bases(plain, dual, (errors[0], errors[1]), G, by_plain, by_dual, config.rotary)
+        both = (errors[0], errors[1])
+        G = _reweighted(plain, dual, both, G, config.rotary)
+        bases = Bases(plain, dual, both, G, by_plain, by_dual, config.rotary)
         block.bases_agree(f"{prefix}W_Q·W_K", bases)
     share = config.heads // config.groups
     spread = G.repeat_interleave(share, dim=0)
@@ -155,6 +162,27 @@ def _queries_and_keys(
             squares = Squares(residual, error, B[name].value.square().sum())
             block.add(f"{prefix}{name}", squares, 1, sites=False)
     return G
+
+
+def _reweighted(
+    plain: Pair, dual: Pair, errors: tuple[Pair, Pair], G: Tensor, rotary: int = 0
+) -> Tensor:
+    """G fitted again by the errors that it implies; of rotary pairs it stays.
+
+    ``errors`` are summed over rows, ``[g, share, d]`` each.
+    """
+    if rotary == G.shape[-1]:
+        return G
+    (P_A, P_B), (D_A, D_B) = ([x[..., rotary:] for x in pair] for pair in (plain, dual))
+    (e, f), (d, c) = (
+        [error.sum(-2)[..., rotary:] / x.shape[-2] for error in pair]
+        for x, pair in zip((P_A, D_A), errors, strict=True)
+    )
+    out = G.clone()
+    out[..., rotary:, rotary:] = whitened_least_squares(
+        (P_A, P_B), (D_A, D_B), ((e, f), (d, c)), G[..., rotary:, rotary:]
+    )
+    return out
 
 
 def _both_and_each(noise: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -211,8 +239,8 @@ def _values_and_outputs(
     O_A, O_B = (side.writer(f"{prefix}W_O") for side in (block.a, block.b))
     count, share = config.groups, config.heads // config.groups
     a = {
-        "W_V": block.stream.columns(V_A.value[groups]),
-        "W_O": block.stream(O_A.value[queries]),
+        "W_V": block.streams.before.columns(V_A.value[groups]),
+        "W_O": block.streams.middle(O_A.value[queries]),
     }
     b = {"W_V": V_B.value, "W_O": O_B.value}
     errors_V, errors_O = (V_A.error[groups], V_B.error), (O_A.error[queries], O_B.error)
@@ -230,6 +258,7 @@ def _values_and_outputs(
         (errors_V[0].unsqueeze(-2), errors_V[1].unsqueeze(-2)),
         (_grouped(errors_O[0].unsqueeze(-2), count), _grouped(errors_O[1].unsqueeze(-2), count)),
     )
+    H = _reweighted(plain, dual, errors, H)
     shared = duplicate.unflatten(0, (count, share)).any(1)
     bases = Bases(plain, dual, errors, H, by_plain, by_dual)
     block.bases_agree(f"{prefix}W_V·W_O", bases, shared)

@@ -11,10 +11,20 @@ from torch import Tensor
 from transformer_nfn.checkpoints.proof.attention import AttentionElement, match_attention
 from transformer_nfn.checkpoints.proof.checks import BlockChecks, Check, Squares, has_duplicate
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
-from transformer_nfn.checkpoints.sketches import BlockSketch, NeuronSketch
+from transformer_nfn.checkpoints.sketches import (
+    BlockSketch,
+    NeuronSketch,
+    Probes,
+    sketch_neurons,
+)
+from transformer_nfn.checkpoints.stream import BlockStreams
 from transformer_nfn.checkpoints.symmetries import NeuronScale, Site, StreamMap
 from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
 from transformer_nfn.spaces.actions.permutation import assign, match_rows
+
+FAINT = 1e-3
+"""Neurons quieter than this share of the mean do not determine their scale: rounding may have
+taken all of what they read or write."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +35,21 @@ class BlockElement:
         attentions: by the prefix of their tensors.
         neurons: neuron of A that each neuron of B is, ``[f]``; of a mixture ``[experts, f]``.
         scales: of what neurons read against what they write, as ``neurons``; None where none acts.
+        streams: maps of what the block reads and writes.
         experts: expert of A that each expert of B is, ``[experts]``; None without a mixture.
     """
 
     attentions: Mapping[str, AttentionElement]
     neurons: Tensor
     scales: Tensor | None
+    streams: BlockStreams
     experts: Tensor | None = None
 
 
 def match_block(
     a: ReducedBlock,
     b: ReducedBlock,
-    stream: StreamMap,
+    streams: BlockStreams,
     sketches: tuple[BlockSketch, BlockSketch],
     order: Tensor | None,
 ) -> tuple[BlockElement, list[Check]]:
@@ -45,23 +57,45 @@ def match_block(
 
     Args:
         a: a block of one model. b: of the other, of the same description.
-        stream: takes the first stream to the second.
+        streams: take the first block's streams to the second's.
         sketches: of both blocks in one basis, by which heads and neurons are matched.
         order: of heads, where blocks share a position bias and so their order.
     """
-    block = BlockChecks(a, b, stream)
+    block = BlockChecks(a, b, streams)
     attentions = {}
     for prefix, config in a.attentions():
         shared = None if prefix else order
         heads = (sketches[0].heads[prefix], sketches[1].heads[prefix])
         attentions[prefix] = match_attention(block, prefix, config, heads, shared)
-        block.vector(f"{prefix}b_O", a.output_bias(prefix), b.output_bias(prefix))
+        biases = a.output_bias(prefix), b.output_bias(prefix)
+        block.vector(f"{prefix}b_O", streams.middle, *biases)
     neurons, scales, experts = _match_mlp(block, (sketches[0].neurons, sketches[1].neurons))
-    block.vector("b_B", a.mlp_bias(), b.mlp_bias())
+    block.vector("b_B", streams.after, a.mlp_bias(), b.mlp_bias())
     others = b.norms()
     for name, piece in a.norms().items():
-        block.vector(name, piece, others.get(name), gain=name.endswith(".g"))
-    return BlockElement(attentions, neurons, scales, experts), block.checks
+        gain = name.endswith(".g")
+        block.vector(name, streams.after, piece, others.get(name), gain=gain)
+    return BlockElement(attentions, neurons, scales, streams, experts), block.checks
+
+
+def match_classifier(
+    a: ReducedBlock, b: ReducedBlock, stream: StreamMap, drawn: Probes
+) -> tuple[BlockElement, list[Check]]:
+    """Fit the element that takes one classifier to another, and check its tensors.
+
+    Args:
+        a: the MLP after the last block of one model. b: of the other.
+        stream: takes the first final stream to the second.
+        drawn: probes by which neurons are matched.
+    """
+    fixed = StreamMap()
+    block = BlockChecks(a, b, BlockStreams(stream, stream, fixed))
+    classes = torch.eye(a.writer("W_B").value.shape[1], dtype=torch.float64)
+    probes = Probes(drawn.into, classes), Probes(stream(drawn.into), classes)
+    sketches = sketch_neurons(a, probes[0]), sketch_neurons(b, probes[1])
+    neurons, scales = _match_neurons(block, sketches, ("", ""))
+    block.vector("b_B", fixed, a.mlp_bias(), b.mlp_bias())
+    return BlockElement({}, neurons, scales, block.streams), block.checks
 
 
 def _match_mlp(
@@ -98,7 +132,7 @@ def _match_experts(block: BlockChecks, sketches: list[list[NeuronSketch]]) -> Te
     of each other (an upcycled model) the router does.
     """
     (R, p), (S, q) = block.a.router(), block.b.router()
-    routers = [block.stream.columns(R.value).mT, S.value.mT]
+    routers = [block.streams.middle.columns(R.value).mT, S.value.mT]
     sums = [torch.stack([n.read.double().sum(0) for n in side]) for side in sketches]
     similarity = torch.zeros(len(sums[0]), len(sums[0]), dtype=torch.float64)
     for x, y in (routers, sums):
@@ -133,16 +167,25 @@ def _match_neurons(
     order = match_rows(features[1], features[0]).index
     (W_A, b_A), (V_A, c_A) = (side.reader(f"{p}W_A") for side, p in sides)
     W_B, V_B = (side.writer(f"{p}W_B") for side, p in sides)
-    read = Piece(block.stream.columns(W_A.value)[:, order], W_A.error[order])
-    write = Piece(block.stream(W_B.value[order]), W_B.error[order])
+    read = Piece(block.streams.middle.columns(W_A.value)[:, order], W_A.error[order])
+    write = Piece(block.streams.after(W_B.value[order]), W_B.error[order])
     width = len(read.value)
     scales: Tensor | None = None
     s = torch.ones(len(order), dtype=read.value.dtype)
     if scaled:
         site = Site(block.a.network.description, {}, allowed)
-        a, b = {"W_A": read.value, "W_B": write.value}, {"W_A": V_A.value, "W_B": V_B.value}
-        noise = {"W_A": V_A.error, "W_B": write.error}
-        scales = s = NeuronScale().fit(site, a, b, noise)
+        for _ in range(2):  # with the errors that the first fit implies
+            a, b = {"W_A": read.value, "W_B": write.value}, {"W_A": V_A.value, "W_B": V_B.value}
+            noise = {
+                "W_A": s.square() * read.error + V_A.error,
+                "W_B": write.error + s.square() * V_B.error,
+            }
+            if b_A is not None and c_A is not None:  # counted by its own error
+                error = s.square() * b_A.error[order] + c_A.error
+                factor = (noise["W_A"] / (width * error).clamp_min(1e-300)).sqrt()
+                a["b_A"], b["b_A"] = factor * b_A.value[order], factor * c_A.value
+            s = NeuronScale().fit(site, a, b, noise)
+        scales = s
         _check_scales(block, named, (read, V_A), (write, V_B), s)
     size = V_A.value.square().sum(0)
     # The input of a neuron matters if it has an output, and the output if it has an input.
@@ -160,7 +203,7 @@ def _match_neurons(
     _check_bias(block, f"{named}b_A", (b_A, c_A), order, s)
     if mlp.gated:
         (W_G, b_G), (V_G, c_G) = (side.reader(f"{p}W_G") for side, p in sides)
-        gate = block.stream.columns(W_G.value)[:, order]
+        gate = block.streams.middle.columns(W_G.value)[:, order]
         residual = (gate - V_G.value).square().sum(0)
         squares = Squares(residual, W_G.error[order] + V_G.error, V_G.value.square().sum(0))
         block.add(f"{named}W_G", squares, width)
@@ -175,10 +218,11 @@ def _check_scales(
     write: tuple[Piece, Piece],
     s: Tensor,
 ) -> None:
-    """Check that ``W_A`` and ``W_B`` determine the same scale of each neuron."""
+    """Check that ``W_A`` and ``W_B`` determine the same scale of each neuron that is not dead."""
     (u, V_A), (w, V_B) = read, write
-    size_u = u.value.square().sum(0).clamp_min(1e-300)
-    size_w = V_B.value.square().sum(1).clamp_min(1e-300)
+    size_u, size_w = u.value.square().sum(0), V_B.value.square().sum(1)
+    alive = size_u * size_w > FAINT**2 * (size_u * size_w).mean()
+    size_u, size_w = size_u.clamp_min(1e-100), size_w.clamp_min(1e-100)
     by_read = (u.value * V_A.value).sum(0) / size_u
     by_write = (w.value * V_B.value).sum(1) / size_w
     # Rounding moves large entries most, and a projection onto the neuron weighs them most again.
@@ -186,7 +230,8 @@ def _check_scales(
     weight_w = V_B.value.pow(4).sum(1) / size_w.square()
     error = (s.square() * u.error + V_A.error) * weight_u / size_u
     error += (w.error + s.square() * V_B.error) * weight_w / size_w
-    block.add(f"{named}W_A·W_B", Squares((by_read - by_write).square(), error, s.square()), 1)
+    squares = Squares((by_read - by_write).square()[alive], error[alive], s.square()[alive])
+    block.add(f"{named}W_A·W_B", squares, 1)
 
 
 def _check_bias(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
+from transformer_nfn.checkpoints.stream import BlockStreams
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.spaces.actions.solvers import Pair
 from transformer_nfn.symmetry.rounding import HALF, site_excess, tensor_excess
@@ -169,11 +170,11 @@ def has_duplicate(rows: Tensor) -> Tensor:
 
 @dataclass
 class BlockChecks:
-    """Checks of two blocks in one basis of the stream, collected."""
+    """Checks of two blocks, collected; ``streams`` take the first to the bases of the second."""
 
     a: ReducedBlock
     b: ReducedBlock
-    stream: StreamMap
+    streams: BlockStreams
     checks: list[Check] = field(default_factory=list)
 
     def add(
@@ -189,14 +190,16 @@ class BlockChecks:
         named = f"{self.a.name}.{name}"
         self.checks.append(check(named, squares, entries, sites=sites, observable=observable))
 
-    def vector(self, name: str, a: Piece | None, b: Piece | None, *, gain: bool = False) -> None:
-        """Add a vector of the stream. Gains are permuted with it, but take no sign."""
+    def vector(
+        self, name: str, stream: StreamMap, a: Piece | None, b: Piece | None, *, gain: bool = False
+    ) -> None:
+        """Add a vector of a stream. Gains are permuted with it, but take no sign."""
         present = a or b
         if present is None:
             return
         zero = Piece(torch.zeros_like(present.value), torch.zeros_like(present.error))
         a, b = a or zero, b or zero
-        moved = self.stream(a.value, gain=gain)
+        moved = stream(a.value, gain=gain)
         size = torch.maximum(moved.square().sum(), b.value.square().sum())
         residual = (moved - b.value).square().sum()
         self.add(name, Squares(residual, a.error + b.error, size), 1, sites=False)

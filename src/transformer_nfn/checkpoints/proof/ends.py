@@ -14,23 +14,14 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import Check, Squares, check
-from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Table
-from transformer_nfn.checkpoints.stream import (
-    EMBEDDINGS,
-    common_pieces,
-    reduced_group,
-    solve_stream,
-)
+from transformer_nfn.checkpoints.reduced import Piece, Reduced, Table
+from transformer_nfn.checkpoints.stream import EMBEDDINGS, common_pieces
 from transformer_nfn.checkpoints.symmetries import StreamMap, added_sites
 from transformer_nfn.checkpoints.symmetries.base import block_parts
 from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
 from transformer_nfn.spaces.actions.permutation import match_rows
 
 ADDED = ("token", "type", "position")
-ENOUGH_NEURONS = 8
-"""Matched neurons per direction of the stream, after which no further block is read."""
-ALIKE = 0.1
-"""Relative distance along the determined directions up to which a match counts."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,8 @@ def compare_outputs(A: Model, B: Model) -> Outputs:
     if A.description.mlm != B.description.mlm and "head" in a and "head" in b:
         single.append("head")  # read from the stream by one, from a transform of it by the other
     common = frozenset(a.keys() & b.keys()) - resized.keys() - set(single)
-    logits = any(name in ("head", "extra.decoder") or name.startswith(KEPT) for name in common)
+    outputs = ("head", "classifier", "extra.decoder")
+    logits = any(name in outputs or name.startswith(KEPT) for name in common)
     streams = A.description.headless and B.description.headless
     vectors = not a and not b
     return Outputs(common, tuple(single), resized, logits or streams or vectors)
@@ -81,6 +73,8 @@ def _heads(model: Model) -> dict[str, object]:
         heads["head"] = names["head"][1]
     elif model.description.tied:
         heads["head"] = model.description.vocab
+    if "classifier.W_B" in names:
+        heads["classifier"] = names["classifier.W_B"][1]
     for name, shape in names.items():
         if name.startswith(EXTRA) and name.endswith(".W"):
             heads[name.removesuffix(".W")] = shape[1]
@@ -102,54 +96,9 @@ def is_output(name: str, config: Transformer) -> bool:
     """
     if name in ("head", "head_bias"):
         return not config.tied or "head" in config.tensors or config.mlm is not None
-    return name.startswith(EXTRA) or (name.startswith(KEPT) and not keeps_inputs(config))
-
-
-def refine_stream(a: Reduced, b: Reduced, stream: StreamMap) -> StreamMap:
-    """Complete a map of the stream by what neurons read, where tables leave directions open.
-
-    Neurons are matched by what they read along the directions that the tables determine; what
-    matched neurons read along all directions is one more table, with a row for each of them.
-
-    Args:
-        a: one model. b: the other, of the same description.
-        stream: returned unchanged if all directions are determined.
-    """
-    if stream.span is None or stream.matrix is None:
-        return stream
-    basis = stream.span.double()
-    image = stream.matrix.double().mT @ basis
-    determined = basis @ image.mT
-    cross, count = torch.zeros_like(determined), 0
-    for name in a.blocks:
-        x, y = (_neuron_inputs(m.block(name)) for m in (a, b))
-        # A bias does not depend on the basis.
-        first = torch.cat([x[:, :-1] @ basis, x[:, -1:]], 1)
-        second = torch.cat([y[:, :-1] @ image, y[:, -1:]], 1)
-        order = match_rows(second, first).index
-        distance = (first[order] - second).norm(dim=1)
-        good = distance <= ALIKE * second.norm(dim=1)
-        cross += x[order][good, :-1].mT @ y[good, :-1]
-        count += int(good.sum())
-        if count >= ENOUGH_NEURONS * len(determined):
-            break
-    cross += cross.norm() / determined.norm() * determined
-    return solve_stream(cross, reduced_group(a), torch.float64, centred=a.centred)
-
-
-def _neuron_inputs(block: ReducedBlock) -> Tensor:
-    """Input weights and bias of each neuron as unit vectors ``[f, D + 1]``.
-
-    For gated neurons those of the gate, on which no scale acts.
-    """
-    parts = []
-    for prefix in block.description.mlp.prefixes:
-        weight, bias = block.reader(prefix + ("W_G" if block.description.mlp.gated else "W_A"))
-        column = torch.zeros(weight.value.shape[1]) if bias is None else bias.value
-        parts.append(torch.cat([weight.value.mT, column.to(weight.value).unsqueeze(1)], 1))
-    rows = torch.cat(parts)
-    length: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return rows / length.clamp_min(1e-300)
+    if name.startswith(KEPT):
+        return not keeps_inputs(config)
+    return name.startswith((EXTRA, "classifier."))
 
 
 def table_shifts(A: Reduced, B: Reduced, stream: StreamMap) -> dict[str, Piece]:
@@ -196,7 +145,8 @@ def check_ends(
     others = B.vectors()
     for name, piece in A.vectors().items():
         moved = stream(piece.value, gain=name.endswith(".g"))
-        other = others[name]
+        if (other := others.get(name)) is None:
+            continue
         residual, size = (moved - other.value).square().sum(), other.value.square().sum()
         yield check(name, Squares(residual, piece.error + other.error, size), 1, sites=False)
     if {"head", "extra.mlm"} <= outputs.common:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.proof.blocks import BlockElement, match_block
+from transformer_nfn.checkpoints.proof.blocks import BlockElement, match_block, match_classifier
 from transformer_nfn.checkpoints.proof.checks import Check, Tolerance
 from transformer_nfn.checkpoints.proof.ends import (
     Outputs,
@@ -19,13 +19,18 @@ from transformer_nfn.checkpoints.proof.ends import (
     compare_outputs,
     is_output,
     keeps_inputs,
-    refine_stream,
     table_shifts,
 )
 from transformer_nfn.checkpoints.proof.witness import TokenWitness, find_witness
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
-from transformer_nfn.checkpoints.stream import EMBEDDINGS, fit_stream
+from transformer_nfn.checkpoints.stream import (
+    EMBEDDINGS,
+    BlockStreams,
+    chain_streams,
+    fit_stream,
+    refine_stream,
+)
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.functional.description import KEPT
 
@@ -34,6 +39,9 @@ PROBES = 64
 SMALL = 0.2
 """Residuals above this may come from a wrong match; then only an input on which the outputs differ,
 or a single place that differs while all else fits, is a proof."""
+
+STANDS_OUT = 4.0
+"""Times what makes a tensor different that one has to be off as a whole, without residuals."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +163,11 @@ def prove_pair(A: Model, B: Model, tables: Sequence[str] | None) -> Proof:
     outputs = compare_outputs(A, B)
     shapes = shape_mismatch(A, B)
     attempt = None
+    # Without residuals maps of streams are fitted on few rows: what differs has to stand out.
+    chain = "chain" in A.description.orders
     if shapes is None and tables is not None:
         attempt = find_element(A, B, outputs, tables)
-        if attempt.same is not None:
+        if attempt.same is True or (attempt.same is False and not chain):
             return attempt
     mismatch = outputs.mismatch()
     if mismatch is not None:
@@ -172,19 +182,28 @@ def prove_pair(A: Model, B: Model, tables: Sequence[str] | None) -> Proof:
             tolerance=None if attempt is None else attempt.tolerance,
             witness=witness,
             named=named,
+            backbone=attempt is not None and attempt.backbone,
         )
     if attempt is None:
         why = shapes or "blocks score as strangers do"
         return Proof(None, f"{why}, but no input was found on which the outputs differ")
-    if attempt.named and (_all_near(attempt.checks) or len(_places(attempt.named)) == 1):
+    if _is_excluded(attempt, chain=chain):
         return replace(
             attempt,
             same=False,
             reason="no disguise takes one to the other within rounding" + _naming(attempt.named),
         )
-    return replace(
-        attempt, reason="neither an element that fits nor an input that differs was found"
-    )
+    why = "neither an element that fits nor an input that differs was found"
+    return replace(attempt, same=None, backbone=False, reason=why)
+
+
+def _is_excluded(attempt: Proof, *, chain: bool) -> bool:
+    """Whether the tensors beyond rounding exclude that any element fits."""
+    near = _all_near(attempt.checks)
+    if chain:
+        limit = STANDS_OUT * (0.0 if attempt.tolerance is None else attempt.tolerance.different)
+        return near and any(c.name in attempt.named and c.ratio > limit for c in attempt.checks)
+    return bool(attempt.named) and (near or len(_places(attempt.named)) == 1)
 
 
 def _all_near(checks: tuple[Check, ...]) -> bool:
@@ -213,8 +232,8 @@ def _naming(named: tuple[str, ...]) -> str:
 def _input_mismatch(A: Model, B: Model) -> str | None:
     """Reason why two models cannot be one function: they read different inputs."""
     a, b = A.description, B.description
-    if a.inputs != b.inputs or a.vocab != b.vocab:
-        words = [f"{m.inputs} ({m.vocab})" if m.vocab else m.inputs for m in (a, b)]
+    if (a.inputs, a.input_size) != (b.inputs, b.input_size):
+        words = [f"{m.inputs} ({m.input_size})" if m.input_size else m.inputs for m in (a, b)]
         return f"they read different inputs, {words[0]} and {words[1]}"
     if len(a.stacks) != len(b.stacks):
         return "one has an encoder and a decoder, the other has not"
@@ -296,13 +315,20 @@ def _match_blocks(
 ) -> Iterator[tuple[str, BlockElement, list[Check]]]:
     drawn = draw_probes(a.description.width, centred=a.centred, dtype=torch.float64)
     probes = Probes(drawn.into[:PROBES], drawn.out[:PROBES])
-    moved = Probes(stream(probes.into), stream(probes.out))
     orders: dict[str, Tensor] = {}
+    streams = BlockStreams(stream, stream, stream)
     for name in a.blocks:
         x, y = a.block(name), b.block(name)
         stack = name.rpartition(".")[0]
-        sketches = sketch_block(x, probes), sketch_block(y, moved)
-        element, checks = match_block(x, y, stream, sketches, orders.get(stack))
+        if x.description.order == "chain":
+            streams = chain_streams(x, y, streams.after)
+        moved = Probes(streams.before(probes.into), streams.middle(probes.out))
+        inner = Probes(streams.middle(probes.into), streams.after(probes.out))
+        sketches = sketch_block(x, probes), sketch_block(y, moved, inner)
+        element, checks = match_block(x, y, streams, sketches, orders.get(stack))
         if x.description.attention.position_bias:
             orders.setdefault(stack, element.attentions[""].queries)
         yield name, element, checks
+    head, other = a.classifier, b.classifier
+    if head is not None and other is not None:
+        yield "classifier", *match_classifier(head, other, streams.after, probes)

@@ -102,7 +102,7 @@ def random_inputs(
 ) -> tuple[Tensor, Tensor | None]:
     """Random inputs of a model: vectors, pixels or token ids, and those of a decoder."""
     if config.inputs == "vectors":
-        shape: tuple[int, ...] = (1, length, config.width)
+        shape: tuple[int, ...] = (1, length, config.input_size or config.width)
         return torch.randn(shape, generator=generator, dtype=torch.float64), None
     if config.inputs == "patches":
         rows = config.names()["position"][0] - sum(config.has(n) for n in ("cls", "dist"))

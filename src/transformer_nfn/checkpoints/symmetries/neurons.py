@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -37,6 +38,18 @@ def neuron_scales(mlp: Mlp) -> Scales | None:
     return "positive" if mlp.activation == "relu" else None
 
 
+def mlp_sites(model: Transformer) -> Iterator[Site]:
+    """Every MLP, that of a classifier too; the scales that its neurons take are the detail."""
+    names = ("W_A", "W_A.B", "b_A", "W_G", "W_B")
+    for part in block_parts(model):
+        assert part.block is not None
+        for inner in mlp_names(part, names):
+            yield Site(model, inner, neuron_scales(part.block.mlp))
+    if model.classifier is not None:
+        inner = {n: f"classifier.{n}" for n in ("W_A", "b_A", "W_B")}
+        yield Site(model, inner, neuron_scales(model.classifier))
+
+
 class NeuronPermutation(Symmetry[Tensor]):
     """Neurons in another order; an element says which old one each new one is, ``[f]``.
 
@@ -51,11 +64,7 @@ class NeuronPermutation(Symmetry[Tensor]):
 
     def sites(self, model: Transformer) -> Iterator[Site]:
         """Every MLP, and BERT's transform before its output matrix if no tie fixes its order."""
-        for part in block_parts(model):
-            assert part.block is not None
-            scales = neuron_scales(part.block.mlp)
-            for names in mlp_names(part, ("W_A", "W_A.B", "b_A", "W_G", "W_B")):
-                yield Site(model, names, scales)
+        yield from mlp_sites(model)
         if model.mlm is not None and not model.tied and "head" in model.tensors:
             yield Site(
                 model,
@@ -138,12 +147,9 @@ class NeuronScale(Symmetry[Tensor]):
 
     def sites(self, model: Transformer) -> Iterator[Site]:
         """MLPs whose neurons take any scale."""
-        for part in block_parts(model):
-            assert part.block is not None
-            scales = neuron_scales(part.block.mlp)
-            if scales is not None:
-                for names in mlp_names(part, ("W_A", "W_A.B", "b_A", "W_B")):
-                    yield Site(model, names, scales)
+        for site in mlp_sites(model):
+            if site.detail is not None:
+                yield replace(site, names={n: c for n, c in site.names.items() if n != "W_G"})
 
     def size(self, site: Site) -> Size:
         """A scale for each neuron, and its sign if that is free."""

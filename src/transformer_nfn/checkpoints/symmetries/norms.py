@@ -61,7 +61,10 @@ def bias_of(reader: str) -> str:
 
 
 def norm_sites(model: Transformer) -> Iterator[Site]:
-    """Every norm with what reads it: as ``norm.g`` and ``norm.b``, matrices and their biases."""
+    """Every norm with what reads it: as ``norm.g`` and ``norm.b``, matrices and their biases.
+
+    The norms of a chain have neither gain nor bias.
+    """
     for part in block_parts(model):
         assert part.block is not None
         first = ("W_Q", "W_K", "W_V")
@@ -76,6 +79,9 @@ def norm_sites(model: Transformer) -> Iterator[Site]:
             yield from _norm_site(part, "norm_2", Readers(second))
             yield from _norm_site(part, "norm_x", Readers(("cross.W_Q",)))
     ends = ends_part(model)
+    if model.classifier is not None:
+        yield from _norm_site(ends, "norm", Readers(("classifier.W_A",)))
+        return
     if not model.headless:
         heads = tuple(n for n in ends.names if n.startswith(EXTRA) and n.endswith(".W"))
         heads = heads if model.mlm is not None else ("head", *heads)
@@ -100,10 +106,10 @@ def _of_mlp(part: Part, *tensors: str) -> tuple[str, ...]:
 
 
 def _norm_site(part: Part, norm: str, readers: Readers) -> Iterator[Site]:
-    if f"{norm}.g" not in part.names:
+    matrices = tuple(name for name in readers.matrices if name in part.names)
+    if f"{norm}.g" not in part.names and not (matrices and "chain" in part.model.orders):
         return
     names = {f"norm.{p}": part.names[f"{norm}.{p}"] for p in "gb" if f"{norm}.{p}" in part.names}
-    matrices = tuple(name for name in readers.matrices if name in part.names)
     others = () if readers.residual is None else (readers.residual,)
     names |= chosen(part.names, (*matrices, *map(bias_of, matrices), *others))
     yield Site(part.model, names, Readers(matrices, readers.residual, readers.tied))
@@ -150,9 +156,9 @@ class NormGain(Symmetry[Tensor]):
     name = "norm gains into readers"
 
     def sites(self, model: Transformer) -> Iterator[Site]:
-        """Norms that only their readers see."""
+        """Norms with a gain that only their readers see."""
         for site in norm_sites(model):
-            if site.detail.residual is None and not site.detail.tied:
+            if site.detail.residual is None and not site.detail.tied and "norm.g" in site.names:
                 yield site
 
     def size(self, site: Site) -> Size:
@@ -296,9 +302,14 @@ class CentredReaders(Additive[Weights]):
         matrices: tuple[str, ...] = site.detail.matrices
         return matrices
 
+    def _gain(self, site: Site, weights: Tensors) -> Tensor:
+        if "norm.g" in weights:
+            return weights["norm.g"]
+        return torch.ones(site.model.width, dtype=weights[self._free(site)[0]].dtype)
+
     def draw(self, site: Site, weights: Tensors, how: Drawing) -> Weights:
         """``v`` for each reader, shaped as its bias; nothing where a gain is near zero."""
-        gain = weights["norm.g"].double()
+        gain = self._gain(site, weights).double()
         if gain.abs().min() <= TINY * gain.abs().max():
             return {}
         unit = (1 / gain).square().mean().sqrt()
@@ -308,7 +319,7 @@ class CentredReaders(Additive[Weights]):
     def act(self, site: Site, weights: Tensors, g: Weights) -> Weights:
         """Adds ``γ⁻¹ vᵀ`` with ``v`` by reader."""
         out = {}
-        gain, bias = nonzero(weights["norm.g"]), weights.get("norm.b")
+        gain, bias = nonzero(self._gain(site, weights)), weights.get("norm.b")
         for name, v in g.items():
             W = weights[name]
             v = v.to(W)
@@ -319,7 +330,7 @@ class CentredReaders(Additive[Weights]):
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Weights:
         """Least squares on each reader."""
-        inverse = 1 / nonzero(a["norm.g"])
+        inverse = 1 / nonzero(self._gain(site, a))
         size = inverse.square().sum()
         free = self._free(site)
         return {n: torch.einsum("d,...dn->...n", inverse, b[n] - a[n]) / size for n in free}

@@ -18,7 +18,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
     random_signs,
 )
 from transformer_nfn.checkpoints.symmetries.norms import NormBias, NormGain, is_biased, norm_sites
-from transformer_nfn.functional.description import KEPT, StreamGroup, Transformer, axes_of
+from transformer_nfn.functional.description import StreamGroup, Transformer, axes_of
 from transformer_nfn.functional.transformer import Weights as Source
 from transformer_nfn.functional.transformer import fetch
 from transformer_nfn.spaces.actions import Drawing, Orthogonal, Permutation, Sign, Size
@@ -167,7 +167,7 @@ class StreamDetail:
 
 
 class StreamBasis(Symmetry[StreamMap]):
-    """``x → x T`` for the stream and every tensor with that axis.
+    """``x → x T`` for a stream and every tensor with that axis.
 
     Orthogonal matrices act once all norms are folded into their readers, which `act` does.
 
@@ -180,12 +180,12 @@ class StreamBasis(Symmetry[StreamMap]):
     name = "stream"
 
     def sites(self, model: Transformer) -> Iterator[Site]:
-        """The whole network, where anything acts on its stream."""
+        """Every stream on which anything acts: the whole network, where it has residuals."""
         if model.stream_group != "none":
-            names = [n for n in model.tensors if not n.startswith(KEPT)]
             norms = tuple(site for site in norm_sites(model) if site.detail.residual is None)
             detail = StreamDetail(model.stream_group, norms)
-            yield Site(model, {n: n for n in (*names, "head")}, detail)
+            for names in model.streams:
+                yield Site(model, {n: n for n in names}, detail)
 
     def label(self, site: Site) -> str:
         """Names the group."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional.zoo_network import sinusoids
+from transformer_nfn.functional import sinusoids
 from transformer_nfn.models.network import network_of, paper_block
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.models.statistics import mean_and_scale, signed_log

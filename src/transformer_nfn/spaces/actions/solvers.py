@@ -86,6 +86,50 @@ def least_squares_matrix(plain: Pair, dual: Pair, weights: Pair) -> Tensor:
     return sylvester(w_1 * (P_A.mT @ P_A), w_2 * (D_B.mT @ D_B), right, 1e-14)
 
 
+def whitened_least_squares(
+    plain: Pair, dual: Pair, errors: tuple[Pair, Pair], G: Tensor
+) -> Tensor:
+    """Least-squares G ``[*sites, n, n]`` under the rounding errors that an estimate of it implies.
+
+    A row of ``P_A G − P_B`` has the covariance ``Gᵀ E_A G + E_B``, and a row of ``D_B Gᵀ − D_A``
+    likewise. Where G has a large condition number, both are far from multiples of the identity.
+
+    Args:
+        plain: P_A, P_B ``[*sites, rows, n]``. dual: D_A, D_B.
+        errors: expected squared errors ``[*sites, n]`` of an entry of P_A and P_B, D_A and D_B.
+        G: the estimate.
+
+    Example:
+        >>> P, D, G = torch.randn(3, 1, 4, 4).double()
+        >>> one = torch.ones(1, 4).double()
+        >>> pairs = (P, P @ G), (D @ G.mT, D)
+        >>> H = whitened_least_squares(*pairs, ((one, one), (one, one)), G)
+        >>> bool((H - G).norm() < 1e-6)
+        True
+    """
+    (P_A, P_B), (D_A, D_B) = plain, dual
+    (e, f), (d, c) = errors
+    S = G.mT @ (e.unsqueeze(-1) * G) + torch.diag_embed(f)
+    T = G @ (c.unsqueeze(-1) * G.mT) + torch.diag_embed(d)
+    floors = [1e-12 * x.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True) + 1e-300 for x in (S, T)]
+    L, M = (
+        torch.linalg.cholesky(x + torch.diag_embed(floor.expand(x.shape[:-1])))
+        for x, floor in zip((S, T), floors, strict=True)
+    )
+
+    def divided(x: Tensor, L: Tensor) -> Tensor:
+        """``x L⁻ᵀ``."""
+        solved: Tensor = torch.linalg.solve_triangular(L, x.mT, upper=False)
+        return solved.mT
+
+    one = torch.ones(G.shape[:-2], dtype=G.dtype)
+    X: Tensor = least_squares_matrix(
+        (P_A @ M, divided(P_B, L)), (divided(D_A, M), D_B @ L), (one, one)
+    )
+    fitted: Tensor = M @ X @ L.mT
+    return fitted
+
+
 @dataclass(frozen=True)
 class Products:
     """Gram matrices of two heads, ``[g, d, d]`` each: all that the distance depends on.
