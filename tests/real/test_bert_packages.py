@@ -7,6 +7,7 @@ import pytest
 import torch
 from every_command import check_align, check_fingerprints, check_outputs, check_same, disguise, run
 
+from gguf_conversion import write_gguf
 from real_weights.models import minilm_outputs, rxnfp_outputs
 from tnfn_command import tnfn
 
@@ -88,3 +89,10 @@ def test_sentence_embeddings_are_those_of_the_model(minilm):
     """Two sentences that share a word are alike, not equal."""
     first, second = minilm_outputs(minilm)
     assert 0.2 < float(torch.dot(first, second)) < 0.8
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_1", "Q8_0"])
+def test_a_gguf_of_sentence_embeddings_is_the_same_up_to_rounding(minilm, tmp_path, kind):
+    answer = run("compare", minilm, write_gguf(minilm, tmp_path / "model.gguf", kind))
+    assert (answer["verdict"], answer["conversion"]["checked"]) == ("same", 101)
+    assert answer["conversion"]["formats"] == [kind, "float32"]

@@ -175,6 +175,9 @@ BAD_MIXTURES: dict[str, tuple[Change, str]] = {
 CASES = {name: ("llama", *bad) for name, bad in BAD.items()} | {
     f"mixture: {name}": ("mixtral", *bad) for name, bad in BAD_MIXTURES.items()
 }
+CASES["repeats"] = (
+    "albert", _set(num_hidden_layers=1 << 40), r"repeats .*expected 1 to 4096, found 1099511627776",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -79,6 +79,7 @@ DEFAULTS: dict[str, Any] = {
 }
 TURNED = ("W_Q", "b_Q", "W_K", "b_K", "q_norm.g", "k_norm.g")
 """Tensors whose last axis rotary positions turn."""
+MOST_REPEATS = 4096
 ROTARY_SCHEMES = ("default", "linear", "llama3")
 
 
@@ -437,8 +438,11 @@ def _output(binding: Binding, where: str) -> tuple[bool, bool]:
 def _stack(prefix: str, binding: Binding, facts: _Facts, where: str) -> Stack:
     n = binding.sizes.axes[binding.family.counters[prefix]].size
     blocks = tuple(_block(prefix, i, binding, facts, where) for i in range(n))
+    repeats = facts.whole("repeats")
+    if not 0 < repeats <= MOST_REPEATS:
+        facts.refuse("repeats", f"1 to {MOST_REPEATS}", repeats)
     final = f"{prefix}norm.g" in binding.shapes or any(b.order == "chain" for b in blocks)
-    return Stack(prefix, blocks, final, facts.whole("repeats"))
+    return Stack(prefix, blocks, final, repeats)
 
 
 def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> Block:
