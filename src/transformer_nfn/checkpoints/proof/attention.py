@@ -122,8 +122,12 @@ def _queries_and_keys(
         A[f"W_{p}"] = Piece(block.streams.before.columns(W.value[order]), W.error[order])
         if f"b_{p}" in A:
             A[f"b_{p}"] = Piece(A[f"b_{p}"].value[order], A[f"b_{p}"].error[order])
-    # Biases with large norm biases folded in are less precise than the matrices, and left out.
     a, b = ({name: side[name].value for name in ("W_Q", "W_K")} for side in (A, B))
+    for bias, weight in (("b_Q", "W_Q"), ("b_K", "W_K")):
+        if bias in A:
+            # Biases with large norm biases folded in are less precise than rows of the matrices.
+            precision = _precision(A[bias], B[bias], A[weight], B[weight])
+            a[bias], b[bias] = A[bias].value * precision, B[bias].value * precision
     plain, dual = query_key_rows(config, a, b)
     gains = torch.arange(config.d_k)
     if config.qk_norm:
@@ -150,11 +154,13 @@ def _queries_and_keys(
         if name not in A:
             continue
         x, y = (A[name], B[name]) if "Q" in name else (B[name], A[name])
-        values = (x.value, y.value)
+        values, noise_of = (x.value, y.value), (x.error, y.error)
         if name.startswith("b"):
             values = (x.value.unsqueeze(-2), y.value.unsqueeze(-2))
+            W, V = (side[f"W_{name[-1]}"] for side in ((A, B) if "Q" in name else (B, A)))
+            noise_of = (x.error + _leverage(x, W), y.error + _leverage(y, V))
         matrix, partners = (spread, keys) if "Q" in name else (G.mT, (Q_grams[1], Q_grams[0]))
-        block.rebased(f"{prefix}{name}", values, (x.error, y.error), matrix, partners)
+        block.rebased(f"{prefix}{name}", values, noise_of, matrix, partners)
     if config.qk_norm:
         for name in ("q_norm.g", "k_norm.g"):
             residual = (A[name].value[gains] - B[name].value).square().sum()
@@ -162,6 +168,24 @@ def _queries_and_keys(
             squares = Squares(residual, error, B[name].value.square().sum())
             block.add(f"{prefix}{name}", squares, 1, sites=False)
     return G
+
+
+def _precision(a: Piece, b: Piece, A: Piece, B: Piece) -> Tensor:
+    """Error of a row of both matrices in units of the biases' error, at most 1, ``[h, 1]``."""
+    row = (A.error + B.error).sum(-1, keepdim=True) / A.value.shape[-2]
+    bias = (a.error + b.error).sum(-1, keepdim=True).clamp_min(1e-300)
+    return (row / bias).sqrt().clamp_max(1)
+
+
+def _leverage(bias: Piece, matrix: Piece) -> Tensor:
+    """Error that a bias takes over from a basis fitted to the rows of a matrix, ``[h, d]``.
+
+    It is that of a least-squares prediction: the error of a row times the leverage of the bias.
+    """
+    inverse = torch.linalg.pinv(matrix.value.mT @ matrix.value, hermitian=True)
+    b = bias.value.unsqueeze(-2)
+    leverage: Tensor = (b @ inverse @ b.mT).squeeze(-1)
+    return leverage * matrix.error / matrix.value.shape[-2]
 
 
 def _reweighted(
