@@ -61,14 +61,17 @@ QUICK = ("gpt2", "llama", "bert", "qwen3", "t5-v1.1")
 )
 def test_an_adapter_is_found_in_every_family(tiny, family):
     A = tiny(family)
-    block = f"{A.description.stacks[-1].prefix}1"
-    targets = {f"{block}.W_Q": 2, f"{block}.W_B": 2}
+    stack = A.description.stacks[-1]
+    block = f"{stack.prefix}{len(stack.blocks) - 1}"
+    named = {f"{block}.W_Q": "q", f"{block}.W_B": "down"}  # the experts of a mixture have others
+    targets = {name: 2 for name in named if name in A.tensors}
     B = adapted(A, 2, *targets)
     for other in (B, disguised(B, 3)):
         found = diff(A, other)
         assert ranks(found) == targets, str(found)
         assert found.aligned == (other is not B)
-    assert f"Change of rank 2 on q, down of block {block}." in found.summary()
+    parts = ", ".join(named[name] for name in targets)
+    assert f"Change of rank 2 on {parts} of block {block}." in found.summary()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
