@@ -11,6 +11,7 @@ import torch
 from memory_model import MemoryModel, disguised, noisy
 
 from tiny_families import every_family
+from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.checkpoints.fingerprints import (
     Database,
     Entry,
@@ -167,6 +168,48 @@ def test_models_of_other_inputs_do_not_compare(tiny):
     assert not comparison.comparable
     assert "not comparable" in comparison.summary()
     assert comparison.as_json()["embedding"] is None
+
+
+def trained(steps, seed, start=None, data=0):
+    """A small GPT-2 trained on texts of a random Markov chain."""
+    transformers = pytest.importorskip("transformers")
+    draw = torch.Generator().manual_seed(data)
+    chain = torch.softmax(2.5 * torch.randn(48, 48, generator=draw), -1)
+    text = [0]
+    for _ in range(2000):
+        text.append(int(torch.multinomial(chain[text[-1]], 1, generator=draw)))
+    text = torch.tensor(text)
+    torch.manual_seed(seed)
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=4, n_positions=16, vocab_size=48, tie_word_embeddings=False,
+        bos_token_id=0, eos_token_id=0, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config)
+    if start is not None:
+        model.load_state_dict(start.state_dict())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3 if start is None else 1e-3)
+    for _ in range(steps):
+        at = torch.randint(len(text) - 16, (16, 1)) + torch.arange(16)
+        logits = model(text[at]).logits[:, :-1].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, text[at][:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.nightly
+def test_fine_tuned_copies_of_trained_models_are_nearer_than_others(tmp_path):
+    def fingerprint(model, name):
+        model.save_pretrained(tmp_path / name)
+        with open_model(tmp_path / name) as opened:
+            return take_fingerprint(disguised(MemoryModel.of(opened), 5))
+
+    first, second = trained(40, 1), trained(40, 2)
+    base, other = fingerprint(first, "first"), fingerprint(second, "second")
+    tuned = [fingerprint(trained(10, 3, first, data), f"tuned {data}") for data in (0, 1)]
+    assert max(compare_fingerprints(base, p).distance for p in tuned) < 0.6
+    assert min(compare_fingerprints(p, other).distance for p in (base, *tuned)) > 0.85
 
 
 def test_a_fingerprint_is_small_and_round_trips(tiny):

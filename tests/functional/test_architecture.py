@@ -1,10 +1,12 @@
 """An architecture says what its weights compute; what claims too much is caught."""
 
+import pickle
+
 import pytest
 import torch
 
 from cases import ALL, SIX, draw, gen, perturbed, worst
-from transformer_nfn import spaces, symmetry
+from transformer_nfn import functional, spaces, symmetry
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import (
     Architecture,
@@ -62,11 +64,64 @@ def test_gains_and_biases_of_every_norm_at_once():
         assert symmetry.compare(PRE_NORM, U, perturbed(V, 1e-4)).same_function is False
 
 
+def test_the_literal_scales_are_those_of_the_group():
+    """One random element of the enlarged group, written out tensor by tensor."""
+    U, V = draw(PRE_NORM.space, 4), None
+    larger = PRE_NORM.enlarged
+    s = torch.randn(8, generator=gen(4), dtype=torch.float64)
+    g = larger.group.element(linears={"0.gain_2": s.reshape(8, 1, 1)})
+    V = PRE_NORM.from_enlarged(g.act(PRE_NORM.in_enlarged(U)))
+    assert torch.allclose(V["0.g_2"], U["0.g_2"] * s)
+    assert torch.allclose(V["0.b_2"], U["0.b_2"] * s)
+    assert torch.allclose(V["0.W_A"], U["0.W_A"] / s[:, None])
+    changed = {"0.g_2", "0.b_2", "0.W_A"}
+    assert all(torch.equal(V[name], U[name]) for name in U if name not in changed)
+
+
 def test_a_gain_that_one_reader_does_not_undo_is_caught():
     wrong = Rescaling("0.gain_1", "stream", ("0.g_1", "0.b_1"), ("0.W_Q", "0.W_K"))
     claim = Architecture(PRE_NORM.space, PRE_NORM.forward, PRE_NORM.inputs, freedoms=(wrong,))
     with pytest.raises(AssertionError, match="'residual_stack, enlarged' changes its function"):
         claim.check_invariance()
+
+
+def test_names_of_axes_and_tensors_decide_nothing():
+    """The paper's attention under names of one's own, with a forward that says what they are."""
+    space = WeightSpace.build(
+        "renamed",
+        [
+            Axis.free("left", 6),
+            Axis.perm("place", 2),
+            Axis.linear("a", 3, of="place"),
+            Axis.linear("b", 2, of="place"),
+            Axis.free("right", 6),
+        ],
+        {"x": "place left a", "y": "place left a*", "z": "place left b", "u": "place b* right"},
+    )
+
+    def forward(w, X):
+        names = {"W_Q": "x", "W_K": "y", "W_V": "z", "W_O": "u"}
+        return functional.multi_head(X, {ours: w[theirs] for ours, theirs in names.items()})
+
+    mine = Architecture(space, forward, Vectors(width=6))
+    mine.check_invariance()
+    U = draw(space, 5)
+    assert symmetry.compare(mine, U, mine.disguise(U, gen(5))).same_orbit is True
+    V = mine.disguise(perturbed(U, 0.01), gen(6))
+    found = symmetry.compare(mine, U, V)
+    assert (found.same_function, found.same_orbit) == (False, False)
+    assert symmetry.compare(space, U, V).same_function is None  # no forward, so no witness
+    assert symmetry.canonical_form(mine, U).keys() == U.keys()
+
+
+@every_space
+def test_architectures_go_to_other_processes(space):
+    architecture = architecture_of(space)
+    back = pickle.loads(pickle.dumps(architecture))
+    assert back.space == space
+    U = {name: w[0, 0] for name, w in draw(space, 1).items()}
+    (X,) = architecture.inputs.draw(1, 4, generator=gen(1))
+    assert torch.equal(back.forward(U, X), architecture.forward(U, X))
 
 
 def test_a_space_that_does_not_have_what_its_architecture_needs_is_refused():

@@ -1,10 +1,15 @@
 """The zoo's whole network is one space: its forward is the module's, and compare answers."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
 from cases import draw, gen, perturbed, worst
+from literal_network import literal_logits
 from transformer_nfn import functional, symmetry
+from transformer_nfn.networks import read_network, save_network
 from transformer_nfn.spaces import Axis, WeightSpace
 from transformer_nfn.testing import assert_same_function
 from transformer_nfn.zoo import NetworkSizes, SmallTransformer
@@ -18,6 +23,24 @@ both = pytest.mark.parametrize("sizes", [IMAGES, WORDS], ids=["images", "words"]
 
 def network(sizes, seed=0):
     return {name: 0.5 * w for name, w in draw(sizes.space, seed).items()}
+
+
+@both
+def test_the_forward_is_the_literal_one(sizes):
+    U = network(sizes)
+    state = to_state_dict(sizes, {n: w[0, 0] for n, w in U.items()})
+    positions = sizes.positions().double()
+    if sizes.patch:
+        images = torch.randn(1, 1, 6, 6, generator=gen(1), dtype=torch.float64)
+        X = torch.nn.functional.unfold(images, 2, stride=2)[0].T
+        expected = literal_logits(state, images, positions, sizes.heads)
+    else:
+        X = torch.randn(7, 8, generator=gen(1), dtype=torch.float64)
+        expected = literal_logits(state, X[None], positions, sizes.heads)
+    found = sizes.architecture.forward(U, X)
+    assert torch.allclose(found[0], expected.detach(), atol=1e-11)
+    alone = sizes.architecture.forward({n: w[0, 0] for n, w in U.items()}, X)
+    assert torch.allclose(alone, expected[0].detach(), atol=1e-11)
 
 
 def test_positions_of_imported_files_are_taken_over():
@@ -95,3 +118,43 @@ def test_scales_of_relu_neurons_are_recognised_as_the_same_function(sizes):
     assert float((prints[0] - prints[1]).norm() / prints[0].norm()) < 1e-8
     V["blocks.1.W_B"][..., 0, :] *= 1.01
     assert symmetry.compare(sizes.architecture, U, V).same_function is False
+
+
+def test_networks_of_the_papers_size_in_float32():
+    U = {n: 0.2 * w for n, w in MNIST.space.randn(1, generator=gen(3)).items()}
+    g = MNIST.space.group.random(gen(4), max_condition=100)
+    assert symmetry.compare(MNIST.space, U, g.act(U)).same_function is True
+    other = {n: 0.2 * w for n, w in MNIST.space.randn(1, generator=gen(5)).items()}
+    for V in (other, g.act(perturbed(U, 0.01))):
+        found = symmetry.compare(MNIST.space, U, V)
+        assert found.same_function is False
+        assert found.witness.X.shape == (49, 16)
+
+
+def test_a_file_knows_its_architecture(tmp_path):
+    U = network(WORDS)
+    save_network(tmp_path / "net.safetensors", WORDS.space, U)
+    space, back = read_network(tmp_path / "net.safetensors")
+    assert space == WORDS.space
+    V = WORDS.architecture.disguise(U, gen(1))
+    assert symmetry.compare(space, back, V).same_function is True
+
+
+def test_sizes_and_architecture_go_to_other_processes():
+    U = {name: w[0, 0] for name, w in network(IMAGES).items()}
+    (X,) = IMAGES.architecture.inputs.draw(1, 9, generator=gen(1))
+    expected = IMAGES.architecture.forward(U, X)
+    assert len(pickle.dumps(IMAGES)) < 1000
+    for back in (pickle.loads(pickle.dumps(IMAGES)), copy.deepcopy(IMAGES)):
+        assert back == IMAGES
+        assert torch.equal(back.architecture.forward(U, X), expected)
+
+
+@both
+def test_the_naming_is_the_modules_state_dict(sizes):
+    module = SmallTransformer(sizes)
+    state = module.state_dict()
+    weights = sizes.architecture.read(state)
+    back = sizes.architecture.write(weights)
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], state[name]) for name in state)

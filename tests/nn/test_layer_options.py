@@ -1,5 +1,7 @@
 """Options of layers: gates, quadratic terms, low rank, initialisation, transforms of PyTorch."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest
@@ -28,6 +30,14 @@ def test_stacked_layers_collapse_on_queries_unless_gated() -> None:
         rest = y - x @ torch.linalg.lstsq(x, y).solution
         collapsed = bool(rest.norm() / y.norm() < 1e-10)
         assert collapsed is not gated
+
+
+def test_further_quadratic_invariants_are_the_compositions() -> None:
+    names = [
+        {block.term.source.name for block in Equivariant(BLOCK, 1, 1, quadratic=q).blocks()}
+        for q in (False, True)
+    ]
+    assert names[1] - names[0] == {"W_A∘W_B", "b_A∘W_B", "W_O∘W_A"}
 
 
 def test_quadratic_invariants_tell_apart_what_the_paper_cannot() -> None:
@@ -70,6 +80,13 @@ def test_unit_weights_give_unit_outputs(name: str, active: bool) -> None:
     assert (squares.sqrt() < 3).all(), squares
 
 
+def test_invariants_have_unit_scale() -> None:
+    torch.manual_seed(0)
+    space = WIDE["paper"]
+    out = Invariant(space, 4, 64)(space.randn(64, 4))
+    assert 0.5 < out.std() < 2
+
+
 def block(D: int) -> spaces.WeightSpace:
     return spaces.attention_block(D, 2, 3, 2, 5)
 
@@ -83,6 +100,12 @@ def test_parameters_grow_linearly_with_the_width() -> None:
     assert count(40, 4) - count(30, 4) == count(30, 4) - count(20, 4)
     # The dense layer's grow with the cube.
     assert count(40, None) - count(30, None) > 1.5 * (count(30, None) - count(20, None))
+
+
+def test_a_wide_layer_has_few_parameters() -> None:
+    with torch.device("meta"):
+        layer = Equivariant(spaces.attention_block(4096, 32, 128, 128, 16384), 10, 10, rank=16)
+    assert sum(p.numel() for p in layer.parameters()) < 2_000_000
 
 
 class Shapes(TorchDispatchMode):
@@ -114,6 +137,14 @@ def test_no_matrix_of_width_by_width_is_formed(rank: int | None, formed: bool) -
     assert bool(square) == formed
 
 
+def test_low_rank_has_unit_scale() -> None:
+    torch.manual_seed(0)
+    space = spaces.attention_block(64, 4, 16, 16, 128)
+    out = Equivariant(space, 4, 4, rank=8)(space.randn(4, 4))
+    for name, x in out.items():
+        assert 0.4 < x.square().mean().sqrt() < 2.5, name
+
+
 def network() -> nn.Sequential:
     return nn.Sequential(Equivariant(BLOCK, 1, 2), Activation(BLOCK), Invariant(BLOCK, 2, 3))
 
@@ -128,6 +159,31 @@ def test_compiled_layers_give_the_same() -> None:
     loss = compiled(weights).square().sum()
     loss.backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_vmap_over_seeds() -> None:
+    models = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        models.append(network())
+    parameters, buffers = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+    weights = BLOCK.randn(4)
+
+    def call(p: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
+        out: Tensor = torch.func.functional_call(models[0], (p, b), (weights,))
+        return out
+
+    together = torch.func.vmap(call)(parameters, buffers)
+    apart = torch.stack([model(weights) for model in models])
+    torch.testing.assert_close(together, apart)
+
+    def loss(p: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
+        return call(p, b).square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss))(parameters, buffers)
+    models[1](weights).square().sum().backward()
+    for name, p in models[1].named_parameters():
+        torch.testing.assert_close(gradients[name][1], p.grad)
 
 
 @pytest.mark.parametrize("rank", [None, 2])

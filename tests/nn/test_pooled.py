@@ -1,10 +1,16 @@
 """Sums over the places of an activated map: in C, in PyTorch, and where there is no compiler."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
-from transformer_nfn.nn import pooled
+from transformer_nfn import native_code, spaces
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.nn import Activation, Equivariant, Invariant, ReadThrough, pooled
 
 needs_compiler = pytest.mark.skipif(pooled.library()[0] is None, reason=pooled.library()[1])
 SHAPES = [
@@ -89,3 +95,66 @@ def test_sums_in_portions_and_other_activations() -> None:
         leaky = pooled.pooled(lambda y: 0.5 * (y + y.abs()), *given)  # type: ignore[arg-type]
     torch.testing.assert_close(leaky, expected)
     torch.testing.assert_close(pooled.pooled(torch.relu, *given), expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pool", ["mean", "sum"])
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.multi_head(4, 2, 3, 2),
+        spaces.attention_block(4, 2, 3, 2, 21),
+        spaces.grouped_query_block(4, 2, 3, 3, 2, 5),
+        spaces.swiglu_block(4, 2, 3, 2, 17),
+        spaces.stack(spaces.attention_block(4, 2, 3, 2, 5), 2),
+    ],
+    ids=lambda space: space.name,
+)
+@needs_compiler
+def test_without_gradients_reading_through_changes_nothing(
+    space: spaces.WeightSpace, pool: str, always_in_c: None
+) -> None:
+    torch.manual_seed(0)
+    E = Equivariant(space, 2, 6, groups=2, pool=pool).double()
+    act, I = Activation(space), Invariant(space, 6, 8, groups=2, pool=pool).double()  # noqa: E741
+    short = ReadThrough(E, act, I)
+    weights = space.randn(3, 2, dtype=torch.float64)
+    apart = [{n: x[:, i : i + 1] for n, x in weights.items()} for i in range(2)]
+    with torch.no_grad():
+        expected = I(act(E(weights)))
+        assert (short(weights) - expected).abs().max() < 1e-10
+        assert (short(*apart) - expected).abs().max() < 1e-10
+    with pytest.raises(SpaceError, match="the layers read 2 channels, the weights have 1"):
+        short(apart[0])
+
+
+def test_without_a_compiler_the_sums_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooled, "WORTHWHILE", 0)
+    monkeypatch.setattr(native_code, "find_compiler", lambda: None)
+    pooled.library.cache_clear()
+    try:
+        assert pooled.library() == (None, "no C compiler was found")
+        given = operands((2, 10, 3, 4, 3, 9), True, torch.float64)
+        with torch.no_grad():
+            found = pooled.pooled(torch.relu, *given)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, defined(*given))  # type: ignore[arg-type]
+    finally:
+        pooled.library.cache_clear()
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho no licence >&2; exit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    monkeypatch.setenv("TNFN_CACHE", str(tmp_path / "cache"))
+    pooled.library.cache_clear()
+    try:
+        lib, problem = pooled.library()
+        assert lib is None
+        assert "no licence" in problem
+        assert not list((tmp_path / "cache").rglob("*.so"))
+    finally:
+        monkeypatch.undo()
+        pooled.library.cache_clear()

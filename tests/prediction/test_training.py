@@ -14,17 +14,22 @@ from made_networks import (
 )
 from scipy.stats import kendalltau
 
+from transformer_nfn.prediction.cuda_graphs import no_update
 from transformer_nfn.prediction.experiment import train_run
 from transformer_nfn.prediction.predictors import Predictor, module_builder
 from transformer_nfn.prediction.runs import RunError, RunRecord, read_predictions
 from transformer_nfn.prediction.strategies import Protocol
-from transformer_nfn.prediction.training import STATE_FILE, Execution, train_seeds
+from transformer_nfn.prediction.training import STATE_FILE, Execution, SeedTrainer, train_seeds
 
 SHORT = Protocol(epochs=4)
 
 
 def builder(data, **options):
     return module_builder("transformer_nfn", data.train, {"channels": [2], **options})
+
+
+def trainer(data, seeds=(0, 1), **options):
+    return SeedTrainer(builder(data), data, SHORT, list(seeds), **{"together": True, **options})
 
 
 def test_a_killed_training_ends_with_the_same_weights(tmp_path):
@@ -111,3 +116,90 @@ def test_a_run_folder_is_complete_and_read_again(tmp_path):
 
 
 # What CUDA graphs rely on, as far as a CPU shows it.
+
+
+def numbers(held):
+    """Everything that training changes."""
+    state = {k: v.detach().clone() for k, v in held.state.items()}
+    for i, entry in enumerate(held.optimiser.state.values()):
+        state |= {f"adam.{i}.{k}": v.clone() for k, v in entry.items()}
+    return state
+
+
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+@pytest.mark.parametrize("epochs_before", [0, 1])
+def test_warm_up_steps_leave_no_trace(epochs_before):
+    data = parts()
+    plain, warmed = trainer(data), trainer(data)
+    for held in (plain, warmed):
+        for _ in range(epochs_before):
+            held.train_epoch()
+    tensors, before = dict(warmed.state), numbers(warmed)
+    plan = warmed.epoch_plan()
+    with no_update(warmed.optimiser):
+        warmed.run_steps(*plan)
+        assert not same(numbers(warmed), before)
+    assert all(warmed.state[k] is v for k, v in tensors.items())
+    failing = warmed.epoch_plan()[0]
+    failing[1].picks.fill_(40)
+
+    def fail():
+        with no_update(warmed.optimiser):
+            warmed.run_steps(failing, plan[1])
+
+    with pytest.raises(IndexError):
+        fail()
+    assert [plain.train_epoch(), plain.train_epoch()] == [warmed.train_epoch() for _ in range(2)]
+    assert same(numbers(plain), numbers(warmed))
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 0.0), (torch.float32, 2e-5)])
+def test_a_learning_rate_in_a_tensor_is_that_learning_rate(dtype, tolerance, together, tmp_path):
+    data = parts()
+    build = module_builder("transformer_nfn", data.train, {})
+    plain, held = (SeedTrainer(build, data, SHORT, [0, 1], together=together) for _ in range(2))
+    held.hold_rate(torch.zeros((), dtype=dtype))
+    for each in (plain, held):
+        each.train_epoch()
+        each.save(tmp_path / "state", "x")
+        # After loading the rate is read from the same tensor.
+        each.load(tmp_path / "state", "x")
+        each.train_epoch()
+    theirs = numbers(plain)
+    for name, value in numbers(held).items():
+        assert torch.allclose(value, theirs[name], rtol=0, atol=tolerance), name
+
+
+def test_an_epoch_has_the_learning_rates_of_the_protocol():
+    held, steps = trainer(parts()), 3
+    for epoch in range(SHORT.epochs):
+        expected = [SHORT.learning_rate(epoch * steps + i, steps) for i in range(steps)]
+        assert held.epoch_rates() == expected
+        assert held.epoch_plan()[1] == expected
+        held.train_epoch()
+    held.hold_rate(torch.zeros(()))
+    held.epoch = 0
+    _, rates = held.epoch_plan()
+    assert torch.equal(rates, torch.tensor([SHORT.learning_rate(i, steps) for i in range(3)]))
+
+
+def test_every_network_comes_once_per_epoch_in_an_order_of_the_seed():
+    data = parts()
+    orders, again = (
+        torch.cat([batch.picks for batch in trainer(data, seeds).epoch_plan()[0]], 1)
+        for seeds in ((0, 1), (1, 2))
+    )
+    assert torch.equal(orders.sort(1).values, torch.arange(40).expand(2, 40))
+    assert torch.equal(orders[1], again[0])
+    assert not torch.equal(orders[0], orders[1])
+
+
+def test_a_state_of_another_layout_is_rejected(tmp_path):
+    data = parts()
+    trainer(data, [0]).save(tmp_path / "state", "x")
+    with pytest.raises(RunError, match="lays out its parameters otherwise"):
+        trainer(data, [0, 1]).load(tmp_path / "state", "x")

@@ -27,6 +27,8 @@ from transformer_nfn.prediction.runs import LOG_FILE, RunError, read_log
 from transformer_nfn.prediction.strategies import ModelInputs, Protocol, strategy_of
 
 STATE_FILE = "training.safetensors"
+ADAM = {"step", "exp_avg", "exp_avg_sq"}
+"""What Adam keeps of each parameter."""
 SAVE_SECONDS = 20.0
 
 Report = Callable[[dict[str, Any]], None]
@@ -352,6 +354,13 @@ class SeedTrainer:
                 like = torch.zeros(()) if name == "step" else parameters[int(index)]
                 _check_same(path, key, value, like)
                 entries.setdefault(int(index), {})[name] = value
+        for index, entry in entries.items():
+            if entry.keys() != ADAM:
+                names, stored = ", ".join(sorted(ADAM)), ", ".join(sorted(entry))
+                raise RunError(
+                    f"'{path}' is damaged: the optimiser's state of parameter {index} should be "
+                    f"{names}, found {stored}"
+                )
         return entries
 
 
