@@ -354,11 +354,11 @@ class SeedTrainer:
                 like = torch.zeros(()) if name == "step" else parameters[int(index)]
                 _check_same(path, key, value, like)
                 entries.setdefault(int(index), {})[name] = value
-        for index, entry in entries.items():
+        for number, entry in entries.items():
             if entry.keys() != ADAM:
                 names, stored = ", ".join(sorted(ADAM)), ", ".join(sorted(entry))
                 raise RunError(
-                    f"'{path}' is damaged: the optimiser's state of parameter {index} should be "
+                    f"'{path}' is damaged: the optimiser's state of parameter {number} should be "
                     f"{names}, found {stored}"
                 )
         return entries
