@@ -77,8 +77,12 @@ def compare_command(
         typer.Option("--figure", help="Checkpoints: draw blocks of A against blocks of B here."),
     ] = None,
     matrix: Annotated[
-        Path | None,
-        typer.Option("--matrix", help="Instead of A and B: all pairs of checkpoints below here."),
+        str | None,
+        typer.Option(
+            "--matrix",
+            metavar="<path>",
+            help="Instead of A and B: all pairs of checkpoints below here.",
+        ),
     ] = None,
     engine: Annotated[str, typer.Option(help="With --matrix: 'local' or 'ray'.")] = "local",
     out: Annotated[
@@ -126,7 +130,9 @@ def compare_command(
                 "--matrix compares all checkpoints of a folder: without A and B, --space, --part "
                 "and --prove"
             )
-        _compare_folder(matrix, out, engine, figure, options, json_output)
+        if not matrix:
+            raise TransformerNFNError("--matrix expected a folder, found ''")
+        _compare_folder(Path(matrix), out, engine, figure, options, json_output)
         return
     if first is None or second is None:
         raise TransformerNFNError("name two networks to compare, or a folder with --matrix")
