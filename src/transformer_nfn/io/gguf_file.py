@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError, missing_extra
-from transformer_nfn.io.files import open_regular
-from transformer_nfn.io.tensor_files import TensorInfo, read_at
+from transformer_nfn.io.tensor_files import TensorInfo, open_handle, read_at
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -122,12 +121,7 @@ class GgufFile:
                 CheckpointError, "gguf", "gguf", f"reading '{self._where}'"
             ) from error
         self._gguf = gguf
-        try:
-            self._handle = open_regular(path)
-        except OSError as error:
-            raise CheckpointError(
-                f"'{self._where}' cannot be read: {error.strerror or error}"
-            ) from error
+        self._handle = open_handle(path, self._where)
         self._close = weakref.finalize(self, os.close, self._handle)
         try:
             with os.fdopen(os.dup(self._handle), "rb") as file:

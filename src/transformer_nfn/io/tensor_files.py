@@ -154,6 +154,14 @@ class TensorPlace:
     stop: int
 
 
+def open_handle(path: Path, where: str) -> int:
+    """Descriptor of a regular file; ``where`` is its name in errors."""
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise CheckpointError(f"'{where}' cannot be read: {error.strerror or error}") from error
+
+
 class SafetensorsFile:
     """An open safetensors file; see `TensorSource`.
 
@@ -164,12 +172,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path, where: str | None = None) -> None:
         self._where = str(path) if where is None else where
-        try:
-            self._handle = open_regular(path)
-        except OSError as error:
-            raise CheckpointError(
-                f"'{self._where}' cannot be read: {error.strerror or error}"
-            ) from error
+        self._handle = open_handle(path, self._where)
         self._close = weakref.finalize(self, os.close, self._handle)
         try:
             raw, length = raw_header(self._handle, self._where)

@@ -15,7 +15,7 @@ from transformer_nfn.checkpoints.differences.result import (
     difference_figure,
 )
 from transformer_nfn.io.files import write_text
-from transformer_nfn.report.page import POLICY, asset
+from transformer_nfn.report.page import page_head
 
 
 def write_difference_page(
@@ -36,19 +36,7 @@ def write_difference_page(
         body += f"<section><h2>By block and tensor</h2>{_figure(difference)}</section>"
         body += f"<section><h2>All numbers</h2>{_table(difference)}</section>"
     written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    page = f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>
-{asset("style.css")}</style>
-</head>
-<body>
+    page = f"""{page_head(title)}<body>
 <header class="top"><div class="inner">
 <p class="kicker">transformer-nfn · diff</p>
 <h1>{title}</h1>

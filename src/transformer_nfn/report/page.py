@@ -115,19 +115,7 @@ def page(study: Study, origin: Origin, sources: dict[str, NamedZoo] | None = Non
         f'<h2 id="{key}-title">{title}</h2>{content}</section>'
         for key, title, content in present
     )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>Accuracy from weights · {escape(zoo_names(study))}</title>
-<link rel="icon" href="data:,">
-<style>
-{asset("style.css")}</style>
-</head>
-<body>
+    return f"""{page_head(f"Accuracy from weights · {escape(zoo_names(study))}")}<body>
 <header class="top"><div class="inner">
 <p class="kicker">transformer-nfn · report</p>
 <h1>How accurate is a network, <em>judging by its weights</em>?</h1>
@@ -159,6 +147,23 @@ def _within(tested: HeldOut, source: NamedZoo | None) -> HeldOut:
     if source is None:
         return tested
     return tested.within(source.rows_of(tested.networks), source.accuracy)
+
+
+def page_head(title: str) -> str:
+    """Everything before the body of a page; the title is HTML."""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>
+{asset("style.css")}</style>
+</head>
+"""
 
 
 def asset(name: str) -> str:
