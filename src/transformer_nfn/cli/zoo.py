@@ -344,7 +344,7 @@ def import_command(
     settings: SetOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import your own networks with their targets, or the files that the paper's authors published.
+    """Import your own networks, or the paper's published files.
 
     With --targets, PATH holds checkpoints of any family (see `tnfn architectures`), of any sizes:
     files (.safetensors, .pt, .gguf, …) or folders as model hubs lay them out. The table has a row

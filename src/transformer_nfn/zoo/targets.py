@@ -42,8 +42,8 @@ class TargetTable:
         columns: targets by name, a value for each network.
         problems: what is wrong with a row, by its position.
 
-    >>> Path("scores.csv").write_text("file,accuracy,optimizer\\na.pt,0.9,adam\\nb.pt,nan,sgd\\n")
-    54
+    >>> text = "file,accuracy,optimizer\\na.pt,0.9,adam\\nb.pt,nan,sgd\\n"
+    >>> _ = Path("scores.csv").write_text(text)
     >>> table = read_targets("scores.csv")
     >>> table.row(0)
     {'accuracy': 0.9, 'optimizer': 'adam'}

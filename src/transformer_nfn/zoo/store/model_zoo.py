@@ -65,12 +65,12 @@ class ModelZoo:
     >>> from transformer_nfn.testing import write_example_checkpoint
     >>> zoo = ModelZoo.create("zoos/mine")
     >>> for seed, loss in enumerate([3.1, 2.9]):
-    ...     row = zoo.add(write_example_checkpoint(f"gpt2-{seed}", seed), loss=loss, run="a")
+    ...     row = zoo.add(write_example_checkpoint(f"llama-{seed}", seed), loss=loss, run="a")
     >>> len(zoo), zoo.targets["loss"].tolist()
     (2, [3.1, 2.9])
     >>> with zoo[1] as model:
     ...     model.description.family, model.path.name
-    ('gpt2', '00001')
+    ('llama', '00001')
     """
 
     def __init__(self, path: Path, metadata: dict[str, Any]) -> None:
