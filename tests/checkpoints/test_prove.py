@@ -51,7 +51,8 @@ def test_two_disguises_of_a_third_are_the_same(tiny):
         ("gpt2", "0.W_Q"), ("gpt2", "1.W_K"), ("gpt2", "2.W_O"), ("gpt2", "1.W_B"),
         ("bert", "1.W_V"), ("bert", "token"), ("llama", "2.W_G"), ("llama", "0.W_A"),
         ("gemma2", "1.W_Q"), ("neox", "1.W_A"), ("t5", "decoder.1.cross.W_O"), ("vit", "patch"),
-        ("mixtral", "1.router"), ("qwen3-moe", "0.expert.4.W_B"),
+        ("mixtral", "1.router"), ("qwen3-moe", "0.expert.4.W_B"), ("bart", "decoder.1.cross.W_V"),
+        ("bart", "encoder.position"),
     ],
 )  # fmt: skip
 def test_one_matrix_changed_by_a_hundredth_is_named(tiny, dtype, family, tensor):
