@@ -1,16 +1,17 @@
 """Distils the seeds of a run of `whole_network` into one predictor that asks fewer probes.
 
-python tools/distil.py RUN ZOO DAMAGED OUT [--probes 320] [--hidden 64] [--device cuda]
+python tools/distil.py RUN ZOO OUT [--probes 320] [--hidden 64] [--device cuda]
 
 RUN: a run folder with several seeds, or its name. ZOO: networks of its sizes that are new to it.
-DAMAGED: copies of them, from `tnfn zoo damage`. The student keeps probes of every seed and learns
-the mean prediction of the seeds, on the training part of ZOO, on noisy copies of it, and on
-DAMAGED. Measured accuracies only choose its best epoch and its scale, fit its guard and test it.
+The student keeps probes of every seed and learns the mean prediction of the seeds on the training
+part of ZOO and on disturbed copies of it; measured accuracies only choose its best epoch and its
+scale, and test it. It keeps the guard and the distances of RUN.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +31,11 @@ from transformer_nfn.prediction.data import (
     Selection,
     describe_zoo,
     joined,
-    load_damaged,
     load_parts,
 )
-from transformer_nfn.prediction.experiment import Experiment, guard_run, train_run
+from transformer_nfn.prediction.experiment import Experiment, train_run
+from transformer_nfn.prediction.guard import GUARD_FILE
+from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.prediction.predictors import (
     NEURAL,
     Predictor,
@@ -43,12 +45,13 @@ from transformer_nfn.prediction.predictors import (
 )
 from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.prediction.strategies import Protocol
-from transformer_nfn.prediction.training_set import TrainingDigests
+from transformer_nfn.prediction.training_set import DISTANCE_FILE, TrainingDigests
 from transformer_nfn.zoo import Zoo
 
 MODEL = "whole_network"
-COPIES, NOISE = 3, 0.3
-"""Noisy copies of every training network, and their largest noise beside the size of a tensor."""
+COPIES, NOISE, SHUFFLED = 3, 0.3, 0.05
+"""Disturbed copies of every training network, their largest noise beside the size of a tensor, and
+the share of tensors whose entries are shuffled."""
 WEIGHT_DECAY = 0.1
 """Less than for accuracies: predictions of a teacher have no noise."""
 
@@ -79,15 +82,18 @@ def chosen_probes(teachers: Sequence[WholeNetwork], count: int) -> dict[str, Ten
     return {name: torch.cat(values) for name, values in parts.items()}
 
 
-def noisy(data: Dataset, source: torch.Generator) -> Dataset:
-    """A copy of each network with noise, of a strength drawn for each."""
-    strength = NOISE * torch.rand(len(data), generator=source, device=source.device).square()
+def disturbed(data: Dataset, source: torch.Generator) -> Dataset:
+    """A copy of each network with noise of a strength drawn for each, and some tensors shuffled."""
+    draw: dict[str, Any] = {"generator": source, "device": source.device}
+    strength = NOISE * torch.rand(len(data), **draw).square()
 
     def disturb(w: Tensor) -> Tensor:
         rows = w.flatten(1)
         size = strength * rows.square().mean(1).sqrt()
-        noise = torch.randn(rows.shape, generator=source, device=source.device)
-        return (rows + size[:, None] * noise).view_as(w)
+        noise = size[:, None] * torch.randn(rows.shape, **draw)
+        shuffled = rows.gather(1, torch.rand(rows.shape, **draw).argsort(1))
+        kept = torch.rand(len(rows), 1, **draw) >= SHUFFLED
+        return (torch.where(kept, rows, shuffled) + noise).view_as(w)
 
     return replace(data, network=map_network(data.network, disturb))
 
@@ -96,7 +102,6 @@ def noisy(data: Dataset, source: torch.Generator) -> Dataset:
 def main(
     run: Annotated[str, typer.Argument(help="The teacher: a run folder, or its name.")],
     zoo: Annotated[Path, typer.Argument(help="A zoo of networks new to it.")],
-    damaged: Annotated[Path, typer.Argument(help="Damaged copies of them.")],
     out: Annotated[Path, typer.Argument(help="The run folder to write.")],
     probes: Annotated[int, typer.Option(help="Probes of the student.")] = 320,
     hidden: Annotated[int, typer.Option(help="Neurons of its head on outputs.")] = 64,
@@ -109,14 +114,13 @@ def main(
     teachers: list[WholeNetwork] = [seed.inner for seed in seeds]
     selection = Selection(all_checkpoints=True)
     parts = load_parts(opened, selection)
-    relatives = Zoo.open(damaged)
-    more = load_damaged(relatives, opened, parts).train.to(where)
     parts = parts.to(where)
     source = torch.Generator(where).manual_seed(0)
+    more = disturbed(parts.all_train, source)
+    for _ in range(COPIES - 1):
+        more = joined(more, disturbed(parts.all_train, source))
     if parts.more is not None:
         more = joined(parts.more, more)
-    for _ in range(COPIES):
-        more = joined(more, noisy(parts.all_train, source))
     taught = [
         replace(data, accuracy=mean_prediction(seeds, data).float().to(where))
         for data in (parts.train, more)
@@ -145,16 +149,15 @@ def main(
     both = [TrainingDigests.load(path) for path in (out, folder)]
     names = vars(both[0])
     TrainingDigests(**{n: torch.cat([getattr(d, n) for d in both]) for n in names}).save(out)
-    guarded = guard_run(out, opened, [relatives]).summary["guarded"]
-    typer.echo(json.dumps(compared(seeds, out, record, parts.test) | {"guarded": guarded}))
+    for name in (GUARD_FILE, DISTANCE_FILE):
+        shutil.copyfile(folder / name, out / name)
+    typer.echo(json.dumps(compared(seeds, out, record, parts.test)))
 
 
 def compared(
     seeds: Sequence[Predictor], out: Path, record: RunRecord, test: Dataset
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """τ of teacher and student on test networks, and how far they are apart."""
-    from transformer_nfn.prediction.metrics import kendall_tau
-
     teacher = mean_prediction(seeds, test).numpy()
     student = mean_prediction(load_predictors(out, record), test.to("cpu")).numpy()
     return {
