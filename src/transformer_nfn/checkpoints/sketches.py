@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
+from transformer_nfn.functional.blocks import rotate
 from transformer_nfn.functional.description import Attention
 from transformer_nfn.symmetry.sources import directions
 
@@ -131,13 +132,9 @@ def sketch_block(
 
 def turned(q: Tensor, attention: Attention, offset: int) -> Tensor:
     """Queries ``[..., d]`` rotated as for a key ``offset`` tokens away."""
-    half = attention.rotary // 2
-    if half == 0 or offset == 0:
+    if attention.rotary == 0 or offset == 0:
         return q
-    angle = offset * attention.frequencies().to(q)
-    first, second, rest = q.split([half, half, q.shape[-1] - 2 * half], -1)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
+    return rotate(q, attention.frequencies().to(q), positions=q.new_tensor([offset]))
 
 
 def _read(probes: Tensor, weight: Piece, bias: Piece | None) -> Tensor:
