@@ -137,14 +137,19 @@ def turned(q: Tensor, attention: Attention, offset: int) -> Tensor:
     return rotate(q, attention.frequencies().to(q), positions=q.new_tensor([offset]))
 
 
+def read_heads(vectors: Tensor, W: Tensor) -> Tensor:
+    """``[n, D]`` read by every head, ``W [h, D, d] → [h, n, d]``.
+
+    One product for all heads: a batch of narrow ones takes several times as long.
+    """
+    flat = vectors @ W.movedim(0, 1).flatten(1)
+    return flat.reshape(len(vectors), len(W), -1).movedim(1, 0)
+
+
 def _read(probes: Tensor, weight: Piece, bias: Piece | None) -> Tensor:
-    """``z W + b`` for every head: ``[h, n, d]``."""
+    """``z W + b``; for every head ``[h, n, d]``."""
     W = weight.value
-    if W.ndim == 2:
-        out = probes @ W
-    else:  # one product for all heads: a batch of narrow ones takes several times as long
-        flat = probes @ W.movedim(0, 1).flatten(1)
-        out = flat.reshape(len(flat), len(W), -1).movedim(1, 0)
+    out = probes @ W if W.ndim == 2 else read_heads(probes, W)
     return out if bias is None else out + bias.value.unsqueeze(-2)
 
 
