@@ -178,9 +178,9 @@ class Predictor:
         """Add what every seed would have to compute of the networks, if the model has such."""
         return prepared(self.inner, data)
 
-    def on_cpu(self) -> Predictor:
-        """Move to the CPU."""
-        return self if self.name in TABULAR else Predictor(self.name, self.inner.cpu())
+    def to(self, device: str) -> Predictor:
+        """Move to a device; trees stay on the CPU."""
+        return self if self.name in TABULAR else Predictor(self.name, self.inner.to(device))
 
     @property
     def num_parameters(self) -> int | None:
