@@ -193,12 +193,21 @@ def _query_key(
         weight, bias = pieces[f"W_{part}"], pieces.get(f"b_{part}")
         z, error = _read(into, weight, bias), _read_error(into, weight, bias)
         if attention.qk_norm:
-            size = (z.square().mean(-1, keepdim=True) + 1e-12).sqrt()
-            gain = pieces[f"{part.lower()}_norm.g"].value
-            error = error * (gain / size).square().mean(-2)
-            z = z / size * gain
+            gain = pieces[f"{part.lower()}_norm.g"]
+            z, errors = normed_heads(z, error.unsqueeze(-2) / len(into), gain, attention)
+            error = errors.sum(-2)
         out.append((z, error))
     return out[0], out[1]
+
+
+def normed_heads(
+    x: Tensor, error: Tensor, gain: Piece, attention: Attention
+) -> tuple[Tensor, Tensor]:
+    """Queries or keys ``[h, n, d]`` under their norm, with the expected squares of their errors."""
+    axes = (0, -1) if attention.qk_norm == "all heads" else (-1,)
+    size = (x.square().mean(axes, keepdim=True) + 1e-12).sqrt()
+    value, value_error = (z.unsqueeze(-2) for z in (gain.value, gain.error))
+    return x / size * value, error / size.square() * value.square() + value_error
 
 
 def _product_noise(

@@ -121,8 +121,8 @@ def attention(
         for source, part in ((x, "Q"), (memory, "K"), (memory, "V"))
     )
     if description.qk_norm:
-        queries = rms_norm(queries, eps) * weights["q_norm.g"]
-        keys = rms_norm(keys, eps) * weights["k_norm.g"]
+        queries = _head_norm(queries, weights["q_norm.g"], eps)
+        keys = _head_norm(keys, weights["k_norm.g"], eps)
     if description.rotary:
         frequencies = description.frequencies().to(queries)
         queries, keys = (rotate_halves(z, frequencies) for z in (queries, keys))
@@ -147,6 +147,14 @@ def _per_head(x: Tensor, weights: Mapping[str, Tensor], part: str) -> Tensor:
     out = torch.einsum("bld,hdk->bhlk", x, weights[f"W_{part}"])
     bias = weights.get(f"b_{part}")
     return out if bias is None else out + bias.unsqueeze(-2)
+
+
+def _head_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """RMS norm of ``x [batch, heads, L, d]`` in each head; over all with a gain ``[heads, d]``."""
+    if gain.ndim == 1:
+        return rms_norm(x, eps) * gain
+    joined = x.transpose(1, 2)
+    return (rms_norm(joined.flatten(2), eps).reshape(joined.shape) * gain).transpose(1, 2)
 
 
 def mlp(x: Tensor, weights: Mapping[str, Tensor], description: Mlp) -> Tensor:

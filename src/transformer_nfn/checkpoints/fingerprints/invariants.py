@@ -41,7 +41,7 @@ from transformer_nfn.checkpoints.fingerprints.fingerprint import (
     stored_rows,
 )
 from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Table
-from transformer_nfn.checkpoints.sketches import OFFSETS, turned
+from transformer_nfn.checkpoints.sketches import OFFSETS, normed_heads, turned
 from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import KEPT, Attention
@@ -393,8 +393,8 @@ def _query_key(
         for p, none in zip("QK", zero, strict=True)
     )
     if attention.qk_norm:  # which biases pass through as well
-        q, q_error = _normed(q + b_Q, q_error + b_Q_error, pieces["q_norm.g"])
-        k, k_error = _normed(k + b_K, k_error + b_K_error, pieces["k_norm.g"])
+        q, q_error = normed_heads(q + b_Q, q_error + b_Q_error, pieces["q_norm.g"], attention)
+        k, k_error = normed_heads(k + b_K, k_error + b_K_error, pieces["k_norm.g"], attention)
         b_Q, b_Q_error, b_K, b_K_error = (torch.zeros_like(x[:, :1]) for x in (q, q, k, k))
     k, k_error, b_K, b_K_error = (
         x.repeat_interleave(share, dim=0) for x in (k, k_error, b_K, b_K_error)
@@ -415,12 +415,6 @@ def _query_key(
         )
     errors = (k.square() * q_error).sum(-1) + (q.square() * k_error).sum(-1)
     return _Heads(values, errors.double()), _Row(constants, error)
-
-
-def _normed(x: Tensor, error: Tensor, gain: Piece) -> tuple[Tensor, Tensor]:
-    """Queries or keys under their norm, and the expected squares of their errors."""
-    size = (x.square().mean(-1, keepdim=True) + 1e-12).sqrt()
-    return x / size * gain.value, error / size.square() * gain.value.square() + gain.error
 
 
 def _position_bias(scores: _Heads, table: Piece) -> _Row:
@@ -532,7 +526,8 @@ def _block_sizes(block: ReducedBlock) -> Tensor:
         pieces = block.query_key(prefix, attention)
         W_Q, W_K = pieces["W_Q"].value, pieces["W_K"].value
         if attention.qk_norm:
-            W_Q, W_K = W_Q * pieces["q_norm.g"].value, W_K * pieces["k_norm.g"].value
+            W_Q = W_Q * pieces["q_norm.g"].value.unsqueeze(-2)
+            W_K = W_K * pieces["k_norm.g"].value.unsqueeze(-2)
         W_V = block.reader(f"{prefix}W_V")[0].value
         W_O = block.writer(f"{prefix}W_O").value
         QK.append(_product_sizes(W_Q.mT, W_K.mT, share))
