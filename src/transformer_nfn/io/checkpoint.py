@@ -19,6 +19,7 @@ from transformer_nfn.io.files import open_regular
 from transformer_nfn.io.gguf_file import MAGIC, GgufFile
 from transformer_nfn.io.json_fields import read_object
 from transformer_nfn.io.onnx_file import OnnxFile
+from transformer_nfn.io.packed_weights import with_packed
 from transformer_nfn.io.scaled_weights import with_scales
 from transformer_nfn.io.tensor_files import (
     WEIGHT_DTYPES,
@@ -153,11 +154,12 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
             return Checkpoint(where, source, source.fields)
         if isinstance(source, OnnxFile):
             return Checkpoint(where, source, config, converted=True)
-        scaled = with_scales(source, config, where)
-        if scaled is None:
+        unpacked = with_packed(source, config, where) or source
+        read = with_scales(unpacked, config, where) or unpacked
+        if read is source:
             return Checkpoint(where, source, config)
         plain = {name: value for name, value in config.items() if name != QUANTISED}
-        return Checkpoint(where, scaled, plain, converted=True)
+        return Checkpoint(where, read, plain, converted=True)
 
     def info(self, name: str) -> TensorInfo:
         """Shape and dtype of a tensor, without reading it."""

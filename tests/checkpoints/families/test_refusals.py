@@ -374,7 +374,7 @@ def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("a = [", "is no data file"),
-        ('extends = "gpt5"', "extends 'gpt5', expected one of albert, bert, "),
+        ('extends = "gpt5"', "extends 'gpt5', expected one of albert, bart, "),
         ('extends = "gpt2"\nweights = 3', "'weights' is not a table of a data file"),
         ('extends = "gpt2"\n[sizes]\nD = "import os"', "'import os' is no expression"),
         ('extends = "gpt2"\n[names]\n"x" = "W_X: D"', "the line 'x' must say 'TENSOR: LAYOUT'"),
