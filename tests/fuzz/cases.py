@@ -8,6 +8,7 @@ from random import Random
 
 import file_damage as d
 import import_damage
+import own_damage
 import store_damage
 import tensor_damage
 from arguments import ARGUMENTS
@@ -414,6 +415,33 @@ def _checkpoints() -> list[Scenario]:
     ]  # fmt: skip
 
 
+def _own_networks() -> list[Scenario]:
+    words = ("zoo", "import", "own", "--targets", "own.csv", "--out", "imported")
+    row, export = ("inspect", "ownzoo#1", "--json"), ("zoo", "export", "ownzoo", "--out", "files")
+    stored = "ownzoo/networks/00001"
+    return [
+        Scenario(
+            "own networks", ("own", "own.csv"), (words, (*words, "--json")),
+            (
+                Target("own.csv", (own_damage.table, own_damage.table, own_damage.table,
+                                   import_damage.harmless_table, d.unreadable)),
+                Target("own/hub/model.safetensors", (
+                    d.unreadable, tensor_damage.stored_tensor, d.safetensors_header(ANSWERED))),
+            ),
+        ),
+        Scenario(
+            "zoo of own networks", ("ownzoo",), (row, export),
+            (
+                Target("ownzoo/index.parquet", (own_damage.index, own_damage.index)),
+                Target("ownzoo/zoo.json", (d.unreadable, d.flipped(REFUSED))),
+                Target("ownzoo/index.parquet", (d.unreadable, d.flipped(REFUSED))),
+                Target(f"{stored}/model.safetensors", (d.unreadable, d.flipped(REFUSED))),
+                Target(f"{stored}/config.json", (d.unreadable, d.flipped(REFUSED))),
+            ),
+        ),
+    ]  # fmt: skip
+
+
 def _imports() -> list[Scenario]:
     words = ("zoo", "import", "authors", "--out", "imported")
     zipped = ("zoo", "import", "authors.zip", "--out", "imported")
@@ -444,5 +472,5 @@ WORDS = Scenario(
 )  # fmt: skip
 SCENARIOS: tuple[Scenario, ...] = (
     *_run_folders(), WORDS, *_reports(), *_zoos(), WORDS, *_networks(), *_checkpoints(), WORDS,
-    *_imports(), WORDS,
+    *_imports(), *_own_networks(), WORDS,
 )  # fmt: skip

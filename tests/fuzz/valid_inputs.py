@@ -50,6 +50,7 @@ def build(folder: Path) -> None:
     _mixed(folder / "mixed")
     _networks(folder)
     _checkpoints(folder)
+    _own_networks(folder)
     _authors(folder / "authors")
     shutil.make_archive(str(folder / "authors"), "zip", folder / "authors")
     (folder / "space.json").write_text(_output("space", SPACE, "--json"))
@@ -143,6 +144,16 @@ def _checkpoints(folder: Path) -> None:
         shutil.copytree(folder / name, folder / "models" / name)
     _output("fingerprint", folder / "hub", folder / "bert", "--out", folder / "prints.parquet")
     _output("compare", "--matrix", folder / "models", "--out", folder / "pairs.json")
+
+
+def _own_networks(folder: Path) -> None:
+    """Networks of two families with a table of targets, and a zoo of them."""
+    for name in ("hub", "disguised", "bert"):
+        shutil.copytree(folder / name, folder / "own" / name)
+    rows = ("hub,2.5,adam", "disguised,3.25,sgd", "bert,-1,adam")
+    (folder / "own.csv").write_text("\n".join(("file,loss,optimizer", *rows)) + "\n")
+    words = ("--targets", folder / "own.csv", "--out", folder / "ownzoo")
+    _output("zoo", "import", folder / "own", *words)
 
 
 def _encoder(path: Path) -> None:

@@ -148,7 +148,7 @@ def train_command(
     from transformer_nfn.prediction.strategies import Protocol
     from transformer_nfn.prediction.target import CHECKPOINT_COLUMNS, target_columns
     from transformer_nfn.prediction.training import Execution
-    from transformer_nfn.zoo import MixedZoo, Zoo, open_zoo
+    from transformer_nfn.zoo import MixedZoo, Zoo, open_task_zoo
     from transformer_nfn.zoo.damage import parse_damages
 
     if model == "list":
@@ -163,7 +163,7 @@ def train_command(
         missing = "a zoo to train on" if zoo is None else "the run folder to write with --out"
         raise TransformerNFNError(f"name {missing}, as in tnfn train ZOO --out RUN")
     options = {} if channels is None else {"channels": _channels(channels)}
-    opened = open_zoo(zoo)
+    opened = open_task_zoo(zoo)
     check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
     selection = Selection(
         None if target in CHECKPOINT_COLUMNS else percent,

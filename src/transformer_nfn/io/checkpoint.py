@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,6 +46,9 @@ ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bi
 ADAPTER_WORDS = "an adapter (LoRA), which changes another model's weights"
 GGUF = ".gguf"
 ONNX = ".onnx"
+WEIGHT_FILES = (".safetensors", *STATE_DICTS, ".ckpt", GGUF, ONNX)
+FOLDER_MARKS = (CONFIG, *(name for name in WEIGHTS if name.endswith(INDEX)), ADAPTER[0])
+"""Files that make a folder one checkpoint."""
 # An ONNX file is a protobuf message: its version (field 1, a small number), then the name and
 # version of its producer, a domain, a text, the graph or the operators (fields 2 to 8).
 ONNX_VERSION, ONNX_VERSIONS = 0x08, range(1, 32)
@@ -321,7 +325,7 @@ class _Part:
     ) -> None:
         self._whole, self._prefix = whole, prefix
         self.infos = infos
-        self.metadata = {} if metadata is None else metadata  
+        self.metadata = {} if metadata is None else metadata
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
@@ -348,6 +352,22 @@ def find_weights(folder: Path) -> Path:
         if files:
             raise CheckpointError(f"'{folder}' holds {len(files)} {what} files: name one of them")
     raise CheckpointError(f"'{folder}' holds no weights: expected {' or '.join(WEIGHTS[:3])}")
+
+
+def checkpoint_paths(folder: Path) -> Iterator[Path]:
+    """Files and folders that look like checkpoints below a folder, to any depth.
+
+    Hidden ones and links to folders are left out.
+    """
+    for where, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        path = Path(where)
+        if path != folder and any(mark in files for mark in FOLDER_MARKS):
+            folders.clear()
+            yield path
+        else:
+            visible = (name for name in files if not name.startswith("."))
+            yield from (path / name for name in visible if name.endswith(WEIGHT_FILES))
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from transformer_nfn.prediction.predictors import (
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.prediction.target import CHECKPOINT_COLUMNS
 from transformer_nfn.prediction.training_set import Standing, TrainingDigests
-from transformer_nfn.zoo import MixedZoo, Zoo, open_zoo
+from transformer_nfn.zoo import MixedZoo, Zoo, open_task_zoo
 
 MIN_NETWORKS = 2
 
@@ -98,7 +98,7 @@ def evaluate(
     """
     run = resolve(run, "predictor")
     trained = TrainedRun.open(run)
-    opened = open_zoo(resolve(zoo_path, "zoo"))
+    opened = open_task_zoo(resolve(zoo_path, "zoo"))
     zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
     for name, zoo in zoos.items():
         check_readable(name, zoo.sizes, trained.sizes.first, trained.predictors)
