@@ -156,7 +156,7 @@ def train_command(
         return
     check_name(model)
     if zoo is not None and target == "list":
-        names = target_columns(open_zoo(zoo))
+        names = target_columns(open_task_zoo(zoo))
         echo_json(names) if as_json else typer.echo("\n".join(names))
         return
     if zoo is None or out is None:
