@@ -114,6 +114,9 @@ TINY: dict[str, Tiny] = {
         **_LLAMA, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 3,
         "moe_intermediate_size": 40, "num_hidden_layers": 2,
     }),
+    "olmoe": Tiny("OlmoeForCausalLM", "OlmoeConfig", {
+        **_LLAMA, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32,
+    }),
     "phi3": Tiny("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "sliding_window": 4}),
     "phi": Tiny("PhiForCausalLM", "PhiConfig", {
         **_NEOX, "num_key_value_heads": 4, "partial_rotary_factor": 0.5,
@@ -128,7 +131,7 @@ TINY: dict[str, Tiny] = {
         **_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
     }, "pairs"),
 }  # fmt: skip
-QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5", "mixtral")
+QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5", "olmoe")
 """Between them these have every symmetry."""
 HEADS: dict[str, Tiny] = {
     "bert-class": Tiny("BertForSequenceClassification", "BertConfig", {**_BERT, "num_labels": 5}),

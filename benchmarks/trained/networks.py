@@ -162,8 +162,12 @@ def _bert(size: Size) -> tuple[Shapes, Shapes]:
     return block, ends
 
 
-def fresh(size: Size, seed: int) -> Weights:
-    """One model as its library begins: normal weights of 0.02, gains of one, biases of zero."""
+def fresh(size: Size, seed: int, scale: float | None = None) -> Weights:
+    """One model as its library begins: normal weights of 0.02, gains of one, biases of zero.
+
+    With ``scale`` that is the deviation of all weights; without, matrices that write to the stream
+    have a smaller one.
+    """
     generator = torch.Generator().manual_seed(seed)
     out = {}
     for name, shape in size.shapes.items():
@@ -171,16 +175,21 @@ def fresh(size: Size, seed: int) -> Weights:
             gain = name.endswith("weight")
             out[name] = torch.ones(shape) if gain else torch.zeros(shape)
             continue
-        scale = 0.02 / math.sqrt(2 * size.depth) if name.endswith(WRITERS) else 0.02
-        out[name] = torch.randn(shape, generator=generator) * scale
+        usual = 0.02 / math.sqrt(2 * size.depth) if name.endswith(WRITERS) else 0.02
+        out[name] = torch.randn(shape, generator=generator) * (scale or usual)
     return out
 
 
 def logits(
-    size: Size, W: Mapping[str, Tensor], ids: Tensor, dtype: torch.dtype = torch.float32
+    size: Size,
+    W: Mapping[str, Tensor],
+    ids: Tensor,
+    dtype: torch.dtype = torch.float32,
+    at: Tensor | None = None,
 ) -> Tensor:
     """Of several models, each on its own tokens ``[m, rows, length]``.
 
+    With ``at``, ``[m, rows, k]``, at those positions of each row alone.
     Matrices are multiplied in ``dtype``; the stream, the norms and the logits stay in float32.
     """
     rows, length = ids.shape[1:]
@@ -200,6 +209,10 @@ def logits(
         x = run.norm(under("bert.embeddings.LayerNorm"), x)
     for i in range(size.depth):
         x = getattr(run, size.kind)(under(BLOCK[size.kind].format(i)), x)
+    if at is not None:
+        width, length = x.shape[-1], at.shape[-1]
+        x = x.unflatten(1, ids.shape[1:]).gather(2, at.unsqueeze(-1).expand(-1, -1, -1, width))
+        x = x.flatten(1, 2)
     if size.kind == "bert":
         start = "cls.predictions.transform."
         x = F.gelu(run.linear(under(start + "dense"), x))

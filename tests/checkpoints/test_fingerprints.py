@@ -101,7 +101,7 @@ def test_every_tensor_counts(tiny, family, blocks, cannot_change_the_function):
     assert unchanged == {name: set(EDITS) for name in cannot_change_the_function}
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "t5", "gpt2-base"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "olmoe", "gemma2", "t5", "gpt2-base"])
 def test_every_tensor_counts_in_other_families(tiny, family):
     """Norms of queries and keys, norms after sublayers, position biases, the stream as output."""
     unchanged = unseen(cut(tiny(family), 1), ["1 % noise"])

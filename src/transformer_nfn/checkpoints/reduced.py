@@ -30,7 +30,13 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.symmetries import added_sites
+from transformer_nfn.checkpoints.symmetries import (
+    QueryKeyGains,
+    QueryKeyNormSigns,
+    Site,
+    added_sites,
+)
+from transformer_nfn.checkpoints.symmetries.query_key_norm import GAINS
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Attention, Block
 from transformer_nfn.symmetry.rounding import rounding_rms
@@ -479,23 +485,16 @@ class ReducedBlock:
         self, prefix: str, attention: Attention, pieces: dict[str, Piece]
     ) -> dict[str, Piece]:
         """Queries and keys under a norm: gains positive, and of equal size in both."""
-        gains = [self._read(f"{prefix}{part}_norm.g") for part in "qk"]
-        for part, gain in zip("QK", gains, strict=True):
-            signs = torch.where(gain < 0, -1.0, 1.0).to(gain)
-            for name in (f"W_{part}", f"b_{part}"):
-                if name in pieces:
-                    pieces[name] = Piece(pieces[name].value * signs, pieces[name].error)
-        q, k = (g.abs() for g in gains)
-        q = q * attention.scale
-        half = attention.rotary // 2
-        # A rotary pair has one scale: two different ones would not commute with the rotation.
-        pair = torch.arange(len(q))
-        pair[half : 2 * half] = pair[:half]
-        sizes = [torch.zeros_like(g).index_add_(0, pair, g.square()).sqrt()[pair] for g in (q, k)]
-        even = (sizes[1] / sizes[0].clamp_min(1e-300)).sqrt()
-        for name, gain in (("q_norm.g", q * even), ("k_norm.g", k / even.clamp_min(1e-300))):
-            pieces[name] = Piece(gain, 2 * self._unit * gain.square())
-        return pieces
+        weights = {name: piece.value for name, piece in pieces.items()}
+        weights |= {name: self._read(f"{prefix}{name}") for name in GAINS}
+        weights["q_norm.g"] *= attention.scale
+        site = Site(self.network.description, {}, attention)
+        weights |= QueryKeyNormSigns().reduce(site, weights)
+        weights |= QueryKeyGains().reduce(site, weights)
+        out = {name: Piece(weights[name], piece.error) for name, piece in pieces.items()}
+        for name in GAINS:
+            out[name] = Piece(weights[name], 2 * self._unit * weights[name].square())
+        return out
 
     def output_bias(self, prefix: str = "") -> Piece | None:
         """Constant that an attention adds to the stream, with value biases.

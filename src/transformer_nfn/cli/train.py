@@ -16,6 +16,7 @@ from transformer_nfn.cli.experiment_progress import (
     class_table,
     epochs_bar,
     kinds_table,
+    networks_bar,
     result_table,
 )
 from transformer_nfn.cli.options import named
@@ -34,6 +35,9 @@ RunArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+BatchOption = Annotated[
+    int, typer.Option(min=1, max=10**6, help="Networks in memory at once.")
+]
 
 
 def pick_device(name: str) -> str:
@@ -231,6 +235,8 @@ def evaluate_command(
     ] = None,
     min_accuracy: Annotated[float, typer.Option(help="Only networks this accurate.")] = 0.0,
     percent: Annotated[int, typer.Option(help="Which checkpoint of each run.")] = 75,
+    device: DeviceOption = "auto",
+    batch: BatchOption = 512,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a trained predictor on its test set or another zoo.
@@ -244,6 +250,8 @@ def evaluate_command(
 
       tnfn evaluate run other-zoo --json
 
+      tnfn evaluate run other-zoo --device cuda --batch 4096
+
       tnfn evaluate mnist-whole mnist-sample   # both by name, see `tnfn assets`
     """
     from transformer_nfn.prediction.runs import RunRecord
@@ -254,7 +262,11 @@ def evaluate_command(
         return
     from transformer_nfn.prediction.evaluate import evaluate
 
-    scores = evaluate(run, zoo, percent=percent, min_accuracy=min_accuracy)
+    with networks_bar("evaluate", quiet=as_json) as report:
+        scores = evaluate(
+            run, zoo, percent=percent, min_accuracy=min_accuracy,
+            device=pick_device(device), batch=batch, report=report,
+        )  # fmt: skip
     if as_json:
         echo_json(scores)
         return
@@ -309,6 +321,8 @@ def predict_command(
             "one (ZOO#12, ZOO#3-9, ZOO#0,4).",
         ),
     ],
+    device: DeviceOption = "auto",
+    batch: BatchOption = 512,
     as_json: JsonOption = False,
 ) -> None:
     """Predict the accuracy of networks from their weights.
@@ -329,7 +343,10 @@ def predict_command(
     from transformer_nfn.cli.network_tables import predictions_table
     from transformer_nfn.prediction.predict import predict
 
-    predictions = predict(run, checkpoints)
+    with networks_bar("predict", quiet=as_json) as report:
+        predictions = predict(
+            run, checkpoints, device=pick_device(device), batch=batch, report=report
+        )
     if as_json:
         echo_json([asdict(p) for p in predictions])
         return

@@ -19,6 +19,7 @@ from torch import Tensor
 Order = Literal["pre", "post", "parallel", "sandwich", "chain"]
 Norm = Literal["layer", "rms"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
+QueryKeyNorm = Literal["each head", "all heads"]
 StreamGroup = Literal[
     "orthogonal", "orthogonal fixing ones", "signed permutation", "permutation and sign", "none"
 ]
@@ -57,6 +58,8 @@ BLOCK_AXES = {
 what a head outside the network reads of the attention maps (ESM). The tensors of an expert have
 ``expert.{e}.`` before their names.
 """
+ALL_HEADS_AXES = {"q_norm.g": ("head", "d_k"), "k_norm.g": ("group", "d_k")}
+"""The axes of gains of queries and keys where one norm is taken over all heads."""
 
 END_AXES = {
     "token": ("vocab", "D"),
@@ -128,7 +131,9 @@ class Attention:
             paired with ``i + rotary / 2``.
         rotary_base: of the frequencies.
         rotary_scaling: of the frequencies.
-        qk_norm: queries and keys are divided by their root mean square, times a gain.
+        qk_norm: queries and keys are divided by their root mean square, in each head (with one
+            gain ``[d_k]`` for all heads) or over all heads together (gains ``[h, d_k]`` and
+            ``[g, d_k]``), times the gain; None without a norm.
         softcap: scores are ``softcap · tanh(score / softcap)``.
         window: a token sees this many, itself included.
         position_bias: a table of buckets of distances is added to the scores; block 0 of a
@@ -148,13 +153,18 @@ class Attention:
     rotary: int = 0
     rotary_base: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
-    qk_norm: bool = False
+    qk_norm: QueryKeyNorm | None = None
     softcap: float | None = None
     window: int | None = None
     position_bias: bool = False
     buckets: int = 0
     max_distance: int = 0
     alibi: bool = False
+
+    @property
+    def gain_groups(self) -> int:
+        """Groups of heads whose gains of queries and keys are their own; 1 if all share them."""
+        return self.groups if self.qk_norm == "all heads" else 1
 
     def slopes(self) -> Tensor:
         """ALiBi's slope of each head, ``[h]`` in float64.
@@ -377,10 +387,11 @@ class Transformer:
         return "orthogonal fixing ones" if free else "permutation and sign"
 
 
-def axes_of(name: str) -> tuple[str, ...]:
+def axes_of(name: str, rank: int | None = None) -> tuple[str, ...]:
     """The axes of a canonical tensor; raises `KeyError` for an unknown name.
 
-    ``extra.pooler.W`` reads the final stream into an axis of its own, named ``pooler``.
+    ``extra.pooler.W`` reads the final stream into an axis of its own, named ``pooler``. The number
+    of axes, ``rank``, tells gains of queries and keys under a norm over all heads from others.
     """
     if name.startswith(EXTRA):
         axis, _, part = name.removeprefix(EXTRA).rpartition(".")
@@ -391,5 +402,6 @@ def axes_of(name: str) -> tuple[str, ...]:
     if parts[0].isdigit() or parts[0].startswith("{"):
         if parts[1] == "expert":
             parts = parts[2:]
-        return BLOCK_AXES[".".join(parts[1:])]
+        short = ".".join(parts[1:])
+        return ALL_HEADS_AXES[short] if rank == 2 and short in ALL_HEADS_AXES else BLOCK_AXES[short]
     return END_AXES[".".join(parts)]

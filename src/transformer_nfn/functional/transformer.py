@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional.blocks import layer_norm, rms_norm, sinusoids
+from transformer_nfn.functional.blocks import layer_norm, rms_norm, rotate, sinusoids
 from transformer_nfn.functional.description import Attention, Block, Mlp, Stack, Transformer
 from transformer_nfn.spaces.axis import under_prefix
 
@@ -66,21 +66,6 @@ def affine_norm(
     return out if bias is None else out + bias
 
 
-def rotate_halves(x: Tensor, frequencies: Tensor) -> Tensor:
-    """Rotate the pairs (j, j + r/2) of the first r entries by position · frequency j.
-
-    Args:
-        x: ``[..., L, n]``.
-        frequencies: ``[r / 2]``, in radians per position; entries past r stay as they are.
-    """
-    half = len(frequencies)
-    position = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)
-    angle = position.unsqueeze(-1) * frequencies
-    cos, sin = angle.cos(), angle.sin()
-    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
-    return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
-
-
 def hidden_from(description: Attention, queries: int, keys: int) -> Tensor:
     """``[queries, keys]``, True where attention is masked: the future, and out of the window."""
     back = torch.arange(queries).unsqueeze(-1) - torch.arange(keys)
@@ -121,11 +106,11 @@ def attention(
         for source, part in ((x, "Q"), (memory, "K"), (memory, "V"))
     )
     if description.qk_norm:
-        queries = rms_norm(queries, eps) * weights["q_norm.g"]
-        keys = rms_norm(keys, eps) * weights["k_norm.g"]
+        queries = _head_norm(queries, weights["q_norm.g"], eps)
+        keys = _head_norm(keys, weights["k_norm.g"], eps)
     if description.rotary:
         frequencies = description.frequencies().to(queries)
-        queries, keys = (rotate_halves(z, frequencies) for z in (queries, keys))
+        queries, keys = (rotate(z, frequencies) for z in (queries, keys))
     keys, values = (z.repeat_interleave(share, dim=1) for z in (keys, values))
     scores = queries @ keys.mT * description.scale
     if description.softcap is not None:
@@ -147,6 +132,14 @@ def _per_head(x: Tensor, weights: Mapping[str, Tensor], part: str) -> Tensor:
     out = torch.einsum("bld,hdk->bhlk", x, weights[f"W_{part}"])
     bias = weights.get(f"b_{part}")
     return out if bias is None else out + bias.unsqueeze(-2)
+
+
+def _head_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """RMS norm of ``x [batch, heads, L, d]`` in each head; over all with a gain ``[heads, d]``."""
+    if gain.ndim == 1:
+        return rms_norm(x, eps) * gain
+    joined = x.transpose(1, 2)
+    return (rms_norm(joined.flatten(2), eps).reshape(joined.shape) * gain).transpose(1, 2)
 
 
 def mlp(x: Tensor, weights: Mapping[str, Tensor], description: Mlp) -> Tensor:

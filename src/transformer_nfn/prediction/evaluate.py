@@ -14,7 +14,7 @@ import torch
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.prediction.data import PERCENT, Selection, load_rows
 from transformer_nfn.prediction.metrics import class_scores, scores
-from transformer_nfn.prediction.predict import TrainedRun, check_readable
+from transformer_nfn.prediction.predict import BATCH, Report, TrainedRun, check_readable
 from transformer_nfn.prediction.predictors import (
     class_folders,
     class_probabilities,
@@ -46,7 +46,7 @@ class Evaluated:
 
     @staticmethod
     def joined(parts: Sequence[Evaluated]) -> Evaluated:
-        """Concatenate the networks of several sizes."""
+        """Concatenate networks, of several sizes or batches."""
         return Evaluated(
             np.concatenate([part.accuracy for part in parts]),
             np.concatenate([part.predicted for part in parts], -1),
@@ -82,6 +82,9 @@ def evaluate(
     *,
     percent: int | None = PERCENT,
     min_accuracy: float = 0.0,
+    device: str = "cpu",
+    batch: int = BATCH,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Evaluate the mean prediction of a run on a zoo: τ, R², error, coverage of the intervals.
 
@@ -95,9 +98,12 @@ def evaluate(
         zoo_path: a zoo or a mixed zoo of an architecture that the predictors read, or its name.
         percent: which checkpoint of each run.
         min_accuracy: minimal accuracy of the networks.
+        device: ``cpu`` or ``cuda``.
+        batch: networks in memory at once.
+        report: called after every batch.
     """
     run = resolve(run, "predictor")
-    trained = TrainedRun.open(run)
+    trained = TrainedRun.open(run, device)
     opened = open_task_zoo(resolve(zoo_path, "zoo"))
     zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
     for name, zoo in zoos.items():
@@ -112,11 +118,16 @@ def evaluate(
         raise RunError(f"not enough networks: {total} of '{zoo_path}' are selected")
     folders = class_folders(run, trained.target)
     digests = TrainingDigests.load(folders[0] if folders else run)
-    evaluated = {
-        name: _evaluate(trained, digests, zoo, rows[name])
-        for name, zoo in zoos.items()
-        if len(rows[name])
-    }
+    parts: dict[str, list[Evaluated]] = {}
+    done = 0
+    for name, zoo in zoos.items():
+        for start in range(0, len(rows[name]), batch):
+            some = rows[name][start : start + batch]
+            parts.setdefault(name, []).append(_evaluate(trained, digests, zoo, some))
+            done += len(some)
+            if report is not None:
+                report(done, total)
+    evaluated = {name: Evaluated.joined(each) for name, each in parts.items()}
     warnings = {name: trained.sizes.warning(zoos[name].sizes) for name in evaluated}
     figures = {
         "target": trained.target.column,
@@ -134,10 +145,10 @@ def evaluate(
 
 
 def _evaluate(run: TrainedRun, digests: TrainingDigests, zoo: Zoo, rows: np.ndarray) -> Evaluated:
-    data = load_rows(zoo, rows, run.target)
+    data = load_rows(zoo, rows, run.target).to(run.device)
     standing = digests.standings(data, zoo.metadata["task"]["name"])
     if run.target.kind == "class":
-        truth = data.accuracy.numpy().astype(int)
+        truth = data.accuracy.cpu().numpy().astype(int)
         likely = class_probabilities(run.outputs, data).mean(0)
         covered = 1 - likely[truth, np.arange(len(truth))] <= run.sizes.radius
         return Evaluated(truth, likely, covered, standing)
@@ -147,7 +158,7 @@ def _evaluate(run: TrainedRun, digests: TrainingDigests, zoo: Zoo, rows: np.ndar
     guard = run.guard_for(zoo.sizes)
     if guard is not None:
         assessed = guard.assess(data, zoo.sizes, mean)
-        mean, covered = assessed.accuracy, assessed.contains(data.accuracy.double()).numpy()
+        mean, covered = assessed.accuracy, assessed.contains(data.accuracy.double().cpu()).numpy()
     return Evaluated(data.truth, mean.numpy(), covered, standing)
 
 

@@ -213,6 +213,7 @@ def test_what_is_no_number_is_refused_where_it_is_read(value: float, tmp_path: P
     [
         ("opt", {"word_embed_proj_dim": 8}, "OPT with an embedding of another width"),
         ("phi", {"qk_layernorm": True}, "Phi with a norm of queries and keys is not supported"),
+        ("olmoe", {"clip_qkv": 8.0}, "OLMoE with clipped queries, keys and values"),
         ("t5", {"is_gated_act": True}, "expected MLPs with a gate, found no 'encoder.0.W_G'"),
         ("gemma2", {"layer_types": 3}, "'window': .*has no value"),
         ("gpt2", {"layer_norm_epsilon": "x"}, r"eps \(.*\) expected a number .*, found 'x'"),
@@ -271,7 +272,8 @@ def test_mutated_checkpoints_are_read_or_refused(each: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "case", ["t5", "t5 encoder", "qwen3", "qwen3_moe", "gemma2", "phi3", "gpt_neox", "deit"]
+    "case",
+    ["t5", "t5 encoder", "qwen3", "qwen3_moe", "olmoe", "gemma2", "phi3", "gpt_neox", "deit"],
 )
 def test_families_are_known_by_their_tensors(case: str, tmp_path: Path) -> None:
     save(case, tmp_path)

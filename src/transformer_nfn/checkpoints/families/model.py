@@ -35,6 +35,7 @@ from transformer_nfn.functional.description import (
     Block,
     Mlp,
     Order,
+    QueryKeyNorm,
     RotaryScaling,
     Stack,
     Transformer,
@@ -456,6 +457,7 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
         rotary, base, scaling = read_rotary(binding.config, d_k, where, part=part)
     window = facts.number_or_none("window", 1, **more)
     table = f"{prefix}0.bias_table" in names
+    norms: dict[int, QueryKeyNorm | None] = {0: None, 1: "each head", 2: "all heads"}
     attention = Attention(
         heads=sizes["head"].size,
         groups=sizes["group"].size,
@@ -466,7 +468,7 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
         rotary=rotary,
         rotary_base=base,
         rotary_scaling=scaling,
-        qk_norm=f"{at}q_norm.g" in names,
+        qk_norm=norms[len(names.get(f"{at}q_norm.g", ()))],
         softcap=facts.number_or_none("softcap", 1e-30),
         window=None if window is None else int(window),
         position_bias=table,
