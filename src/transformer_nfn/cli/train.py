@@ -103,7 +103,7 @@ def train_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a predictor of accuracy, or of another property, on the networks of a zoo.
+    """Train a predictor of accuracy, or of another target, on a zoo.
 
     The default model reads whole networks: their outputs on learned probe inputs, and invariants
     of their weights. The paper's models are trained by its protocol: batch 16, Adam at 1e-3 with
