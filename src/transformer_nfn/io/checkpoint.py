@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from abc import ABC, abstractmethod
@@ -45,6 +46,8 @@ WEIGHTS = (
 PLAIN = "plain weights in float64, float32, float16 or bfloat16"
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 ADAPTER_WORDS = "an adapter (LoRA), which changes another model's weights"
+LARGEST = 1e15
+"""Magnitude that no trained weight has: the squares of a whole tensor add up in float32."""
 GGUF = ".gguf"
 ONNX = ".onnx"
 WEIGHT_FILES = (".safetensors", *STATE_DICTS, ".ckpt", GGUF, ONNX)
@@ -227,6 +230,14 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         """Close the files; tensors that were read stay."""
         self._closed = True
         self._source.close()
+
+
+def check_numbers(weights: Tensor, where: str) -> None:
+    """Refuse NaN, infinity and numbers above `LARGEST`; ``where`` names the tensor in the error."""
+    size = max(abs(float(x)) for x in torch.aminmax(weights)) if weights.numel() else 0.0
+    if not size <= LARGEST:
+        found = f"{size:.3g}, above {LARGEST:g}" if math.isfinite(size) else "NaN or infinity"
+        raise CheckpointError(f"{where} expected numbers, found {found}")
 
 
 def check_no_nan(checkpoint: Checkpoint, name: str) -> None:

@@ -32,6 +32,7 @@ FORMAT = 1
 RUN_FILE = "run.json"
 PREDICTIONS_FILE = "predictions.parquet"
 LOG_FILE = "log.jsonl"
+LOG_NUMBERS = ("loss", "val_tau", "lr")
 ENSEMBLE_TAU = "tau_together"
 """Key of a record's summary: τ of the mean prediction over seeds."""
 IDENTITY = "identity"
@@ -69,6 +70,9 @@ class RunRecord:
         num_parameters: of the predictor, None for trees.
         status: ``done``, or why there is no result (``not enough networks: …``).
         table: ``table, row, column`` of the paper's table that this run fills, if any.
+        target: what is predicted, `transformer_nfn.prediction.target.Target.to_json`; None for the
+            test accuracy. For classes, seeds and summary have ``accuracy, auroc,
+            calibration_error`` and the folder holds a run for each class, ``class-0`` and on.
         format: version of this file.
     """
 
@@ -81,6 +85,7 @@ class RunRecord:
     num_parameters: int | None = None
     status: str = "done"
     table: Mapping[str, Any] | None = None
+    target: Mapping[str, Any] | None = None
     format: int = FORMAT
 
     def check_finished(self, where: object) -> None:
@@ -142,29 +147,33 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
         if name in zoo.data:
             zoo.text(name)
     if "architecture" in zoo.data:
-        check_sizes(zoo.inner("architecture").data)
+        check_sizes(zoo.inner("architecture"))
     if "architectures" in zoo.data:
         architectures = zoo.inner("architectures")
         for name in architectures.data:
-            check_sizes(architectures.inner(name).data)
+            check_sizes(architectures.inner(name))
         if "left_out" in selection.data:
             selection.items("left_out")
     if fields.has("num_parameters"):
         fields.whole("num_parameters")
-    if fields.has("table"):
-        fields.inner("table")
+    for name in ("table", "target"):
+        if fields.has(name):
+            fields.inner(name)
     for row in fields.inner_items("seeds") if "seeds" in data else []:
         row.whole("seed")
         _check_numbers(row, "tau tau_low tau_high r2 mae seconds val_tau best_epoch")
+        _check_numbers(row, "accuracy auroc calibration_error")
     if "summary" in data:
-        _check_summary(fields.inner("summary"))
+        widest = math.inf if fields.has("target") else 1.0
+        _check_summary(fields.inner("summary"), widest)
 
 
-def _check_summary(summary: Fields) -> None:
+def _check_summary(summary: Fields, widest: float) -> None:
     _check_numbers(summary, "tau tau_se tau_together r2 mae coverage")
-    for name in ("level", "radius"):
+    _check_numbers(summary, "accuracy accuracy_se auroc calibration_error chance")
+    for name, most in (("level", 1.0), ("radius", widest)):
         if name in summary.data:
-            summary.number(name, 0.0, 1.0)
+            summary.number(name, 0.0, most)
     for name in ("kinds", "left_out"):
         if name in summary.data:
             by_size = summary.inner(name)
@@ -186,14 +195,15 @@ def _check_numbers(fields: Fields, names: str) -> None:
 
 
 def find_runs(folders: list[Path]) -> Iterator[Path]:
-    """Yield every run folder in or below the given ones, sorted."""
+    """Yield every run folder in or below the given ones, sorted; none inside another."""
     for folder in folders:
         if not folder.is_dir():
             raise RunError(f"there is no folder '{folder}'")
         runs = sorted(path.parent for path in folder.rglob(RUN_FILE))
         if not runs:
             raise RunError(f"there are no runs in '{folder}'")
-        yield from runs
+        # The runs of classes lie in the run of all of them.
+        yield from (run for run in runs if not {*run.parents} & {*runs})
 
 
 def _arrow() -> tuple[Any, Any]:
@@ -259,7 +269,7 @@ def ensemble_tau(columns: Mapping[str, np.ndarray]) -> float:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Read a training log: one object per line with ``epoch`` and ``seed``.
+    """Read a training log: one object per line with ``seed``, ``epoch`` and `LOG_NUMBERS`.
 
     An incomplete last line, as a killed run leaves it, is ignored.
     """
@@ -275,8 +285,12 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             if number == len(lines):
                 break
             raise RunError(f"'{path}', line {number}: {error}") from error
-        if not isinstance(entry, dict) or type(entry.get("epoch")) is not int:
-            raise RunError(f"'{path}', line {number} is not an object with a whole 'epoch'")
+        fields = Fields(entry, f"{path}, line {number}", RunError)
+        for name in ("seed", "epoch"):
+            fields.whole(name)
+        for name in LOG_NUMBERS:
+            if type(entry.get(name)) is not float:  # NaN where a training diverged
+                fields.number(name)
         entries.append(entry)
     return entries
 
@@ -293,15 +307,10 @@ def write_events(run: Path) -> Path:
     if not log.is_file():
         raise RunError(f"'{run}' has no {LOG_FILE}: trees have no epochs to show")
     lines = read_log(log)
-    for line in lines:
-        fields = Fields(line, str(log), RunError)
-        for key in ("loss", "val_tau", "lr"):
-            fields.number(key)
-        fields.whole("seed")
     out = run / "tensorboard"
     for seed in sorted({line["seed"] for line in lines}):
         with SummaryWriter(str(out / f"seed-{seed}")) as writer:
             for line in (x for x in lines if x["seed"] == seed):
-                for key in ("loss", "val_tau", "lr"):
+                for key in LOG_NUMBERS:
                     writer.add_scalar(key, line[key], line["epoch"])
     return out
