@@ -38,6 +38,7 @@ MIXTURES = ("mixtral", "qwen3-moe", "olmoe")
 """Rounding may give a token to another expert, and that changes its output at a step."""
 TIED = (
     "gpt2", "opt", "bloom", "bert", "roberta", "esm", "distilbert", "llama-tied", "gemma2", "t5",
+    "bart",
 )  # fmt: skip
 
 

@@ -52,6 +52,7 @@ def test_two_disguises_of_a_third_are_the_same(tiny):
         ("bert", "1.W_V"), ("bert", "token"), ("llama", "2.W_G"), ("llama", "0.W_A"),
         ("gemma2", "1.W_Q"), ("neox", "1.W_A"), ("t5", "decoder.1.cross.W_O"), ("vit", "patch"),
         ("mixtral", "1.router"), ("qwen3-moe", "0.expert.4.W_B"), ("olmoe", "1.W_K"),
+        ("bart", "decoder.1.cross.W_V"), ("bart", "encoder.position"),
     ],
 )  # fmt: skip
 def test_one_matrix_changed_by_a_hundredth_is_named(tiny, dtype, family, tensor):

@@ -108,7 +108,7 @@ def _telling(symmetry: Symmetry[Any], moved: Weights) -> list[str]:
     if symmetry.name == "stream":
         return [name for name in moved if name.endswith(("W_Q", "W_O", "W_A", "W_B"))][:4]
     silent = ("b_K", "contact") if symmetry.name != "quarter turns of query/key pairs" else ()
-    return [name for name in moved if name not in silent and len(moved) > 1]
+    return [n for n in moved if n.rpartition(".")[2] not in silent and len(moved) > 1]
 
 
 @every_symmetric_family

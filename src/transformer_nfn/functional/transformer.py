@@ -264,7 +264,7 @@ def hidden_states(
     for stack, tokens in zip(description.stacks, given, strict=True):
         if tokens is None:
             raise SpaceError(f"{description.family} has a decoder: give it token ids")
-        x = embed(description, weights, tokens, dtype=dtype)
+        x = embed(description, stack, weights, tokens, dtype=dtype)
         memory = run_stack(description, stack, weights, x, memory=memory)
     assert memory is not None
     return memory
@@ -272,12 +272,13 @@ def hidden_states(
 
 def embed(
     description: Transformer,
+    stack: Stack,
     weights: Weights,
     inputs: Tensor,
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The input of the first block, ``[batch, L, D]``."""
+    """The input of the first block of a stack, ``[batch, L, D]``."""
 
     def one(name: str, dtype: torch.dtype | None = dtype) -> Tensor:
         return fetch(weights, [name], dtype)[name]
@@ -302,18 +303,18 @@ def embed(
         if description.dropped_token is not None:
             there = (inputs != description.dropped_token).to(x).unsqueeze(-1)
             x = x * there / there.mean(1, keepdim=True)
-    if description.has("position"):
-        start, table = description.position_offset, one("position")
+    if (position := description.of_stack(stack, "position")) is not None:
+        start, table = description.position_offset, one(position)
         if start + x.shape[1] > len(table):
             raise SpaceError(
-                f"'position': expected at least {start + x.shape[1]} rows for inputs of length "
+                f"'{position}': expected at least {start + x.shape[1]} rows for inputs of length "
                 f"{x.shape[1]}, found {len(table)}"
             )
         x = x + table[start : start + x.shape[1]]
     if description.has("type"):
         x = x + one("type")[0]
-    if description.has("embed_norm.g"):
-        gain, bias = one("embed_norm.g"), one("embed_norm.b")
+    if (gained := description.of_stack(stack, "embed_norm.g")) is not None:
+        gain, bias = one(gained), one(f"{gained.removesuffix('g')}b")
         x = affine_norm(x, description.norm, description.eps, gain, bias)
     return x
 
@@ -388,10 +389,17 @@ def run_block(
         eps = description.eps
         return attention(x, weights, block.attention, position_bias=position_bias, eps=eps)
 
+    def across(x: Tensor) -> Tensor:
+        assert block.cross is not None
+        cross = fetch_under(weights, "cross.", x.dtype)
+        return attention(x, cross, block.cross, memory=memory, eps=description.eps)
+
     if block.order == "chain":
         return mlp(norm(attend(norm(x, "norm_1")), "norm_2"), weights, block.mlp)
     if block.order == "post":
         x = norm(x + attend(x), "norm_1")
+        if block.cross is not None:
+            x = norm(x + across(x), "norm_x")
         return norm(x + mlp(x, weights, block.mlp), "norm_2")
     if block.order == "parallel":
         read = norm(x, "norm_1")
@@ -402,8 +410,7 @@ def run_block(
         return x + norm(mlp(norm(x, "norm_2"), weights, block.mlp), "after_2")
     x = x + attend(norm(x, "norm_1"))
     if block.cross is not None:
-        cross = fetch_under(weights, "cross.", x.dtype)
-        x = x + attention(norm(x, "norm_x"), cross, block.cross, memory=memory, eps=description.eps)
+        x = x + across(norm(x, "norm_x"))
     return x + mlp(norm(x, "norm_2"), weights, block.mlp)
 
 
@@ -450,8 +457,12 @@ def _decoded(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
 
 
 def pooled(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
-    """Output of the pooler on the first token of the final stream, ``[batch, n]``."""
+    """Output of the pooler, ``[batch, n]``, which reads the first token of the final stream.
+
+    Of an encoder-decoder it reads the last one.
+    """
     if description.pooler is None:
         raise SpaceError(f"this {description.family} has no pooler")
     pooler = fetch_under(weights, "extra.pooler.", x.dtype)
-    return activation(description.pooler)(x[:, 0] @ pooler["W"] + pooler["b"])
+    token = -1 if len(description.stacks) > 1 else 0
+    return activation(description.pooler)(x[:, token] @ pooler["W"] + pooler["b"])

@@ -44,7 +44,7 @@ from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Ta
 from transformer_nfn.checkpoints.sketches import OFFSETS, normed_heads, read_heads, turned
 from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional.description import KEPT, Attention
+from transformer_nfn.functional.description import KEPT, POSITIONS, Attention
 from transformer_nfn.functional.transformer import activation
 from transformer_nfn.symmetry.sources import directions, sketch
 
@@ -557,13 +557,16 @@ def _end_rows(model: Reduced, frame: _Frame, last: _Frame) -> list[_Row]:
             rows[f"{name} bias"].append(bias)
 
     names = dict.fromkeys(("token", "patch", "projection"), "embedding") | {"type": "token type"}
+    names |= dict.fromkeys(POSITIONS, "position")
+    receivers = model.description.added[1]
     for table in model.tables():
         movable = shifted(model, table.name)
         row, mean, bias = _table_rows(table, z, centred=movable)
         pooler = table.name.startswith("extra.")
         add("pooler" if pooler else names.get(table.name, table.name), row, bias)
         if movable:
-            rows["input constant"].append(mean)
+            count = 1 if table.name in receivers else len(receivers)
+            rows["input constant"].append(mean.times(count))
     output = model.output()
     if output is not None:
         row, _, bias = _table_rows(output, z)
