@@ -55,7 +55,7 @@ def table_of(pairs: Sequence[Pair]) -> dict[str, Any]:
         (f"– width {w}, depth {d}", [p for p in pairs if p.size == (w, d)]) for w, d in SIZES
     ]
     rows = []
-    for name, chosen in groups:
+    for name, chosen in [(name, chosen) for name, chosen in groups if chosen]:
         count = rejected(known, chosen)
         low, high = bounds(count, len(chosen))
         share = f"{count / len(chosen):.2%}"

@@ -1,11 +1,11 @@
 """Distils the seeds of a run of `whole_network` into one predictor that asks fewer probes.
 
-python tools/distil.py RUN ZOO OUT [--probes 320] [--hidden 64] [--device cuda]
+python tools/distil.py RUN ZOO OUT [--also ZOO] [--probes 320] [--hidden 64] [--device cuda]
 
 RUN: a run folder with several seeds, or its name. ZOO: networks of its sizes that are new to it.
-The student keeps probes of every seed and learns the mean prediction of the seeds on the training
-part of ZOO and on disturbed copies of it; measured accuracies only choose its best epoch and its
-scale, and test it. It keeps the guard and the distances of RUN.
+The student keeps probes of every seed and learns the mean prediction of the seeds: on the training
+part of ZOO, on all networks of --also, and on disturbed copies of both. Measured accuracies only
+choose its best epoch and its scale, and test it. It keeps the guard and the distances of RUN.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from transformer_nfn.prediction.data import (
     describe_zoo,
     joined,
     load_parts,
+    load_rows,
 )
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.guard import GUARD_FILE
@@ -49,9 +50,9 @@ from transformer_nfn.prediction.training_set import DISTANCE_FILE, TrainingDiges
 from transformer_nfn.zoo import Zoo
 
 MODEL = "whole_network"
-COPIES, NOISE, SHUFFLED = 3, 0.3, 0.05
-"""Disturbed copies of every training network, their largest noise beside the size of a tensor, and
-the share of tensors whose entries are shuffled."""
+NOISE, SHUFFLED = 0.3, 0.05
+"""Of disturbed copies the largest noise beside the size of a tensor, and the share of tensors whose
+entries are shuffled."""
 WEIGHT_DECAY = 0.1
 """Less than for accuracies: predictions of a teacher have no noise."""
 
@@ -103,24 +104,25 @@ def main(
     run: Annotated[str, typer.Argument(help="The teacher: a run folder, or its name.")],
     zoo: Annotated[Path, typer.Argument(help="A zoo of networks new to it.")],
     out: Annotated[Path, typer.Argument(help="The run folder to write.")],
+    also: Annotated[Path | None, typer.Option(help="A zoo that only trains.")] = None,
     probes: Annotated[int, typer.Option(help="Probes of the student.")] = 320,
     hidden: Annotated[int, typer.Option(help="Neurons of its head on outputs.")] = 64,
-    epochs: Annotated[int, typer.Option(help="Of its training.")] = 300,
+    epochs: Annotated[int, typer.Option(help="Of its training.")] = 150,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Trains the student, and prints τ of teacher and student on the test part."""
     where, folder, opened = pick_device(device), resolve(run, "predictor"), Zoo.open(zoo)
     seeds = [p.to(where) for p in load_predictors(folder, RunRecord.read(folder))]
     teachers: list[WholeNetwork] = [seed.inner for seed in seeds]
-    selection = Selection(all_checkpoints=True)
+    selection = Selection()
     parts = load_parts(opened, selection)
-    parts = parts.to(where)
-    source = torch.Generator(where).manual_seed(0)
-    more = disturbed(parts.all_train, source)
-    for _ in range(COPIES - 1):
-        more = joined(more, disturbed(parts.all_train, source))
-    if parts.more is not None:
-        more = joined(parts.more, more)
+    every = parts.train
+    if also is not None:
+        extra = Zoo.open(also)
+        every = joined(every, load_rows(extra, extra.select()))
+    parts, every = parts.to(where), every.to(where)
+    copies = disturbed(every, torch.Generator(where).manual_seed(0))
+    more = joined(every.take(torch.arange(len(parts.train), len(every))), copies)
     taught = [
         replace(data, accuracy=mean_prediction(seeds, data).float().to(where))
         for data in (parts.train, more)

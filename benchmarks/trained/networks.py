@@ -162,12 +162,8 @@ def _bert(size: Size) -> tuple[Shapes, Shapes]:
     return block, ends
 
 
-def fresh(size: Size, seed: int, scale: float | None = None) -> Weights:
-    """One model as its library begins: normal weights of 0.02, gains of one, biases of zero.
-
-    With ``scale`` that is the deviation of all weights; without, matrices that write to the stream
-    have a smaller one.
-    """
+def fresh(size: Size, seed: int) -> Weights:
+    """One model as its library begins: normal weights of 0.02, gains of one, biases of zero."""
     generator = torch.Generator().manual_seed(seed)
     out = {}
     for name, shape in size.shapes.items():
@@ -175,8 +171,8 @@ def fresh(size: Size, seed: int, scale: float | None = None) -> Weights:
             gain = name.endswith("weight")
             out[name] = torch.ones(shape) if gain else torch.zeros(shape)
             continue
-        usual = 0.02 / math.sqrt(2 * size.depth) if name.endswith(WRITERS) else 0.02
-        out[name] = torch.randn(shape, generator=generator) * (scale or usual)
+        scale = 0.02 / math.sqrt(2 * size.depth) if name.endswith(WRITERS) else 0.02
+        out[name] = torch.randn(shape, generator=generator) * scale
     return out
 
 

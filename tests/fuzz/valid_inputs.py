@@ -128,8 +128,11 @@ def _networks(folder: Path) -> None:
 def _checkpoints(folder: Path) -> None:
     from tiny_checkpoints import save as save_family
 
+    import tiny_families
     from gguf_conversion import write_gguf
     from lora_folders import write_adapter
+    from onnx_files import write_onnx
+    from scaled_folders import write_scaled
 
     save_family("gpt2", folder / "hub")
     (folder / "hub/1_Pooling").mkdir()
@@ -140,6 +143,11 @@ def _checkpoints(folder: Path) -> None:
     _output("disguise", folder / "hub", "--out", folder / "disguised")
     write_gguf(folder / "hub", folder / "model.gguf", "Q8_0")
     write_adapter(folder / "hub", folder / "adapter", ("c_attn",), fan_in_fan_out=True)
+    llama = tiny_families.save(tiny_families.build("llama", dtype=torch.float32), folder / "llama")
+    write_gguf(llama, folder / "llama.gguf", "Q4_0")
+    write_scaled(llama, folder / "int8", "int8 groups")
+    write_scaled(llama, folder / "float8", "float8 blocks")
+    write_onnx(folder / "bert", folder / "exported", external="model.onnx_data")
     for name in ("hub", "disguised"):
         shutil.copytree(folder / name, folder / "models" / name)
     _output("fingerprint", folder / "hub", folder / "bert", "--out", folder / "prints.parquet")

@@ -196,7 +196,7 @@ def test_bad_checkpoints(case: str, tmp_path: Path) -> None:
     assert len(text.splitlines()) == 1
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -1e38])
 def test_what_is_no_number_is_refused_where_it_is_read(value: float, tmp_path: Path) -> None:
     save("llama", tmp_path)
     state = load_file(tmp_path / "model.safetensors")
@@ -204,7 +204,7 @@ def test_what_is_no_number_is_refused_where_it_is_read(value: float, tmp_path: P
     save_file(state, tmp_path / "model.safetensors")
     with open_model(tmp_path) as model:
         model.block(1)
-        with pytest.raises(CheckpointError, match=f"'{MLP}' expected numbers, found NaN"):
+        with pytest.raises(CheckpointError, match=f"'{MLP}' expected numbers, found (NaN|1e)"):
             model.block(0)
 
 

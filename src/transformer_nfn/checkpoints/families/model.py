@@ -41,7 +41,13 @@ from transformer_nfn.functional.description import (
     Transformer,
 )
 from transformer_nfn.io.adapter import BASE_FIELD, Adapter, adapted, is_adapter
-from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan, check_plain
+from transformer_nfn.io.checkpoint import (
+    Checkpoint,
+    OpenFiles,
+    check_no_nan,
+    check_numbers,
+    check_plain,
+)
 from transformer_nfn.io.gguf_file import ARCHITECTURE
 from transformer_nfn.io.layout import take
 
@@ -225,10 +231,7 @@ class Model(OpenFiles):
 
     def _finite(self, key: str) -> Tensor:
         found = self.checkpoint[key]
-        if found.numel() and not all(bool(torch.isfinite(x)) for x in torch.aminmax(found)):
-            raise CheckpointError(
-                f"'{self.where}': '{key}' expected numbers, found NaN or infinity"
-            )
+        check_numbers(found, f"'{self.where}': '{key}'")
         return found
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from transformer_nfn.io.files import foreign_files, read_regular, sweep, write_b
 from transformer_nfn.io.json_fields import Fields, parse_object, read_object
 from transformer_nfn.known_tasks import SEED_KINDS, UNKNOWN_SEEDS
 from transformer_nfn.zoo.errors import StoreError
-from transformer_nfn.zoo.sizes import NetworkSizes
+from transformer_nfn.zoo.sizes import NetworkSizes, check_sizes
 from transformer_nfn.zoo.store.index import Index
 from transformer_nfn.zoo.store.shards import DTYPES, read_header
 
@@ -170,7 +170,8 @@ def check_metadata(metadata: dict[str, Any], where: str) -> None:
     """Validate the content of ``zoo.json``, read from the file ``where``."""
     fields = Fields(metadata, where, StoreError)
     fields.whole("shards", 0, MAX_SHARDS)
-    sizes = NetworkSizes.from_json(fields.inner("architecture").data)
+    check_sizes(fields.inner("architecture"))
+    sizes = NetworkSizes.from_json(metadata["architecture"])
     fields.inner("task").text("name")
     for name in ("origin", "made_by"):
         fields.text(name)
