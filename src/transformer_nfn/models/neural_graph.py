@@ -138,8 +138,8 @@ class GraphLayer(nn.Module):
             for each, received, sent in zip(group, into, out_of, strict=True):
                 incoming[each.target].append(received)
                 outgoing[each.source].append(sent)
-        received = [_sums(part, graph, nodes) for part in (incoming, outgoing)]
-        nodes = nodes + self.node(torch.cat([normed, *received], -1))
+        sums = [_sums(part, graph, nodes) for part in (incoming, outgoing)]
+        nodes = nodes + self.node(torch.cat([normed, *sums], -1))
         return nodes + self._between_units(graph, graph.split(normed)), states
 
     def _between_units(self, graph: Graph, normed: dict[str, Tensor]) -> Tensor:
