@@ -21,12 +21,21 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from role_layers import RoleLayers
 from transformer_nfn.cli.train import pick_device
 from transformer_nfn.models import WholeNetwork
+from transformer_nfn.models.network import in_chunks
+from transformer_nfn.models.probing import channel_responses, second_moments
 from transformer_nfn.models.whole_network.model import FARTHEST, INVARIANTS, OUTPUTS, head
-from transformer_nfn.models.whole_network.probes import RAREST, SAME, ProbeOutputs
+from transformer_nfn.models.whole_network.probes import (
+    CHUNK,
+    RAREST,
+    SAME,
+    ProbeOutputs,
+    observed_logits,
+)
 from transformer_nfn.prediction.data import (
     PERCENT,
     Dataset,
@@ -43,6 +52,8 @@ from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.zoo import Zoo
 
 MODEL = "whole_network"
+HIDDEN = "hidden"
+"""Key of a network that holds its hidden responses."""
 HIGH = 0.8
 FEWEST = 10
 """Test networks from 80 % on that a tau of them needs."""
@@ -52,7 +63,8 @@ class AblatedNetwork(WholeNetwork):
     """`WholeNetwork` with switches; its defaults are the model itself.
 
     Args:
-        parts: any of ``probes``, ``invariants`` and ``layers`` (`RoleLayers` of the weights).
+        parts: any of ``probes``, ``invariants``, ``hidden`` (responses to the probes behind each
+            block, as in `HiddenProbe`) and ``layers`` (`RoleLayers` of the weights).
         channels: of the layers.
         search, order: see `WholeNetwork`.
         standard: whether invariants are standardised.
@@ -90,13 +102,36 @@ class AblatedNetwork(WholeNetwork):
                 channels, classes=of["classes"], patch=patch, tokens=of["tokens"]
             )
             self.layer_head = head(self.layers.width, max(32, of["hidden"] // 2))
+        if "hidden" in parts:
+            self.hidden_head = head(2 * sizes["classes"] ** 2, self.config["hidden"])
 
     def head_inputs(
         self, network: Mapping[str, Any], positions: Tensor | None = None
     ) -> dict[str, Any]:
         """With the weights where layers read them."""
         inputs = super().head_inputs(network, positions)
+        if "hidden" in self.parts:
+            inputs[HIDDEN] = self._hidden(network, positions)
         return {**network, **inputs} if "layers" in self.parts else inputs
+
+    @torch.no_grad()
+    def _hidden(self, network: Mapping[str, Any], positions: Tensor | None) -> Tensor:
+        """Second moments of the mean responses to the probes of each class, behind each block."""
+        assert self.probes is not None
+        inputs, where = self.probes(), self._where(network, positions)
+        of_class = one_hot(self.probes.labels).to(inputs).mT
+        means = of_class / of_class.sum(1, keepdim=True)
+        rows = []
+        for part in in_chunks(network, CHUNK):
+            codes: list[Tensor] = []
+
+            def observe(x: Tensor, codes: list[Tensor] = codes) -> None:
+                responses = channel_responses(x).unflatten(1, x.shape[1:3]).mean(2)
+                codes.append(means @ responses)
+
+            observed_logits(part, inputs, where, observe)
+            rows.append(second_moments(codes))
+        return torch.cat(rows)
 
     def standardise(self, *networks: Mapping[str, Any]) -> None:
         """Only where invariants are standardised."""
@@ -104,7 +139,12 @@ class AblatedNetwork(WholeNetwork):
             super().standardise(*networks)
 
     def _heads(self) -> list[nn.Sequential]:
-        names = {"probes": "output_head", "invariants": "invariant_head", "layers": "layer_head"}
+        names = {
+            "probes": "output_head",
+            "invariants": "invariant_head",
+            "layers": "layer_head",
+            "hidden": "hidden_head",
+        }
         return [getattr(self, name) for part, name in names.items() if part in self.parts]
 
     def _features(
@@ -117,6 +157,9 @@ class AblatedNetwork(WholeNetwork):
             yield self.invariant_head, ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
         if "layers" in self.parts:
             yield self.layer_head, self.layers(network, self._where(network, positions))
+        if "hidden" in self.parts:
+            stored = network.get(HIDDEN)
+            yield self.hidden_head, self._hidden(network, positions) if stored is None else stored
 
     def _output_features(self, outputs: ProbeOutputs) -> Tensor:
         """As `output_features`; without logarithms, of probabilities."""
@@ -149,6 +192,7 @@ class Row:
 
 ROWS: Mapping[str, Row] = {
     "whole": Row("**Whole network** (probes and invariants)"),
+    "hidden": Row("with hidden responses too", {"parts": ["probes", "invariants", "hidden"]}),
     "with-layers": Row("with layers too", {"parts": ["probes", "invariants", "layers"]}),
     "probes": Row("probes alone", {"parts": ["probes"]}),
     "invariants": Row("invariants alone", {"parts": ["invariants"]}),

@@ -1,7 +1,8 @@
 """Compare measures of shared ancestry on trained models, plain and disguised.
 
     python benchmarks/disguise_bench.py MODELS [--size 64x2/4000] [--parents 4] [--strangers 100]
-        [--figure docs/disguise_bench.svg] [--table benchmarks/results/disguise_bench.json]
+        [--workers N] [--figure docs/disguise_bench.svg]
+        [--table benchmarks/results/disguise_bench.json]
 
 MODELS is the folder ``models`` that ``benchmarks/strangers.py`` wrote. The second model of every
 pair is taken as it is, with stream, heads and neurons in another order (signed where the norm
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -21,6 +23,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from strangers import KINDS, size_of
 from trained.families import MIXTURE, pruned, rounded, upcycled
 from trained.measures import auroc
 from trained.networks import BLOCK, Size, Weights, read, write
@@ -44,8 +48,7 @@ from transformer_nfn.checkpoints.symmetries import (
 )
 from transformer_nfn.spaces.actions import Drawing
 
-ROWS, LENGTH, CONDITION = 128, 32, 10.0
-KINDS = ("gpt2", "llama", "bert")
+ROWS, LENGTH, CONDITION = 256, 16, 10.0
 TRAINED = ("fine-tuned", "fine-tuned-other", "lora", "continued", "retrained-other")
 MADE = ("pruned", "int4", "merged")
 UPCYCLED = "upcycled"
@@ -98,9 +101,8 @@ def pairs(models: Path, size: str, parents: int, strangers: int) -> Iterator[Pai
                 yield Pair(relation, kind, f"{base}/base", f"{base}/{relation}")
         unrelated = [(a, b, "base") for i, a in enumerate(names) for b in names[i + 1 :]]
         families = [f"{root}/news-{seed}" for seed in range(parents)]
-        unrelated += [
-            (a, b, r) for a in names for b in families if a != b for r in (*TRAINED, *MADE)
-        ]
+        descendants = [r for r in made_of(kind) if r != DISTILLED]
+        unrelated += [(a, b, r) for a in names for b in families if a != b for r in descendants]
         chosen = random.Random(0).sample(unrelated, min(strangers, len(unrelated)))
         for a, b, relation in chosen:
             yield Pair(STRANGER, kind, f"{a}/base", f"{b}/{relation}")
@@ -173,37 +175,39 @@ def varied(models: Path, hidden: Path, place: str, variant: str) -> Path:
     return out
 
 
-def score(first: Path, second: Path, ids: Tensor) -> dict[str, Any]:
-    """Every method on one pair, and the processor time of each in seconds."""
+def scored(models: Path, hidden: Path, ids: Tensor, task: tuple[Pair, str]) -> dict[str, Any]:
+    """Every method on a pair in one variant, and the processor time of each in seconds."""
+    pair, variant = task
+    second = varied(models, hidden, pair.second, variant)
     scores: dict[str, float | None] = {}
     seconds: dict[str, float] = {}
     for name, method in METHODS.items():
         start = time.process_time()
-        with open_model(first) as A, open_model(second) as B:
+        with open_model(models / pair.first) as A, open_model(second) as B:
             scores[name] = method(A, B, ids)
         seconds[name] = time.process_time() - start
-    return {"scores": scores, "seconds": seconds}
+    return {**asdict(pair), "variant": variant, "scores": scores, "seconds": seconds}
 
 
-def run(models: Path, todo: list[Pair], ids: Tensor, kept: Path) -> Rows:
+def run(models: Path, todo: list[Pair], ids: Tensor, kept: Path, workers: int) -> Rows:
     """Scores of all pairs in all variants; those in ``kept`` are not computed again."""
     rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     done = {(r["first"], r["second"], r["variant"]): r for r in rows}
-    out = []
-    with kept.open("a") as file:
-        for i, pair in enumerate(todo):
-            for variant in VARIANTS:
-                row = done.get((pair.first, pair.second, variant))
-                if row is None:
-                    second = varied(models, kept.parent / "disguised", pair.second, variant)
-                    row = {**asdict(pair), "variant": variant}
-                    row |= score(models / pair.first, second, ids)
-                    file.write(json.dumps(row) + "\n")
-                    file.flush()
-                out.append(row)
-            if i % 20 == 19 or i == len(todo) - 1:
-                print(f"{i + 1} of {len(todo)} pairs", flush=True)
-    return out
+    tasks = [(pair, variant) for pair in todo for variant in VARIANTS]
+    missing = [(p, v) for p, v in tasks if (p.first, p.second, v) not in done]
+    hidden = kept.parent / "disguised"
+    seconds = sorted({(pair.second, variant) for pair, variant in missing})
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers, torch.set_num_threads, (1,)) as pool, kept.open("a") as file:
+        pool.starmap(partial(varied, models, hidden), seconds)
+        results = pool.imap_unordered(partial(scored, models, hidden, ids), missing)
+        for i, row in enumerate(results, 1):
+            done[row["first"], row["second"], row["variant"]] = row
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            if i % 100 == 0 or i == len(missing):
+                print(f"{i} of {len(missing)} scored", flush=True)
+    return [done[p.first, p.second, v] for p, v in tasks]
 
 
 def peak_memory(first: Path, second: Path, ids: Tensor) -> dict[str, float]:
@@ -268,8 +272,8 @@ def table(rows: Rows, memory: dict[str, float], size: str, command: str) -> dict
         "title": "Related or not, by method and disguise",
         "setting": (
             f"{sum(counts[r] for r in DERIVED)} related and {counts[STRANGER]} unrelated pairs of "
-            f"GPT-2s, Llamas and BERTs of size {size}, as many of each. *Caught*: related pairs "
-            "above all but 1 % of the unrelated ones. Processor seconds and MiB per pair."
+            f"GPT-2s, Llamas and BERTs of size {size}. *Caught*: related pairs above all but 1 % "
+            "of the unrelated ones. Processor seconds and MiB per pair."
         ),
         "columns": [*columns, "seconds", "MiB"],
         "rows": lines,
@@ -330,6 +334,7 @@ def main() -> None:
     parser.add_argument("--size", default="64x2/4000", help="width, depth and steps of the bases")
     parser.add_argument("--parents", type=int, default=4, help="bases with descendants, a family")
     parser.add_argument("--strangers", type=int, default=100, help="unrelated pairs, a family")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
@@ -341,9 +346,10 @@ def main() -> None:
     for kind in KINDS:
         for seed in range(options.parents):
             base = models / f"{kind}-{options.size}/news-{seed}"
-            make_relatives(base, Size(kind, width, depth, 64))
+            make_relatives(base, size_of(kind, width, depth))
     todo = list(pairs(models, options.size, options.parents, options.strangers))
-    rows = run(models, todo, ids, models.parent / f"disguise-bench-{width}x{depth}.jsonl")
+    kept = models.parent / f"disguise-bench-{width}x{depth}.jsonl"
+    rows = run(models, todo, ids, kept, options.workers)
     gated = next(pair for pair in todo if pair.kind == "llama")  # every method applies to it
     memory = peak_memory(models / gated.first, models / gated.second, ids)
     command = (

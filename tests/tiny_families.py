@@ -59,6 +59,11 @@ _T5 = {
     "d_model": 32, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 6, "d_ff": 40,
     "vocab_size": VOCAB, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6,
 }  # fmt: skip
+_BART = {
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
+    "vocab_size": VOCAB, "max_position_embeddings": 24,
+}  # fmt: skip
 
 TINY: dict[str, Tiny] = {
     "gpt2": Tiny("GPT2LMHeadModel", "GPT2Config", _GPT2),
@@ -114,6 +119,9 @@ TINY: dict[str, Tiny] = {
         **_LLAMA, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 3,
         "moe_intermediate_size": 40, "num_hidden_layers": 2,
     }),
+    "olmoe": Tiny("OlmoeForCausalLM", "OlmoeConfig", {
+        **_LLAMA, "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32,
+    }),
     "phi3": Tiny("Phi3ForCausalLM", "Phi3Config", {**_LLAMA, "sliding_window": 4}),
     "phi": Tiny("PhiForCausalLM", "PhiConfig", {
         **_NEOX, "num_key_value_heads": 4, "partial_rotary_factor": 0.5,
@@ -127,12 +135,17 @@ TINY: dict[str, Tiny] = {
     "t5-v1.1": Tiny("T5ForConditionalGeneration", "T5Config", {
         **_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
     }, "pairs"),
+    "bart": Tiny("BartForConditionalGeneration", "BartConfig", _BART, "pairs"),
+    "bart-base": Tiny("BartModel", "BartConfig", {**_BART, "scale_embedding": True}, "pairs"),
 }  # fmt: skip
-QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5", "mixtral")
+QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5", "bart", "olmoe")
 """Between them these have every symmetry."""
 HEADS: dict[str, Tiny] = {
     "bert-class": Tiny("BertForSequenceClassification", "BertConfig", {**_BERT, "num_labels": 5}),
-}
+    "bart-class": Tiny("BartForSequenceClassification", "BartConfig", {
+        **_BART, "num_labels": 5,
+    }, "pairs"),
+}  # fmt: skip
 """Models with a head behind their pooler, which the reference forward stops at."""
 
 
@@ -192,6 +205,9 @@ def randomise(model: nn.Module, seed: int, size: float) -> None:
                 p.copy_(noise)
             else:
                 p.copy_(size * noise / p[0].numel() ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name == "final_logits_bias":
+                buffer.copy_(_noise(buffer.shape, generator))
 
 
 @contextmanager
@@ -216,7 +232,7 @@ def inputs_of(name: str, seed: int = 1) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     if name == ZOO:
         return {"inputs": _noise((2, LENGTH, 4), generator)}
-    kind = TINY[name].inputs
+    kind = (TINY | HEADS)[name].inputs
     if kind == "pixels":
         return {"pixel_values": _noise((2, 3, 12, 12), generator)}
     ids = torch.randint(3, VOCAB, (2, LENGTH), generator=generator)

@@ -177,10 +177,15 @@ def fresh(size: Size, seed: int) -> Weights:
 
 
 def logits(
-    size: Size, W: Mapping[str, Tensor], ids: Tensor, dtype: torch.dtype = torch.float32
+    size: Size,
+    W: Mapping[str, Tensor],
+    ids: Tensor,
+    dtype: torch.dtype = torch.float32,
+    at: Tensor | None = None,
 ) -> Tensor:
     """Of several models, each on its own tokens ``[m, rows, length]``.
 
+    With ``at``, ``[m, rows, k]``, at those positions of each row alone.
     Matrices are multiplied in ``dtype``; the stream, the norms and the logits stay in float32.
     """
     rows, length = ids.shape[1:]
@@ -200,6 +205,10 @@ def logits(
         x = run.norm(under("bert.embeddings.LayerNorm"), x)
     for i in range(size.depth):
         x = getattr(run, size.kind)(under(BLOCK[size.kind].format(i)), x)
+    if at is not None:
+        width, length = x.shape[-1], at.shape[-1]
+        x = x.unflatten(1, ids.shape[1:]).gather(2, at.unsqueeze(-1).expand(-1, -1, -1, width))
+        x = x.flatten(1, 2)
     if size.kind == "bert":
         start = "cls.predictions.transform."
         x = F.gelu(run.linear(under(start + "dense"), x))

@@ -17,8 +17,6 @@ from torch import Tensor
 from trained.networks import Kind, Size, Weights, logits, stacked
 from trained.text import batches
 
-MASKED = 0.15
-"""Share of the tokens that a BERT has to restore; the last id of the vocabulary hides them."""
 ADAPTED: dict[Kind, tuple[str, ...]] = {
     "gpt2": ("attn.c_attn.weight",),
     "llama": ("self_attn.q_proj.weight", "self_attn.v_proj.weight"),
@@ -46,6 +44,7 @@ class Options:
             base.
         device: where; "cuda" records a graph.
         dtype: of products.
+        masked: share of the tokens of a row that a BERT has to restore; the last id hides them.
         rank: of the adapters that are trained in place of the weights; 0 trains the weights.
         teachers: a model for each whose outputs it learns in place of the text.
     """
@@ -53,6 +52,7 @@ class Options:
     rows: int = 4
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
+    masked: float = 0.15
     rank: int = 0
     teachers: list[Weights] = field(default_factory=list)
 
@@ -161,9 +161,10 @@ class _Run:
         self.start = self.starts[0].clone()
         self.window = torch.arange(length + 1, device=device)
         if self.size.kind == "bert":
-            masks = {c.order: _masks(c.order, (steps, rows, length)) for c in courses}
-            self.masks = torch.stack([masks[c.order] for c in courses], 1).to(device)
-            self.mask = self.masks[0].clone()
+            shape, count = (steps, rows, length), max(round(self.options.masked * length), 1)
+            hidden = {c.order: _hidden(c.order, shape, count) for c in courses}
+            self.hidden = torch.stack([hidden[c.order] for c in courses], 1).to(device)
+            self.at = self.hidden[0].clone()
 
     def weights(self) -> Weights:
         """As they are, adapters merged."""
@@ -174,7 +175,7 @@ class _Run:
         """One step of all models; the loss of each."""
         self.start.copy_(self.starts[step])
         if self.size.kind == "bert":
-            self.mask.copy_(self.masks[step])
+            self.at.copy_(self.hidden[step])
         self.rate.fill_(rate)
         if self.options.device == "cpu":
             self._update()
@@ -207,22 +208,24 @@ class _Run:
 
     def _losses(self) -> Tensor:
         ids = self.tokens[self.start[..., None] + self.window]
-        if self.size.kind == "bert":
-            truth, mask = ids[..., :-1], self.mask
-            ids = truth.masked_fill(mask, self.size.vocabulary - 1)
-        else:
+        at = self.at if self.size.kind == "bert" else None
+        if at is None:
             ids, truth = ids[..., :-1], ids[..., 1:]
-            mask = torch.ones_like(truth, dtype=torch.bool)
-        out = logits(self.size, self.weights(), ids, self.options.dtype)
+        else:
+            ids = ids[..., :-1]
+            truth = ids.gather(2, at)
+            ids = ids.scatter(2, at, self.size.vocabulary - 1)
+        out = logits(self.size, self.weights(), ids, self.options.dtype, at)
         if self.teachers:
             with torch.no_grad():
-                goal = logits(self.size, self.teachers, ids, self.options.dtype).softmax(-1)
+                goal = logits(self.size, self.teachers, ids, self.options.dtype, at).softmax(-1)
             each = -(goal * out.log_softmax(-1)).sum(-1)
         else:
             each = F.cross_entropy(out.flatten(0, 2), truth.flatten(), reduction="none")
-        weight = mask.flatten(1).float()
-        return (each.reshape(weight.shape) * weight).sum(1) / weight.sum(1).clamp_min(1.0)
+        return each.reshape(len(ids), -1).mean(1)
 
 
-def _masks(order: int, shape: tuple[int, int, int]) -> Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(order + 1)) < MASKED
+def _hidden(order: int, shape: tuple[int, int, int], count: int) -> Tensor:
+    """Positions that are hidden in each row of each step, ``[steps, rows, count]``."""
+    drawn = torch.rand(shape, generator=torch.Generator().manual_seed(order + 1))
+    return drawn.topk(count).indices

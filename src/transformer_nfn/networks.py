@@ -45,8 +45,8 @@ from transformer_nfn.zoo.damage import damage_of
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in
 from transformer_nfn.zoo.sizes import NetworkSizes
-from transformer_nfn.zoo.store import MixedZoo, Zoo
-from transformer_nfn.zoo.store.folder import GROUPS_FILE
+from transformer_nfn.zoo.store import MixedZoo, ModelZoo, Zoo
+from transformer_nfn.zoo.store.folder import GROUPS_FILE, MODELS_KIND, zoo_kind
 from transformer_nfn.zoo.store.index import CONFIGURATION
 
 __all__ = [
@@ -77,11 +77,18 @@ class Network:
         name: as the user wrote it, such as ``mnist-sample#3``.
         zoo: the zoo it is a row of; None for a file.
         row: its index in the zoo.
+        models: the zoo of checkpoints that it is a row of; such a row is read as its folder.
     """
 
     name: str
     zoo: Zoo | None = None
     row: int = 0
+    models: ModelZoo | None = None
+
+    @property
+    def path(self) -> str:
+        """The file or folder; that of a row of a zoo of checkpoints is verified first."""
+        return self.name if self.models is None else str(self.models.folder(self.row))
 
     @property
     def recorded(self) -> dict[str, Any] | None:
@@ -105,17 +112,19 @@ class Network:
             options: what the files do not state, see `transformer_nfn.checkpoints.families`.
         """
         options = OpenOptions() if options is None else options
+        if self.models is not None and not options:
+            return self.models[self.row]
         chosen = options.architecture is not None or options.family is not None
         if self.zoo is not None:
             source = InMemory(self._row(), {SPACE_KEY: self.zoo.space.to_json()})
             family = options if chosen else replace(options, family=NAME)
             return read_model(Checkpoint(self.name, source), Path(self.name), family)
         if not chosen:
-            if not os.path.exists(self.name):
+            if not os.path.exists(self.path):
                 return None
-            if is_adapter(self.name):
-                return open_model(self.name, options)
-            with Checkpoint.open(self.name) as opened:
+            if is_adapter(self.path):
+                return open_model(self.path, options)
+            with Checkpoint.open(self.path) as opened:
                 checkpoint = opened.unwrapped()
                 sizes = zoo_sizes(checkpoint)
                 if sizes is None and SPACE_KEY in opened.metadata:
@@ -125,7 +134,7 @@ class Network:
                     if _AUTHORS in checkpoint:
                         options = replace(options, settings={"heads": sizes.heads})
         try:
-            return open_model(self.name, options)
+            return open_model(self.path, options)
         except UnknownFamilyError:
             return None
 
@@ -136,7 +145,7 @@ class Network:
             space: whose tensors are looked for; names that it has wrap nothing.
             part: what the names of those tensors begin with.
         """
-        opened = Checkpoint.open(self.name)
+        opened = Checkpoint.open(self.path, where=self.name)
         if SPACE_KEY in opened.metadata:
             return opened
         if space is None:
@@ -248,9 +257,9 @@ def resolve_network(text: str | Path) -> Network:
         return Network(text)
     if not (row.isascii() and row.isdecimal()):
         raise CheckpointError(f"'{text}': a row is a whole number, as in {zoo}#12")
-    opened = Zoo.open(resolve(zoo, "zoo"))
+    opened = _open_zoo(zoo)
     _check_row(text, opened, int(row))
-    return Network(text, opened, int(row))
+    return zoo_rows(opened, [int(row)], zoo)[0]
 
 
 def resolve_networks(texts: Iterable[str | Path]) -> list[Network]:
@@ -262,17 +271,26 @@ def resolve_networks(texts: Iterable[str | Path]) -> list[Network]:
             ``ZOO#0,4,7-9``), or a pattern such as ``nets/*.pt``. A file of that very name takes
             precedence.
     """
-    zoos: dict[str, Zoo] = {}
+    zoos: dict[str, Zoo | ModelZoo] = {}
     return [network for text in texts for network in _resolve(str(text), zoos)]
 
 
-def zoo_rows(zoo: Zoo, rows: Iterable[int] | None = None, name: str = "") -> list[Network]:
+def zoo_rows(
+    zoo: Zoo | ModelZoo, rows: Iterable[int] | None = None, name: str = ""
+) -> list[Network]:
     """Rows of an open zoo, all by default."""
     name = name or str(zoo.path)
-    return [Network(f"{name}#{i}", zoo, i) for i in (range(len(zoo)) if rows is None else rows)]
+    held = (zoo, None) if isinstance(zoo, Zoo) else (None, zoo)
+    chosen = range(len(zoo)) if rows is None else rows
+    return [Network(f"{name}#{i}", held[0], i, held[1]) for i in chosen]
 
 
-def _resolve(text: str, zoos: dict[str, Zoo]) -> Iterator[Network]:
+def _open_zoo(text: str) -> Zoo | ModelZoo:
+    path = resolve(text, "zoo")
+    return ModelZoo.open(path) if zoo_kind(path) == MODELS_KIND else Zoo.open(path)
+
+
+def _resolve(text: str, zoos: dict[str, Zoo | ModelZoo]) -> Iterator[Network]:
     path = Path(text)
     if _exists(path / "zoo.json"):
         yield from _rows(text, text, None, zoos)
@@ -307,17 +325,19 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _rows(text: str, zoo: str, rows: str | None, zoos: dict[str, Zoo]) -> Iterator[Network]:
+def _rows(
+    text: str, zoo: str, rows: str | None, zoos: dict[str, Zoo | ModelZoo]
+) -> Iterator[Network]:
     spans = None if rows is None else [_span(text, zoo, part) for part in rows.split(",")]
     if zoo not in zoos:
-        zoos[zoo] = Zoo.open(zoo)
+        zoos[zoo] = _open_zoo(zoo)
     opened = zoos[zoo]
     for first, last in [(0, len(opened) - 1)] if spans is None else spans:
         _check_row(text, opened, last)
         yield from zoo_rows(opened, range(first, last + 1), zoo)
 
 
-def _check_row(text: str, zoo: Zoo, row: int) -> None:
+def _check_row(text: str, zoo: Zoo | ModelZoo, row: int) -> None:
     if row >= len(zoo):
         raise CheckpointError(f"'{text}': the zoo has {len(zoo)} rows, counted from 0")
 

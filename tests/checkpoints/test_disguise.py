@@ -34,10 +34,11 @@ transformers = pytest.importorskip("transformers")
 
 ROUNDINGS = 2.0
 """A disguise rounds every weight anew; that may cost this many times what the first time did."""
-MIXTURES = ("mixtral", "qwen3-moe")
+MIXTURES = ("mixtral", "qwen3-moe", "olmoe")
 """Rounding may give a token to another expert, and that changes its output at a step."""
 TIED = (
     "gpt2", "opt", "bloom", "bert", "roberta", "esm", "distilbert", "llama-tied", "gemma2", "t5",
+    "bart",
 )  # fmt: skip
 
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from onnx import helper, numpy_helper
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.models.bert import modeling_bert
 
 import tiny_families
+from onnx_files import write_onnx
 from tnfn_command import tnfn
 from transformer_nfn.checkpoints import open_model
 from transformer_nfn.errors import CheckpointError
@@ -68,33 +67,8 @@ def test_an_export_is_the_model(
     assert tnfn("compare", bert, tmp_path / "other").returncode == 0
 
 
-def _write(
-    bert: Path, out: Path, *, names: bool = True, op: str = "MatMul", external: str = ""
-) -> Path:
-    """A graph that holds the weights as exporters name them; nothing else of it is right."""
-    tensors, nodes = [], []
-    for i, (key, w) in enumerate(load_file(bert / "model.safetensors").items()):
-        linear = key.endswith(("query.weight", "key.weight", "value.weight", "dense.weight"))
-        name, value = (f"onnx::MatMul_{i}", w.T) if linear else (key, w)
-        tensors.append(numpy_helper.from_array(value.contiguous().numpy(), name))
-        if linear:
-            path = "/" + key.removesuffix(".weight").replace(".", "/").replace(
-                "layer/", "layer.") + "/" + op  # fmt: skip
-            nodes.append(helper.make_node(op, ["x", name], [f"y{i}"], path if names else ""))
-    graph = helper.make_graph(nodes, "model", [], [], tensors)
-    model = helper.make_model(graph)
-    out.mkdir(exist_ok=True)
-    shutil.copy(bert / "config.json", out / "config.json")
-    if external:
-        onnx.save(model, str(out / "model.onnx"), save_as_external_data=True, location=external,
-                  size_threshold=64)  # fmt: skip
-    else:
-        onnx.save(model, str(out / "model.onnx"))
-    return out / "model.onnx"
-
-
 def test_weights_in_a_file_beside_it(bert: Path, tmp_path: Path) -> None:
-    file = _write(bert, tmp_path / "out", external="model.onnx_data")
+    file = write_onnx(bert, tmp_path / "out", external="model.onnx_data")
     with open_model(file) as exported, open_model(bert) as original:
         assert all(torch.equal(exported[name], original[name]) for name in original.names)
     (tmp_path / "out/model.onnx_data").write_bytes(b"\0" * 100)
@@ -112,8 +86,8 @@ def test_what_cannot_be_known_is_refused(bert: Path, tmp_path: Path) -> None:
     }
     for words, options in cases.items():
         with pytest.raises(CheckpointError, match=words):
-            open_model(_write(bert, tmp_path / "a", **options))
-    file = _write(bert, tmp_path / "b")
+            open_model(write_onnx(bert, tmp_path / "a", **options))
+    file = write_onnx(bert, tmp_path / "b")
     model = onnx.load(str(file))
     kept = [t for t in model.graph.initializer if "encoder.layer.1.output" not in t.name]
     del model.graph.initializer[:]

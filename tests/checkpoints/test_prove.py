@@ -51,7 +51,8 @@ def test_two_disguises_of_a_third_are_the_same(tiny):
         ("gpt2", "0.W_Q"), ("gpt2", "1.W_K"), ("gpt2", "2.W_O"), ("gpt2", "1.W_B"),
         ("bert", "1.W_V"), ("bert", "token"), ("llama", "2.W_G"), ("llama", "0.W_A"),
         ("gemma2", "1.W_Q"), ("neox", "1.W_A"), ("t5", "decoder.1.cross.W_O"), ("vit", "patch"),
-        ("mixtral", "1.router"), ("qwen3-moe", "0.expert.4.W_B"),
+        ("mixtral", "1.router"), ("qwen3-moe", "0.expert.4.W_B"), ("olmoe", "1.W_K"),
+        ("bart", "decoder.1.cross.W_V"), ("bart", "encoder.position"),
     ],
 )  # fmt: skip
 def test_one_matrix_changed_by_a_hundredth_is_named(tiny, dtype, family, tensor):
@@ -129,16 +130,16 @@ def test_what_doubled_neurons_share_is_not_called_different(tiny):
     assert relate(A, A.changed(**{"1.W_B": W_B}), prove=True).same_function is not False
 
 
-def test_pairs_with_equal_gains_turn_by_any_angle(tiny):
-    A = tiny("qwen3")
-    ones = {f"1.{p}_norm.g": torch.full((12,), 1.5) for p in "qk"}
-    A = A.changed(**ones)
-    angle = torch.tensor(0.1)
-    turned = {}
-    for name in ("1.W_Q", "1.W_K"):  # pair 2 of all heads by a tenth of a radian
+@pytest.mark.parametrize("family", ["qwen3", "olmoe"])
+def test_pairs_with_equal_gains_turn_by_any_angle(tiny, family):
+    A = tiny(family)
+    A = A.changed(**{n: torch.full_like(A[n], 1.5) for n in ("1.q_norm.g", "1.k_norm.g")})
+    turn = torch.polar(torch.tensor(1.0), torch.tensor(0.1))  # of pair 2 of the first group
+    turned, half = {}, A["1.W_Q"].shape[-1] // 2
+    for name, heads in (("1.W_Q", slice(0, 2)), ("1.W_K", slice(0, 1))):
         W = A[name]
-        x, y = W[..., 2].clone(), W[..., 8].clone()
-        W[..., 2], W[..., 8] = x * angle.cos() - y * angle.sin(), x * angle.sin() + y * angle.cos()
+        z = torch.complex(W[heads, :, 2], W[heads, :, half + 2]) * turn
+        W[heads, :, 2], W[heads, :, half + 2] = z.real, z.imag
         turned[name] = W
     assert relate(A, disguised(A.changed(**turned), 1), prove=True).same_function is True
 

@@ -108,7 +108,7 @@ def _telling(symmetry: Symmetry[Any], moved: Weights) -> list[str]:
     if symmetry.name == "stream":
         return [name for name in moved if name.endswith(("W_Q", "W_O", "W_A", "W_B"))][:4]
     silent = ("b_K", "contact") if symmetry.name != "quarter turns of query/key pairs" else ()
-    return [name for name in moved if name not in silent and len(moved) > 1]
+    return [n for n in moved if n.rpartition(".")[2] not in silent and len(moved) > 1]
 
 
 @every_symmetric_family
@@ -235,6 +235,19 @@ def complex_scales(net: Network) -> Weights:
     return at_block(QueryKeyBasis(), net, G, attention)
 
 
+def gain_into_rows(net: Network) -> Weights:
+    gain = net.weights["0.q_norm.g"]
+    W_Q = net.weights["0.W_Q"] * gain.unsqueeze(-2)
+    return {"0.W_Q": W_Q, "0.q_norm.g": torch.ones_like(gain)}
+
+
+def gains_of_one_head(net: Network) -> Weights:
+    q, k = (net.weights[f"0.{p}_norm.g"].clone() for p in "qk")
+    q[0] *= 2
+    k[0] /= 2
+    return {"0.q_norm.g": q, "0.k_norm.g": k}
+
+
 def post_norm_gain(net: Network) -> Weights:
     site = next(iter(NormBias().sites(net.description)))
     return site.put(NormGain().act(site, site.pick(net.weights), 0.5 + random(32).abs()))
@@ -255,7 +268,7 @@ def any_rotation(net: Network) -> StreamMap:
 
 
 CONTROLS: dict[str, tuple[tuple[str, ...], Callable[[Network], Weights]]] = {
-    "queries across groups": (("llama", "qwen3", "gemma2"), heads_across_groups),
+    "queries across groups": (("llama", "qwen3", "gemma2", "olmoe"), heads_across_groups),
     "heads of one block that shares a position bias": (("t5", "t5-v1.1"), heads_of_one_block),
     "neurons across experts": (("mixtral", "qwen3-moe"), neurons_across_experts),
     "one column of a router": (("qwen3-moe", "mixtral"), one_column_of_a_router),
@@ -274,9 +287,19 @@ CONTROLS: dict[str, tuple[tuple[str, ...], Callable[[Network], Weights]]] = {
         ("llama", "mistral", "phi", "neox", "esm", "gptj"), any_query_basis,
     ),
     "rotary pairs of neighbours": (("llama", "qwen2", "phi3"), neighbouring_pairs),
-    "complex scales under a norm": (("qwen3",), complex_scales),
+    "complex scales under a norm": (("qwen3", "olmoe"), complex_scales),
     "single signs under a norm": (("qwen3",), lambda n: at(QueryKeySigns(), n, signs_of(2, 12))),
-    "single gains under a norm": (("qwen3",), lambda n: at(QueryKeyGains(), n, signs_of(12) + 2)),
+    "single gains under a norm": (
+        ("qwen3",), lambda n: at(QueryKeyGains(), n, signs_of(1, 12) + 2),
+    ),
+    "single gains under a norm over all heads": (
+        ("olmoe",), lambda n: at(QueryKeyGains(), n, signs_of(2, 8) + 2),
+    ),
+    "gains of a norm into what it reads": (("olmoe", "qwen3"), gain_into_rows),
+    "queries of one head under a norm over all": (
+        ("olmoe",), lambda n: {"0.W_Q": n.weights["0.W_Q"] * (1 + torch.eye(4)[0])[:, None, None]},
+    ),
+    "gains of the queries of one head": (("olmoe",), gains_of_one_head),
     "key bias under rotary positions": (
         ("qwen2", "phi"), lambda n: at_block(KeyBias(), n, random(*n.weights["0.b_K"].shape)),
     ),
@@ -331,6 +354,7 @@ def test_what_is_nearly_a_symmetry_changes_the_function(name: str, family: str) 
     ("qwen3", QueryKeyBasis()), ("gpt2", NeuronScale()), ("gpt2", BranchConstant()),
     ("gpt2", EmbeddingShift()), ("gpt2-base", StreamBasis()), ("bloom", HeadPermutation()),
     ("llama", ExpertPermutation()), ("esm", KeyBias()), ("gptj", ValueBias()),
+    ("olmoe", QueryKeyBasis()),
 ])  # fmt: skip
 def test_where_a_symmetry_does_not_hold_it_has_no_site(
     family: str, symmetry: Symmetry[Any]

@@ -3,6 +3,7 @@
 import io
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from rich.console import Console
 from torch import Tensor
 
 from tnfn_command import as_json, assert_refused, printed, tnfn
+from transformer_nfn.cli.experiment_progress import networks_bar
 from transformer_nfn.cli.network_tables import predictions_table
 from transformer_nfn.io.assets import CHECKOUT
 from transformer_nfn.networks import resolve_networks
+from transformer_nfn.prediction.evaluate import evaluate
 from transformer_nfn.prediction.guard import GUARD_FILE
 from transformer_nfn.prediction.predict import load_network, predict
 from transformer_nfn.prediction.predictors import Predictor
@@ -212,6 +215,43 @@ def test_predict_takes_names_strings_and_zoos(zoo: Zoo) -> None:
     (one,) = predict(RUN, f"mnist-sample#{ROW}")
     assert predict(RUN, [f"mnist-sample#{ROW}"]) == [one]
     assert predict(RUN, zoo)[ROW].accuracy == one.accuracy
+
+
+def test_batches_are_reported_and_change_nothing() -> None:
+    reported: list[tuple[int, int]] = []
+    in_batches = predict(
+        RUN, "mnist-sample#0-6", batch=3, report=lambda *counts: reported.append(counts)
+    )
+    assert in_batches == predict(RUN, "mnist-sample#0-6")
+    assert reported == [(3, 7), (6, 7), (7, 7)]
+    figures = evaluate(RUN, "mnist-sample", batch=50)
+    assert figures == evaluate(RUN, "mnist-sample")
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_device_and_batch_are_checked(command: str) -> None:
+    networks = (command, RUN, "mnist-sample")
+    assert_refused("--device must be auto, cpu or cuda, found 'tpu'", *networks, "--device", "tpu")
+    assert tnfn(*networks, "--batch", 0)[0] == 2
+    if not torch.cuda.is_available():
+        assert_refused("there is no CUDA device here", *networks, "--device", "cuda")
+
+
+def test_progress_is_shown_on_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with networks_bar("predict") as report:
+        report(1, 2)
+    assert capsys.readouterr().err == ""
+    with mock.patch.dict("os.environ", {"FORCE_COLOR": "1"}), networks_bar("predict") as report:
+        report(1, 2)
+    shown = capsys.readouterr()
+    assert "1/2 networks" in shown.err
+    assert shown.out == ""
+    with (
+        mock.patch.dict("os.environ", {"FORCE_COLOR": "1"}),
+        networks_bar("predict", quiet=True) as report,
+    ):
+        report(1, 2)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_record_of_a_run_is_valid_json_too() -> None:

@@ -42,6 +42,19 @@ def test_the_pooler_computes_what_the_library_computes(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_a_classifier_reads_the_last_token_of_a_decoder(tmp_path: Path) -> None:
+    model, inputs = build("bart-class"), inputs_of("bart-class")
+    ids = inputs["input_ids"]
+    ids[:, -1] = 2  # the end, which the library looks for in what the encoder reads
+    shifted = torch.cat([ids[:, -1:], ids[:, :-1]], 1)
+    head = model.get_submodule("classification_head")
+    with open_model(save(model, tmp_path)) as read, torch.no_grad():
+        x = forward.hidden_states(read.description, read, ids, decoder=shifted)
+        pooled = forward.pooled(read.description, read, x)
+        found = head.out_proj(pooled)  # type: ignore[operator, union-attr]
+    torch.testing.assert_close(found, run_library(model, {"input_ids": ids}), rtol=1e-9, atol=1e-9)
+
+
 def test_half_precision_files_are_computed_in_the_dtype_asked_for(tmp_path: Path) -> None:
     save(build("llama", dtype=torch.bfloat16), tmp_path)
     ids = inputs_of("llama")["input_ids"]

@@ -29,6 +29,7 @@ def _places() -> list[Words]:
             ("train", "zoo", "--model", "statnn", "--epochs", "1", "--out", f"{place}/r"),
             ("fingerprint", "hub", "--out", f"{place}/x.parquet"),
             ("fingerprint", "hub", "--add", f"{place}/x.parquet"),
+            ("diff", "hub", "hub", "--page", f"{place}/x.html"),
             ("disguises", "--out", f"{place}/d"),
             ("reproduce", "figures", "zoo", "--out", f"{place}/d"),
         ]
@@ -55,6 +56,7 @@ def _names() -> list[Words]:
             ("canonical", "net.safetensors", "--out", "c", "--part", name),
             ("compare", "net.safetensors", "other.safetensors", "--space", name),
             ("fingerprint", "hub", "--search", name),
+            ("diff", "hub", name), ("diff", name, name), ("diff", "hub", "hub", "--with", name),
         ]  # fmt: skip
     same = {("report", "."), ("report", "/"), ("compare", "--matrix", "."),
             ("compare", "--matrix", "/"), ("zoo", "import", "/", "--out", "i"),
@@ -168,6 +170,10 @@ def _sizes() -> list[Words]:
         ("compare", "hub", "adapter", "--base", "adapter"), ("compare", "adapter", "zoo#1"),
         ("compare", "hub", "hub", "--base", "hub"), ("inspect", "adapter", "--figure", "f.png"),
         ("inspect", "adapter/adapter_model.safetensors"), ("predict", "statnn", "model.gguf"),
+        ("diff", "hub"), ("diff", "hub", "adapter"), ("diff", "adapter", "adapter"),
+        ("diff", "hub", "hub", "--with", "adapter"), ("diff", "hub", "hub", "--with", "bert"),
+        ("diff", "hub", "net.safetensors"), ("diff", "hub", "space.json"), ("diff", "hub", "zoo"),
+        ("diff", "hub", "hub", "--figure", "f.png"), ("diff", "hub", "hub", "--figure", "f.x"),
     ]  # fmt: skip
 
 
@@ -182,6 +188,7 @@ def _outputs() -> list[Words]:
             ("inspect", "hub", "--figure", place), ("report", "statnn", "--out", place),
             ("zoo", "plot", "zoo", "--out", place), ("zoo", "export", "zoo", "--out", place),
             ("fingerprint", "hub", "--out", place), ("fingerprint", "hub", "--add", place),
+            ("diff", "hub", "hub", "--page", place),
         ]  # fmt: skip
     for place in ("zoo", "zoo/run", "./zoo/../zoo/a/b"):
         found += [
@@ -223,7 +230,12 @@ def _stated() -> list[Words]:
     ]  # fmt: skip
 
 
+ALONE = {
+    ("inspect", "."), ("fingerprint", "."), ("compare", ".", "."), ("diff", ".", "."),
+    ("diff", "hub", "."), ("diff", "hub", "hub", "--with", "."),
+}  # fmt: skip
+"""Commands that read the one GGUF file of the folder, as they should."""
 ARGUMENTS: tuple[tuple[Words, Right], ...] = tuple(
-    (words, Right.REFUSED)
+    (words, Right.ANSWERED if words in ALONE else Right.REFUSED)
     for words in (*_places(), *_names(), *_numbers(), *_sizes(), *_outputs(), *_stated())
 )

@@ -8,6 +8,8 @@ from random import Random
 
 import file_damage as d
 import import_damage
+import onnx_damage
+import own_damage
 import store_damage
 import tensor_damage
 from arguments import ARGUMENTS
@@ -335,11 +337,15 @@ def _checkpoints() -> list[Scenario]:
         ),
         Scenario(
             "mixture of experts", ("mixture",),
-            (("inspect", "mixture", "--json"), ("disguise", "mixture", "--out", "new")),
+            (("inspect", "mixture", "--json"), ("disguise", "mixture", "--out", "new"),
+             ("diff", "mixture", "mixture", "--json")),
             (
-                Target("mixture/model.safetensors", (tensor_damage.stored_tensor,)),
+                Target("mixture/model.safetensors", (
+                    tensor_damage.stored_tensor, tensor_damage.router, tensor_damage.expert_gone)),
                 Target("mixture/config.json", (
                     d.field_of_wrong_type(("num_local_experts", "num_experts_per_tok"), ANSWERED),
+                    d.field_set("num_local_experts", (1, 2, 4, 2**20)),
+                    d.field_set("num_experts_per_tok", (0, 4, 2**20)),
                 )),
             ),
         ),
@@ -347,7 +353,7 @@ def _checkpoints() -> list[Scenario]:
             "checkpoint's config", ("hub", "disguised"),
             (("inspect", "hub", "--json"), ("disguise", "hub", "--out", "new")),
             (Target("hub/config.json", (d.field_of_wrong_type(sizes, ANSWERED),
-                                        d.field_is_no_text("model_type"),
+                                        d.field_set("model_type", d.NO_TEXT),
                                         d.json_text(ANSWERED), d.reformatted)),),
         ),
         Scenario(
@@ -358,8 +364,50 @@ def _checkpoints() -> list[Scenario]:
                                    d.flipped(ANSWERED, within=3000))),),
         ),
         Scenario(
-            "GGUF compared", ("hub", "model.gguf"), (("compare", "hub", "model.gguf", "--json"),),
+            "GGUF compared", ("hub", "model.gguf"),
+            (("compare", "hub", "model.gguf", "--json"), ("diff", "hub", "model.gguf", "--json")),
             (Target("model.gguf", (d.unreadable, d.flipped(ANSWERED, within=3000))),),
+            answers=(0, 1, 3),
+        ),
+        Scenario(
+            "GGUF of Llama", ("llama", "llama.gguf"),
+            (("inspect", "llama.gguf", "--json"), ("disguise", "llama.gguf", "--out", "new"),
+             ("compare", "llama", "llama.gguf", "--json")),
+            (Target("llama.gguf", (d.cut, d.replaced(b"llama", b"llamb"), d.flipped(ANSWERED),
+                                   d.flipped(ANSWERED, within=1000))),),
+            answers=(0, 1, 3),
+        ),
+        *(
+            Scenario(
+                f"{name} weights with scales", ("llama", name),
+                (("inspect", name, "--json"), ("disguise", name, "--out", "new"),
+                 ("compare", "llama", name, "--json")),
+                (
+                    Target(f"{name}/model.safetensors", (
+                        d.cut, tensor_damage.scale, damager,
+                        d.answered(tensor_damage.stored_tensor),
+                        d.answered(d.safetensors_header(ANSWERED)))),
+                    Target(f"{name}/config.json", (
+                        d.field_set("quantization_config", (
+                            {"weight_block_size": [16]}, {"weight_block_size": [0, 24]},
+                            {"weight_block_size": "x"})),)),
+                ),
+                answers=(0, 1, 3),
+            )
+            for name, damager in (
+                ("int8", tensor_damage.zero_point), ("float8", tensor_damage.header_claims),
+            )
+        ),
+        Scenario(
+            "ONNX", ("bert", "exported"),
+            (("inspect", "exported/model.onnx", "--json"),
+             ("disguise", "exported", "--out", "new"), ("compare", "bert", "exported", "--json")),
+            (
+                Target("exported/model.onnx", (
+                    d.unreadable, d.cut, onnx_damage.graph, onnx_damage.graph,
+                    d.flipped(ANSWERED))),
+                Target("exported/model.onnx_data", (d.unreadable, d.cut)),
+            ),
             answers=(0, 1, 3),
         ),
         Scenario(
@@ -375,6 +423,13 @@ def _checkpoints() -> list[Scenario]:
                     d.safetensors_header(ANSWERED))),
             ),
             answers=(0, 1, 3),
+        ),
+        Scenario(
+            "adapter's base", ("hub", "bert", "adapter"),
+            (("fingerprint", "adapter", "--json"), ("disguise", "adapter", "--out", "new"),
+             ("diff", "hub", "adapter", "--json")),
+            (Target("adapter/adapter_config.json", (d.field_set("base_model_name_or_path", (
+                "../bert", "../adapter", "..", "../nowhere", "../hub/config.json")),)),),
         ),
         Scenario(
             "checkpoint's subfolder", ("hub", "disguised"), (("disguise", "hub", "--out", "new"),),
@@ -414,6 +469,33 @@ def _checkpoints() -> list[Scenario]:
     ]  # fmt: skip
 
 
+def _own_networks() -> list[Scenario]:
+    words = ("zoo", "import", "own", "--targets", "own.csv", "--out", "imported")
+    row, export = ("inspect", "ownzoo#1", "--json"), ("zoo", "export", "ownzoo", "--out", "files")
+    stored = "ownzoo/networks/00001"
+    return [
+        Scenario(
+            "own networks", ("own", "own.csv"), (words, (*words, "--json")),
+            (
+                Target("own.csv", (own_damage.table, own_damage.table, own_damage.table,
+                                   import_damage.harmless_table, d.unreadable)),
+                Target("own/hub/model.safetensors", (
+                    d.unreadable, tensor_damage.stored_tensor, d.safetensors_header(ANSWERED))),
+            ),
+        ),
+        Scenario(
+            "zoo of own networks", ("ownzoo",), (row, export),
+            (
+                Target("ownzoo/index.parquet", (own_damage.index, own_damage.index)),
+                Target("ownzoo/zoo.json", (d.unreadable, d.flipped(REFUSED))),
+                Target("ownzoo/index.parquet", (d.unreadable, d.flipped(REFUSED))),
+                Target(f"{stored}/model.safetensors", (d.unreadable, d.flipped(REFUSED))),
+                Target(f"{stored}/config.json", (d.unreadable, d.flipped(REFUSED))),
+            ),
+        ),
+    ]  # fmt: skip
+
+
 def _imports() -> list[Scenario]:
     words = ("zoo", "import", "authors", "--out", "imported")
     zipped = ("zoo", "import", "authors.zip", "--out", "imported")
@@ -444,5 +526,5 @@ WORDS = Scenario(
 )  # fmt: skip
 SCENARIOS: tuple[Scenario, ...] = (
     *_run_folders(), WORDS, *_reports(), *_zoos(), WORDS, *_networks(), *_checkpoints(), WORDS,
-    *_imports(), WORDS,
+    *_imports(), *_own_networks(), WORDS,
 )  # fmt: skip

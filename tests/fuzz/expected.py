@@ -61,8 +61,7 @@ class Outcome:
 
 FAULTS = (
     "traceback", "abort", "hang", "wrongly accepted", "wrongly refused", "wrong answer",
-    "not one sentence", "no JSON", "files outside",
-    "files left",
+    "not one sentence", "no JSON", "files outside", "files left", "warning of Python",
 )  # fmt: skip
 
 
@@ -74,6 +73,8 @@ def fault(case: Case, outcome: Outcome, undamaged: Outcome) -> str | None:
         return "abort"
     if outcome.status == 70 or "Traceback" in outcome.stderr:
         return "traceback"
+    if "Warning: " in outcome.stderr:
+        return "warning of Python"
     if outcome.writes:
         return "files outside"
     if outcome.status == 2 and outcome.left:

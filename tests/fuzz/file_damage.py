@@ -19,6 +19,7 @@ NONSENSE: tuple[Any, ...] = (
     float("inf"), "", "x", "3", "../../x", "\ud800", "\0", "x" * 5000, [], [None], [[]], [3, "x"],
     {}, {"x": None}, {"seed": []},
 )  # fmt: skip
+NO_TEXT = tuple(x for x in NONSENSE if not isinstance(x, str | None))
 FOREIGN = (
     b"", b"\0", b"\0" * 4096, b"\xff" * 64, b"<html></html>", b"\x89PNG\r\n\x1a\n" + b"\0" * 64,
     b"PK\x03\x04", b"PK\x05\x06" + b"\0" * 18, b"PAR1", b"PAR1" + b"\0" * 8 + b"PAR1", b"[", b"[]",
@@ -47,6 +48,28 @@ def other_bytes(chance: Random, path: Path) -> Damage:
     size = chance.choice((1, 7, 8, 9, len(data) // 2, len(data) - 1, len(data) - 2))
     path.write_bytes(data[: min(size, len(data) - 2)])
     return Damage(f"{path.name} cut to {path.stat().st_size} bytes", Right.REFUSED)
+
+
+def cut(chance: Random, path: Path) -> Damage:
+    """The file ends anywhere before its end."""
+    data = path.read_bytes()
+    path.write_bytes(data[: chance.randrange(len(data) - 1)])
+    return Damage(f"{path.name} cut to {path.stat().st_size} bytes", Right.REFUSED)
+
+
+def replaced(old: bytes, new: bytes) -> Damager:
+    """Other bytes wherever some bytes stand."""
+
+    def damage(chance: Random, path: Path) -> Damage:
+        path.write_bytes(path.read_bytes().replace(old, new))
+        return Damage(f"{path.name} {new!r} for {old!r}", Right.REFUSED)
+
+    return damage
+
+
+def answered(damager: Damager) -> Damager:
+    """The same damage to an input that may hold that too."""
+    return lambda chance, path: Damage(damager(chance, path).what, Right.ANSWERED)
 
 
 def something_else(chance: Random, path: Path) -> Damage:
@@ -129,12 +152,12 @@ def field_of_wrong_type(refused: tuple[str, ...], otherwise: Right) -> Damager:
     return damage
 
 
-def field_is_no_text(field: str) -> Damager:
-    """A field that holds a name is a number, a flag, a list or a table."""
+def field_set(field: str, values: tuple[Any, ...]) -> Damager:
+    """A field of a JSON file holds one of some values that do not fit."""
 
     def damage(chance: Random, path: Path) -> Damage:
         data = json.loads(path.read_bytes())
-        data[field] = chance.choice([x for x in NONSENSE if not isinstance(x, str | None)])
+        data[field] = chance.choice(values)
         path.write_text(json.dumps(data))
         return Damage(f"{path.name} {field} = {str(data[field])[:30]!r}", Right.REFUSED)
 

@@ -3,8 +3,10 @@
 import importlib
 import pkgutil
 
+import gguf  # noqa: F401
 import lightgbm  # noqa: F401
 import matplotlib.figure  # noqa: F401
+import onnx  # noqa: F401
 import pyarrow.parquet  # noqa: F401
 import scipy.stats  # noqa: F401
 import xgboost  # noqa: F401

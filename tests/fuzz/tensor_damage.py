@@ -64,6 +64,9 @@ ONLY_PICKLED: dict[str, tuple[Callable[[Tensor], Any], Right]] = {
 
 OF_A_NUMBER = ("float8", "int64", "bool", "complex", "nan", "inf", "more axes", "float64")
 """What can be done to a tensor without axes too."""
+OF_A_NAME = ("lacks", "renamed", "long name")
+OF_SCALES = ("int64", "bool", "complex", "empty", "more axes", "fewer rows", "more rows", "nan",
+             "inf", "minus inf")  # fmt: skip
 
 
 def _change(chance: Random, changes: Iterable[str], w: Tensor) -> str:
@@ -142,11 +145,30 @@ class _Trap:
 
 def stored_tensor(chance: Random, path: Path) -> Damage:
     """One tensor of a safetensors file becomes another, gets another name, or is gone."""
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    name = chance.choice(sorted(state))
-    how = _change(chance, (*CHANGES, "lacks", "renamed", "long name"), state[name])
+    return _stored(chance, path, "", (*CHANGES, *OF_A_NAME))
+
+
+def scale(chance: Random, path: Path) -> Damage:
+    """The scales of a quantised matrix do not fit it."""
+    return _stored(chance, path, ".weight_scale", (*OF_SCALES, *OF_A_NAME))
+
+
+def zero_point(chance: Random, path: Path) -> Damage:
+    """The codes of zero do not fit the quantised matrix."""
+    changes = [how for how in OF_SCALES if how != "int64"]
+    return _stored(chance, path, ".weight_zero_point", changes)
+
+
+def router(chance: Random, path: Path) -> Damage:
+    """The router of a mixture has more or fewer rows than there are experts."""
+    return _stored(chance, path, ".gate.", ("fewer rows", "more rows"))
+
+
+def _stored(chance: Random, path: Path, part: str, changes: Iterable[str]) -> Damage:
+    """One of some changes to a tensor with ``part`` in its name."""
+    state, metadata = _load(path)
+    name = chance.choice(sorted(name for name in state if part in name))
+    how = _change(chance, changes, state[name])
     right = REFUSED
     if how in CHANGES:
         change, right = CHANGES[how]
@@ -163,11 +185,24 @@ def stored_tensor(chance: Random, path: Path) -> Damage:
     return Damage(f"{path.name}: '{name}' {how}", right)
 
 
+def expert_gone(chance: Random, path: Path) -> Damage:
+    """One expert is missing, in one block or in all."""
+    state, metadata = _load(path)
+    part = chance.choice(("", "layers.0.")), f".experts.{chance.randrange(3)}."
+    kept = {name: w for name, w in state.items() if not all(p in name for p in part)}
+    assert len(kept) < len(state)
+    save_file(kept, path, metadata)
+    return Damage(f"{path.name} lacks '{part[0]}…{part[1]}'", REFUSED)
+
+
+def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+
+
 def numbers_of_wrong_kind(chance: Random, path: Path) -> Damage:
     """One tensor has another shape or dtype; values of any kind may be meant."""
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    state, metadata = _load(path)
     name = chance.choice(sorted(state))
     how = chance.choice(("float64", "bool", "more axes", "complex"))
     state[name] = CHANGES[how][0](state[name]).contiguous()

@@ -50,6 +50,7 @@ def build(folder: Path) -> None:
     _mixed(folder / "mixed")
     _networks(folder)
     _checkpoints(folder)
+    _own_networks(folder)
     _authors(folder / "authors")
     shutil.make_archive(str(folder / "authors"), "zip", folder / "authors")
     (folder / "space.json").write_text(_output("space", SPACE, "--json"))
@@ -127,8 +128,11 @@ def _networks(folder: Path) -> None:
 def _checkpoints(folder: Path) -> None:
     from tiny_checkpoints import save as save_family
 
+    import tiny_families
     from gguf_conversion import write_gguf
     from lora_folders import write_adapter
+    from onnx_files import write_onnx
+    from scaled_folders import write_scaled
 
     save_family("gpt2", folder / "hub")
     (folder / "hub/1_Pooling").mkdir()
@@ -139,10 +143,25 @@ def _checkpoints(folder: Path) -> None:
     _output("disguise", folder / "hub", "--out", folder / "disguised")
     write_gguf(folder / "hub", folder / "model.gguf", "Q8_0")
     write_adapter(folder / "hub", folder / "adapter", ("c_attn",), fan_in_fan_out=True)
+    llama = tiny_families.save(tiny_families.build("llama", dtype=torch.float32), folder / "llama")
+    write_gguf(llama, folder / "llama.gguf", "Q4_0")
+    write_scaled(llama, folder / "int8", "int8 groups")
+    write_scaled(llama, folder / "float8", "float8 blocks")
+    write_onnx(folder / "bert", folder / "exported", external="model.onnx_data")
     for name in ("hub", "disguised"):
         shutil.copytree(folder / name, folder / "models" / name)
     _output("fingerprint", folder / "hub", folder / "bert", "--out", folder / "prints.parquet")
     _output("compare", "--matrix", folder / "models", "--out", folder / "pairs.json")
+
+
+def _own_networks(folder: Path) -> None:
+    """Networks of two families with a table of targets, and a zoo of them."""
+    for name in ("hub", "disguised", "bert"):
+        shutil.copytree(folder / name, folder / "own" / name)
+    rows = ("hub,2.5,adam", "disguised,3.25,sgd", "bert,-1,adam")
+    (folder / "own.csv").write_text("\n".join(("file,loss,optimizer", *rows)) + "\n")
+    words = ("--targets", folder / "own.csv", "--out", folder / "ownzoo")
+    _output("zoo", "import", folder / "own", *words)
 
 
 def _encoder(path: Path) -> None:

@@ -19,6 +19,7 @@ from transformer_nfn.models import (
     LightGBMPredictor,
     Network,
     RandomForestPredictor,
+    StatisticsLinear,
     TabularPredictor,
     XGBoostPredictor,
 )
@@ -31,6 +32,7 @@ CASES: dict[str, Any] = {
     "sklearn": partial(RandomForestPredictor, "sklearn", rounds=30),
     "invariant_boosting": partial(InvariantBoosting, rounds=100),
     "invariant_mlp": partial(InvariantMLP, epochs=40),
+    "statistics_linear": StatisticsLinear,
 }
 every = pytest.mark.parametrize("name", CASES)
 

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from transformer_nfn.prediction.runs import LOG_FILE, RunRecord, write_predictions
+from transformer_nfn.zoo import NetworkSizes
 
 # How far each predictor is off, and its parameters.
 MODELS: dict[str, tuple[float, int | None]] = {
@@ -113,7 +114,7 @@ def write_run(
             "name": name or task,
             "networks": 4 * networks,
             "runs": networks,
-            "architecture": {"blocks": 2, "d_model": 32, "heads": 2},
+            "architecture": NetworkSizes(tokens=49, classes=10, patch=16).to_json(),
             **({} if zoo_seeds is None else {"seeds": zoo_seeds}),
         },
         selection={

@@ -169,6 +169,9 @@ BROKEN = {
     "a log that is no text": (
         lambda run: (run / "log.jsonl").write_bytes(b"\xff\xfe"), r"log\.jsonl' is not readable"
     ),
+    "a log without losses": (
+        lambda run: (run / "log.jsonl").write_text('{"seed": 0, "epoch": 1}\n'), "lacks 'loss'"
+    ),
     "another version": (lambda run: set_record(run, format=99), "another version"),
     "a zoo that is a number": (
         lambda run: set_record(run, zoo=3), r"'zoo' (of its record|expected)"

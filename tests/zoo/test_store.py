@@ -209,11 +209,16 @@ def test_a_truncated_or_missing_shard_is_reported(copy: Path) -> None:
     assert "missing" in verify(copy, sample=0).problems[0]
 
 
-def test_a_newer_format_is_rejected(copy: Path) -> None:
+def test_other_metadata_is_rejected(copy: Path) -> None:
     metadata = json.loads((copy / "zoo.json").read_text())
-    Checksums(copy).replace("zoo.json", json.dumps(metadata | {"format": 99}).encode())
-    with pytest.raises(StoreError, match="format 99 is newer"):
-        Zoo.open(copy)
+    sizes = {name: size for name, size in metadata["architecture"].items() if name != "blocks"}
+    for change, words in (
+        ({"format": 99}, "format 99 is newer"),
+        ({"architecture": sizes}, r"zoo.json' lacks 'architecture.blocks'"),
+    ):
+        Checksums(copy).replace("zoo.json", json.dumps(metadata | change).encode())
+        with pytest.raises(StoreError, match=words):
+            Zoo.open(copy)
 
 
 @pytest.mark.nightly

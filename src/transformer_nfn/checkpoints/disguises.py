@@ -119,7 +119,8 @@ class Disguise:
                 if isinstance(symmetry, StreamBasis):
                     site = allowed(site, self._weights)
                     self.action = site.detail.group
-                owners = {owner[name] for name in site.names.values() if name in owner}
+                moved = (name for short, name in site.names.items() if short not in symmetry.reads)
+                owners = {owner[name] for name in moved if name in owner}
                 place = local[owners.pop()] if len(owners) == 1 else shared
                 place.append((symmetry, site))
         return local, shared

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.reduced import Reduced, ReducedBlock
 from transformer_nfn.checkpoints.symmetries import SymmetrySize, symmetry_sizes
+from transformer_nfn.checkpoints.symmetries.attention import score_gains
 from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
 from transformer_nfn.checkpoints.units import (
     DEAD,
@@ -231,7 +232,7 @@ def _inspect_block(block: ReducedBlock) -> BlockReport:
         pieces = block.query_key(prefix, attention)
         Q, K = pieces["W_Q"].value, pieces["W_K"].value
         if attention.qk_norm:
-            Q = Q * (pieces["q_norm.g"].value * pieces["k_norm.g"].value)
+            Q = Q * score_gains(pieces["q_norm.g"].value, pieces["k_norm.g"].value)
         V = block.reader(f"{prefix}W_V")[0].value
         O_rows = block.writer(f"{prefix}W_O").value.mT
         maps, heads[prefix] = _inspect_attention(Q, K, V, O_rows)
@@ -336,7 +337,7 @@ def _family_tensors(description: Transformer) -> tuple[TensorLine, ...]:
             old = lines[short]
             lines[short] = TensorLine(short, old.times + 1, old.shape, old.axes, old.acts)
             continue
-        axes = () if name.startswith(KEPT) else axes_of(name)
+        axes = () if name.startswith(KEPT) else axes_of(name, len(shape))
         acts = _actions(description, name)
         lines[short] = TensorLine(short, 1, shape, axes, tuple(acts.get(a, "") for a in axes))
     return tuple(lines.values())

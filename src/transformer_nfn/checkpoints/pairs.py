@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ import torch
 from transformer_nfn.checkpoints.families import OpenOptions, open_model
 from transformer_nfn.checkpoints.relations import relate
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.io.checkpoint import checkpoint_paths
 from transformer_nfn.io.files import blank_figure, save_figure, write_text
 from transformer_nfn.io.json_fields import Fields, read_object
 from transformer_nfn.ray_cluster import one_core_task, ray_cluster, task_result
@@ -38,12 +38,6 @@ KIND, FORMAT = "transformer-nfn pairs", 1
 FAILED, INCOMPARABLE = "failed", "not comparable"
 RELATED = ("same", "same backbone", "derived", "partly")
 """Verdicts that put two models into one group."""
-WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx")
-FOLDER_MARKS = (
-    "config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json",
-    "adapter_config.json",
-)  # fmt: skip
-"""Files that make a folder one checkpoint."""
 WRITE_EVERY = 5.0
 """Seconds between writes of finished pairs."""
 RETRIES = 2
@@ -217,7 +211,7 @@ def read_folder(
     if not folder.is_dir():
         raise PairsError(f"'{folder}': no such folder")
     candidates, not_read = [], {}
-    for path in sorted(_checkpoint_paths(folder)):
+    for path in sorted(checkpoint_paths(folder)):
         name = str(path.relative_to(folder))
         try:
             with open_model(path, options) as model:
@@ -235,18 +229,6 @@ def read_folder(
             f"{len(candidates)}{reason}"
         )
     return candidates, not_read
-
-
-def _checkpoint_paths(folder: Path) -> Iterator[Path]:
-    for where, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        path = Path(where)
-        if path != folder and any(mark in files for mark in FOLDER_MARKS):
-            folders.clear()
-            yield path
-        else:
-            visible = (name for name in files if not name.startswith("."))
-            yield from (path / name for name in visible if name.endswith(WEIGHT_FILES))
 
 
 def _identity(path: Path, options: OpenOptions | None) -> str:

@@ -30,12 +30,18 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.symmetries import added_sites
+from transformer_nfn.checkpoints.symmetries import (
+    QueryKeyGains,
+    QueryKeyNormSigns,
+    Site,
+    added_sites,
+)
+from transformer_nfn.checkpoints.symmetries.query_key_norm import GAINS
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional.description import Attention, Block
+from transformer_nfn.functional.description import POSITIONS, Attention, Block
 from transformer_nfn.symmetry.rounding import rounding_rms
 
-INPUTS = ("token", "position", "type", "patch", "projection")
+INPUTS = ("token", *POSITIONS, "type", "patch", "projection")
 """Input tables; all others are outputs."""
 
 
@@ -191,6 +197,7 @@ class Reduced:
         unit: expected square of the relative rounding error of a weight.
         least: smaller weights have the rounding error of one of this size.
         blocks: names of the blocks, ``encoder.0`` for a model with two stacks, in order.
+        last_norms: name of the norm after each stack.
 
     Example:
         >>> from transformer_nfn.checkpoints import open_model
@@ -229,6 +236,7 @@ class Reduced:
             for i, block in enumerate(stack.blocks)
         }
         self.blocks = tuple(self._at)
+        self.last_norms = [stack.last_norm for stack in self.description.stacks]
 
     def block(self, name: str) -> ReducedBlock:
         """One block by its name."""
@@ -247,13 +255,9 @@ class Reduced:
         """A canonical tensor of the file in the working dtype; None where there is none."""
         return self.model[name].to(self.dtype) if name in self.names else None
 
-    def final_norm(self, stack: str | None = None) -> tuple[Tensor | None, Tensor | None]:
-        """Gain and bias of the norm after a stack (the last one by default), or of the norm that
-        ends its last block."""
-        prefix = self.description.stacks[-1].prefix if stack is None else stack
-        norm = f"{prefix}norm"
-        if f"{norm}.g" not in self.names and self.post:
-            norm = f"{self.blocks[-1]}.norm_2"
+    def final_norm(self, stack: int = -1) -> tuple[Tensor | None, Tensor | None]:
+        """Gain and bias of the norm after a stack (the last one by default)."""
+        norm = self.description.stacks[stack].last_norm
         return self.read(f"{norm}.g"), self.read(f"{norm}.b")
 
     @cached_property
@@ -309,8 +313,8 @@ class Reduced:
         )
         if name == "token":
             return make(self._token, scale=self.description.embedding_scale)
-        if name == "position":
-            return make(self._positions())
+        if name in POSITIONS:
+            return make(self._positions(name))
         if name in ("type", "patch", "projection"):
             return make(self.model[name])
         gain, beta = self.final_norm()
@@ -321,9 +325,9 @@ class Reduced:
         bias = self.model[f"{name}.b"] if f"{name}.b" in self.names else None
         return make(self.model[f"{name}.W"].mT, bias=bias, gain=gain, beta=beta)
 
-    def _positions(self) -> Tensor:
+    def _positions(self, name: str) -> Tensor:
         """Position embeddings, with what is always added to the same positions folded in."""
-        table = self.model["position"]
+        table = self.model[name]
         if self.description.inputs != "patches":
             return table
         table = table.to(self.dtype).clone()
@@ -338,7 +342,9 @@ class Reduced:
         """Vectors of the stream that remain: gain and bias of a norm on the embeddings (unless the
         first block has the bias folded in, post-norm), and what embedding vectors or projecting
         them adds."""
-        names = ["embed_norm.g", "projection_bias", *(() if self.post else ("embed_norm.b",))]
+        names = ["projection_bias"]
+        parts = "g" if self.post else "gb"
+        names += [f"{s.prefix}embed_norm.{p}" for s in self.description.stacks for p in parts]
         names += ["patch_bias"] if self.description.inputs == "vectors" else []
         out = {}
         for name in names:
@@ -479,30 +485,23 @@ class ReducedBlock:
         self, prefix: str, attention: Attention, pieces: dict[str, Piece]
     ) -> dict[str, Piece]:
         """Queries and keys under a norm: gains positive, and of equal size in both."""
-        gains = [self._read(f"{prefix}{part}_norm.g") for part in "qk"]
-        for part, gain in zip("QK", gains, strict=True):
-            signs = torch.where(gain < 0, -1.0, 1.0).to(gain)
-            for name in (f"W_{part}", f"b_{part}"):
-                if name in pieces:
-                    pieces[name] = Piece(pieces[name].value * signs, pieces[name].error)
-        q, k = (g.abs() for g in gains)
-        q = q * attention.scale
-        half = attention.rotary // 2
-        # A rotary pair has one scale: two different ones would not commute with the rotation.
-        pair = torch.arange(len(q))
-        pair[half : 2 * half] = pair[:half]
-        sizes = [torch.zeros_like(g).index_add_(0, pair, g.square()).sqrt()[pair] for g in (q, k)]
-        even = (sizes[1] / sizes[0].clamp_min(1e-300)).sqrt()
-        for name, gain in (("q_norm.g", q * even), ("k_norm.g", k / even.clamp_min(1e-300))):
-            pieces[name] = Piece(gain, 2 * self._unit * gain.square())
-        return pieces
+        weights = {name: piece.value for name, piece in pieces.items()}
+        weights |= {name: self._read(f"{prefix}{name}") for name in GAINS}
+        weights["q_norm.g"] *= attention.scale
+        site = Site(self.network.description, {}, attention)
+        weights |= QueryKeyNormSigns().reduce(site, weights)
+        weights |= QueryKeyGains().reduce(site, weights)
+        out = {name: Piece(weights[name], piece.error) for name, piece in pieces.items()}
+        for name in GAINS:
+            out[name] = Piece(weights[name], 2 * self._unit * weights[name].square())
+        return out
 
     def output_bias(self, prefix: str = "") -> Piece | None:
         """Constant that an attention adds to the stream, with value biases.
 
         In a parallel block with the MLP's constant: only the sum is read.
         """
-        carried = None if prefix else self._carried("W_Q")
+        carried = self._carried(f"{prefix}W_Q")
         total, size = _added(self._maybe(f"{prefix}b_O"), carried)
         b_V = self._value_bias(prefix)
         if b_V is not None:
@@ -539,10 +538,11 @@ class ReducedBlock:
         """
         kept: tuple[str, ...] = ()
         if self.description.order == "post":
-            last = self.name == self.network.blocks[-1]  # its readers have that one folded in
-            kept = ("norm_1.g",) if last else ("norm_1.g", "norm_2.g")
+            kept = ("norm_1.g", "norm_x.g")
             if self.network.repeated:
-                kept = ("norm_1.g", "norm_2.g", "norm_2.b")
+                kept += ("norm_2.g", "norm_2.b")
+            elif f"{self.name}.norm_2" not in self.network.last_norms:  # folded into its readers
+                kept += ("norm_2.g",)
         elif self.description.order == "sandwich":
             kept = ("after_1.g", "after_2.g")
         out = {}
@@ -585,11 +585,14 @@ class ReducedBlock:
     def _norm_before(self, tensor: str) -> tuple[Tensor | None, Tensor | None]:
         """Gain and bias of the norm that a matrix reads."""
         in_mlp = tensor.endswith(("W_A", "W_G", "router"))
-        if self.description.order == "post":
-            name = f"{self.name}.norm_1" if in_mlp else self._previous_norm()
-            return self.network.read(f"{name}.g"), self.network.read(f"{name}.b")
         if tensor in ("cross.W_K", "cross.W_V"):
-            return self.network.final_norm(self.network.description.stacks[0].prefix)
+            return self.network.final_norm(0)
+        if self.description.order == "post":
+            if in_mlp:
+                name = f"{self.name}.norm_{'x' if self.has('norm_x.g') else 1}"
+            else:
+                name = f"{self.name}.norm_1" if tensor == "cross.W_Q" else self._previous_norm()
+            return self.network.read(f"{name}.g"), self.network.read(f"{name}.b")
         if tensor == "cross.W_Q":
             norm = "norm_x"
         elif in_mlp and self.has("norm_2.g"):
@@ -600,10 +603,10 @@ class ReducedBlock:
 
     def _previous_norm(self) -> str:
         """The norm before a post-norm block."""
-        at = self.network.blocks.index(self.name)
         if self.network.repeated:
             return "none"
-        return "embed_norm" if at == 0 else f"{self.network.blocks[at - 1]}.norm_2"
+        stack, dot, i = self.name.rpartition(".")
+        return f"{stack}{dot}{int(i) - 1}.norm_2" if int(i) else f"{stack}{dot}embed_norm"
 
     def _carried(self, reader: str) -> Tensor | None:
         """In a post-norm block, the bias of a norm, which the residual carries to the next."""

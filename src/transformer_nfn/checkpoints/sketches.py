@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
+from transformer_nfn.functional.blocks import rotate
 from transformer_nfn.functional.description import Attention
 from transformer_nfn.symmetry.sources import directions
 
@@ -131,23 +132,24 @@ def sketch_block(
 
 def turned(q: Tensor, attention: Attention, offset: int) -> Tensor:
     """Queries ``[..., d]`` rotated as for a key ``offset`` tokens away."""
-    half = attention.rotary // 2
-    if half == 0 or offset == 0:
+    if attention.rotary == 0 or offset == 0:
         return q
-    angle = offset * attention.frequencies().to(q)
-    first, second, rest = q.split([half, half, q.shape[-1] - 2 * half], -1)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
+    return rotate(q, attention.frequencies().to(q), positions=q.new_tensor([offset]))
+
+
+def read_heads(vectors: Tensor, W: Tensor) -> Tensor:
+    """``[n, D]`` read by every head, ``W [h, D, d] → [h, n, d]``.
+
+    One product for all heads: a batch of narrow ones takes several times as long.
+    """
+    flat = vectors @ W.movedim(0, 1).flatten(1)
+    return flat.reshape(len(vectors), len(W), -1).movedim(1, 0)
 
 
 def _read(probes: Tensor, weight: Piece, bias: Piece | None) -> Tensor:
-    """``z W + b`` for every head: ``[h, n, d]``."""
+    """``z W + b``; for every head ``[h, n, d]``."""
     W = weight.value
-    if W.ndim == 2:
-        out = probes @ W
-    else:  # one product for all heads: a batch of narrow ones takes several times as long
-        flat = probes @ W.movedim(0, 1).flatten(1)
-        out = flat.reshape(len(flat), len(W), -1).movedim(1, 0)
+    out = probes @ W if W.ndim == 2 else read_heads(probes, W)
     return out if bias is None else out + bias.value.unsqueeze(-2)
 
 
@@ -193,12 +195,21 @@ def _query_key(
         weight, bias = pieces[f"W_{part}"], pieces.get(f"b_{part}")
         z, error = _read(into, weight, bias), _read_error(into, weight, bias)
         if attention.qk_norm:
-            size = (z.square().mean(-1, keepdim=True) + 1e-12).sqrt()
-            gain = pieces[f"{part.lower()}_norm.g"].value
-            error = error * (gain / size).square().mean(-2)
-            z = z / size * gain
+            gain = pieces[f"{part.lower()}_norm.g"]
+            z, errors = normed_heads(z, error.unsqueeze(-2) / len(into), gain, attention)
+            error = errors.sum(-2)
         out.append((z, error))
     return out[0], out[1]
+
+
+def normed_heads(
+    x: Tensor, error: Tensor, gain: Piece, attention: Attention
+) -> tuple[Tensor, Tensor]:
+    """Queries or keys ``[h, n, d]`` under their norm, with the expected squares of their errors."""
+    axes = (0, -1) if attention.qk_norm == "all heads" else (-1,)
+    size = (x.square().mean(axes, keepdim=True) + 1e-12).sqrt()
+    value, value_error = (z.unsqueeze(-2) for z in (gain.value, gain.error))
+    return x / size * value, error / size.square() * value.square() + value_error
 
 
 def _product_noise(

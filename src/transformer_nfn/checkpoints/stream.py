@@ -317,8 +317,8 @@ def refine_stream(a: Reduced, b: Reduced, stream: StreamMap) -> StreamMap:
 
 def shifted(model: Reduced, name: str) -> bool:
     """Whether a vector may move between this table and another that is added to it."""
-    added = [n for n in ("token", "position", "type") if n in model.names]
-    return name in added and len(added) > 1
+    first, last = model.description.added
+    return bool(first) and name in (*first, *last)
 
 
 def common_pieces(a: Table, b: Table) -> Iterator[tuple[int, int]]:

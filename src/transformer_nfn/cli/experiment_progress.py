@@ -78,6 +78,14 @@ def epochs_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[dict[str
         yield report
 
 
+@contextmanager
+def networks_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar that moves with the networks that are read."""
+    with counting_bar(Console(stderr=True, quiet=quiet)) as bar:
+        task = bar.add_task(what, total=1, note="networks")
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def result_table(records: list[RunRecord], title: str) -> Table:
     """One row a predictor: τ ± standard error, R², mean error, how often the interval holds.
 

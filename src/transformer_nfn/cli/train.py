@@ -12,7 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from transformer_nfn.cli.console import echo_json, table_console
-from transformer_nfn.cli.experiment_progress import epochs_bar, kinds_table, result_table
+from transformer_nfn.cli.experiment_progress import (
+    epochs_bar,
+    kinds_table,
+    networks_bar,
+    result_table,
+)
 from transformer_nfn.cli.options import named
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.known_tasks import seeds_text
@@ -29,6 +34,9 @@ RunArgument = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+BatchOption = Annotated[
+    int, typer.Option(min=1, max=10**6, help="Networks in memory at once.")
+]
 
 
 def pick_device(name: str) -> str:
@@ -132,7 +140,7 @@ def train_command(
     from transformer_nfn.prediction.runs import write_events
     from transformer_nfn.prediction.strategies import Protocol
     from transformer_nfn.prediction.training import Execution
-    from transformer_nfn.zoo import MixedZoo, Zoo, open_zoo
+    from transformer_nfn.zoo import MixedZoo, Zoo, open_task_zoo
     from transformer_nfn.zoo.damage import parse_damages
 
     if model == "list":
@@ -143,7 +151,7 @@ def train_command(
         missing = "a zoo to train on" if zoo is None else "the run folder to write with --out"
         raise TransformerNFNError(f"name {missing}, as in tnfn train ZOO --out RUN")
     options = {} if channels is None else {"channels": _channels(channels)}
-    opened = open_zoo(zoo)
+    opened = open_task_zoo(zoo)
     check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
     selection = Selection(
         percent,
@@ -207,6 +215,8 @@ def evaluate_command(
     ] = None,
     min_accuracy: Annotated[float, typer.Option(help="Only networks this accurate.")] = 0.0,
     percent: Annotated[int, typer.Option(help="Which checkpoint of each run.")] = 75,
+    device: DeviceOption = "auto",
+    batch: BatchOption = 512,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a trained predictor on its test set or another zoo.
@@ -220,6 +230,8 @@ def evaluate_command(
 
       tnfn evaluate run other-zoo --json
 
+      tnfn evaluate run other-zoo --device cuda --batch 4096
+
       tnfn evaluate mnist-whole mnist-sample   # both by name, see `tnfn assets`
     """
     from transformer_nfn.prediction.runs import RunRecord
@@ -230,7 +242,11 @@ def evaluate_command(
         return
     from transformer_nfn.prediction.evaluate import evaluate
 
-    scores = evaluate(run, zoo, percent=percent, min_accuracy=min_accuracy)
+    with networks_bar("evaluate", quiet=as_json) as report:
+        scores = evaluate(
+            run, zoo, percent=percent, min_accuracy=min_accuracy,
+            device=pick_device(device), batch=batch, report=report,
+        )  # fmt: skip
     if as_json:
         echo_json(scores)
         return
@@ -279,6 +295,8 @@ def predict_command(
             "one (ZOO#12, ZOO#3-9, ZOO#0,4).",
         ),
     ],
+    device: DeviceOption = "auto",
+    batch: BatchOption = 512,
     as_json: JsonOption = False,
 ) -> None:
     """Predict the accuracy of networks from their weights.
@@ -299,7 +317,10 @@ def predict_command(
     from transformer_nfn.cli.network_tables import predictions_table
     from transformer_nfn.prediction.predict import predict
 
-    predictions = predict(run, checkpoints)
+    with networks_bar("predict", quiet=as_json) as report:
+        predictions = predict(
+            run, checkpoints, device=pick_device(device), batch=batch, report=report
+        )
     if as_json:
         echo_json([asdict(p) for p in predictions])
         return

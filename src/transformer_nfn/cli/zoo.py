@@ -11,7 +11,13 @@ import typer
 from rich.console import Console
 
 from transformer_nfn.cli.console import HelpGroup, HelpTyper, echo_json, table_console
-from transformer_nfn.cli.options import named, seed_from
+from transformer_nfn.cli.options import (
+    FamilyOption,
+    SetOption,
+    named,
+    open_options,
+    seed_from,
+)
 from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
@@ -140,24 +146,29 @@ def build(
 def info(path: ZooPath, as_json: AsJson = False) -> None:
     """Summarise a zoo: counts, accuracies and a histogram.
 
-    A mixed zoo has a line for each size.
+    A mixed zoo has a line for each size, a zoo of your own networks one for each target.
 
     [bold]Examples[/bold]
 
       tnfn zoo info zoos/digits
       tnfn zoo info mnist-sample   # by name, see `tnfn assets`
     """
+    from transformer_nfn.cli.own_networks import print_models
     from transformer_nfn.cli.zoo_display import print_mixed, print_summary
-    from transformer_nfn.zoo.store import MixedZoo, open_zoo
-    from transformer_nfn.zoo.summary import summarise, summarise_mixed
+    from transformer_nfn.zoo.store import MixedZoo, Zoo, open_zoo
+    from transformer_nfn.zoo.summary import summarise, summarise_mixed, summarise_models
 
     zoo = open_zoo(path)
-    mixed = isinstance(zoo, MixedZoo)
-    summary = summarise_mixed(zoo) if isinstance(zoo, MixedZoo) else summarise(zoo)
+    if isinstance(zoo, Zoo):
+        summary, show = summarise(zoo), print_summary
+    elif isinstance(zoo, MixedZoo):
+        summary, show = summarise_mixed(zoo), print_mixed
+    else:
+        summary, show = summarise_models(zoo), print_models
     if as_json:
         echo_json(summary)
         return
-    (print_mixed if mixed else print_summary)(Console(), summary)
+    show(Console(), summary)
 
 
 @zoo_app.command()
@@ -181,7 +192,8 @@ def rows(
 ) -> None:
     """List the networks of a zoo with their test accuracy.
 
-    `tnfn predict` and other commands take a row by the name shown here.
+    `tnfn predict` and other commands take a row by the name shown here. Of a zoo of your own
+    networks all rows are listed, with their targets.
 
     [bold]Examples[/bold]
 
@@ -191,9 +203,17 @@ def rows(
     from transformer_nfn.cli.network_tables import rows_table
     from transformer_nfn.io.assets import resolve
     from transformer_nfn.networks import zoo_rows
-    from transformer_nfn.zoo.store import MixedZoo, open_zoo
+    from transformer_nfn.zoo.store import MixedZoo, ModelZoo, open_zoo
 
+    filters = (run, optimizer, min_accuracy, max_accuracy, percent, epoch, best)
     opened = open_zoo(resolve(path, "zoo"))
+    if isinstance(opened, ModelZoo):
+        if any(value is not None for value in filters):
+            raise TransformerNFNError(f"'{path}' is a zoo of your own networks: it takes no filter")
+        from transformer_nfn.cli.own_networks import list_rows
+
+        list_rows(opened, path, as_json)
+        return
     zoos: dict[str, Zoo] = (
         {f"{path}/{group}": zoo for group, zoo in opened.zoos.items()}
         if isinstance(opened, MixedZoo)
@@ -242,10 +262,10 @@ def plot(
       tnfn zoo plot zoos/digits --out digits.png
     """
     from transformer_nfn.io.assets import resolve
-    from transformer_nfn.zoo.store import open_zoo
+    from transformer_nfn.zoo.store import open_task_zoo
     from transformer_nfn.zoo.summary import plot_accuracies
 
-    zoo = open_zoo(resolve(path, "zoo"))
+    zoo = open_task_zoo(resolve(path, "zoo"))
     # Beside the folder, because a zoo holds only its own files; for a name, in this folder.
     target = out or Path(path).resolve().with_suffix(".png")
     typer.echo(plot_accuracies(zoo, target, bins))
@@ -300,26 +320,60 @@ def verify(
 
 @zoo_app.command("import")
 def import_command(
-    source: Annotated[Path, typer.Argument(metavar="PATH", help="The folder or zip.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="PATH", help="The folder; of the authors' files also a zip.")
+    ],
+    targets: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TABLE",
+            help="For your own networks: a table (.csv, .parquet, .jsonl) with a column 'file' and "
+            "a column for each target.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the zoo goes (PATH-zoo).")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be imported or not, and why.")
+    ] = False,
+    skip: Annotated[
+        bool, typer.Option("--skip", help="Leave out what cannot be imported, and report it.")
+    ] = False,
+    family: FamilyOption = None,
+    settings: SetOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import the files that the paper's authors published.
+    """Import your own networks, or the paper's published files.
 
-    Keys that belong to no tensor are reported.
+    With --targets, PATH holds checkpoints of any family (see `tnfn architectures`), of any sizes:
+    files (.safetensors, .pt, .gguf, …) or folders as model hubs lay them out. The table has a row
+    for each of them, and any columns of numbers or text. Run the same command again to resume an
+    interrupted import, or after adding networks and rows.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
+      tnfn zoo import runs/ --targets accuracies.csv --out zoos/mine --dry-run
+      tnfn zoo import encoders/ --targets table.parquet --set nhead=4
       tnfn zoo import MNIST-Transformers.zip --out zoos/mnist-authors
     """
-    from transformer_nfn.zoo.authors import import_authors
-
     real = Path(os.path.realpath(source))
     if out is None and not real.name:
         raise TransformerNFNError(f"name the folder of the zoo of '{source}' with --out")
     target = out or real.with_name(real.stem + "-zoo")
+    options = open_options(None, family, settings)
+    if targets is not None:
+        from transformer_nfn.cli.own_networks import import_own
+
+        import_own(source, targets, target, options, dry_run=dry_run, skip=skip, as_json=as_json)
+        return
+    if dry_run or skip or options:
+        raise TransformerNFNError(
+            "--dry-run, --skip, --family and --set are for your own networks: name their table "
+            "with --targets"
+        )
+    from transformer_nfn.zoo.authors import import_authors
+
     zoo, report = import_authors(source, target)
     if as_json:
         summary = {"path": str(target), "checkpoints": len(zoo), "stray": dict(report.stray)}
@@ -337,18 +391,24 @@ def export(
     path: ZooPath,
     out: Annotated[Path, typer.Option(metavar="DIR", help="An empty folder.")],
 ) -> None:
-    """Write every checkpoint as a state dict in the authors' layout.
+    """Write every checkpoint as a file, with a table.
 
-    A mixed zoo gets a folder for each size.
+    State dicts in the authors' layout; a mixed zoo gets a folder for each size. Of a zoo of your
+    own networks, a folder for each as model hubs lay it out, and targets.csv.
 
     [bold]Example[/bold]
 
       tnfn zoo export zoos/digits --out per-run
     """
     from transformer_nfn.zoo.export import export_authors
-    from transformer_nfn.zoo.store import open_zoo
+    from transformer_nfn.zoo.own_networks import export_networks
+    from transformer_nfn.zoo.store import ModelZoo, open_zoo
 
-    typer.echo(f"{out}: {export_authors(open_zoo(path), out)} state dicts")
+    zoo = open_zoo(path)
+    if isinstance(zoo, ModelZoo):
+        typer.echo(f"{out}: {export_networks(zoo, out)} networks and targets.csv")
+    else:
+        typer.echo(f"{out}: {export_authors(zoo, out)} state dicts")
 
 
 @zoo_app.command()

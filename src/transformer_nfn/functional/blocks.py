@@ -116,22 +116,42 @@ def multi_head(
         heads = [-3, -4]
     queries = project("Q")
     if base is not None:
-        queries, keys = (_rotate(x, base, pairing) for x in (queries, keys))
+        n = queries.shape[-1]
+        frequencies = base ** (-torch.arange(0, n, 2, dtype=X.dtype, device=X.device) / n)
+        queries, keys = (rotate(x, frequencies, pairing=pairing) for x in (queries, keys))
     out = (softmax_scores(queries, keys) @ values @ weights["W_O"]).sum(heads)
     return out + weights["b_O"].unsqueeze(-2) if "b_O" in weights else out
 
 
-def _rotate(x: Tensor, base: float, pairing: str = "neighbours") -> Tensor:
-    """Rotate pairs of ``x [..., L, n]`` by angles that grow with the position."""
-    length, n = x.shape[-2:]
-    frequency = base ** (-torch.arange(0, n, 2, dtype=x.dtype, device=x.device) / n)
-    angle = torch.arange(length, dtype=x.dtype, device=x.device).unsqueeze(-1) * frequency
+def rotate(
+    x: Tensor,
+    frequencies: Tensor,
+    *,
+    pairing: str = "halves",
+    positions: Tensor | None = None,
+) -> Tensor:
+    """Rotary positions: rotate the pairs of the first r entries by position · frequency.
+
+    Args:
+        x: ``[..., L, n]``.
+        frequencies: ``[r / 2]``, in radians per position; entries past r stay as they are.
+        pairing: ``halves`` pairs j with j + r/2, ``neighbours`` 2j with 2j + 1 (where r is n).
+        positions: ``[L]``, or ``[1]`` for one of all rows; 0, 1, … if not given.
+
+    >>> x = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    >>> rotate(x, torch.tensor([torch.pi / 2])).round().tolist()
+    [[1.0, 2.0, 3.0], [-2.0, 1.0, 3.0]]
+    """
+    if positions is None:
+        positions = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)
+    angle = positions.unsqueeze(-1) * frequencies
     cos, sin = angle.cos(), angle.sin()
-    if pairing == "halves":
-        first, second = x.chunk(2, -1)
-        return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+    if pairing == "neighbours":
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+    half = len(frequencies)
+    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
 
 
 def mlp(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 Order = Literal["pre", "post", "parallel", "sandwich", "chain"]
 Norm = Literal["layer", "rms"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
+QueryKeyNorm = Literal["each head", "all heads"]
 StreamGroup = Literal[
     "orthogonal", "orthogonal fixing ones", "signed permutation", "permutation and sign", "none"
 ]
@@ -38,10 +39,6 @@ BLOCK_AXES = {
     "k_norm.g": ("d_k",),
     "bias_table": ("bucket", "head"),
     "contact": ("head",),
-    "cross.W_Q": ("head", "D", "d_k"),
-    "cross.W_K": ("group", "D", "d_k"),
-    "cross.W_V": ("group", "D", "d_v"),
-    "cross.W_O": ("head", "d_v", "D"),
     "W_A": ("D", "neuron"),
     "W_A.A": ("D", "rank"),
     "W_A.B": ("rank", "neuron"),
@@ -57,10 +54,14 @@ BLOCK_AXES = {
 what a head outside the network reads of the attention maps (ESM). The tensors of an expert have
 ``expert.{e}.`` before their names.
 """
+BLOCK_AXES |= {f"cross.{m}_{p}": BLOCK_AXES[f"{m}_{p}"] for m in "Wb" for p in "QKVO"}
+ALL_HEADS_AXES = {"q_norm.g": ("head", "d_k"), "k_norm.g": ("group", "d_k")}
+"""The axes of gains of queries and keys where one norm is taken over all heads."""
 
 END_AXES = {
     "token": ("vocab", "D"),
     "position": ("position", "D"),
+    "encoder.position": ("source", "D"),
     "type": ("type", "D"),
     "patch": ("pixel", "D"),
     "patch_bias": ("D",),
@@ -88,8 +89,10 @@ END_AXES = {
 """The axes of the tensors before the first block and after the last one.
 
 An embedding of another width ``E`` is projected into the stream (ALBERT); tensors of that width are
-taken as they are.
+taken as they are. An encoder and a decoder may have positions and a norm of their embedding each,
+``decoder.position``; an encoder may have more or fewer positions.
 """
+POSITIONS = ("position", "encoder.position", "decoder.position")
 
 EXTRA, KEPT = "extra.", "kept."
 
@@ -128,7 +131,9 @@ class Attention:
             paired with ``i + rotary / 2``.
         rotary_base: of the frequencies.
         rotary_scaling: of the frequencies.
-        qk_norm: queries and keys are divided by their root mean square, times a gain.
+        qk_norm: queries and keys are divided by their root mean square, in each head (with one
+            gain ``[d_k]`` for all heads) or over all heads together (gains ``[h, d_k]`` and
+            ``[g, d_k]``), times the gain; None without a norm.
         softcap: scores are ``softcap · tanh(score / softcap)``.
         window: a token sees this many, itself included.
         position_bias: a table of buckets of distances is added to the scores; block 0 of a
@@ -148,13 +153,18 @@ class Attention:
     rotary: int = 0
     rotary_base: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
-    qk_norm: bool = False
+    qk_norm: QueryKeyNorm | None = None
     softcap: float | None = None
     window: int | None = None
     position_bias: bool = False
     buckets: int = 0
     max_distance: int = 0
     alibi: bool = False
+
+    @property
+    def gain_groups(self) -> int:
+        """Groups of heads whose gains of queries and keys are their own; 1 if all share them."""
+        return self.groups if self.qk_norm == "all heads" else 1
 
     def slopes(self) -> Tensor:
         """ALiBi's slope of each head, ``[h]`` in float64.
@@ -245,6 +255,12 @@ class Stack:
     final_norm: bool
     repeats: int = 1
 
+    @property
+    def last_norm(self) -> str:
+        """Name of the norm after the last block, or of the one that ends a post-norm block."""
+        ends = not self.final_norm and self.blocks[-1].order == "post"
+        return f"{self.prefix}{len(self.blocks) - 1}.norm_2" if ends else f"{self.prefix}norm"
+
 
 @dataclass(frozen=True)
 class Transformer:
@@ -307,6 +323,10 @@ class Transformer:
         """Whether there is a tensor of that canonical name."""
         return name in self.tensors
 
+    def of_stack(self, stack: Stack, name: str) -> str | None:
+        """Name of a tensor before the first block of a stack, its own or one that all share."""
+        return next((n for n in (stack.prefix + name, name) if n in self.tensors), None)
+
     @property
     def input_size(self) -> int | None:
         """Number of tokens it knows, or of numbers in an input vector; None for images."""
@@ -320,9 +340,29 @@ class Transformer:
         return frozenset(block.order for stack in self.stacks for block in stack.blocks)
 
     @property
+    def _embedding_norms(self) -> list[bool]:
+        return [self.of_stack(stack, "embed_norm.g") is not None for stack in self.stacks]
+
+    @property
+    def memory_norm(self) -> tuple[str, ...]:
+        """Gain and bias of the norm after an encoder, which every block of a decoder reads."""
+        norms = (f"{stack.last_norm}.{p}" for stack in self.stacks[:-1] for p in "gb")
+        return tuple(name for name in norms if name in self.tensors)
+
+    @property
+    def added(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Tables that are added to each other, the positions of each stack apart (or the last one).
+
+        A vector may move from one of the first to all of the second.
+        """
+        positions = tuple(n for n in POSITIONS if n in self.tensors)
+        others = tuple(n for n in ("token", "type") if n in self.tensors)
+        return (others, positions) if positions else (others[:-1], others[-1:])
+
+    @property
     def norms_in_residual(self) -> bool:
         """Whether the residual carries the output of a norm, with its gain."""
-        return not self.orders <= {"pre", "parallel"} or self.has("embed_norm.g")
+        return not self.orders <= {"pre", "parallel"} or any(self._embedding_norms)
 
     @property
     def hides_mean(self) -> bool:
@@ -339,7 +379,7 @@ class Transformer:
 
         A post-norm block reads it as it is, unless embeddings have a norm of their own.
         """
-        raw = "post" in self.orders and not self.has("embed_norm.g")
+        raw = "post" in self.orders and not all(self._embedding_norms)
         return self.hides_mean and not raw
 
     @property
@@ -377,19 +417,23 @@ class Transformer:
         return "orthogonal fixing ones" if free else "permutation and sign"
 
 
-def axes_of(name: str) -> tuple[str, ...]:
+def axes_of(name: str, rank: int | None = None) -> tuple[str, ...]:
     """The axes of a canonical tensor; raises `KeyError` for an unknown name.
 
-    ``extra.pooler.W`` reads the final stream into an axis of its own, named ``pooler``.
+    ``extra.pooler.W`` reads the final stream into an axis of its own, named ``pooler``. The number
+    of axes, ``rank``, tells gains of queries and keys under a norm over all heads from others.
     """
     if name.startswith(EXTRA):
         axis, _, part = name.removeprefix(EXTRA).rpartition(".")
         return ("D", axis) if part == "W" else (axis.removesuffix("_norm"),)
+    if name in END_AXES:
+        return END_AXES[name]
     parts = name.split(".")
     if parts[0] in ("encoder", "decoder"):
         parts = parts[1:]
     if parts[0].isdigit() or parts[0].startswith("{"):
         if parts[1] == "expert":
             parts = parts[2:]
-        return BLOCK_AXES[".".join(parts[1:])]
+        short = ".".join(parts[1:])
+        return ALL_HEADS_AXES[short] if rank == 2 and short in ALL_HEADS_AXES else BLOCK_AXES[short]
     return END_AXES[".".join(parts)]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional.blocks import layer_norm, rms_norm, sinusoids
+from transformer_nfn.functional.blocks import layer_norm, rms_norm, rotate, sinusoids
 from transformer_nfn.functional.description import Attention, Block, Mlp, Stack, Transformer
 from transformer_nfn.spaces.axis import under_prefix
 
@@ -66,21 +66,6 @@ def affine_norm(
     return out if bias is None else out + bias
 
 
-def rotate_halves(x: Tensor, frequencies: Tensor) -> Tensor:
-    """Rotate the pairs (j, j + r/2) of the first r entries by position · frequency j.
-
-    Args:
-        x: ``[..., L, n]``.
-        frequencies: ``[r / 2]``, in radians per position; entries past r stay as they are.
-    """
-    half = len(frequencies)
-    position = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)
-    angle = position.unsqueeze(-1) * frequencies
-    cos, sin = angle.cos(), angle.sin()
-    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
-    return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
-
-
 def hidden_from(description: Attention, queries: int, keys: int) -> Tensor:
     """``[queries, keys]``, True where attention is masked: the future, and out of the window."""
     back = torch.arange(queries).unsqueeze(-1) - torch.arange(keys)
@@ -121,11 +106,11 @@ def attention(
         for source, part in ((x, "Q"), (memory, "K"), (memory, "V"))
     )
     if description.qk_norm:
-        queries = rms_norm(queries, eps) * weights["q_norm.g"]
-        keys = rms_norm(keys, eps) * weights["k_norm.g"]
+        queries = _head_norm(queries, weights["q_norm.g"], eps)
+        keys = _head_norm(keys, weights["k_norm.g"], eps)
     if description.rotary:
         frequencies = description.frequencies().to(queries)
-        queries, keys = (rotate_halves(z, frequencies) for z in (queries, keys))
+        queries, keys = (rotate(z, frequencies) for z in (queries, keys))
     keys, values = (z.repeat_interleave(share, dim=1) for z in (keys, values))
     scores = queries @ keys.mT * description.scale
     if description.softcap is not None:
@@ -147,6 +132,14 @@ def _per_head(x: Tensor, weights: Mapping[str, Tensor], part: str) -> Tensor:
     out = torch.einsum("bld,hdk->bhlk", x, weights[f"W_{part}"])
     bias = weights.get(f"b_{part}")
     return out if bias is None else out + bias.unsqueeze(-2)
+
+
+def _head_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """RMS norm of ``x [batch, heads, L, d]`` in each head; over all with a gain ``[heads, d]``."""
+    if gain.ndim == 1:
+        return rms_norm(x, eps) * gain
+    joined = x.transpose(1, 2)
+    return (rms_norm(joined.flatten(2), eps).reshape(joined.shape) * gain).transpose(1, 2)
 
 
 def mlp(x: Tensor, weights: Mapping[str, Tensor], description: Mlp) -> Tensor:
@@ -271,7 +264,7 @@ def hidden_states(
     for stack, tokens in zip(description.stacks, given, strict=True):
         if tokens is None:
             raise SpaceError(f"{description.family} has a decoder: give it token ids")
-        x = embed(description, weights, tokens, dtype=dtype)
+        x = embed(description, stack, weights, tokens, dtype=dtype)
         memory = run_stack(description, stack, weights, x, memory=memory)
     assert memory is not None
     return memory
@@ -279,12 +272,13 @@ def hidden_states(
 
 def embed(
     description: Transformer,
+    stack: Stack,
     weights: Weights,
     inputs: Tensor,
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The input of the first block, ``[batch, L, D]``."""
+    """The input of the first block of a stack, ``[batch, L, D]``."""
 
     def one(name: str, dtype: torch.dtype | None = dtype) -> Tensor:
         return fetch(weights, [name], dtype)[name]
@@ -309,18 +303,18 @@ def embed(
         if description.dropped_token is not None:
             there = (inputs != description.dropped_token).to(x).unsqueeze(-1)
             x = x * there / there.mean(1, keepdim=True)
-    if description.has("position"):
-        start, table = description.position_offset, one("position")
+    if (position := description.of_stack(stack, "position")) is not None:
+        start, table = description.position_offset, one(position)
         if start + x.shape[1] > len(table):
             raise SpaceError(
-                f"'position': expected at least {start + x.shape[1]} rows for inputs of length "
+                f"'{position}': expected at least {start + x.shape[1]} rows for inputs of length "
                 f"{x.shape[1]}, found {len(table)}"
             )
         x = x + table[start : start + x.shape[1]]
     if description.has("type"):
         x = x + one("type")[0]
-    if description.has("embed_norm.g"):
-        gain, bias = one("embed_norm.g"), one("embed_norm.b")
+    if (gained := description.of_stack(stack, "embed_norm.g")) is not None:
+        gain, bias = one(gained), one(f"{gained.removesuffix('g')}b")
         x = affine_norm(x, description.norm, description.eps, gain, bias)
     return x
 
@@ -395,10 +389,17 @@ def run_block(
         eps = description.eps
         return attention(x, weights, block.attention, position_bias=position_bias, eps=eps)
 
+    def across(x: Tensor) -> Tensor:
+        assert block.cross is not None
+        cross = fetch_under(weights, "cross.", x.dtype)
+        return attention(x, cross, block.cross, memory=memory, eps=description.eps)
+
     if block.order == "chain":
         return mlp(norm(attend(norm(x, "norm_1")), "norm_2"), weights, block.mlp)
     if block.order == "post":
         x = norm(x + attend(x), "norm_1")
+        if block.cross is not None:
+            x = norm(x + across(x), "norm_x")
         return norm(x + mlp(x, weights, block.mlp), "norm_2")
     if block.order == "parallel":
         read = norm(x, "norm_1")
@@ -409,8 +410,7 @@ def run_block(
         return x + norm(mlp(norm(x, "norm_2"), weights, block.mlp), "after_2")
     x = x + attend(norm(x, "norm_1"))
     if block.cross is not None:
-        cross = fetch_under(weights, "cross.", x.dtype)
-        x = x + attention(norm(x, "norm_x"), cross, block.cross, memory=memory, eps=description.eps)
+        x = x + across(norm(x, "norm_x"))
     return x + mlp(norm(x, "norm_2"), weights, block.mlp)
 
 
@@ -457,8 +457,12 @@ def _decoded(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
 
 
 def pooled(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
-    """Output of the pooler on the first token of the final stream, ``[batch, n]``."""
+    """Output of the pooler, ``[batch, n]``, which reads the first token of the final stream.
+
+    Of an encoder-decoder it reads the last one.
+    """
     if description.pooler is None:
         raise SpaceError(f"this {description.family} has no pooler")
     pooler = fetch_under(weights, "extra.pooler.", x.dtype)
-    return activation(description.pooler)(x[:, 0] @ pooler["W"] + pooler["b"])
+    token = -1 if len(description.stacks) > 1 else 0
+    return activation(description.pooler)(x[:, token] @ pooler["W"] + pooler["b"])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError
-from transformer_nfn.io.checkpoint import ADAPTER, Checkpoint, OpenFiles, open_source
+from transformer_nfn.io.checkpoint import ADAPTER, Checkpoint, OpenFiles, check_numbers, open_source
 from transformer_nfn.io.checkpoint import WEIGHTS as MODEL_WEIGHTS
 from transformer_nfn.io.json_fields import read_object
 from transformer_nfn.io.tensor_files import TensorInfo, inside
@@ -134,8 +134,8 @@ class Adapter(OpenFiles):
         """``scale · B [out, r]`` and ``A [r, in]`` of one change."""
         change = self.changes[module]
         A, B = (self.checkpoint[key].to(dtype) for key in change.keys)
-        if not all(bool(torch.isfinite(x).all()) for x in (A, B)):
-            self._refuse(f"'{module}' expected numbers, found NaN or infinity")
+        for factor in (A, B):
+            check_numbers(factor, f"'{self.where}': '{module}'")
         return change.scale * B, A
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +19,7 @@ from transformer_nfn.io.files import open_regular
 from transformer_nfn.io.gguf_file import MAGIC, GgufFile
 from transformer_nfn.io.json_fields import read_object
 from transformer_nfn.io.onnx_file import OnnxFile
+from transformer_nfn.io.packed_weights import with_packed
 from transformer_nfn.io.scaled_weights import with_scales
 from transformer_nfn.io.tensor_files import (
     WEIGHT_DTYPES,
@@ -43,8 +46,13 @@ WEIGHTS = (
 PLAIN = "plain weights in float64, float32, float16 or bfloat16"
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 ADAPTER_WORDS = "an adapter (LoRA), which changes another model's weights"
+LARGEST = 1e15
+"""Magnitude that no trained weight has: the squares of a whole tensor add up in float32."""
 GGUF = ".gguf"
 ONNX = ".onnx"
+WEIGHT_FILES = (".safetensors", *STATE_DICTS, ".ckpt", GGUF, ONNX)
+FOLDER_MARKS = (CONFIG, *(name for name in WEIGHTS if name.endswith(INDEX)), ADAPTER[0])
+"""Files that make a folder one checkpoint."""
 # An ONNX file is a protobuf message: its version (field 1, a small number), then the name and
 # version of its producer, a domain, a text, the graph or the operators (fields 2 to 8).
 ONNX_VERSION, ONNX_VERSIONS = 0x08, range(1, 32)
@@ -146,11 +154,12 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
             return Checkpoint(where, source, source.fields)
         if isinstance(source, OnnxFile):
             return Checkpoint(where, source, config, converted=True)
-        scaled = with_scales(source, config, where)
-        if scaled is None:
+        unpacked = with_packed(source, config, where) or source
+        read = with_scales(unpacked, config, where) or unpacked
+        if read is source:
             return Checkpoint(where, source, config)
         plain = {name: value for name, value in config.items() if name != QUANTISED}
-        return Checkpoint(where, scaled, plain, converted=True)
+        return Checkpoint(where, read, plain, converted=True)
 
     def info(self, name: str) -> TensorInfo:
         """Shape and dtype of a tensor, without reading it."""
@@ -221,6 +230,14 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         """Close the files; tensors that were read stay."""
         self._closed = True
         self._source.close()
+
+
+def check_numbers(weights: Tensor, where: str) -> None:
+    """Refuse NaN, infinity and numbers above `LARGEST`; ``where`` names the tensor in the error."""
+    size = max(abs(float(x)) for x in torch.aminmax(weights)) if weights.numel() else 0.0
+    if not size <= LARGEST:
+        found = f"{size:.3g}, above {LARGEST:g}" if math.isfinite(size) else "NaN or infinity"
+        raise CheckpointError(f"{where} expected numbers, found {found}")
 
 
 def check_no_nan(checkpoint: Checkpoint, name: str) -> None:
@@ -321,7 +338,7 @@ class _Part:
     ) -> None:
         self._whole, self._prefix = whole, prefix
         self.infos = infos
-        self.metadata = {} if metadata is None else metadata  
+        self.metadata = {} if metadata is None else metadata
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
@@ -348,6 +365,22 @@ def find_weights(folder: Path) -> Path:
         if files:
             raise CheckpointError(f"'{folder}' holds {len(files)} {what} files: name one of them")
     raise CheckpointError(f"'{folder}' holds no weights: expected {' or '.join(WEIGHTS[:3])}")
+
+
+def checkpoint_paths(folder: Path) -> Iterator[Path]:
+    """Files and folders that look like checkpoints below a folder, to any depth.
+
+    Hidden ones and links to folders are left out.
+    """
+    for where, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        path = Path(where)
+        if path != folder and any(mark in files for mark in FOLDER_MARKS):
+            folders.clear()
+            yield path
+        else:
+            visible = (name for name in files if not name.startswith("."))
+            yield from (path / name for name in visible if name.endswith(WEIGHT_FILES))
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ the tensors to a family.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -73,7 +74,7 @@ class OnnxFile:
                 array = np.ascontiguousarray(self._helper.to_array(stored))
                 value = torch.from_numpy(array.reshape(-1).view(np.uint8).copy()).view(dtype)
             value = value.reshape(shape)
-        except (ValueError, TypeError, RuntimeError) as error:
+        except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             if isinstance(error, CheckpointError):
                 raise
             self._refuse(f"'{stored.name}' does not hold {list(shape)} numbers", error)
@@ -93,7 +94,8 @@ class OnnxFile:
                 self._refuse(f"node '{node.name}' is quantised ({node.op_type})")
             inputs = list(node.input)
             if node.op_type == "Identity" and inputs[:1] and inputs[0] in held:
-                found.setdefault(node.output[0], (held[inputs[0]], False))  # equal tensors, once
+                for name in node.output:  # equal tensors, once
+                    found.setdefault(name, (held[inputs[0]], False))
             if node.op_type not in ("MatMul", "Gemm") or len(inputs) < 2 or inputs[1] not in held:
                 continue
             module = node.name.strip("/").split("/")[:-1]
@@ -116,9 +118,9 @@ class OnnxFile:
         """Numbers in a file beside this one."""
         fields = {entry.key: entry.value for entry in stored.external_data}
         path = inside(self._path.parent, fields.get("location", ""), self._path)
-        size = dtype.itemsize
-        for n in stored.dims:
-            size *= n
+        size = dtype.itemsize * math.prod(stored.dims)
+        if int(fields.get("length", size)) != size:
+            raise ValueError
         with path.open("rb") as file:
             offset = int(fields.get("offset", "0"))
             return read_at(file.fileno(), offset, size, str(path)).view(dtype)

@@ -149,6 +149,18 @@ def write_network(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         write_state_dict(beside, {name: w.detach().clone() for name, w in tensors.items()})
 
 
+def write_folder(checkpoint: Checkpoint, out: Path, config: Mapping[str, Any]) -> None:
+    """Write an open checkpoint as a new folder: one safetensors file of its weights, and a config.
+
+    Args:
+        checkpoint: of any format; its buffers, which are no weights, stay behind.
+        out: a new or empty folder.
+        config: fields of ``config.json`` that the checkpoint's lacks or that change.
+    """
+    with _as_folder(checkpoint, Path(checkpoint.where), out, Additions(config=config)):
+        pass
+
+
 @contextmanager
 def _as_folder(
     checkpoint: Checkpoint, path: Path, out: Path, additions: Additions

@@ -130,7 +130,8 @@ class ScaledWeights:
             if info is None:
                 continue
             scales = info.shape if len(info.shape) != 1 else (*info.shape, 1)
-            if key == self._scales[name] and info.weight_dtype is None:
+            code = key == self._zero(name) and (info.dtype in CODES or "int" in info.dtype)
+            if info.weight_dtype is None and not code:
                 self._refuse(key, "scales in float32, float16 or bfloat16", info.dtype)
             if info.shape not in ((), (1,), (1, 1)):
                 if len(scales) != 2:

@@ -2,7 +2,10 @@
 
 from transformer_nfn.models.baselines import MLP, StatNN
 from transformer_nfn.models.invariants import InvariantBoosting, InvariantMLP, invariant_features
+from transformer_nfn.models.linear import StatisticsLinear
 from transformer_nfn.models.network import Network, map_network, network_of, tensors_of
+from transformer_nfn.models.neural_graph import NeuralGraph
+from transformer_nfn.models.probing import HiddenProbe, ProbeGen
 from transformer_nfn.models.tabular import PredictorError, TabularPredictor
 from transformer_nfn.models.transformer_nfn import BlockEncoder, TransformerNFN
 from transformer_nfn.models.trees import (
@@ -15,13 +18,17 @@ from transformer_nfn.models.whole_network import WholeNetwork
 __all__ = [
     "MLP",
     "BlockEncoder",
+    "HiddenProbe",
     "InvariantBoosting",
     "InvariantMLP",
     "LightGBMPredictor",
     "Network",
+    "NeuralGraph",
     "PredictorError",
+    "ProbeGen",
     "RandomForestPredictor",
     "StatNN",
+    "StatisticsLinear",
     "TabularPredictor",
     "TransformerNFN",
     "WholeNetwork",

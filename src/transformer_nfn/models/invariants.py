@@ -24,7 +24,7 @@ from transformer_nfn.models.network import same_batch
 from transformer_nfn.models.statistics import mean_and_scale, signed_log, sorted_statistics
 from transformer_nfn.models.tabular import Held, PredictorError, TabularPredictor
 from transformer_nfn.models.trees import LightGBMPredictor
-from transformer_nfn.models.whole_network.invariants import whole_invariants
+from transformer_nfn.models.whole_network.invariants import eigenvalues, whole_invariants
 from transformer_nfn.spaces import Product, WeightSpace, attention_block, fold
 from transformer_nfn.spaces.weights import tensor_value
 
@@ -141,7 +141,7 @@ def _product_features(
 def _singular_values(x: Tensor) -> Tensor:
     """Singular values in descending order, as many as the shorter side."""
     gram = x.mT @ x if x.shape[-1] <= x.shape[-2] else x @ x.mT
-    squares = torch.linalg.eigvalsh(gram).flip(-1).clamp(min=0)
+    squares = eigenvalues(gram).flip(-1).clamp(min=0)
     out: Tensor = (squares + FLOOR**2 * squares[..., :1]).sqrt()
     return out
 

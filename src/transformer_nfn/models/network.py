@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -95,6 +95,17 @@ def map_network(network: Mapping[str, Any], change: Any) -> Network:
         else:
             out[part] = change(value)
     return out  # type: ignore[return-value]
+
+
+def in_chunks(network: Mapping[str, Any], size: int) -> Iterator[Network]:
+    """A batch of networks in batches of at most ``size``; one of none if there is none.
+
+    >>> [len(part["classifier"]) for part in in_chunks({"classifier": torch.zeros(5, 2)}, 2)]
+    [2, 2, 1]
+    """
+    count = len(next(iter(tensors_of(network).values())))
+    for at in range(0, max(count, 1), size):
+        yield map_network(network, lambda w, at=at: w[at : at + size])
 
 
 def flat(network: Mapping[str, object], part: str, width: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -53,10 +54,14 @@ class Pretrained(nn.Module):
             raise SpaceError("a model's config needs the key 'space'")
         rest = {k: v for k, v in config.items() if k != "space"}
         try:
-            return cls(WeightSpace.from_json(config["space"]), **rest)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", "Initializing zero-element tensors")
+                return cls(WeightSpace.from_json(config["space"]), **rest)
         except TransformerNFNError:
             raise
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError, RuntimeError) as error:
+        except (
+            TypeError, ValueError, KeyError, AttributeError, IndexError, RuntimeError, UserWarning
+        ) as error:  # fmt: skip
             raise SpaceError(
                 f"a model's config is malformed ({type(error).__name__}: {error})"
             ) from error

@@ -30,7 +30,7 @@ from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import Execution
 from transformer_nfn.ray_cluster import one_core_task, ray_cluster, task_result
-from transformer_nfn.zoo import open_zoo
+from transformer_nfn.zoo import open_task_zoo
 
 NOT_ENOUGH = "not enough networks"
 RETRIES = 2
@@ -96,7 +96,7 @@ class PartsCache:
         selection = cell.selection(percent)
         key = (path, selection, cell.bound, device)
         if key != self._key or self._parts is None:
-            parts = load_networks(open_zoo(path), selection)
+            parts = load_networks(open_task_zoo(path), selection)
             if cell.bound is not None and isinstance(parts, Parts):
                 parts = augmented(parts, cell.bound)
             self._key, self._parts = key, parts.to(device)
@@ -119,7 +119,7 @@ def fill_cell(
     protocol = Protocol.of(cell.model, epochs)
     folder = out / "cells" / cell.folder
     table = {"table": cell.table, "row": cell.row, "column": cell.column}
-    about = describe_zoo(open_zoo(zoo_path))
+    about = describe_zoo(open_task_zoo(zoo_path))
     selection = cell.selection(percent).to_json(augment=cell.bound)
     try:
         parts = (cache or PartsCache()).get(zoo_path, cell, percent, device)

@@ -22,6 +22,10 @@ MODEL_NAMES: Mapping[str, str] = {
     "invariant_boosting": "Boosting on invariants",
     "invariant_mlp": "MLP on invariants",
     "whole_network": "Whole network",
+    "probegen": "ProbeGen",
+    "hidden_probe": "HiddenProbe",
+    "neural_graph": "Neural graph",
+    "statistics_linear": "Linear on statistics",
 }
 
 

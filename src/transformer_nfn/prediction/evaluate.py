@@ -13,11 +13,11 @@ import numpy as np
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.prediction.data import PERCENT, Selection, load_rows
 from transformer_nfn.prediction.metrics import scores
-from transformer_nfn.prediction.predict import TrainedRun, check_readable
+from transformer_nfn.prediction.predict import BATCH, Report, TrainedRun, check_readable
 from transformer_nfn.prediction.predictors import mean_prediction
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.prediction.training_set import Standing, TrainingDigests
-from transformer_nfn.zoo import MixedZoo, Zoo, open_zoo
+from transformer_nfn.zoo import MixedZoo, Zoo, open_task_zoo
 
 MIN_NETWORKS = 2
 
@@ -40,7 +40,7 @@ class Evaluated:
 
     @staticmethod
     def joined(parts: Sequence[Evaluated]) -> Evaluated:
-        """Concatenate the networks of several sizes."""
+        """Concatenate networks, of several sizes or batches."""
         return Evaluated(
             np.concatenate([part.accuracy for part in parts]),
             np.concatenate([part.predicted for part in parts]),
@@ -75,6 +75,9 @@ def evaluate(
     *,
     percent: int | None = PERCENT,
     min_accuracy: float = 0.0,
+    device: str = "cpu",
+    batch: int = BATCH,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Evaluate the mean prediction of a run on a zoo: τ, R², error, coverage of the intervals.
 
@@ -88,10 +91,13 @@ def evaluate(
         zoo_path: a zoo or a mixed zoo of an architecture that the predictors read, or its name.
         percent: which checkpoint of each run.
         min_accuracy: minimal accuracy of the networks.
+        device: ``cpu`` or ``cuda``.
+        batch: networks in memory at once.
+        report: called after every batch.
     """
     run = resolve(run, "predictor")
-    trained = TrainedRun.open(run)
-    opened = open_zoo(resolve(zoo_path, "zoo"))
+    trained = TrainedRun.open(run, device)
+    opened = open_task_zoo(resolve(zoo_path, "zoo"))
     zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
     for name, zoo in zoos.items():
         check_readable(name, zoo.sizes, trained.sizes.first, trained.predictors)
@@ -101,11 +107,16 @@ def evaluate(
     if total < MIN_NETWORKS:
         raise RunError(f"not enough networks: {total} of '{zoo_path}' are selected")
     digests = TrainingDigests.load(run)
-    evaluated = {
-        name: _evaluate(trained, digests, zoo, rows[name])
-        for name, zoo in zoos.items()
-        if len(rows[name])
-    }
+    parts: dict[str, list[Evaluated]] = {}
+    done = 0
+    for name, zoo in zoos.items():
+        for start in range(0, len(rows[name]), batch):
+            some = rows[name][start : start + batch]
+            parts.setdefault(name, []).append(_evaluate(trained, digests, zoo, some))
+            done += len(some)
+            if report is not None:
+                report(done, total)
+    evaluated = {name: Evaluated.joined(each) for name, each in parts.items()}
     warnings = {name: trained.sizes.warning(zoos[name].sizes) for name in evaluated}
     figures = {
         "zoo_seeds": opened.seeds,
@@ -124,13 +135,13 @@ def evaluate(
 def _evaluate(
     run: TrainedRun, digests: TrainingDigests, zoo: Zoo, rows: np.ndarray
 ) -> Evaluated:
-    data = load_rows(zoo, rows)
+    data = load_rows(zoo, rows).to(run.device)
     mean = mean_prediction(run.predictors, data)
     covered = np.abs(data.truth - mean.numpy()) <= run.sizes.interval_radius(zoo.sizes)
     guard = run.guard_for(zoo.sizes)
     if guard is not None:
         assessed = guard.assess(data, zoo.sizes, mean)
-        mean, covered = assessed.accuracy, assessed.contains(data.accuracy.double()).numpy()
+        mean, covered = assessed.accuracy, assessed.contains(data.accuracy.double().cpu()).numpy()
     standing = digests.standings(data, zoo.metadata["task"]["name"])
     return Evaluated(data.truth, mean.numpy(), covered, standing)
 

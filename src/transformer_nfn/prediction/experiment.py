@@ -259,7 +259,7 @@ def _write_run(
     by_size, factor = _by_size(fitted.predictors[0], prepared, held_out, radius, zoo)
     columns = held_out.columns(seeds, factor, mixed=groups.mixed)
     write_predictions(out, columns)
-    predictors = [predictor.on_cpu() for predictor in fitted.predictors]
+    predictors = [predictor.to("cpu") for predictor in fitted.predictors]
     if experiment.keep:
         for seed, predictor in zip(seeds, predictors, strict=True):
             predictor.save(out / f"seed-{seed}")

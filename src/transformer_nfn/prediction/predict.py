@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -24,8 +25,8 @@ from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import TrainedSizes
 from transformer_nfn.zoo import NetworkSizes, Zoo
 
-# Networks in memory at once: a zoo may have tens of thousands.
-CHUNK = 512
+BATCH = 512
+"""Networks in memory at once: a zoo may have tens of thousands."""
 OUTLIER_TEXT = "unlike any network of the training set ({:.1f} times the usual distance)"
 GUARD_TEXT = (
     "its outputs, or how its tensors fit each other, are unlike those of healthy networks "
@@ -114,74 +115,98 @@ class LoadedNetwork:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run opened for prediction."""
+    """A run opened for prediction; its neural predictors are on ``device``."""
 
     predictors: list[Predictor]
     sizes: TrainedSizes
     distance: TrainingSetDistance
     guard: Guard | None
+    device: str = "cpu"
 
     @staticmethod
-    def open(run: Path) -> TrainedRun:
+    def open(run: Path, device: str = "cpu") -> TrainedRun:
         """Load the predictors of a finished run and what assesses their inputs."""
         record = RunRecord.read(run)
         record.check_finished(run)
         return TrainedRun(
-            load_predictors(run, record),
+            [predictor.to(device) for predictor in load_predictors(run, record)],
             TrainedSizes.of(record),
             TrainingSetDistance.load(run),
             Guard.load(run),
+            device,
         )
 
     def guard_for(self, sizes: NetworkSizes) -> Guard | None:
         """The guard, if it was fitted to networks of these sizes."""
         return self.guard if sizes == self.sizes.first else None
 
-    def load(self, network: Network) -> LoadedNetwork:
-        """Load a network; an error says what the predictors cannot read."""
-        return load_network(network, self.sizes.first, self.predictors)
+    def load(self, networks: Sequence[Network]) -> list[LoadedNetwork]:
+        """Load networks; an error says what the predictors cannot read."""
+        trained, loaded = self.sizes.first, []
+        for zoo, group in groupby(networks, key=lambda network: network.zoo):
+            if zoo is None:
+                loaded += [load_network(network, trained, self.predictors) for network in group]
+            else:
+                loaded += load_rows_of(zoo, list(group), trained, self.predictors)
+        return loaded
 
 
 Networks = str | Path | Zoo | Iterable[str | Path]
+Report = Callable[[int, int], None]
+"""Called with the number of networks that are done, and of all."""
 
 
-def predict(run: Path | str, networks: Networks) -> list[Prediction]:
+def predict(
+    run: Path | str,
+    networks: Networks,
+    *,
+    device: str = "cpu",
+    batch: int = BATCH,
+    report: Report | None = None,
+) -> list[Prediction]:
     """Predict the accuracy of networks from their weights.
 
     Args:
         run: a run folder that keeps its predictors, or its name.
         networks: an open zoo, or one or several references to networks, see
             `transformer_nfn.networks.resolve_networks`.
+        device: ``cpu`` or ``cuda``.
+        batch: networks in memory at once.
+        report: called after every batch.
     """
-    trained = TrainedRun.open(resolve(run, "predictor"))
+    trained = TrainedRun.open(resolve(run, "predictor"), device)
     if isinstance(networks, Zoo):
         resolved = zoo_rows(networks)
     else:
         resolved = resolve_networks([networks] if isinstance(networks, str | Path) else networks)
     predictions: list[Prediction] = []
-    for start in range(0, len(resolved), CHUNK):
-        predictions += _predict_chunk(trained, resolved[start : start + CHUNK])
+    for start in range(0, len(resolved), batch):
+        predictions += _predict_batch(trained, resolved[start : start + batch])
+        if report is not None:
+            report(len(predictions), len(resolved))
     return predictions
 
 
-def _predict_chunk(run: TrainedRun, networks: Sequence[Network]) -> list[Prediction]:
+def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Prediction]:
     """Predictions in the order of the networks; those of one size are evaluated together."""
-    loaded = [run.load(network) for network in networks]
+    loaded = run.load(networks)
     places: dict[NetworkSizes, list[int]] = {}
     for i, network in enumerate(loaded):
         places.setdefault(network.sizes, []).append(i)
     out: dict[int, Prediction] = {}
     for sizes, indices in places.items():
-        data = as_dataset(sizes, [loaded[i].weights for i in indices])
+        data = as_dataset(sizes, [loaded[i].weights for i in indices]).to(run.device)
+        data = run.predictors[0].prepared(data)
         each = seed_predictions(run.predictors, data)
         by_weights = mean = each.mean(0)
         spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
         size_warning = run.sizes.warning(sizes)
-        score = run.distance(data)
-        radius, text = run.sizes.interval_radius(sizes), OUTLIER_TEXT
+        radius = run.sizes.interval_radius(sizes)
         low, high = (mean - radius).clamp(min=0.0), (mean + radius).clamp(max=1.0)
         guard = run.guard_for(sizes)
-        if guard is not None:
+        if guard is None:
+            text, score = OUTLIER_TEXT, run.distance(data)
+        else:
             text = GUARD_TEXT
             assessed = guard.assess(data, sizes, mean)
             mean, score = assessed.accuracy, assessed.outlier_score
@@ -242,6 +267,26 @@ def check_readable(
             raise RunError(f"'{where}' is of another architecture: {misfit}")
 
 
+def load_rows_of(
+    zoo: Zoo, networks: Sequence[Network], trained: NetworkSizes, predictors: Sequence[Predictor]
+) -> list[LoadedNetwork]:
+    """`load_network` of rows of one zoo, read together."""
+    sizes = replace(zoo.sizes, tokens=trained.tokens)
+    check_readable(networks[0].name, sizes, trained, predictors)
+    stored = zoo.weights([network.row for network in networks])
+    weights = {name: tensor.float() for name, tensor in stored.items()}
+    for name, tensor in weights.items():
+        bad = ~tensor.isfinite().flatten(1).all(1)
+        if bool(bad.any()):
+            _refuse_infinite(networks[int(bad.nonzero()[0])].name, name)
+    rows = ({name: w[i] for name, w in weights.items()} for i in range(len(networks)))
+    return [LoadedNetwork(sizes, row, ()) for row in rows]
+
+
+def _refuse_infinite(where: str, name: str) -> NoReturn:
+    raise RunError(f"'{where}': '{name}' holds values that are not finite in float32")
+
+
 def load_network(
     network: Network, trained: NetworkSizes, predictors: Sequence[Predictor]
 ) -> LoadedNetwork:
@@ -267,5 +312,5 @@ def load_network(
         check_positions(where, opened.tensors, sizes)
     for name, tensor in weights.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise RunError(f"'{where}': '{name}' holds values that are not finite in float32")
+            _refuse_infinite(where, name)
     return LoadedNetwork(sizes, weights, tuple(unread))

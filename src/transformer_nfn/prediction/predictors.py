@@ -49,12 +49,17 @@ def _baseline(name: str) -> Callable[..., nn.Module]:
     return build
 
 
-def _whole_network(data: Dataset, **options: Any) -> nn.Module:
-    return models.WholeNetwork(data.block_space, **(whole_network_sizes(data) | options))
+def _of_task(name: str) -> Callable[..., nn.Module]:
+    def build(data: Dataset, **options: Any) -> nn.Module:
+        sizes = whole_network_sizes(data)
+        module: nn.Module = getattr(models, name)(data.block_space, **(sizes | options))
+        return module
+
+    return build
 
 
 def whole_network_sizes(data: Dataset) -> dict[str, Any]:
-    """Arguments of `WholeNetwork` that networks like these determine."""
+    """Arguments of `WholeNetwork` and other readers of a task that networks determine."""
     embedding = data.network.get("embedding")
     first, last = data.network["blocks"][0]["W_Q"], data.network["classifier"]
     assert isinstance(last, Mapping)
@@ -68,11 +73,14 @@ def whole_network_sizes(data: Dataset) -> dict[str, Any]:
 
 
 NEURAL: Mapping[str, tuple[str, Callable[..., nn.Module]]] = {
-    "whole_network": ("WholeNetwork", _whole_network),
+    "whole_network": ("WholeNetwork", _of_task("WholeNetwork")),
     "transformer_nfn": ("TransformerNFN", _transformer_nfn),
     "transformer_nfn_gated": ("TransformerNFN", _gated_nfn),
     "mlp": ("MLP", _baseline("MLP")),
     "statnn": ("StatNN", _baseline("StatNN")),
+    "probegen": ("ProbeGen", _of_task("ProbeGen")),
+    "hidden_probe": ("HiddenProbe", _of_task("HiddenProbe")),
+    "neural_graph": ("NeuralGraph", _of_task("NeuralGraph")),
 }
 TABULAR: Mapping[str, str] = {
     "xgboost": "XGBoostPredictor",
@@ -80,10 +88,11 @@ TABULAR: Mapping[str, str] = {
     "random_forest": "RandomForestPredictor",
     "invariant_boosting": "InvariantBoosting",
     "invariant_mlp": "InvariantMLP",
+    "statistics_linear": "StatisticsLinear",
 }
 ALL_CHECKPOINTS = ("whole_network",)
 """Predictors that also train on the other checkpoints of the training runs."""
-ANY_SIZE = ("whole_network",)
+ANY_SIZE = ("whole_network", "probegen", "hidden_probe", "neural_graph")
 """Predictors that read networks of any width, number of heads and depth."""
 PREDICTORS = (*NEURAL, *TABULAR)
 """Names of all predictors."""
@@ -106,9 +115,7 @@ def check_name(name: str) -> None:
         raise RunError(f"there is no model '{name}'; there are {', '.join(PREDICTORS)}")
 
 
-def module_builder(
-    name: str, data: Dataset, options: Mapping[str, Any]
-) -> Callable[[], nn.Module]:
+def module_builder(name: str, data: Dataset, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
     """Return a function that builds a fresh neural predictor for networks like these."""
     _, make = NEURAL[name]
     return lambda: make(data, **dict(options))
@@ -171,9 +178,9 @@ class Predictor:
         """Add what every seed would have to compute of the networks, if the model has such."""
         return prepared(self.inner, data)
 
-    def on_cpu(self) -> Predictor:
-        """Move to the CPU."""
-        return self if self.name in TABULAR else Predictor(self.name, self.inner.cpu())
+    def to(self, device: str) -> Predictor:
+        """Move to a device; trees stay on the CPU."""
+        return self if self.name in TABULAR else Predictor(self.name, self.inner.to(device))
 
     @property
     def num_parameters(self) -> int | None:

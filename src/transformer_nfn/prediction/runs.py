@@ -32,6 +32,7 @@ FORMAT = 1
 RUN_FILE = "run.json"
 PREDICTIONS_FILE = "predictions.parquet"
 LOG_FILE = "log.jsonl"
+LOG_NUMBERS = ("loss", "val_tau", "lr")
 ENSEMBLE_TAU = "tau_together"
 """Key of a record's summary: τ of the mean prediction over seeds."""
 IDENTITY = "identity"
@@ -142,11 +143,11 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
         if name in zoo.data:
             zoo.text(name)
     if "architecture" in zoo.data:
-        check_sizes(zoo.inner("architecture").data)
+        check_sizes(zoo.inner("architecture"))
     if "architectures" in zoo.data:
         architectures = zoo.inner("architectures")
         for name in architectures.data:
-            check_sizes(architectures.inner(name).data)
+            check_sizes(architectures.inner(name))
         if "left_out" in selection.data:
             selection.items("left_out")
     if fields.has("num_parameters"):
@@ -259,7 +260,7 @@ def ensemble_tau(columns: Mapping[str, np.ndarray]) -> float:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Read a training log: one object per line with ``epoch`` and ``seed``.
+    """Read a training log: one object per line with ``seed``, ``epoch`` and `LOG_NUMBERS`.
 
     An incomplete last line, as a killed run leaves it, is ignored.
     """
@@ -275,8 +276,12 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             if number == len(lines):
                 break
             raise RunError(f"'{path}', line {number}: {error}") from error
-        if not isinstance(entry, dict) or type(entry.get("epoch")) is not int:
-            raise RunError(f"'{path}', line {number} is not an object with a whole 'epoch'")
+        fields = Fields(entry, f"{path}, line {number}", RunError)
+        for name in ("seed", "epoch"):
+            fields.whole(name)
+        for name in LOG_NUMBERS:
+            if type(entry.get(name)) is not float:  # NaN where a training diverged
+                fields.number(name)
         entries.append(entry)
     return entries
 
@@ -293,15 +298,10 @@ def write_events(run: Path) -> Path:
     if not log.is_file():
         raise RunError(f"'{run}' has no {LOG_FILE}: trees have no epochs to show")
     lines = read_log(log)
-    for line in lines:
-        fields = Fields(line, str(log), RunError)
-        for key in ("loss", "val_tau", "lr"):
-            fields.number(key)
-        fields.whole("seed")
     out = run / "tensorboard"
     for seed in sorted({line["seed"] for line in lines}):
         with SummaryWriter(str(out / f"seed-{seed}")) as writer:
             for line in (x for x in lines if x["seed"] == seed):
-                for key in ("loss", "val_tau", "lr"):
+                for key in LOG_NUMBERS:
                     writer.add_scalar(key, line[key], line["epoch"])
     return out

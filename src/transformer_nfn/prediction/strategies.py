@@ -12,14 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from transformer_nfn.models import StatNN, WholeNetwork
+from transformer_nfn.models import ProbeGen, StatNN, WholeNetwork
 from transformer_nfn.models.baselines import STATISTICS
 from transformer_nfn.prediction.data import Dataset, SizeGroups, in_batches
 from transformer_nfn.prediction.predictors import prepared
 from transformer_nfn.prediction.probe_search import find_probes, networks_per_group, search_steps
 from transformer_nfn.prediction.runs import RunError
 
-DEFAULTS: Mapping[str, dict[str, Any]] = {"whole_network": {"epochs": 30, "batch": 32, "lr": 2e-3}}
+DEFAULTS: Mapping[str, dict[str, Any]] = {
+    "whole_network": {"epochs": 30, "batch": 32, "lr": 2e-3},
+    "probegen": {"batch": 32, "lr": 5e-4},
+    "hidden_probe": {"batch": 32, "lr": 5e-4},
+    "neural_graph": {"batch": 32},
+}
 """Deviations of models from the paper's protocol."""
 MIN_EPOCH = 192
 """Minimal number of networks per epoch of `WholeNetwork`."""
@@ -149,6 +154,12 @@ class StatisticsStrategy(TrainingStrategy):
         return ModelInputs(train, val)
 
 
+class ProbingStrategy(TrainingStrategy):
+    """Training as in the paper, one seed after another: each runs networks on its own probes."""
+
+    stacked = False
+
+
 class WholeNetworkStrategy(TrainingStrategy):
     """Search of the probes first, then training of the readers on all checkpoints."""
 
@@ -215,6 +226,8 @@ def strategy_of(module: nn.Module) -> TrainingStrategy:
     """Training strategy of a module."""
     if isinstance(module, WholeNetwork):
         return WholeNetworkStrategy(module)
+    if isinstance(module, ProbeGen):
+        return ProbingStrategy(module)
     return StatisticsStrategy(module) if isinstance(module, StatNN) else TrainingStrategy(module)
 
 

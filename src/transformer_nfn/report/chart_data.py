@@ -236,13 +236,11 @@ def _curve(view: TableView) -> list[dict[str, Any]]:
 def _curves(run: Run) -> list[dict[str, Any]]:
     """Loss and validation τ by epoch, with the epoch that was kept."""
     kept = {str(seed.get("seed")): number(seed.get("best_epoch")) for seed in run.record.seeds}
-    seeds: dict[str, dict[float, Sequence[float | None]]] = {}
+    seeds: dict[str, dict[int, Sequence[float | None]]] = {}
     for entry in run.log:
-        epoch = number(entry.get("epoch"))
-        if epoch is not None:
-            # A resumed run may write an epoch twice; the later line holds.
-            values = [number(entry.get("loss"), 6), number(entry.get("val_tau"), 6)]
-            seeds.setdefault(str(entry.get("seed")), {})[epoch] = values
+        # A resumed run may write an epoch twice; the later line holds.
+        values = [number(entry["loss"], 6), number(entry["val_tau"], 6)]
+        seeds.setdefault(str(entry["seed"]), {})[entry["epoch"]] = values
     return [
         {
             "seed": seed,

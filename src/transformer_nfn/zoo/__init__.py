@@ -3,7 +3,7 @@
 from transformer_nfn.zoo.errors import DataError, ImportFileError, StoreError, ZooError
 from transformer_nfn.zoo.module import SmallTransformer
 from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup, size_groups
-from transformer_nfn.zoo.store import MixedZoo, Zoo, open_zoo
+from transformer_nfn.zoo.store import MixedZoo, ModelZoo, Zoo, open_task_zoo, open_zoo
 from transformer_nfn.zoo.training.build import build, build_mixed
 from transformer_nfn.zoo.training.grid import Config, grid, sample
 from transformer_nfn.zoo.training.plan import BuildOptions
@@ -17,6 +17,7 @@ __all__ = [
     "DataError",
     "ImportFileError",
     "MixedZoo",
+    "ModelZoo",
     "NetworkSizes",
     "Recipe",
     "SizeGroup",
@@ -28,6 +29,7 @@ __all__ = [
     "build_mixed",
     "grid",
     "load_task",
+    "open_task_zoo",
     "open_zoo",
     "sample",
     "size_groups",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import json
 import math
 import re
@@ -25,17 +23,17 @@ from torch import Tensor
 
 from transformer_nfn.errors import CheckpointError, TransformerNFNError
 from transformer_nfn.io.checkpoint import Checkpoint
-from transformer_nfn.io.files import atomic_folder
+from transformer_nfn.io.files import atomic_folder, read_regular
 from transformer_nfn.known_tasks import BLOCKS, HEADS, KNOWN_TASKS, UNKNOWN_SEEDS, WIDTH
 from transformer_nfn.zoo.errors import ImportFileError, StoreError, ZooError
 from transformer_nfn.zoo.module import HEADS_KEY, from_state_dict, heads_in, to_state_dict
 from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup
 from transformer_nfn.zoo.store.folder import Folder, check_fresh, check_outside_zoos
 from transformer_nfn.zoo.store.shards import write_shard
-from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo, open_zoo, write_groups
+from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo, open_task_zoo, write_groups
+from transformer_nfn.zoo.targets import NUMBER, read_csv_rows
 
 _FILE = re.compile(r"(?P<run>.+)_(?P<epoch>best1?|[0-9]+)_(?P<accuracy>[0-9]+)\.pt")
-_NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 _ACCURACY = ("test_top1_accuracy", "test_accuracy")
 # Our columns, and their names in the authors' tables.
 _COLUMNS = {
@@ -101,7 +99,7 @@ def import_authors(source: Path, out: Path) -> tuple[Zoo | MixedZoo, Imported]:
             _import_groups(groups, made, source, report)
         else:
             _import_zoo(folder, made, source, report)
-    return open_zoo(out), report
+    return open_task_zoo(out), report
 
 
 def _group_folders(folder: Path) -> dict[SizeGroup, Path]:
@@ -319,19 +317,12 @@ def _several_tasks(source: Path, names: list[str]) -> ImportFileError:
 
 
 def _read_table(path: Path) -> Table:
-    if not path.is_file():
-        raise ImportFileError(f"'{path.name}' is not a file")
     try:
-        text = path.read_bytes().decode("utf-8-sig")  # some programs write a byte-order mark
-        rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
-    except UnicodeDecodeError as error:
-        raise ImportFileError(f"'{path.name}' is not UTF-8: {error}") from error
-    except (csv.Error, OSError) as error:
-        raise ImportFileError(f"'{path.name}' is not a table in CSV: {error}") from error
+        _, rows = read_csv_rows(read_regular(path), path.name)
+    except OSError as error:
+        raise ImportFileError(f"'{path.name}' cannot be read: {error}") from error
     table: Table = {}
-    for number, row in enumerate(rows, 1):
-        if None in row or "\0" in "".join(value or "" for value in row.values()):
-            raise ImportFileError(f"'{path.name}', row {number}: more cells than columns, or a NUL")
+    for row in rows:
         if row.get("ckpt_file"):
             key = PurePosixPath(row["ckpt_file"]).name
             table[key] = {k: v for k, v in row.items() if k and v}
@@ -340,7 +331,7 @@ def _read_table(path: Path) -> Table:
 
 def _number(column: str, text: str, file: str, most: float = math.inf) -> float:
     """Parse a finite number from 0 to ``most``."""
-    value = float(text) if _NUMBER.fullmatch(text) else math.nan
+    value = float(text) if NUMBER.fullmatch(text) else math.nan
     if not 0 <= value <= most or math.isinf(value):
         span = "at least 0" if math.isinf(most) else f"from 0 to {most:g}"
         raise ImportFileError(
@@ -353,7 +344,7 @@ def _seed(text: str, file: str) -> int:
     """Parse a whole number of up to 63 bits, also one written as ``3.0``."""
     stripped = text.strip()
     seed = None
-    if _NUMBER.fullmatch(stripped):
+    if NUMBER.fullmatch(stripped):
         value = float(stripped)
         if re.fullmatch(r"[+-]?[0-9]{1,20}", stripped):
             seed = int(stripped)

@@ -106,21 +106,13 @@ LARGEST = 1 << 16
 DEEPEST = 1000
 
 
-def check_sizes(data: Mapping[str, Any]) -> None:
-    """Refuses sizes that are no whole numbers or that no network here can have.
-
-    Args:
-        data: an architecture in JSON; what it lacks is for the caller to say.
-    """
-    fields = Fields(data, "an architecture in JSON", ZooError)
+def check_sizes(fields: Fields) -> None:
+    """Refuse sizes that are missing, no whole numbers, or that no network here can have."""
     for name in ("tokens", "classes", "d_model", "heads", "d_ff"):
-        if name in data:
-            fields.whole(name, 1, LARGEST)
-    if "patch" in data:
-        fields.whole("patch", 0, LARGEST)
-    if "blocks" in data:
-        fields.whole("blocks", 1, DEEPEST)
-    width, heads = data.get("d_model", 1), data.get("heads", 1)
+        fields.whole(name, 1, LARGEST)
+    fields.whole("patch", 0, LARGEST)
+    fields.whole("blocks", 1, DEEPEST)
+    width, heads = fields.data["d_model"], fields.data["heads"]
     if width % heads:
         raise ZooError(f"an architecture in JSON: {width} numbers do not split into {heads} heads")
 
@@ -269,7 +261,7 @@ class NetworkSizes:
     def from_json(data: Mapping[str, Any]) -> NetworkSizes:
         """Reads what `to_json` wrote."""
         try:
-            check_sizes(data)
+            check_sizes(Fields(data, "an architecture in JSON", ZooError))
             return NetworkSizes(**data)
         except TypeError as error:
             raise ZooError(f"an architecture in JSON is malformed: {error}") from error

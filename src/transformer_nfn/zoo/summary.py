@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,15 @@ from transformer_nfn.io.files import blank_figure, save_figure
 from transformer_nfn.known_tasks import seeds_text, task_title
 from transformer_nfn.zoo.damage import ORIGIN, damages
 from transformer_nfn.zoo.errors import ZooError
+from transformer_nfn.zoo.store.model_zoo import ModelZoo
 from transformer_nfn.zoo.store.zoo import MixedZoo, Zoo
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Values of a target of text that a summary counts.
+VALUES = 8
 # Panels per line in the figure of a mixed zoo.
 COLUMNS = 6
 
@@ -89,6 +93,25 @@ def _quartiles(values: np.ndarray) -> dict[str, float | int]:
     names = ("min", "q1", "median", "q3", "max")
     quantiles = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
     return {"count": len(values), **dict(zip(names, quantiles, strict=True))}
+
+
+def summarise_models(zoo: ModelZoo) -> dict[str, Any]:
+    """Families, targets and bytes of a zoo of checkpoints as plain JSON values."""
+    targets: dict[str, dict[str, Any]] = {}
+    for name, column in zoo.targets.items():
+        if column.dtype == object:
+            values = Counter(column.tolist())
+            targets[name] = {"distinct": len(values), "values": dict(values.most_common(VALUES))}
+        else:
+            targets[name] = _quartiles(column.astype(float))
+    return {
+        "path": str(zoo.path),
+        "made_by": zoo.metadata["made_by"],
+        "networks": len(zoo),
+        "families": dict(Counter(zoo.table["family"].tolist()).most_common()),
+        "bytes": int(zoo.table["bytes"].sum()),
+        "targets": targets,
+    }
 
 
 def accuracy_counts(zoo: Zoo, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,14 @@ import numpy as np
 import torch
 
 from transformer_nfn.zoo.errors import StoreError, ZooError
-from transformer_nfn.zoo.store.folder import VECTORS_FILE, Checksums, Folder
+from transformer_nfn.zoo.store.folder import (
+    MODELS_KIND,
+    VECTORS_FILE,
+    Checksums,
+    Folder,
+    zoo_kind,
+)
+from transformer_nfn.zoo.store.model_zoo import ModelZoo
 from transformer_nfn.zoo.store.shards import ShardReader, read_header
 from transformer_nfn.zoo.store.zoo import Zoo, is_mixed, read_groups
 from transformer_nfn.zoo.training.tasks import Task, TextTask, load_task
@@ -66,6 +73,8 @@ def verify(
 ) -> Verdict:
     """Check every byte of a zoo, then test a sample of its networks again.
 
+    Networks of a zoo of checkpoints have no task here, and are not tested.
+
     Args:
         path: the zoo; of a mixed zoo every size group is verified.
         data: the folder of the task's files, for the test data; None fetches them.
@@ -84,13 +93,14 @@ def verify(
         raise ZooError(f"tolerance must be at least 0 test samples, found {tolerance}")
     path = Path(path)
     if is_mixed(path):
-        one = partial(
-            verify, data=data, sample=sample, seed=seed, tolerance=tolerance, tick=tick
-        )
+        one = partial(verify, data=data, sample=sample, seed=seed, tolerance=tolerance, tick=tick)
         return _verify_groups(path, one)
     if not (path / "zoo.json").exists():
         raise StoreError(f"'{path}' is not a zoo: it has no zoo.json")
     verdict = Verdict()
+    if zoo_kind(path) == MODELS_KIND:
+        _verify_models(path, verdict)
+        return verdict
     try:
         folder = Folder.open(path)
         index = folder.index()
@@ -132,6 +142,16 @@ def _verify_groups(path: Path, verify_one: Callable[[Path], Verdict]) -> Verdict
         total.tolerance = one.tolerance
         total.note = total.note or one.note
     return total
+
+
+def _verify_models(path: Path, verdict: Verdict) -> None:
+    try:
+        zoo = ModelZoo.open(path)
+    except StoreError as error:
+        verdict.problems.append(str(error))
+        return
+    verdict.problems, verdict.networks = zoo.verify(), len(zoo)
+    verdict.note = "not re-run: targets of your own are not measured here"
 
 
 def _check_small_files(folder: Folder, verdict: Verdict) -> None:

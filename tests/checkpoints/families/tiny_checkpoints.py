@@ -24,6 +24,10 @@ POSITIONS = SMALL | WORDS | {"max_position_embeddings": 9}
 IMAGES = SMALL | {"image_size": 8, "patch_size": 4, "num_channels": 3}
 GPT2 = {"n_embd": 16, "n_head": 4, "n_layer": 2, "n_positions": 9} | WORDS
 T5 = {"d_model": 16, "d_kv": 6, "d_ff": 20, "num_layers": 2, "num_heads": 4} | WORDS
+BART = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1} | WORDS
+BART |= {"max_position_embeddings": 9}
+BART |= {f"{s}_attention_heads": 4 for s in ("encoder", "decoder")}
+BART |= {f"{s}_ffn_dim": 20 for s in ("encoder", "decoder")}
 DISTIL = {"dim": 16, "n_heads": 4, "n_layers": 2, "hidden_dim": 20, "max_position_embeddings": 9}
 OPT = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "ffn_dim": 20}
 OPT |= WORDS | {"max_position_embeddings": 9, "word_embed_proj_dim": 16}
@@ -116,7 +120,11 @@ MORE: dict[str, Callable[[], nn.Module]] = {
         "Qwen3Moe", "ForCausalLM", GROUPED,
         num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, head_dim=6,
     ),
+    "olmoe": _case("Olmoe", "ForCausalLM", GROUPED, num_experts=4, num_experts_per_tok=2),
     "bloom": _case("Bloom", "ForCausalLM", SMALL | WORDS, n_head=4, n_layer=2),
+    "bart": _case("Bart", "ForConditionalGeneration", BART),
+    "bart classifier": _case("Bart", "ForSequenceClassification", BART),
+    "bart questions": _case("Bart", "ForQuestionAnswering", BART),
 }  # fmt: skip
 """Models whose blocks are compared with the library's as a whole, in ``tests/functional``."""
 

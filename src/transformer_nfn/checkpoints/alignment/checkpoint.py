@@ -57,7 +57,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
 from transformer_nfn.checkpoints.symmetries.norms import nonzero
 from transformer_nfn.checkpoints.symmetries.stream import Cross, allowed
 from transformer_nfn.errors import SpaceError, TransformerNFNError, WriteError
-from transformer_nfn.functional.description import StreamGroup, Transformer
+from transformer_nfn.functional.description import POSITIONS, StreamGroup, Transformer
 from transformer_nfn.io.files import made_folder, take_name
 
 ROUNDS = 40
@@ -124,9 +124,8 @@ class Alignment:
         self._stream, self.rounds = self._search(rounds)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        memory = None
-        if len(self.config.stacks) > 1:
-            memory = nonzero(self._B["encoder.norm.g"].double())
+        memory = self._B.read(self.config.memory_norm, torch.float64)
+        memory = {n: nonzero(w) if n.endswith(".g") else w for n, w in memory.items()}
         for name, w in self._ends.moved(self._stream, memory):
             self._count("ends", self.after, w, self._ends.b[name])
             yield name, w
@@ -304,7 +303,7 @@ def check_comparable(a: Transformer, b: Transformer) -> None:
             if s != replace(t, attention=replace(t.attention, window=s.attention.window)):
                 raise error(f"block {x.prefix}{i} is not of one kind in both", s, t)
     for name, shape in a.tensors.items():
-        if name in (*LONG, "position", "type") or name.startswith("kept."):
+        if name in (*LONG, *POSITIONS, "type") or name.startswith("kept."):
             continue
         if b.tensors.get(name) != shape:
             raise error(f"'{name}' is not the same tensor in both", shape, b.tensors.get(name))
@@ -441,8 +440,9 @@ def free_place(out: Path) -> Path:
 def _compare_outputs(A: Model, moved: Model) -> tuple[float, float]:
     """Relative difference of two models' outputs, and the effect of rounding A's weights."""
     length = LENGTH
-    if A.description.inputs == "tokens" and A.description.has("position"):
-        length = min(length, A.description.tensors["position"][0] - A.description.position_offset)
+    if A.description.inputs == "tokens":
+        rows = (A.names[name][0] for name in POSITIONS if name in A.names)
+        length = min([length, *(n - A.description.position_offset for n in rows)])
     generator = torch.Generator().manual_seed(0)
     inputs, decoder = random_inputs(A.description, length, A.description.vocab, generator)
     expected, outputs, perturbed = (

@@ -103,7 +103,7 @@ def out_of_frame(
     """
     for symmetry, site in sites:
         a, b = site.pick(weights), site.pick(target)
-        common = [k for k, name in site.names.items() if name in shared]
+        common = [k for k, n in site.names.items() if n in shared and k not in symmetry.reads]
         x, y = ({k: w[k] for k in common} if common else w for w in (a, b))
         weights |= site.put(symmetry.act(site, a, symmetry.fit(site, x, y)))
 
@@ -140,18 +140,18 @@ class Ends:
             a, b = (self._framed(side, rows) for side in (self.a, self.b))
             for name, w in a.items():
                 copied = name == "head" and (self.config.tied or self.config.mlm is not None)
-                left_out = name == "encoder.norm.g" or name.startswith("extra.mlm")
+                left_out = name in self.config.memory_norm or name.startswith("extra.mlm")
                 if (number and name not in LONG) or copied or left_out:
                     continue
                 if total.add(name, w, b[name]):
                     self.size += float(w.square().sum() + b[name].square().sum())
         return total
 
-    def moved(self, stream: StreamMap, memory: Tensor | None) -> Iterator[tuple[str, Tensor]]:
+    def moved(self, stream: StreamMap, memory: Weights) -> Iterator[tuple[str, Tensor]]:
         """A's ends, turned and as near to B's as they get, by canonical name.
 
         Args:
-            memory: gain of the norm after an encoder.
+            memory: the norm after an encoder, which is none of these.
         """
         orders = self._fit_orders(stream)
         sums = self._gain_sums(stream, orders)
@@ -170,8 +170,7 @@ class Ends:
                     g = symmetry.fit(site, a, b)
                 weights |= site.put(symmetry.act(site, a, g))
             weights = self._shifted(weights, shifts)
-            if memory is not None:
-                weights["encoder.norm.g"] = memory
+            weights |= memory
             for name, w in long.items():
                 entries(name, w, rows).copy_(weights.pop(name))
             if number == 0:

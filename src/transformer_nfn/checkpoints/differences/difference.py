@@ -26,7 +26,6 @@ from transformer_nfn.checkpoints.differences.matching import (
 from transformer_nfn.checkpoints.differences.result import Difference, Merge
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import Tolerance
-from transformer_nfn.checkpoints.proof.ends import ADDED
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.relations import Relation, relate
 from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
@@ -211,10 +210,10 @@ def _tables(a: Reduced, b: Reduced, stream: StreamMap) -> Iterator[Matched]:
         values = own.value.unsqueeze(-1), stream(other.value).unsqueeze(-1)
         moved[name] = Matched(name, *values, noise)
     # A vector may have been moved from one table to another that is added to it.
-    added = [n for n in ADDED if n in moved]
-    for name in added[:-1]:
+    first, last = ([n for n in names if n in moved] for names in a.description.added)
+    for name in first if last else ():
         shift = (moved[name].a - moved[name].b).median(0).values  # whatever some rows did
-        for n, sign in ((name, 1), (added[-1], -1)):
+        for n, sign in ((name, 1), *((n, -1) for n in last)):
             moved[n] = replace(moved[n], b=moved[n].b + sign * shift)
     return iter(moved.values())
 

@@ -23,6 +23,7 @@ from transformer_nfn.checkpoints.symmetries import (
     ValueOutputBasis,
 )
 from transformer_nfn.checkpoints.symmetries.neurons import neuron_scales
+from transformer_nfn.checkpoints.symmetries.query_key_norm import GAINS, reorder_gains
 from transformer_nfn.functional.description import Attention, axes_of
 from transformer_nfn.spaces.actions.permutation import match_rows
 from transformer_nfn.spaces.actions.solvers import Pair
@@ -180,6 +181,10 @@ class AlignedBlock:
                 for p, o in zip(pieces, orders, strict=True)
             ]
             sides.append(Side.of(weights[0], self._read(weights[1]), *biases))
+            gain = f"{part.lower()}_norm.g"
+            if config.qk_norm == "all heads":
+                for p, o in zip(pieces, orders, strict=True):
+                    p[gain] = _taken(p[gain], o)
         config = self._cut(prefix, config)
         names = (f"{prefix}W_Q", f"{prefix}W_K")
         shared = SharedBasis(
@@ -190,11 +195,11 @@ class AlignedBlock:
         rows = [[x.reshape(config.groups, -1, config.d_k) for x in (s.a, s.b)] for s in sides]
         equal = equal_pairs((pieces[0], pieces[1]), config)
         G, order = normed_basis(config, (rows[0][0], rows[0][1]), (rows[1][0], rows[1][1]), equal)
-        back = order.argsort()
+        back = order.argsort(-1)
         norms: list[Matched] = []
-        for name in ("q_norm.g", "k_norm.g"):
+        for name in GAINS:
             x, y = (side[name] for side in pieces)
-            moved = Piece(y.value[back], y.error.sum())
+            moved = Piece(reorder_gains(y.value, back), y.error.sum())
             norms += self._vector(f"{prefix}{name}", Piece(x.value, x.error.sum()), moved, None)
         return (*shared.matched(G), *norms)
 

@@ -23,6 +23,8 @@ ROLES = {
     "cross.W_Q": "cross q", "cross.W_K": "cross k", "cross.W_V": "cross v", "cross.W_O": "cross o",
     "W_G": "gate", "W_A": "up", "W_B": "down",
     "token": "token embedding", "position": "position embedding", "type": "token types",
+    "encoder.position": "encoder position embedding",
+    "decoder.position": "decoder position embedding",
     "patch": "patch embedding", "head": "output matrix",
 }  # fmt: skip
 """What tensors are called in sentences; others go by their canonical names."""

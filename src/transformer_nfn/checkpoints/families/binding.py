@@ -179,6 +179,15 @@ def bind(
     )  # fmt: skip
 
 
+def with_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with fields of a user, which also take precedence over those in its tables."""
+    out = {**config, **settings}
+    for table in ("rope_parameters", "rope_scaling"):
+        if isinstance(out.get(table), Mapping):
+            out[table] = {k: v for k, v in out[table].items() if k not in settings}
+    return out
+
+
 def complete_config(
     family: Family, config: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -199,10 +208,7 @@ def complete_config(
         if fnmatchcase(str(stated.get("architecture")), pattern):
             presets |= fields
     defaults = family.defaults if family.named_by(stated) else {}
-    out = {**defaults, **family.config, **presets, **config, **settings}
-    for table in ("rope_parameters", "rope_scaling"):
-        if isinstance(out.get(table), Mapping):
-            out[table] = {k: v for k, v in out[table].items() if k not in settings}
+    out = with_settings({**defaults, **family.config, **presets, **config}, settings)
     if isinstance(out.get("architectures"), str):
         out["architectures"] = [out["architectures"]]
     # A size is never a field of the same name.

@@ -344,8 +344,10 @@ def _line(key: str, text: str, *, before: str = "", outside: bool = False) -> Li
 def _slot(key: str, words: str, before: str) -> Slot:
     name, colon, text = words.partition(":")
     name = before + name.strip()
+    layout = Layout.parse(text.strip())
+    named = sorted(axis for axis in layout.atoms if axis != "+")
     try:
-        axes = axes_of(name)
+        axes = axes_of(name, len(named))
     except KeyError:
         axes = ()
     if not colon or not axes:
@@ -353,8 +355,6 @@ def _slot(key: str, words: str, before: str) -> Slot:
             f"the line '{key}' must say 'TENSOR: LAYOUT' with a tensor of a transformer, found "
             f"'{words.strip()}'"
         )
-    layout = Layout.parse(text.strip())
-    named = sorted(axis for axis in layout.atoms if axis != "+")
     if named != sorted(axes):
         raise SpaceError(
             f"the layout of '{name}' in '{key}' must name {' '.join(axes)} once each, found "

@@ -35,12 +35,19 @@ from transformer_nfn.functional.description import (
     Block,
     Mlp,
     Order,
+    QueryKeyNorm,
     RotaryScaling,
     Stack,
     Transformer,
 )
 from transformer_nfn.io.adapter import BASE_FIELD, Adapter, adapted, is_adapter
-from transformer_nfn.io.checkpoint import Checkpoint, OpenFiles, check_no_nan, check_plain
+from transformer_nfn.io.checkpoint import (
+    Checkpoint,
+    OpenFiles,
+    check_no_nan,
+    check_numbers,
+    check_plain,
+)
 from transformer_nfn.io.gguf_file import ARCHITECTURE
 from transformer_nfn.io.layout import take
 
@@ -223,10 +230,7 @@ class Model(OpenFiles):
 
     def _finite(self, key: str) -> Tensor:
         found = self.checkpoint[key]
-        if found.numel() and not all(bool(torch.isfinite(x)) for x in torch.aminmax(found)):
-            raise CheckpointError(
-                f"'{self.where}': '{key}' expected numbers, found NaN or infinity"
-            )
+        check_numbers(found, f"'{self.where}': '{key}'")
         return found
 
     def close(self) -> None:
@@ -456,6 +460,7 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
         rotary, base, scaling = read_rotary(binding.config, d_k, where, part=part)
     window = facts.number_or_none("window", 1, **more)
     table = f"{prefix}0.bias_table" in names
+    norms: dict[int, QueryKeyNorm | None] = {0: None, 1: "each head", 2: "all heads"}
     attention = Attention(
         heads=sizes["head"].size,
         groups=sizes["group"].size,
@@ -466,7 +471,7 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
         rotary=rotary,
         rotary_base=base,
         rotary_scaling=scaling,
-        qk_norm=f"{at}q_norm.g" in names,
+        qk_norm=norms[len(names.get(f"{at}q_norm.g", ()))],
         softcap=facts.number_or_none("softcap", 1e-30),
         window=None if window is None else int(window),
         position_bias=table,

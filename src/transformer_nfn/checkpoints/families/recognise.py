@@ -123,6 +123,8 @@ def _by_names(among: list[Family], infos: Mapping[str, TensorInfo], where: str) 
     fitting = [family for family in among if _fits(family, infos, where)]
     # Of two that find what they need, the one that knows all the rest is meant.
     fitting = [family for family in fitting if _knows_all(family, infos, where)] or fitting
+    # Names may agree where shapes do not.
+    fitting = [family for family in fitting if _agrees(family, infos, where)] or fitting
     # What keeps unknown tensors fits too easily.
     fitting = [family for family in fitting if not family.open] or fitting
     if len(fitting) == 1:
@@ -152,6 +154,23 @@ def _fits(family: Family, infos: Mapping[str, TensorInfo], where: str) -> bool:
         if not line.optional and not {line.counter, line.stack} & family.optional
     ]
     return all(key in keys for key in needed)
+
+
+def _agrees(family: Family, infos: Mapping[str, TensorInfo], where: str) -> bool:
+    """Whether axes of the first block that the family gives one name have one size."""
+    keys = standard_names(family, infos)
+    try:
+        prefix = find_prefix(family, keys, where)
+    except CheckpointError:
+        return False
+    sizes: dict[tuple[str, ...], int] = {}
+    for line in family.lines:
+        key = COUNTER.sub("0", prefix + line.key)
+        if line.counter and key in keys and len(line.slots) == 1:
+            dims, shape = line.slots[0].layout.dims, infos[keys[key]].shape
+            if any(sizes.setdefault(d, n) != n for d, n in zip(dims, shape, strict=False)):
+                return False
+    return True
 
 
 def _knows_all(family: Family, infos: Mapping[str, TensorInfo], where: str) -> bool:

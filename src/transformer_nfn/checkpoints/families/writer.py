@@ -122,8 +122,8 @@ class Target:
 def target_of(model: Model, *, untied: bool) -> Target:
     """As the source lies, or with an output matrix of its own where it is tied.
 
-    The bias of the output matrix stands twice in some files, and the library reads the second
-    one where nothing is tied; it is added as well.
+    The bias of the output matrix or the token embedding stands under several names in some files,
+    and the library reads each of them where nothing is tied; they are added as well.
     """
     if not (untied and model.description.tied):
         return Target(model.binding, model.names)
@@ -141,18 +141,18 @@ def target_of(model: Model, *, untied: bool) -> Target:
     token, added = holders["token"], {}
     for line in binding.family.lines:
         holds = [slot.tensor for slot in line.slots]
-        if not line.tied and (holds != ["head_bias"] or "head_bias" not in holders):
+        name = "head" if line.tied else holds[0] if len(holds) == 1 else ""
+        if name != "head" and not (name in ("token", "head_bias") and name in holders):
             continue
         key = wrapper + (line.key if line.outside else f"{prefix}{line.key}")
-        shape = file_shape(sizes, line.slots)
-        entries[key] = Entry(key, line.slots, shape, shape)
+        plain = file_shape(sizes, line.slots)
+        shape = plain if line.shape is None else tuple(map(sizes.number, line.shape))
+        entries[key] = Entry(key, line.slots, plain, shape)
         if key not in infos:
             added[key] = TensorInfo(shape, infos[token[0]].dtype)
-        if line.tied:
-            holders["head"] = (*holders.get("head", ()), key)
-        elif key not in holders["head_bias"]:
-            holders["head_bias"] = (*holders["head_bias"], key)
-    holders["token"] = tuple(key for key in token if key not in holders["head"])
+        if key not in holders.get(name, ()):
+            holders[name] = (*holders.get(name, ()), key)
+    holders["token"] = tuple(key for key in holders["token"] if key not in holders["head"])
     changes = {TIE: False} | ({TIED_SCALE: False} if TIED_SCALE in model.config else {})
     return Target(
         replace(binding, tied=False, entries=entries, holders=holders, sizes=sizes),

@@ -41,10 +41,10 @@ from transformer_nfn.checkpoints.fingerprints.fingerprint import (
     stored_rows,
 )
 from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Table
-from transformer_nfn.checkpoints.sketches import OFFSETS, turned
+from transformer_nfn.checkpoints.sketches import OFFSETS, normed_heads, read_heads, turned
 from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.functional.description import KEPT, Attention
+from transformer_nfn.functional.description import KEPT, POSITIONS, Attention
 from transformer_nfn.functional.transformer import activation
 from transformer_nfn.symmetry.sources import directions, sketch
 
@@ -309,9 +309,8 @@ def _frames(block: ReducedBlock, frame: _Frame) -> tuple[_Frame, _Frame, _Frame]
     z = frame.vectors
     W_V, W_O = block.reader("W_V")[0], block.writer("W_O")
     share = len(W_O.value) // len(W_V.value)
-    v, v_error = (
-        x.repeat_interleave(share, dim=0) for x in (_read(z, W_V.value), W_V.error.unsqueeze(-2))
-    )
+    v = read_heads(z, W_V.value).repeat_interleave(share, dim=0)
+    v_error = W_V.error.unsqueeze(-2).repeat_interleave(share, dim=0)
     written = torch.einsum("hnd,hde->ne", v, W_O.value)
     error = v_error * W_O.value.square().sum(-1).unsqueeze(-2) * len(z)
     error = error.sum() + (v.square() * W_O.error.unsqueeze(-2)).sum()
@@ -350,7 +349,7 @@ def _block_rows(
     y, out, end = (f.vectors.roll(len(z) // 2, 0) for f in (frame, middle, after))
     QK, VO, biases, written = [], [], [], []
     for prefix, attention in block.attentions():
-        scores, constant = _query_key(block, prefix, attention, z, y)
+        scores, constant = _scores(block, prefix, attention, z, y)
         QK.append(scores.evened())
         biases.append(constant)
         table = None if prefix else block.bias_table()
@@ -377,13 +376,13 @@ def _block_rows(
     )
 
 
-def _query_key(
+def _scores(
     block: ReducedBlock, prefix: str, attention: Attention, z: Tensor, y: Tensor
 ) -> tuple[_Heads, _Row]:
     """``q(z)·k(y)`` of every head without biases, and what biases add, summed over heads."""
     pieces = block.query_key(prefix, attention)
     share = attention.heads // attention.groups
-    q, k = _read(z, pieces["W_Q"].value), _read(y, pieces["W_K"].value)
+    q, k = read_heads(z, pieces["W_Q"].value), read_heads(y, pieces["W_K"].value)
     q_error, k_error = (pieces[f"W_{p}"].error.unsqueeze(-2) for p in "QK")  # [h, 1, d]
     zero = torch.zeros_like(q_error), torch.zeros_like(k_error)
     (b_Q, b_Q_error), (b_K, b_K_error) = (
@@ -393,8 +392,8 @@ def _query_key(
         for p, none in zip("QK", zero, strict=True)
     )
     if attention.qk_norm:  # which biases pass through as well
-        q, q_error = _normed(q + b_Q, q_error + b_Q_error, pieces["q_norm.g"])
-        k, k_error = _normed(k + b_K, k_error + b_K_error, pieces["k_norm.g"])
+        q, q_error = normed_heads(q + b_Q, q_error + b_Q_error, pieces["q_norm.g"], attention)
+        k, k_error = normed_heads(k + b_K, k_error + b_K_error, pieces["k_norm.g"], attention)
         b_Q, b_Q_error, b_K, b_K_error = (torch.zeros_like(x[:, :1]) for x in (q, q, k, k))
     k, k_error, b_K, b_K_error = (
         x.repeat_interleave(share, dim=0) for x in (k, k_error, b_K, b_K_error)
@@ -417,12 +416,6 @@ def _query_key(
     return _Heads(values, errors.double()), _Row(constants, error)
 
 
-def _normed(x: Tensor, error: Tensor, gain: Piece) -> tuple[Tensor, Tensor]:
-    """Queries or keys under their norm, and the expected squares of their errors."""
-    size = (x.square().mean(-1, keepdim=True) + 1e-12).sqrt()
-    return x / size * gain.value, error / size.square() * gain.value.square() + gain.error
-
-
 def _position_bias(scores: _Heads, table: Piece) -> _Row:
     """T5's table ``[buckets, h]``, each column with the scores of its head."""
     n = scores.values.shape[1]
@@ -440,17 +433,11 @@ def _value_output(
 ) -> _Heads:
     W_V, W_O = block.reader(f"{prefix}W_V")[0], block.writer(f"{prefix}W_O")
     share = attention.heads // attention.groups
-    v = _read(z, W_V.value).repeat_interleave(share, dim=0)
+    v = read_heads(z, W_V.value).repeat_interleave(share, dim=0)
     v_error = W_V.error.unsqueeze(-2).repeat_interleave(share, dim=0)
-    o = _read(y, W_O.value.mT)
+    o = read_heads(y, W_O.value.mT)
     errors = (o.square() * v_error).sum(-1) + (v.square() * W_O.error.unsqueeze(-2)).sum(-1)
     return _Heads((v * o).sum(-1).double(), errors.double())
-
-
-def _read(vectors: Tensor, W: Tensor) -> Tensor:
-    """``[n, D]`` read by every head, ``[h, D, d] → [h, n, d]``, in one product."""
-    flat = vectors @ W.movedim(0, 1).flatten(1)
-    return flat.reshape(len(vectors), len(W), -1).movedim(1, 0)
 
 
 def _mlp(block: ReducedBlock, z: Tensor, y: Tensor) -> tuple[_Row, _Row]:
@@ -532,7 +519,8 @@ def _block_sizes(block: ReducedBlock) -> Tensor:
         pieces = block.query_key(prefix, attention)
         W_Q, W_K = pieces["W_Q"].value, pieces["W_K"].value
         if attention.qk_norm:
-            W_Q, W_K = W_Q * pieces["q_norm.g"].value, W_K * pieces["k_norm.g"].value
+            W_Q = W_Q * pieces["q_norm.g"].value.unsqueeze(-2)
+            W_K = W_K * pieces["k_norm.g"].value.unsqueeze(-2)
         W_V = block.reader(f"{prefix}W_V")[0].value
         W_O = block.writer(f"{prefix}W_O").value
         QK.append(_product_sizes(W_Q.mT, W_K.mT, share))
@@ -569,13 +557,16 @@ def _end_rows(model: Reduced, frame: _Frame, last: _Frame) -> list[_Row]:
             rows[f"{name} bias"].append(bias)
 
     names = dict.fromkeys(("token", "patch", "projection"), "embedding") | {"type": "token type"}
+    names |= dict.fromkeys(POSITIONS, "position")
+    receivers = model.description.added[1]
     for table in model.tables():
         movable = shifted(model, table.name)
         row, mean, bias = _table_rows(table, z, centred=movable)
         pooler = table.name.startswith("extra.")
         add("pooler" if pooler else names.get(table.name, table.name), row, bias)
         if movable:
-            rows["input constant"].append(mean)
+            count = 1 if table.name in receivers else len(receivers)
+            rows["input constant"].append(mean.times(count))
     output = model.output()
     if output is not None:
         row, _, bias = _table_rows(output, z)

@@ -14,6 +14,12 @@ from transformer_nfn.checkpoints.sketches import HeadSketch
 from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, ValueOutputBasis
 from transformer_nfn.checkpoints.symmetries.attention import query_key_rows
 from transformer_nfn.checkpoints.symmetries.base import Site
+from transformer_nfn.checkpoints.symmetries.query_key_norm import (
+    GAINS,
+    by_group,
+    reorder_gains,
+    turned_order,
+)
 from transformer_nfn.functional.description import Attention
 from transformer_nfn.spaces.actions import ComplexScale
 from transformer_nfn.spaces.actions.permutation import assign_in_groups
@@ -120,8 +126,9 @@ def _queries_and_keys(
     for p, order in orders.items():
         W = A[f"W_{p}"]
         A[f"W_{p}"] = Piece(block.streams.before.columns(W.value[order]), W.error[order])
-        if f"b_{p}" in A:
-            A[f"b_{p}"] = Piece(A[f"b_{p}"].value[order], A[f"b_{p}"].error[order])
+        for name in (f"b_{p}", f"{p.lower()}_norm.g"):
+            if name in A and A[name].value.ndim == 2:
+                A[name] = Piece(A[name].value[order], A[name].error[order])
     a, b = ({name: side[name].value for name in ("W_Q", "W_K")} for side in (A, B))
     for bias, weight in (("b_Q", "W_Q"), ("b_K", "W_K")):
         if bias in A:
@@ -129,9 +136,8 @@ def _queries_and_keys(
             precision = _precision(A[bias], B[bias], A[weight], B[weight])
             a[bias], b[bias] = A[bias].value * precision, B[bias].value * precision
     plain, dual = query_key_rows(config, a, b)
-    gains = torch.arange(config.d_k)
     if config.qk_norm:
-        G, gains = normed_basis(config, plain, dual, equal_pairs((A, B), config))
+        G, gain_order = normed_basis(config, plain, dual, equal_pairs((A, B), config))
     else:
         errors: list[Pair] = []
         for p in "QK":
@@ -162,11 +168,11 @@ def _queries_and_keys(
         matrix, partners = (spread, keys) if "Q" in name else (G.mT, (Q_grams[1], Q_grams[0]))
         block.rebased(f"{prefix}{name}", values, noise_of, matrix, partners)
     if config.qk_norm:
-        for name in ("q_norm.g", "k_norm.g"):
-            residual = (A[name].value[gains] - B[name].value).square().sum()
-            error = (A[name].error + B[name].error).sum()
-            squares = Squares(residual, error, B[name].value.square().sum())
-            block.add(f"{prefix}{name}", squares, 1, sites=False)
+        for name in GAINS:
+            moved, gain = reorder_gains(A[name].value, gain_order), B[name].value
+            parts = (moved - gain).square(), A[name].error + B[name].error, gain.square()
+            squares = Squares(*(torch.atleast_2d(x).sum(-1) for x in parts))
+            block.add(f"{prefix}{name}", squares, config.d_k, sites=gain.ndim > 1)
     return G
 
 
@@ -216,26 +222,28 @@ def _both_and_each(noise: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 
 def equal_pairs(models: tuple[Mapping[str, Piece], ...], config: Attention) -> Tensor:
-    """Rotary pairs whose two gains are equal in both models: these may rotate by any angle."""
+    """Rotary pairs whose two gains are equal in both models: these may rotate by any angle.
+
+    ``[1, rotary / 2]``, or a row for each group with gains of its own.
+    """
     half = config.rotary // 2
-    out = torch.ones(half, dtype=torch.bool)
+    out = torch.ones(config.gain_groups, half, dtype=torch.bool)
     for pieces in models:
-        for name in ("q_norm.g", "k_norm.g"):
-            gain, error = pieces[name].value, pieces[name].error
-            first, second = gain[:half], gain[half : 2 * half]
-            noise = error[:half] + error[half : 2 * half]
-            out &= (first - second).square() <= 4 * noise
+        for name in GAINS:
+            gain, error = (by_group(x, len(out)) for x in (pieces[name].value, pieces[name].error))
+            first, second = gain[..., :half], gain[..., half : 2 * half]
+            noise = error[..., :half] + error[..., half : 2 * half]
+            out &= ((first - second).square() <= 4 * noise).all(1)
     return out
 
 
 def normed_basis(config: Attention, plain: Pair, dual: Pair, equal: Tensor) -> Pair:
-    """Basis under a norm on queries and keys, and the order of its gains.
+    """Basis under a norm on queries and keys, and the order of its gains, see `reorder_gains`.
 
     Quarter turns and signs are fitted together here, since pairs with equal gains, which rotate
     by any angle, are no symmetry of the architecture but of these weights.
     """
-    rotary, half = config.rotary, config.rotary // 2
-    gains = torch.arange(config.d_k)
+    rotary, turned = config.rotary, torch.zeros_like(equal)
     G = torch.zeros(config.groups, config.d_k, config.d_k, dtype=torch.float64)
     if rotary:
         Q, K = (
@@ -244,11 +252,9 @@ def normed_basis(config: Attention, plain: Pair, dual: Pair, equal: Tensor) -> P
         )
         scales, turned = nearest_quarter_turns(Q, K, equal)
         G[:, :rotary, :rotary] = HALVES.matrix(scales)
-        first = turned.nonzero().squeeze(-1)
-        gains[first], gains[first + half] = first + half, first
     inner = torch.stack([(x * y)[..., rotary:].sum(-2) for x, y in (plain, dual)]).sum(0)
     G[:, rotary:, rotary:] = torch.diag_embed(signs(inner))
-    return G, gains
+    return G, turned_order(turned, config.d_k)
 
 
 def _values_and_outputs(

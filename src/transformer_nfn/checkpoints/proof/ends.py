@@ -21,8 +21,6 @@ from transformer_nfn.checkpoints.symmetries.base import block_parts
 from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
 from transformer_nfn.spaces.actions.permutation import match_rows
 
-ADDED = ("token", "type", "position")
-
 
 @dataclass(frozen=True)
 class Outputs:
@@ -102,23 +100,22 @@ def is_output(name: str, config: Transformer) -> bool:
 
 
 def table_shifts(A: Reduced, B: Reduced, stream: StreamMap) -> dict[str, Piece]:
-    """Vectors added to each table on the way from A to B; they add up to zero.
+    """Vectors added to each table on the way from A to B; those of a stack add up to zero.
 
     A shift has the rounding error of the means that it comes from: a row of zeros has none.
     """
-    names = [n for n in ADDED if n in A.names and n in B.names]
-    if len(names) < 2:
-        return {}
+    first, last = ([n for n in names if n in B.names] for names in A.description.added)
     shifts: dict[str, Piece] = {}
-    for name in names[:-1]:
+    for name in first if last else ():
         a, b = (_mean(next(iter(side.tables((name,))))) for side in (A, B))
         shifts[name] = Piece(b.value - stream(a.value), a.error + b.error)
+    if not shifts:
+        return {}
     total, error = (
         torch.stack([getattr(shift, part) for shift in shifts.values()]).sum(0)
         for part in ("value", "error")
     )
-    shifts[names[-1]] = Piece(-total, error)
-    return shifts
+    return shifts | dict.fromkeys(last, Piece(-total, error))
 
 
 def _mean(table: Table) -> Piece:

@@ -32,7 +32,7 @@ from transformer_nfn.checkpoints.stream import (
     refine_stream,
 )
 from transformer_nfn.checkpoints.symmetries import StreamMap
-from transformer_nfn.functional.description import KEPT
+from transformer_nfn.functional.description import KEPT, POSITIONS
 
 PROBES = 64
 """Probes by which heads and neurons are matched; their tensors are then checked in full."""
@@ -213,7 +213,7 @@ def _all_near(checks: tuple[Check, ...]) -> bool:
 
 def _places(named: tuple[str, ...]) -> set[str]:
     """Places of named tensors; those that share a fitted basis or shift are one place."""
-    if set(named) <= {"token", "position", "type"}:
+    if set(named) <= {"token", "type", *POSITIONS}:
         return {"embeddings"}
     pairs = {"W_Q": "W_K", "W_V": "W_O", "b_Q": "W_K", "b_K": "W_K"}
     pairs |= dict.fromkeys(("W_A", "b_A", "W_G", "b_G"), "W_B")

@@ -113,7 +113,7 @@ class HeadPermutation(Symmetry[HeadOrder]):
         """Reorders every axis of heads and of groups."""
         out = {}
         for name, w in weights.items():
-            for dim, axis in enumerate(axes_of(site.names[name])):
+            for dim, axis in enumerate(axes_of(site.names[name], w.ndim)):
                 if axis in ("head", "group"):
                     order = g.queries if axis == "head" else g.groups
                     out[name] = w.index_select(dim, order)
@@ -421,7 +421,7 @@ def head_similarity(
     """
     queries = [_with_bias(w, "Q") for w in (a, b)]
     if config.qk_norm:
-        gains = [w["q_norm.g"] * w["k_norm.g"] for w in (a, b)]
+        gains = [score_gains(w["q_norm.g"], w["k_norm.g"]) for w in (a, b)]
         queries = [q * gain.to(q) for q, gain in zip(queries, gains, strict=True)]
     total = _product_cosines(queries, [w["W_K"] for w in (a, b)])
     if outputs_known:
@@ -431,6 +431,12 @@ def head_similarity(
         x, y = (z / z.norm(dim=-1, keepdim=True).clamp_min(1e-300) for z in (x, y))
         total = total + y @ x.mT
     return total
+
+
+def score_gains(q: Tensor, k: Tensor) -> Tensor:
+    """Product of the gains of queries and keys, which scores see, ``[1 or h, 1, d_k]``."""
+    q, k = (torch.atleast_2d(gain) for gain in (q, k))
+    return (q * k.repeat_interleave(len(q) // len(k), 0)).unsqueeze(-2)
 
 
 def _product_cosines(left: list[Tensor], right: list[Tensor]) -> Tensor:

@@ -68,11 +68,11 @@ def block_parts(model: Transformer) -> Iterator[Part]:
             names = dict(grouped.get(f"{stack.prefix}{i}", {}))
             if block.order == "post" and stack.repeats == 1:
                 names = {k: n for k, n in names.items() if not k.startswith("norm_2.")}
-                before = f"{stack.prefix}{i - 1}.norm_2" if i else "embed_norm"
+                before = f"{stack.prefix}{i - 1}.norm_2" if i else f"{stack.prefix}embed_norm"
                 names |= {
                     f"norm_0.{p}": f"{before}.{p}" for p in "gb" if f"{before}.{p}" in model.tensors
                 }
-            context = () if block.cross is None else ("encoder.norm.g",)
+            context = () if block.cross is None else model.memory_norm
             yield Part(model, f"{stack.prefix}{i}", names, stack, block, context)
 
 
@@ -99,9 +99,7 @@ def ends_part(model: Transformer) -> Part:
     """
     taken = {name for part in block_parts(model) for name in part.names.values()}
     names = {}
-    last = model.stacks[-1]
-    final = "norm" if last.final_norm or last.repeats > 1 else f"{len(last.blocks) - 1}.norm_2"
-    final = f"{last.prefix}{final}."
+    final = f"{model.stacks[-1].last_norm}."
     for name in model.tensors:
         if name not in taken and not name.startswith(KEPT):
             short = f"norm.{name.removeprefix(final)}" if name.startswith(final) else name
@@ -175,6 +173,8 @@ class Symmetry(ABC, Generic[Element]):
 
     name: ClassVar[str]
     """Name in tables."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Tensors of a site that it never changes; they may belong to another part."""
 
     @abstractmethod
     def sites(self, model: Transformer) -> Iterable[Site]:

@@ -16,12 +16,12 @@ from transformer_nfn.checkpoints.symmetries.base import (
     ends_part,
     noise,
 )
-from transformer_nfn.functional.description import Transformer
+from transformer_nfn.functional.description import POSITIONS, Transformer
 from transformer_nfn.spaces.actions import Drawing, Size
 
 
 class EmbeddingShift(Additive[Weights]):
-    """A vector from all rows of an embedding to the rows of ``position`` it is added to.
+    """A vector from all rows of an embedding to the rows of the positions it is added to.
 
     An element has a vector ``[D]`` for each of ``token`` and ``type``; for images one for
     ``cls`` (and the distillation token, ``dist``) and one for ``patch_bias``.
@@ -41,48 +41,57 @@ class EmbeddingShift(Additive[Weights]):
         images = model.inputs == "patches"
         others = ("cls", "dist", "patch_bias") if images else ("token", "type")
         added = chosen(names, [n for n in others if not (n == "token" and model.tied)])
-        if "position" in names and added:
-            yield Site(model, {"position": names["position"], **added}, images)
+        positions = chosen(names, POSITIONS)
+        if positions and added:
+            yield Site(model, positions | added, images)
 
     def _sources(self, site: Site) -> tuple[str, ...]:
         return tuple(n for n in ("token", "type", "cls", "patch_bias") if n in site.names)
+
+    def _scale(self, site: Site, name: str) -> float:
+        """What the network multiplies an embedding by before it is added."""
+        return site.model.embedding_scale if name == "token" else 1.0
 
     def size(self, site: Site) -> Size:
         """One vector for each source."""
         return Size(site.model.width * len(self._sources(site)))
 
     def draw(self, site: Site, weights: Tensors, how: Drawing) -> Weights:
-        """Vectors of the size of ``position``."""
-        vectors = noise((2, site.model.width), weights["position"], how)
+        """Vectors of the size of the positions."""
+        position = next(weights[n] for n in POSITIONS if n in weights)
+        vectors = noise((2, site.model.width), position, how)
         sources = self._sources(site)
         if site.detail:  # the first tokens, then patches, whichever there are
             return {n: vectors[int(n == "patch_bias")] for n in sources}
         return dict(zip(sources, vectors, strict=False))
 
     def act(self, site: Site, weights: Tensors, g: Weights) -> Weights:
-        """Takes each vector from its source and adds it to ``position``."""
-        position = weights["position"].clone()
+        """Takes each vector from its source and adds it to all positions."""
+        positions = {n: weights[n].clone() for n in POSITIONS if n in weights}
         out: Weights = {}
         first = [n for n in ("cls", "dist") if n in weights]
         for name, vector in g.items():
-            vector = vector.to(position)
-            if name == "cls":
-                position[: len(first)] += vector
-                out |= {n: weights[n] - vector for n in first}
-            else:
-                position[len(first) if site.detail else 0 :] += vector
-                out[name] = weights[name] - vector.to(weights[name])
-        return out | {"position": position}
+            cut = slice(len(first)) if name == "cls" else slice(len(first), None)
+            for position in positions.values():
+                position[cut] += vector.to(position)
+            for n in first if name == "cls" else [name]:
+                out[n] = weights[n] - vector.to(weights[n]) / self._scale(site, n)
+        return out | positions
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Weights:
         """Least squares on all embeddings; of long ones, means over their rows."""
         pairs = {name: [w[name].double() for w in (a, b)] for name in site.names}
         if site.detail:
             return self._fit_images({name: x - y for name, (x, y) in pairs.items()})
-        apart = {name: x.mean(0) - y.mean(0) for name, (x, y) in pairs.items()}
-        rows = {name: site.shape(name)[0] for name in apart}
-        left = sum(apart.values()) / sum(1 / n for n in rows.values())
-        return {name: apart[name] - left / rows[name] for name in self._sources(site)}
+        scales = {name: self._scale(site, name) for name in pairs}
+        apart = {name: (x.mean(0) - y.mean(0)) * scales[name] for name, (x, y) in pairs.items()}
+        rows = {name: site.shape(name)[0] / scales[name] ** 2 for name in apart}
+        sources = self._sources(site)
+        count = sum(n for name, n in rows.items() if name not in sources)
+        moved = sum(rows[name] * x for name, x in apart.items() if name not in sources) / count
+        left = sum((apart[name] for name in sources), moved)
+        left = left / (1 / count + sum(1 / rows[name] for name in sources))
+        return {name: apart[name] - left / rows[name] for name in sources}
 
     def _fit_images(self, apart: Weights) -> Weights:
         first = [apart[n].flatten() for n in ("cls", "dist") if n in apart]

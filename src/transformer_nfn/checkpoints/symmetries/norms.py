@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -26,14 +27,14 @@ from transformer_nfn.checkpoints.symmetries.base import (
     random_scales,
     random_signs,
 )
-from transformer_nfn.functional.description import EXTRA, Transformer
+from transformer_nfn.functional.description import EXTRA, POSITIONS, Transformer
 from transformer_nfn.spaces.actions import Drawing, Size
 from transformer_nfn.spaces.actions.base import LOG10_2
 from transformer_nfn.spaces.actions.solvers import nearest_scales_from_products, signs
 
 NOTHING = 1e-6
 """Gains smaller than this, relative to the largest, count as zero."""
-EMBEDDINGS = ("token", "position", "type", "patch", "patch_bias", "cls", "dist")
+EMBEDDINGS = ("token", *POSITIONS, "type", "patch", "patch_bias", "cls", "dist")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,10 @@ def norm_sites(model: Transformer) -> Iterator[Site]:
         second = (*_of_mlp(part, "W_A", "W_A.A", "W_G"), "router")
         if part.block.order == "post":
             yield from _norm_site(part, "norm_0", Readers(first, "b_O"))
-            yield from _norm_site(part, "norm_1", Readers(second, "b_B"))
+            crossed = part.block.cross is not None
+            if crossed:
+                yield from _norm_site(part, "norm_1", Readers(("cross.W_Q",), "cross.b_O"))
+            yield from _norm_site(part, "norm_x" if crossed else "norm_1", Readers(second, "b_B"))
         elif part.block.order == "parallel" and "norm_2.g" not in part.names:
             yield from _norm_site(part, "norm_1", Readers(first + second))
         else:
@@ -90,13 +94,10 @@ def norm_sites(model: Transformer) -> Iterator[Site]:
     if model.mlm is not None and "head" in ends.names:
         yield from _norm_site(ends, f"{EXTRA}mlm_norm", Readers(("head",), tied=model.tied))
     if len(model.stacks) > 1:  # the norm after an encoder, which every block of a decoder reads
-        names = {n: n for n in model.tensors if n.endswith(("cross.W_K", "cross.W_V"))}
-        both = {f"norm.{p}": f"encoder.norm.{p}" for p in "gb"}
-        yield Site(
-            model,
-            {k: n for k, n in both.items() if n in model.tensors} | names,
-            Readers(tuple(names)),
-        )
+        matrices = tuple(n for n in model.tensors if n.endswith(("cross.W_K", "cross.W_V")))
+        names = {f"norm.{name[-1]}": name for name in model.memory_norm}
+        names |= {n: n for n in (*matrices, *map(bias_of, matrices)) if n in model.tensors}
+        yield Site(model, names, Readers(matrices))
 
 
 def _of_mlp(part: Part, *tensors: str) -> tuple[str, ...]:
@@ -259,13 +260,16 @@ class NormBias(Additive[Tensor]):
 
     def act(self, site: Site, weights: Tensors, g: Tensor) -> Weights:
         """Adds ``g [D]``."""
-        shift = g.to(weights["norm.b"])
-        out = {"norm.b": weights["norm.b"] + shift}
+        out = {}
+        if "norm.b" in weights:
+            out["norm.b"] = weights["norm.b"] + g.to(weights["norm.b"])
         for name in site.detail.matrices:
             if name in weights:
-                out[bias_of(name)] = weights[bias_of(name)] - shift @ weights[name]
+                W, bias = weights[name], bias_of(name)
+                out[bias] = weights[bias] - g.to(W) @ W
         if site.detail.residual is not None:
-            out[site.detail.residual] = weights[site.detail.residual] - shift
+            bias = site.detail.residual
+            out[bias] = weights[bias] - g.to(weights[bias])
         return out
 
     def fit(self, site: Site, a: Tensors, b: Tensors, noise: Noise = None) -> Tensor:
@@ -284,15 +288,20 @@ class CentredReaders(Additive[Weights]):
     """
 
     name = "readers + γ⁻¹vᵀ"
+    reads = ("norm.g", "norm.b")
 
     def sites(self, model: Transformer) -> Iterator[Site]:
-        """LayerNorms, with those of their readers that can take a shift."""
+        """LayerNorms, with those of their readers in one block that can take a shift."""
         if model.norm != "layer":
             return
         for site in norm_sites(model):
             free = tuple(name for name in site.detail.matrices if is_centred(site, name))
-            if free and not site.detail.tied:
-                yield Site(model, site.names, Readers(free, site.detail.residual))
+            if site.detail.tied:
+                continue
+            for _, block in groupby(free, lambda name: name.rpartition("cross.")[0]):
+                readers = tuple(block)
+                names = chosen(site.names, (*self.reads, *readers, *map(bias_of, readers)))
+                yield Site(model, names, Readers(readers))
 
     def size(self, site: Site) -> Size:
         """One number for each column of the readers."""
@@ -355,12 +364,13 @@ class CentredWriters(Symmetry[Weights]):
         """Writers of blocks and embeddings into a stream that only LayerNorms read."""
         if model.hides_mean:
             for part in block_parts(model):
-                writers = ("W_O", "b_O", *_of_mlp(part, "W_B", "b_B"))
+                attention = [f"{prefix}{p}_O" for prefix in ("", "cross.") for p in "Wb"]
+                writers = (*attention, *_of_mlp(part, "W_B", "b_B"))
                 yield Site(model, chosen(part.names, writers))
         if model.hides_mean_of_embeddings:
             free = [n for n in EMBEDDINGS if not (n == "token" and model.tied)]
             if "post" not in model.orders:  # else the bias belongs to the first block's readers
-                free.append("embed_norm.b")
+                free += [f"{stack.prefix}embed_norm.b" for stack in model.stacks]
             names = chosen(ends_part(model).names, free)
             if names:
                 yield Site(model, names)

@@ -184,7 +184,7 @@ def _spectrum(x: Tensor, entries: int) -> Tensor:
     ``entries`` is the number of entries of the matrix that has these singular values.
     """
     gram = x.mT @ x if x.shape[-1] <= x.shape[-2] else x @ x.mT
-    squares = _eigenvalues(gram).flip(-1).clamp(min=0)
+    squares = eigenvalues(gram).flip(-1).clamp(min=0)
     least = FLOOR**2 * squares[..., :1] + IDLE**2 * entries
     logs = (squares + least).log() / 2
     last, found = logs.shape[-1] - 1, []
@@ -196,7 +196,7 @@ def _spectrum(x: Tensor, entries: int) -> Tensor:
     return torch.stack(found, -1)
 
 
-def _eigenvalues(gram: Tensor) -> Tensor:
+def eigenvalues(gram: Tensor) -> Tensor:
     """Eigenvalues of symmetric matrices; a GPU solver fails on some that a CPU's solves."""
     values: Tensor
     try:

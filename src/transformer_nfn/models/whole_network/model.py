@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
-from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional import sinusoids
-from transformer_nfn.models.network import network_of, paper_block
-from transformer_nfn.models.pretrained import Pretrained
+from transformer_nfn.models.network import network_of
 from transformer_nfn.models.statistics import mean_and_scale, signed_log
+from transformer_nfn.models.task_reader import TaskReader
 from transformer_nfn.models.whole_network.invariants import whole_invariants
 from transformer_nfn.models.whole_network.probes import (
     ProbeOutputs,
@@ -36,27 +35,7 @@ MOST_PROBES, MOST_OUTPUTS = 512, 5632
 """Bounds on the probes, and on probes times classes and one."""
 
 
-class TaskSizes(Protocol):
-    """Sizes of a network that its task determines, and its width."""
-
-    @property
-    def patch(self) -> int:
-        """Pixels in a patch, 0 for word vectors."""
-
-    @property
-    def classes(self) -> int:
-        """Number of logits."""
-
-    @property
-    def tokens(self) -> int:
-        """Most tokens of an input."""
-
-    @property
-    def d_model(self) -> int:
-        """Width of the network."""
-
-
-class WholeNetwork(Pretrained):
+class WholeNetwork(TaskReader):
     """Predictor that reads a whole network, of any width, number of heads and depth.
 
     Two heads add up. One reads the outputs on probes: it depends on the function alone, so nothing
@@ -104,19 +83,12 @@ class WholeNetwork(Pretrained):
         groups: int = 2,
         hidden: int = 16,
     ) -> None:
-        super().__init__()
-        self.space = paper_block() if space is None else space
         if probes is None:
             probes = 2 * max(32, min(MOST_PROBES, MOST_OUTPUTS // (classes + 1)) // 2)
-        sizes = dict(
-            tokens=tokens, width=width, classes=classes, probes=probes, rank=rank, groups=groups,
-            hidden=hidden,
+        super().__init__(
+            space, images, tokens=tokens, width=width, classes=classes, probes=probes, rank=rank,
+            groups=groups, hidden=hidden,
         )  # fmt: skip
-        for name, size in sizes.items():
-            if type(size) is not int or size < 0:
-                raise SpaceError(f"'{name}' expected a whole number, found {str(size)[:40]}")
-        self._config = {**sizes, "images": images}
-        self._positions: dict[tuple[int, torch.device], Tensor] = {}
         self.probes = (
             Probes(probes, tokens, width, classes, rank, bounded=images, groups=groups)
             if probes
@@ -136,29 +108,6 @@ class WholeNetwork(Pretrained):
     def is_frozen(self, name: str) -> bool:
         """Whether a parameter is fixed when the heads are trained: one of the probes."""
         return name.startswith("probes.")
-
-    def misfit(self, sizes: TaskSizes, trained: TaskSizes) -> str | None:
-        """Why networks of these sizes cannot be read; None where they can.
-
-        Width, number of heads, depth and number of neurons may differ, the task may not; nor may
-        the width of networks that read word vectors.
-
-        Args:
-            sizes: sizes of the networks to read.
-            trained: sizes of the training networks.
-        """
-        if bool(sizes.patch) != bool(trained.patch):
-            names = {True: "images", False: "word vectors"}
-            expected, actual = names[bool(trained.patch)], names[bool(sizes.patch)]
-            return f"expected networks that read {expected}, found some that read {actual}"
-        words = {"patch": "{} pixels in a patch", "classes": "{} classes", "tokens": "{} tokens"}
-        if not trained.patch:
-            words["d_model"] = "word vectors of width {}"
-        for size, text in words.items():
-            expected, actual = getattr(trained, size), getattr(sizes, size)
-            if expected != actual:
-                return f"expected {text.format(expected)}, found {actual}"
-        return None
 
     def prepared(
         self, network: Mapping[str, Any], positions: Tensor | None = None
@@ -250,16 +199,6 @@ class WholeNetwork(Pretrained):
         if self.probes is None:
             return 1.0
         return outputs_vary(network[OUTPUTS], self._config["probes"], self._config["classes"])
-
-    def _where(self, network: Mapping[str, Any], given: Tensor | None) -> Tensor:
-        """The fixed positions for networks of this width, made once on each device."""
-        like = network["classifier"]["W_1"]
-        if given is not None:
-            return given.to(like)
-        key = (like.shape[1], like.device)
-        if key not in self._positions:
-            self._positions[key] = sinusoids(self._config["tokens"], like.shape[1]).to(like)
-        return self._positions[key].to(like.dtype)
 
 
 def order_loss(logits: Tensor, accuracy: Tensor) -> Tensor:

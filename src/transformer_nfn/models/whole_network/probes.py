@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformer_nfn import native_network
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.zoo_network import EPS, zoo_logits
-from transformer_nfn.models.network import map_network, tensors_of
+from transformer_nfn.models.network import in_chunks, tensors_of
 
 MAX_TOKENS = 49
 """Most tokens of a generated input: as many as an image of the paper has."""
@@ -111,25 +111,35 @@ def probe_outputs(network: Mapping[str, Any], inputs: Tensor, positions: Tensor)
     networks = len(network["classifier"]["W_1"])
     if torch.is_grad_enabled() or networks <= CHUNK:
         return _outputs(network, inputs, positions)
-    chunks = [
-        _outputs(
-            map_network(network, lambda w, start=start: w[start : start + CHUNK]), inputs, positions
-        )
-        for start in range(0, networks, CHUNK)
-    ]
+    chunks = [_outputs(part, inputs, positions) for part in in_chunks(network, CHUNK)]
     return ProbeOutputs(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
 
 
 def _outputs(network: Mapping[str, Any], inputs: Tensor, positions: Tensor) -> ProbeOutputs:
-    blocks = [{name: w[:, 0] for name, w in block.items()} for block in network["blocks"]]
     similarity: list[Tensor] = []
-    logits = zoo_logits(
-        tensors_of({**network, "blocks": blocks}),
-        inputs[None],
-        positions,
-        observe=lambda x: similarity.append(_token_similarity(x.detach())),
+    logits = observed_logits(
+        network, inputs, positions, lambda x: similarity.append(_token_similarity(x.detach()))
     )
     return ProbeOutputs(logits, torch.stack(similarity, -1))
+
+
+def observed_logits(
+    network: Mapping[str, Any],
+    inputs: Tensor,
+    positions: Tensor,
+    observe: Callable[[Tensor], None],
+) -> Tensor:
+    """Logits ``[networks, inputs, classes]`` of every network on every input, in PyTorch.
+
+    Args:
+        network: a `Network`.
+        inputs: as in `probe_outputs`.
+        positions: as in `probe_outputs`.
+        observe: called with the output ``[networks, inputs, tokens, D]`` of each block.
+    """
+    blocks = [{name: w[:, 0] for name, w in block.items()} for block in network["blocks"]]
+    named = tensors_of({**network, "blocks": blocks})
+    return zoo_logits(named, inputs[None], positions, observe=observe)
 
 
 def _token_similarity(x: Tensor) -> Tensor:

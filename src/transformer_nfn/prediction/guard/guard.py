@@ -114,7 +114,7 @@ class Guard:
 
     def assess(self, data: Dataset, sizes: NetworkSizes, predicted: Tensor) -> Assessment:
         """Assess networks with their predictions ``[n]``."""
-        couplings = coupling_features(data.network)
+        couplings = coupling_features(data.network).cpu()
         self._check_shapes(sizes, couplings)
         outputs = responses(data, sizes, self.inputs)
         return self.assess_features(outputs, couplings, predicted.double())

@@ -90,6 +90,8 @@ class _ProbeModule(nn.Module):
 def responses(data: Dataset, sizes: NetworkSizes, agreed: Tensor) -> Tensor:
     """Features of the outputs on `agreed_inputs` and `drawn_inputs`, ``[n, COUNT]`` in float64.
 
+    Computed on the device of the networks, returned on the CPU.
+
     Args:
         data: the networks.
         sizes: of the networks.
@@ -97,11 +99,12 @@ def responses(data: Dataset, sizes: NetworkSizes, agreed: Tensor) -> Tensor:
     """
     if len(data) == 0:
         return torch.empty(0, COUNT, dtype=torch.float64)
-    network = map_network(data.network, lambda w: w.float().cpu())
-    inputs = torch.cat([agreed.float(), drawn_inputs(sizes)])
-    logits = probe_outputs(network, inputs, sizes.positions()).logits.double()
+    network, device = map_network(data.network, lambda w: w.float()), data.accuracy.device
+    inputs = torch.cat([agreed.float(), drawn_inputs(sizes)]).to(device)
+    logits = probe_outputs(network, inputs, sizes.positions().to(device)).logits.double()
     logits = logits - logits.mean(-1, keepdim=True)
-    return torch.cat([_agreement(logits[:, : len(agreed)]), _variety(logits[:, len(agreed) :])], 1)
+    parts = [_agreement(logits[:, : len(agreed)]), _variety(logits[:, len(agreed) :])]
+    return torch.cat(parts, 1).cpu()
 
 
 def _agreement(logits: Tensor) -> Tensor:
@@ -111,7 +114,7 @@ def _agreement(logits: Tensor) -> Tensor:
     the standard deviation of the accuracy over classes, and the logarithm of the scale.
     """
     classes = logits.shape[-1]
-    labels = torch.arange(logits.shape[1]) % classes
+    labels = torch.arange(logits.shape[1], device=logits.device) % classes
     at = labels.expand(len(logits), -1)[..., None]
     scale = logits.square().mean((1, 2)).clamp(min=1e-12).sqrt()
     log_p = logits.log_softmax(-1).gather(-1, at)[..., 0]

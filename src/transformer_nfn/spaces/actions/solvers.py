@@ -413,19 +413,24 @@ def nearest_complex(plain: Pair, dual: Pair) -> Tensor:
 def nearest_quarter_turns(plain: Pair, dual: Pair, free: Tensor) -> Pair:
     """Nearest complex scale among ±1 and ±i: what a norm on queries and keys leaves.
 
-    Signs are free at every site; whether a pair makes a quarter turn is one choice for all sites.
+    Signs are free at every site; whether a pair makes a quarter turn is one choice for all sites,
+    or one for each.
 
     Args:
         plain: complex P_A, P_B ``[g, rows, n]``.
         dual: complex D_A, D_B, likewise.
-        free: pairs ``[n]`` with equal gains, which each site may rotate by any angle.
+        free: pairs with equal gains, which each site may rotate by any angle; ``[1, n]`` for one
+            choice, ``[g, n]`` for a choice at each site.
 
     Returns:
-        Scales ``[g, n]``, and which pairs make a quarter turn ``[n]``.
+        Scales ``[g, n]``, and which pairs make a quarter turn, as ``free``.
     """
     inner = sum((x.conj() * y).sum(-2) for x, y in (plain, dual))
     assert isinstance(inner, Tensor)
-    turned = (inner.imag.abs().sum(0) > inner.real.abs().sum(0)) & ~free
+    along, across = (
+        x.abs().unflatten(0, (len(free), -1)).sum(1) for x in (inner.real, inner.imag)
+    )
+    turned = (across > along) & ~free
     real, imaginary = (signs(x) for x in (inner.real, inner.imag))
     zero = torch.zeros_like(real)
     scale = torch.complex(torch.where(turned, zero, real), torch.where(turned, imaginary, zero))

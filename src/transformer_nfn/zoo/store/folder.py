@@ -24,12 +24,14 @@ from transformer_nfn.io.files import foreign_files, read_regular, sweep, write_b
 from transformer_nfn.io.json_fields import Fields, parse_object, read_object
 from transformer_nfn.known_tasks import SEED_KINDS, UNKNOWN_SEEDS
 from transformer_nfn.zoo.errors import StoreError
-from transformer_nfn.zoo.sizes import NetworkSizes
+from transformer_nfn.zoo.sizes import NetworkSizes, check_sizes
 from transformer_nfn.zoo.store.index import Index
 from transformer_nfn.zoo.store.shards import DTYPES, read_header
 
 FORMAT = 1
 KIND = "transformer-nfn zoo"
+MODELS_KIND = "transformer-nfn model zoo"
+"""Kind of the ``zoo.json`` of a zoo of any checkpoints; see `store.model_zoo.ModelZoo`."""
 GROUPS_FILE = "kinds.json"
 """Marks the folder of a mixed zoo, whose zoos are subfolders; see `store.zoo.MixedZoo`."""
 VECTORS_FILE = "vectors.safetensors"
@@ -168,7 +170,8 @@ def check_metadata(metadata: dict[str, Any], where: str) -> None:
     """Validate the content of ``zoo.json``, read from the file ``where``."""
     fields = Fields(metadata, where, StoreError)
     fields.whole("shards", 0, MAX_SHARDS)
-    sizes = NetworkSizes.from_json(fields.inner("architecture").data)
+    check_sizes(fields.inner("architecture"))
+    sizes = NetworkSizes.from_json(metadata["architecture"])
     fields.inner("task").text("name")
     for name in ("origin", "made_by"):
         fields.text(name)
@@ -258,6 +261,11 @@ class Folder:
             )
         if not (path / "zoo.json").is_file():
             raise StoreError(f"'{path}' is not a zoo: it has no zoo.json")
+        if zoo_kind(path) == MODELS_KIND:
+            raise StoreError(
+                f"'{path}' holds checkpoints of any family: expected a zoo of small transformers "
+                "of one task (tnfn zoo build)"
+            )
         metadata = Checksums(path).read_metadata("zoo.json", KIND, FORMAT, "a zoo")
         check_metadata(metadata, str(path / "zoo.json"))
         return Folder(path, metadata)
@@ -306,6 +314,15 @@ class Folder:
         if path.exists():
             return Index.from_parquet(Checksums(self.path).read(path.name), str(path))
         return self._read_shards()
+
+
+def zoo_kind(path: Path | str) -> str:
+    """The kind that ``zoo.json`` of a folder states; empty where there is none to read."""
+    file = Path(path) / "zoo.json"
+    try:
+        return str(read_object(file, StoreError).get("kind")) if file.is_file() else ""
+    except StoreError:
+        return ""  # opening the zoo reports why
 
 
 def check_fresh(path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from transformer_nfn.errors import missing_extra
 from transformer_nfn.io.files import read_parquet
-from transformer_nfn.zoo.errors import StoreError
+from transformer_nfn.zoo.errors import StoreError, ZooError
 
 COLUMNS: dict[str, Any] = {
     "run": "",
@@ -42,13 +42,34 @@ CONFIGURATION = ("optimizer", "learning_rate", "l2", "init_std", "dropout", "tra
 """Columns of a run's training configuration."""
 
 
-def _arrow() -> tuple[Any, Any]:
+def arrow() -> tuple[Any, Any]:
+    """The modules ``pyarrow`` and ``pyarrow.parquet``."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise missing_extra(StoreError, "pyarrow", "zoo", "the index of a zoo") from error
     return pa, pq
+
+
+def split_rows(
+    rows: np.ndarray, labels: np.ndarray, fractions: Sequence[float], seed: int
+) -> list[np.ndarray]:
+    """Split rows at random into parts, so that no label has rows in two of them.
+
+    Args:
+        rows: to split.
+        labels: of each row, as text.
+        fractions: the share of the labels in each part; they add up to 1.
+        seed: of the random split.
+    """
+    if any(f < 0 for f in fractions) or abs(sum(fractions) - 1) > 1e-6:
+        raise ZooError(f"split fractions must add up to 1, found {list(fractions)}")
+    names, which = np.unique(labels, return_inverse=True)
+    place = np.random.default_rng(seed).permutation(len(names))
+    edges = np.rint(np.cumsum([0.0, *fractions]) * len(names)).astype(int)
+    side = np.searchsorted(edges, place[which], side="right") - 1
+    return [rows[side == i] for i in range(len(fractions))]
 
 
 @dataclass(frozen=True)
@@ -80,7 +101,7 @@ class Index:
 
     def to_parquet(self) -> bytes:
         """The bytes of a Parquet file."""
-        pa, pq = _arrow()
+        pa, pq = arrow()
         table = pa.table({name: pa.array(column) for name, column in self.columns.items()})
         table = table.replace_schema_metadata({"shards": json.dumps(self.shards)})
         out = io.BytesIO()
@@ -90,7 +111,7 @@ class Index:
     @staticmethod
     def from_parquet(data: bytes, where: str) -> Index:
         """The inverse of `to_parquet`; ``where`` is the file, for errors."""
-        pa, _ = _arrow()
+        pa, _ = arrow()
         try:
             table = read_parquet(data)
             shards = json.loads(table.schema.metadata[b"shards"])

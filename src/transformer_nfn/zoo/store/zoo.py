@@ -8,20 +8,34 @@ import operator
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from transformer_nfn.io.assets import resolve
+from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.models import Network, network_of
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.module import SmallTransformer, load_network
 from transformer_nfn.zoo.sizes import SizeGroup
-from transformer_nfn.zoo.store.folder import GROUPS_FILE, Checksums, Folder, WordVectors
+from transformer_nfn.zoo.store.folder import (
+    GROUPS_FILE,
+    MODELS_KIND,
+    Checksums,
+    Folder,
+    WordVectors,
+    zoo_kind,
+)
+from transformer_nfn.zoo.store.index import COLUMNS, split_rows
+from transformer_nfn.zoo.store.model_zoo import ModelZoo
 from transformer_nfn.zoo.store.shards import ShardReader
+from transformer_nfn.zoo.store.tables import to_frame, to_html
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Item = tuple[Weights, Tensor]
 """The weights of one network, ``[*axes]`` each, and its test accuracy, a scalar."""
@@ -81,6 +95,24 @@ class Zoo:
             f"Zoo('{self.path}', {self.metadata['task']['name']}, {len(self):,} networks of "
             f"{runs:,} runs, {self.space.num_weights:,} weights each{state})"
         )
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        accuracy = self.table["test_accuracy"]
+        known = accuracy[~np.isnan(accuracy)]
+        spread = f"{known.min():.1%} to {known.max():.1%}" if len(known) else "unknown"
+        facts = {
+            "task": self.metadata["task"]["name"],
+            "networks": f"{len(self):,}{'' if self.finished else ', not finished'}",
+            "weights of each": f"{self.space.num_weights:,}",
+            "seeds": seeds_text(self.seeds),
+            "test accuracy": spread,
+        }
+        return to_html(f"Zoo {self.path}", facts)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The index as a data frame, a line for each network; needs ``pandas``."""
+        return to_frame(self.table)
 
     def __getitem__(self, row: int) -> Item:
         """One network ``[*axes]`` and its test accuracy, as a `DataLoader` takes them."""
@@ -194,14 +226,8 @@ class Zoo:
             fractions: the share of the runs in each part; they add up to 1.
             seed: of the random split.
         """
-        if any(f < 0 for f in fractions) or abs(sum(fractions) - 1) > 1e-6:
-            raise ZooError(f"split fractions must add up to 1, found {list(fractions)}")
         chosen = self._rows(np.arange(len(self)) if rows is None else rows)
-        runs, which = np.unique(self.table["run"][chosen].astype(str), return_inverse=True)
-        place = np.random.default_rng(seed).permutation(len(runs))
-        edges = np.rint(np.cumsum([0.0, *fractions]) * len(runs)).astype(int)
-        side = np.searchsorted(edges, place[which], side="right") - 1
-        return [chosen[side == i] for i in range(len(fractions))]
+        return split_rows(chosen, self.table["run"][chosen].astype(str), fractions, seed)
 
     def weights(self, rows: Rows) -> Weights:
         """Weights of some rows, ``[n, *axes]`` per tensor of `space`, each row verified."""
@@ -351,6 +377,21 @@ class MixedZoo:
     def __repr__(self) -> str:
         return f"MixedZoo('{self.path}': {len(self):,} networks of {len(self.zoos)} kinds)"
 
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        return to_html(
+            f"MixedZoo {self.path}: {self.task}", {k: f"{n:,}" for k, n in self.rows.items()}
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The indices of all zoos as a data frame, with their ``kind``; needs ``pandas``."""
+        kinds = np.repeat(np.array(list(self.zoos), dtype=object), list(self.rows.values()))
+        columns = {
+            name: np.concatenate([np.array([]), *(zoo.table[name] for zoo in self)])
+            for name in COLUMNS
+        }
+        return to_frame({"kind": kinds, **columns})
+
     @property
     def task(self) -> str:
         """The name of the task."""
@@ -372,10 +413,19 @@ class MixedZoo:
         return len(self.zoos) == len(self.groups) and all(zoo.finished for zoo in self)
 
 
-def open_zoo(path: Path | str) -> Zoo | MixedZoo:
-    """Open a zoo or a mixed zoo.
+def open_zoo(path: Path | str) -> Zoo | MixedZoo | ModelZoo:
+    """Open a zoo of any kind.
 
-    >>> open_zoo("mnist-sample").seeds
+    >>> len(open_zoo("mnist-sample"))
+    160
+    """
+    return ModelZoo.open(path) if zoo_kind(path) == MODELS_KIND else open_task_zoo(path)
+
+
+def open_task_zoo(path: Path | str) -> Zoo | MixedZoo:
+    """Open a zoo, or a mixed zoo, of small transformers that were trained for one task.
+
+    >>> open_task_zoo("mnist-sample").seeds
     'each'
     """
     return MixedZoo.open(path) if is_mixed(path) else Zoo.open(path)

@@ -1,0 +1,124 @@
+"""Display of zoos of a user's own networks: imports, rows and summaries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from transformer_nfn.cli.console import echo_json, table_console
+
+if TYPE_CHECKING:
+    from transformer_nfn.checkpoints.families import OpenOptions
+    from transformer_nfn.zoo import ModelZoo
+    from transformer_nfn.zoo.own_networks import Planned
+
+
+def import_own(
+    folder: Path,
+    targets: Path,
+    out: Path,
+    options: OpenOptions,
+    *,
+    dry_run: bool,
+    skip: bool,
+    as_json: bool,
+) -> None:
+    """Import networks, or list what an import would do."""
+    from transformer_nfn.zoo.own_networks import check_plan, import_networks, plan_import
+
+    if dry_run:
+        planned = plan_import(folder, targets, out, options)
+        _show_plan(planned, out, as_json)
+        check_plan(planned, folder, skip=skip)
+        return
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("importing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=console, disable=not console.is_terminal, transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("import", total=None)
+
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        zoo, planned = import_networks(folder, targets, out, options, skip=skip, progress=advance)
+    if as_json:
+        echo_json(_plan_json(planned) | {"path": str(out), "networks": len(zoo)})
+        return
+    for each in planned:
+        if each.reason:
+            typer.echo(f"left out: {each.reason}")
+    typer.echo(f"{out}: {_counted(planned)}; {len(zoo):,} networks")
+
+
+def _plan_json(planned: list[Planned]) -> dict[str, Any]:
+    files = [
+        {"file": each.file, "action": each.action, "family": each.family, "reason": each.reason}
+        for each in planned
+    ]
+    return {"files": files}
+
+
+def _counted(planned: list[Planned]) -> str:
+    words = {"import": "imported", "present": "there already", "skip": "left out"}
+    counts = Counter(each.action for each in planned)
+    return ", ".join(f"{counts[key]:,} {word}" for key, word in words.items() if counts[key])
+
+
+def _show_plan(planned: list[Planned], out: Path, as_json: bool) -> None:
+    if as_json:
+        echo_json(_plan_json(planned) | {"path": str(out)})
+        return
+    console = table_console()
+    table = Table(
+        "file", "action", "family, or why not", title=escape(f"{out}: {len(planned)} files")
+    )
+    for each in planned:
+        table.add_row(escape(each.file), each.action, escape(each.reason or each.family))
+    console.print(table)
+
+
+def list_rows(zoo: ModelZoo, name: str, as_json: bool) -> None:
+    """Print the rows of a zoo with their targets."""
+    hidden = ("checksum", "bytes")
+    records: list[dict[str, Any]] = [
+        {"name": f"{name}#{i}", "row": i}
+        | {key: value for key, value in zoo.config(i).items() if key not in hidden}
+        for i in range(len(zoo))
+    ]
+    if as_json:
+        echo_json(records)
+        return
+    columns = [column for column in zoo.table if column not in hidden]
+    table = Table("row", *map(escape, columns), title=escape(f"{name}: {len(zoo):,} rows"))
+    for record in records:
+        cells = (record[column] for column in columns)
+        shown = (f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in cells)
+        table.add_row(escape(record["name"]), *map(escape, shown))
+    table_console().print(table)
+
+
+def print_models(console: Console, summary: dict[str, Any]) -> None:
+    """Print the result of `zoo.summary.summarise_models`."""
+    families = ", ".join(f"{count:,} {name}" for name, count in summary["families"].items())
+    title = f"{summary['path']}: {summary['networks']:,} networks"
+    table = Table("target", "min", "median", "max", title=escape(title))
+    for name, target in summary["targets"].items():
+        if "values" in target:
+            values = ", ".join(f"{value} ({n})" for value, n in target["values"].items())
+            more = target["distinct"] - len(target["values"])
+            text = f"{values} and {more:,} more" if more else values
+            table.add_row(escape(name), escape(text))
+        else:
+            table.add_row(escape(name), *(f"{target[k]:g}" for k in ("min", "median", "max")))
+    console.print(table)
+    console.print(
+        f"{families or 'no networks'}; {summary['bytes'] / 2**20:.1f} MiB", highlight=False
+    )

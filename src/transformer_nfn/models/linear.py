@@ -1,0 +1,85 @@
+"""Weight statistics with a linear model, the simplest rival."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from transformer_nfn.models.network import same_batch, tensors_of
+from transformer_nfn.models.statistics import mean_and_scale, sorted_statistics
+from transformer_nfn.models.tabular import Held, PredictorError, TabularPredictor
+
+PENALTIES = tuple(10.0**i for i in range(-3, 6))
+"""Ridge penalties to choose from."""
+EXTREME = 1e-3
+"""Accuracies closer to 0 or 1 count as this close: their logits would outweigh all others."""
+FILE = "model.safetensors"
+
+
+class StatisticsLinear(TabularPredictor):
+    """Logit-linear model on mean, variance and quartiles of each tensor (Unterthiner et al., 2020).
+
+    Ridge regression of the logit of the accuracy. The penalty is the one of least leave-one-out
+    error. Nothing is random: all seeds give one predictor.
+
+    >>> networks = {"classifier": {"b_1": torch.randn(20, 5)}}
+    >>> StatisticsLinear().fit(networks, torch.rand(20)).num_parameters
+    8
+    """
+
+    def __init__(self) -> None:
+        self.settings = {}
+        self._state: dict[str, Tensor] = {}
+
+    @property
+    def num_parameters(self) -> int | None:
+        """One for each statistic, and the constant; None before it is fitted."""
+        return None if self.width is None else self.width + 1
+
+    def table(self, network: Mapping[str, object]) -> np.ndarray:
+        """Seven statistics of every tensor, names in alphabetical order, in float64."""
+        tensors = sorted(tensors_of(network).items())
+        weights = same_batch([w.detach().cpu().double().flatten(1) for _, w in tensors])
+        out: np.ndarray = torch.cat([sorted_statistics(w) for w in weights], 1).numpy()
+        return out
+
+    def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
+        table, target = torch.from_numpy(x), torch.from_numpy(y).clamp(EXTREME, 1 - EXTREME).logit()
+        mean, scale = mean_and_scale(table)
+        constant = target.mean()
+        left, sizes, right = torch.linalg.svd((table - mean) * scale, full_matrices=False)
+        along = left.mT @ (target - constant)
+        best = torch.inf
+        for penalty in PENALTIES:
+            kept = sizes.square() / (sizes.square() + penalty)
+            leverage = left.square() @ kept + 1 / len(x)
+            errors = (target - constant - left @ (kept * along)) / (1 - leverage).clamp(min=1e-6)
+            if (error := float(errors.square().mean())) < best:
+                best = error
+                weight = right.mT @ (sizes / (sizes.square() + penalty) * along)
+        self._state = {"weight": weight * scale, "constant": constant - mean @ (weight * scale)}
+
+    def _read(self, x: np.ndarray) -> np.ndarray:
+        logits = torch.from_numpy(x) @ self._state["weight"] + self._state["constant"]
+        return np.asarray(torch.sigmoid(logits).numpy())
+
+    def _files(self) -> dict[str, bytes]:
+        return {FILE: safetensors.torch.save(self._state)}
+
+    def _restore(self, files: Mapping[str, bytes]) -> None:
+        try:
+            state = safetensors.torch.load(files[FILE])
+        except SafetensorError as error:
+            raise PredictorError(f"{FILE} is not readable: {error}") from error
+        for name, shape in {"weight": [self.width], "constant": []}.items():
+            value = state.get(name)
+            if value is None or list(value.shape) != shape or value.dtype != torch.float64:
+                raise PredictorError(f"{FILE}: '{name}' expected {shape} in torch.float64")
+            if not bool(value.isfinite().all()):
+                raise PredictorError(f"{FILE}: '{name}' holds values not finite")
+        self._state = state

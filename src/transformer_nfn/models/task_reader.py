@@ -1,0 +1,88 @@
+"""Base class of models that read networks of one task, whatever their width, heads and depth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional import sinusoids
+from transformer_nfn.models.network import paper_block
+from transformer_nfn.models.pretrained import Pretrained
+from transformer_nfn.spaces import WeightSpace
+
+
+class TaskSizes(Protocol):
+    """Sizes of a network that its task determines, and its width."""
+
+    @property
+    def patch(self) -> int:
+        """Pixels in a patch, 0 for word vectors."""
+
+    @property
+    def classes(self) -> int:
+        """Number of logits."""
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens of an input."""
+
+    @property
+    def d_model(self) -> int:
+        """Width of the network."""
+
+
+class TaskReader(Pretrained):
+    """A model for networks of one task, of any width, number of heads and depth.
+
+    Args:
+        space: weight space of one block of the training networks; None for the paper's block.
+        images: whether networks have an embedding of patches.
+        sizes: the other arguments of the model, whole numbers; ``tokens`` is one of them.
+    """
+
+    def __init__(self, space: WeightSpace | None, images: bool, **sizes: int) -> None:
+        super().__init__()
+        self.space = paper_block() if space is None else space
+        for name, size in sizes.items():
+            if type(size) is not int or size < 0:
+                raise SpaceError(f"'{name}' expected a whole number, found {str(size)[:40]}")
+        self._config = {**sizes, "images": images}
+        self._positions: dict[tuple[int, torch.device], Tensor] = {}
+
+    def misfit(self, sizes: TaskSizes, trained: TaskSizes) -> str | None:
+        """Why networks of these sizes cannot be read; None where they can.
+
+        Width, number of heads, depth and number of neurons may differ, the task may not; nor may
+        the width of networks that read word vectors.
+
+        Args:
+            sizes: sizes of the networks to read.
+            trained: sizes of the training networks.
+        """
+        if bool(sizes.patch) != bool(trained.patch):
+            names = {True: "images", False: "word vectors"}
+            expected, actual = names[bool(trained.patch)], names[bool(sizes.patch)]
+            return f"expected networks that read {expected}, found some that read {actual}"
+        words = {"patch": "{} pixels in a patch", "classes": "{} classes", "tokens": "{} tokens"}
+        if not trained.patch:
+            words["d_model"] = "word vectors of width {}"
+        for size, text in words.items():
+            expected, actual = getattr(trained, size), getattr(sizes, size)
+            if expected != actual:
+                return f"expected {text.format(expected)}, found {actual}"
+        return None
+
+    def _where(self, network: Mapping[str, Any], given: Tensor | None = None) -> Tensor:
+        """The fixed positions for networks of this width, made once on each device."""
+        like = network["classifier"]["W_1"]
+        if given is not None:
+            return given.to(like)
+        key = (like.shape[1], like.device)
+        if key not in self._positions:
+            made = sinusoids(self._config["tokens"], like.shape[1])
+            self._positions[key] = made.to(like.device, like.dtype)
+        return self._positions[key].to(like.dtype)

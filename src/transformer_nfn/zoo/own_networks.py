@@ -1,0 +1,218 @@
+"""Import of a user's own networks with a table of their targets, and export back to files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformer_nfn.checkpoints.families import Model, OpenOptions
+from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.io.checkpoint import checkpoint_paths
+from transformer_nfn.io.files import atomic_folder
+from transformer_nfn.zoo.errors import ImportFileError, StoreError
+from transformer_nfn.zoo.store.folder import (
+    MODELS_KIND,
+    check_fresh,
+    check_outside_zoos,
+    zoo_kind,
+)
+from transformer_nfn.zoo.store.model_zoo import (
+    ModelZoo,
+    check_name,
+    check_targets,
+    open_network,
+    plain_name,
+)
+from transformer_nfn.zoo.targets import FILE, Target, TargetTable, read_targets, write_csv
+
+TABLE = "targets.csv"
+"""The table of an export."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What an import does with one file.
+
+    Attributes:
+        file: relative to the folder of the import.
+        family: that it was recognised as; empty if it was not opened.
+        present: the zoo holds it already.
+        reason: why it cannot be imported; empty if it can.
+        targets: of the network.
+    """
+
+    file: str
+    family: str = ""
+    present: bool = False
+    reason: str = ""
+    targets: Mapping[str, Target] = field(default_factory=dict)
+
+    @property
+    def action(self) -> str:
+        """``import``, ``present`` or ``skip``."""
+        return "skip" if self.reason else "present" if self.present else "import"
+
+
+def plan_import(
+    folder: Path, targets: Path, out: Path, options: OpenOptions | None = None
+) -> list[Planned]:
+    """What `import_networks` would do with each row of the table and each file without a row.
+
+    Reads every weight that would be imported, and writes nothing.
+    """
+    if not folder.is_dir():
+        raise ImportFileError(f"'{folder}' is not a folder: expected one with the networks")
+    zoo = _existing(out)
+    table = read_targets(targets)
+    options = OpenOptions() if options is None else options
+    if options.architecture is not None:
+        raise ImportFileError("a zoo holds families of the library, not those of --architecture")
+    rows = {} if zoo is None else {name: i for i, name in enumerate(zoo.table["network"])}
+    taken: dict[str, str] = {}
+    planned = []
+    for at, file in enumerate(table.files):
+        name = plain_name(file)
+        try:
+            if name in taken:
+                raise ImportFileError(
+                    f"{table.place(at)}: '{taken[name]}' has the same name but for its suffix"
+                )
+            taken[name] = file
+            if zoo is not None and name in rows:
+                _check_present(zoo, rows[name], folder / file, table.row(at))
+                planned.append(Planned(file, zoo.table["family"][rows[name]], present=True))
+            else:
+                planned.append(_planned(folder, table, at, options, zoo))
+        except TransformerNFNError as error:
+            planned.append(Planned(file, reason=str(error)))
+    listed = {folder / file for file in table.files} | {out}
+    for path in sorted(checkpoint_paths(folder)):
+        if not listed & {path, *path.parents}:
+            file = path.relative_to(folder).as_posix()
+            planned.append(Planned(file, reason=f"'{path}' has no row in '{targets}'"))
+    return planned
+
+
+def import_networks(
+    folder: Path,
+    targets: Path,
+    out: Path,
+    options: OpenOptions | None = None,
+    *,
+    skip: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[ModelZoo, list[Planned]]:
+    """Import networks into a new zoo, or into one that an import began.
+
+    Nothing is written if a file cannot be imported, unless such files are to be skipped.
+
+    Args:
+        folder: of the networks, files or folders of any family.
+        targets: a table in CSV, Parquet or JSON lines; its column ``file`` names each network.
+        out: the folder of the zoo.
+        options: how to open the networks.
+        skip: leave out what cannot be imported.
+        progress: called with the number of imported networks and of all to import.
+
+    >>> from transformer_nfn.testing import write_example_checkpoint
+    >>> for seed in range(2):
+    ...     _ = write_example_checkpoint(f"nets/run-{seed}", seed)
+    >>> _ = Path("scores.csv").write_text("file,loss\\nrun-0,3.1\\nrun-1,2.9\\n")
+    >>> zoo, planned = import_networks(Path("nets"), Path("scores.csv"), Path("zoo"))
+    >>> zoo
+    ModelZoo('zoo', 2 networks: llama; targets: loss)
+    """
+    planned = plan_import(folder, targets, out, options)
+    check_plan(planned, folder, skip=skip)
+    zoo = ModelZoo.create(out)
+
+    def networks() -> Iterator[tuple[Model, str, Mapping[str, Target]]]:
+        chosen = [each for each in planned if each.action == "import"]
+        for i, each in enumerate(chosen):
+            if progress is not None:
+                progress(i, len(chosen))
+            with open_network(folder / each.file, options or OpenOptions()) as model:
+                yield model, plain_name(each.file), each.targets
+
+    zoo.extend(networks())
+    return zoo, planned
+
+
+def check_plan(planned: list[Planned], folder: Path, *, skip: bool) -> None:
+    """Refuse an import of which nothing is left, or with files that cannot be imported."""
+    reasons = [each.reason for each in planned if each.reason]
+    if reasons and not skip:
+        more = f" ({len(reasons) - 1} more: see --dry-run)" if len(reasons) > 1 else ""
+        raise ImportFileError(f"{reasons[0]}{more}")
+    if len(reasons) == len(planned):
+        raise ImportFileError(f"'{folder}' holds no network to import: {reasons[0]}")
+
+
+def export_networks(zoo: ModelZoo, out: Path) -> int:
+    """Write each network as a folder of its name, and their targets as a table.
+
+    `import_networks` reads them back, and `transformers` the folders of its families.
+    """
+    check_outside_zoos(out)
+    if out.is_dir() and any(out.iterdir()):
+        raise StoreError(f"'{out}' is not empty: name an empty folder")
+    names = zoo.table["network"].tolist()
+    if TABLE in names or not names:
+        raise StoreError(
+            f"'{zoo.path}' has no networks to export"
+            if not names
+            else f"'{zoo.path}': the network '{TABLE}' has the name of the table"
+        )
+    with atomic_folder(out) as made:
+        for row, name in enumerate(names):
+            shutil.copytree(zoo.folder(row), made / name, dirs_exist_ok=True)
+        columns = {name: column.tolist() for name, column in zoo.targets.items()}
+        write_csv(made / TABLE, {FILE: names, **columns})
+    return len(names)
+
+
+def _existing(out: Path) -> ModelZoo | None:
+    """The zoo that an import continues; None for a new one."""
+    if zoo_kind(out) == MODELS_KIND:
+        return ModelZoo.open(out)
+    check_outside_zoos(out)
+    check_fresh(out)
+    return None
+
+
+def _check_present(zoo: ModelZoo, row: int, path: Path, targets: Mapping[str, Target]) -> None:
+    """Refuse a network that was imported with other targets, or before its file changed."""
+    recorded = zoo.config(row)
+    if any(recorded.get(name) != value for name, value in targets.items()):
+        raise ImportFileError(
+            f"'{zoo.path}' already holds '{recorded['network']}' with other targets: import into "
+            "another folder"
+        )
+    if path.exists() and _changed(path) > _changed(zoo.folder(row)):
+        raise ImportFileError(
+            f"'{path}' is newer than its copy in '{zoo.path}': import into another folder"
+        )
+
+
+def _changed(path: Path) -> float:
+    """When a file, or one of the files of a folder, was last written."""
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+    return max((file.stat().st_mtime for file in files), default=0.0)
+
+
+def _planned(
+    folder: Path, table: TargetTable, at: int, options: OpenOptions, zoo: ModelZoo | None
+) -> Planned:
+    if at in table.problems:
+        raise ImportFileError(table.problems[at])
+    file, targets = table.files[at], table.row(at)
+    if not (folder / file).exists():
+        raise ImportFileError(f"{table.place(at)}: there is no such file in '{folder}'")
+    check_name(plain_name(file))
+    if zoo is not None and len(zoo):
+        check_targets(targets, zoo.config(0), file, zoo.path)
+    with open_network(folder / file, options) as model:
+        model.check_numbers()
+        return Planned(file, model.binding.family.name, targets=targets)

@@ -1,0 +1,269 @@
+"""Tables of targets: one row per file of a network, one column per property."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from transformer_nfn.errors import missing_extra
+from transformer_nfn.io.files import read_parquet, read_regular, write_text
+from transformer_nfn.io.json_fields import LARGEST, parse_object
+from transformer_nfn.zoo.errors import ImportFileError, ZooError
+
+FILE = "file"
+"""The column that names the file or folder of each network."""
+RESERVED = ("network", "family", "checksum", "bytes")
+"""Columns of the index of a zoo, which no target may be called."""
+NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
+_WHOLE = re.compile(r"\s*[+-]?[0-9]{1,16}\s*")
+_NOT_FINITE = re.compile(r"\s*[+-]?(nan|inf|infinity)\s*", re.IGNORECASE)
+
+Target = int | float | str
+"""The value of a target for one network: a finite number or a text."""
+Columns = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class TargetTable:
+    """Targets of many networks.
+
+    Attributes:
+        where: the file of the table.
+        files: of each network, relative to the folder of the networks.
+        columns: targets by name, a value for each network.
+        problems: what is wrong with a row, by its position.
+
+    >>> text = "file,accuracy,optimizer\\na.pt,0.9,adam\\nb.pt,nan,sgd\\n"
+    >>> _ = Path("scores.csv").write_text(text)
+    >>> table = read_targets("scores.csv")
+    >>> table.row(0)
+    {'accuracy': 0.9, 'optimizer': 'adam'}
+    >>> table.problems
+    {1: "'scores.csv', row 2 ('b.pt'), column 'accuracy': expected a finite number, found 'nan'"}
+    """
+
+    where: str
+    files: list[str]
+    columns: dict[str, list[Target]]
+    problems: dict[int, str]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def row(self, at: int) -> dict[str, Target]:
+        """The targets of one network."""
+        return {name: values[at] for name, values in self.columns.items()}
+
+    def place(self, at: int) -> str:
+        """What errors call a row; rows count from 1 below the header."""
+        return f"'{self.where}', row {at + 1} ('{self.files[at][:80]}')"
+
+
+def read_targets(path: str | Path) -> TargetTable:
+    """Read a table in CSV, Parquet or JSON lines, by its suffix.
+
+    A column is of numbers where most of its cells are, else of text; true and false are text.
+    Cells that are not so are problems of their rows; a table that is unreadable, names no files or
+    names one twice is refused.
+    """
+    path = Path(path)
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ImportFileError(
+            f"'{path}': expected a table with the suffix {', '.join(_READERS)}, found "
+            f"'{path.suffix}'"
+        )
+    try:
+        data = read_regular(path)
+    except OSError as error:
+        raise ImportFileError(f"'{path}' cannot be read: {error.strerror or error}") from error
+    columns = reader(data, str(path))
+    _check_header(list(columns), str(path))
+    files = [_file_name(cell, f"'{path}', row {i}") for i, cell in enumerate(columns.pop(FILE), 1)]
+    if not files:
+        raise ImportFileError(f"'{path}' has no rows: expected one for each network")
+    seen: dict[str, int] = {}
+    for number, file in enumerate(files, 1):
+        if file in seen:
+            raise ImportFileError(
+                f"'{path}', row {number}: '{file}' stands in row {seen[file]} already"
+            )
+        seen[file] = number
+    table = TargetTable(str(path), files, {}, {})
+    for name, cells in columns.items():
+        table.columns[name] = list(_typed(table, name, cells, texts=reader is _read_csv))
+    return table
+
+
+def plain_targets(targets: dict[str, Any]) -> dict[str, Target]:
+    """Targets given in Python as finite numbers and texts; refuses anything else."""
+    _check_names(list(targets), "targets")
+    out: dict[str, Target] = {}
+    for name, value in targets.items():
+        value = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
+        found = _plain(value)
+        if found is None or (not isinstance(found, str) and not np.isfinite(found)):
+            raise ZooError(f"target '{name}' expected a finite number or a text, found {value!r}")
+        out[name] = found
+    return out
+
+
+def as_column(values: Sequence[Target]) -> np.ndarray:
+    """Targets as an array of text (objects), ``int64`` or ``float64``."""
+    if any(isinstance(value, str) for value in values):
+        return np.array(values, dtype=object)
+    whole = all(isinstance(value, int) for value in values)
+    return np.array(values, dtype=np.int64 if whole and values else np.float64)
+
+
+def write_csv(path: Path, columns: dict[str, Sequence[Any]]) -> None:
+    """Write columns as CSV, atomically."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    write_text(path, text.getvalue())
+
+
+def read_csv_rows(data: bytes, where: str) -> tuple[list[str], list[dict[str, str]]]:
+    """The header of a CSV file, and its rows by column."""
+    try:
+        text = data.decode("utf-8-sig")  # some programs write a byte-order mark
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        header = list(reader.fieldnames or ())
+        rows = list(reader)
+    except UnicodeDecodeError as error:
+        raise ImportFileError(f"'{where}' is not UTF-8: {error}") from error
+    except csv.Error as error:
+        raise ImportFileError(f"'{where}' is not a table in CSV: {error}") from error
+    for number, row in enumerate(rows, 1):
+        if None in row or "\0" in "".join(value or "" for value in row.values()):
+            raise ImportFileError(f"'{where}', row {number}: more cells than columns, or a NUL")
+    return header, rows
+
+
+def _read_csv(data: bytes, where: str) -> Columns:
+    header, rows = read_csv_rows(data, where)
+    _check_once(header, where)
+    return {name: [row[name] or None for row in rows] for name in header}
+
+
+def _read_parquet(data: bytes, where: str) -> Columns:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise missing_extra(ImportFileError, "pyarrow", "zoo", "a table in Parquet") from error
+    try:
+        table = read_parquet(data)
+        _check_once(table.column_names, where)
+        return {name: table.column(name).to_pylist() for name in table.column_names}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, ImportFileError):
+            raise
+        raise ImportFileError(f"'{where}' is not a table in Parquet: {error}") from error
+
+
+def _read_json_lines(data: bytes, where: str) -> Columns:
+    lines = [(i, line) for i, line in enumerate(data.splitlines(), 1) if line.strip()]
+    rows = [parse_object(line, f"{where}, line {i}", ImportFileError) for i, line in lines]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names or [FILE]}
+
+
+_READERS: dict[str, Callable[[bytes, str], Columns]] = {
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+    ".jsonl": _read_json_lines,
+}
+
+
+def _check_once(names: Iterable[str], where: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ImportFileError(f"'{where}' has two columns '{name}'")
+        seen.add(name)
+
+
+def _check_header(names: list[str], where: str) -> None:
+    if FILE not in names:
+        raise ImportFileError(
+            f"'{where}' expected a column '{FILE}' with the files of the networks, found "
+            f"{', '.join(map(repr, names))[:200]}"
+        )
+    _check_names([name for name in names if name != FILE], f"'{where}'")
+
+
+def _check_names(names: list[str], where: str) -> None:
+    for name in names:
+        if not name.strip() or not name.isprintable():
+            raise ImportFileError(f"{where}: expected columns with names, found {name!r}")
+        if name in (FILE, *RESERVED):
+            raise ImportFileError(
+                f"{where}: the column '{name}' is one of the zoo's own: give it another name"
+            )
+
+
+def _file_name(cell: Any, where: str) -> str:
+    """The path of a network relative to its folder, without ``./`` and a slash at its end."""
+    path = PurePosixPath(cell.strip()) if isinstance(cell, str) else PurePosixPath()
+    if path == PurePosixPath():
+        raise ImportFileError(f"{where}, column '{FILE}': expected a file, found {cell!r}")
+    long = any(len(part.encode(errors="replace")) > 255 for part in path.parts)
+    if path.is_absolute() or ".." in path.parts or long or not str(path).isprintable():
+        raise ImportFileError(
+            f"{where}, column '{FILE}': expected a path below the folder of the networks, found "
+            f"{str(path)[:80]!r}"
+        )
+    return str(path)
+
+
+def _typed(table: TargetTable, name: str, cells: list[Any], *, texts: bool) -> Iterator[Target]:
+    """The values of a column; those of another type than most are problems of their rows."""
+    plain = [_parse(cell) if texts and cell is not None else _plain(cell) for cell in cells]
+    filled = [value for value in plain if value is not None]
+    numbers = sum(not isinstance(value, str) for value in filled) * 2 > len(filled)
+    for at, (cell, value) in enumerate(zip(cells, plain, strict=True)):
+        if not numbers and (texts or cell is None):
+            value = cell or ""
+        text = isinstance(value, str)
+        if value is not None and text != numbers and (text or np.isfinite(value)):
+            yield value
+            continue
+        found = "an empty cell" if cell is None or cell == "" else repr(cell)[:60]
+        expected = "a finite number" if numbers else "a text"
+        table.problems.setdefault(
+            at, f"{table.place(at)}, column '{name}': expected {expected}, found {found}"
+        )
+        yield 0 if numbers else ""
+
+
+def _parse(text: str) -> Target:
+    """A cell of text as the number that it spells, where it does."""
+    if _WHOLE.fullmatch(text) and abs(int(text)) <= LARGEST:
+        return int(text)
+    return float(text) if NUMBER.fullmatch(text) or _NOT_FINITE.fullmatch(text) else text
+
+
+def _plain(value: Any) -> Target | None:
+    """A cell as a number or a text; None where it is neither."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return float(value) if abs(value) < 10**300 else np.inf
+    if isinstance(value, datetime.date | datetime.datetime):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, str):
+        return value if value.encode(errors="ignore").decode() == value else None
+    return value if isinstance(value, int | float) else None

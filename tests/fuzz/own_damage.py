@@ -1,0 +1,78 @@
+"""Ways to damage a user's table of targets, and the index of the zoo that was made with it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from expected import Damage, Right
+from store_damage import sign_zoo
+
+BAD_NUMBERS = ("nan", "NaN", "inf", "-Infinity", "1e400", "", "x", "0x1", "1 2", "٣", "9" * 5000)
+BAD_FILES = (
+    "", " ", ".", "..", "/etc/passwd", "../hub", "hub/../../x", "gone", "hub", "./hub/", "x" * 5000,
+    "hub\0", "hub/config.json",
+)  # fmt: skip
+HEADERS = ("file,file,loss", "file,loss,loss", "net,loss,optimizer", "file,bytes,optimizer",
+           "file,,optimizer", "", "file,loss")  # fmt: skip
+
+
+def table(chance: Random, path: Path) -> Damage:
+    """A table with a row that cannot be, or too few or too many of them, or no table."""
+    header, *rows = path.read_text().splitlines()
+    cells = [row.split(",") for row in rows]
+    how = chance.choice(("number", "number", "file", "file", "twice", "missing", "header", "bytes"))
+    at = chance.randrange(len(cells))
+    if how == "number":
+        cells[at][1] = chance.choice(BAD_NUMBERS)
+        how = f"loss {cells[at][1][:20]!r}"
+    elif how == "file":
+        at = 1  # whose own name is none of the bad ones
+        cells[at][0] = f'"{chance.choice(BAD_FILES)}"'
+        how = f"file {cells[at][0][:20]}"
+    elif how == "twice":
+        cells.insert(at, list(cells[at]))
+    elif how == "missing":
+        del cells[at]
+    elif how == "header":
+        header = chance.choice(HEADERS)
+    data = "\n".join([header, *map(",".join, cells)]).encode()
+    if how == "bytes":
+        data = chance.choice((b"\xff\xfe" + data, data + b"\xc3", data.replace(b",", b"\0,", 3)))
+    path.write_bytes(data)
+    return Damage(f"{path.name}: {how}", Right.REFUSED)
+
+
+def _set(name: str, value: Any) -> Callable[[Any], Any]:
+    def change(columns: dict[str, list[Any]]) -> None:
+        columns[name][1] = value
+
+    return change
+
+
+INDICES: dict[str, Callable[[dict[str, list[Any]]], Any]] = {
+    "checksum": _set("checksum", "0" * 64),
+    "checksum null": _set("checksum", None),
+    "family unknown": _set("family", "no_such_family"),
+    "family null": _set("family", None),
+    "bytes": _set("bytes", 3),
+    "bytes null": _set("bytes", None),
+    "loss nan": _set("loss", float("nan")),
+    "loss null": _set("loss", None),
+    "optimizer null": _set("optimizer", None),
+    "no network": lambda columns: columns.pop("network"),
+    "list": lambda columns: columns.update(loss=[[1]] * 3),
+    "no row": lambda columns: [column.clear() for column in columns.values()],
+}
+
+
+def index(chance: Random, path: Path) -> Damage:
+    """A signed index with values that cannot be; the second row is read."""
+    how = chance.choice(list(INDICES))
+    columns = pq.read_table(path, use_threads=False).to_pydict()
+    INDICES[how](columns)
+    pq.write_table(pa.table(columns), path)
+    sign_zoo(path)
+    return Damage(f"{path.name}: {how}", Right.REFUSED)

@@ -1,0 +1,210 @@
+"""Rivals: what they ignore of a network, files, gradients, and training on planted targets."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_networks import ABOUT, ARCH, DEEP, MIXED_ABOUT, WIDE, experiment, groups, made
+from torch import Tensor
+
+from transformer_nfn.functional import small_transformer
+from transformer_nfn.models import HiddenProbe, NeuralGraph, ProbeGen, network_of
+from transformer_nfn.prediction.data import Dataset, Parts
+from transformer_nfn.prediction.experiment import train_run
+from transformer_nfn.prediction.predictors import load_predictors
+from transformer_nfn.prediction.runs import predictions_on_test, read_predictions
+from transformer_nfn.prediction.strategies import Protocol
+
+TOKENS, CLASSES, PATCH, D = 9, 5, 4, 8
+PROBES = {"probes": 6, "latent": 3, "channels": 2, "hidden": 8, "layers": 3}
+OPTIONS: dict[str, dict[str, int]] = {
+    "probegen": PROBES,
+    "hidden_probe": {**PROBES, "codes": 3},
+    "neural_graph": {"hidden": 8, "edges": 4, "layers": 2},
+}
+CLASSES_OF = {"probegen": ProbeGen, "hidden_probe": HiddenProbe, "neural_graph": NeuralGraph}
+every = pytest.mark.parametrize("name", OPTIONS)
+probing = pytest.mark.parametrize("name", ["probegen", "hidden_probe"])
+Named = dict[str, Tensor]
+
+
+def networks(patch: int = PATCH, blocks: int = 2, d_model: int = D) -> tuple[Any, Named]:
+    made = small_transformer(TOKENS, CLASSES, patch, d_model, 2, 2 * d_model, blocks)
+    draw = torch.Generator().manual_seed(0)
+    shapes = made.space.shapes.items()
+    named = {
+        name: torch.randn(3, *shape, generator=draw, dtype=torch.float64) * 0.5
+        for name, shape in shapes
+    }
+    return made, named
+
+
+def model(name: str, images: bool = True) -> Any:
+    torch.manual_seed(0)
+    width = PATCH if images else D
+    sizes = dict(tokens=TOKENS, width=width, classes=CLASSES, images=images)
+    return CLASSES_OF[name](**sizes, **OPTIONS[name]).double()
+
+
+def change(reader: Any, named: Named, moved: Named) -> float:
+    with torch.no_grad():
+        before, after = (reader.logits(network_of(x)) for x in (named, moved))
+    return float((after - before).abs().max())
+
+
+def permuted(named: Named) -> Named:
+    """Heads, units within them, neurons, stream channels and hidden units in another order."""
+    order = torch.Generator().manual_seed(1)
+    heads, qk, vo = (torch.randperm(n, generator=order) for n in (2, 4, 4))
+    feature, stream, hidden = (torch.randperm(D, generator=order) for _ in range(3))
+    neuron = torch.randperm(2 * D, generator=order)
+    out = dict(named)
+    for i in range(2):
+        w = {k: named[f"blocks.{i}.{k}"] for k in ("W_Q", "W_K", "W_V", "W_O", "W_A", "b_A", "W_B")}
+        w |= {k: w[k][:, heads][..., units] for k, units in (("W_Q", qk), ("W_K", qk), ("W_V", vo))}
+        w["W_O"] = w["W_O"][:, heads][:, :, vo][..., feature]
+        w["W_A"] = w["W_A"][:, feature][..., neuron]
+        w["b_A"], w["W_B"] = w["b_A"][:, neuron], w["W_B"][:, neuron]
+        out |= {f"blocks.{i}.{k}": x for k, x in w.items()}
+    out["blocks.0.W_B"] = out["blocks.0.W_B"][..., stream]
+    out["blocks.0.b_B"] = out["blocks.0.b_B"][..., stream]
+    for k in ("W_Q", "W_K", "W_V"):
+        out[f"blocks.1.{k}"] = out[f"blocks.1.{k}"][:, :, stream]
+    out["classifier.W_1"] = named["classifier.W_1"][..., hidden]
+    out["classifier.b_1"] = named["classifier.b_1"][..., hidden]
+    out["classifier.W_2"] = named["classifier.W_2"][:, hidden]
+    return out
+
+
+def rescaled(named: Named) -> Named:
+    """Each neuron of the first block scaled, its output divided by that."""
+    scale = torch.linspace(0.5, 2, 2 * D, dtype=torch.float64)
+    out = {"W_A": named["blocks.0.W_A"] * scale, "b_A": named["blocks.0.b_A"] * scale}
+    out["W_B"] = named["blocks.0.W_B"] / scale[:, None]
+    return {**named, **{f"blocks.0.{k}": x for k, x in out.items()}}
+
+
+def rotated(named: Named) -> Named:
+    """The stream between the blocks rotated about the all-ones vector, which LayerNorm allows."""
+    draw = torch.randn(D, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    draw[:, 0] = 1
+    basis = torch.linalg.qr(draw).Q
+    turn = torch.linalg.qr(draw[1:, 1:]).Q
+    R = basis @ torch.block_diag(torch.ones(1, 1, dtype=torch.float64), turn) @ basis.mT
+    out = dict(named)
+    out["blocks.0.W_B"], out["blocks.0.b_B"] = named["blocks.0.W_B"] @ R, named["blocks.0.b_B"] @ R
+    for k in ("W_Q", "W_K", "W_V"):
+        out[f"blocks.1.{k}"] = R.mT @ named[f"blocks.1.{k}"]
+    return out
+
+
+def in_the_group(named: Named) -> Named:
+    """Any element of the group of the network: permutations, and matrices inside heads."""
+    space = networks()[0].space
+    element = space.group.random(torch.Generator().manual_seed(1), batch=3)
+    moved = element.act({name: w.unsqueeze(1) for name, w in named.items()})
+    return {name: w.squeeze(1) for name, w in moved.items()}
+
+
+SYMMETRIES: list[Callable[[Named], Named]] = [permuted, rescaled, rotated, in_the_group]
+
+
+@probing
+@pytest.mark.parametrize("move", SYMMETRIES)
+def test_what_keeps_the_function_keeps_the_prediction(name: str, move: Any) -> None:
+    made, named = networks()
+    moved, reader = move(named), model(name)
+    X = torch.randn(TOKENS, PATCH, dtype=torch.float64)
+    torch.testing.assert_close(made.forward(moved, X), made.forward(named, X), rtol=0, atol=1e-9)
+    assert change(reader, named, moved) < 1e-9
+    other = {**named, "blocks.1.W_A": named["blocks.0.W_A"]}
+    assert change(reader, named, other) > 1e-6
+
+
+def test_a_graph_has_no_order_of_neurons_and_heads() -> None:
+    _, named = networks()
+    reader = model("neural_graph")
+    assert change(reader, named, permuted(named)) < 1e-9
+    # Controls: scales, and units of a head permuted in one of its matrices alone, are seen.
+    assert change(reader, named, rescaled(named)) > 1e-6
+    swapped = named["blocks.0.W_Q"][..., [1, 0, 2, 3]]
+    assert change(reader, named, {**named, "blocks.0.W_Q": swapped}) > 1e-6
+
+
+@every
+@pytest.mark.parametrize("images", [True, False])
+def test_every_parameter_learns(name: str, images: bool) -> None:
+    _, named = networks(PATCH if images else 0)
+    reader = model(name, images)
+    reader.logits(network_of(named)).square().sum().backward()
+    idle = [
+        key
+        for key, p in reader.named_parameters()
+        if p.grad is None or not bool(p.grad.abs().sum() > 0)
+    ]
+    # States of edges behind the last layer are not read.
+    assert [key for key in idle if not key.startswith("layers.1.edge.")] == []
+
+
+@every
+def test_networks_of_other_sizes_have_as_many_features(name: str) -> None:
+    reader = model(name)
+    found = {
+        reader.features(network_of(networks(blocks=blocks, d_model=width)[1])).shape
+        for blocks, width in ((1, 4), (2, 8), (3, 12))
+    }
+    assert len(found) == 1
+    _, named = networks()
+    with torch.no_grad():
+        together = reader.features(network_of({k: w.repeat(7, *[1] * (w.ndim - 1))
+                                               for k, w in named.items()}))  # fmt: skip
+        torch.testing.assert_close(together[-3:], reader.features(network_of(named)))
+
+
+def test_sequences_that_are_no_squares_are_generated_too() -> None:
+    made = ProbeGen(tokens=6, width=3, classes=2, **PROBES)
+    assert made.generator().shape == (6, 6, 3)
+    assert float(made.generator().detach().abs().max()) < 1
+
+
+@every
+def test_a_model_comes_back_from_its_folder(name: str, tmp_path: Path) -> None:
+    reader = model(name).float()
+    network = network_of({k: w.float() for k, w in networks()[1].items()})
+    reader.save_pretrained(tmp_path)
+    again = type(reader).from_pretrained(tmp_path)
+    assert again.config == reader.config
+    with torch.no_grad():
+        assert torch.equal(again(network), reader(network))
+
+
+def planted(n: int, seed: int) -> Dataset:
+    """Networks as good as their first logit is large, on any input."""
+    data = replace(made(n, seed), tokens=ARCH.tokens)
+    last = {**data.network["classifier"], "b_2": 10 * data.network["classifier"]["b_2"]}
+    accuracy = torch.sigmoid(last["b_2"][:, 0])
+    return replace(data, network={**data.network, "classifier": last}, accuracy=accuracy)
+
+
+@every
+def test_a_planted_target_is_found(name: str, tmp_path: Path) -> None:
+    data = Parts(planted(48, 0), planted(16, 1), planted(24, 2))
+    short = Protocol(epochs=8, batch=8, lr=5e-3)
+    run = train_run(ABOUT, data, experiment(name, protocol=short, options=OPTIONS[name]), tmp_path)
+    assert run.summary["tau"] > 0.5
+    _, predicted = predictions_on_test(read_predictions(tmp_path))
+    (loaded,) = load_predictors(tmp_path, run)
+    torch.testing.assert_close(
+        loaded.predict(data.test).double(), torch.from_numpy(predicted[0]), rtol=0, atol=1e-5
+    )
+
+
+@every
+def test_several_sizes_are_trained_together(name: str, tmp_path: Path) -> None:
+    short = experiment(name, (0, 1), protocol=Protocol(epochs=1), options=OPTIONS[name])
+    run = train_run(MIXED_ABOUT, groups(), short, tmp_path)
+    assert set(run.summary["kinds"]) == {WIDE, DEEP}
+    assert run.summary["widening"]["kind"] >= 1

@@ -1,0 +1,344 @@
+"""Zoos of a user's own networks: import with a table, add, read, export."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tiny_families import encoder, save_zoo_module
+from tnfn_command import as_json, assert_refused, printed, tnfn
+from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.testing import write_example_checkpoint
+from transformer_nfn.zoo import ModelZoo, StoreError, Zoo, ZooError, open_zoo
+
+ROWS = [
+    {"file": "llama-0", "loss": 3.25, "epochs": 10, "optimizer": "adam"},
+    {"file": "deep/llama-1", "loss": 2.5, "epochs": 12, "optimizer": "sgd"},
+    {"file": "small.safetensors", "loss": -1e-3, "epochs": 7, "optimizer": "7"},
+]
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with path.open("w", newline="") as sheet:
+            writer = csv.DictWriter(sheet, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.fixture
+def nets(tmp_path: Path) -> Path:
+    """Two Llamas in folders and a network of the zoo in a state dict."""
+    folder = tmp_path / "nets"
+    write_example_checkpoint(folder / "llama-0", 0)
+    write_example_checkpoint(folder / "deep" / "llama-1", 1)
+    save_zoo_module(folder / "small.safetensors", torch.float32)
+    (folder / "notes.txt").write_text("not a network")
+    return folder
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return write_table(tmp_path / "table.csv", ROWS)
+
+
+@pytest.fixture
+def own(nets: Path, table: Path, tmp_path: Path) -> ModelZoo:
+    printed("zoo", "import", nets, "--targets", table, "--out", tmp_path / "zoo")
+    return ModelZoo.open(tmp_path / "zoo")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+def test_networks_and_targets_come_as_they_are(nets: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / "zoo"
+    table = write_table(tmp_path / f"table{suffix}", ROWS)
+    assert "3 imported" in printed("zoo", "import", nets, "--targets", table, "--out", out)
+    zoo = open_zoo(out)
+    assert isinstance(zoo, ModelZoo)
+    assert zoo.table["network"].tolist() == ["llama-0", "deep/llama-1", "small"]
+    assert zoo.table["family"].tolist() == ["llama", "llama", "small_transformer_module"]
+    assert {name: column.tolist() for name, column in zoo.targets.items()} == {
+        key: [row[key] for row in ROWS] for key in ("loss", "epochs", "optimizer")
+    }
+    assert zoo.targets["epochs"].dtype == np.int64
+    theirs = load_file(nets / "deep" / "llama-1" / "model.safetensors")
+    with zoo[1] as model:
+        assert model.config["model_type"] == "llama"
+        assert set(model.checkpoint) == set(theirs)
+        assert all(torch.equal(model.checkpoint[name], w) for name, w in theirs.items())
+    assert as_json("zoo", "verify", out)["networks"] == 3
+
+
+def test_an_import_that_was_killed_continues(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"run-{i}" for i in range(40)]
+    nets = tmp_path / "nets"
+    for i, name in enumerate(names):
+        write_example_checkpoint(nets / name, i)
+    write_table(table, [{"file": name, "x": i} for i, name in enumerate(names)])
+    words = ["zoo", "import", str(nets), "--targets", str(table), "--out", str(tmp_path / "zoo")]
+    program = "import transformer_nfn.zoo.store.model_zoo as m; m.SAVE_EVERY = 0.0\n"
+    program += "from transformer_nfn.cli import main; main()"
+    source = Path(__file__).parents[2] / "src"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words], env={**os.environ, "PYTHONPATH": str(source)}
+    )
+    while process.poll() is None and not (tmp_path / "zoo" / "networks" / "00004").exists():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    begun = len(ModelZoo.open(tmp_path / "zoo"))
+    assert begun >= 3
+    (tmp_path / "zoo" / "networks" / f"{begun:05d}").mkdir(exist_ok=True)
+    text = printed(*words)
+    assert f"{begun} there already" in text
+    zoo = ModelZoo.open(tmp_path / "zoo")
+    assert zoo.table["network"].tolist() == names
+    assert zoo.targets["x"].tolist() == list(range(40))
+    assert zoo.verify() == []
+
+
+def cells(**changes: str) -> list[dict[str, Any]]:
+    """The table with other cells in its second row."""
+    return [ROWS[0], {**ROWS[1], **changes}, ROWS[2]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (cells(loss="nan"), "row 2 ('deep/llama-1'), column 'loss': expected a finite number"),
+        (cells(loss="-inf"), "column 'loss': expected a finite number, found '-inf'"),
+        (cells(loss="1e999"), "column 'loss': expected a finite number, found '1e999'"),
+        (cells(loss=""), "column 'loss': expected a finite number, found an empty cell"),
+        (cells(loss="n/a"), "column 'loss': expected a finite number, found 'n/a'"),
+        (cells(file="llama-0"), "row 2: 'llama-0' stands in row 1 already"),
+        (cells(file="./llama-0/"), "row 2: 'llama-0' stands in row 1 already"),
+        (cells(file="gone.pt"), "row 2 ('gone.pt'): there is no such file in"),
+        (cells(file=""), "row 2, column 'file': expected a file, found None"),
+        (cells(file="../nets/llama-0"), "expected a path below the folder of the networks"),
+        (cells(file="notes.txt"), "notes.txt"),
+        (ROWS[:2], "small.safetensors' has no row in"),
+        ([{**row, "family": "x"} for row in ROWS], "the column 'family' is one of the zoo's own"),
+        ([{"net": row["file"]} for row in ROWS], "expected a column 'file'"),
+    ],
+)
+def test_bad_rows_are_refused_before_anything_is_written(
+    nets: Path, table: Path, tmp_path: Path, rows: list[dict[str, Any]], message: str
+) -> None:
+    write_table(table, rows)
+    words = ("zoo", "import", nets, "--targets", table, "--out", tmp_path / "zoo")
+    assert_refused(message, *words)
+    assert not (tmp_path / "zoo").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("t.csv", b"\xff\xfe\x00", "is not UTF-8"),
+        ("t.csv", b"file,loss\na.pt,1,2\n", "row 1: more cells than columns"),
+        ("t.csv", b"file,loss\n", "has no rows"),
+        ("t.csv", b"", "expected a column 'file'"),
+        ("t.csv", b"file,loss,loss\na.pt,1,2\n", "has two columns 'loss'"),
+        ("t.parquet", b"PAR1", "is not a table in Parquet"),
+        ("t.jsonl", b'{"file": "a"}\n[1]\n', "line 2' is not an object in JSON"),
+        ("t.txt", b"file\n", "expected a table with the suffix .csv, .parquet, .jsonl"),
+        ("t.csv", None, "cannot be read"),
+    ],
+)
+def test_unreadable_tables_are_refused(
+    nets: Path, tmp_path: Path, name: str, data: bytes | None, message: str
+) -> None:
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    assert_refused(message, "zoo", "import", nets, "--targets", tmp_path / name)
+
+
+def test_files_of_no_family_or_with_nan_are_refused_or_skipped(
+    nets: Path, table: Path, tmp_path: Path
+) -> None:
+    save_file({"fc.weight": torch.ones(2, 2)}, nets / "mlp.safetensors")
+    broken = nets / "llama-0" / "model.safetensors"
+    tensors = load_file(broken)
+    tensors["model.norm.weight"][0] = torch.nan
+    save_file(tensors, broken)
+    write_table(table, [*ROWS, {**ROWS[0], "file": "mlp.safetensors"}])
+    words = ("zoo", "import", nets, "--targets", table, "--out", tmp_path / "zoo")
+    assert_refused("'model.norm.weight' expected numbers, found NaN or infinity (1 more", *words)
+    plan = as_json(*words, "--dry-run", "--skip")["files"]
+    assert [each["action"] for each in plan] == ["skip", "import", "import", "skip"]
+    assert "those of no known family" in plan[3]["reason"]
+    assert not (tmp_path / "zoo").exists()
+    done = tnfn(*words, "--dry-run")
+    assert (done.returncode, "deep/llama-1" in done.stdout) == (2, True)
+    assert "2 imported, 2 left out" in printed(*words, "--skip")
+    assert ModelZoo.open(tmp_path / "zoo").table["network"].tolist() == ["deep/llama-1", "small"]
+
+
+def test_a_zoo_grows_with_its_table(own: ModelZoo, nets: Path, table: Path) -> None:
+    write_example_checkpoint(nets / "llama-2", 2)
+    write_table(table, [{**ROWS[0], "file": "llama-2"}, *ROWS])
+    words = ("zoo", "import", nets, "--targets", table, "--out", own.path)
+    assert "1 imported, 3 there already" in printed(*words)
+    assert ModelZoo.open(own.path).table["network"].tolist()[-1] == "llama-2"
+    write_table(table, [{**ROWS[0], "loss": 9.0}, {**ROWS[0], "file": "llama-2"}, *ROWS[1:]])
+    assert_refused("already holds 'llama-0' with other targets", *words)
+
+
+def test_what_a_state_dict_does_not_say_is_stated_and_kept(tmp_path: Path) -> None:
+    nets = tmp_path / "nets"
+    nets.mkdir()
+    module = encoder(norm_first=True, final=True, activation="gelu")
+    torch.save(module.state_dict(), nets / "a.pt")
+    table = write_table(tmp_path / "t.csv", [{"file": "a.pt", "x": 1}])
+    words = ("zoo", "import", nets, "--targets", table, "--out", tmp_path / "zoo")
+    assert_refused("nhead", *words)
+    stated = ("--set", "nhead=4", "--set", "norm_first=true", "--set", "activation=gelu")
+    printed(*words, *stated)
+    with ModelZoo.open(tmp_path / "zoo")[0] as model:
+        assert model.description.stacks[0].blocks[0].attention.heads == 4
+
+
+def test_add_takes_a_model_of_transformers_a_module_and_tensors(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
+        image_size=8, patch_size=4, num_channels=1, num_labels=3,
+    )  # fmt: skip
+    vit = transformers.ViTForImageClassification(config)
+    folder = write_example_checkpoint(tmp_path / "llama")
+    stated = {"nhead": 4, "norm_first": False, "activation": "relu"}
+    module = encoder(norm_first=False, final=False, activation="relu")
+    zoo = ModelZoo.create(tmp_path / "zoo")
+    assert zoo.add(vit, accuracy=torch.tensor(0.5), poisoned=True) == 0
+    assert zoo.add(module, "mine", config=stated, accuracy=np.float32(0.25), poisoned=False) == 1
+    tensors = load_file(folder / "model.safetensors")
+    llama = json.loads((folder / "config.json").read_text())
+    zoo.add(tensors, config=llama, accuracy=1, poisoned="true")
+    zoo.add(folder, accuracy=1, poisoned="true")
+    again = ModelZoo.create(tmp_path / "zoo")
+    assert again.table["network"].tolist() == ["00000", "mine", "00002", "llama"]
+    assert again.table["family"].tolist() == ["vit", "torch_encoder", "llama", "llama"]
+    assert again.targets["accuracy"].tolist() == [0.5, 0.25, 1.0, 1.0]
+    assert again.targets["poisoned"].tolist() == ["true", "false", "true", "true"]
+    assert again.table["checksum"][2] == again.table["checksum"][3]
+    with again[0] as model:
+        assert torch.equal(model.checkpoint["classifier.weight"], vit.classifier.weight.detach())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"loss": float("nan")}, "target 'loss' expected a finite number or a text, found nan"),
+        ({"loss": [1]}, "target 'loss' expected a finite number or a text"),
+        ({"loss": "high"}, "target 'loss' expected a number as in"),
+        ({}, "expected the targets loss of"),
+        ({"loss": 1, "more": 2}, "expected the targets loss of"),
+        ({"loss": 1, "bytes": 2}, "the column 'bytes' is one of the zoo's own"),
+        ({"loss": 1, "name": "first"}, "already holds a network 'first'"),
+        ({"loss": 1, "name": "../x"}, "expected a name such as"),
+    ],
+)
+def test_add_refuses_what_does_not_fit(tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    folder = write_example_checkpoint(tmp_path / "llama")
+    zoo = ModelZoo.create(tmp_path / "zoo")
+    zoo.add(folder, "first", loss=2.0)
+    with pytest.raises(TransformerNFNError, match=message):
+        zoo.add(folder, **more)
+    assert len(ModelZoo.open(tmp_path / "zoo")) == 1
+
+
+def test_writers_of_one_zoo_do_not_lose_rows(tmp_path: Path) -> None:
+    folder = write_example_checkpoint(tmp_path / "llama")
+    first = ModelZoo.create(tmp_path / "zoo")
+    second = ModelZoo.open(tmp_path / "zoo")
+    assert [first.add(folder, "a", x=1), second.add(folder, "b", x=2), first.add(folder, "c", x=3)]
+    assert ModelZoo.open(tmp_path / "zoo").table["network"].tolist() == ["a", "b", "c"]
+
+
+def test_rows_are_selected_and_split(tmp_path: Path) -> None:
+    folder = write_example_checkpoint(tmp_path / "llama")
+    zoo = ModelZoo.create(tmp_path / "zoo")
+    for i in range(12):
+        zoo.add(folder, f"net-{i}", run=i % 4, optimizer="adam" if i < 5 else "sgd")
+    assert zoo.select(optimizer="adam").tolist() == [0, 1, 2, 3, 4]
+    assert zoo.select(optimizer=["sgd"], run=[0, 1]).tolist() == [5, 8, 9]
+    with pytest.raises(ZooError, match="has no column 'lr'"):
+        zoo.select(lr=1)
+    parts = zoo.split(fractions=(0.5, 0.5), by="run")
+    assert sorted(np.concatenate(parts).tolist()) == list(range(12))
+    runs = [set(zoo.targets["run"][part].tolist()) for part in parts]
+    assert [len(each) for each in runs] == [2, 2]
+    assert not runs[0] & runs[1]
+    assert [len(part) for part in zoo.split()] == [8, 2, 2]
+
+
+def test_commands_take_rows_by_name(own: ModelZoo, nets: Path, tmp_path: Path) -> None:
+    row = f"{own.path}#1"
+    assert "deep/llama-1" in printed("zoo", "rows", own.path)
+    assert as_json("zoo", "rows", own.path)[1] | {"name": ""} == {
+        "name": "", "row": 1, "network": "deep/llama-1", "family": "llama", "loss": 2.5,
+        "epochs": 12, "optimizer": "sgd",
+    }  # fmt: skip
+    summary = as_json("zoo", "info", own.path)
+    assert summary["families"] == {"llama": 2, "small_transformer_module": 1}
+    assert summary["targets"]["loss"]["max"] == 3.25
+    assert "optimizer" in printed("zoo", "info", own.path)
+    assert as_json("inspect", row)["family"] == "llama"
+    assert as_json("compare", row, nets / "deep" / "llama-1")["same_function"] is True
+    assert as_json("compare", row, f"{own.path}#0", code=1)["same_function"] is False
+    printed("fingerprint", row, f"{own.path}#2")
+    printed("disguise", row, "--out", tmp_path / "other")
+    assert as_json("compare", tmp_path / "other", row)["same_function"] is True
+    assert_refused("the zoo has 3 rows", "inspect", f"{own.path}#3")
+
+
+def test_damage_is_found_on_opening_and_by_verify(own: ModelZoo) -> None:
+    file = own.path / "networks" / "00001" / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(StoreError, match=r"00001' \('deep/llama-1'\): damaged"):
+        ModelZoo.open(own.path)[1]
+    assert len(as_json("zoo", "verify", own.path, code=1)["problems"]) == 1
+    assert_refused("damaged", "inspect", f"{own.path}#1")
+    (own.path / "index.parquet").write_bytes(b"?")
+    assert_refused("index.parquet: damaged", "zoo", "info", own.path)
+
+
+def test_an_export_is_imported_as_the_same_zoo(own: ModelZoo, tmp_path: Path) -> None:
+    assert "3 networks" in printed("zoo", "export", own.path, "--out", tmp_path / "files")
+    table = tmp_path / "files" / "targets.csv"
+    assert table.read_text().splitlines()[1] == "llama-0,3.25,10,adam"
+    printed("zoo", "import", tmp_path / "files", "--targets", table, "--out", tmp_path / "again")
+    again = ModelZoo.open(tmp_path / "again")
+    assert {k: v.tolist() for k, v in again.table.items()} == {
+        k: v.tolist() for k, v in own.table.items()
+    }
+
+
+def test_other_commands_say_which_zoo_they_take(own: ModelZoo, tmp_path: Path) -> None:
+    message = "expected a zoo of small transformers of one task"
+    assert_refused(message, "zoo", "plot", own.path)
+    done = tnfn("zoo", "damage", own.path, "--out", tmp_path / "d")
+    assert (done.returncode, message in done.stderr) == (2, True)
+    with pytest.raises(StoreError, match=message):
+        Zoo.open(own.path)
+    assert_refused("name their table with --targets", "zoo", "import", tmp_path, "--dry-run")
+    assert_refused("lies in the zoo", "zoo", "export", own.path, "--out", own.path / "x")
