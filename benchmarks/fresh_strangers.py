@@ -1,6 +1,6 @@
 """Check the calibrated test of `compare` on strangers of seeds that no choice has seen.
 
-    python benchmarks/fresh_strangers.py --out DIR [--data AG_NEWS] [--only FAMILY …]
+    python benchmarks/fresh_strangers.py --out DIR [--data AG_NEWS] [--only NAME …]
         [--workers N] [--write]
 
 Trains 14 models of each family, size and length with the seeds 1000 to 1013 (a GPU: six minutes),
@@ -33,11 +33,16 @@ SIZES = ((32, 2), (32, 4), (64, 2), (64, 4), (128, 3))
 SEEDS, STEPS, ROWS = range(1000, 1014), (1000, 4000), 16
 
 
-def train(out: Path, data: Path, kinds: Sequence[strangers.Kind]) -> Iterator[tuple[str, str]]:
-    """Train what is missing; yields the names of all pairs of one family, size and length."""
+def train(out: Path, data: Path, only: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Train what is missing; yields the names of all pairs of one family, size and length.
+
+    Names of size and length begin with one of ``only``.
+    """
     texts, root = strangers.texts_of(out, data), out / "models"
-    for kind, (width, depth), steps in product(kinds, SIZES, STEPS):
+    for kind, (width, depth), steps in product(strangers.KINDS, SIZES, STEPS):
         size = strangers.size_of(kind, width, depth)
+        if not f"{size}/{steps}".startswith(tuple(only)):
+            continue
         group = [strangers.Model(size, steps, strangers.NEWS, seed) for seed in SEEDS]
         missing = [m for m in group if not (m.folder(root) / "config.json").exists()]
         if missing:
@@ -81,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, default=strangers.find_data(), help="AG News")
-    parser.add_argument("--only", nargs="+", default=strangers.KINDS, help="families")
+    parser.add_argument("--only", nargs="+", default=[""], help="e.g. bert gpt2-64x2/4000")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--write", action="store_true", help="the table of the documentation")
     options = parser.parse_args()

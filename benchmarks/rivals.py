@@ -87,6 +87,8 @@ def main() -> None:
                     "networks": {**parts.counts},
                     **{key: record.summary[key] for key in ("tau", "tau_se", "r2", "tau_together")},
                 }
+                if math.isnan(cell["tau_se"]):  # one seed
+                    cell["tau_se"] = None
                 cells[path].setdefault(name, {})[str(size)] = cell
                 print(f"  {name:24} τ {_tau(cell)}  R² {cell['r2']:.3f}  "
                       f"{cell['seconds_a_seed']:.1f} s a seed", flush=True)  # fmt: skip
@@ -105,7 +107,7 @@ def _installed(name: str) -> bool:
 
 def _tau(cell: dict[str, Any]) -> str:
     error = cell["tau_se"]
-    return f"{cell['tau']:.3f}" + ("" if math.isnan(error) else f" ± {error:.3f}")
+    return f"{cell['tau']:.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
 def _write(given: argparse.Namespace, zoo: Zoo, cells: dict[str, dict[str, Any]]) -> None:

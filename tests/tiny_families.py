@@ -137,6 +137,9 @@ TINY: dict[str, Tiny] = {
     }, "pairs"),
     "bart": Tiny("BartForConditionalGeneration", "BartConfig", _BART, "pairs"),
     "bart-base": Tiny("BartModel", "BartConfig", {**_BART, "scale_embedding": True}, "pairs"),
+    "marian": Tiny("MarianMTModel", "MarianConfig", {
+        **_BART, "scale_embedding": True, "activation_function": "swish", "pad_token_id": 0,
+    }, "pairs"),
 }  # fmt: skip
 QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5", "bart", "olmoe")
 """Between them these have every symmetry."""
@@ -197,6 +200,8 @@ def randomise(model: nn.Module, seed: int, size: float) -> None:
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     with torch.no_grad():
         for name, p in model.named_parameters():
+            if not p.requires_grad:  # sinusoids
+                continue
             noise = _noise(p.shape, generator)
             if p.ndim == 1:
                 gain = name.endswith("weight")

@@ -134,7 +134,7 @@ def _run(model: Model, ids: Tensor) -> Iterator[tuple[Tensor, dict[str, Tensor]]
     """After each block: the stream, and of gated MLPs what gate and up give for every token."""
     about = model.description
     stack = about.stacks[0]
-    x = embed(about, model, ids, dtype=torch.float32)
+    x = embed(about, stack, model, ids, dtype=torch.float32)
     for i, block in enumerate(stack.blocks):
         w = model.block(i, stack.prefix, torch.float32)
         hidden = {}

@@ -54,6 +54,14 @@ def test_the_captured_step_is_the_step(data, model, seeds):
     assert torch.allclose(captured.predict(0), eager.predict(0), atol=1e-4)
 
 
+@pytest.mark.parametrize("model", ["probegen", "hidden_probe", "neural_graph"])
+def test_steps_of_rivals_are_captured(data, model):
+    captured, eager = (trainer(data, [0, 1], model, capture=each) for each in (True, False))
+    losses = [[t.train_epoch() for _ in range(2)] for t in (captured, eager)]
+    assert set(captured.graphs.captured) == {(0, 16), (0, 8)}
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
 def test_the_captured_step_learns(data):
     learner = trainer(data, [0, 1])
     first = learner.train_epoch()

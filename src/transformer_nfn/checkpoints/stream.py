@@ -44,7 +44,7 @@ EMBEDDINGS = INPUTS
 
 def reduced_group(A: Reduced) -> StreamGroup:
     """The group that acts on the stream of a reduced form."""
-    if A.description.inputs == "vectors":
+    if A.description.fixed_stream:
         return "none"
     if not A.description.norms_in_residual:
         return "orthogonal"

@@ -105,10 +105,30 @@ def result_table(records: list[RunRecord], title: str) -> Table:
             record.model,
             plus_minus(s["tau"], s["tau_se"]) + _together_text(record),
             f"{s['r2']:.3f}",
-            f"{s['mae']:.3f}",
+            f"{s['mae']:.3g}" if record.target else f"{s['mae']:.3f}",
             f"{100 * s['coverage']:.1f} %",
             _size_text(record),
             f"{record.seeds[0]['seconds']:.1f}",
+        )
+    return table
+
+
+def class_table(records: list[RunRecord], title: str) -> Table:
+    """One row a predictor of classes: accuracy, AUROC, calibration, how often the set holds."""
+    table = Table(title=title)
+    table.add_column("model", no_wrap=True)
+    for name in ("accuracy", "most frequent", "AUROC", "calibration error", "90 % holds", "size"):
+        table.add_column(name, justify="right")
+    for record in sorted(records, key=lambda record: -record.summary["accuracy"]):
+        s = record.summary
+        table.add_row(
+            record.model,
+            plus_minus(s["accuracy"], s["accuracy_se"]),
+            f"{s['chance']:.3f}",
+            f"{s['auroc']:.3f}",
+            f"{s['calibration_error']:.3f}",
+            f"{100 * s['coverage']:.1f} %",
+            _size_text(record),
         )
     return table
 

@@ -41,20 +41,27 @@ def _predictions(predictions: Sequence[Prediction], wide: bool) -> Table:
         table.add_row(
             _plain(p.name),
             *(_recorded(p, wide) if in_zoo else []),
-            f"{p.accuracy:.3f}",
-            f"{p.low:.3f} to {p.high:.3f}",
+            _value(p, p.accuracy) if p.label is None else f"{_plain(p.label)} {p.accuracy:.3f}",
+            f"{_value(p, p.low)} to {_value(p, p.high)}"
+            if p.label is None
+            else _plain(" or ".join(p.labels)),
             "unknown" if p.coverage is None else f"{100 * p.coverage:g} %",
-            *([f"{p.spread:.3f}"] if wide else []),
+            *([_value(p, p.spread)] if wide else []),
             f"{p.novelty:z.2f}{mark}",
         )
     return table
 
 
+def _value(p: Prediction, value: float) -> str:
+    """A value of the target: three digits behind the point for accuracies, else four in all."""
+    return f"{value:.3f}" if p.target == "test_accuracy" else f"{value:.4g}"
+
+
 def _recorded(p: Prediction, wide: bool) -> list[str]:
     """Cells of the recorded accuracy, after run and configuration where there is room."""
     recorded = p.recorded or {}
-    accuracy = recorded.get("test_accuracy")
-    shown = "" if accuracy is None else f"{accuracy:.3f}"
+    known = recorded.get(p.target)
+    shown = "" if known is None else _plain(known) if isinstance(known, str) else _value(p, known)
     run, configuration = _plain(str(recorded.get("run") or "")), _configuration(recorded)
     return [run, configuration, shown] if wide else [shown]
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from transformer_nfn.cli.console import echo_json, table_console
 from transformer_nfn.cli.experiment_progress import (
+    class_table,
     epochs_bar,
     kinds_table,
     networks_bar,
@@ -61,6 +62,10 @@ def train_command(
     model: Annotated[str, typer.Option(help="Which predictor; `--model list` names them.")] = (
         "whole_network"
     ),
+    target: Annotated[
+        str,
+        typer.Option(metavar="COLUMN", help="What to predict; `--target list` names the columns."),
+    ] = "test_accuracy",
     min_accuracy: Annotated[
         float, typer.Option(help="Only networks at least this accurate (0 to 1).")
     ] = 0.0,
@@ -98,7 +103,7 @@ def train_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a predictor of accuracy on the networks of a zoo.
+    """Train a predictor of accuracy, or of another target, on a zoo.
 
     The default model reads whole networks: their outputs on learned probe inputs, and invariants
     of their weights. The paper's models are trained by its protocol: batch 16, Adam at 1e-3 with
@@ -107,6 +112,10 @@ def train_command(
 
     On a mixed zoo a predictor that reads any size trains on all sizes at once, except those in
     --leave-out, such as w48-h4-d3. It reports τ per size and for the sizes left out.
+
+    With --target the predictor learns another column of the zoo's table: a number between 0 and 1,
+    any other number (as its logarithm where it spans decades), or a class, such as the optimiser.
+    A class has a predictor each, and is measured by accuracy, AUROC and calibration.
 
     With --damaged the run also keeps a guard against damaged networks: an accuracy estimate from
     outputs, intervals that widen with the outlier score, and warnings.
@@ -118,6 +127,8 @@ def train_command(
       tnfn train zoo --damaged zoo-damaged --hold-out untrained,block --out run
 
       tnfn train zoo --model invariant_mlp --min-accuracy 0.4 --seeds 3 --out run
+
+      tnfn train zoo --target optimizer --out run
 
       tnfn train mixed --leave-out w48-h4-d3 --out run
 
@@ -139,6 +150,7 @@ def train_command(
     )
     from transformer_nfn.prediction.runs import write_events
     from transformer_nfn.prediction.strategies import Protocol
+    from transformer_nfn.prediction.target import CHECKPOINT_COLUMNS, target_columns
     from transformer_nfn.prediction.training import Execution
     from transformer_nfn.zoo import MixedZoo, Zoo, open_task_zoo
     from transformer_nfn.zoo.damage import parse_damages
@@ -147,6 +159,10 @@ def train_command(
         echo_json(list(PREDICTORS)) if as_json else typer.echo("\n".join(PREDICTORS))
         return
     check_name(model)
+    if zoo is not None and target == "list":
+        names = target_columns(open_task_zoo(zoo))
+        echo_json(names) if as_json else typer.echo("\n".join(names))
+        return
     if zoo is None or out is None:
         missing = "a zoo to train on" if zoo is None else "the run folder to write with --out"
         raise TransformerNFNError(f"name {missing}, as in tnfn train ZOO --out RUN")
@@ -154,8 +170,9 @@ def train_command(
     opened = open_task_zoo(zoo)
     check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
     selection = Selection(
-        percent,
+        None if target in CHECKPOINT_COLUMNS else percent,
         min_accuracy,
+        target=target,
         all_checkpoints=model in ALL_CHECKPOINTS,
         leave_out=() if leave_out is None else tuple(leave_out.split(",")),
     )
@@ -199,7 +216,10 @@ def _show(record: Any, out: Path, as_json: bool) -> None:
     counts = ", ".join(f"{record.selection[k]} {k}" for k in ("train", "val", "test"))
     kind = record.zoo.get("seeds")
     seeds = "" if kind is None else f", {seeds_text(kind)}"
-    Console().print(result_table([record], f"{out} ({counts} networks{seeds})"))
+    title = f"{out} ({counts} networks{seeds})"
+    column = "" if record.target is None else f"{record.target['column']} of "
+    make = class_table if "auroc" in record.summary else result_table
+    Console().print(make([record], column + title))
     if "kinds" in record.summary:
         table_console().print(kinds_table(record.summary))
 
@@ -250,16 +270,14 @@ def evaluate_command(
     if as_json:
         echo_json(scores)
         return
-    table = Table(
-        "",
-        "networks",
-        "Kendall τ",
-        "90 % interval of τ",
-        "R²",
-        "mean error",
-        "interval holds",
-        title=f"{zoo} ({seeds_text(scores['zoo_seeds'])})",
-    )
+    title = f"{zoo} ({seeds_text(scores['zoo_seeds'])})"
+    if scores["target"] != "test_accuracy":
+        title = f"{scores['target']} of {title}"
+    of_classes = "auroc" in scores
+    names = ["accuracy", "AUROC", "calibration error"] if of_classes else [
+        "Kendall τ", "90 % interval of τ", "R²", "mean error"
+    ]  # fmt: skip
+    table = Table("", "networks", *names, "interval holds", title=title)
     rows = _all_and_unseen("all", scores)
     for size, figures in scores.get("kinds", {}).items():
         rows += _all_and_unseen(size, figures)
@@ -267,16 +285,24 @@ def evaluate_command(
         table.add_row(
             name,
             str(figures["networks"]),
-            f"{figures['tau']:.3f}",
-            f"{figures['tau_low']:.3f} to {figures['tau_high']:.3f}",
-            f"{figures['r2']:.3f}",
-            f"{figures['mae']:.3f}",
+            *_cells(figures, of_classes),
             f"{100 * figures['coverage']:.1f} %",
         )
     table_console().print(table)
     for sentence in (scores["note"], scores["warning"]):
         if sentence is not None:
             typer.echo(f"warning: {sentence}", err=True)
+
+
+def _cells(figures: dict[str, Any], of_classes: bool) -> list[str]:
+    """Scores of numbers or of classes."""
+    if of_classes:
+        return [f"{figures[key]:.3f}" for key in ("accuracy", "auroc", "calibration_error")]
+    low, high = figures["tau_low"], figures["tau_high"]
+    return [
+        f"{figures['tau']:.3f}", f"{low:.3f} to {high:.3f}", f"{figures['r2']:.3f}",
+        f"{figures['mae']:.3g}",
+    ]  # fmt: skip
 
 
 def _all_and_unseen(name: str, figures: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

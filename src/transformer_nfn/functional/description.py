@@ -287,7 +287,8 @@ class Transformer:
         mlm: activation of ``extra.mlm``, which a norm (``extra.mlm_norm``) and the output matrix
             follow; None without one.
         classifier: an MLP that gives the output from the mean of the final stream over tokens.
-        sinusoids: fixed sinusoidal positions are added to the input.
+        sinusoids: fixed positions are added to the input unless the file holds positions: sines and
+            cosines in neighbouring coordinates, or in halves.
         channels: of an image.
         side: of a patch, in pixels.
         tensors: shape of each tensor by canonical name, in the order of the file.
@@ -310,7 +311,7 @@ class Transformer:
     pooler: str | None = None
     mlm: Activation | None = None
     classifier: Mlp | None = None
-    sinusoids: bool = False
+    sinusoids: Literal["neighbours", "halves"] | None = None
     channels: int = 0
     side: int = 0
     tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
@@ -399,17 +400,23 @@ class Transformer:
         return tuple(found)
 
     @property
+    def fixed_stream(self) -> bool:
+        """Whether vectors or positions that no tensor holds are added to the stream."""
+        stored = any(name in self.tensors for name in POSITIONS)
+        return self.inputs == "vectors" or (self.sinusoids is not None and not stored)
+
+    @property
     def stream_group(self) -> StreamGroup:
         """The largest group that acts on the stream once its gains are folded into readers.
 
-        Where the final stream is the output there is none. A norm that stands in the residual
+        Where the stream is fixed, or the output, there is none. A norm that stands in the residual
         (post-norm, sandwich, after the embedding) or a tied final norm keeps its gain, and only
         permutations respect that; RMS norm takes a sign for each coordinate, LayerNorm one for all
         of them.
         """
         if "chain" in self.orders:
             return "orthogonal fixing ones"
-        if self.inputs == "vectors" or self.headless:
+        if self.fixed_stream or self.headless:
             return "none"
         free = not self.tied and not self.norms_in_residual and self.mlm is None
         if self.norm == "rms":

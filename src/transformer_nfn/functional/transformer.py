@@ -287,9 +287,7 @@ def embed(
         x = inputs if dtype is None else inputs.to(dtype)
         if description.has("patch"):
             x = x @ one("patch") + one("patch_bias")
-        if description.sinusoids:
-            x = x + sinusoids(x.shape[-2], x.shape[-1]).to(x)
-        return x
+        return x + _fixed_positions(description, x)
     if description.inputs == "patches":
         x = _patches(inputs, one("patch"), description.side)
         x = x + one("patch_bias") if description.has("patch_bias") else x
@@ -311,12 +309,23 @@ def embed(
                 f"{x.shape[1]}, found {len(table)}"
             )
         x = x + table[start : start + x.shape[1]]
+    elif description.inputs == "tokens":
+        x = x + _fixed_positions(description, x)
     if description.has("type"):
         x = x + one("type")[0]
     if (gained := description.of_stack(stack, "embed_norm.g")) is not None:
         gain, bias = one(gained), one(f"{gained.removesuffix('g')}b")
         x = affine_norm(x, description.norm, description.eps, gain, bias)
     return x
+
+
+def _fixed_positions(description: Transformer, x: Tensor) -> Tensor:
+    """Sinusoids for ``x [batch, L, D]``, or nothing."""
+    if description.sinusoids is None:
+        return x.new_zeros(())
+    table = sinusoids(x.shape[-2], x.shape[-1]).to(x)
+    halves = description.sinusoids == "halves"
+    return torch.cat([table[:, ::2], table[:, 1::2]], 1) if halves else table
 
 
 def _projected(

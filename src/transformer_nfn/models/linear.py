@@ -76,7 +76,10 @@ class StatisticsLinear(TabularPredictor):
             state = safetensors.torch.load(files[FILE])
         except SafetensorError as error:
             raise PredictorError(f"{FILE} is not readable: {error}") from error
-        for name, shape in {"weight": [self.width], "constant": []}.items():
+        shapes = {"weight": [self.width], "constant": []}
+        if len(state) > len(shapes):
+            raise PredictorError(f"{FILE} holds tensors that are none of its model")
+        for name, shape in shapes.items():
             value = state.get(name)
             if value is None or list(value.shape) != shape or value.dtype != torch.float64:
                 raise PredictorError(f"{FILE}: '{name}' expected {shape} in torch.float64")

@@ -165,8 +165,11 @@ def gather(folders: Iterable[Path]) -> Study:
     for folder in find_runs(list(folders)):
         record = RunRecord.read(folder)
         _check(folder, record)
-        seen.setdefault(folder.resolve(), Run(folder, record))
+        if record.target is None:
+            seen.setdefault(folder.resolve(), Run(folder, record))
     runs = list(seen.values())
+    if not runs:
+        raise RunError("reports are about predictors of accuracy, and the runs have other targets")
     by_zoo: dict[str, list[Run]] = {}
     for run in runs:
         by_zoo.setdefault(zoo_label(run.record), []).append(run)

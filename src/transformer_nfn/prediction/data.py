@@ -12,6 +12,12 @@ from torch import Tensor
 
 from transformer_nfn.models import Network, map_network, network_of, tensors_of
 from transformer_nfn.prediction.runs import CONFIGURATION, RunError
+from transformer_nfn.prediction.target import (
+    ACCURACY,
+    ACCURACY_COLUMN,
+    Target,
+    target_values,
+)
 from transformer_nfn.spaces import WeightSpace
 from transformer_nfn.zoo import MixedZoo, Zoo
 from transformer_nfn.zoo.damage import Damage, damages
@@ -20,7 +26,7 @@ FRACTIONS = (0.7, 0.15, 0.15)
 """Of the training, validation and test part."""
 PERCENT = 75
 """The paper's checkpoint: epoch 75 of 100."""
-MIN_NETWORKS = 20
+MIN_NETWORKS = 16
 MIN_DAMAGED = 20
 BATCH = 256
 
@@ -32,9 +38,12 @@ class Dataset:
     Attributes:
         block_space: the weight space of one block.
         network: the weights as models read them; ``[n, …]`` each.
-        accuracy: test accuracy of each network, ``[n]``, float32 between 0 and 1.
-        columns: run id, row of the zoo, hyperparameters; arrays of length n.
+        accuracy: test accuracy of each network, ``[n]``, float32 between 0 and 1; or another
+            target, as `Target.encode` gives it.
+        columns: run id, row of the zoo, hyperparameters; ``target``, the values of the target, if
+            it is not the test accuracy; arrays of length n.
         tokens: maximal input length; None if unknown.
+        target: what is predicted.
     """
 
     block_space: WeightSpace
@@ -42,14 +51,35 @@ class Dataset:
     accuracy: Tensor
     columns: Mapping[str, np.ndarray]
     tokens: int | None = None
+    target: Target = ACCURACY
 
     def __len__(self) -> int:
         return len(self.accuracy)
 
     @property
     def truth(self) -> np.ndarray:
-        """The accuracies as a float64 array, ``[n]``."""
+        """The values of the target, ``[n]``, in float64 unless they are classes."""
+        if "target" in self.columns:
+            return self.columns["target"]
         return np.asarray(self.accuracy.cpu().double().numpy())
+
+    @property
+    def skill(self) -> Tensor:
+        """Test accuracy of each network if it is known, else ones, ``[n]`` on the CPU."""
+        if self.target == ACCURACY:
+            return self.accuracy.cpu()
+        known = torch.as_tensor(self.columns[ACCURACY_COLUMN], dtype=torch.float32)
+        return torch.where(known.isnan(), 1.0, known)
+
+    def of_class(self, name: str) -> Dataset:
+        """The same networks with another target: whether a network is of this class."""
+        belongs = self.columns["target"].astype(str) == name
+        return replace(
+            self,
+            accuracy=torch.as_tensor(belongs, dtype=torch.float32, device=self.accuracy.device),
+            columns={**self.columns, "target": belongs.astype(np.float64)},
+            target=Target(name, "share"),
+        )
 
     @property
     def runs(self) -> list[str]:
@@ -204,6 +234,17 @@ class SizeGroups:
         """Apply a function to the parts of every size."""
         return replace(self, parts={name: change(parts) for name, parts in self.parts.items()})
 
+    def of_class(self, name: str) -> SizeGroups:
+        """The same networks with another target: whether a network is of this class."""
+
+        def change(parts: Parts) -> Parts:
+            more = None if parts.more is None else parts.more.of_class(name)
+            train, val, test = (x.of_class(name) for x in (parts.train, parts.val, parts.test))
+            return Parts(train, val, test, more)
+
+        left_out = {size: data.of_class(name) for size, data in self.left_out.items()}
+        return replace(self.map(change), left_out=left_out)
+
     def to(self, device: torch.device | str) -> SizeGroups:
         """Move to a device."""
         left_out = {name: data.to(device) for name, data in self.left_out.items()}
@@ -222,6 +263,7 @@ class Selection:
         subset_seed: seed of that subset.
         all_checkpoints: whether to load `Parts.more`.
         leave_out: sizes of a mixed zoo that are not trained on, such as ``w48-h4-d3``.
+        target: column of the zoo's table that is to be predicted.
     """
 
     percent: int | None = PERCENT
@@ -231,10 +273,13 @@ class Selection:
     subset_seed: int = 0
     all_checkpoints: bool = False
     leave_out: tuple[str, ...] = ()
+    target: str = ACCURACY_COLUMN
 
     def rows(self, zoo: Zoo) -> np.ndarray:
         """Rows of the zoo with this checkpoint and accuracy."""
-        rows = zoo.select(percent=self.percent, min_accuracy=self.min_accuracy)
+        # A network of unknown accuracy may have another target.
+        least = self.min_accuracy if self.target == ACCURACY_COLUMN else self.min_accuracy or None
+        rows = zoo.select(percent=self.percent, min_accuracy=least)
         if not len(rows) and self.percent is not None and not len(zoo.select(percent=self.percent)):
             available = sorted({int(p) for p in zoo.table["percent"] if p > 0})
             raise RunError(f"the zoo has no checkpoints at {self.percent} %, only at {available}")
@@ -247,7 +292,7 @@ class Selection:
         return {**chosen, "augment": augment, **subset}
 
 
-def load_rows(zoo: Zoo, rows: np.ndarray) -> Dataset:
+def load_rows(zoo: Zoo, rows: np.ndarray, target: Target = ACCURACY) -> Dataset:
     """Load rows of a zoo into memory; reject weights that are not finite."""
     named = {name: w.float() for name, w in zoo.weights(rows).items()}
     for name, w in named.items():
@@ -257,8 +302,13 @@ def load_rows(zoo: Zoo, rows: np.ndarray) -> Dataset:
             raise RunError(f"'{name}' of row {row} of the zoo holds values that are not finite")
     columns = {name: zoo.table[name][rows] for name in ("run", "seed", *CONFIGURATION)}
     columns["row"] = np.asarray(rows, dtype=np.int64)
-    accuracy = torch.as_tensor(zoo.table["test_accuracy"][rows], dtype=torch.float32)
-    return Dataset(zoo.block_space, network_of(named), accuracy, columns, zoo.sizes.tokens)
+    values = target_values(zoo, target.column, rows)
+    if target != ACCURACY:
+        raw = values if target.kind == "class" else values.astype(np.float64)
+        columns |= {"target": raw, ACCURACY_COLUMN: zoo.table[ACCURACY_COLUMN][rows]}
+    encoded = torch.as_tensor(target.encode(values), dtype=torch.float32)
+    tokens = zoo.sizes.tokens
+    return Dataset(zoo.block_space, network_of(named), encoded, columns, tokens, target)
 
 
 def count_training(zoo: Zoo, *, percent: int | None = PERCENT) -> int:
@@ -277,11 +327,16 @@ def nested_subset(rows: np.ndarray, size: int, seed: int | list[int]) -> np.ndar
     return np.asarray(rows[np.sort(shuffled[:size])])
 
 
-def load_parts(zoo: Zoo, selection: Selection | None = None) -> Parts:
+def load_parts(zoo: Zoo, selection: Selection | None = None, target: Target | None = None) -> Parts:
     """Select networks of a zoo, split them by run 70/15/15, and load them.
 
     With ``all_checkpoints``, `Parts.more` holds all other networks whose runs are in no held-out
     part; with ``max_train``, only those of the selected training runs.
+
+    Args:
+        zoo: with networks of one size.
+        selection: which networks, and their target.
+        target: None to read it from the selected networks.
     """
     selection = selection or Selection()
     rows = selection.rows(zoo)
@@ -290,6 +345,7 @@ def load_parts(zoo: Zoo, selection: Selection | None = None) -> Parts:
             f"not enough networks: {len(rows)} have accuracy at least "
             f"{selection.min_accuracy:g}, {MIN_NETWORKS} are needed"
         )
+    target = target or Target.of(selection.target, target_values(zoo, selection.target, rows))
     train, val, test = zoo.split(rows, FRACTIONS, seed=selection.split_seed)
     subset = selection.max_train is not None
     if selection.max_train is not None:
@@ -301,16 +357,23 @@ def load_parts(zoo: Zoo, selection: Selection | None = None) -> Parts:
         held_out = run[np.concatenate([val, test])]
         free = np.isin(run[every], run[train]) if subset else ~np.isin(run[every], held_out)
         rows = np.asarray(every[free & ~np.isin(every, train)])
-        more = load_rows(zoo, rows) if len(rows) else None
-    parts = Parts(load_rows(zoo, train), load_rows(zoo, val), load_rows(zoo, test), more)
+        more = load_rows(zoo, rows, target) if len(rows) else None
+    parts = Parts(
+        load_rows(zoo, train, target),
+        load_rows(zoo, val, target),
+        load_rows(zoo, test, target),
+        more,
+    )
     for name in parts.counts:
         part: Dataset = getattr(parts, name)
-        if len(part) < 3:
-            raise RunError(f"not enough networks: {len(part)} in the {name} part, 3 are needed")
+        if len(part) < 2:
+            raise RunError(f"not enough networks: {len(part)} in the {name} part, 2 are needed")
         if float(part.accuracy.max() - part.accuracy.min()) == 0:
+            value = part.truth[0]
             raise RunError(
-                f"not enough networks: all in the {name} part have one accuracy, "
-                f"{float(part.accuracy[0]):.4f}, so there is no order to predict"
+                f"not enough networks: all in the {name} part have one {target.what}, "
+                f"{value if target.kind == 'class' else format(value, '.4g')}, so there is no "
+                "order to predict"
             )
     return parts
 
@@ -322,16 +385,19 @@ def load_networks(zoo: Zoo | MixedZoo, selection: Selection | None = None) -> Pa
         if selection.leave_out:
             raise RunError(f"'{zoo.path}' has networks of one size: there is none to leave out")
         return load_parts(zoo, selection)
-    left_out = {
-        name: load_rows(zoo[name], selection.rows(zoo[name])) for name in selection.leave_out
-    }
-    names = [name for name in zoo.zoos if name not in left_out]
+    names = [*selection.leave_out, *(name for name in zoo.zoos if name not in selection.leave_out)]
+    rows = {name: selection.rows(zoo[name]) for name in names}
+    column = selection.target
+    values = [target_values(zoo[name], column, at) for name, at in rows.items()]
+    target = Target.of(column, np.concatenate(values))
+    left_out = {name: load_rows(zoo[name], rows[name], target) for name in selection.leave_out}
+    names = [name for name in names if name not in left_out]
     if not names:
         raise RunError(f"'{zoo.path}' has no size left to train on: {len(left_out)} are left out")
     parts = {}
     for name in names:
         try:
-            parts[name] = load_parts(zoo[name], selection)
+            parts[name] = load_parts(zoo[name], selection, target)
         except RunError as error:
             raise RunError(f"{name}: {error}") from error
     return SizeGroups(parts, left_out)

@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.prediction.data import PERCENT, Selection, load_rows
-from transformer_nfn.prediction.metrics import scores
+from transformer_nfn.prediction.metrics import class_scores, scores
 from transformer_nfn.prediction.predict import BATCH, Report, TrainedRun, check_readable
-from transformer_nfn.prediction.predictors import mean_prediction
+from transformer_nfn.prediction.predictors import (
+    class_folders,
+    class_probabilities,
+    seed_predictions,
+)
 from transformer_nfn.prediction.runs import RunError
+from transformer_nfn.prediction.target import CHECKPOINT_COLUMNS
 from transformer_nfn.prediction.training_set import Standing, TrainingDigests
 from transformer_nfn.zoo import MixedZoo, Zoo, open_task_zoo
 
@@ -27,8 +33,8 @@ class Evaluated:
     """Predictions for networks of one size; ``[n]`` each.
 
     Attributes:
-        accuracy: measured.
-        predicted: by the run.
+        accuracy: measured; of another target its value, of classes their number.
+        predicted: by the run; of classes the probability of each, ``[classes, n]``.
         covered: whether the interval contains the accuracy.
         standing: whether the network was used in the training.
     """
@@ -43,7 +49,7 @@ class Evaluated:
         """Concatenate networks, of several sizes or batches."""
         return Evaluated(
             np.concatenate([part.accuracy for part in parts]),
-            np.concatenate([part.predicted for part in parts]),
+            np.concatenate([part.predicted for part in parts], -1),
             np.concatenate([part.covered for part in parts]),
             [standing for part in parts for standing in part.standing],
         )
@@ -61,10 +67,11 @@ class Evaluated:
         }
 
     def _scores(self, chosen: np.ndarray) -> dict[str, Any]:
-        accuracy, predicted = self.accuracy[chosen], self.predicted[chosen]
+        accuracy, predicted = self.accuracy[chosen], self.predicted[..., chosen]
+        measure = scores if predicted.ndim == 1 else class_scores
         return {
             "networks": len(accuracy),
-            **scores(accuracy, predicted),
+            **measure(accuracy, predicted),
             "coverage": float(self.covered[chosen].mean()),
         }
 
@@ -101,12 +108,16 @@ def evaluate(
     zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
     for name, zoo in zoos.items():
         check_readable(name, zoo.sizes, trained.sizes.first, trained.predictors)
-    selection = Selection(percent, min_accuracy)
+    column = trained.target.column
+    if column in CHECKPOINT_COLUMNS:
+        percent = None
+    selection = Selection(percent, min_accuracy, target=column)
     rows = {name: selection.rows(zoo) for name, zoo in zoos.items()}
     total = sum(map(len, rows.values()))
     if total < MIN_NETWORKS:
         raise RunError(f"not enough networks: {total} of '{zoo_path}' are selected")
-    digests = TrainingDigests.load(run)
+    folders = class_folders(run, trained.target)
+    digests = TrainingDigests.load(folders[0] if folders else run)
     parts: dict[str, list[Evaluated]] = {}
     done = 0
     for name, zoo in zoos.items():
@@ -119,6 +130,7 @@ def evaluate(
     evaluated = {name: Evaluated.joined(each) for name, each in parts.items()}
     warnings = {name: trained.sizes.warning(zoos[name].sizes) for name in evaluated}
     figures = {
+        "target": trained.target.column,
         "zoo_seeds": opened.seeds,
         **Evaluated.joined(list(evaluated.values())).figures(),
         "warning": _size_warning(warnings),
@@ -132,17 +144,21 @@ def evaluate(
     return figures
 
 
-def _evaluate(
-    run: TrainedRun, digests: TrainingDigests, zoo: Zoo, rows: np.ndarray
-) -> Evaluated:
-    data = load_rows(zoo, rows).to(run.device)
-    mean = mean_prediction(run.predictors, data)
+def _evaluate(run: TrainedRun, digests: TrainingDigests, zoo: Zoo, rows: np.ndarray) -> Evaluated:
+    data = load_rows(zoo, rows, run.target).to(run.device)
+    standing = digests.standings(data, zoo.metadata["task"]["name"])
+    if run.target.kind == "class":
+        truth = data.accuracy.cpu().numpy().astype(int)
+        likely = class_probabilities(run.outputs, data).mean(0)
+        covered = 1 - likely[truth, np.arange(len(truth))] <= run.sizes.radius
+        return Evaluated(truth, likely, covered, standing)
+    values = run.target.decode(seed_predictions(run.predictors, data).numpy())
+    mean = torch.from_numpy(values).mean(0)
     covered = np.abs(data.truth - mean.numpy()) <= run.sizes.interval_radius(zoo.sizes)
     guard = run.guard_for(zoo.sizes)
     if guard is not None:
         assessed = guard.assess(data, zoo.sizes, mean)
         mean, covered = assessed.accuracy, assessed.contains(data.accuracy.double().cpu()).numpy()
-    standing = digests.standings(data, zoo.metadata["task"]["name"])
     return Evaluated(data.truth, mean.numpy(), covered, standing)
 
 
@@ -170,7 +186,9 @@ def _note(counts: Counter[Any]) -> str | None:
     if not used:
         return None
     rest = counts["unseen"]
-    fair = f"the {rest} it never saw give the fair figures" if rest >= MIN_NETWORKS else (
-        "too few are left for fair figures"
+    fair = (
+        f"the {rest} it never saw give the fair figures"
+        if rest >= MIN_NETWORKS
+        else ("too few are left for fair figures")
     )
     return f"of the {counts.total()} networks {' and '.join(used)}; {fair}"

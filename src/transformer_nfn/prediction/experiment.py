@@ -30,6 +30,7 @@ from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.guard.fit import fit_guard
 from transformer_nfn.prediction.metrics import (
     LEVEL,
+    class_scores,
     conformal_radius,
     coverage,
     kendall_tau,
@@ -43,6 +44,8 @@ from transformer_nfn.prediction.predictors import (
     NEURAL,
     Predictor,
     check_name,
+    class_folders,
+    class_probabilities,
     load_predictors,
     mean_prediction,
     module_builder,
@@ -61,6 +64,7 @@ from transformer_nfn.prediction.runs import (
     write_predictions,
 )
 from transformer_nfn.prediction.strategies import Protocol
+from transformer_nfn.prediction.target import ACCURACY, Target
 from transformer_nfn.prediction.training import STATE_FILE, Execution, train_seeds
 from transformer_nfn.prediction.training_set import TrainingDigests, TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import TrainedSizes, measure_widening
@@ -127,6 +131,9 @@ def train_run(
         experiment, seeds=list(experiment.seeds), options=options,
         protocol=experiment.protocol or Protocol.of(model),
     )  # fmt: skip
+    target = groups.train[0].target
+    if damaged is not None and target != ACCURACY:
+        raise RunError(f"a guard against damaged networks is about accuracy, not {target.what}")
     identity = training_identity(experiment, groups, damaged)
     if (out / RUN_FILE).is_file():
         record = RunRecord.read(out)
@@ -134,6 +141,8 @@ def train_run(
             return record
         raise RunError(f"'{out}' holds another run ({record.model}); choose another folder")
     execution = replace(execution or Execution(), folder=out, identity=identity)
+    if target.kind == "class":
+        return _train_classes(zoo, groups, experiment, out, execution)
     with made_folder(out):  # first: hours later is too late to learn that it cannot be made
         fitted = _fit(experiment, groups, execution)
     return _write_run(zoo, groups, experiment, fitted, identity, out, damaged, measure)
@@ -255,9 +264,11 @@ def _write_run(
         for row, tested in zip(fitted.rows, held_out.seed_rows(seeds), strict=True)
     ]
     val, test = held_out.residuals("val"), held_out.residuals("test")
-    radius = conformal_radius(np.concatenate([val, test]))
+    target = groups.train[0].target
+    widest = held_out.span(target)
+    radius = conformal_radius(np.concatenate([val, test]), widest=widest)
     by_size, factor = _by_size(fitted.predictors[0], prepared, held_out, radius, zoo)
-    columns = held_out.columns(seeds, factor, mixed=groups.mixed)
+    columns = held_out.columns(seeds, factor, mixed=groups.mixed, target=target)
     write_predictions(out, columns)
     predictors = [predictor.to("cpu") for predictor in fitted.predictors]
     if experiment.keep:
@@ -289,7 +300,7 @@ def _write_run(
             ENSEMBLE_TAU: ensemble_tau(columns),
             "r2": float(np.mean([row["r2"] for row in rows])),
             "mae": float(np.mean([row["mae"] for row in rows])),
-            "coverage": coverage(val, test),
+            "coverage": coverage(val, test, widest=widest),
             "level": LEVEL,
             "radius": radius,
             **by_size,
@@ -298,9 +309,85 @@ def _write_run(
         },
         num_parameters=predictors[0].num_parameters,
         table=experiment.table,
+        target=None if target == ACCURACY else target.to_json(),
     )
     record.write(out)
     (out / STATE_FILE).unlink(missing_ok=True)
+    return record
+
+
+def _train_classes(
+    zoo: Mapping[str, Any],
+    groups: SizeGroups,
+    experiment: Experiment,
+    out: Path,
+    execution: Execution,
+) -> RunRecord:
+    """Train a predictor of each class, in a run folder of its own, and measure them together."""
+    target, seeds = groups.train[0].target, experiment.seeds
+    assert experiment.protocol is not None
+    predictors, records = [], []
+    for name, folder in zip(target.outputs, class_folders(out, target), strict=True):
+        record = train_run(zoo, groups.of_class(name), experiment, folder, execution=execution)
+        records.append(record)
+        predictors.append(load_predictors(folder, record))
+
+    def measured(split: str) -> tuple[np.ndarray, np.ndarray, list[Dataset]]:
+        parts: list[Dataset] = [part.to("cpu") for part in getattr(groups, split)]
+        probabilities = [class_probabilities(predictors, part) for part in parts]
+        truth = np.concatenate([part.accuracy.numpy() for part in parts]).astype(int)
+        return truth, np.concatenate(probabilities, -1), parts
+
+    def doubts(truth: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+        """One less the mean probability of the true class, ``[n]``."""
+        return np.asarray(1 - probabilities.mean(0)[truth, np.arange(len(truth))])
+
+    columns: dict[str, list[np.ndarray]] = {}
+    val, test = measured("val"), measured("test")
+    for split, (_, probabilities, parts) in (("val", val), ("test", test)):
+        names = np.concatenate([part.columns["target"].astype(str) for part in parts])
+        for seed, each in zip(seeds, probabilities, strict=True):
+            values = {
+                "seed": np.full(len(names), seed),
+                "split": np.full(len(names), split, dtype=object),
+                **{
+                    key: np.concatenate([part.columns[key] for part in parts])
+                    for key in ("row", "run", *CONFIGURATION)
+                },
+                "class": names.astype(object),
+                "predicted": np.array(target.classes, dtype=object)[each.argmax(0)],
+                **{f"probability of {name}": each[i] for i, name in enumerate(target.classes)},
+            }
+            for key, value in values.items():
+                columns.setdefault(key, []).append(value)
+    write_predictions(out, {key: np.concatenate(value) for key, value in columns.items()})
+    rows = [
+        {"seed": seed, **class_scores(test[0], each),
+         "seconds": sum(record.seeds[i]["seconds"] for record in records)}
+        for i, (seed, each) in enumerate(zip(seeds, test[1], strict=True))
+    ]  # fmt: skip
+    doubt = doubts(*val[:2]), doubts(*test[:2])
+    counts = [record.num_parameters for record in records]
+    record = replace(
+        records[0],
+        seeds=rows,
+        num_parameters=None if counts[0] is None else sum(n or 0 for n in counts),
+        protocol={**records[0].protocol, IDENTITY: execution.identity},
+        summary={
+            **{
+                key: float(np.mean([row[key] for row in rows]))
+                for key in ("accuracy", "auroc", "calibration_error")
+            },
+            "accuracy_se": standard_error([row["accuracy"] for row in rows]),
+            "together": class_scores(test[0], test[1].mean(0)),
+            "chance": float(np.bincount(test[0]).max() / len(test[0])),
+            "coverage": coverage(*doubt),
+            "level": LEVEL,
+            "radius": conformal_radius(np.concatenate(doubt)),
+        },
+        target=target.to_json(),
+    )
+    record.write(out)
     return record
 
 
@@ -330,7 +417,8 @@ def _by_size(
         return {}, lambda _: 1.0
     sizes = {name: NetworkSizes.from_json(a) for name, a in zoo["architectures"].items()}
     widening = measure_widening(predictor.inner, groups, sizes)
-    trained = TrainedSizes(tuple(sizes[name] for name in groups.names), radius, widening)
+    target = groups.train[0].target
+    trained = TrainedSizes(tuple(sizes[name] for name in groups.names), radius, widening, target)
     figures = held_out.by_size(lambda name: trained.interval_radius(sizes[name]))
     return {**figures, "widening": widening}, lambda name: trained.factor(sizes[name])
 
@@ -386,7 +474,7 @@ class HeldOut:
         """Predict every network that was not trained on."""
 
         def predict(size: str, split: str, data: Dataset) -> HeldOutPart:
-            predicted = seed_predictions(predictors, data).numpy()
+            predicted = data.target.decode(seed_predictions(predictors, data).numpy())
             return HeldOutPart(size, split, data.columns, data.truth, predicted)
 
         return HeldOut(
@@ -415,8 +503,20 @@ class HeldOut:
             LEFT_OUT: {part.size: part.figures(radius(part.size)) for part in self.left_out},
         }
 
+    def span(self, target: Target) -> float:
+        """Largest half width of an interval: 1 for shares, else the span of the known values."""
+        if target.kind == "share":
+            return 1.0
+        values = np.concatenate([part.truth for part in [*self.val, *self.test]])
+        return float(values.max() - values.min())
+
     def columns(
-        self, seeds: Sequence[int], factor: Callable[[str], float], *, mixed: bool
+        self,
+        seeds: Sequence[int],
+        factor: Callable[[str], float],
+        *,
+        mixed: bool,
+        target: Target = ACCURACY,
     ) -> dict[str, np.ndarray]:
         """Columns of ``predictions.parquet``, a row for each seed and network.
 
@@ -424,11 +524,13 @@ class HeldOut:
             seeds: which.
             factor: by which the intervals of a size are wider.
             mixed: whether to add a column of sizes.
+            target: what is predicted; its values stand in the column ``accuracy``.
         """
+        widest = self.span(target)
         columns: dict[str, list[np.ndarray]] = {}
         for i, seed in enumerate(seeds):
             residuals = np.concatenate([part.truth - part.predicted[i] for part in self.val])
-            radius = conformal_radius(residuals)
+            radius = conformal_radius(residuals, widest=widest)
             for part in [*self.val, *self.test, *self.left_out]:
                 count, predicted = len(part.truth), part.predicted[i]
                 half = radius * factor(part.size)
@@ -437,8 +539,8 @@ class HeldOut:
                     "split": np.full(count, part.split, dtype=object),
                     "accuracy": part.truth,
                     "predicted": predicted,
-                    "low": np.clip(predicted - half, 0, 1),
-                    "high": np.clip(predicted + half, 0, 1),
+                    "low": target.clip(predicted - half),
+                    "high": target.clip(predicted + half),
                     **{key: part.columns[key] for key in ("row", "run", *CONFIGURATION)},
                 }
                 if mixed:
@@ -508,9 +610,7 @@ def guard_run(
     copies = reduce(
         DamagedNetworks.joined, [load_damaged(each, zoo, parts, hold_out) for each in damaged]
     )
-    guard, figures = fit_guard_beside(
-        load_predictors(run, record), parts, copies, zoo.sizes, steps
-    )
+    guard, figures = fit_guard_beside(load_predictors(run, record), parts, copies, zoo.sizes, steps)
     figures["guarded"]["zoo"] = zoo.path.name
     record = replace(record, summary={**record.summary, **figures})
     guard.save(run)

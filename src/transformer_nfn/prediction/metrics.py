@@ -59,16 +59,54 @@ def standard_error(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
-def conformal_radius(residuals: np.ndarray, level: float = LEVEL) -> float:
+CALIBRATION_BINS = 10
+
+
+def class_scores(truth: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
+    """Accuracy, area under the ROC curve and calibration error of predicted classes.
+
+    The area is the mean over the classes, each against all others. The calibration error is the
+    mean difference between the probability of the predicted class and how often it is right, in
+    ten bins of that probability.
+
+    Args:
+        truth: the class of each network, ``[n]``.
+        probabilities: of each class, ``[classes, n]``.
+    """
+    predicted, confidence = probabilities.argmax(0), probabilities.max(0)
+    right = predicted == truth
+    bins = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    gaps = [abs(float((right[bins == b] - confidence[bins == b]).sum())) for b in np.unique(bins)]
+    areas = [area_under_roc(truth == c, each) for c, each in enumerate(probabilities)]
+    known = [area for area in areas if not math.isnan(area)]
+    return {
+        "accuracy": float(right.mean()),
+        "auroc": float(np.mean(known)) if known else float("nan"),
+        "calibration_error": sum(gaps) / len(truth),
+    }
+
+
+def area_under_roc(positive: np.ndarray, score: np.ndarray) -> float:
+    """Probability that a positive has a higher score than a negative; NaN if one is missing."""
+    from scipy.stats import rankdata
+
+    count, others = int(positive.sum()), int((~positive).sum())
+    if not count or not others:
+        return float("nan")
+    ranks = float(rankdata(score)[positive].sum())
+    return (ranks - count * (count + 1) / 2) / (count * others)
+
+
+def conformal_radius(residuals: np.ndarray, level: float = LEVEL, *, widest: float = 1.0) -> float:
     """Half the width of a split-conformal interval from held-out residuals.
 
     A new network from the same source lies within the k-th smallest of n absolute residuals with
     probability ``k / (n+1)``. The radius is interpolated at rank ``level · (n+1)``, so the coverage
     is ``level`` where residuals are evenly spread between two ranks, and higher by less than
-    ``1 / (n+1)`` where they thin out. With too few residuals (n < 9 at 90 %) it is 1.
+    ``1 / (n+1)`` where they thin out. With too few residuals (n < 9 at 90 %) it is ``widest``.
     """
     quantile = rank_quantile(np.abs(residuals), level)
-    return 1.0 if math.isinf(quantile) else quantile
+    return widest if math.isinf(quantile) else quantile
 
 
 def rank_quantile(sizes: np.ndarray, level: float) -> float:
@@ -89,7 +127,12 @@ def highest_quantile(sizes: np.ndarray, level: float) -> float:
 
 
 def coverage(
-    validation: np.ndarray, test: np.ndarray, level: float = LEVEL, seed: int = 0
+    validation: np.ndarray,
+    test: np.ndarray,
+    level: float = LEVEL,
+    seed: int = 0,
+    *,
+    widest: float = 1.0,
 ) -> float:
     """Estimate the coverage of conformal intervals by repeated resplitting.
 
@@ -105,6 +148,6 @@ def coverage(
         for calibration, rest in (halves, halves[::-1]):
             counted = rest[rest >= len(validation)]
             if len(counted):
-                radius = conformal_radius(sizes[calibration], level)
+                radius = conformal_radius(sizes[calibration], level, widest=widest)
                 shares.append(float((sizes[counted] <= radius).mean()))
     return float(np.mean(shares))

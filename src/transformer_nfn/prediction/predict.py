@@ -19,8 +19,15 @@ from transformer_nfn.networks import Network, check_positions, resolve_networks,
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.metrics import LEVEL
-from transformer_nfn.prediction.predictors import Predictor, load_predictors, seed_predictions
+from transformer_nfn.prediction.predictors import (
+    Predictor,
+    class_folders,
+    class_probabilities,
+    load_predictors,
+    seed_predictions,
+)
 from transformer_nfn.prediction.runs import RunError, RunRecord
+from transformer_nfn.prediction.target import ACCURACY_COLUMN, Target
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import TrainedSizes
 from transformer_nfn.zoo import NetworkSizes, Zoo
@@ -57,6 +64,11 @@ class Prediction:
         guarded: whether a guard against damaged networks has assessed it.
         by_weights: the predictor's value before correction by a guard.
         coverage: nominal coverage of the interval; None with a warning.
+        target: what is predicted. If it is not an accuracy, ``accuracy``, ``low``, ``high`` and
+            ``spread`` are in its unit; of a class they are about the probability of `label`.
+        label: the most probable class, None unless classes are predicted.
+        labels: classes that contain the true one with the nominal coverage.
+        probabilities: of every class.
     """
 
     name: str
@@ -72,6 +84,10 @@ class Prediction:
     guarded: bool = False
     by_weights: float | None = None
     coverage: float | None = None
+    target: str = ACCURACY_COLUMN
+    label: str | None = None
+    labels: tuple[str, ...] = ()
+    probabilities: Mapping[str, float] | None = None
 
     @property
     def explanation(self) -> str | None:
@@ -115,9 +131,16 @@ class LoadedNetwork:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run opened for prediction; its neural predictors are on ``device``."""
+    """A run opened for prediction; its neural predictors are on ``device``.
 
-    predictors: list[Predictor]
+    Attributes:
+        outputs: a predictor for each seed; for classes so many of each class.
+        sizes: of the training networks, and the target.
+        distance: to the training networks.
+        guard: against damaged networks, if the run has one.
+    """
+
+    outputs: list[list[Predictor]]
     sizes: TrainedSizes
     distance: TrainingSetDistance
     guard: Guard | None
@@ -128,13 +151,25 @@ class TrainedRun:
         """Load the predictors of a finished run and what assesses their inputs."""
         record = RunRecord.read(run)
         record.check_finished(run)
+        sizes = TrainedSizes.of(record)
+        folders = class_folders(run, sizes.target) or [run]
         return TrainedRun(
-            [predictor.to(device) for predictor in load_predictors(run, record)],
-            TrainedSizes.of(record),
-            TrainingSetDistance.load(run),
+            [[p.to(device) for p in load_predictors(folder, record)] for folder in folders],
+            sizes,
+            TrainingSetDistance.load(folders[0]),
             Guard.load(run),
             device,
         )
+
+    @property
+    def target(self) -> Target:
+        """What is predicted."""
+        return self.sizes.target
+
+    @property
+    def predictors(self) -> list[Predictor]:
+        """A predictor for each seed, of the first class."""
+        return self.outputs[0]
 
     def guard_for(self, sizes: NetworkSizes) -> Guard | None:
         """The guard, if it was fitted to networks of these sizes."""
@@ -164,7 +199,7 @@ def predict(
     batch: int = BATCH,
     report: Report | None = None,
 ) -> list[Prediction]:
-    """Predict the accuracy of networks from their weights.
+    """Predict the accuracy of networks, or the target of the run, from their weights.
 
     Args:
         run: a run folder that keeps its predictors, or its name.
@@ -197,12 +232,12 @@ def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Predict
     for sizes, indices in places.items():
         data = as_dataset(sizes, [loaded[i].weights for i in indices]).to(run.device)
         data = run.predictors[0].prepared(data)
-        each = seed_predictions(run.predictors, data)
+        each, classes = _answers(run, data)
         by_weights = mean = each.mean(0)
         spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
         size_warning = run.sizes.warning(sizes)
         radius = run.sizes.interval_radius(sizes)
-        low, high = (mean - radius).clamp(min=0.0), (mean + radius).clamp(max=1.0)
+        low, high = run.target.clip(mean - radius), run.target.clip(mean + radius)
         guard = run.guard_for(sizes)
         if guard is None:
             text, score = OUTLIER_TEXT, run.distance(data)
@@ -227,8 +262,32 @@ def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Predict
                 guarded=guard is not None,
                 by_weights=float(by_weights[at]),
                 coverage=LEVEL if warning is None else None,
+                target=run.target.column,
+                **classes[at],
             )
     return [out[i] for i in range(len(networks))]
+
+
+def _answers(run: TrainedRun, data: Dataset) -> tuple[Tensor, list[dict[str, Any]]]:
+    """Values by each seed, ``[seeds, n]``; of classes the probability of the most probable one.
+
+    The second result has the fields of a `Prediction` that are about classes, one per network.
+    """
+    if run.target.kind != "class":
+        values = run.target.decode(seed_predictions(run.predictors, data).numpy())
+        return torch.from_numpy(values), [{} for _ in range(len(data))]
+    each = class_probabilities(run.outputs, data)
+    mean, names = each.mean(0), run.target.classes
+    best = mean.argmax(0)
+    fields = []
+    for column, at in zip(mean.T, best, strict=True):
+        likely = tuple(n for n, p in zip(names, column, strict=True) if 1 - p <= run.sizes.radius)
+        fields.append({
+            "label": names[at],
+            "labels": likely or (names[at],),
+            "probabilities": dict(zip(names, column.tolist(), strict=True)),
+        })  # fmt: skip
+    return torch.from_numpy(each[:, best, np.arange(len(data))]), fields
 
 
 def _warning(score: float, text: str, size_warning: str | None) -> str | None:

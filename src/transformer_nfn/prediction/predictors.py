@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +16,7 @@ from transformer_nfn.models import map_network
 from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.prediction.data import Dataset, in_batches
 from transformer_nfn.prediction.runs import RunError, RunRecord
+from transformer_nfn.prediction.target import Target
 from transformer_nfn.zoo import NetworkSizes
 
 
@@ -106,6 +108,8 @@ SIZE_TEXTS: Mapping[str, str] = {
     "tokens": "{} tokens",
 }
 """Text of each size of a network, the most telling first."""
+SMALLEST_SHARE = 1e-6
+"""Of a class, so that shares that are all 0 are equal probabilities."""
 PAPER_MODELS = ("xgboost", "lightgbm", "random_forest", "mlp", "statnn", "transformer_nfn")
 
 
@@ -219,6 +223,25 @@ def seed_predictions(predictors: Sequence[Predictor], data: Dataset) -> Tensor:
     """Prediction of each seed of a run, ``[seeds, n]`` in float64."""
     ready = predictors[0].prepared(data)
     return torch.stack([p.predict(ready) for p in predictors]).double()
+
+
+def class_folders(run: Path, target: Target) -> list[Path]:
+    """Folder of the run of each class that has predictors; none unless classes are predicted."""
+    return [run / f"class-{target.classes.index(name)}" for name in target.outputs]
+
+
+def class_probabilities(predictors: Sequence[Sequence[Predictor]], data: Dataset) -> np.ndarray:
+    """Probability of each class by each seed, ``[seeds, classes, n]``.
+
+    Args:
+        predictors: for each class one per seed; of two classes for the second only.
+        data: the networks.
+    """
+    belongs = np.stack([seed_predictions(each, data).numpy() for each in predictors], 1)
+    if belongs.shape[1] == 1:
+        return np.concatenate([1 - belongs, belongs], 1)
+    belongs = np.maximum(belongs, SMALLEST_SHARE)
+    return np.asarray(belongs / belongs.sum(1, keepdims=True))
 
 
 def mean_prediction(predictors: Sequence[Predictor], data: Dataset) -> Tensor:

@@ -72,7 +72,7 @@ def find_probes(
     start = torch.tensor(RATE, device=device) if on_gpu else RATE
     optimiser = torch.optim.Adam(module.probes.parameters(), start, capturable=on_gpu)
     groups = module.probes.groups
-    draws = _draws([data.accuracy.cpu() for data in datasets], steps, seed, groups, per_group)
+    draws = _draws([data.skill for data in datasets], steps, seed, groups, per_group)
     draws = [(size, rows.to(device)) for size, rows in draws]
 
     def step(size: int, rows: Tensor) -> Tensor:

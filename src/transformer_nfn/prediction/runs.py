@@ -70,6 +70,9 @@ class RunRecord:
         num_parameters: of the predictor, None for trees.
         status: ``done``, or why there is no result (``not enough networks: …``).
         table: ``table, row, column`` of the paper's table that this run fills, if any.
+        target: what is predicted, `transformer_nfn.prediction.target.Target.to_json`; None for the
+            test accuracy. For classes, seeds and summary have ``accuracy, auroc,
+            calibration_error`` and the folder holds a run for each class, ``class-0`` and on.
         format: version of this file.
     """
 
@@ -82,6 +85,7 @@ class RunRecord:
     num_parameters: int | None = None
     status: str = "done"
     table: Mapping[str, Any] | None = None
+    target: Mapping[str, Any] | None = None
     format: int = FORMAT
 
     def check_finished(self, where: object) -> None:
@@ -152,20 +156,24 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
             selection.items("left_out")
     if fields.has("num_parameters"):
         fields.whole("num_parameters")
-    if fields.has("table"):
-        fields.inner("table")
+    for name in ("table", "target"):
+        if fields.has(name):
+            fields.inner(name)
     for row in fields.inner_items("seeds") if "seeds" in data else []:
         row.whole("seed")
         _check_numbers(row, "tau tau_low tau_high r2 mae seconds val_tau best_epoch")
+        _check_numbers(row, "accuracy auroc calibration_error")
     if "summary" in data:
-        _check_summary(fields.inner("summary"))
+        widest = math.inf if fields.has("target") else 1.0
+        _check_summary(fields.inner("summary"), widest)
 
 
-def _check_summary(summary: Fields) -> None:
+def _check_summary(summary: Fields, widest: float) -> None:
     _check_numbers(summary, "tau tau_se tau_together r2 mae coverage")
-    for name in ("level", "radius"):
+    _check_numbers(summary, "accuracy accuracy_se auroc calibration_error chance")
+    for name, most in (("level", 1.0), ("radius", widest)):
         if name in summary.data:
-            summary.number(name, 0.0, 1.0)
+            summary.number(name, 0.0, most)
     for name in ("kinds", "left_out"):
         if name in summary.data:
             by_size = summary.inner(name)
@@ -187,14 +195,15 @@ def _check_numbers(fields: Fields, names: str) -> None:
 
 
 def find_runs(folders: list[Path]) -> Iterator[Path]:
-    """Yield every run folder in or below the given ones, sorted."""
+    """Yield every run folder in or below the given ones, sorted; none inside another."""
     for folder in folders:
         if not folder.is_dir():
             raise RunError(f"there is no folder '{folder}'")
         runs = sorted(path.parent for path in folder.rglob(RUN_FILE))
         if not runs:
             raise RunError(f"there are no runs in '{folder}'")
-        yield from runs
+        # The runs of classes lie in the run of all of them.
+        yield from (run for run in runs if not {*run.parents} & {*runs})
 
 
 def _arrow() -> tuple[Any, Any]:

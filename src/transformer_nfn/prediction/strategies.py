@@ -203,7 +203,7 @@ class WholeNetworkStrategy(TrainingStrategy):
             in_batches(module.logits, network, data)
             for data, network in zip(groups.val, inputs.val, strict=True)
         ]
-        truth = np.concatenate([data.truth for data in groups.val])
+        truth = torch.cat([data.accuracy for data in groups.val]).double().cpu().numpy()
         module.rescale(*fit_scale(torch.cat(logits).double().cpu().numpy(), truth))
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:

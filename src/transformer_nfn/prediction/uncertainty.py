@@ -20,6 +20,7 @@ from torch import Tensor
 from transformer_nfn.prediction.data import SizeGroups
 from transformer_nfn.prediction.metrics import LEVEL, rank_quantile
 from transformer_nfn.prediction.runs import RunRecord
+from transformer_nfn.prediction.target import ACCURACY, Target
 from transformer_nfn.zoo import NetworkSizes
 
 SIZE_TEXTS: Mapping[str, str] = {
@@ -55,17 +56,21 @@ class TrainedSizes:
         radius: half the width of the intervals for these sizes.
         widening: factor by which intervals are wider where one of `SIZE_TEXTS`, or `COMBINATION`,
             was not in the training set; empty if there was only one size.
+        target: what is predicted.
     """
 
     sizes: tuple[NetworkSizes, ...]
     radius: float
     widening: Mapping[str, float]
+    target: Target = ACCURACY
 
     @staticmethod
     def of(record: RunRecord) -> TrainedSizes:
         """Read the sizes of a run from its record."""
         sizes = tuple(NetworkSizes.from_json(values) for values in record.architectures)
-        return TrainedSizes(sizes, record.radius, record.summary.get("widening", {}))
+        widening = record.summary.get("widening", {})
+        target = Target.from_json(record.target, "the run's record")
+        return TrainedSizes(sizes, record.radius, widening, target)
 
     @property
     def first(self) -> NetworkSizes:
@@ -89,7 +94,8 @@ class TrainedSizes:
 
     def interval_radius(self, sizes: NetworkSizes) -> float:
         """Half the width of the interval for networks of these sizes."""
-        return min(1.0, self.factor(sizes) * self.radius)
+        radius = self.factor(sizes) * self.radius
+        return min(1.0, radius) if self.target.kind == "share" else radius
 
     def warning(self, sizes: NetworkSizes) -> str | None:
         """One sentence if these sizes were not in the training set, else None."""

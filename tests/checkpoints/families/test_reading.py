@@ -221,3 +221,19 @@ def test_the_data_file_of_the_documentation(tmp_path: Path) -> None:
             model["1.W_V"], state["model.blocks.1.qkv.weight"][-kv:].view(2, 4, D).mT
         )
         assert torch.equal(model["0.W_A"], state["model.blocks.0.up.weight"][f:].T)
+
+
+def test_sinusoids_that_a_file_holds_are_weights(tmp_path: Path) -> None:
+    library: Any = save("marian", tmp_path)
+    with open_model(tmp_path) as model:
+        assert model.description.stream_group == "none"
+    save_file(
+        {n: w.contiguous() for n, w in library.state_dict().items() if "embed_tokens" not in n}
+        | {"lm_head.weight": library.lm_head.weight.detach().clone()},
+        tmp_path / "model.safetensors",
+    )
+    with open_model(tmp_path) as model:
+        assert model.description.stream_group == "permutation and sign"
+        assert model.description.tied
+        table = library.model.encoder.embed_positions.weight.detach()
+        assert torch.equal(model["encoder.position"], table)

@@ -125,6 +125,7 @@ MORE: dict[str, Callable[[], nn.Module]] = {
     "bart": _case("Bart", "ForConditionalGeneration", BART),
     "bart classifier": _case("Bart", "ForSequenceClassification", BART),
     "bart questions": _case("Bart", "ForQuestionAnswering", BART),
+    "marian": _case("Marian", "MTModel", BART),
 }  # fmt: skip
 """Models whose blocks are compared with the library's as a whole, in ``tests/functional``."""
 
@@ -137,7 +138,7 @@ def build(case: str, seed: int = 0) -> nn.Module:
         model.lm_head.weight = nn.Parameter(torch.empty(17, 16))  # type: ignore[union-attr]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in model.parameters():
+        for weight in filter(lambda p: p.requires_grad, model.parameters()):  # no sinusoids
             weight.copy_(torch.randn(weight.shape, generator=generator))
     return model.eval()
 

@@ -67,7 +67,9 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 """What configs call activations, and what they are."""
 
-WITH_OUTPUT = ("*ForCausalLM", "*LMHeadModel", "*ForMaskedLM", "*ForConditionalGeneration")
+WITH_OUTPUT = (
+    "*ForCausalLM", "*LMHeadModel", "*ForMaskedLM", "*ForConditionalGeneration", "*MTModel",
+)  # fmt: skip
 """Classes of models whose output are logits of tokens."""
 
 DEFAULTS: dict[str, Any] = {
@@ -79,7 +81,6 @@ DEFAULTS: dict[str, Any] = {
     "head_scale": 1.0,
     "position_offset": 0,
     "max_distance": 0,
-    "sinusoids": False,
     "alibi": False,
     "normalised": False,
     "repeats": 1,
@@ -358,6 +359,9 @@ class _Facts:
             self.refuse(name, f"one of {', '.join(words)}", value)
         return words[value]
 
+    def word_or_none(self, name: str, words: tuple[str, ...]) -> Any:
+        return None if self.get(name) is None else self.one_of(name, {word: word for word in words})
+
     def refuse(self, name: str, expected: str, found: Any) -> None:
         text = self._facts.get(name, name)
         raise CheckpointError(
@@ -397,7 +401,7 @@ def describe(binding: Binding, where: str) -> Transformer:
         pooler=facts.get("pooler") if "extra.pooler.W" in names else None,
         mlm=facts.one_of("mlm", ACTIVATIONS) if "extra.mlm.W" in names else None,
         classifier=_classifier(binding, facts),
-        sinusoids=bool(facts.get("sinusoids")),
+        sinusoids=facts.word_or_none("sinusoids", ("neighbours", "halves")),
         channels=sizes["channel"].size if inputs == "patches" else 0,
         side=sizes["side"].size if inputs == "patches" else 0,
         tensors=dict(names),

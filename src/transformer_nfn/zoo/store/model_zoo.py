@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import operator
+import os
 import shutil
 import tempfile
 import time
@@ -21,7 +22,7 @@ from transformer_nfn.checkpoints.families import Model, OpenOptions, open_model,
 from transformer_nfn.checkpoints.families.binding import with_settings
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.checkpoint import CONFIG, WEIGHT_FILES, WEIGHTS, Checkpoint
-from transformer_nfn.io.files import read_parquet
+from transformer_nfn.io.files import open_regular, read_parquet
 from transformer_nfn.io.rewrite import write_folder
 from transformer_nfn.io.tensor_files import InMemory
 from transformer_nfn.zoo.errors import StoreError, ZooError
@@ -380,7 +381,7 @@ def _checksum(folder: Path) -> tuple[str, int]:
     digest, size = hashlib.sha256(), 0
     for name in (CONFIG, WEIGHTS[0]):
         try:
-            with (folder / name).open("rb") as file:
+            with os.fdopen(open_regular(folder / name), "rb") as file:
                 while block := file.read(1 << 20):
                     digest.update(block)
                     size += len(block)
@@ -410,6 +411,8 @@ def _from_parquet(data: bytes, where: str) -> dict[str, np.ndarray]:
         for field in read.schema:
             values = read.column(field.name).to_pylist()
             text = pa.types.is_string(field.type)
+            if not (text or pa.types.is_integer(field.type) or pa.types.is_floating(field.type)):
+                raise ValueError(f"column '{field.name}' of {field.type}")
             table[field.name] = np.array(values, dtype=object) if text else as_column(values)
     except (pa.ArrowException, OSError, TypeError, ValueError, OverflowError) as error:
         raise StoreError(f"{where}: damaged, not an index of a zoo ({error})") from error

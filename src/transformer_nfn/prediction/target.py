@@ -1,0 +1,185 @@
+"""Targets: the property of a network that predictors learn from its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from transformer_nfn.io.json_fields import Fields
+from transformer_nfn.prediction.runs import RunError
+from transformer_nfn.zoo import MixedZoo, Zoo
+
+ACCURACY_COLUMN = "test_accuracy"
+GAP = "generalisation_gap"
+"""Training accuracy less test accuracy, which no zoo stores."""
+PLACES = ("run", "crashed", "shard", "row", "checksum", "source")
+"""Columns that say where a network is stored, not what it is."""
+CHECKPOINT_COLUMNS = ("epoch", "percent", "best")
+"""Targets for which all checkpoints of a run count, not one."""
+DECADES = 100.0
+"""Positive numbers whose largest is so many times the smallest are learned as logarithms."""
+SPAN = 0.1
+"""Numbers from 0 to 1 that span less are not read as shares: their differences would be lost."""
+SATURATED = 1e-6
+MAX_CLASSES = 64
+
+
+@dataclass(frozen=True)
+class Target:
+    """A property of networks: a share of one such as an accuracy, a number, or a class.
+
+    Predictors learn a number between 0 and 1. A share is that number itself. Another number is
+    taken there by the logistic function of its standard score, so that differences between usual
+    values count and extreme ones stay finite. For classes, a predictor learns of each class whether
+    a network belongs to it.
+
+    Attributes:
+        column: of the zoo's table.
+        kind: what it is.
+        centre: median of a number (of its logarithm).
+        scale: standard deviation of a number (of its logarithm).
+        logarithmic: whether a number is learned as its decimal logarithm.
+        classes: names of the classes, sorted.
+    """
+
+    column: str = ACCURACY_COLUMN
+    kind: Literal["share", "number", "class"] = "share"
+    centre: float = 0.0
+    scale: float = 1.0
+    logarithmic: bool = False
+    classes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(column: str, values: np.ndarray) -> Target:
+        """Decide from the values of a column what kind of target it is."""
+        if column == ACCURACY_COLUMN:
+            return Target()
+        if _is_class(values):
+            classes = tuple(sorted({str(value) for value in values.tolist()}))
+            if len(classes) > MAX_CLASSES:
+                raise RunError(
+                    f"'{column}' has {len(classes)} different values, expected at most "
+                    f"{MAX_CLASSES} classes"
+                )
+            if len(classes) < 2:
+                raise RunError(f"'{column}' has one class only, '{classes[0][:40]}'")
+            return Target(column, "class", classes=classes)
+        numbers = values.astype(np.float64)
+        low, high = float(numbers.min()), float(numbers.max())
+        if low == high:
+            raise RunError(f"'{column}' is {low:g} for all networks: there is nothing to predict")
+        logarithmic = low > 0 and high / low >= DECADES
+        if not logarithmic and low >= 0 and high <= 1 and high - low >= SPAN:
+            return Target(column, "share")
+        scaled = np.log10(numbers) if logarithmic else numbers
+        centre, scale = float(np.median(scaled)), float(scaled.std())
+        return Target(column, "number", centre, scale, logarithmic)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Classes that have a predictor: all, but of two classes only the second."""
+        return self.classes[1:] if len(self.classes) == 2 else self.classes
+
+    @property
+    def what(self) -> str:
+        """The target in words."""
+        return self.column.replace("_", " ")
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """Values as numbers between 0 and 1; classes as their position in `classes`.
+
+        Args:
+            values: of the column, ``[n]``.
+        """
+        if self.kind == "class":
+            places = {name: i for i, name in enumerate(self.classes)}
+            if unknown := {str(value) for value in values.tolist()} - {*places}:
+                raise RunError(
+                    f"'{self.column}' is '{min(unknown)[:40]}' of some networks, a class that the "
+                    f"predictor does not know: {', '.join(self.classes)}"
+                )
+            return np.array([places[str(value)] for value in values.tolist()], dtype=np.float64)
+        numbers = values.astype(np.float64)
+        if self.kind == "share":
+            return numbers
+        scaled = np.log10(numbers) if self.logarithmic else numbers
+        return np.asarray(1 / (1 + np.exp((self.centre - scaled) / self.scale)))
+
+    def decode(self, encoded: np.ndarray) -> np.ndarray:
+        """The inverse of `encode` for shares and numbers, of any shape."""
+        if self.kind == "share":
+            return encoded
+        inside = np.clip(encoded, SATURATED, 1 - SATURATED)
+        scaled = self.centre + self.scale * np.log(inside / (1 - inside))
+        return np.asarray(10**scaled if self.logarithmic else scaled)
+
+    def clip(self, values: Any) -> Any:
+        """Values within the range of the target."""
+        return values.clip(0, 1) if self.kind == "share" else values
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any] | None, where: str) -> Target:
+        """Read what `to_json` wrote; runs without a target are about accuracy."""
+        if data is None:
+            return Target()
+        fields = Fields(data, where, RunError)
+        kind = fields.text("kind")
+        if kind not in ("share", "number", "class"):
+            raise RunError(f"'{where}': 'kind' expected share, number or class, found {kind!r}")
+        scale = fields.number("scale")
+        if not scale > 0:
+            raise RunError(f"'{where}': 'scale' expected a number above 0, found {scale:g}")
+        classes = tuple(str(name) for name in fields.items("classes"))
+        if kind == "class" and len(classes) < 2:
+            raise RunError(f"'{where}': 'classes' expected at least two, found {len(classes)}")
+        return Target(
+            fields.text("column"),
+            kind,  # type: ignore[arg-type]
+            fields.number("centre"),
+            scale,
+            data.get("logarithmic") is True,
+            classes,
+        )
+
+
+ACCURACY = Target()
+"""The test accuracy."""
+
+
+def _is_class(values: np.ndarray) -> bool:
+    """Whether values are names, truth values, or zeros and ones."""
+    if values.dtype == object or values.dtype.kind in "bUS":
+        return True
+    return set(np.unique(values).tolist()) <= {0, 1} and values.dtype.kind in "iu"
+
+
+def target_columns(zoo: Zoo | MixedZoo) -> list[str]:
+    """Columns that can be a target."""
+    first = next(iter(zoo), None) if isinstance(zoo, MixedZoo) else zoo
+    return [] if first is None else [*(name for name in first.table if name not in PLACES), GAP]
+
+
+def target_values(zoo: Zoo, column: str, rows: np.ndarray) -> np.ndarray:
+    """Values of a column of a zoo's table, or of the generalisation gap, for some rows."""
+    table = zoo.table
+    if column == GAP:
+        values = table["train_accuracy"][rows] - table["test_accuracy"][rows]
+    elif column in table and column not in PLACES:
+        values = table[column][rows]
+    else:
+        raise RunError(
+            f"'{zoo.path}' has no target '{column[:60]}': it has {', '.join(target_columns(zoo))}"
+        )
+    if values.dtype.kind == "f" and len(missing := np.flatnonzero(~np.isfinite(values))):
+        raise RunError(
+            f"'{zoo.path}': '{column}' is unknown for {len(missing)} of {len(rows)} networks, "
+            f"such as row {rows[missing[0]]}"
+        )
+    return np.asarray(values)
