@@ -119,10 +119,10 @@ class OnnxFile:
         fields = {entry.key: entry.value for entry in stored.external_data}
         path = inside(self._path.parent, fields.get("location", ""), self._path)
         size = dtype.itemsize * math.prod(stored.dims)
-        if int(fields.get("length", size)) != size:
+        offset = int(fields.get("offset", "0"))
+        if offset < 0 or int(fields.get("length", size)) != size:
             raise ValueError
         with path.open("rb") as file:
-            offset = int(fields.get("offset", "0"))
             return read_at(file.fileno(), offset, size, str(path)).view(dtype)
 
     def _refuse(self, why: str, error: BaseException | None = None) -> NoReturn:
