@@ -86,6 +86,10 @@ class OnnxFile:
 
     def _resolve(self, graph: GraphProto) -> dict[str, tuple[TensorProto, bool]]:
         """Initialisers by the name of their module, and whether they are transposed."""
+        names = [tensor.name for tensor in graph.initializer]
+        names += [x for n in graph.node for x in (n.name, n.op_type, *n.input, *n.output)]
+        if not all(isinstance(name, str) for name in names):
+            self._refuse("a name in its graph is not UTF-8")
         held = {tensor.name: tensor for tensor in graph.initializer}
         found = {name: (w, False) for name, w in held.items() if not _anonymous(name)}
         resolved: set[str] = set()
