@@ -83,7 +83,7 @@ def _heads(model: Model) -> dict[str, object]:
 
 def keeps_inputs(config: Transformer) -> bool:
     """Whether tensors that nothing acts on may stand before the blocks, not only after them."""
-    return config.inputs == "vectors" or config.has("kept.token")
+    return config.inputs in ("vectors", "audio") or config.has("kept.token")
 
 
 def is_output(name: str, config: Transformer) -> bool:
