@@ -58,6 +58,7 @@ from transformer_nfn.checkpoints.stream import (
     EMBEDDINGS,
     StreamFit,
     fit_stream,
+    moved_probes,
     reduced_group,
     without_outputs,
 )
@@ -385,7 +386,7 @@ def incomparable(A: Model, B: Model) -> str | None:
     groups = [reduced_group(Reduced(m)) for m in (A, B)]
     if groups[0] != groups[1]:
         return f"their norms stand in different places ({a.family} and {b.family})"
-    if groups[0] == "none" and a.width != b.width:
+    if (groups[0] == "none" or a.inputs == "audio") and a.width != b.width:
         return f"the streams have different widths, {a.width} and {b.width}, and nothing maps them"
     tables = set(Reduced(A).table_names()) & set(Reduced(B).table_names())
     if groups[0] != "none" and not tables & {"token", "position", "patch", "projection", "head"}:
@@ -442,13 +443,12 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
     """The relation by scores alone, under one map of the stream."""
     drawn = draw_probes(A.description.width, centred=A.centred, dtype=A.dtype)
     into = Probes(fit.map.determined(drawn.into), fit.map.determined(drawn.out))
-    probes = (into, Probes(fit.map(into.into), fit.map(into.out)))
     in_line = A.blocks == B.blocks
     blocks: dict[str, dict[str, Part]] = {}
     distances: list[tuple[float, float]] = []
     thumbnails: tuple[list[Directions], list[Directions]] = ([], [])
     # One block of each model in memory at a time.
-    for name, a, b in zip_longest(A.blocks, _sketches(A, probes[0]), _sketches(B, probes[1])):
+    for name, a, b in zip_longest(A.blocks, _sketches(A, into), _sketches(B, into, fit.map)):
         for kept, sketch in zip(thumbnails, (a, b), strict=True):
             if sketch is not None:
                 kept.append(thumbnail(sketch))
@@ -514,8 +514,12 @@ def _partners(matrix: Tensor) -> list[tuple[int, int]]:
     return list(zip(*(x.tolist() for x in linear_sum_assignment(-likeness)), strict=True))
 
 
-def _sketches(model: Reduced, probes: Probes) -> Iterator[BlockSketch]:
-    return (sketch_block(model.block(name), probes) for name in model.blocks)
+def _sketches(
+    model: Reduced, probes: Probes, stream: StreamMap | None = None
+) -> Iterator[BlockSketch]:
+    for block in map(model.block, model.blocks):
+        moved = probes if stream is None else moved_probes(block, stream, probes)
+        yield sketch_block(block, moved)
 
 
 def _constant_distance(a: BlockSketch, b: BlockSketch) -> tuple[float, float]:

@@ -354,6 +354,11 @@ class Transformer:
         norms = (f"{stack.last_norm}.{p}" for stack in self.stacks[:-1] for p in "gb")
         return tuple(name for name in norms if name in self.tensors)
 
+    def moves(self, name: str) -> bool:
+        """Whether a tensor moves with the stream: not with that of audio, whose basis stays."""
+        audio = name.startswith("encoder.") or name.endswith(("cross.W_K", "cross.W_V"))
+        return not (self.inputs == "audio" and audio)
+
     @property
     def positions(self) -> tuple[str, ...]:
         """Tables of positions that are added to other tables: not those of audio."""
@@ -397,11 +402,12 @@ class Transformer:
     def streams(self) -> tuple[tuple[str, ...], ...]:
         """Names of the tensors that read or write each stream on which a group may act.
 
-        With residuals there is one stream. Without, each sublayer writes one of its own; the
-        first, to which fixed positions are added, is none of these.
+        With residuals there is one stream, beside that of audio. Without, each sublayer writes one
+        of its own; the first, to which fixed positions are added, is none of these.
         """
         if "chain" not in self.orders:
-            return (tuple(n for n in (*self.tensors, "head") if not n.startswith(KEPT)),)
+            names = (n for n in (*self.tensors, "head") if not n.startswith(KEPT))
+            return (tuple(filter(self.moves, names)),)
         found: list[tuple[str, ...]] = []
         depth = len(self.stacks[0].blocks)
         for i in range(depth):
@@ -413,10 +419,9 @@ class Transformer:
     def fixed_stream(self) -> bool:
         """Whether the basis of the stream is taken as it is.
 
-        Vectors or positions that no tensor holds are added to it, or what passed an activation.
+        Vectors or positions that no tensor holds are added to it.
         """
-        added = self.sinusoids is not None and not self.positions
-        return self.inputs in ("vectors", "audio") or added
+        return self.inputs == "vectors" or (self.sinusoids is not None and not self.positions)
 
     @property
     def stream_group(self) -> StreamGroup:

@@ -24,6 +24,7 @@ from transformer_nfn.checkpoints.alignment.frame import (
     Ends,
     into_frame,
     out_of_frame,
+    turned,
     usable,
 )
 from transformer_nfn.checkpoints.disguises import untied
@@ -147,7 +148,7 @@ class Alignment:
         ]
         sites = usable(sites, weights, target)
         into_frame(sites, weights)
-        weights = {name: self._stream.tensor(name, w) for name, w in weights.items()}
+        weights = turned(self.config, self._stream, weights)
         out_of_frame(sites, weights, target, names)
         return weights
 
@@ -203,7 +204,8 @@ class Alignment:
         distance = distance if distance > BLURRED * self._ends.size else 0.0
         for part, weights, other, _ in self._blocks(stream):
             for name in part.names.values():
-                cross.add(name, weights[name], other[name])
+                if self.config.moves(name):
+                    cross.add(name, weights[name], other[name])
                 distance += float((weights[name] - other[name]).square().sum())
         return cross, distance
 
@@ -234,7 +236,7 @@ class Alignment:
         gauges = self._usable(part, weights, target)
         for side in (weights, other):
             into_frame(gauges, side)
-        return {name: stream.tensor(name, w) for name, w in weights.items()}, other, target
+        return turned(self.config, stream, weights), other, target
 
     def _usable(self, part: Part, *networks: Weights) -> Sites:
         return usable(self._gauges[part.name], *networks)
