@@ -74,12 +74,17 @@ def test_an_adapter_is_found_in_every_family(tiny, family):
     assert f"Change of rank 2 on {parts} of block {block}." in found.summary()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_adapters_on_both_sides_of_a_basis_are_told_from_the_basis(tiny, dtype):
-    A = tiny("gpt2-untied", dtype)
-    targets = [f"1.W_{part}" for part in "QKVO"]
-    found = diff(A, disguised(adapted(A, 3, *targets, share=0.2), 1))
-    assert ranks(found) == dict.fromkeys(targets, 3), str(found)
+@pytest.mark.parametrize("family", ["gpt2-untied", "llama"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 6))]
+)
+def test_adapters_on_both_sides_of_a_basis_are_told_from_the_basis(tiny, family, dtype, seed):
+    A = B = tiny(family, dtype)
+    expected = {"1.W_Q": 3, "1.W_K": 2, "1.W_V": 5, "1.W_O": 4}
+    for name, rank in expected.items():
+        B = adapted(B, rank, name, share=0.2)
+    assert ranks(diff(A, disguised(B, seed))) == expected
 
 
 def test_a_disguise_has_no_changes(tiny):

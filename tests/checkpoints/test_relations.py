@@ -56,7 +56,7 @@ def test_a_disguise_is_proved_with_fewer_tokens_than_directions(tiny, family):
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 def test_a_condition_that_the_dtype_does_not_carry_is_no_no(tiny, family, dtype):
     A = tiny(family, dtype)
-    relation = relate(A, disguised(A, 6, condition=1e5))
+    relation = relate(A, disguised(A, 5, condition=1e5))
     assert relation.verdict not in NO, str(relation)
     assert relation.same_function is not False
 

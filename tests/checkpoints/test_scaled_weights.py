@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny_families
-from scaled_folders import FORMATS, write_scaled
+from quantised_folders import SCALED, write_quantised
 from tnfn_command import tnfn
 from transformer_nfn.checkpoints import open_model
 from transformer_nfn.checkpoints.relations import relate
@@ -25,9 +25,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_families.save(tiny_families.build("llama", dtype=torch.float32), folder)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", SCALED)
 def test_weights_are_multiplied_by_their_scales(form: str, llama: Path, tmp_path: Path) -> None:
-    expected = write_scaled(llama, tmp_path / "q", form)
+    expected = write_quantised(llama, tmp_path / "q", form)
     with open_model(tmp_path / "q") as model, open_model(llama) as original:
         assert model.description == original.description
         for key, w in expected.items():
@@ -37,9 +37,9 @@ def test_weights_are_multiplied_by_their_scales(form: str, llama: Path, tmp_path
     assert "int8" in relation.reason or "float8" in relation.reason
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", SCALED)
 def test_a_changed_weight_is_named(form: str, llama: Path, tmp_path: Path) -> None:
-    write_scaled(llama, tmp_path / "q", form)
+    write_quantised(llama, tmp_path / "q", form)
     file = tmp_path / "q/model.safetensors"
     tensors = load_file(file)
     codes = tensors[f"{KEY}.weight"]
@@ -52,7 +52,7 @@ def test_a_changed_weight_is_named(form: str, llama: Path, tmp_path: Path) -> No
 
 
 def test_commands_read_and_write_them(llama: Path, tmp_path: Path) -> None:
-    write_scaled(llama, tmp_path / "q", "float8 blocks")
+    write_quantised(llama, tmp_path / "q", "float8 blocks")
     done = tnfn("disguise", tmp_path / "q", "--out", tmp_path / "other")
     assert done.returncode == 0, done.stderr
     assert "quantization_config" not in json.loads((tmp_path / "other/config.json").read_text())
@@ -60,7 +60,7 @@ def test_commands_read_and_write_them(llama: Path, tmp_path: Path) -> None:
 
 
 def test_scales_that_do_not_fit_are_refused(llama: Path, tmp_path: Path) -> None:
-    write_scaled(llama, tmp_path / "q", "float8 blocks")
+    write_quantised(llama, tmp_path / "q", "float8 blocks")
     file = tmp_path / "q/model.safetensors"
     tensors = load_file(file)
     key = f"{KEY}.weight_scale_inv"

@@ -377,27 +377,11 @@ def _checkpoints() -> list[Scenario]:
                                    d.flipped(ANSWERED, within=1000))),),
             answers=(0, 1, 3),
         ),
-        *(
-            Scenario(
-                f"{name} weights with scales", ("llama", name),
-                (("inspect", name, "--json"), ("disguise", name, "--out", "new"),
-                 ("compare", "llama", name, "--json")),
-                (
-                    Target(f"{name}/model.safetensors", (
-                        d.cut, tensor_damage.scale, damager,
-                        d.answered(tensor_damage.stored_tensor),
-                        d.answered(d.safetensors_header(ANSWERED)))),
-                    Target(f"{name}/config.json", (
-                        d.field_set("quantization_config", (
-                            {"weight_block_size": [16]}, {"weight_block_size": [0, 24]},
-                            {"weight_block_size": "x"})),)),
-                ),
-                answers=(0, 1, 3),
-            )
-            for name, damager in (
-                ("int8", tensor_damage.zero_point), ("float8", tensor_damage.header_claims),
-            )
-        ),
+        *(_quantised(name, scales) for name, scales in (
+            ("int8", (tensor_damage.scale, tensor_damage.zero_point)),
+            ("float8", (tensor_damage.scale, tensor_damage.header_claims)),
+            ("gptq", (tensor_damage.packed,)), ("packed", (tensor_damage.packed,)),
+        )),
         Scenario(
             "ONNX", ("bert", "exported"),
             (("inspect", "exported/model.onnx", "--json"),
@@ -467,6 +451,23 @@ def _checkpoints() -> list[Scenario]:
             (Target("own.toml", (d.flipped(ANSWERED), d.flipped(ANSWERED))),),
         ),
     ]  # fmt: skip
+
+
+def _quantised(name: str, scales: tuple[d.Damager, ...]) -> Scenario:
+    stored = (*scales, d.cut, d.answered(tensor_damage.stored_tensor),
+              d.answered(d.safetensors_header(ANSWERED)))  # fmt: skip
+    config = d.answered(d.field_set("quantization_config", (
+        {"weight_block_size": [16]}, {"weight_block_size": [0, 24]}, {"weight_block_size": "x"},
+        {"quant_method": []}, {"quant_method": "awq", "version": "x"}, {"quant_method": "gptq",
+        "checkpoint_format": [3]}, [], 3,
+    )))  # fmt: skip
+    return Scenario(
+        f"{name} weights", ("llama", name),
+        (("inspect", name, "--json"), ("disguise", name, "--out", "new"),
+         ("compare", "llama", name, "--json")),
+        (Target(f"{name}/model.safetensors", stored), Target(f"{name}/config.json", (config,))),
+        answers=(0, 1, 3),
+    )  # fmt: skip
 
 
 def _own_networks() -> list[Scenario]:

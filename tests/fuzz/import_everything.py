@@ -3,6 +3,8 @@
 import importlib
 import pkgutil
 
+import compressed_tensors.compressors.pack_quantized
+import compressed_tensors.entrypoints.convert  # noqa: F401
 import gguf  # noqa: F401
 import lightgbm  # noqa: F401
 import matplotlib.figure  # noqa: F401

@@ -145,29 +145,36 @@ class _Trap:
 
 def stored_tensor(chance: Random, path: Path) -> Damage:
     """One tensor of a safetensors file becomes another, gets another name, or is gone."""
-    return _stored(chance, path, "", (*CHANGES, *OF_A_NAME))
+    return _stored(chance, path, ("",), (*CHANGES, *OF_A_NAME))
 
 
 def scale(chance: Random, path: Path) -> Damage:
     """The scales of a quantised matrix do not fit it."""
-    return _stored(chance, path, ".weight_scale", (*OF_SCALES, *OF_A_NAME))
+    return _stored(chance, path, (".weight_scale",), (*OF_SCALES, *OF_A_NAME))
 
 
 def zero_point(chance: Random, path: Path) -> Damage:
     """The codes of zero do not fit the quantised matrix."""
     changes = [how for how in OF_SCALES if how != "int64"]
-    return _stored(chance, path, ".weight_zero_point", changes)
+    return _stored(chance, path, (".weight_zero_point",), changes)
+
+
+def packed(chance: Random, path: Path) -> Damage:
+    """Packed codes do not fit their scales."""
+    parts = (".qweight", ".qzeros", ".scales", ".weight_packed", ".weight_shape", ".weight_scale")
+    changes = ("int64", "bool", "empty", "more axes", "fewer rows", "lacks")
+    return _stored(chance, path, parts, changes)
 
 
 def router(chance: Random, path: Path) -> Damage:
     """The router of a mixture has more or fewer rows than there are experts."""
-    return _stored(chance, path, ".gate.", ("fewer rows", "more rows"))
+    return _stored(chance, path, (".gate.",), ("fewer rows", "more rows"))
 
 
-def _stored(chance: Random, path: Path, part: str, changes: Iterable[str]) -> Damage:
-    """One of some changes to a tensor with ``part`` in its name."""
+def _stored(chance: Random, path: Path, parts: tuple[str, ...], changes: Iterable[str]) -> Damage:
+    """One of some changes to a tensor with one of ``parts`` in its name."""
     state, metadata = _load(path)
-    name = chance.choice(sorted(name for name in state if part in name))
+    name = chance.choice(sorted(name for name in state if any(part in name for part in parts)))
     how = _change(chance, changes, state[name])
     right = REFUSED
     if how in CHANGES:

@@ -36,6 +36,7 @@ RUNS = {
     "invariant_mlp": {"epochs": 3},
 }  # fmt: skip
 """Predictors whose run folders are damaged, and the options that keep them small."""
+QUANTISED = {"int8": "int8 groups", "float8": "float8 blocks", "gptq": "gptq", "packed": "packed"}
 IN_A_SHARD = 12
 SPACE = "attention_block:8,2,4,4,12"
 
@@ -132,7 +133,7 @@ def _checkpoints(folder: Path) -> None:
     from gguf_conversion import write_gguf
     from lora_folders import write_adapter
     from onnx_files import write_onnx
-    from scaled_folders import write_scaled
+    from quantised_folders import write_quantised
 
     save_family("gpt2", folder / "hub")
     (folder / "hub/1_Pooling").mkdir()
@@ -145,8 +146,8 @@ def _checkpoints(folder: Path) -> None:
     write_adapter(folder / "hub", folder / "adapter", ("c_attn",), fan_in_fan_out=True)
     llama = tiny_families.save(tiny_families.build("llama", dtype=torch.float32), folder / "llama")
     write_gguf(llama, folder / "llama.gguf", "Q4_0")
-    write_scaled(llama, folder / "int8", "int8 groups")
-    write_scaled(llama, folder / "float8", "float8 blocks")
+    for name, form in QUANTISED.items():
+        write_quantised(llama, folder / name, form)
     write_onnx(folder / "bert", folder / "exported", external="model.onnx_data")
     for name in ("hub", "disguised"):
         shutil.copytree(folder / name, folder / "models" / name)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -268,10 +269,18 @@ def test_add_refuses_what_does_not_fit(tmp_path: Path, more: dict[str, Any], mes
 
 def test_writers_of_one_zoo_do_not_lose_rows(tmp_path: Path) -> None:
     folder = write_example_checkpoint(tmp_path / "llama")
-    first = ModelZoo.create(tmp_path / "zoo")
-    second = ModelZoo.open(tmp_path / "zoo")
-    assert [first.add(folder, "a", x=1), second.add(folder, "b", x=2), first.add(folder, "c", x=3)]
-    assert ModelZoo.open(tmp_path / "zoo").table["network"].tolist() == ["a", "b", "c"]
+
+    def write(i: int) -> None:
+        zoo = ModelZoo.create(tmp_path / "zoo")
+        zoo.add(folder, f"{i}-first", x=i)
+        zoo.add(folder, f"{i}-second", x=i)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    zoo = ModelZoo.open(tmp_path / "zoo")
+    expected = sorted(f"{i}-{which}" for i in range(4) for which in ("first", "second"))
+    assert sorted(zoo.table["network"].tolist()) == expected
+    assert zoo.verify() == []
 
 
 def test_rows_are_selected_and_split(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def train_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a predictor of accuracy, or of another target, on a zoo.
+    """Train a predictor of accuracy, or another target, on a zoo.
 
     The default model reads whole networks: their outputs on learned probe inputs, and invariants
     of their weights. The paper's models are trained by its protocol: batch 16, Adam at 1e-3 with
@@ -114,7 +114,8 @@ def train_command(
     --leave-out, such as w48-h4-d3. It reports τ per size and for the sizes left out.
 
     With --target the predictor learns another column of the zoo's table: a number between 0 and 1,
-    any other number (as its logarithm where it spans decades), or a class, such as the optimiser.
+    any other number (as its logarithm where it spans decades: errors are in decades then), or a
+    class, such as the optimiser.
     A class has a predictor each, and is measured by accuracy, AUROC and calibration.
 
     With --damaged the run also keeps a guard against damaged networks: an accuracy estimate from

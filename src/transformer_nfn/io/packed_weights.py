@@ -155,7 +155,8 @@ class PackedWeights:
                 self._refuse(name, f"shape {list(shape)}", "no such tensor")
             return
         scales = name.endswith(("scale", "scales"))
-        right = info.weight_dtype is not None if scales else info.dtype in ("int32", "int64")
+        whole = ("int32", "int64") if name.endswith(("g_idx", "shape")) else ("int32",)
+        right = info.weight_dtype is not None if scales else info.dtype in whole
         if info.shape != shape or not right:
             kind = "floating point" if scales else "int32"
             self._refuse(name, f"shape {list(shape)} in {kind}", str(info))
@@ -186,7 +187,9 @@ def with_packed(
     """The source with its packed weights as numbers; None where the config names no such format."""
     quantised = config.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
-    if method not in FORMATS or not any(n.endswith(FORMATS[method]) for n in source.infos):
+    if not isinstance(method, str) or method not in FORMATS:
+        return None
+    if not any(n.endswith(FORMATS[method]) for n in source.infos):
         return None
     assert isinstance(quantised, Mapping)
     field, known, default = LAYOUTS[method]

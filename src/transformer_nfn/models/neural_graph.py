@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,7 @@ POOLED = 3
 """Mean, standard deviation and maximum."""
 
 
-@dataclass(frozen=True)
-class Edges:
+class Edges(NamedTuple):
     """The entries of one tensor as edges between two sets of nodes.
 
     Attributes:
@@ -43,15 +42,15 @@ class Graph:
     """A batch of networks as graphs of one shape.
 
     Attributes:
-        kinds: kind of each set of nodes, one of `NODES`.
-        biases: bias and depth of each node of a set, ``[n, nodes, 2]``.
-        edges: all tensors of rank two and more.
+        sizes: number of nodes of each set, in the order of all nodes.
+        biases: bias and depth of each node, ``[n, nodes, 2]``.
+        groups: tensors of rank two, those of equal shape together.
         heads: number of heads of every block.
     """
 
-    kinds: Mapping[str, str]
-    biases: Mapping[str, Tensor]
-    edges: list[Edges]
+    sizes: Mapping[str, int]
+    biases: Tensor
+    groups: list[list[Edges]]
     heads: list[int]
 
     @staticmethod
@@ -79,16 +78,23 @@ class Graph:
             Edges("W_2", "hidden", "class", last["W_2"]),
         ]
         biases |= {"hidden": last["b_1"], "class": last["b_2"]}
-        names = {each.source: each.weights[:, :, 0] for each in edges}
-        names |= {each.target: each.weights[:, 0] for each in edges}
-        features = {}
-        for name, like in names.items():
-            bias = biases.get(name, torch.zeros_like(like))
-            number = name.lstrip("abcdefghijklmnopqrstuvwxyz")
-            depth = int(number) / len(blocks) if number else 1.0
-            features[name] = torch.stack([bias, torch.full_like(bias, depth)], -1)
-        kinds = {name: name.rstrip("0123456789") for name in names}
-        return Graph(kinds, features, edges, [block["W_Q"].shape[2] for block in blocks])
+        ends = {each.source: each.weights[:, :, 0] for each in edges}
+        ends |= {each.target: each.weights[:, 0] for each in edges}
+        groups: dict[tuple[int, ...], list[Edges]] = {}
+        for each in edges:
+            groups.setdefault(tuple(each.weights.shape[1:]), []).append(each)
+        features = []
+        for name, like in ends.items():
+            number = name.removeprefix(_kind(name))
+            depth = torch.full_like(like, int(number) / len(blocks) if number else 1.0)
+            features.append(torch.stack([biases.get(name, torch.zeros_like(like)), depth], -1))
+        sizes = {name: like.shape[1] for name, like in ends.items()}
+        heads = [block["W_Q"].shape[2] for block in blocks]
+        return Graph(sizes, torch.cat(features, 1), list(groups.values()), heads)
+
+    def split(self, nodes: Tensor) -> dict[str, Tensor]:
+        """States ``[n, nodes, …]`` by the set of the nodes."""
+        return dict(zip(self.sizes, nodes.split(list(self.sizes.values()), 1), strict=True))
 
 
 class GraphLayer(nn.Module):
@@ -114,36 +120,37 @@ class GraphLayer(nn.Module):
         )
 
     def forward(
-        self, graph: Graph, nodes: dict[str, Tensor], edges: list[Tensor]
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """States of nodes by the name of their set, and of edges, after this layer."""
-        normed = {name: self.norm(x) for name, x in nodes.items()}
-        incoming: dict[str, Tensor] = {}
-        outgoing: dict[str, Tensor] = {}
+        self, graph: Graph, nodes: Tensor, edges: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """States of all nodes, and of the edges of each group, after this layer."""
+        normed = self.norm(nodes)
+        sources, targets = graph.split(self.source(normed)), graph.split(self.target(normed))
+        incoming: dict[str, list[Tensor]] = {name: [] for name in graph.sizes}
+        outgoing: dict[str, list[Tensor]] = {name: [] for name in graph.sizes}
         states = []
-        for each, state in zip(graph.edges, edges, strict=True):
-            ends = self.source(normed[each.source])[:, :, None]
-            ends = ends + self.target(normed[each.target])[:, None]
+        for group, state in zip(graph.groups, edges, strict=True):
+            ends = torch.stack([sources[each.source] for each in group], 1).unsqueeze(3)
+            ends = ends + torch.stack([targets[each.target] for each in group], 1).unsqueeze(2)
             scale, shift = self.modulation(state).chunk(2, -1)
             message = silu(scale * ends + shift)
             states.append(state + self.edge(message))
-            for received, name, axis in ((incoming, each.target, 1), (outgoing, each.source, 2)):
-                pooled = _pooled(message, axis)
-                received[name] = received[name] + pooled if name in received else pooled
-        out = {}
-        for name, x in normed.items():
-            some = incoming.get(name, outgoing.get(name))
-            assert some is not None
-            zeros = torch.zeros_like(some)
-            parts = [x, incoming.get(name, zeros), outgoing.get(name, zeros)]
-            out[name] = nodes[name] + self.node(torch.cat(parts, -1))
+            into, out_of = _pooled(message, 2).unbind(1), _pooled(message, 3).unbind(1)
+            for each, received, sent in zip(group, into, out_of, strict=True):
+                incoming[each.target].append(received)
+                outgoing[each.source].append(sent)
+        sums = [_sums(part, graph, nodes) for part in (incoming, outgoing)]
+        nodes = nodes + self.node(torch.cat([normed, *sums], -1))
+        return nodes + self._between_units(graph, graph.split(normed)), states
+
+    def _between_units(self, graph: Graph, normed: dict[str, Tensor]) -> Tensor:
+        """What all units of a head are told: a map of their means; nothing to other nodes."""
+        parts = {name: torch.zeros_like(x) for name, x in normed.items()}
         for i, heads in enumerate(graph.heads):
             units = [normed[f"{kind}{i}"].unflatten(1, (heads, -1)) for kind in ("qk", "vo")]
-            shared = self.head(torch.cat([u.mean(2) for u in units], -1))
-            for kind, unit in zip(("qk", "vo"), units, strict=True):
-                to_units = shared[:, :, None].expand(-1, -1, unit.shape[2], -1).flatten(1, 2)
-                out[f"{kind}{i}"] = out[f"{kind}{i}"] + to_units
-        return out, states
+            shared = self.head(torch.cat([x.mean(2) for x in units], -1))[:, :, None]
+            for kind, x in zip(("qk", "vo"), units, strict=True):
+                parts[f"{kind}{i}"] = shared.expand(-1, -1, x.shape[2], -1).flatten(1, 2)
+        return torch.cat(list(parts.values()), 1)
 
 
 class NeuralGraph(TaskReader):
@@ -203,14 +210,17 @@ class NeuralGraph(TaskReader):
         graph = Graph.of(network)
         nodes = self._nodes(graph, self._where(network, positions))
         edges = []
-        for each in graph.edges:
-            kind = EDGES.index(each.kind)
-            edges.append(each.weights.unsqueeze(-1) * self.weight[kind] + self.edge_kinds[kind])
+        for group in graph.groups:
+            kinds = [EDGES.index(each.kind) for each in group]
+            scale, shift = (torch.stack([x[k] for k in kinds])[:, None, None]
+                            for x in (self.weight, self.edge_kinds))  # fmt: skip
+            weights = torch.stack([each.weights for each in group], 1)
+            edges.append(weights.unsqueeze(-1) * scale + shift)
         for layer in self.layers:
             nodes, edges = layer(graph, nodes, edges)
         pooled: dict[str, list[Tensor]] = {kind: [] for kind in NODES}
-        for name, x in nodes.items():
-            pooled[graph.kinds[name]].append(_pooled(x, 1))
+        for name, x in graph.split(nodes).items():
+            pooled[_kind(name)].append(_pooled(x, 1))
         nothing = torch.zeros_like(pooled["stream"][0])
         means = [torch.stack(x).mean(0) if x else nothing for x in pooled.values()]
         return torch.cat(means, -1)
@@ -220,19 +230,34 @@ class NeuralGraph(TaskReader):
         out: Tensor = self.head(self.features(network, positions))
         return out.squeeze(-1)
 
-    def _nodes(self, graph: Graph, where: Tensor) -> dict[str, Tensor]:
+    def _nodes(self, graph: Graph, where: Tensor) -> Tensor:
         """States before the first layer; axes whose order the task fixes know their index."""
         nodes = {
-            name: self.bias(x) + self.node_kinds[NODES.index(graph.kinds[name])]
-            for name, x in graph.biases.items()
+            name: x + self.node_kinds[NODES.index(_kind(name))]
+            for name, x in graph.split(self.bias(graph.biases)).items()
         }
         first = "pixel" if self._config["images"] else "stream0"
         nodes[first] = nodes[first] + self.inputs
         nodes["stream0"] = nodes["stream0"] + self.positions(where[: self._config["tokens"]].mT)
         nodes["class"] = nodes["class"] + self.outputs
-        return nodes
+        return torch.cat(list(nodes.values()), 1)
+
+
+def _kind(name: str) -> str:
+    """Kind of a set of nodes, which its name begins with."""
+    return name.rstrip("0123456789")
 
 
 def _pooled(x: Tensor, axis: int) -> Tensor:
     variance, mean = torch.var_mean(x, axis, correction=0)
     return torch.cat([mean, (variance + 1e-6).sqrt(), x.amax(axis)], -1)
+
+
+def _sums(parts: Mapping[str, list[Tensor]], graph: Graph, like: Tensor) -> Tensor:
+    """Sum of the parts of each set, zeros where there are none, for all nodes."""
+    width = next(x for some in parts.values() for x in some).shape[-1]
+    out = []
+    for name, size in graph.sizes.items():
+        empty = like.new_zeros(like.shape[0], size, width)
+        out.append(sum(parts[name][1:], parts[name][0]) if parts[name] else empty)
+    return torch.cat(out, 1)

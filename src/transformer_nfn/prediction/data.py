@@ -58,7 +58,7 @@ class Dataset:
 
     @property
     def truth(self) -> np.ndarray:
-        """The values of the target, ``[n]``, in float64 unless they are classes."""
+        """The values of the target, ``[n]``, as `Target.measured` unless they are classes."""
         if "target" in self.columns:
             return self.columns["target"]
         return np.asarray(self.accuracy.cpu().double().numpy())
@@ -304,8 +304,8 @@ def load_rows(zoo: Zoo, rows: np.ndarray, target: Target = ACCURACY) -> Dataset:
     columns["row"] = np.asarray(rows, dtype=np.int64)
     values = target_values(zoo, target.column, rows)
     if target != ACCURACY:
-        raw = values if target.kind == "class" else values.astype(np.float64)
-        columns |= {"target": raw, ACCURACY_COLUMN: zoo.table[ACCURACY_COLUMN][rows]}
+        known = values if target.kind == "class" else target.measured(values)
+        columns |= {"target": known, ACCURACY_COLUMN: zoo.table[ACCURACY_COLUMN][rows]}
     encoded = torch.as_tensor(target.encode(values), dtype=torch.float32)
     tokens = zoo.sizes.tokens
     return Dataset(zoo.block_space, network_of(named), encoded, columns, tokens, target)

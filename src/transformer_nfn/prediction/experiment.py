@@ -537,10 +537,10 @@ class HeldOut:
                 values = {
                     "seed": np.full(count, seed),
                     "split": np.full(count, part.split, dtype=object),
-                    "accuracy": part.truth,
-                    "predicted": predicted,
-                    "low": target.clip(predicted - half),
-                    "high": target.clip(predicted + half),
+                    "accuracy": target.in_unit(part.truth),
+                    "predicted": target.in_unit(predicted),
+                    "low": target.in_unit(target.clip(predicted - half)),
+                    "high": target.in_unit(target.clip(predicted + half)),
                     **{key: part.columns[key] for key in ("row", "run", *CONFIGURATION)},
                 }
                 if mixed:

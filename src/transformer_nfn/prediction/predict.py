@@ -65,7 +65,8 @@ class Prediction:
         by_weights: the predictor's value before correction by a guard.
         coverage: nominal coverage of the interval; None with a warning.
         target: what is predicted. If it is not an accuracy, ``accuracy``, ``low``, ``high`` and
-            ``spread`` are in its unit; of a class they are about the probability of `label`.
+            ``spread`` are in its unit (``spread`` in decades where the number is learned as its
+            logarithm); of a class they are about the probability of `label`.
         label: the most probable class, None unless classes are predicted.
         labels: classes that contain the true one with the nominal coverage.
         probabilities: of every class.
@@ -250,9 +251,9 @@ def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Predict
             warning = _warning(float(score[at]), text, size_warning)
             out[i] = Prediction(
                 name=networks[i].name,
-                accuracy=float(mean[at]),
-                low=float(low[at]),
-                high=float(high[at]),
+                accuracy=float(run.target.in_unit(mean[at])),
+                low=float(run.target.in_unit(low[at])),
+                high=float(run.target.in_unit(high[at])),
                 spread=float(spread[at]),
                 novelty=float(score[at]),
                 warning=warning,
@@ -260,7 +261,7 @@ def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Predict
                 note=loaded[i].note,
                 recorded=networks[i].recorded,
                 guarded=guard is not None,
-                by_weights=float(by_weights[at]),
+                by_weights=float(run.target.in_unit(by_weights[at])),
                 coverage=LEVEL if warning is None else None,
                 target=run.target.column,
                 **classes[at],

@@ -41,7 +41,7 @@ class Target:
         kind: what it is.
         centre: median of a number (of its logarithm).
         scale: standard deviation of a number (of its logarithm).
-        logarithmic: whether a number is learned as its decimal logarithm.
+        logarithmic: whether a number is learned, and its error measured, as its decimal logarithm.
         classes: names of the classes, sorted.
     """
 
@@ -102,19 +102,26 @@ class Target:
                     f"predictor does not know: {', '.join(self.classes)}"
                 )
             return np.array([places[str(value)] for value in values.tolist()], dtype=np.float64)
-        numbers = values.astype(np.float64)
+        scaled = self.measured(values)
         if self.kind == "share":
-            return numbers
-        scaled = np.log10(numbers) if self.logarithmic else numbers
+            return scaled
         return np.asarray(1 / (1 + np.exp((self.centre - scaled) / self.scale)))
 
+    def measured(self, values: np.ndarray) -> np.ndarray:
+        """Shares and numbers on the scale on which errors are measured: of some the logarithm."""
+        numbers = values.astype(np.float64)
+        return np.log10(numbers) if self.logarithmic else numbers
+
+    def in_unit(self, measured: Any) -> Any:
+        """The inverse of `measured`."""
+        return 10**measured if self.logarithmic else measured
+
     def decode(self, encoded: np.ndarray) -> np.ndarray:
-        """The inverse of `encode` for shares and numbers, of any shape."""
+        """Shares and numbers from the outputs of predictors, of any shape, as `measured`."""
         if self.kind == "share":
             return encoded
         inside = np.clip(encoded, SATURATED, 1 - SATURATED)
-        scaled = self.centre + self.scale * np.log(inside / (1 - inside))
-        return np.asarray(10**scaled if self.logarithmic else scaled)
+        return np.asarray(self.centre + self.scale * np.log(inside / (1 - inside)))
 
     def clip(self, values: Any) -> Any:
         """Values within the range of the target."""

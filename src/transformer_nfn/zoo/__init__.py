@@ -2,6 +2,7 @@
 
 from transformer_nfn.zoo.errors import DataError, ImportFileError, StoreError, ZooError
 from transformer_nfn.zoo.module import SmallTransformer
+from transformer_nfn.zoo.own_networks import export_networks, import_networks
 from transformer_nfn.zoo.sizes import NetworkSizes, SizeGroup, size_groups
 from transformer_nfn.zoo.store import MixedZoo, ModelZoo, Zoo, open_task_zoo, open_zoo
 from transformer_nfn.zoo.training.build import build, build_mixed
@@ -27,7 +28,9 @@ __all__ = [
     "ZooError",
     "build",
     "build_mixed",
+    "export_networks",
     "grid",
+    "import_networks",
     "load_task",
     "open_task_zoo",
     "open_zoo",

@@ -190,7 +190,7 @@ def _check_present(zoo: ModelZoo, row: int, path: Path, targets: Mapping[str, Ta
             f"'{zoo.path}' already holds '{recorded['network']}' with other targets: import into "
             "another folder"
         )
-    if path.exists() and _changed(path) > _changed(zoo.folder(row)):
+    if path.exists() and _changed(path) > _changed(zoo.place(row)):
         raise ImportFileError(
             f"'{path}' is newer than its copy in '{zoo.path}': import into another folder"
         )

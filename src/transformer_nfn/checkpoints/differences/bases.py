@@ -2,33 +2,31 @@
 
 Queries and keys, values and outputs, what a neuron reads and what it writes: an invertible matrix
 may stand between the two. Where one of them fits alone within rounding, it determines the matrix.
-Where neither does, the matrix and a change of low rank of both tensors are fitted together, by
-turns, with the smallest rank that leaves nothing. Where no rank does, the change is dense, and the
-matrix is the one that brings both tensors nearest.
+Where neither does, the matrix is the one that leaves changes of low rank of both. Where a change is
+dense, it is the one that brings both tensors nearest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.differences.change import spectrum, unwhitened, whitened
+from transformer_nfn.checkpoints.differences.change import FULL, spectrum, whitened
 from transformer_nfn.checkpoints.reduced import Piece
 from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, Site, ValueOutputBasis
 
-ROUNDS = 200
-"""Largest number of turns between a basis and a change of low rank."""
-SLOW, SETTLED = 0.96, 1e-18
-"""They end when a turn leaves more than this share of the squares that the last one left, or when
-so little is left of the change."""
-NOTHING = 1e-2
-"""Share of a change up to which what its low-rank part leaves counts as nothing."""
-LARGEST = 0.5
-"""Largest rank that is tried, as a share of the smaller size of a tensor."""
-DIRECT = 256
-"""Smaller sizes up to which all singular values are computed."""
+START = 8
+"""The level of a change starts where one singular value in so many stands above."""
+FALL, ROOM = (0.5, 0.9), 4.0
+"""Least and largest factor by which the level of a change falls from fit to fit. Between the two it
+falls to this multiple of what stands below."""
+MOMENTUM = 0.5
+"""Share of a step that is repeated with the next one."""
+DIRECT, SKETCHED = 256, 160
+"""Smaller sizes up to which all singular values are computed; beyond, so many of the largest."""
 
 
 @dataclass(frozen=True)
@@ -144,14 +142,8 @@ class SharedBasis:
     dual: Side
     allowed: float
 
-    def best(self, inputs: Tensor | None = None) -> tuple[Matched, Matched]:
-        """Both tensors in A's basis, which is fitted on what was not changed.
-
-        Args:
-            inputs: orthonormal columns ``[D, r]`` along which a third tensor changed that reads
-                the same input. An adapter of a fused matrix changes all of its parts along the
-                same directions: where both tensors changed, the others are tried.
-        """
+    def best(self) -> tuple[Matched, Matched]:
+        """Both tensors in A's basis, which is fitted on what was not changed."""
         found = self.matched(self._fit())
         if all(m.unchanged(self.allowed) for m in found):
             return found
@@ -160,21 +152,7 @@ class SharedBasis:
                 alone = self._matched_by_one(only)
                 if alone[only].unchanged(self.allowed):
                     return alone
-        if inputs is not None and inputs.shape[1]:
-            found = self.matched(self._without(inputs)._fit())
-            ranks = [spectrum(m.white(), self.allowed).rank for m in found]
-            if max(rank or 0 for rank in ranks) <= inputs.shape[1] and None not in ranks:
-                return found
         return self.matched(self._with_low_rank())
-
-    def _without(self, inputs: Tensor) -> SharedBasis:
-        """Both tensors on the other inputs alone, without biases."""
-        D = len(inputs)
-        sides = []
-        for side in (self.plain, self.dual):
-            a, b = (w[:, :D] - inputs @ (inputs.mT @ w[:, :D]) for w in (side.a, side.b))
-            sides.append(replace(side, a=a, b=b))
-        return replace(self, plain=sides[0], dual=sides[1])
 
     def matched(self, G: Tensor) -> tuple[Matched, Matched]:
         """Both tensors in A's basis."""
@@ -213,16 +191,9 @@ class SharedBasis:
         more = back.mT @ reached(D.b, dual.noise, P.a) @ back
         return replace(plain, noise=plain.noise + _spread(more, P)), dual
 
-    def _fit(self, low: tuple[Tensor, Tensor] | None = None, only: int | None = None) -> Tensor:
-        """G ``[g, d, d]`` by least squares.
-
-        Args:
-            low: changes to take away first: of the plain tensor in B's basis, of the dual in A's.
-            only: fit to one of the two tensors alone, 0 or 1.
-        """
+    def _fit(self, only: int | None = None) -> Tensor:
+        """G ``[g, d, d]`` by least squares, to both tensors or to one alone, 0 or 1."""
         P, D = self.plain, self.dual
-        if low is not None:
-            P, D = replace(P, b=P.b - low[0]), replace(D, a=D.a - low[1])
         groups = self.site.detail.groups
         noise = []
         for error, rows in ((P.error_b, P.b.shape[-2]), (D.error_a, D.a.shape[-2])):
@@ -246,38 +217,30 @@ class SharedBasis:
         return {first: P.a, second: dual[0]}, {first: P.b, second: dual[1]}
 
     def _with_low_rank(self) -> Tensor:
-        """G under the smallest rank of both changes that leaves nothing, or the nearest G."""
-        sizes = [min(s.a.shape[-2], s.a.shape[0] * s.a.shape[-1]) for s in (self.plain, self.dual)]
-        limit = max(int(LARGEST * min(sizes)), 1)
+        """G that leaves changes of low rank of both tensors, or the nearest G.
 
-        def leaves_nothing(rank: int) -> bool:
-            return self._alternate(rank, settled=False)[1]
-
-        if not leaves_nothing(limit):
-            return self.symmetry.fit(self.site, *self._tensors(self.plain, self.dual))
-        high = 1
-        while high < limit and not leaves_nothing(high):
-            high = min(2 * high, limit)
-        low = high // 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if leaves_nothing(middle) else (middle, high)
-        return self._alternate(high, settled=True)[0]
-
-    def _alternate(self, rank: int, *, settled: bool) -> tuple[Tensor, bool]:
-        """G under changes of a rank, and whether these leave nothing.
-
-        ``settled`` goes on from there, until G settles.
+        ``P_B − P_A G`` and ``D_A − D_B Gᵀ`` are linear in G. Iteratively reweighted least squares
+        bring their ranks down (Mohan and Fazel, 2012): inputs along which the last G leaves a
+        singular value s count ``1 / (s² + ε²)``, so that what stands above the level ε comes to
+        count nothing. The level falls to rounding, slowly where much stands just below it.
         """
-        G, last = self._fit(), float("inf")
-        for _ in range(ROUNDS):
-            parts = [_truncated(m, rank, self.allowed) for m in (self._plain(G), self._dual(G))]
-            share, nothing = sum(p.left for p in parts), all(p.nothing for p in parts)
-            if share > SLOW * last or share < SETTLED or (nothing and not settled):
-                break
-            last = share
-            G = self._fit((parts[0].change, parts[1].change))
-        return G, nothing
+        G, level = self._fit(), 0.0
+        step = torch.zeros_like(G)
+        while True:
+            plain, dual = self._plain(G), self._dual(G)
+            left = [_Left.of(m) for m in (plain, dual)]
+            level = level or max(float(x.values[len(x.values) // START]) for x in left)
+            if any(x.is_dense(level) for x in left):
+                return self.symmetry.fit(self.site, *self._tensors(self.plain, self.dual))
+            if level <= self.allowed:
+                return G
+            below = max(x.below(level) for x in left)
+            level = max(min(max(ROOM * below, FALL[0] * level), FALL[1] * level), self.allowed)
+            w, v = (partial(x.weighted, level=level) for x in left)
+            P = replace(self.plain, a=w(self.plain.a), b=w(plain.b - plain.a))
+            D = replace(self.dual, a=v(dual.b - dual.a), b=v(self.dual.b))
+            step = replace(self, plain=P, dual=D)._fit() + MOMENTUM * step
+            G = G + step
 
     def _plain(self, G: Tensor) -> Matched:
         """The plain tensor, ``P_B`` against ``P_A G``."""
@@ -297,32 +260,44 @@ def _spread(G: Tensor, side: Side) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Truncated:
-    """A change of a given rank.
+class _Left:
+    """What a basis leaves of a tensor.
 
     Attributes:
-        change: ``[n, rows, d]``.
-        left: share of the squares of the difference that it leaves.
-        nothing: whether that is rounding, or a share of at most `NOTHING`.
+        vectors: its left singular vectors, ``[rows, k]``.
+        values: its singular values, relative to the largest one of rounding.
+        small: the smaller size of the tensor.
     """
 
-    change: Tensor
-    left: float
-    nothing: bool
+    vectors: Tensor
+    values: Tensor
+    small: int
 
+    @staticmethod
+    def of(matched: Matched) -> _Left:
+        white = matched.white()
+        m, n = white.shape
+        if min(m, n) <= DIRECT:
+            U, S, _ = torch.linalg.svd(white, full_matrices=False)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                U, S, _ = torch.svd_lowrank(white, q=SKETCHED, niter=2)
+        return _Left(U, S / (m**0.5 + n**0.5), min(m, n))
 
-def _truncated(matched: Matched, rank: int, allowed: float) -> _Truncated:
-    """The change of a rank, over all heads together, that is nearest to a difference."""
-    white = matched.white()
-    m, n = white.shape
-    if min(m, n) <= DIRECT:
-        U, S, Vh = torch.linalg.svd(white, full_matrices=False)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            U, S, V = torch.svd_lowrank(white, q=rank + 8, niter=2)
-        Vh = V.mT
-    low = (U[:, :rank] * S[:rank]) @ Vh[:rank]
-    left = float((white - low).square().sum() / white.square().sum().clamp_min(1e-300))
-    noise = rank >= len(S) or float(S[rank]) <= allowed * (m**0.5 + n**0.5)
-    return _Truncated(unwhitened(low, matched.noise), left, noise or left <= NOTHING**2)
+    def _above(self, level: float) -> int:
+        return int((self.values > level).sum())
+
+    def is_dense(self, level: float) -> bool:
+        """Whether too many singular values stand above a level for a change of low rank."""
+        return self._above(level) > min(FULL * self.small, len(self.values) - 1)
+
+    def below(self, level: float) -> float:
+        """The largest singular value that does not."""
+        return float(self.values[self._above(level)])
+
+    def weighted(self, w: Tensor, level: float) -> Tensor:
+        """Rows times the square roots of the weights of inputs, 1 for one without a change."""
+        U = self.vectors
+        less = 1 - level / (self.values.square() + level**2).sqrt()
+        return w - (U * less) @ (U.mT @ w)

@@ -156,18 +156,6 @@ def whitened(difference: Tensor, noise: Tensor) -> Tensor:
     return white.movedim(0, 1).reshape(rows, n * d)
 
 
-def unwhitened(white: Tensor, noise: Tensor) -> Tensor:
-    """Undo `whitened`.
-
-    Example:
-        >>> unwhitened(torch.ones(3, 1), torch.full((1, 1, 1), 4.0)).flatten().round().tolist()
-        [2.0, 2.0, 2.0]
-    """
-    n, d = noise.shape[:2]
-    moved: Tensor = white.reshape(len(white), n, d).movedim(0, 1) @ _factor(noise).mT
-    return moved
-
-
 def _factor(noise: Tensor) -> Tensor:
     """Cholesky factor of covariances; a floor stands for errors of exact zeros on both sides."""
     floor = 1e-4 * float(noise.diagonal(dim1=-2, dim2=-1).mean()) + 1e-300

@@ -164,7 +164,7 @@ class AlignedBlock:
                     strict=True,
                 )
             )
-            yield from self._query_key(prefix, config, _leading_inputs(values, self.allowed))
+            yield from self._query_key(prefix, config)
             yield from (values, outputs)
             a, b = (side.output_bias(prefix) for side in (self.a, self.b))
             for vector in self._vector(f"{prefix}b_O", a, b):
@@ -175,9 +175,7 @@ class AlignedBlock:
         for name, piece in self.a.norms().items():
             yield from self._vector(name, piece, others.get(name), gain=name.endswith(".g"))
 
-    def _query_key(
-        self, prefix: str, config: Attention, inputs: Tensor | None
-    ) -> tuple[Matched, ...]:
+    def _query_key(self, prefix: str, config: Attention) -> tuple[Matched, ...]:
         pieces = [side.query_key(prefix, config) for side in (self.a, self.b)]
         chosen = {"Q": self.units.queries[prefix], "K": self.units.groups[prefix]}
         sides = []
@@ -199,7 +197,7 @@ class AlignedBlock:
             QueryKeyBasis(), self._site(config), names, sides[0], sides[1], self.allowed
         )
         if not config.qk_norm:
-            return shared.best(None if prefix else inputs)
+            return shared.best()
         rows = [[x.reshape(config.groups, -1, config.d_k) for x in (s.a, s.b)] for s in sides]
         equal = equal_pairs((pieces[0], pieces[1]), config)
         G, order = normed_basis(config, (rows[0][0], rows[0][1]), (rows[1][0], rows[1][1]), equal)
@@ -285,15 +283,6 @@ class AlignedBlock:
         x, y = (w.double().reshape(1, -1, 1) for w in (a.value, moved))
         noise = (a.error + b.error).double().reshape(1, 1, 1) / x.shape[1]
         yield Matched(name, x, y, noise)
-
-
-def _leading_inputs(values: Matched, allowed: float) -> Tensor | None:
-    """Directions of the stream ``[D, r]`` along which values changed; None for a dense change."""
-    found = spectrum(values.white(), allowed)
-    if found.dense or not found.rank:
-        return None
-    directions: Tensor = torch.linalg.svd(values.white(), full_matrices=False).U
-    return directions[:, : found.rank]
 
 
 def _joined(pieces: list[Piece], dim: int) -> Piece:

@@ -266,7 +266,10 @@ class BlockChecks:
             ((plain[0].unsqueeze(-2) @ G.square()).squeeze(-2) + plain[1]) / P_A.shape[-2],
             ((dual[1].unsqueeze(-2) @ G.mT.square()).squeeze(-2) + dual[0]) / D_B.shape[-2],
         ]
-        sides = [_basis_error(x, e, rotary) for x, e in zip((P_A, D_B), left, strict=True)]
+        sides = [
+            _basis_error(x, own, e, rotary)
+            for x, own, e in zip((P_A, D_B), (plain[0], dual[1]), left, strict=True)
+        ]
         residual = (bases.by_plain - bases.by_dual).square().sum((-2, -1))
         squares = Squares(
             residual, CORRELATED * (sides[0] + sides[1]), G.square().sum((-2, -1))
@@ -302,10 +305,11 @@ class Bases:
     rotary: int = 0
 
 
-def _basis_error(x: Tensor, error: Tensor, rotary: int) -> Tensor:
+def _basis_error(x: Tensor, own: Tensor, error: Tensor, rotary: int) -> Tensor:
     """Expected square of the error of a least-squares basis, ``[g]``.
 
-    Rounding moves large rows most, and least squares weigh them most again.
+    Rounding moves large rows most, and least squares weigh them most again. Directions of ``x``
+    that are no larger than its ``own`` rounding errors ``[g, d]`` determine nothing.
     """
     d = x.shape[-1]
     total = torch.zeros(len(x), dtype=torch.float64)
@@ -317,7 +321,7 @@ def _basis_error(x: Tensor, error: Tensor, rotary: int) -> Tensor:
     if rotary < d:
         rest = x[..., rotary:]
         error = error * _concentration(rest.square().sum(-1, keepdim=True))
-        values = torch.linalg.eigvalsh(rest.mT @ rest)
+        values = torch.linalg.eigvalsh(rest.mT @ rest - torch.diag_embed(own[..., rotary:]))
         floor = (1e-12 * values.amax(-1, keepdim=True)).clamp_min(1e-150)
         total += (1 / values.clamp_min(floor)).sum(-1) * error[..., rotary:].sum(-1)
     # A tensor of zeros does not determine its basis.

@@ -92,11 +92,17 @@ class ModelZoo:
     def create(path: Path | str) -> ModelZoo:
         """A new zoo in a new or empty folder, or the one of this kind that is there."""
         path = Path(path)
-        if zoo_kind(path) != MODELS_KIND:
-            check_outside_zoos(path)
-            check_fresh(path)
-            Checksums(path).replace(INDEX, _to_parquet(dict.fromkeys(RESERVED, np.array([]))))
-            Checksums(path).write_metadata("zoo.json", MODELS_KIND, {"origin": "import"})
+        try:
+            if zoo_kind(path) != MODELS_KIND:
+                check_outside_zoos(path)
+                check_fresh(path)
+        except StoreError:
+            if zoo_kind(path) != MODELS_KIND:  # else another process made it meanwhile
+                raise
+        with claim(path, "index", wait=True):
+            if zoo_kind(path) != MODELS_KIND:
+                Checksums(path).replace(INDEX, _to_parquet(dict.fromkeys(RESERVED, np.array([]))))
+                Checksums(path).write_metadata("zoo.json", MODELS_KIND, {"origin": "import"})
         return ModelZoo.open(path)
 
     def __len__(self) -> int:
@@ -138,7 +144,7 @@ class ModelZoo:
 
     def folder(self, row: int) -> Path:
         """The folder of a network, whose bytes were compared with their checksum."""
-        path = self._place(row)
+        path = self.place(row)
         if row not in self._verified:
             checksum, size = _checksum(path)
             expected = str(self.table["checksum"][row]), int(self.table["bytes"][row])
@@ -260,7 +266,7 @@ class ModelZoo:
 
     def _store(self, model: Model, row: int, name: str) -> dict[str, Target]:
         """Write the folder of a network; its part of the index."""
-        place = self._place(row)
+        place = self.place(row)
         if place.exists():
             shutil.rmtree(place)  # left by a writer that was killed before it wrote the index
         write_folder(model.checkpoint, place, with_settings(model.config, model.options.settings))
@@ -289,7 +295,8 @@ class ModelZoo:
                 problems.append(str(error))
         return problems
 
-    def _place(self, row: int) -> Path:
+    def place(self, row: int) -> Path:
+        """The folder of a network, whose bytes may be damaged; see `folder`."""
         return self.path / "networks" / f"{row:05d}"
 
     def _column(self, name: str) -> np.ndarray:
