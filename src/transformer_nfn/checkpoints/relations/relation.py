@@ -182,7 +182,7 @@ def incomparable(A: Model, B: Model) -> str | None:
     groups = [reduced_group(Reduced(m)) for m in (A, B)]
     if groups[0] != groups[1]:
         return f"their norms stand in different places ({a.family} and {b.family})"
-    if groups[0] == "none" and a.width != b.width:
+    if (groups[0] == "none" or a.inputs == "audio") and a.width != b.width:
         return f"the streams have different widths, {a.width} and {b.width}, and nothing maps them"
     tables = set(Reduced(A).table_names()) & set(Reduced(B).table_names())
     if groups[0] != "none" and not tables & {"token", "position", "patch", "projection", "head"}:

@@ -34,7 +34,13 @@ from transformer_nfn.checkpoints.sketches import (
     thumbnail,
     unit_directions,
 )
-from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamFit, fit_stream, without_outputs
+from transformer_nfn.checkpoints.stream import (
+    EMBEDDINGS,
+    StreamFit,
+    fit_stream,
+    moved_probes,
+    without_outputs,
+)
 from transformer_nfn.checkpoints.survivors import BlockUnits, surviving_units
 from transformer_nfn.checkpoints.symmetries import StreamMap
 
@@ -94,13 +100,12 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
     """The relation by scores alone, under one map of the stream."""
     drawn = draw_probes(A.description.width, centred=A.centred, dtype=A.dtype)
     into = Probes(fit.map.determined(drawn.into), fit.map.determined(drawn.out))
-    probes = (into, Probes(fit.map(into.into), fit.map(into.out)))
     in_line = A.blocks == B.blocks
     blocks: dict[str, dict[str, Part]] = {}
     distances: list[tuple[float, float]] = []
     thumbnails: tuple[list[Directions], list[Directions]] = ([], [])
     # One block of each model in memory at a time.
-    for name, a, b in zip_longest(A.blocks, _sketches(A, probes[0]), _sketches(B, probes[1])):
+    for name, a, b in zip_longest(A.blocks, _sketches(A, into), _sketches(B, into, fit.map)):
         for kept, sketch in zip(thumbnails, (a, b), strict=True):
             if sketch is not None:
                 kept.append(thumbnail(sketch))
@@ -159,8 +164,12 @@ def _partners(matrix: Tensor) -> list[tuple[int, int]]:
     return list(zip(*(x.tolist() for x in linear_sum_assignment(-likeness)), strict=True))
 
 
-def _sketches(model: Reduced, probes: Probes) -> Iterator[BlockSketch]:
-    return (sketch_block(model.block(name), probes) for name in model.blocks)
+def _sketches(
+    model: Reduced, probes: Probes, stream: StreamMap | None = None
+) -> Iterator[BlockSketch]:
+    for block in map(model.block, model.blocks):
+        moved = probes if stream is None else moved_probes(block, stream, probes)
+        yield sketch_block(block, moved)
 
 
 def _constant_distance(a: BlockSketch, b: BlockSketch) -> tuple[float, float]:
