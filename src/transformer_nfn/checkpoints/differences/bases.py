@@ -20,10 +20,10 @@ from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, Site, ValueOut
 
 START = 8
 """The level of a change starts where one singular value in so many stands above."""
-FALL, ROOM = (0.5, 0.9), 4.0
+FALL, ROOM = (0.5, 0.95), 4.0
 """Least and largest factor by which the level of a change falls from fit to fit. Between the two it
 falls to this multiple of what stands below."""
-MOMENTUM = 0.5
+MOMENTUM = 0.7
 """Share of a step that is repeated with the next one."""
 DIRECT, SKETCHED = 256, 160
 """Smaller sizes up to which all singular values are computed; beyond, so many of the largest."""

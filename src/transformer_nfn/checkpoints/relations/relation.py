@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.conversion import Conversion, check_conversion
+from transformer_nfn.checkpoints.conversion import Conversion, check_conversion, quantisation_error
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof import Proof, prove_pair
 from transformer_nfn.checkpoints.proof.ends import compare_outputs
@@ -31,7 +31,7 @@ def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
     the numbers behind every threshold. Scores are symmetric: no direction is reported.
     Where they are those of a disguise, a proof decides: an element of the symmetry group, verified
     on every tensor, scale included. Where one is quantised, both are first compared as they lie,
-    see `check_conversion`.
+    see `check_conversion`; a disguise of the numbers that were quantised cannot be proved.
 
     Args:
         A: one model, from `open_model`.
@@ -49,10 +49,28 @@ def relate(A: Model, B: Model, *, prove: bool | None = None) -> Relation:
     conversion = check_conversion(A, B)
     if conversion is not None and conversion.same:
         return _converted(A, B, conversion)
-    relation = replace(_relate(A, B, prove), conversion=conversion)
-    if conversion is None or relation.verdict == "same":
+    relation = _relate(A, B, prove)
+    if conversion is None:
+        return _up_to_quantisation(A, B, relation)
+    reason = relation.reason if relation.verdict == "same" else str(conversion)
+    return replace(relation, conversion=conversion, reason=reason)
+
+
+def _up_to_quantisation(A: Model, B: Model, relation: Relation) -> Relation:
+    """The relation, or that of a disguise where quantisation explains all that scores see."""
+    if relation.verdict != "derived" or relation.proof is not None:
         return relation
-    return replace(relation, reason=str(conversion))
+    errors = quantisation_error(A), quantisation_error(B)
+    if not any(errors) or relate_by_scores(A, B, errors).verdict != CONSISTENT:
+        return relation
+    percent = 100 * max(errors) ** 0.5
+    return replace(
+        relation,
+        verdict=CONSISTENT,
+        same_function=None,
+        reason="every part that scores compare agrees up to what the quantisation of the files "
+        f"explains, {percent:.2g} % of a weight; smaller changes are not visible",
+    )
 
 
 def _converted(A: Model, B: Model, conversion: Conversion) -> Relation:

@@ -45,9 +45,19 @@ from transformer_nfn.checkpoints.survivors import BlockUnits, surviving_units
 from transformer_nfn.checkpoints.symmetries import StreamMap
 
 
-def relate_by_scores(first: Model, second: Model) -> Relation:
-    """The relation by scores alone, under the map of the stream that serves best."""
+def relate_by_scores(
+    first: Model, second: Model, quantised: tuple[float, float] = (0.0, 0.0)
+) -> Relation:
+    """The relation by scores alone, under the map of the stream that serves best.
+
+    Args:
+        first: one model. second: the other.
+        quantised: expected squares of the relative errors of their weights that count as rounding
+            too, see `quantisation_error`.
+    """
     A, B = reduce_pair(first, second, torch.float32)
+    for model, error in zip((A, B), quantised, strict=True):
+        model.unit += error
     fit = fit_stream(A, B)
     relation = _scored(A, B, fit)
     if relation.verdict == CONSISTENT:

@@ -28,12 +28,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import Reduced
 from transformer_nfn.checkpoints.sketches import Part, block_score
 from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamFit, fit_stream
-from transformer_nfn.symmetry.rounding import HALF
+from transformer_nfn.symmetry.rounding import rounding_rms
 
 Verdict = Literal[
     "same",
@@ -64,9 +65,9 @@ DERIVED_PAIRS, LOWEST_DERIVED = 64, 0.45
 """Derived pairs that were measured, and the lowest score of a block among them."""
 FLOAT32 = 5e-5
 """Largest distance that arithmetic in float32, which scores are computed in, explains."""
-EXPLAINED, EXPLAINED_HALF = 64.0, 4.0
-"""Times the expected noise up to which rounding explains a distance; the second where a file is in
-half precision, where there is less room between rounding and a change."""
+EXPLAINED, EXPLAINED_HALF, EXPLAINED_QUANTISED = 64.0, 4.0, 2.0
+"""Times the expected noise up to which rounding explains a distance; the others where a file is in
+half precision or quantised, where there is less room between rounding and a change."""
 READABLE = 0.8
 """Least score that rounding must leave of every part of an exact disguise for a block to be judged
 by its score: below, its matrices have a condition that its dtype does not carry."""
@@ -204,8 +205,13 @@ def _explained(
 
 
 def is_rounding(A: Reduced, B: Reduced, distance: float, noise: float) -> bool:
-    half = any(m.model.dtype in HALF for m in (A, B))
-    return distance <= max(FLOAT32, (EXPLAINED_HALF if half else EXPLAINED) * noise)
+    """Whether rounding explains a distance."""
+    unit, times = max(A.unit, B.unit), EXPLAINED
+    if unit > rounding_rms(torch.bfloat16) ** 2:
+        times = EXPLAINED_QUANTISED
+    elif unit >= rounding_rms(torch.float16) ** 2:
+        times = EXPLAINED_HALF
+    return distance <= max(FLOAT32, times * noise)
 
 
 def shapes(model: Reduced) -> tuple[object, ...]:
