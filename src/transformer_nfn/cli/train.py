@@ -362,6 +362,7 @@ def predict_command(
     """
     from transformer_nfn.cli.network_tables import predictions_table
     from transformer_nfn.prediction.predict import predict
+    from transformer_nfn.prediction.runs import RunRecord
 
     with networks_bar("predict", quiet=as_json) as report:
         predictions = predict(
