@@ -305,7 +305,7 @@ def evaluate_command(
         table.add_row(
             name,
             str(figures["networks"]),
-            *_cells(figures, of_classes),
+            *_cells(figures, scores["target"]),
             f"{100 * figures['coverage']:.1f} %",
         )
     table_console().print(table)
@@ -314,15 +314,13 @@ def evaluate_command(
             typer.echo(f"warning: {sentence}", err=True)
 
 
-def _cells(figures: dict[str, Any], of_classes: bool) -> list[str]:
+def _cells(figures: dict[str, Any], target: str) -> list[str]:
     """Scores of numbers or of classes."""
-    if of_classes:
+    if "auroc" in figures:
         return [f"{figures[key]:.3f}" for key in ("accuracy", "auroc", "calibration_error")]
-    low, high = figures["tau_low"], figures["tau_high"]
-    return [
-        f"{figures['tau']:.3f}", f"{low:.3f} to {high:.3f}", f"{figures['r2']:.3f}",
-        f"{figures['mae']:.3g}",
-    ]  # fmt: skip
+    error = f"{figures['mae']:{'.3f' if target == 'test_accuracy' else '.3g'}}"
+    tau = f"{figures['tau_low']:.3f} to {figures['tau_high']:.3f}"
+    return [f"{figures['tau']:.3f}", tau, f"{figures['r2']:.3f}", error]
 
 
 def _all_and_unseen(name: str, figures: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

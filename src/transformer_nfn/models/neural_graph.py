@@ -143,7 +143,7 @@ class GraphLayer(nn.Module):
         return nodes + self._between_units(graph, graph.split(normed)), states
 
     def _between_units(self, graph: Graph, normed: dict[str, Tensor]) -> Tensor:
-        """What all units of a head are told: a map of their means; nothing to other nodes."""
+        """The message to all units of a head, a map of their means; zero for other nodes."""
         parts = {name: torch.zeros_like(x) for name, x in normed.items()}
         for i, heads in enumerate(graph.heads):
             units = [normed[f"{kind}{i}"].unflatten(1, (heads, -1)) for kind in ("qk", "vo")]
