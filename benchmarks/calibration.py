@@ -237,7 +237,8 @@ def write(of: dict[str, list[Pair]], rows: list[list[str]], note: str) -> None:
         "rows": rows,
         "notes": [note],
         "commands": [
-            "python benchmarks/strangers.py --out strangers",
+            "python benchmarks/strangers.py --out strangers --only gpt2 llama bert-32x2/4000/base "
+            "bert-64x2/4000 bert-64x4/4000/base",
             "python benchmarks/calibration.py --models strangers/models --pairs pairs.jsonl "
             "--write",
         ],

@@ -78,7 +78,7 @@ def table_of(pairs: Sequence[Pair]) -> dict[str, Any]:
             f"Exact test on the same pairs: p at most 1 % in {small:.2%}; Kolmogorov–Smirnov "
             f"against uniform: p = {uniform:.2f}."
         ],
-        "commands": ["python benchmarks/fresh_strangers.py --out fresh --write"],
+        "commands": ["python benchmarks/fresh_strangers.py --out fresh --only gpt2 llama --write"],
     }
 
 

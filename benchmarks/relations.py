@@ -137,7 +137,7 @@ def draw(results: Sequence[Result], out: Path) -> None:
     """Every block of every pair as a point, by relation, and the thresholds of the verdicts."""
     from matplotlib.figure import Figure
 
-    from transformer_nfn.checkpoints import relations
+    from transformer_nfn.checkpoints.relations.verdicts import RELATED, UNRELATED
 
     shown = [r for r in RELATIONS if any(x.relation == r for x in results)]
     figure = Figure(figsize=(8, 0.36 * len(shown) + 1.2), layout="constrained")
@@ -149,8 +149,8 @@ def draw(results: Sequence[Result], out: Path) -> None:
         colour = next((c for b, c in zip(BANDS, COLOURS, strict=True) if relation in b), "black")
         axes.scatter(values, row + jitter, s=9, color=colour, alpha=0.6, linewidths=0)
     for value, word, side in (
-        (relations.UNRELATED, "unrelated ", "right"),
-        (relations.RELATED, " related", "left"),
+        (UNRELATED, "unrelated ", "right"),
+        (RELATED, " related", "left"),
     ):
         axes.axvline(value, color="grey", linewidth=0.8, linestyle="--")
         axes.text(value, -0.8, word, color="grey", fontsize=8, va="center", ha=side)

@@ -98,7 +98,7 @@ def _words(codes: np.ndarray, bits: int, axis: int) -> Tensor:
 
 def _packed(w: Tensor, form: str) -> tuple[dict[str, Tensor], Tensor]:
     """Parts of a matrix ``[out, in]`` in a format, and the numbers that they stand for."""
-    bits = 8 if "8 bits" in form else 4
+    bits = int(form[-6]) if form.endswith(" bits") else 4
     top = 2**bits - 1
     group = np.arange(w.shape[1]) // GROUP
     if "reordered" in form:
@@ -126,7 +126,7 @@ def _packed(w: Tensor, form: str) -> tuple[dict[str, Tensor], Tensor]:
         parts = {"qweight": _words(codes[order].T, bits, 1), "scales": scales.T,
                  "qzeros": _words(zeros[order].T, bits, 1)}  # fmt: skip
     else:
-        below = 0 if "gptq_v2" in str(PACKED[form]) else 1
+        below = 0 if "reordered" in form else 1
         parts = {"qweight": _words(codes.T, bits, 0), "scales": scales.T,
                  "qzeros": _words(zeros.T - below, bits, 1),
                  "g_idx": torch.from_numpy(group).int()}  # fmt: skip
@@ -138,7 +138,7 @@ def write_quantised(folder: Path, out: Path, form: str) -> dict[str, Tensor]:
     tensors, expected = {}, {}
     for key, w in load_file(folder / "model.safetensors").items():
         if key.endswith("_proj.weight"):
-            parts, expected[key] = _packed(w, form) if form in PACKED else SCALED[form](w)
+            parts, expected[key] = SCALED[form](w) if form in SCALED else _packed(w, form)
             if form in SCALED:
                 parts["input_scale"] = torch.ones(1)
             tensors |= {key.removesuffix("weight") + name: t for name, t in parts.items()}
@@ -148,6 +148,7 @@ def write_quantised(folder: Path, out: Path, form: str) -> dict[str, Tensor]:
     save_file({k: t.contiguous() for k, t in tensors.items()}, out / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     blocks = {"quant_method": "fp8", "weight_block_size": [16, 24]}
-    config["quantization_config"] = PACKED.get(form, blocks)
+    usual = PACKED.get(form.partition(",")[0], blocks)
+    config["quantization_config"] = PACKED.get(form, usual)
     (out / "config.json").write_text(json.dumps(config))
     return expected

@@ -140,6 +140,10 @@ TINY: dict[str, Tiny] = {
     "marian": Tiny("MarianMTModel", "MarianConfig", {
         **_BART, "scale_embedding": True, "activation_function": "swish", "pad_token_id": 0,
     }, "pairs"),
+    "whisper": Tiny("WhisperForConditionalGeneration", "WhisperConfig", {
+        **_BART, "num_mel_bins": 5, "max_source_positions": 7, "max_target_positions": 24,
+        **{f"{token}_token_id": 1 for token in ("pad", "bos", "eos")},
+    }, "audio"),
 }  # fmt: skip
 QUICK = ("gpt2", "gpt2-untied", "bert", "vit", "qwen3", "gemma2", "phi", "t5", "bart", "olmoe")
 """Between them these have every symmetry."""
@@ -240,6 +244,9 @@ def inputs_of(name: str, seed: int = 1) -> dict[str, Tensor]:
     kind = (TINY | HEADS)[name].inputs
     if kind == "pixels":
         return {"pixel_values": _noise((2, 3, 12, 12), generator)}
+    if kind == "audio":
+        ids = torch.randint(3, VOCAB, (2, LENGTH), generator=generator)
+        return {"input_features": _noise((2, 5, 14), generator), "decoder_input_ids": ids}
     ids = torch.randint(3, VOCAB, (2, LENGTH), generator=generator)
     if kind == "tokens":
         return {"input_ids": ids}

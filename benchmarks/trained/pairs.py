@@ -25,7 +25,8 @@ from trained.measures import BASELINES
 from transformer_nfn.checkpoints.disguises import disguise
 from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.checkpoints.reduced import Reduced
-from transformer_nfn.checkpoints.relations import block_score, relate
+from transformer_nfn.checkpoints.relations import relate
+from transformer_nfn.checkpoints.sketches import block_score
 from transformer_nfn.checkpoints.stream import fit_stream
 
 CONDITION = 10.0

@@ -97,6 +97,8 @@ class Network:
         Fields that an imported zoo does not know are None. A damaged network also has
         ``damage``: what was done to which row.
         """
+        if self.models is not None:
+            return self.models.config(self.row)
         if self.zoo is None:
             return None
         fields = self.zoo.config(self.row)

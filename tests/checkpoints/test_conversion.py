@@ -17,8 +17,10 @@ from torch import Tensor
 import tiny_families
 from gguf_conversion import write_gguf
 from tnfn_command import tnfn
-from transformer_nfn.checkpoints import open_model
+from transformer_nfn.checkpoints import disguise, open_model
+from transformer_nfn.checkpoints.conversion import quantisation_error
 from transformer_nfn.checkpoints.relations import Relation, relate
+from transformer_nfn.checkpoints.relations.verdicts import CONSISTENT
 
 Q = "model.layers.1.self_attn.q_proj.weight"
 
@@ -58,6 +60,23 @@ def test_two_quantisations_of_one_model(llama: Path, tmp_path: Path) -> None:
     files = [write_gguf(llama, tmp_path / f"{k}.gguf", k) for k in ("Q4_1", "Q8_0")]
     assert _relate(*files).verdict == "same"
     assert "both hold the same numbers" in _relate(files[0], files[0]).reason
+
+
+@pytest.mark.parametrize(("kind", "percent"), [("Q8_0", 0.65), ("Q4_1", 8.3)])
+def test_a_disguise_of_the_numbers_that_were_quantised(
+    kind: str, percent: float, llama: Path, tmp_path: Path
+) -> None:
+    file = write_gguf(llama, tmp_path / "model.gguf", kind)
+    other = _changed(llama, tmp_path / "other", lambda t: t[Q].mul_(1 + torch.randn(t[Q].shape)))
+    for folder, verdict in ((llama, CONSISTENT), (other, "derived")):
+        hidden = tmp_path / f"disguised {folder.name}"
+        with open_model(folder) as model:
+            disguise(model, hidden, torch.Generator().manual_seed(0))
+        for pair in ((hidden, file), (file, hidden)):
+            relation = _relate(*pair)
+            assert relation.verdict == verdict, relation
+    with open_model(file) as model:
+        assert quantisation_error(model) ** 0.5 == pytest.approx(percent / 100, rel=0.05)
 
 
 CHANGES: dict[str, Callable[[dict[str, Tensor]], object]] = {

@@ -16,6 +16,7 @@ from tnfn_command import tnfn
 from transformer_nfn.checkpoints import open_model
 from transformer_nfn.checkpoints.relations import relate
 from transformer_nfn.errors import CheckpointError
+from transformer_nfn.io.checkpoint import Checkpoint
 
 KEY = "model.layers.1.mlp.down_proj"
 
@@ -34,6 +35,18 @@ def test_weights_are_what_their_codes_stand_for(form: str, llama: Path, tmp_path
         for key, w in expected.items():
             torch.testing.assert_close(model.checkpoint[key], w, rtol=1e-6, atol=1e-7)
         assert relate(original, model).verdict == "derived"
+
+
+@pytest.mark.parametrize(
+    "form", ["gptq, 2 bits", "gptq, 3 bits", "packed, 2 bits", "packed, 3 bits"]
+)
+def test_codes_may_cross_words(form: str, tmp_path: Path) -> None:
+    w = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    save_file({"a_proj.weight": w}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    expected = write_quantised(tmp_path, tmp_path / "q", form)["a_proj.weight"]
+    with Checkpoint.open(tmp_path / "q") as checkpoint:
+        torch.testing.assert_close(checkpoint["a_proj.weight"], expected, rtol=1e-6, atol=1e-7)
 
 
 def test_commands_read_and_write_them(llama: Path, tmp_path: Path) -> None:

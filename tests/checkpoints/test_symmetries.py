@@ -332,6 +332,9 @@ CONTROLS: dict[str, tuple[tuple[str, ...], Callable[[Network], Weights]]] = {
         (ZOO,), lambda n: turned(n, any_rotation(n), but="1."),
     ),
     "rotation of a tied stream": (("llama-tied", "gemma2"), lambda n: turned(n, any_rotation(n))),
+    "the stream of audio without its convolutions": (
+        ("whisper",), lambda n: turned(n, StreamMap(torch.arange(32).roll(1), torch.ones(32))),
+    ),
     "rotation of a stream that a norm begins": (
         ("bloom",), lambda n: turned(n, any_rotation(n)),
     ),
@@ -354,6 +357,7 @@ def test_what_is_nearly_a_symmetry_changes_the_function(name: str, family: str) 
     ("qwen3", QueryKeyBasis()), ("gpt2", NeuronScale()), ("gpt2", BranchConstant()),
     ("gpt2", EmbeddingShift()), ("gpt2-base", StreamBasis()), ("bloom", HeadPermutation()),
     ("llama", ExpertPermutation()), ("esm", KeyBias()), ("gptj", ValueBias()),
+    ("whisper", KeyBias()), ("marian", StreamBasis()),
     ("olmoe", QueryKeyBasis()),
 ])  # fmt: skip
 def test_where_a_symmetry_does_not_hold_it_has_no_site(

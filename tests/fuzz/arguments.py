@@ -171,7 +171,7 @@ def _sizes() -> list[Words]:
         ("compare", "hub", "hub", "--base", "hub"), ("inspect", "adapter", "--figure", "f.png"),
         ("inspect", "adapter/adapter_model.safetensors"), ("predict", "statnn", "model.gguf"),
         ("diff", "hub"), ("diff", "hub", "adapter"), ("diff", "adapter", "adapter"),
-        ("diff", "hub", "hub", "--with", "adapter"), ("diff", "hub", "hub", "--with", "bert"),
+        ("diff", "hub", "hub", "--with", "adapter"), ("diff", "hub", "hub", "--with", "zoo"),
         ("diff", "hub", "net.safetensors"), ("diff", "hub", "space.json"), ("diff", "hub", "zoo"),
         ("diff", "hub", "hub", "--figure", "f.png"), ("diff", "hub", "hub", "--figure", "f.x"),
     ]  # fmt: skip

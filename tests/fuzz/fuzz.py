@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ SOURCE = HERE.parents[1] / "src"
 def run(seed: int, numbers: range, folder: Path) -> list[dict[str, Any]]:
     """The results of the inputs with these numbers, by one worker process."""
     words = [sys.executable, str(HERE / "fuzz_worker.py"), str(folder / "fuzz"), str(seed)]
-    words += [str(numbers.start), str(numbers.stop), str(numbers.step)]
+    words += [str(numbers.start), str(numbers.stop)]
     paths = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH", ""))))
     cache = {
         "TNFN_CACHE": str(folder / "cache"),
@@ -55,7 +56,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", type=int, help="this input alone")
     asked = parser.parse_args()
-    parts = [range(i, asked.inputs, asked.workers) for i in range(asked.workers)]
+    ends = [i * asked.inputs // asked.workers for i in range(asked.workers + 1)]
+    parts = [range(*pair) for pair in pairwise(ends)]
     if asked.only is not None:
         parts = [range(asked.only, asked.only + 1)]
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(len(parts)) as pool:

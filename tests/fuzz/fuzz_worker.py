@@ -222,5 +222,5 @@ def run_range(root: Path, seed: int, numbers: range, limit: float = LIMIT) -> No
 
 
 if __name__ == "__main__":
-    place, seed, first, last, step = sys.argv[1:]
-    run_range(Path(place), int(seed), range(int(first), int(last), int(step)))
+    place, seed, first, last = sys.argv[1:]
+    run_range(Path(place), int(seed), range(int(first), int(last)))

@@ -64,6 +64,8 @@ ONLY_PICKLED: dict[str, tuple[Callable[[Tensor], Any], Right]] = {
 
 OF_A_NUMBER = ("float8", "int64", "bool", "complex", "nan", "inf", "more axes", "float64")
 """What can be done to a tensor without axes too."""
+OWN_ROWS = ("root", "lm_head.weight")
+"""Tensors that nothing else states the rows of: trees of an ensemble, classes of an output."""
 OF_A_NAME = ("lacks", "renamed", "long name")
 OF_SCALES = ("int64", "bool", "complex", "empty", "more axes", "fewer rows", "more rows", "nan",
              "inf", "minus inf")  # fmt: skip
@@ -179,6 +181,8 @@ def _stored(chance: Random, path: Path, parts: tuple[str, ...], changes: Iterabl
     right = REFUSED
     if how in CHANGES:
         change, right = CHANGES[how]
+        if name in OWN_ROWS and how.endswith("rows"):
+            right = ANSWERED
         old, state[name] = state[name], change(state[name]).contiguous()
         if old.dtype == state[name].dtype and torch.equal(old, state[name]):
             right = EQUAL  # whole numbers made whole numbers

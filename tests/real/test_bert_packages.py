@@ -93,6 +93,9 @@ def test_sentence_embeddings_are_those_of_the_model(minilm):
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_1", "Q8_0"])
 def test_a_gguf_of_sentence_embeddings_is_the_same_up_to_rounding(minilm, tmp_path, kind):
-    answer = run("compare", minilm, write_gguf(minilm, tmp_path / "model.gguf", kind))
+    file = write_gguf(minilm, tmp_path / "model.gguf", kind)
+    answer = run("compare", minilm, file)
     assert (answer["verdict"], answer["conversion"]["checked"]) == ("same", 101)
     assert answer["conversion"]["formats"] == [kind, "float32"]
+    answer = run("compare", disguise(minilm, tmp_path / "disguised"), file, code=3)
+    assert answer["verdict"] == "consistent with a disguise, not proved", answer["reason"]

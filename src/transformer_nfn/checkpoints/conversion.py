@@ -159,6 +159,23 @@ def check_conversion(A: Model, B: Model) -> Conversion | None:
     return Conversion(tuple(tensors), equal, facts, tuple(single))
 
 
+def quantisation_error(model: Model) -> float:
+    """Expected square of the relative error of a weight from quantisation, over all matrices.
+
+    0 for a model without quantised tensors.
+    """
+    if not _quantised(model):
+        return 0.0
+    error = size = 0.0
+    for name in (n for n, shape in model.names.items() if len(shape) > 1):
+        value, ends = model[name].float(), model.interval(name)
+        size += float(value.square().sum())
+        if ends is not None:
+            width = (ends[1] - ends[0]).float().flatten()
+            error += float(width[width.isfinite()].median()) ** 2 / 12 * value.numel()
+    return error / max(size, 1e-300)
+
+
 def _quantised(model: Model) -> bool:
     return any(model.checkpoint.info(key).quantised for key in model.checkpoint)
 

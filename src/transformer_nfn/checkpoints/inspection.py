@@ -351,7 +351,8 @@ def _actions(description: Transformer, name: str) -> Mapping[str, str]:
     if "cross." in name and block.cross is not None:
         attention = block.cross
     scales = neuron_scales(block.mlp)
-    streams: str = "" if description.stream_group == "none" else description.stream_group
+    acts = description.stream_group != "none" and description.moves(name)
+    streams: str = description.stream_group if acts else ""
     if block.order == "chain":
         streams += ", each sublayer's its own"
     heads = "permuted"

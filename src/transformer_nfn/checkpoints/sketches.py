@@ -39,10 +39,14 @@ FEWER_PROBES, FEWER_NEURONS = 64, 128
 
 @dataclass(frozen=True)
 class Probes:
-    """Random vectors of a stream: ``into [n, D]`` are read, ``out [n, D]`` read what is written."""
+    """Random vectors of a stream: ``into [n, D]`` are read, ``out [n, D]`` read what is written.
+
+    ``memory [n, D]`` are read in the stream of an encoder, where that is another.
+    """
 
     into: Tensor
     out: Tensor
+    memory: Tensor | None = None
 
 
 def draw_probes(width: int, *, centred: bool, dtype: torch.dtype) -> Probes:
@@ -166,7 +170,8 @@ def _relative(error: Tensor, size: Tensor) -> Tensor:
 
 def _heads(block: ReducedBlock, prefix: str, attention: Attention, probes: Probes) -> HeadSketch:
     share = attention.heads // attention.groups
-    (q, q_error), (k, k_error) = _query_key(block, prefix, attention, probes.into)
+    memory = probes.memory if prefix and probes.memory is not None else probes.into
+    (q, q_error), (k, k_error) = _query_key(block, prefix, attention, (probes.into, memory))
     k, k_error = (x.repeat_interleave(share, dim=0) for x in (k, k_error))
     offsets = OFFSETS if attention.rotary else OFFSETS[:1]
     # Each offset has its own third of the queries, so that the sketch stays as small.
@@ -176,8 +181,8 @@ def _heads(block: ReducedBlock, prefix: str, attention: Attention, probes: Probe
     QK_noise = _product_noise((q, q_error), (k.mT, k_error), QK)
     del q, k, parts
     W_V, W_O = block.reader(f"{prefix}W_V")[0], block.writer(f"{prefix}W_O")
-    v = _read(probes.into, W_V, None).repeat_interleave(share, dim=0)
-    v_error = _read_error(probes.into, W_V, None).repeat_interleave(share, dim=0)
+    v = _read(memory, W_V, None).repeat_interleave(share, dim=0)
+    v_error = _read_error(memory, W_V, None).repeat_interleave(share, dim=0)
     o = (W_O.value.flatten(0, 1) @ probes.out.mT).reshape(len(v), -1, len(probes.out))
     VO = (v @ o).flatten(1)
     o_error = W_O.error * probes.out.square().sum() / probes.out.shape[1]
@@ -185,13 +190,13 @@ def _heads(block: ReducedBlock, prefix: str, attention: Attention, probes: Probe
 
 
 def _query_key(
-    block: ReducedBlock, prefix: str, attention: Attention, into: Tensor
+    block: ReducedBlock, prefix: str, attention: Attention, probes: tuple[Tensor, Tensor]
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Queries ``[h, n, d]`` of the probes before positions rotate them, with their expected squared
     rounding errors ``[h, d]`` summed over the probes; and keys ``[g, n, d]`` likewise."""
     pieces = block.query_key(prefix, attention)
     out = []
-    for part in "QK":
+    for part, into in zip("QK", probes, strict=True):
         weight, bias = pieces[f"W_{part}"], pieces.get(f"b_{part}")
         z, error = _read(into, weight, bias), _read_error(into, weight, bias)
         if attention.qk_norm:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.reduced import INPUTS, Piece, Reduced, ReducedBlock, Table
+from transformer_nfn.checkpoints.sketches import Probes
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.functional.description import StreamGroup
 from transformer_nfn.spaces.actions.permutation import (
@@ -94,17 +95,29 @@ def fit_stream(
     if both_tied and "head" in names:
         names.remove("head")  # the tokens once more
     rows = {n: min(m.table_rows(n) for m in (A, B)) for n in names}
-    fitted = sum(n - n // HELD_OUT - int(shifted(A, name)) for name, n in rows.items())
+    moving = [name for name in names if A.description.moves(name)]
+    fitted = sum(rows[name] - rows[name] // HELD_OUT - int(shifted(A, name)) for name in moving)
     narrow = min(m.description.width for m in (A, B))
     hold_out = hold_out and fitted >= narrow - int(A.centred)
     empty = torch.zeros(A.description.width, B.description.width, dtype=torch.float64)
     crosses = {True: empty.clone(), False: empty}
-    for name in names:
+    for name in moving:
         cross = _cross(A, B, name, hold_out)
         if cross is not None:
             crosses[name in EMBEDDINGS] += cross
     fit = StreamFit(StreamMap(), tuple(names), {}, {}, {}, rows, hold_out, crosses)
     return _solved(A, B, fit, crosses[True] + crosses[False])
+
+
+def acting(model: Reduced, name: str, stream: StreamMap) -> StreamMap:
+    """The map of the stream that a tensor reads or writes; none acts on that of audio."""
+    return stream if model.description.moves(name) else StreamMap()
+
+
+def moved_probes(block: ReducedBlock, stream: StreamMap, probes: Probes) -> Probes:
+    """Probes of a block after the stream was mapped."""
+    own, memory = (acting(block.network, f"{block.name}.{n}", stream) for n in ("W_Q", "cross.W_K"))
+    return Probes(own(probes.into), own(probes.out), memory(probes.into))
 
 
 def without_outputs(A: Reduced, B: Reduced, fit: StreamFit) -> StreamFit:
@@ -119,7 +132,8 @@ def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
     solved = solve_stream(cross, group, A.dtype, centred=A.centred)
     scored = {}
     if fit.held_out:
-        scored = {n: s for n in fit.tables if (s := _score(A, B, n, solved)) is not None}
+        each = ((n, _score(A, B, n, acting(A, n, solved))) for n in fit.tables)
+        scored = {name: score for name, score in each if score is not None}
     scores, distances, noise = ({name: s[i] for name, s in scored.items()} for i in range(3))
     return replace(fit, map=solved, scores=scores, distances=distances, noise=noise)
 
@@ -161,11 +175,13 @@ class BlockStreams:
         before: of what its attention reads.
         middle: of what its attention writes and its MLP reads.
         after: of what its MLP writes.
+        memory: of what an attention to an encoder reads there.
     """
 
     before: StreamMap
     middle: StreamMap
     after: StreamMap
+    memory: StreamMap = field(default_factory=StreamMap)
 
 
 def chain_streams(a: ReducedBlock, b: ReducedBlock, before: StreamMap) -> BlockStreams:
@@ -306,6 +322,8 @@ def refine_stream(a: Reduced, b: Reduced, stream: StreamMap) -> StreamMap:
     determined = basis @ (stream.matrix.double().mT @ basis).mT
     cross, count = torch.zeros_like(determined), 0
     for name in a.blocks:
+        if not a.description.moves(f"{name}.W_A"):
+            continue
         matched = _match_neurons(a.block(name), b.block(name), stream)
         cross += matched.cross
         count += int(matched.good.sum())

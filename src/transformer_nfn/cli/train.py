@@ -59,9 +59,13 @@ def train_command(
         typer.Argument(help="A zoo, from `tnfn zoo build`, or its name.", callback=named("zoo")),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder to write.")] = None,
-    model: Annotated[str, typer.Option(help="Which predictor; `--model list` names them.")] = (
-        "whole_network"
-    ),
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Which predictor; `--model list` names them. By default whole_network, on "
+            "checkpoints of your own invariant_mlp."
+        ),
+    ] = None,
     target: Annotated[
         str,
         typer.Option(metavar="COLUMN", help="What to predict; `--target list` names the columns."),
@@ -143,6 +147,8 @@ def train_command(
         load_networks,
     )
     from transformer_nfn.prediction.experiment import Experiment, check_networks, train_run
+    from transformer_nfn.prediction.own_networks import MODELS as OWN_MODELS
+    from transformer_nfn.prediction.own_networks import describe_own_zoo, load_own_networks
     from transformer_nfn.prediction.predictors import (
         ALL_CHECKPOINTS,
         NEURAL,
@@ -153,22 +159,30 @@ def train_command(
     from transformer_nfn.prediction.strategies import Protocol
     from transformer_nfn.prediction.target import CHECKPOINT_COLUMNS, target_columns
     from transformer_nfn.prediction.training import Execution
-    from transformer_nfn.zoo import MixedZoo, Zoo, open_task_zoo
+    from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo, open_zoo
     from transformer_nfn.zoo.damage import parse_damages
 
     if model == "list":
         echo_json(list(PREDICTORS)) if as_json else typer.echo("\n".join(PREDICTORS))
         return
-    check_name(model)
+    if model is not None:
+        check_name(model)
     if zoo is not None and target == "list":
-        names = target_columns(open_task_zoo(zoo))
+        names = target_columns(open_zoo(zoo))
         echo_json(names) if as_json else typer.echo("\n".join(names))
         return
     if zoo is None or out is None:
         missing = "a zoo to train on" if zoo is None else "the run folder to write with --out"
         raise TransformerNFNError(f"name {missing}, as in tnfn train ZOO --out RUN")
     options = {} if channels is None else {"channels": _channels(channels)}
-    opened = open_task_zoo(zoo)
+    opened = open_zoo(zoo)
+    own = isinstance(opened, ModelZoo)
+    model = model or (OWN_MODELS[0] if own else "whole_network")
+    if own and (model not in OWN_MODELS or damaged is not None or leave_out is not None):
+        raise TransformerNFNError(
+            f"'{zoo}' holds checkpoints of any family: train {' or '.join(OWN_MODELS)} on it, "
+            "without --damaged and --leave-out"
+        )
     check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
     selection = Selection(
         None if target in CHECKPOINT_COLUMNS else percent,
@@ -177,7 +191,12 @@ def train_command(
         all_checkpoints=model in ALL_CHECKPOINTS,
         leave_out=() if leave_out is None else tuple(leave_out.split(",")),
     )
-    networks = load_networks(opened, selection)
+    with epochs_bar(model, quiet=as_json) as report:
+        networks = (
+            load_own_networks(opened, selection, report)
+            if isinstance(opened, ModelZoo)
+            else load_networks(opened, selection)
+        )
     if hold_out is not None and damaged is None:
         raise TransformerNFNError("--hold-out chooses among damaged networks: name --damaged DIR")
     copies = None
@@ -189,7 +208,7 @@ def train_command(
     protocol = Protocol.of(model, epochs, batch, lr)
     with epochs_bar(model, quiet=as_json) as report:
         record = train_run(
-            describe_zoo(opened),
+            describe_own_zoo(opened) if isinstance(opened, ModelZoo) else describe_zoo(opened),
             networks,
             Experiment(model, range(seeds), protocol, options, selection.to_json()),
             out,

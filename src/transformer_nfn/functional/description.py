@@ -84,6 +84,10 @@ END_AXES = {
     "kept.type": ("type", "E"),
     "kept.head": ("E", "class"),
     "kept.head_bias": ("class",),
+    "kept.conv_1.W": ("channel", "mel", "tap"),
+    "kept.conv_1.b": ("channel",),
+    "kept.conv_2.W": ("E", "channel", "tap"),
+    "kept.conv_2.b": ("E",),
     **{f"kept.{norm}.{p}": ("E",) for norm in ("norm", "decoder_norm") for p in "gb"},
 }
 """The axes of the tensors before the first block and after the last one.
@@ -272,8 +276,8 @@ class Transformer:
         norm: LayerNorm or RMS norm.
         eps: of every norm.
         stacks: one, or encoder and decoder.
-        inputs: what it reads: token ids, image patches, or vectors (of width ``D``, or of any
-            width where ``patch`` embeds them).
+        inputs: what it reads: token ids, image patches, vectors (of width ``D``, or of any width
+            where ``patch`` embeds them), or audio features, which convolutions bring to an encoder.
         vocab: tokens; None where it reads none.
         tied: the output matrix is the token embedding (a head of another size may be there too).
         headless: the final stream itself is the output, so whatever moves it moves the output.
@@ -299,7 +303,7 @@ class Transformer:
     norm: Norm
     eps: float
     stacks: tuple[Stack, ...]
-    inputs: Literal["tokens", "patches", "vectors"] = "tokens"
+    inputs: Literal["tokens", "patches", "vectors", "audio"] = "tokens"
     vocab: int | None = None
     tied: bool = False
     headless: bool = False
@@ -350,13 +354,24 @@ class Transformer:
         norms = (f"{stack.last_norm}.{p}" for stack in self.stacks[:-1] for p in "gb")
         return tuple(name for name in norms if name in self.tensors)
 
+    def moves(self, name: str) -> bool:
+        """Whether a tensor moves with the stream: not with that of audio, whose basis stays."""
+        audio = name.startswith("encoder.") or name.endswith(("cross.W_K", "cross.W_V"))
+        return not (self.inputs == "audio" and audio)
+
+    @property
+    def positions(self) -> tuple[str, ...]:
+        """Tables of positions that are added to other tables: not those of audio."""
+        own = "encoder.position" if self.inputs == "audio" else ""
+        return tuple(n for n in POSITIONS if n in self.tensors and n != own)
+
     @property
     def added(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Tables that are added to each other, the positions of each stack apart (or the last one).
 
         A vector may move from one of the first to all of the second.
         """
-        positions = tuple(n for n in POSITIONS if n in self.tensors)
+        positions = self.positions
         others = tuple(n for n in ("token", "type") if n in self.tensors)
         return (others, positions) if positions else (others[:-1], others[-1:])
 
@@ -387,11 +402,12 @@ class Transformer:
     def streams(self) -> tuple[tuple[str, ...], ...]:
         """Names of the tensors that read or write each stream on which a group may act.
 
-        With residuals there is one stream. Without, each sublayer writes one of its own; the
-        first, to which fixed positions are added, is none of these.
+        With residuals there is one stream, beside that of audio. Without, each sublayer writes one
+        of its own; the first, to which fixed positions are added, is none of these.
         """
         if "chain" not in self.orders:
-            return (tuple(n for n in (*self.tensors, "head") if not n.startswith(KEPT)),)
+            names = (n for n in (*self.tensors, "head") if not n.startswith(KEPT))
+            return (tuple(filter(self.moves, names)),)
         found: list[tuple[str, ...]] = []
         depth = len(self.stacks[0].blocks)
         for i in range(depth):
@@ -401,9 +417,11 @@ class Transformer:
 
     @property
     def fixed_stream(self) -> bool:
-        """Whether vectors or positions that no tensor holds are added to the stream."""
-        stored = any(name in self.tensors for name in POSITIONS)
-        return self.inputs == "vectors" or (self.sinusoids is not None and not stored)
+        """Whether the basis of the stream is taken as it is.
+
+        Vectors or positions that no tensor holds are added to it.
+        """
+        return self.inputs == "vectors" or (self.sinusoids is not None and not self.positions)
 
     @property
     def stream_group(self) -> StreamGroup:

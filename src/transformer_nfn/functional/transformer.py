@@ -238,8 +238,9 @@ def transformer(
     Args:
         description: of the network.
         weights: its canonical tensors, in memory or read on access.
-        inputs: token ids ``[batch, L]``; pixels ``[batch, channels, height, width]``; or vectors
-            ``[batch, L, D]`` (``[batch, L, pixels]`` of patches that are cut already).
+        inputs: token ids ``[batch, L]``; pixels ``[batch, channels, height, width]``; audio
+            ``[batch, mel, frames]``; or vectors ``[batch, L, D]`` (``[batch, L, pixels]`` of
+            patches that are cut already).
         decoder: token ids for the decoder of an encoder-decoder.
         dtype: to compute in; that of the weights if not given.
 
@@ -288,7 +289,13 @@ def embed(
         if description.has("patch"):
             x = x @ one("patch") + one("patch_bias")
         return x + _fixed_positions(description, x)
-    if description.inputs == "patches":
+    if description.inputs == "audio" and stack == description.stacks[0]:
+        x = inputs
+        for i, stride in ((1, 1), (2, 2)):
+            W, b = one(f"kept.conv_{i}.W"), one(f"kept.conv_{i}.b")
+            x = F.gelu(F.conv1d(x.to(W), W, b, stride, padding=1))
+        x = x.mT
+    elif description.inputs == "patches":
         x = _patches(inputs, one("patch"), description.side)
         x = x + one("patch_bias") if description.has("patch_bias") else x
         first = [one(name) for name in ("cls", "dist") if description.has(name)]

@@ -86,6 +86,10 @@ class OnnxFile:
 
     def _resolve(self, graph: GraphProto) -> dict[str, tuple[TensorProto, bool]]:
         """Initialisers by the name of their module, and whether they are transposed."""
+        names = [tensor.name for tensor in graph.initializer]
+        names += [x for n in graph.node for x in (n.name, n.op_type, *n.input, *n.output)]
+        if not all(isinstance(name, str) for name in names):
+            self._refuse("a name in its graph is not UTF-8")
         held = {tensor.name: tensor for tensor in graph.initializer}
         found = {name: (w, False) for name, w in held.items() if not _anonymous(name)}
         resolved: set[str] = set()
@@ -119,10 +123,10 @@ class OnnxFile:
         fields = {entry.key: entry.value for entry in stored.external_data}
         path = inside(self._path.parent, fields.get("location", ""), self._path)
         size = dtype.itemsize * math.prod(stored.dims)
-        if int(fields.get("length", size)) != size:
+        offset = int(fields.get("offset", "0"))
+        if offset < 0 or int(fields.get("length", size)) != size:
             raise ValueError
         with path.open("rb") as file:
-            offset = int(fields.get("offset", "0"))
             return read_at(file.fileno(), offset, size, str(path)).view(dtype)
 
     def _refuse(self, why: str, error: BaseException | None = None) -> NoReturn:

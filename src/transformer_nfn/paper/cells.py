@@ -206,6 +206,7 @@ def disguised(data: Dataset, bound: float, seed: int) -> Dataset:
         bound: matrix entries are uniform on ``[-bound, bound]`` (Table 6: 1, 10, 100).
         seed: random seed of the elements.
     """
+    assert data.block_space is not None
     generator = torch.Generator().manual_seed(seed)
     blocks = []
     for block in data.network["blocks"]:

@@ -36,7 +36,8 @@ class Dataset:
     """Networks of one size in memory, with their metadata.
 
     Attributes:
-        block_space: the weight space of one block.
+        block_space: the weight space of one block; None for networks of any family, of which only
+            invariants are known.
         network: the weights as models read them; ``[n, …]`` each.
         accuracy: test accuracy of each network, ``[n]``, float32 between 0 and 1; or another
             target, as `Target.encode` gives it.
@@ -46,7 +47,7 @@ class Dataset:
         target: what is predicted.
     """
 
-    block_space: WeightSpace
+    block_space: WeightSpace | None
     network: Network
     accuracy: Tensor
     columns: Mapping[str, np.ndarray]
@@ -364,6 +365,12 @@ def load_parts(zoo: Zoo, selection: Selection | None = None, target: Target | No
         load_rows(zoo, test, target),
         more,
     )
+    return check_parts(parts)
+
+
+def check_parts(parts: Parts) -> Parts:
+    """Reject parts without two networks of different targets."""
+    target = parts.train.target
     for name in parts.counts:
         part: Dataset = getattr(parts, name)
         if len(part) < 2:

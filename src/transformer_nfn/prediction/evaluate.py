@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from transformer_nfn.io.assets import resolve
-from transformer_nfn.prediction.data import PERCENT, Selection, load_rows
+from transformer_nfn.prediction.data import PERCENT, Dataset, Selection, load_rows
 from transformer_nfn.prediction.metrics import class_scores, scores
+from transformer_nfn.prediction.own_networks import OWN_TASK, load_own_rows
 from transformer_nfn.prediction.predict import BATCH, Report, TrainedRun, check_readable
 from transformer_nfn.prediction.predictors import (
     class_folders,
@@ -23,7 +24,7 @@ from transformer_nfn.prediction.predictors import (
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.prediction.target import CHECKPOINT_COLUMNS
 from transformer_nfn.prediction.training_set import Standing, TrainingDigests
-from transformer_nfn.zoo import MixedZoo, Zoo, open_task_zoo
+from transformer_nfn.zoo import MixedZoo, ModelZoo, NetworkSizes, Zoo, open_zoo
 
 MIN_NETWORKS = 2
 
@@ -104,7 +105,11 @@ def evaluate(
     """
     run = resolve(run, "predictor")
     trained = TrainedRun.open(run, device)
-    opened = open_task_zoo(resolve(zoo_path, "zoo"))
+    folders = class_folders(run, trained.target)
+    digests = TrainingDigests.load(folders[0] if folders else run)
+    opened = open_zoo(resolve(zoo_path, "zoo"))
+    if trained.families or isinstance(opened, ModelZoo):
+        return _evaluate_own(trained, digests, opened, report)
     zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
     for name, zoo in zoos.items():
         check_readable(name, zoo.sizes, trained.sizes.first, trained.predictors)
@@ -116,14 +121,14 @@ def evaluate(
     total = sum(map(len, rows.values()))
     if total < MIN_NETWORKS:
         raise RunError(f"not enough networks: {total} of '{zoo_path}' are selected")
-    folders = class_folders(run, trained.target)
-    digests = TrainingDigests.load(folders[0] if folders else run)
     parts: dict[str, list[Evaluated]] = {}
     done = 0
     for name, zoo in zoos.items():
         for start in range(0, len(rows[name]), batch):
             some = rows[name][start : start + batch]
-            parts.setdefault(name, []).append(_evaluate(trained, digests, zoo, some))
+            data = load_rows(zoo, some, trained.target).to(device)
+            standing = digests.standings(data, zoo.metadata["task"]["name"])
+            parts.setdefault(name, []).append(_evaluate(trained, data, zoo.sizes, standing))
             done += len(some)
             if report is not None:
                 report(done, total)
@@ -144,9 +149,37 @@ def evaluate(
     return figures
 
 
-def _evaluate(run: TrainedRun, digests: TrainingDigests, zoo: Zoo, rows: np.ndarray) -> Evaluated:
-    data = load_rows(zoo, rows, run.target).to(run.device)
-    standing = digests.standings(data, zoo.metadata["task"]["name"])
+def _evaluate_own(
+    run: TrainedRun,
+    digests: TrainingDigests,
+    zoo: Zoo | MixedZoo | ModelZoo,
+    report: Report | None,
+) -> dict[str, Any]:
+    """Evaluate on a zoo of checkpoints a run that was trained on such a zoo."""
+    if not isinstance(zoo, ModelZoo) or not run.families:
+        kinds = "checkpoints of any family", "networks that `tnfn zoo build` trains"
+        expected, found = kinds if run.families else kinds[::-1]
+        raise RunError(f"'{zoo.path}' holds {found}: the predictor reads {expected}")
+    other = sorted({*zoo.table["family"].tolist()} - {*run.families})
+    if other:
+        raise RunError(
+            f"'{zoo.path}' holds {other[0]} checkpoints: the predictor was trained on "
+            f"{', '.join(run.families)}"
+        )
+
+    def count(line: dict[str, Any]) -> None:
+        if report is not None:
+            report(line["done"], len(zoo))
+
+    data = load_own_rows(zoo, np.arange(len(zoo)), run.target, count)
+    standing = digests.standings(data, OWN_TASK)
+    figures = _evaluate(run, data, None, standing).figures()
+    return {"target": run.target.column, "zoo_seeds": "unknown", **figures, "warning": None}
+
+
+def _evaluate(
+    run: TrainedRun, data: Dataset, sizes: NetworkSizes | None, standing: list[Standing]
+) -> Evaluated:
     if run.target.kind == "class":
         truth = data.accuracy.cpu().numpy().astype(int)
         likely = class_probabilities(run.outputs, data).mean(0)
@@ -154,10 +187,10 @@ def _evaluate(run: TrainedRun, digests: TrainingDigests, zoo: Zoo, rows: np.ndar
         return Evaluated(truth, likely, covered, standing)
     values = run.target.decode(seed_predictions(run.predictors, data).numpy())
     mean = torch.from_numpy(values).mean(0)
-    covered = np.abs(data.truth - mean.numpy()) <= run.sizes.interval_radius(zoo.sizes)
-    guard = run.guard_for(zoo.sizes)
-    if guard is not None:
-        assessed = guard.assess(data, zoo.sizes, mean)
+    covered = np.abs(data.truth - mean.numpy()) <= run.sizes.interval_radius(sizes)
+    guard = run.guard_for(sizes)
+    if guard is not None and sizes is not None:
+        assessed = guard.assess(data, sizes, mean)
         mean, covered = assessed.accuracy, assessed.contains(data.accuracy.double().cpu()).numpy()
     return Evaluated(data.truth, mean.numpy(), covered, standing)
 

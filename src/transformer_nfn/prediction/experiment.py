@@ -352,7 +352,7 @@ def _train_classes(
                 "split": np.full(len(names), split, dtype=object),
                 **{
                     key: np.concatenate([part.columns[key] for part in parts])
-                    for key in ("row", "run", *CONFIGURATION)
+                    for key in _configuration(parts[0].columns)
                 },
                 "class": names.astype(object),
                 "predicted": np.array(target.classes, dtype=object)[each.argmax(0)],
@@ -389,6 +389,12 @@ def _train_classes(
     )
     record.write(out)
     return record
+
+
+def _configuration(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Columns that say which networks these are, as far as the zoo has them."""
+    names = ("row", "run", *CONFIGURATION)
+    return {name: columns[name] for name in names if name in columns}
 
 
 def _prepared(fitted: _Fitted, groups: SizeGroups) -> SizeGroups:
@@ -541,7 +547,7 @@ class HeldOut:
                     "predicted": target.in_unit(predicted),
                     "low": target.in_unit(target.clip(predicted - half)),
                     "high": target.in_unit(target.clip(predicted + half)),
-                    **{key: part.columns[key] for key in ("row", "run", *CONFIGURATION)},
+                    **_configuration(part.columns),
                 }
                 if mixed:
                     values["kind"] = np.full(count, part.size, dtype=object)

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import network_of
+from transformer_nfn.models.invariants import FEATURES
 from transformer_nfn.networks import Network, check_positions, resolve_networks, zoo_rows
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.metrics import LEVEL
+from transformer_nfn.prediction.own_networks import own_features
 from transformer_nfn.prediction.predictors import (
     Predictor,
     class_folders,
@@ -30,7 +32,7 @@ from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.prediction.target import ACCURACY_COLUMN, Target
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import TrainedSizes
-from transformer_nfn.zoo import NetworkSizes, Zoo
+from transformer_nfn.zoo import ModelZoo, NetworkSizes, Zoo
 
 BATCH = 512
 """Networks in memory at once: a zoo may have tens of thousands."""
@@ -106,12 +108,13 @@ class LoadedNetwork:
     """A network that the predictors of a run can read.
 
     Attributes:
-        sizes: of the network.
-        weights: under the names of ``sizes.space``, each ``[*axes]`` in float32.
+        sizes: of the network; None for one of any family.
+        weights: under the names of ``sizes.space``, each ``[*axes]`` in float32; of a network of
+            any family its invariants.
         left_out: tensors of the file that were not read.
     """
 
-    sizes: NetworkSizes
+    sizes: NetworkSizes | None
     weights: dict[str, Tensor]
     left_out: tuple[str, ...]
 
@@ -139,6 +142,7 @@ class TrainedRun:
         sizes: of the training networks, and the target.
         distance: to the training networks.
         guard: against damaged networks, if the run has one.
+        families: of the training networks, if these were checkpoints of any family.
     """
 
     outputs: list[list[Predictor]]
@@ -146,6 +150,7 @@ class TrainedRun:
     distance: TrainingSetDistance
     guard: Guard | None
     device: str = "cpu"
+    families: tuple[str, ...] = ()
 
     @staticmethod
     def open(run: Path, device: str = "cpu") -> TrainedRun:
@@ -160,6 +165,7 @@ class TrainedRun:
             TrainingSetDistance.load(folders[0]),
             Guard.load(run),
             device,
+            tuple(record.zoo.get("families", ())),
         )
 
     @property
@@ -172,12 +178,15 @@ class TrainedRun:
         """A predictor for each seed, of the first class."""
         return self.outputs[0]
 
-    def guard_for(self, sizes: NetworkSizes) -> Guard | None:
+    def guard_for(self, sizes: NetworkSizes | None) -> Guard | None:
         """The guard, if it was fitted to networks of these sizes."""
-        return self.guard if sizes == self.sizes.first else None
+        return self.guard if sizes is not None and sizes == self.sizes.first else None
 
     def load(self, networks: Sequence[Network]) -> list[LoadedNetwork]:
         """Load networks; an error says what the predictors cannot read."""
+        if self.families:
+            features = [own_features(network, self.families) for network in networks]
+            return [LoadedNetwork(None, {FEATURES: found}, ()) for found in features]
         trained, loaded = self.sizes.first, []
         for zoo, group in groupby(networks, key=lambda network: network.zoo):
             if zoo is None:
@@ -187,7 +196,7 @@ class TrainedRun:
         return loaded
 
 
-Networks = str | Path | Zoo | Iterable[str | Path]
+Networks = str | Path | Zoo | ModelZoo | Iterable[str | Path]
 Report = Callable[[int, int], None]
 """Called with the number of networks that are done, and of all."""
 
@@ -211,7 +220,7 @@ def predict(
         report: called after every batch.
     """
     trained = TrainedRun.open(resolve(run, "predictor"), device)
-    if isinstance(networks, Zoo):
+    if isinstance(networks, Zoo | ModelZoo):
         resolved = zoo_rows(networks)
     else:
         resolved = resolve_networks([networks] if isinstance(networks, str | Path) else networks)
@@ -226,7 +235,7 @@ def predict(
 def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Prediction]:
     """Predictions in the order of the networks; those of one size are evaluated together."""
     loaded = run.load(networks)
-    places: dict[NetworkSizes, list[int]] = {}
+    places: dict[NetworkSizes | None, list[int]] = {}
     for i, network in enumerate(loaded):
         places.setdefault(network.sizes, []).append(i)
     out: dict[int, Prediction] = {}
@@ -243,6 +252,7 @@ def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Predict
         if guard is None:
             text, score = OUTLIER_TEXT, run.distance(data)
         else:
+            assert sizes is not None
             text = GUARD_TEXT
             assessed = guard.assess(data, sizes, mean)
             mean, score = assessed.accuracy, assessed.outlier_score
@@ -302,11 +312,14 @@ def _warning(score: float, text: str, size_warning: str | None) -> str | None:
     return "; ".join(sentences) or None
 
 
-def as_dataset(sizes: NetworkSizes, weights: list[dict[str, Tensor]]) -> Dataset:
-    """Stack networks of one size as a data set without accuracies."""
+def as_dataset(sizes: NetworkSizes | None, weights: list[dict[str, Tensor]]) -> Dataset:
+    """Stack networks of one size, or of any family, as a data set without accuracies."""
+    accuracy, columns = torch.zeros(len(weights)), {"row": np.arange(len(weights))}
+    if sizes is None:
+        features: Any = {FEATURES: torch.stack([w[FEATURES] for w in weights])}
+        return Dataset(None, features, accuracy, columns)
     names = sizes.space.tensors
     stacked = {name: torch.stack([w[name] for w in weights]).float() for name in names}
-    accuracy, columns = torch.zeros(len(weights)), {"row": np.arange(len(weights))}
     return Dataset(sizes.block_space, network_of(stacked), accuracy, columns, sizes.tokens)
 
 

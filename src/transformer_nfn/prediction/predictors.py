@@ -23,6 +23,7 @@ from transformer_nfn.zoo import NetworkSizes
 def _transformer_nfn(data: Dataset, **options: Any) -> nn.Module:
     components = options.pop("components", None)
     sizes: dict[str, Any] = data.sizes
+    assert data.block_space is not None
     if components is not None:
         sizes = {part: n if part in components else None for part, n in sizes.items()}
     return models.TransformerNFN(

@@ -10,7 +10,7 @@ import numpy as np
 
 from transformer_nfn.io.json_fields import Fields
 from transformer_nfn.prediction.runs import RunError
-from transformer_nfn.zoo import MixedZoo, Zoo
+from transformer_nfn.zoo import MixedZoo, ModelZoo, Zoo
 
 ACCURACY_COLUMN = "test_accuracy"
 GAP = "generalisation_gap"
@@ -55,7 +55,7 @@ class Target:
     @staticmethod
     def of(column: str, values: np.ndarray) -> Target:
         """Decide from the values of a column what kind of target it is."""
-        if column == ACCURACY_COLUMN:
+        if column == ACCURACY_COLUMN and _is_share(values):
             return Target()
         if _is_class(values):
             classes = tuple(sorted({str(value) for value in values.tolist()}))
@@ -160,6 +160,11 @@ ACCURACY = Target()
 """The test accuracy."""
 
 
+def _is_share(values: np.ndarray) -> bool:
+    """Whether values are numbers from 0 to 1."""
+    return values.dtype.kind == "f" and bool(((values >= 0) & (values <= 1)).all())
+
+
 def _is_class(values: np.ndarray) -> bool:
     """Whether values are names, truth values, or zeros and ones."""
     if values.dtype == object or values.dtype.kind in "bUS":
@@ -167,18 +172,20 @@ def _is_class(values: np.ndarray) -> bool:
     return set(np.unique(values).tolist()) <= {0, 1} and values.dtype.kind in "iu"
 
 
-def target_columns(zoo: Zoo | MixedZoo) -> list[str]:
+def target_columns(zoo: Zoo | MixedZoo | ModelZoo) -> list[str]:
     """Columns that can be a target."""
+    if isinstance(zoo, ModelZoo):
+        return list(zoo.targets)
     first = next(iter(zoo), None) if isinstance(zoo, MixedZoo) else zoo
     return [] if first is None else [*(name for name in first.table if name not in PLACES), GAP]
 
 
-def target_values(zoo: Zoo, column: str, rows: np.ndarray) -> np.ndarray:
+def target_values(zoo: Zoo | ModelZoo, column: str, rows: np.ndarray) -> np.ndarray:
     """Values of a column of a zoo's table, or of the generalisation gap, for some rows."""
     table = zoo.table
-    if column == GAP:
+    if column == GAP and isinstance(zoo, Zoo):
         values = table["train_accuracy"][rows] - table["test_accuracy"][rows]
-    elif column in table and column not in PLACES:
+    elif column in target_columns(zoo):
         values = table[column][rows]
     else:
         raise RunError(

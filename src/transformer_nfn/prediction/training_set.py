@@ -16,6 +16,7 @@ from transformer_nfn.errors import CheckpointError
 from transformer_nfn.functional import sinusoids
 from transformer_nfn.io.tensor_files import read_tensors, write_tensors
 from transformer_nfn.models import tensors_of
+from transformer_nfn.models.invariants import FEATURES
 from transformer_nfn.models.network import map_network
 from transformer_nfn.models.statistics import signed_log
 from transformer_nfn.models.whole_network import whole_invariants
@@ -133,7 +134,10 @@ def _features(data: Dataset, any_size: bool) -> Tensor:
     """Invariants of the networks on a logarithmic scale, so that no unit dominates."""
     from transformer_nfn.models import invariant_features
 
-    computed = cast("Mapping[str, Any]", data.network).get(INVARIANTS)
+    known = cast("Mapping[str, Any]", data.network)
+    if FEATURES in known:
+        return torch.as_tensor(known[FEATURES]).float().cpu()
+    computed = known.get(INVARIANTS)
     if any_size and computed is not None:
         return torch.as_tensor(computed).float().cpu()
     if any_size:
@@ -141,6 +145,7 @@ def _features(data: Dataset, any_size: bool) -> Tensor:
         positions = None if data.tokens is None else sinusoids(min(data.tokens, MAX_TOKENS), width)
         network = map_network(data.network, lambda w: w.cpu())
         return signed_log(whole_invariants(network, positions)).float()
+    assert data.block_space is not None
     raw = invariant_features(data.network, data.block_space).float().cpu()
     return torch.sign(raw) * torch.log1p(raw.abs() * 1e3)
 
@@ -202,6 +207,8 @@ class TrainingDigests:
 def _network_digests(data: Dataset) -> Tensor:
     """A digest of the signs of all weights of each network."""
     tensors = tensors_of(data.network)
+    if FEATURES in tensors:
+        return _digests(row.tobytes() for row in tensors[FEATURES].half().cpu().numpy())
     signs = [torch.signbit(tensors[name]).flatten(1).cpu().numpy() for name in sorted(tensors)]
     packed = np.packbits(np.concatenate(signs, 1), axis=1)
     return _digests(row.tobytes() for row in packed)

@@ -52,7 +52,7 @@ class TrainedSizes:
     """Network sizes in the training set of a run, and interval widths for other sizes.
 
     Attributes:
-        sizes: in the training set.
+        sizes: in the training set; none for networks of any family.
         radius: half the width of the intervals for these sizes.
         widening: factor by which intervals are wider where one of `SIZE_TEXTS`, or `COMBINATION`,
             was not in the training set; empty if there was only one size.
@@ -67,7 +67,9 @@ class TrainedSizes:
     @staticmethod
     def of(record: RunRecord) -> TrainedSizes:
         """Read the sizes of a run from its record."""
-        sizes = tuple(NetworkSizes.from_json(values) for values in record.architectures)
+        families = record.zoo.get("families")
+        known = () if families else record.architectures
+        sizes = tuple(NetworkSizes.from_json(values) for values in known)
         widening = record.summary.get("widening", {})
         target = Target.from_json(record.target, "the run's record")
         return TrainedSizes(sizes, record.radius, widening, target)
@@ -77,27 +79,27 @@ class TrainedSizes:
         """One of the sizes, for what all of them share: the task."""
         return self.sizes[0]
 
-    def unseen(self, sizes: NetworkSizes) -> list[str]:
+    def unseen(self, sizes: NetworkSizes | None) -> list[str]:
         """Names of the sizes outside the training set; `COMBINATION` if each was seen alone."""
-        if sizes in self.sizes:
+        if sizes is None or sizes in self.sizes:
             return []
         new = [name for name in SIZE_TEXTS if getattr(sizes, name) not in self._seen(name)]
         if "d_model" in new and "d_ff" in new:
             new.remove("d_ff")  # the number of neurons follows the width
         return new or [COMBINATION]
 
-    def factor(self, sizes: NetworkSizes) -> float:
+    def factor(self, sizes: NetworkSizes | None) -> float:
         """Factor by which the interval of these sizes is wider."""
         measured = [self._measured(name, sizes) for name in self.unseen(sizes)]
         factor = math.prod(value for value in measured if value is not None)
         return max(factor, UNMEASURED) if None in measured else factor
 
-    def interval_radius(self, sizes: NetworkSizes) -> float:
+    def interval_radius(self, sizes: NetworkSizes | None) -> float:
         """Half the width of the interval for networks of these sizes."""
         radius = self.factor(sizes) * self.radius
         return min(1.0, radius) if self.target.kind == "share" else radius
 
-    def warning(self, sizes: NetworkSizes) -> str | None:
+    def warning(self, sizes: NetworkSizes | None) -> str | None:
         """One sentence if these sizes were not in the training set, else None."""
         new = self.unseen(sizes)
         if not new:
@@ -114,7 +116,7 @@ class TrainedSizes:
     def _seen(self, name: str) -> set[int]:
         return {getattr(sizes, name) for sizes in self.sizes}
 
-    def _measured(self, name: str, sizes: NetworkSizes) -> float | None:
+    def _measured(self, name: str, sizes: NetworkSizes | None) -> float | None:
         """Measured widening of a size; None if it is far outside the seen range."""
         if name in SIZE_TEXTS:
             value, seen = getattr(sizes, name), self._seen(name)

@@ -59,7 +59,7 @@ class Axis:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
             raise SpaceError(f"axis '{self.name}' must have a positive size, found {self.size!r}")
         if self.size > LARGEST:
-            raise SpaceError(f"axis '{self.name}' has {self.size:.3g} entries, at most 2**40 fit")
+            raise SpaceError(f"axis '{self.name}' has {self.size} entries, at most 2**40 fit")
         if (self.kind, "general") not in ACTIONS:
             raise SpaceError(f"axis '{self.name}' has unknown kind {self.kind!r}")
         if (self.kind, self.form) not in ACTIONS:

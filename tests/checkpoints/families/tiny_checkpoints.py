@@ -126,6 +126,10 @@ MORE: dict[str, Callable[[], nn.Module]] = {
     "bart classifier": _case("Bart", "ForSequenceClassification", BART),
     "bart questions": _case("Bart", "ForQuestionAnswering", BART),
     "marian": _case("Marian", "MTModel", BART),
+    "whisper": _case(
+        "Whisper", "ForConditionalGeneration", BART,
+        num_mel_bins=3, max_source_positions=5, max_target_positions=9,
+    ),
 }  # fmt: skip
 """Models whose blocks are compared with the library's as a whole, in ``tests/functional``."""
 

@@ -24,6 +24,7 @@ from transformer_nfn.checkpoints.alignment.frame import (
     Ends,
     into_frame,
     out_of_frame,
+    turned,
     usable,
 )
 from transformer_nfn.checkpoints.disguises import untied
@@ -36,6 +37,8 @@ from transformer_nfn.checkpoints.symmetries import (
     HeadPermutation,
     NeuronPermutation,
     NeuronScale,
+    NormBias,
+    NormGain,
     Part,
     QuarterTurns,
     QueryKeyBasis,
@@ -54,7 +57,6 @@ from transformer_nfn.checkpoints.symmetries.base import (
     block_parts,
     ends_part,
 )
-from transformer_nfn.checkpoints.symmetries.norms import nonzero
 from transformer_nfn.checkpoints.symmetries.stream import Cross, allowed
 from transformer_nfn.errors import SpaceError, TransformerNFNError, WriteError
 from transformer_nfn.functional.description import POSITIONS, StreamGroup, Transformer
@@ -124,9 +126,7 @@ class Alignment:
         self._stream, self.rounds = self._search(rounds)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        memory = self._B.read(self.config.memory_norm, torch.float64)
-        memory = {n: nonzero(w) if n.endswith(".g") else w for n, w in memory.items()}
-        for name, w in self._ends.moved(self._stream, memory):
+        for name, w in self._ends.moved(self._stream, self._memory()):
             self._count("ends", self.after, w, self._ends.b[name])
             yield name, w
         for part, weights, _, target in self._blocks(self._stream):
@@ -135,6 +135,22 @@ class Alignment:
                 w = weights.pop(name)
                 self._count(part.name, self.after, w, target[name])
                 yield name, w
+
+    def _memory(self) -> Weights:
+        """The norm after an encoder, as every block of the decoder fits it to B."""
+        names = self.config.memory_norm
+        weights, target = (m.read(names, torch.float64) for m in (self._A, self._B))
+        sites: Sites = [
+            (symmetry, site)
+            for symmetry in (NormGain(), NormBias())
+            for site in symmetry.sites(self.config)
+            if names and names[0] in site.names.values()
+        ]
+        sites = usable(sites, weights, target)
+        into_frame(sites, weights)
+        weights = turned(self.config, self._stream, weights)
+        out_of_frame(sites, weights, target, names)
+        return weights
 
     def _sites(self) -> tuple[dict[str, Sites], dict[str, Sites]]:
         """Sites by part, of symmetries that are reduced and of those that are fitted.
@@ -188,7 +204,8 @@ class Alignment:
         distance = distance if distance > BLURRED * self._ends.size else 0.0
         for part, weights, other, _ in self._blocks(stream):
             for name in part.names.values():
-                cross.add(name, weights[name], other[name])
+                if self.config.moves(name):
+                    cross.add(name, weights[name], other[name])
                 distance += float((weights[name] - other[name]).square().sum())
         return cross, distance
 
@@ -219,7 +236,7 @@ class Alignment:
         gauges = self._usable(part, weights, target)
         for side in (weights, other):
             into_frame(gauges, side)
-        return {name: stream.tensor(name, w) for name, w in weights.items()}, other, target
+        return turned(self.config, stream, weights), other, target
 
     def _usable(self, part: Part, *networks: Weights) -> Sites:
         return usable(self._gauges[part.name], *networks)

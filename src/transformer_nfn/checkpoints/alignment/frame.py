@@ -75,6 +75,11 @@ def divides(site: Site, weights: Mapping[str, Tensor]) -> bool:
     return bool(gain.min() > NEGLIGIBLE * gain.max())
 
 
+def turned(config: Transformer, stream: StreamMap, weights: Weights) -> Weights:
+    """Tensors after the stream was mapped."""
+    return {n: stream.tensor(n, w) if config.moves(n) else w for n, w in weights.items()}
+
+
 def usable(sites: Sites, *networks: Mapping[str, Tensor]) -> Sites:
     """The sites at which the weights of all networks let a symmetry act."""
     return [
@@ -141,7 +146,8 @@ class Ends:
             for name, w in a.items():
                 copied = name == "head" and (self.config.tied or self.config.mlm is not None)
                 left_out = name in self.config.memory_norm or name.startswith("extra.mlm")
-                if (number and name not in LONG) or copied or left_out:
+                stays = not self.config.moves(name)
+                if (number and name not in LONG) or copied or left_out or stays:
                     continue
                 if total.add(name, w, b[name]):
                     self.size += float(w.square().sum() + b[name].square().sum())
@@ -156,7 +162,7 @@ class Ends:
         orders = self._fit_orders(stream)
         sums = self._gain_sums(stream, orders)
         tables = self._shifted(self._tables(self.a), self._smallest[0])
-        tables = {name: stream.tensor(name, w) for name, w in tables.items()}
+        tables = turned(self.config, stream, tables)
         shifts = self._fit_shifts(tables, self._tables(self.b))
         dtypes = {name: w.dtype for name, w in self.a.items()}
         long = {name: torch.empty_like(w) for name, w in self.a.items() if name in LONG}
@@ -194,7 +200,7 @@ class Ends:
 
     def _turned(self, stream: StreamMap, rows: slice, orders: list[Tensor]) -> Weights:
         """A's ends in B's frame of comparison."""
-        weights = {name: stream.tensor(name, w) for name, w in self._framed(self.a, rows).items()}
+        weights = turned(self.config, stream, self._framed(self.a, rows))
         for (symmetry, site), order in zip(self._orders, orders, strict=True):
             weights |= site.put(symmetry.act(site, site.pick(weights), order))
         for symmetry, site in self._gauges:
@@ -240,7 +246,7 @@ class Ends:
         if not self._orders:
             return []
         first = next(self._cuts())
-        a = {name: stream.tensor(name, w) for name, w in self._framed(self.a, first).items()}
+        a = turned(self.config, stream, self._framed(self.a, first))
         b = self._framed(self.b, first)
         return [s.fit(site, site.pick(a), site.pick(b)) for s, site in self._orders]
 

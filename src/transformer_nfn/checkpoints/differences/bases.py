@@ -9,6 +9,7 @@ dense, it is the one that brings both tensors nearest.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,10 +18,12 @@ from transformer_nfn.checkpoints.differences.change import FULL, spectrum, white
 from transformer_nfn.checkpoints.reduced import Piece
 from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, Site, ValueOutputBasis
 
+START = 8
+"""The level of a change starts where one singular value in so many stands above."""
 FALL, ROOM = (0.5, 0.95), 4.0
 """Least and largest factor by which the level of a change falls from fit to fit. Between the two it
 falls to this multiple of what stands below."""
-MOMENTUM = 0.5
+MOMENTUM = 0.7
 """Share of a step that is repeated with the next one."""
 DIRECT, SKETCHED = 256, 160
 """Smaller sizes up to which all singular values are computed; beyond, so many of the largest."""
@@ -221,21 +224,21 @@ class SharedBasis:
         singular value s count ``1 / (s² + ε²)``, so that what stands above the level ε comes to
         count nothing. The level falls to rounding, slowly where much stands just below it.
         """
-        G, level = self._fit(), float("inf")
+        G, level = self._fit(), 0.0
         step = torch.zeros_like(G)
         while True:
             plain, dual = self._plain(G), self._dual(G)
             left = [_Left.of(m) for m in (plain, dual)]
-            level = min(level, max(float(x.values[0]) for x in left))
+            level = level or max(float(x.values[len(x.values) // START]) for x in left)
             if any(x.is_dense(level) for x in left):
                 return self.symmetry.fit(self.site, *self._tensors(self.plain, self.dual))
             if level <= self.allowed:
                 return G
             below = max(x.below(level) for x in left)
             level = max(min(max(ROOM * below, FALL[0] * level), FALL[1] * level), self.allowed)
-            w, v = (x.weights(level) for x in left)
-            P = replace(self.plain, a=w @ self.plain.a, b=w @ (plain.b - plain.a))
-            D = replace(self.dual, a=v @ (dual.b - dual.a), b=v @ self.dual.b)
+            w, v = (partial(x.weighted, level=level) for x in left)
+            P = replace(self.plain, a=w(self.plain.a), b=w(plain.b - plain.a))
+            D = replace(self.dual, a=v(dual.b - dual.a), b=v(self.dual.b))
             step = replace(self, plain=P, dual=D)._fit() + MOMENTUM * step
             G = G + step
 
@@ -293,9 +296,8 @@ class _Left:
         """The largest singular value that does not."""
         return float(self.values[self._above(level)])
 
-    def weights(self, level: float) -> Tensor:
-        """Square roots of the weights of all inputs, 1 without a change, ``[rows, rows]``."""
-        less = 1 - level / (self.values.square() + level**2).sqrt()
+    def weighted(self, w: Tensor, level: float) -> Tensor:
+        """Rows times the square roots of the weights of inputs, 1 for one without a change."""
         U = self.vectors
-        weights: Tensor = torch.eye(len(U), dtype=U.dtype) - (U * less) @ U.mT
-        return weights
+        less = 1 - level / (self.values.square() + level**2).sqrt()
+        return w - (U * less) @ (U.mT @ w)

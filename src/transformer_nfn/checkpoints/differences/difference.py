@@ -28,8 +28,8 @@ from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import Tolerance
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.relations import Relation, relate
-from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
-from transformer_nfn.checkpoints.stream import fit_stream, refine_stream
+from transformer_nfn.checkpoints.sketches import draw_probes, sketch_block
+from transformer_nfn.checkpoints.stream import acting, fit_stream, moved_probes, refine_stream
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.errors import SpaceError
 
@@ -159,11 +159,12 @@ class _Alignment:
         for matched in _tables(a, b, stream):
             yield _Pair("", "", matched)
         drawn = draw_probes(b.description.width, centred=b.centred, dtype=torch.float64)
-        moved = Probes(stream(drawn.into), stream(drawn.out))
         for first, second in self.pairs:
             x, y = a.block(first), b.block(second)
+            moved = moved_probes(x, stream, drawn)
             units = match_units(x, y, (sketch_block(x, moved), sketch_block(y, drawn)))
-            for matched in AlignedBlock(x, y, stream, units, allowed):
+            own, memory = (acting(a, f"{first}.{n}", stream) for n in ("W_Q", "cross.W_K"))
+            for matched in AlignedBlock(x, y, (own, memory), units, allowed):
                 yield _Pair(first, second, matched)
 
 
@@ -207,7 +208,7 @@ def _tables(a: Reduced, b: Reduced, stream: StreamMap) -> Iterator[Matched]:
         count = min(len(x), len(y))
         own, other = x.rows(0, count), y.rows(0, count)
         noise = (own.error + other.error).reshape(-1, 1, 1) / own.value.shape[1]
-        values = own.value.unsqueeze(-1), stream(other.value).unsqueeze(-1)
+        values = own.value.unsqueeze(-1), acting(a, name, stream)(other.value).unsqueeze(-1)
         moved[name] = Matched(name, *values, noise)
     # A vector may have been moved from one table to another that is added to it.
     first, last = ([n for n in names if n in moved] for names in a.description.added)

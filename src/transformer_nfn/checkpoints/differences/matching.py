@@ -138,16 +138,21 @@ class AlignedBlock:
 
     Attributes:
         a: a block of A. b: its partner of B.
-        stream: takes B's stream to A's.
+        streams: take B's stream to A's, and the one that an attention to an encoder reads.
         units: heads and neurons that both have.
         allowed: multiple of the rounding error up to which a tensor is unchanged.
     """
 
     a: ReducedBlock
     b: ReducedBlock
-    stream: StreamMap
+    streams: tuple[StreamMap, StreamMap]
     units: Units
     allowed: float
+
+    @property
+    def stream(self) -> StreamMap:
+        """Takes B's stream to A's."""
+        return self.streams[0]
 
     def __iter__(self) -> Iterator[Matched]:
         for prefix, config in self.a.attentions():
@@ -180,7 +185,8 @@ class AlignedBlock:
                 _taken(p[f"b_{part}"], o) if f"b_{part}" in p else None
                 for p, o in zip(pieces, orders, strict=True)
             ]
-            sides.append(Side.of(weights[0], self._read(weights[1]), *biases))
+            crosses = bool(prefix) and part == "K"
+            sides.append(Side.of(weights[0], self._read(weights[1], crosses), *biases))
             gain = f"{part.lower()}_norm.g"
             if config.qk_norm == "all heads":
                 for p, o in zip(pieces, orders, strict=True):
@@ -213,7 +219,7 @@ class AlignedBlock:
             ValueOutputBasis(),
             self._site(self._cut(prefix, config)),
             (f"{prefix}W_V", f"{prefix}W_O"),
-            Side.of(values[0], self._read(values[1])),
+            Side.of(values[0], self._read(values[1], bool(prefix))),
             Side.of(outputs[0], outputs[1]),
             self.allowed,
         ).best()
@@ -252,9 +258,9 @@ class AlignedBlock:
             biases.append(None if b is None else Piece(b.value[order, None], b.error[order, None]))
         return Side.of(weights[0], self._read(weights[1]), *biases)
 
-    def _read(self, piece: Piece) -> Piece:
-        """A piece of B ``[n, D, d]`` that reads the stream, in A's stream."""
-        return Piece(self.stream.columns(piece.value), piece.error)
+    def _read(self, piece: Piece, crosses: bool = False) -> Piece:
+        """A piece of B ``[n, D, d]`` that reads the stream (or an encoder), in A's stream."""
+        return Piece(self.streams[crosses].columns(piece.value), piece.error)
 
     def _cut(self, prefix: str, config: Attention) -> Attention:
         """The attention with the heads that both have."""

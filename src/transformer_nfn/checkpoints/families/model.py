@@ -379,7 +379,8 @@ def describe(binding: Binding, where: str) -> Transformer:
         for prefix in binding.family.counters
         if f"{prefix}0.W_Q" in names
     )
-    inputs = facts.one_of("inputs", {word: word for word in ("tokens", "patches", "vectors")})
+    kinds = ("tokens", "patches", "vectors", "audio")
+    inputs = facts.one_of("inputs", {word: word for word in kinds})
     sizes = binding.sizes.axes
     tied, headless = _output(binding, where)
     return Transformer(

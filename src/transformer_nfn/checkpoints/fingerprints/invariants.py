@@ -83,12 +83,14 @@ def take_fingerprint(
     if not reduced.blocks:
         raise SpaceError(f"'{model.where}' has no blocks to take a fingerprint of")
     frame = last = _draw_frame(reduced)
+    audio = frame if reduced.description.moves("encoder.W_Q") else _fixed_frame(reduced)
     parts, constants, sizes = [], [], []
     for name in reduced.blocks:
         block = reduced.block(name)
-        frames = _frames(block, last)
-        part_rows, constant_rows = _block_rows(block, *frames)
-        last = frames[-1]
+        stays = not reduced.description.moves(f"{name}.W_Q")
+        frames = (audio, audio, audio) if stays else _frames(block, last)
+        part_rows, constant_rows = _block_rows(block, *frames, audio)
+        last = last if stays else frames[-1]
         parts.append(part_rows)
         constants.append(constant_rows)
         sizes.append(_block_sizes(block))
@@ -100,7 +102,7 @@ def take_fingerprint(
     arrays = [
         _arrays([[_part(rows, step) for rows in by_part] for step in steps]),
         _arrays([[_constant(rows, step) for rows in by_constant] for step in steps]),
-        _arrays([_end_rows(reduced, frame, last)]),
+        _arrays([_end_rows(reduced, frame, last, audio)]),
     ]
     step_sizes = torch.zeros(STEPS, len(PARTS), len(QUANTILES), dtype=torch.float64)
     for i, step in enumerate(steps):
@@ -231,8 +233,7 @@ def _draw_frame(model: Reduced) -> _Frame:
     name = next((n for n in ("token", "patch", "projection", "head") if n in tables), None)
     D = model.description.width
     if name is None or model.description.inputs == "vectors":
-        fixed = directions("print fixed", VECTORS, D, torch.zeros(0, dtype=torch.float64))
-        return _Frame(_as_after_norm(fixed, model), "fixed", 0, 0.0)
+        return _fixed_frame(model)
     (table,) = model.tables((name,))
     used = rows_used(len(table))
     sums = torch.zeros(VECTORS, D, dtype=torch.float64)
@@ -251,6 +252,13 @@ def _draw_frame(model: Reduced) -> _Frame:
         sums -= torch.outer(signs_sum, mean)
     even, relative_error = _even(sums, error)
     return _Frame(_as_after_norm(even, model), name, used, relative_error)
+
+
+def _fixed_frame(model: Reduced) -> _Frame:
+    """Vectors of a stream that nothing acts on."""
+    like = torch.zeros(0, dtype=torch.float64)
+    fixed = directions("print fixed", VECTORS, model.description.width, like)
+    return _Frame(_as_after_norm(fixed, model), "fixed", 0, 0.0)
 
 
 def _signs(key: str, start: int, count: int, rows: int) -> Tensor:
@@ -342,29 +350,32 @@ def _carried(frame: _Frame, written: Tensor, error: float) -> _Frame:
 
 
 def _block_rows(
-    block: ReducedBlock, frame: _Frame, middle: _Frame, after: _Frame
+    block: ReducedBlock, frame: _Frame, middle: _Frame, after: _Frame, encoder: _Frame
 ) -> tuple[list[_Row], list[_Row]]:
-    """Rows of one block, as in `PARTS` and as in `CONSTANTS`."""
+    """Rows of one block, as in `PARTS` and as in `CONSTANTS`; ``encoder`` is the frame of its
+    output, which another attention reads."""
     z = frame.vectors
     y, out, end = (f.vectors.roll(len(z) // 2, 0) for f in (frame, middle, after))
     QK, VO, biases, written = [], [], [], []
     for prefix, attention in block.attentions():
-        scores, constant = _scores(block, prefix, attention, z, y)
+        read = encoder.vectors if prefix else z
+        keyed = read.roll(len(z) // 2, 0) if prefix else y
+        scores, constant = _scores(block, prefix, attention, z, keyed)
         QK.append(scores.evened())
         biases.append(constant)
         table = None if prefix else block.bias_table()
         if table is not None:
             biases.append(_position_bias(scores, table))
-        VO.append(_value_output(block, prefix, attention, z, out).evened())
+        VO.append(_value_output(block, prefix, attention, read, out).evened())
         bias = block.output_bias(prefix)
         if bias is not None:
             written.append(_vector(bias, middle.vectors if not prefix else out))
-    MLP, read = _mlp(block, middle.vectors, end)
+    MLP, neurons = _mlp(block, middle.vectors, end)
     bias = block.mlp_bias()
     constants = (
         _added(biases, len(z)),
         _added(written, len(z)),
-        read,
+        neurons,
         _Row.zeros(len(z)) if bias is None else _vector(bias, after.vectors),
         _added(_gains(block.norms(), z), len(z)),
     )
@@ -546,8 +557,9 @@ def _quantiles(sizes: Tensor) -> Tensor:
     return torch.quantile(sizes.clamp_min(DEAD * top).log(), at)
 
 
-def _end_rows(model: Reduced, frame: _Frame, last: _Frame) -> list[_Row]:
-    """The rows of `ENDS`; ``last`` is the frame of what a classifier reads."""
+def _end_rows(model: Reduced, frame: _Frame, last: _Frame, encoder: _Frame) -> list[_Row]:
+    """The rows of `ENDS`; ``last`` is the frame of what a classifier reads, ``encoder`` that of an
+    encoder's stream."""
     rows: dict[str, list[_Row]] = {name: [] for name in ENDS}
     z = frame.vectors[:END_NUMBERS].double()
 
@@ -561,7 +573,9 @@ def _end_rows(model: Reduced, frame: _Frame, last: _Frame) -> list[_Row]:
     receivers = model.description.added[1]
     for table in model.tables():
         movable = shifted(model, table.name)
-        row, mean, bias = _table_rows(table, z, centred=movable)
+        own = frame if model.description.moves(table.name) else encoder
+        vectors = own.vectors[:END_NUMBERS].double()
+        row, mean, bias = _table_rows(table, vectors, centred=movable)
         pooler = table.name.startswith("extra.")
         add("pooler" if pooler else names.get(table.name, table.name), row, bias)
         if movable:

@@ -124,8 +124,9 @@ def _queries_and_keys(
                 one[bias] = Piece(zero, torch.zeros_like(zero))
     orders = {"Q": queries, "K": groups}
     for p, order in orders.items():
-        W = A[f"W_{p}"]
-        A[f"W_{p}"] = Piece(block.streams.before.columns(W.value[order]), W.error[order])
+        W, crosses = A[f"W_{p}"], prefix and p == "K"
+        stream = block.streams.memory if crosses else block.streams.before
+        A[f"W_{p}"] = Piece(stream.columns(W.value[order]), W.error[order])
         for name in (f"b_{p}", f"{p.lower()}_norm.g"):
             if name in A and A[name].value.ndim == 2:
                 A[name] = Piece(A[name].value[order], A[name].error[order])
@@ -281,8 +282,9 @@ def _values_and_outputs(
     V_A, V_B = (side.reader(f"{prefix}W_V")[0] for side in (block.a, block.b))
     O_A, O_B = (side.writer(f"{prefix}W_O") for side in (block.a, block.b))
     count, share = config.groups, config.heads // config.groups
+    stream = block.streams.memory if prefix else block.streams.before
     a = {
-        "W_V": block.streams.before.columns(V_A.value[groups]),
+        "W_V": stream.columns(V_A.value[groups]),
         "W_O": block.streams.middle(O_A.value[queries]),
     }
     b = {"W_V": V_B.value, "W_O": O_B.value}

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import Check, Squares, check
 from transformer_nfn.checkpoints.reduced import Piece, Reduced, Table
-from transformer_nfn.checkpoints.stream import EMBEDDINGS, common_pieces
+from transformer_nfn.checkpoints.stream import EMBEDDINGS, acting, common_pieces
 from transformer_nfn.checkpoints.symmetries import StreamMap, added_sites
 from transformer_nfn.checkpoints.symmetries.base import block_parts
 from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
@@ -83,7 +83,7 @@ def _heads(model: Model) -> dict[str, object]:
 
 def keeps_inputs(config: Transformer) -> bool:
     """Whether tensors that nothing acts on may stand before the blocks, not only after them."""
-    return config.inputs == "vectors" or config.has("kept.token")
+    return config.inputs in ("vectors", "audio") or config.has("kept.token")
 
 
 def is_output(name: str, config: Transformer) -> bool:
@@ -135,7 +135,7 @@ def check_ends(
         if name not in EMBEDDINGS and name not in outputs.common:
             continue
         (a,), (b,) = A.tables((name,)), B.tables((name,))
-        yield from _check_table(a, b, stream, shifts.get(name))
+        yield from _check_table(a, b, acting(A, name, stream), shifts.get(name))
     final, other_final = A.output(), B.output()
     if final is not None and other_final is not None:
         yield from _check_table(final, other_final, stream)

@@ -27,6 +27,7 @@ from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_blo
 from transformer_nfn.checkpoints.stream import (
     EMBEDDINGS,
     BlockStreams,
+    acting,
     chain_streams,
     fit_stream,
     refine_stream,
@@ -322,7 +323,11 @@ def _match_blocks(
         stack = name.rpartition(".")[0]
         if x.description.order == "chain":
             streams = chain_streams(x, y, streams.after)
-        moved = Probes(streams.before(probes.into), streams.middle(probes.out))
+        else:
+            own, across = (acting(a, f"{name}.{n}", stream) for n in ("W_Q", "cross.W_K"))
+            streams = BlockStreams(own, own, own, across)
+        memory = streams.memory(probes.into)
+        moved = Probes(streams.before(probes.into), streams.middle(probes.out), memory)
         inner = Probes(streams.middle(probes.into), streams.after(probes.out))
         sketches = sketch_block(x, probes), sketch_block(y, moved, inner)
         element, checks = match_block(x, y, streams, sketches, orders.get(stack))

@@ -109,6 +109,11 @@ def random_inputs(
         side = config.side * round(rows**0.5)
         shape = (1, config.channels, side, side)
         return torch.randn(shape, generator=generator, dtype=torch.float64), None
+    if config.inputs == "audio":
+        _, mels, _ = config.tensors["kept.conv_1.W"]
+        shape = (1, mels, 2 * config.tensors["encoder.position"][0])
+        audio = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return audio, torch.randint(0, vocab or 1, (1, length), generator=generator)
     ids, decoder = (
         torch.randint(0, vocab or 1, (1, length), generator=generator) for _ in range(2)
     )

@@ -41,7 +41,7 @@ class EmbeddingShift(Additive[Weights]):
         images = model.inputs == "patches"
         others = ("cls", "dist", "patch_bias") if images else ("token", "type")
         added = chosen(names, [n for n in others if not (n == "token" and model.tied)])
-        positions = chosen(names, POSITIONS)
+        positions = chosen(names, model.positions)
         if positions and added:
             yield Site(model, positions | added, images)
 

@@ -46,11 +46,13 @@ class Readers:
         residual: the bias that is added to the norm's output where a residual carries that on
             (post-norm); None where only the matrices see it.
         tied: the token embedding is among the readers, which fixes the gain.
+        silent: keys without a bias, to all of which softmax lets the same constant be added.
     """
 
     matrices: tuple[str, ...]
     residual: str | None = None
     tied: bool = False
+    silent: tuple[str, ...] = ()
 
 
 def bias_of(reader: str) -> str:
@@ -97,7 +99,8 @@ def norm_sites(model: Transformer) -> Iterator[Site]:
         matrices = tuple(n for n in model.tensors if n.endswith(("cross.W_K", "cross.W_V")))
         names = {f"norm.{name[-1]}": name for name in model.memory_norm}
         names |= {n: n for n in (*matrices, *map(bias_of, matrices)) if n in model.tensors}
-        yield Site(model, names, Readers(matrices))
+        keys = (n for n in matrices if n.endswith("W_K") and bias_of(n) not in names)
+        yield Site(model, names, Readers(matrices, silent=tuple(keys)))
 
 
 def _of_mlp(part: Part, *tensors: str) -> tuple[str, ...]:
@@ -113,20 +116,24 @@ def _norm_site(part: Part, norm: str, readers: Readers) -> Iterator[Site]:
     names = {f"norm.{p}": part.names[f"{norm}.{p}"] for p in "gb" if f"{norm}.{p}" in part.names}
     others = () if readers.residual is None else (readers.residual,)
     names |= chosen(part.names, (*matrices, *map(bias_of, matrices), *others))
-    yield Site(part.model, names, Readers(matrices, readers.residual, readers.tied))
+    attention = None if part.block is None else part.block.attention
+    seen = attention is None or attention.rotary or attention.qk_norm or attention.softcap
+    silent = () if seen or "b_K" in names or "W_K" not in matrices else ("W_K",)
+    yield Site(part.model, names, Readers(matrices, readers.residual, readers.tied, silent))
 
 
 def is_biased(site: Site) -> bool:
     """Whether a norm, all its readers and the residual have a bias."""
     readers: Readers = site.detail
     others = () if readers.residual is None else (readers.residual,)
-    return all_there(site.names, "norm.b", *map(bias_of, readers.matrices), *others)
+    heard = [bias_of(name) for name in readers.matrices if name not in readers.silent]
+    return all_there(site.names, "norm.b", *heard, *others)
 
 
 def is_centred(site: Site, reader: str) -> bool:
     """Whether LayerNorm's centring hides part of a reader: a bias takes up what β adds."""
-    biased = "norm.b" in site.names
-    return site.model.norm == "layer" and (not biased or bias_of(reader) in site.names)
+    seen = "norm.b" in site.names and reader not in site.detail.silent
+    return site.model.norm == "layer" and (not seen or bias_of(reader) in site.names)
 
 
 def nonzero(gain: Tensor) -> Tensor:
@@ -264,7 +271,7 @@ class NormBias(Additive[Tensor]):
         if "norm.b" in weights:
             out["norm.b"] = weights["norm.b"] + g.to(weights["norm.b"])
         for name in site.detail.matrices:
-            if name in weights:
+            if name in weights and name not in site.detail.silent:
                 W, bias = weights[name], bias_of(name)
                 out[bias] = weights[bias] - g.to(W) @ W
         if site.detail.residual is not None:
@@ -301,7 +308,7 @@ class CentredReaders(Additive[Weights]):
             for _, block in groupby(free, lambda name: name.rpartition("cross.")[0]):
                 readers = tuple(block)
                 names = chosen(site.names, (*self.reads, *readers, *map(bias_of, readers)))
-                yield Site(model, names, Readers(readers))
+                yield Site(model, names, Readers(readers, silent=site.detail.silent))
 
     def size(self, site: Site) -> Size:
         """One number for each column of the readers."""
@@ -333,7 +340,7 @@ class CentredReaders(Additive[Weights]):
             W = weights[name]
             v = v.to(W)
             out[name] = W + (1 / gain).unsqueeze(-1) * v.unsqueeze(-2)
-            if bias is not None:
+            if bias is not None and name not in site.detail.silent:
                 out[bias_of(name)] = weights[bias_of(name)] - (bias / gain).sum() * v
         return out
 

@@ -1,0 +1,90 @@
+"""Predictors on zoos of the user's own checkpoints: from the import to the prediction."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tnfn_command import as_json, assert_refused, printed
+from transformer_nfn.checkpoints import disguise, open_model
+from transformer_nfn.prediction.own_networks import model_features
+from transformer_nfn.testing import write_example_checkpoint
+from transformer_nfn.zoo import ModelZoo
+
+NETWORKS = 40
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Llamas whose target is the strength of their MLPs; the stronger half is called loud."""
+    folder = tmp_path_factory.mktemp("own")
+    zoo = ModelZoo.create(folder / "zoo")
+    for seed in range(NETWORKS):
+        path = write_example_checkpoint(folder / f"net-{seed}", seed)
+        config = json.loads((path / "config.json").read_text())
+        strength = 1 + (7 * seed % NETWORKS) / 10
+        tensors = {
+            name: strength * w if "down_proj" in name else torch.ones_like(w) if w.ndim == 1 else w
+            for name, w in load_file(path / "model.safetensors").items()
+        }
+        kind = "loud" if strength > 3 else "quiet"
+        zoo.add(tensors, f"net-{seed}", config=config, strength=strength, kind=kind, same=1.5)
+    return zoo.path
+
+
+def test_features_are_those_of_the_function(tmp_path: Path) -> None:
+    path = write_example_checkpoint(tmp_path / "a")
+    with open_model(path) as model:
+        features = model_features(model)
+        disguise(model, tmp_path / "b", torch.Generator().manual_seed(0))
+    with open_model(tmp_path / "b") as model:
+        assert torch.allclose(model_features(model), features, atol=1e-3)
+    other = write_example_checkpoint(tmp_path / "c", 1)
+    with open_model(other) as model:
+        assert not torch.allclose(model_features(model), features, atol=1e-1)
+
+
+def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["--target", "strength", "--seeds", 2, "--out", out]
+    record = as_json("train", zoo, *words)
+    assert record["model"] == "invariant_mlp"
+    assert record["zoo"]["families"] == {"llama": NETWORKS}
+    assert record["summary"]["tau"] > 0.5
+    disguised = tmp_path / "other"
+    printed("disguise", f"{zoo}#3", "--out", disguised)
+    row, copy = as_json("predict", out, f"{zoo}#3", disguised)
+    assert row["recorded"]["strength"] == ModelZoo.open(zoo).targets["strength"][3]
+    assert row["accuracy"] == pytest.approx(copy["accuracy"], abs=0.05)
+    measured = as_json("evaluate", out, zoo)
+    assert measured["networks"] == NETWORKS
+    assert measured["trained_on"] + measured["selected_by"] < NETWORKS
+    assert measured["tau"] > 0.5
+
+
+def test_a_class_is_learned(zoo: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    record = as_json("train", zoo, "--target", "kind", "--seeds", 2, "--out", out)
+    assert record["target"]["classes"] == ["loud", "quiet"]
+    assert record["summary"]["auroc"] > 0.7
+    (found,) = as_json("predict", out, f"{zoo}#0")
+    assert found["label"] in ("loud", "quiet")
+    assert sum(found["probabilities"].values()) == pytest.approx(1)
+
+
+def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ("train", zoo, "--out", out, "--target")
+    assert_refused("has no target 'test_accuracy': it has strength, kind, same", *words[:-1])
+    assert_refused("'same' is 1.5 for all networks", *words, "same")
+    assert_refused("train invariant_mlp or", *words, "kind", "--model", "whole_network")
+    few = ModelZoo.create(tmp_path / "few")
+    few.add(write_example_checkpoint(tmp_path / "one"), loss=1.0)
+    assert_refused("has 1, 16 are needed", "train", few.path, "--target", "loss", "--out", out)
+    assert not out.exists()
+    printed("train", zoo, "--target", "strength", "--seeds", 1, "--out", out)
+    assert_refused("is a small_transformer checkpoint", "predict", out, "mnist-sample#0")
+    assert_refused("the predictor reads checkpoints", "evaluate", out, "mnist-sample")
+    assert_refused("the predictor reads networks that", "evaluate", "mnist-boosting", zoo)
