@@ -479,7 +479,7 @@ def _own_networks() -> list[Scenario]:
             "own networks", ("own", "own.csv"), (words, (*words, "--json")),
             (
                 Target("own.csv", (own_damage.table, own_damage.table, own_damage.table,
-                                   import_damage.harmless_table, d.unreadable)),
+                                   import_damage.harmless_table, d.answered(d.unreadable))),
                 Target("own/hub/model.safetensors", (
                     d.unreadable, tensor_damage.stored_tensor, d.safetensors_header(ANSWERED))),
             ),

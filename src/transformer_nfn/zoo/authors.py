@@ -226,9 +226,9 @@ def _network_sizes(state: Checkpoint, name: str) -> NetworkSizes:
     bias, conv = "classifier.fc2.bias", "embedding.conv1.weight"
     queries = "attention.queries.weight"
     classes = state.info(bias).shape[0] if bias in state else KNOWN_TASKS[name].classes
-    if conv not in state and conv.replace("weight", "bias") in state:
-        raise ImportFileError(f"{state.where}: lacks '{conv}'")
     patch = math.prod(state.info(conv).shape[1:]) if conv in state else 0
+    if not patch and any(key.startswith("embedding.conv1.") for key in state):
+        raise ImportFileError(f"{state.where}: '{conv}' expected patches, found none")
     first = f"encoder.0.{queries}"
     shape = state.info(first).shape if first in state else ()
     depth = sum(key.endswith(queries) for key in state)
