@@ -362,6 +362,7 @@ def predict_command(
     """
     from transformer_nfn.cli.network_tables import predictions_table
     from transformer_nfn.prediction.predict import predict
+    from transformer_nfn.prediction.runs import RunRecord
 
     with networks_bar("predict", quiet=as_json) as report:
         predictions = predict(
@@ -378,8 +379,9 @@ def predict_command(
                 typer.echo(f"warning: {p.name}: {sentence}", err=True)
         if p.explanation is not None:
             typer.echo(f"note: {p.name}: {p.explanation}", err=True)
-    unguarded = sum(not p.guarded for p in predictions)
-    if unguarded:
+    can_guard = "families" not in RunRecord.read(run).zoo
+    unguarded = sum(not p.guarded and p.target == "test_accuracy" for p in predictions)
+    if unguarded and can_guard:
         typer.echo(
             f"note: {unguarded} of {len(predictions)} predictions have no guard: a damaged network "
             "may pass for a good one without a warning (train --damaged keeps a guard)",
