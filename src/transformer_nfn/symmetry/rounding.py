@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -59,6 +57,15 @@ def tensor_excess(residual: Tensor, error: Tensor) -> float:
     return (total / max(float(error.sum()), 1e-300)) ** 0.5 if total else 0.0
 
 
+def scatter(numbers: Tensor) -> Tensor:
+    """How far the root mean square of so many errors may lie above the expected one.
+
+    >>> scatter(torch.tensor([16.0, 1600.0]))
+    tensor([2.0000, 1.1000])
+    """
+    return 1 + 4 / numbers.sqrt()
+
+
 def site_excess(residual: Tensor, error: Tensor, entries: int, floor: float = 1e-4) -> float:
     """The largest difference at one site (head, neuron, row, entry), in expected rounding errors.
 
@@ -77,4 +84,4 @@ def site_excess(residual: Tensor, error: Tensor, entries: int, floor: float = 1e
         return 0.0
     allowed = (error + floor * error.mean()).clamp_min(1e-300)
     worst: float = (residual / allowed).max().sqrt().item()
-    return worst / (1 + 4 / math.sqrt(entries))
+    return worst / scatter(torch.tensor(entries)).item()

@@ -155,8 +155,8 @@ def _queries_and_keys(
         block.bases_agree(f"{prefix}W_Q·W_K", bases)
     share = config.heads // config.groups
     spread = G.repeat_interleave(share, dim=0)
-    Q_grams, K_grams = ([x.mT @ x for x in pair] for pair in (plain, dual))
-    keys = (K_grams[0].repeat_interleave(share, 0), K_grams[1].repeat_interleave(share, 0))
+    Q_grams = _grams(plain, (A["W_Q"].error, B["W_Q"].error))
+    keys = _grams(dual, (A["W_K"].error, B["W_K"].error), share)
     for name in ("W_Q", "W_K", "b_Q", "b_K"):
         if name not in A:
             continue
@@ -166,7 +166,7 @@ def _queries_and_keys(
             values = (x.value.unsqueeze(-2), y.value.unsqueeze(-2))
             W, V = (side[f"W_{name[-1]}"] for side in ((A, B) if "Q" in name else (B, A)))
             noise_of = (x.error + _leverage(x, W), y.error + _leverage(y, V))
-        matrix, partners = (spread, keys) if "Q" in name else (G.mT, (Q_grams[1], Q_grams[0]))
+        matrix, partners = (spread, keys) if "Q" in name else (G.mT, Q_grams[::-1])
         block.rebased(f"{prefix}{name}", values, noise_of, matrix, partners)
     if config.qk_norm:
         for name in GAINS:
@@ -175,6 +175,19 @@ def _queries_and_keys(
             squares = Squares(*(torch.atleast_2d(x).sum(-1) for x in parts))
             block.add(f"{prefix}{name}", squares, config.d_k, sites=gain.ndim > 1)
     return G
+
+
+def _grams(values: Pair, errors: Pair, repeats: int = 1) -> tuple[Piece, Piece]:
+    """Gram matrices of values ``[g, rows, d]``, and errors that a basis fitted to them takes over.
+
+    These are ``d / rows`` of their errors ``[h, d]``, summed over the heads of a group.
+    """
+
+    def gram(x: Tensor, e: Tensor) -> Piece:
+        taken = e.unflatten(0, (len(x), -1)).sum(1) * x.shape[-1] / x.shape[-2]
+        return Piece(*(z.repeat_interleave(repeats, 0) for z in (x.mT @ x, taken)))
+
+    return gram(values[0], errors[0]), gram(values[1], errors[1])
 
 
 def _precision(a: Piece, b: Piece, A: Piece, B: Piece) -> Tensor:
@@ -294,16 +307,15 @@ def _values_and_outputs(
     shared = duplicate.unflatten(0, (count, share)).any(1)
     bases = Bases(plain, dual, errors, H, by_plain, by_dual)
     block.bases_agree(f"{prefix}W_V·W_O", bases, shared)
-    V_grams, O_grams = ([x.mT @ x for x in pair] for pair in (plain, dual))
-    block.rebased(f"{prefix}W_V", plain, errors_V, H, (O_grams[0], O_grams[1]), shared)
+    block.rebased(f"{prefix}W_V", plain, errors_V, H, _grams(dual, errors_O), shared)
     outputs = (b["W_O"].mT, a["W_O"].mT)
-    partners = [V_grams[i].repeat_interleave(share, 0) for i in (1, 0)]
+    V_grams = _grams(plain, errors_V, share)
     block.rebased(
         f"{prefix}W_O",
         outputs,
         (errors_O[1], errors_O[0]),
         H.repeat_interleave(share, dim=0).mT,
-        (partners[0], partners[1]),
+        V_grams[::-1],
         duplicate,
     )
     return H

@@ -12,7 +12,7 @@ from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
 from transformer_nfn.checkpoints.stream import BlockStreams
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.spaces.actions.solvers import Pair
-from transformer_nfn.symmetry.rounding import HALF, site_excess, tensor_excess
+from transformer_nfn.symmetry.rounding import HALF, scatter, site_excess, tensor_excess
 
 DUPLICATE = 0.999
 """Cosine from which on two neurons or heads count as one."""
@@ -128,7 +128,7 @@ def check(
     """
     flat = (x.double().reshape(-1) for x in (squares.residual, squares.error, squares.size))
     residual, error, size = flat
-    scatter = 1.0 if sites and entries > 1 else 2.0
+    single = 1.0 if sites and entries > 1 else 2.0
 
     def excesses(residual: Tensor) -> tuple[float, float]:
         return (
@@ -137,12 +137,12 @@ def check(
         )
 
     ratio, worst = excesses(residual)
-    excess = seen = max(ratio / scatter, worst)
+    excess = seen = max(ratio / single, worst)
     if observable is not None:
         # Through an ill-conditioned partner a change stands out half as far.
         limited = torch.minimum(residual, 4 * observable.reshape(-1) * error)
         seen_ratio, seen_worst = excesses(limited)
-        seen = max(seen_ratio / scatter, seen_worst)
+        seen = max(seen_ratio / single, seen_worst)
     norm = max(float(size.sum()), 1e-300) ** 0.5
     relative, expected = (float(x.sum()) ** 0.5 / norm for x in (residual, error))
     return Check(name, relative, expected, ratio, worst, excess, seen)
@@ -210,7 +210,7 @@ class BlockChecks:
         values: Pair,
         errors: Pair,
         G: Tensor,
-        partners: Pair,
+        partners: tuple[Piece, Piece],
         duplicate: Tensor | None = None,
     ) -> None:
         """Check ``x G = y`` head by head.
@@ -219,28 +219,41 @@ class BlockChecks:
         smallest in the basis of its file; so the equation is read as ``x = y G⁻¹`` where that is
         the sharper test.
 
+        The function depends on products with partners, ``x pᵀ = y qᵀ``. Where p and q alone
+        determine G, their errors in the directions that G has are in ``x G − y`` too.
+
         Args:
             name: of the tensor.
             values: x, y ``[h, rows, d]``.
             errors: of both ``[h, d]``.
             G: ``[h, d, d]``.
-            partners: Gram matrices ``[h, d, d]`` of what x and y are multiplied with.
+            partners: Gram matrices ``[h, d, d]`` of p and q, with the errors ``[h, d]`` that a
+                basis fitted to them takes over.
             duplicate: heads ``[h]`` whose single tensors the function does not determine.
         """
-        sides = [(values, errors, G, partners[1])]
+        sides = [(values, errors, G, partners)]
         if bool((torch.linalg.cond(G) < INVERTIBLE).all()):
-            sides.append((values[::-1], errors[::-1], torch.linalg.inv(G), partners[0]))
+            sides.append((values[::-1], errors[::-1], torch.linalg.inv(G), partners[::-1]))
         tried = []
-        for (x, y), (e, f), matrix, partner in sides:
+        for (x, y), (e, f), matrix, (p, q) in sides:
             error = (e.unsqueeze(-2) @ matrix.square()).squeeze(-2) + f
             size = y.square().sum((-2, -1))
             relative = float(error.sum() / size.sum().clamp_min(1e-300))
-            tried.append((relative, x, y, matrix, e, f, partner, error.sum(-1), size))
-        _, x, y, matrix, e, f, partner, error, size = min(tried, key=lambda side: side[0])
+            tried.append((relative, x, y, matrix, e, f, p, q, error.sum(-1), size))
+        _, x, y, matrix, e, f, p, q, error, size = min(tried, key=lambda side: side[0])
         residual = x @ matrix - y
         noise = matrix.mT @ (e.unsqueeze(-1) * matrix) + torch.diag_embed(f)
-        seen = ((residual.mT @ residual) * partner).sum((-2, -1))
-        observable = seen / (noise * partner).sum((-2, -1)).clamp_min(1e-300)
+        seen = ((residual.mT @ residual) * q.value).sum((-2, -1))
+        products = noise @ q.value
+        total = products.diagonal(dim1=-2, dim2=-1).sum(-1)
+        # An ill-conditioned partner sees few directions of the noise: its square has few degrees.
+        alike = (products * products.mT).sum((-2, -1)).clamp_min(1e-300)
+        degrees = (y.shape[-2] * total.square() / alike).clamp_min(1)
+        shares = error / error.sum().clamp_min(1e-300)
+        allowed = scatter(1 / (shares.square() / degrees).sum().clamp(1e-12, 1))
+        for z, partner in ((x, p), (y, q)):
+            total = total + (z.square().sum(-2) * partner.error).sum(-1)
+        observable = seen / (total * allowed.square()).clamp_min(1e-300)
         if duplicate is not None:
             observable = torch.where(duplicate, 0.0, observable)
         squares = Squares(residual.square().sum((-2, -1)), error, size)
@@ -309,9 +322,10 @@ def _basis_error(x: Tensor, own: Tensor, error: Tensor, rotary: int) -> Tensor:
     """Expected square of the error of a least-squares basis, ``[g]``.
 
     Rounding moves large rows most, and least squares weigh them most again. Directions of ``x``
-    that are no larger than its ``own`` rounding errors ``[g, d]`` determine nothing.
+    that are no larger than its ``own`` rounding errors ``[g, d]`` determine nothing; the largest
+    eigenvalue of these is Marchenko and Pastur's. In the others they shrink the basis.
     """
-    d = x.shape[-1]
+    rows, d = x.shape[-2:]
     total = torch.zeros(len(x), dtype=torch.float64)
     if rotary:
         squares = x[..., :rotary].square().unflatten(-1, (2, -1)).sum(-2)
@@ -321,9 +335,12 @@ def _basis_error(x: Tensor, own: Tensor, error: Tensor, rotary: int) -> Tensor:
     if rotary < d:
         rest = x[..., rotary:]
         error = error * _concentration(rest.square().sum(-1, keepdim=True))
-        values = torch.linalg.eigvalsh(rest.mT @ rest - torch.diag_embed(own[..., rotary:]))
+        own = own[..., rotary:] * (1 + ((d - rotary) / rows) ** 0.5) ** 2
+        values = torch.linalg.eigvalsh(rest.mT @ rest - torch.diag_embed(own))
         floor = (1e-12 * values.amax(-1, keepdim=True)).clamp_min(1e-150)
-        total += (1 / values.clamp_min(floor)).sum(-1) * error[..., rotary:].sum(-1)
+        inverse = 1 / values.clamp_min(floor)
+        shrunk = 1 + rows * own.mean(-1, keepdim=True) * inverse
+        total += (inverse * shrunk).sum(-1) * error[..., rotary:].sum(-1)
     # A tensor of zeros does not determine its basis.
     zero = x.square().sum((-2, -1)) == 0
     return torch.where(zero, 1e100, total)
