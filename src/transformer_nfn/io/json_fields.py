@@ -116,7 +116,10 @@ def parse_object(
     {'a': 1}
     """
     try:
-        data = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        data = json.loads(text)
+        if "\\u" in text:  # half of a surrogate pair is no text, and could not be written
+            json.dumps(data, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise kind(f"'{where}' is not JSON: {error}") from error
     if not isinstance(data, dict):

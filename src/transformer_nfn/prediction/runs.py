@@ -56,7 +56,8 @@ class RunRecord:
     Attributes:
         model: name of the predictor, one of `transformer_nfn.prediction.predictors.PREDICTORS`.
         zoo: task, name, number of networks, ``architecture`` (of a mixed zoo ``architectures``, by
-            size name), and ``seeds``: ``one`` for all networks, one ``each``, or ``unknown``.
+            size name), and ``seeds``: ``one`` for all networks, one ``each``, or ``unknown``; of
+            checkpoints of any family ``families``, with the number of each, and no architecture.
         selection: ``percent``, ``min_accuracy``, the counts ``train``, ``val`` and ``test``,
             ``augment`` (None, or the range of the entries), ``max_train`` for a subset; of a mixed
             zoo also the counts by ``kinds`` (sizes) and the names ``left_out``.
@@ -161,7 +162,8 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
             fields.inner(name)
     for row in fields.inner_items("seeds") if "seeds" in data else []:
         row.whole("seed")
-        _check_numbers(row, "tau tau_low tau_high r2 mae seconds val_tau best_epoch")
+        _check_numbers(row, "tau tau_low tau_high r2 mae seconds val_tau")
+        _check_numbers(row, "best_epoch", nullable=True)
         _check_numbers(row, "accuracy auroc calibration_error")
     if "summary" in data:
         widest = math.inf if fields.has("target") else 1.0
@@ -186,11 +188,12 @@ def _check_summary(summary: Fields, widest: float) -> None:
             widening.number(name, 1.0, MAX_WIDENING)
 
 
-def _check_numbers(fields: Fields, names: str) -> None:
-    """Check optional numbers; a single seed has NaN as its standard error."""
+def _check_numbers(fields: Fields, names: str, *, nullable: bool = False) -> None:
+    """Check numbers that may be missing; a single seed has NaN as its standard error."""
     for name in names.split():
         value = fields.data.get(name)
-        if fields.has(name) and not (isinstance(value, float) and math.isnan(value)):
+        missing = value is None if nullable else name not in fields.data
+        if not missing and not (isinstance(value, float) and math.isnan(value)):
             fields.number(name)
 
 
