@@ -38,6 +38,8 @@ ENSEMBLE_TAU = "tau_together"
 IDENTITY = "identity"
 """Key of a record's protocol: digest of the training, see `experiment.training_identity`."""
 MAX_WIDENING = 1e6
+NULLABLE = ("best_epoch", "tau_se", "accuracy_se")
+"""Numbers of a record that trees, and runs of one seed, do not have."""
 __all__ = [
     "CONFIGURATION", "ENSEMBLE_TAU", "FORMAT", "IDENTITY", "LOG_FILE", "PREDICTIONS_FILE",
     "RUN_FILE", "RunError", "RunRecord", "ensemble_tau", "find_runs", "predictions_on_test",
@@ -162,8 +164,7 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
             fields.inner(name)
     for row in fields.inner_items("seeds") if "seeds" in data else []:
         row.whole("seed")
-        _check_numbers(row, "tau tau_low tau_high r2 mae seconds val_tau")
-        _check_numbers(row, "best_epoch", nullable=True)
+        _check_numbers(row, "tau tau_low tau_high r2 mae seconds val_tau best_epoch")
         _check_numbers(row, "accuracy auroc calibration_error")
     if "summary" in data:
         widest = math.inf if fields.has("target") else 1.0
@@ -188,11 +189,11 @@ def _check_summary(summary: Fields, widest: float) -> None:
             widening.number(name, 1.0, MAX_WIDENING)
 
 
-def _check_numbers(fields: Fields, names: str, *, nullable: bool = False) -> None:
-    """Check numbers that may be missing; a single seed has NaN as its standard error."""
+def _check_numbers(fields: Fields, names: str) -> None:
+    """Check numbers that may be missing; a single seed has NaN or null as its standard error."""
     for name in names.split():
         value = fields.data.get(name)
-        missing = value is None if nullable else name not in fields.data
+        missing = value is None if name in NULLABLE else name not in fields.data
         if not missing and not (isinstance(value, float) and math.isnan(value)):
             fields.number(name)
 
