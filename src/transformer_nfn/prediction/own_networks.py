@@ -68,8 +68,8 @@ def load_own_rows(
         if report is not None:
             report({"note": f"reads networks, {i + 1} of {len(rows)}", "done": i + 1})
     values = target_values(zoo, target.column, rows)
-    by = RUN if RUN in zoo.targets else "network"
-    columns = {"run": zoo.table[by][rows].astype(str), "row": np.asarray(rows, dtype=np.int64)}
+    runs = zoo.table[_run_column(zoo)][rows].astype(str)
+    columns = {"run": runs, "row": np.asarray(rows, dtype=np.int64)}
     if target != ACCURACY:
         columns["target"] = values if target.kind == "class" else target.measured(values)
     encoded = torch.as_tensor(target.encode(values), dtype=torch.float32)
@@ -87,8 +87,8 @@ def load_own_networks(
             f"not enough networks: '{zoo.path}' has {len(rows)}, {MIN_NETWORKS} are needed"
         )
     target = Target.of(selection.target, target_values(zoo, selection.target, rows))
-    by = RUN if RUN in zoo.targets else "network"
-    train, val, test = zoo.split(rows, FRACTIONS, seed=selection.split_seed, by=by)
+    seed, by = selection.split_seed, _run_column(zoo)
+    train, val, test = zoo.split(rows, FRACTIONS, seed=seed, by=by)
     data = load_own_rows(zoo, rows, target, report)
     return check_parts(Parts(data.take(train), data.take(val), data.take(test)))
 
@@ -99,10 +99,15 @@ def describe_own_zoo(zoo: ModelZoo) -> dict[str, Any]:
         "name": zoo.path.name,
         "task": OWN_TASK,
         "networks": len(zoo),
-        "runs": len(set(zoo.targets[RUN].astype(str))) if RUN in zoo.targets else len(zoo),
+        "runs": len(set(zoo.table[_run_column(zoo)].astype(str))),
         "seeds": "unknown",
         "families": dict(Counter(zoo.table["family"].tolist())),
     }
+
+
+def _run_column(zoo: ModelZoo) -> str:
+    """Column whose equal values are checkpoints of one training; each its own where none is."""
+    return RUN if RUN in zoo.targets else "network"
 
 
 def own_features(network: Network, families: Sequence[str]) -> Tensor:

@@ -25,7 +25,7 @@ from transformer_nfn.zoo.store.model_zoo import (
     open_network,
     plain_name,
 )
-from transformer_nfn.zoo.targets import FILE, Target, TargetTable, read_targets, write_csv
+from transformer_nfn.zoo.targets import FILE, TargetTable, Value, read_targets, write_csv
 
 TABLE = "targets.csv"
 """The table of an export."""
@@ -47,7 +47,7 @@ class Planned:
     family: str = ""
     present: bool = False
     reason: str = ""
-    targets: Mapping[str, Target] = field(default_factory=dict)
+    targets: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def action(self) -> str:
@@ -128,7 +128,7 @@ def import_networks(
     check_plan(planned, folder, skip=skip)
     zoo = ModelZoo.create(out)
 
-    def networks() -> Iterator[tuple[Model, str, Mapping[str, Target]]]:
+    def networks() -> Iterator[tuple[Model, str, Mapping[str, Value]]]:
         chosen = [each for each in planned if each.action == "import"]
         for i, each in enumerate(chosen):
             if progress is not None:
@@ -182,7 +182,7 @@ def _existing(out: Path) -> ModelZoo | None:
     return None
 
 
-def _check_present(zoo: ModelZoo, row: int, path: Path, targets: Mapping[str, Target]) -> None:
+def _check_present(zoo: ModelZoo, row: int, path: Path, targets: Mapping[str, Value]) -> None:
     """Refuse a network that was imported with other targets, or before its file changed."""
     recorded = zoo.config(row)
     if any(recorded.get(name) != value for name, value in targets.items()):

@@ -27,7 +27,7 @@ NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,16}\s*")
 _NOT_FINITE = re.compile(r"\s*[+-]?(nan|inf|infinity)\s*", re.IGNORECASE)
 
-Target = int | float | str
+Value = int | float | str
 """The value of a target for one network: a finite number or a text."""
 Columns = dict[str, list[Any]]
 
@@ -53,13 +53,13 @@ class TargetTable:
 
     where: str
     files: list[str]
-    columns: dict[str, list[Target]]
+    columns: dict[str, list[Value]]
     problems: dict[int, str]
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def row(self, at: int) -> dict[str, Target]:
+    def row(self, at: int) -> dict[str, Value]:
         """The targets of one network."""
         return {name: values[at] for name, values in self.columns.items()}
 
@@ -104,10 +104,10 @@ def read_targets(path: str | Path) -> TargetTable:
     return table
 
 
-def plain_targets(targets: dict[str, Any]) -> dict[str, Target]:
+def plain_targets(targets: dict[str, Any]) -> dict[str, Value]:
     """Targets given in Python as finite numbers and texts; refuses anything else."""
     _check_names(list(targets), "targets")
-    out: dict[str, Target] = {}
+    out: dict[str, Value] = {}
     for name, value in targets.items():
         value = value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value
         found = _plain(value)
@@ -117,7 +117,7 @@ def plain_targets(targets: dict[str, Any]) -> dict[str, Target]:
     return out
 
 
-def as_column(values: Sequence[Target]) -> np.ndarray:
+def as_column(values: Sequence[Value]) -> np.ndarray:
     """Targets as an array of text (objects), ``int64`` or ``float64``."""
     if any(isinstance(value, str) for value in values):
         return np.array(values, dtype=object)
@@ -227,7 +227,7 @@ def _file_name(cell: Any, where: str) -> str:
     return str(path)
 
 
-def _typed(table: TargetTable, name: str, cells: list[Any], *, texts: bool) -> Iterator[Target]:
+def _typed(table: TargetTable, name: str, cells: list[Any], *, texts: bool) -> Iterator[Value]:
     """The values of a column; those of another type than most are problems of their rows."""
     plain = [_parse(cell) if texts and cell is not None else _plain(cell) for cell in cells]
     filled = [value for value in plain if value is not None]
@@ -247,14 +247,14 @@ def _typed(table: TargetTable, name: str, cells: list[Any], *, texts: bool) -> I
         yield 0 if numbers else ""
 
 
-def _parse(text: str) -> Target:
+def _parse(text: str) -> Value:
     """A cell of text as the number that it spells, where it does."""
     if _WHOLE.fullmatch(text) and abs(int(text)) <= LARGEST:
         return int(text)
     return float(text) if NUMBER.fullmatch(text) or _NOT_FINITE.fullmatch(text) else text
 
 
-def _plain(value: Any) -> Target | None:
+def _plain(value: Any) -> Value | None:
     """A cell as a number or a text; None where it is neither."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -38,7 +38,7 @@ from transformer_nfn.zoo.store.folder import (
 )
 from transformer_nfn.zoo.store.index import arrow, split_rows
 from transformer_nfn.zoo.store.tables import to_frame, to_html
-from transformer_nfn.zoo.targets import RESERVED, Target, as_column, plain_targets
+from transformer_nfn.zoo.targets import RESERVED, Value, as_column, plain_targets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -162,7 +162,7 @@ class ModelZoo:
         values = {name: column[row] for name, column in self.table.items()}
         return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
 
-    def select(self, **values: Target | Sequence[Target]) -> np.ndarray:
+    def select(self, **values: Value | Sequence[Value]) -> np.ndarray:
         """Numbers of the rows whose columns have these values, ``int64``.
 
         Args:
@@ -224,7 +224,7 @@ class ModelZoo:
             self.extend([(network, name, plain_targets(targets))])
         return len(self) - 1
 
-    def extend(self, networks: Iterable[tuple[Model, str | None, Mapping[str, Target]]]) -> None:
+    def extend(self, networks: Iterable[tuple[Model, str | None, Mapping[str, Value]]]) -> None:
         """Store open networks with their names and targets, as they come.
 
         The index is written every few seconds and at the end, also that of an error: a writer
@@ -232,7 +232,7 @@ class ModelZoo:
         """
         with claim(self.path, "index", wait=True):
             self.table = self._read_index()  # others may have added rows
-            new: list[dict[str, Target]] = []
+            new: list[dict[str, Value]] = []
             names, saved = set(self.table["network"].tolist()), time.monotonic()
             try:
                 for model, name, targets in networks:
@@ -250,7 +250,7 @@ class ModelZoo:
                 self._append(new)
 
     def _check(
-        self, model: Model, name: str, targets: Mapping[str, Target], names: set[str]
+        self, model: Model, name: str, targets: Mapping[str, Value], names: set[str]
     ) -> None:
         check_name(name)
         if name in names:
@@ -264,7 +264,7 @@ class ModelZoo:
             check_targets(targets, self.config(0), name, self.path)
         model.check_numbers()
 
-    def _store(self, model: Model, row: int, name: str) -> dict[str, Target]:
+    def _store(self, model: Model, row: int, name: str) -> dict[str, Value]:
         """Write the folder of a network; its part of the index."""
         place = self.place(row)
         if place.exists():
@@ -274,7 +274,7 @@ class ModelZoo:
         entry = name, model.binding.family.name, checksum, size
         return dict(zip(RESERVED, entry, strict=True))
 
-    def _append(self, rows: list[dict[str, Target]]) -> None:
+    def _append(self, rows: list[dict[str, Value]]) -> None:
         if rows:
             self.table = {
                 name: as_column(
@@ -345,7 +345,7 @@ def open_network(path: str | Path, options: OpenOptions) -> Model:
 
 
 def check_targets(
-    targets: Mapping[str, Target], other: Mapping[str, Target], name: str, zoo: Path
+    targets: Mapping[str, Value], other: Mapping[str, Value], name: str, zoo: Path
 ) -> None:
     """Refuse targets of other names or types than those of another network of a zoo."""
     expected = [column for column in other if column not in RESERVED]
