@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--models", default="invariant_mlp,whole_network")
+    parser.add_argument("--train", type=int, help="number of training networks (all)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, help="also write the figures here")
@@ -56,6 +57,7 @@ def measure(zoo: Zoo, column: str, model: str, given: argparse.Namespace) -> dic
     row = {"zoo": zoo.path.name, "seeds": zoo.seeds, "target": column, "model": model}
     selection = Selection(
         None if column in CHECKPOINT_COLUMNS else 75,
+        max_train=given.train,
         target=column,
         all_checkpoints=model in ALL_CHECKPOINTS and column not in CHECKPOINT_COLUMNS,
     )

@@ -16,7 +16,7 @@ PACKAGE = "transformer_nfn"
 
 # A room imports those before it. What is not a folder stands among the rooms where it belongs.
 HOUSE = (
-    "errors", "known_tasks", "spaces", "io", "native_code", "native_network",
+    "errors", "notebook", "known_tasks", "spaces", "io", "native_code", "native_network",
     "ray_cluster", "functional", "symmetry", "testing", "checkpoints", "nn",
     "models", "zoo", "networks", "prediction", "paper", "report", "cli", "__main__",
 )  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,12 +32,16 @@ from transformer_nfn.io.assets import (
 )
 from transformer_nfn.io.files import write_text
 from transformer_nfn.prediction.guard import GUARD_FILE
+from transformer_nfn.prediction.metrics import LEVEL, conformal_radius, coverage, standard_error
 from transformer_nfn.prediction.runs import (
+    ENSEMBLE_TAU,
     LOG_FILE,
     PREDICTIONS_FILE,
     RUN_FILE,
     RunRecord,
+    read_log,
     read_predictions,
+    write_predictions,
 )
 from transformer_nfn.prediction.training_set import DIGESTS_FILE, DISTANCE_FILE
 from transformer_nfn.zoo import Zoo, load_task
@@ -83,13 +88,22 @@ def pack_predictor(
     source: Annotated[Path, typer.Argument(help="A run folder, as `tnfn train` writes it.")],
     name: Name,
     description: Description,
+    best_seed: Annotated[
+        bool, typer.Option("--best-seed", help="Only the seed of the highest validation τ.")
+    ] = False,
     assets: Assets = CHECKOUT,
 ) -> None:
     """Packs a run folder with its predictors; what only resuming needs is left out."""
     record = RunRecord.read(source)
     if record.status != "done" or not record.seeds:
         raise AssetError(f"'{source}' holds no predictor: {record.status}")
-    _pack("predictor", name, description, assets, lambda out: copy_run(source, record, out))
+
+    def write(out: Path) -> None:
+        copy_run(source, record, out)
+        if best_seed:
+            keep_best_seed(record, out)
+
+    _pack("predictor", name, description, assets, write)
 
 
 def choose_rows(
@@ -161,6 +175,35 @@ def copy_run(source: Path, record: RunRecord, out: Path) -> None:
         if not (source / folder).is_dir():
             raise AssetError(f"the run keeps no predictor: there is no folder '{source / folder}'")
         shutil.copytree(source / folder, out / folder)
+
+
+def keep_best_seed(record: RunRecord, folder: Path) -> None:
+    """Reduces a run folder to the seed of the highest validation τ, and its figures to that seed's.
+
+    A guard stays; its figures on test networks are left out, because they were those of all seeds.
+    """
+    if any("val_tau" not in row for row in record.seeds):
+        raise AssetError(f"seeds of '{record.model}' have no validation τ to choose by")
+    best = max(record.seeds, key=lambda row: row["val_tau"])
+    for row in record.seeds:
+        if row is not best:
+            shutil.rmtree(folder / f"seed-{row['seed']}")
+    columns = read_predictions(folder)
+    columns = {name: values[columns["seed"] == best["seed"]] for name, values in columns.items()}
+    write_predictions(folder, columns)
+    if (folder / LOG_FILE).is_file():
+        lines = [line for line in read_log(folder / LOG_FILE) if line["seed"] == best["seed"]]
+        write_text(folder / LOG_FILE, "".join(json.dumps(line) + "\n" for line in lines))
+    residuals = (columns["accuracy"] - columns["predicted"]).astype(float)
+    summary = {
+        **{key: best[key] for key in ("tau", "r2", "mae")},
+        "tau_se": standard_error([best["tau"]]),
+        ENSEMBLE_TAU: best["tau"],
+        "coverage": coverage(*(residuals[columns["split"] == part] for part in ("val", "test"))),
+        "level": LEVEL,
+        "radius": conformal_radius(residuals),
+    }
+    replace(record, seeds=[best], summary=summary).write(folder)
 
 
 def _pack(

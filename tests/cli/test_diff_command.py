@@ -45,3 +45,13 @@ def test_a_network_of_a_weight_space_is_no_checkpoint(pair, tmp_path):
     done = tnfn("diff", pair[0], net)
     assert done.returncode == 2
     assert "expected a checkpoint of a transformer" in done.stderr
+
+
+def test_outputs_that_cannot_be_written_leave_nothing(pair, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    figure = tmp_path / "new" / "changes.svg"
+    done = tnfn("diff", *pair, "--figure", figure, "--page", blocked / "page.html")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "page.html' cannot be written" in done.stderr
+    assert not figure.parent.exists()

@@ -16,6 +16,8 @@ from transformer_nfn.io import assets as named_assets
 from transformer_nfn.io.assets import AssetError, known_assets, resolve
 from transformer_nfn.prediction.data import describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
+from transformer_nfn.prediction.runs import RunRecord
+from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.zoo import BuildOptions, Zoo, build
 from transformer_nfn.zoo.verify import verify
 
@@ -106,6 +108,24 @@ def test_a_packed_zoo_is_a_valid_zoo_of_what_was_asked(packed):
     assert verdict.ok, verdict.problems
     assert verdict.worst == 0, "the recorded accuracy is that of the rounded weights"
     assert not list(packed.glob(".*")), "nothing is left beside"
+
+
+def test_a_run_is_packed_with_its_best_seed_alone(source, tmp_path):
+    zoo = Zoo.open(source / "zoo")
+    experiment = Experiment("statnn", [0, 1, 2], Protocol.of("statnn", 2))
+    rows = train_run(describe_zoo(zoo), load_parts(zoo), experiment, tmp_path / "run").seeds
+    pack_assets.pack_predictor(tmp_path / "run", "best", "One.", best_seed=True, assets=tmp_path)
+    best = max(rows, key=lambda row: row["val_tau"])
+    record = RunRecord.read(tmp_path / "best")
+    assert record.seeds == [best]
+    assert record.summary["tau"] == best["tau"]
+    assert [p.name for p in (tmp_path / "best").glob("seed-*")] == [f"seed-{best['seed']}"]
+    alone = Experiment("statnn", [best["seed"]], Protocol.of("statnn", 2))
+    expected = train_run(describe_zoo(zoo), load_parts(zoo), alone, tmp_path / "alone").summary
+    assert record.summary["radius"] == pytest.approx(expected["radius"], abs=1e-5)
+    assert record.summary["coverage"] == pytest.approx(expected["coverage"], abs=0.05)
+    with pytest.raises(AssetError, match="no validation τ"):
+        pack_assets.pack_predictor(source / "run", "b", "B.", best_seed=True, assets=tmp_path)
 
 
 def test_paths_win_over_names(checkout, tmp_path, monkeypatch):

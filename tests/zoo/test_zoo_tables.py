@@ -2,7 +2,9 @@
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +51,58 @@ def test_every_zoo_shows_itself_in_a_notebook(
     assert "<td>36</td>" in mixed._repr_html_()
     assert "<th>llama</th><td>2</td>" in own._repr_html_()
     assert "own &lt;b&gt;" in own._repr_html_()
+
+
+def test_an_edited_frame_becomes_the_targets(own: ModelZoo) -> None:
+    frame = own.to_pandas()
+    frame["loss"] *= 2
+    frame["good"] = frame["loss"] < 6
+    edited = frame.drop(columns=["run", "family"]).iloc[::-1]
+    own.set_targets(edited)
+    again = ModelZoo.open(own.path)
+    assert {name: column.tolist() for name, column in again.targets.items()} == {
+        "loss": [5.0, 7.0], "good": ["true", "false"],
+    }  # fmt: skip
+    assert again.verify() == []
+    same = again.to_pandas()
+    again.set_targets(same)
+    assert again.to_pandas().equals(same)
+    assert ModelZoo.open(own.path).to_pandas().equals(same)
+
+
+def test_rows_are_chosen_by_a_frame(small_zoo: Zoo, own: ModelZoo) -> None:
+    frame = small_zoo.to_pandas()
+    best = frame[frame["test_accuracy"] > frame["test_accuracy"].median()]
+    weights = small_zoo.weights(best.index)
+    assert all(len(w) == len(best) for w in weights.values())
+    assert {*best.index} == {*np.concatenate(small_zoo.split(best.index)).tolist()}
+    loud = own.to_pandas().query("loss > 3")
+    assert own.select(network=loud["network"]).tolist() == loud.index.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: f.assign(loss=[1.0, np.nan]), r"row 2 \('net-1'\), column 'loss': expected"),
+        (lambda f: f.assign(loss=[np.inf, 1.0]), "expected a finite number, found inf"),
+        (lambda f: f.assign(loss=[1, "x"]), "no table of numbers and texts"),
+        (lambda f: f.assign(loss=[[1], [2]]), "expected a text, found"),
+        (lambda f: f.iloc[:1], "'net-1' has no line"),
+        (lambda f: f.iloc[[0, 1, 1]], "'net-1' stands in row 2 already"),
+        (lambda f: f.assign(network=["net-0", "net-7"]), "'net-1' has no line"),
+        (lambda f: f.assign(checksum="0"), "another column 'checksum'"),
+        (lambda f: f.drop(columns="network"), "expected a column 'network'"),
+        (lambda f: f.assign(file="x"), "the column 'file' is one of the zoo's own"),
+    ],
+)
+def test_a_frame_that_does_not_fit_changes_nothing(
+    own: ModelZoo, change: Callable[[Any], Any], message: str
+) -> None:
+    before = own.to_pandas()
+    with pytest.raises(ZooError, match=message):
+        own.set_targets(change(before.copy()))
+    assert own.to_pandas().equals(before)
+    assert ModelZoo.open(own.path).to_pandas().equals(before)
 
 
 def test_without_pandas_its_extra_is_named(

@@ -18,6 +18,7 @@ from transformer_nfn.cli.options import (
     open_options,
 )
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.io.files import check_writable
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Model, OpenOptions
@@ -60,6 +61,7 @@ def diff_command(
     from transformer_nfn.checkpoints.differences import diff, draw_difference
     from transformer_nfn.report.difference_page import write_difference_page
 
+    check_writable(figure, page)
     options = open_options(architecture, family, settings)
     with ExitStack() as stack:
         A, B = (stack.enter_context(_open(name, options)) for name in (first, second))

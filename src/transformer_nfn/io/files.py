@@ -61,6 +61,19 @@ def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
                     beside.unlink(missing_ok=True)
 
 
+class _TriedError(Exception):
+    """Ends a write that was only tried."""
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Reject files that `atomic_file` could not write, before the work that fills them."""
+    for path in paths:
+        with contextlib.suppress(_TriedError):
+            if path is not None:
+                with atomic_file(path, durable=False):
+                    raise _TriedError
+
+
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Fill a folder atomically: yields a folder whose contents move to ``path`` on success.

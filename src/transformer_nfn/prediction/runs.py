@@ -24,6 +24,7 @@ import numpy as np
 from transformer_nfn.errors import TransformerNFNError, missing_extra
 from transformer_nfn.io.files import atomic_file, read_parquet, read_regular, write_text
 from transformer_nfn.io.json_fields import Fields, read_object
+from transformer_nfn.notebook import to_html
 from transformer_nfn.prediction.metrics import kendall_tau
 from transformer_nfn.zoo.sizes import check_sizes
 from transformer_nfn.zoo.store.index import CONFIGURATION
@@ -37,6 +38,8 @@ ENSEMBLE_TAU = "tau_together"
 """Key of a record's summary: τ of the mean prediction over seeds."""
 IDENTITY = "identity"
 """Key of a record's protocol: digest of the training, see `experiment.training_identity`."""
+SCORES = ("tau", "tau_together", "r2", "mae", "accuracy", "auroc", "calibration_error", "coverage")
+"""Numbers of a record's summary that notebooks show."""
 MAX_WIDENING = 1e6
 NULLABLE = ("best_epoch", "tau_se", "accuracy_se")
 """Numbers of a record that trees, and runs of one seed, do not have."""
@@ -116,6 +119,20 @@ class RunRecord:
             raise RunError("the run's record lacks 'summary.radius', the width of its intervals")
         return float(self.summary["radius"])
 
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        target = "test_accuracy" if self.target is None else self.target.get("column", "")
+        parts = [name for name in ("train", "val", "test") if name in self.selection]
+        counts = [f"{self.selection[name]} {name}" for name in parts]
+        facts = {"status": self.status, "zoo": self.zoo.get("name", ""), "target": target}
+        facts |= {"networks": ", ".join(counts), "seeds": str(len(self.seeds))}
+        scores = {
+            name: f"{self.summary[name]:.3g}"
+            for name in SCORES
+            if isinstance(self.summary.get(name), float)
+        }
+        return to_html(f"Run of {self.model}", {**facts, **scores})
+
     def write(self, folder: Path) -> None:
         """Write ``run.json`` atomically."""
         write_text(folder / RUN_FILE, json.dumps(asdict(self), indent=1, sort_keys=True))
@@ -149,6 +166,10 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
     for name in ("name", "task"):
         if name in zoo.data:
             zoo.text(name)
+    if "families" in zoo.data:
+        families = zoo.inner("families")
+        for name in families.data:
+            families.whole(name)
     if "architecture" in zoo.data:
         check_sizes(zoo.inner("architecture"))
     if "architectures" in zoo.data:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.errors import SpaceError
+from transformer_nfn.notebook import to_html
 from transformer_nfn.spaces.axis import Axis, Shift, TensorSpec, Weights
 from transformer_nfn.spaces.group import Group
 from transformer_nfn.spaces.layout import Layout
@@ -192,19 +193,9 @@ class WeightSpace(Layout):
 
     def __str__(self) -> str:
         """Tensors, axes and invariant products as aligned text."""
-        tensors = [
-            (name, " × ".join(str(n) for n in self.shape(name)) or "1", " ".join(spec.words()))
-            for name, spec in self.tensors.items()
-        ]
-        lines = [f"{self.name}: {len(tensors)} tensors, {self.num_weights:,} weights", ""]
-        lines += _columns(("tensor", "shape", "axes (* = dual)"), tensors)
-        axes = []
-        for axis in self.axes.values():
-            acts = axis.action.describe(axis.size)
-            if axis.of is not None:
-                acts += f", one for each {axis.of}"
-            axes.append((axis.name, str(axis.size), axis.kind, acts))
-        lines += ["", *_columns(("axis", "size", "kind", "what acts on it"), axes)]
+        lines = [self._title()]
+        for head, rows in self._tables():
+            lines += ["", *_columns(head, rows)]
         if self.products:
             rows = [(p.name, p.over, " ".join(p.axes)) for p in self.products]
             lines += ["", *_columns(("invariant product", "over", "axes"), rows)]
@@ -215,6 +206,32 @@ class WeightSpace(Layout):
 
     def __repr__(self) -> str:
         return f"WeightSpace('{self.name}', {self.num_weights} weights)"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        titles = (self._title(), "")
+        return "".join(
+            to_html(title, {name: tuple(cells) for name, *cells in rows}, head)
+            for title, (head, rows) in zip(titles, self._tables(), strict=True)
+        )
+
+    def _title(self) -> str:
+        return f"{self.name}: {len(self.tensors)} tensors, {self.num_weights:,} weights"
+
+    def _tables(self) -> Iterator[tuple[Sequence[str], Sequence[tuple[str, ...]]]]:
+        """Tensors, then axes: the head and the rows of a table."""
+        tensors = [
+            (name, " × ".join(str(n) for n in self.shape(name)) or "1", " ".join(spec.words()))
+            for name, spec in self.tensors.items()
+        ]
+        yield ("tensor", "shape", "axes (* = dual)"), tensors
+        axes = []
+        for axis in self.axes.values():
+            acts = axis.action.describe(axis.size)
+            if axis.of is not None:
+                acts += f", one for each {axis.of}"
+            axes.append((axis.name, str(axis.size), axis.kind, acts))
+        yield ("axis", "size", "kind", "what acts on it"), axes
 
 
 def _columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

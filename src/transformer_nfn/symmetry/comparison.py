@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transformer_nfn.errors import GroupError, SpaceError
 from transformer_nfn.functional import Architecture, Forward, Inputs, runnable
+from transformer_nfn.notebook import to_html
 from transformer_nfn.spaces import Element, Weights, WeightSpace
 from transformer_nfn.symmetry.element_search import align_permutations, exact_element, recover
 from transformer_nfn.symmetry.enlarged import EnlargedElement, check_block, recover_enlarged
@@ -82,22 +83,32 @@ class Comparison:
     reason: str
 
     def __str__(self) -> str:
-        words = {True: "yes", False: "no", None: "undecidable at this precision"}
-        lines = [
-            f"same function: {words[self.same_function]}",
-            f"same orbit:    {words[self.same_orbit]} (group: {self.group})",
-            f"because        {self.reason}",
-            f"resolution:    {self.resolution:.2g} (relative differences below this are hidden)",
-        ]
-        if self.element_error is not None:
-            lines.append(f"element error: {self.element_error:.2g}")
-        if self.witness is not None:
-            lines.append(
-                f"witness:       {self.witness.X.shape[0]} tokens, outputs differ by "
-                f"{self.witness.difference:.3g} (rounding explains {self.witness.noise:.1g})"
-            )
+        lines = [f"{name:<14} {text}" for name, text in self._facts().items()]
         lines += [f"  {name}: {value:.2g}" for name, value in self.residuals.items()]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        residuals = {name: f"{value:.2g}" for name, value in self.residuals.items()}
+        facts = {name.rstrip(":"): text for name, text in self._facts().items()}
+        return to_html("Comparison", {**facts, **residuals})
+
+    def _facts(self) -> dict[str, str]:
+        words = {True: "yes", False: "no", None: "undecidable at this precision"}
+        facts = {
+            "same function:": words[self.same_function],
+            "same orbit:": f"{words[self.same_orbit]} (group: {self.group})",
+            "because": self.reason,
+            "resolution:": f"{self.resolution:.2g} (relative differences below this are hidden)",
+        }
+        if self.element_error is not None:
+            facts["element error:"] = f"{self.element_error:.2g}"
+        if self.witness is not None:
+            facts["witness:"] = (
+                f"{self.witness.X.shape[0]} tokens, outputs differ by "
+                f"{self.witness.difference:.3g} (rounding explains {self.witness.noise:.1g})"
+            )
+        return facts
 
 
 def compare(

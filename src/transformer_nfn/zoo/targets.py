@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from transformer_nfn.errors import missing_extra
 from transformer_nfn.io.files import read_parquet, read_regular, write_text
 from transformer_nfn.io.json_fields import LARGEST, parse_object
 from transformer_nfn.zoo.errors import ImportFileError, ZooError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILE = "file"
 """The column that names the file or folder of each network."""
@@ -86,21 +89,43 @@ def read_targets(path: str | Path) -> TargetTable:
         data = read_regular(path)
     except OSError as error:
         raise ImportFileError(f"'{path}' cannot be read: {error.strerror or error}") from error
-    columns = reader(data, str(path))
-    _check_header(list(columns), str(path))
-    files = [_file_name(cell, f"'{path}', row {i}") for i, cell in enumerate(columns.pop(FILE), 1)]
+    return _table(reader(data, str(path)), str(path), FILE, texts=reader is _read_csv)
+
+
+def read_frame(frame: pd.DataFrame) -> TargetTable:
+    """The targets in a data frame whose column ``network`` names each network, without problems."""
+    import pyarrow as pa
+
+    where, key = "data frame", RESERVED[0]
+    try:
+        columns = pa.Table.from_pandas(frame, preserve_index=False).to_pydict()
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise ImportFileError(f"'{where}' is no table of numbers and texts: {error}") from error
+    own = RESERVED[1:]
+    targets = {name: cells for name, cells in columns.items() if name not in own}
+    table = _table(targets, where, key, texts=False)
+    if table.problems:
+        raise ImportFileError(table.problems[min(table.problems)])
+    return table
+
+
+def _table(columns: Columns, where: str, key: str, *, texts: bool) -> TargetTable:
+    """Validate columns, of which ``key`` names the networks; ``texts`` may spell numbers."""
+    _check_header(list(columns), where, key)
+    named = enumerate(columns.pop(key), 1)
+    files = [_file_name(cell, f"'{where}', row {i}, column '{key}'") for i, cell in named]
     if not files:
-        raise ImportFileError(f"'{path}' has no rows: expected one for each network")
+        raise ImportFileError(f"'{where}' has no rows: expected one for each network")
     seen: dict[str, int] = {}
     for number, file in enumerate(files, 1):
         if file in seen:
             raise ImportFileError(
-                f"'{path}', row {number}: '{file}' stands in row {seen[file]} already"
+                f"'{where}', row {number}: '{file}' stands in row {seen[file]} already"
             )
         seen[file] = number
-    table = TargetTable(str(path), files, {}, {})
+    table = TargetTable(where, files, {}, {})
     for name, cells in columns.items():
-        table.columns[name] = list(_typed(table, name, cells, texts=reader is _read_csv))
+        table.columns[name] = list(_typed(table, name, cells, texts=texts))
     return table
 
 
@@ -194,13 +219,13 @@ def _check_once(names: Iterable[str], where: str) -> None:
         seen.add(name)
 
 
-def _check_header(names: list[str], where: str) -> None:
-    if FILE not in names:
+def _check_header(names: list[str], where: str, key: str) -> None:
+    if key not in names:
         raise ImportFileError(
-            f"'{where}' expected a column '{FILE}' with the files of the networks, found "
+            f"'{where}' expected a column '{key}' with the {key}s, found "
             f"{', '.join(map(repr, names))[:200]}"
         )
-    _check_names([name for name in names if name != FILE], f"'{where}'")
+    _check_names([name for name in names if name != key], f"'{where}'")
 
 
 def _check_names(names: list[str], where: str) -> None:
@@ -217,11 +242,11 @@ def _file_name(cell: Any, where: str) -> str:
     """The path of a network relative to its folder, without ``./`` and a slash at its end."""
     path = PurePosixPath(cell.strip()) if isinstance(cell, str) else PurePosixPath()
     if path == PurePosixPath():
-        raise ImportFileError(f"{where}, column '{FILE}': expected a file, found {cell!r}")
+        raise ImportFileError(f"{where}: expected a file, found {cell!r}")
     long = any(len(part.encode(errors="replace")) > 255 for part in path.parts)
     if path.is_absolute() or ".." in path.parts or long or not str(path).isprintable():
         raise ImportFileError(
-            f"{where}, column '{FILE}': expected a path below the folder of the networks, found "
+            f"{where}: expected a path below the folder of the networks, found "
             f"{str(path)[:80]!r}"
         )
     return str(path)

@@ -19,6 +19,7 @@ from transformer_nfn.checkpoints.sketches import Part, block_score
 from transformer_nfn.checkpoints.survivors import BlockUnits
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.io.files import blank_figure, save_figure
+from transformer_nfn.notebook import to_html
 
 SAME_BLOCK = 0.98
 """Share of the best score from which on a block counts as the one in the same place."""
@@ -97,18 +98,14 @@ class Relation:
     def __str__(self) -> str:
         """A table by block and part, the verdict in a sentence, and what was not compared."""
         lines = []
-        parts = list(dict.fromkeys(p for row in self.blocks.values() for p in row))
-        if parts:
+        head, rows = self._scores()
+        if rows:
             width = max(5, *(len(name) for name in self.blocks))
-            lines.append("  ".join([f"{'block':{width}}", *(f"{p:>8}" for p in parts), "   score"]))
-            for name, row in self.blocks.items():
-                cells = [f"{row[p].score:8.3f}" if p in row else " " * 8 for p in parts]
-                lines.append("  ".join([f"{name:{width}}", *cells, f"{block_score(row):8.3f}"]))
+            for name, cells in {head[0]: head[1:], **rows}.items():
+                lines.append("  ".join([f"{name:{width}}", *(f"{cell:>8}" for cell in cells)]))
         if self.tables:
-            shown = ", ".join(f"{name} {score:.3f}" for name, score in self.tables.items())
-            lines.append(f"tables: {shown}")
-        score = "" if self.score is None else f" (score {self.score:.3f})"
-        lines.append(f"{self.verdict}{score}: {self.reason}")
+            lines.append(f"tables: {self._table_scores()}")
+        lines.append(f"{self._title()}: {self.reason}")
         if self.proof is not None:
             first, *more = self.proof.lines()
             lines += more if self.proof.reason == self.reason else [first, *more]
@@ -118,6 +115,36 @@ class Relation:
         if self.verdict in ("derived", "partly", "embeddings only"):
             lines.append(NO_DIRECTION)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        facts: dict[str, object] = {
+            "reason": self.reason,
+            "tables": self._table_scores(),
+            "exact test": self.exact,
+            "calibrated test": self.calibrated,
+            "not compared": "; ".join(self.not_compared),
+        }
+        facts = {name: text for name, text in facts.items() if text}
+        head, rows = self._scores()
+        return to_html(self._title(), facts) + (to_html("", rows, head) if rows else "")
+
+    def _title(self) -> str:
+        return self.verdict if self.score is None else f"{self.verdict} (score {self.score:.3f})"
+
+    def _scores(self) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+        """Scores of the parts of each block, as text: the head of the table, and its rows."""
+        parts = list(dict.fromkeys(part for row in self.blocks.values() for part in row))
+        rows = {
+            name: (*(f"{row[p].score:.3f}" if p in row else "" for p in parts),
+                   f"{block_score(row):.3f}")
+            for name, row in self.blocks.items()
+            if parts
+        }  # fmt: skip
+        return ("block", *parts, "score"), rows
+
+    def _table_scores(self) -> str:
+        return ", ".join(f"{name} {score:.3f}" for name, score in self.tables.items())
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON values."""

@@ -6,13 +6,16 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from transformer_nfn.errors import missing_extra
 from transformer_nfn.io.files import read_parquet
 from transformer_nfn.zoo.errors import StoreError, ZooError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS: dict[str, Any] = {
     "run": "",
@@ -50,6 +53,15 @@ def arrow() -> tuple[Any, Any]:
     except ImportError as error:
         raise missing_extra(StoreError, "pyarrow", "zoo", "the index of a zoo") from error
     return pa, pq
+
+
+def to_frame(columns: Mapping[str, Any]) -> pd.DataFrame:
+    """Columns as a ``pandas.DataFrame``."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise missing_extra(ZooError, "pandas", "pandas", "a data frame of a zoo") from error
+    return pd.DataFrame(dict(columns))
 
 
 def split_rows(

@@ -25,6 +25,7 @@ from transformer_nfn.io.checkpoint import CONFIG, WEIGHT_FILES, WEIGHTS, Checkpo
 from transformer_nfn.io.files import open_regular, read_parquet
 from transformer_nfn.io.rewrite import write_folder
 from transformer_nfn.io.tensor_files import InMemory
+from transformer_nfn.notebook import to_html
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.module import HEADS_KEY, heads_in
 from transformer_nfn.zoo.store.folder import (
@@ -36,9 +37,14 @@ from transformer_nfn.zoo.store.folder import (
     claim,
     zoo_kind,
 )
-from transformer_nfn.zoo.store.index import arrow, split_rows
-from transformer_nfn.zoo.store.tables import to_frame, to_html
-from transformer_nfn.zoo.targets import RESERVED, Value, as_column, plain_targets
+from transformer_nfn.zoo.store.index import arrow, split_rows, to_frame
+from transformer_nfn.zoo.targets import (
+    RESERVED,
+    Value,
+    as_column,
+    plain_targets,
+    read_frame,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,6 +128,36 @@ class ModelZoo:
     def to_pandas(self) -> pd.DataFrame:
         """The index as a data frame, a line for each network; needs ``pandas``."""
         return to_frame(self.table)
+
+    def set_targets(self, frame: pd.DataFrame) -> None:
+        """Replace the targets by the columns of a data frame, such as an edited `to_pandas`.
+
+        Args:
+            frame: a line for each network of the zoo, in any order, with its name in the column
+                ``network``. Other columns of the index stay as they are or are left out; the rest
+                are the targets, under the rules of an import.
+        """
+        given = read_frame(frame)
+        with claim(self.path, "index", wait=True):
+            kept = {name: column for name, column in self._read_index().items() if name in RESERVED}
+            places = {name: row for row, name in enumerate(given.files)}
+            names = kept["network"].tolist()
+            if odd := set(names) ^ {*places}:
+                found = "has no line" if min(odd) in names else "is not in the zoo"
+                raise ZooError(
+                    f"the data frame expected a line for each network of '{self.path}': "
+                    f"'{min(odd)[:80]}' {found}"
+                )
+            order = [places[name] for name in names]
+            for column in RESERVED[1:]:
+                if column in frame and frame[column].iloc[order].tolist() != kept[column].tolist():
+                    raise ZooError(
+                        f"the data frame has another column '{column}' than '{self.path}': only "
+                        "targets can be set"
+                    )
+            targets = {k: as_column([v[row] for row in order]) for k, v in given.columns.items()}
+            self.table = {**kept, **targets}
+            Checksums(self.path).replace(INDEX, _to_parquet(self.table))
 
     def __getitem__(self, row: int) -> Model:
         """One network, open: its weights are read on access."""

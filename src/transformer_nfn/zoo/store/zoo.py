@@ -17,6 +17,7 @@ from torch import Tensor
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.models import Network, network_of
+from transformer_nfn.notebook import to_html
 from transformer_nfn.spaces import Weights, WeightSpace
 from transformer_nfn.zoo.errors import StoreError, ZooError
 from transformer_nfn.zoo.module import SmallTransformer, load_network
@@ -29,10 +30,9 @@ from transformer_nfn.zoo.store.folder import (
     WordVectors,
     zoo_kind,
 )
-from transformer_nfn.zoo.store.index import COLUMNS, split_rows
+from transformer_nfn.zoo.store.index import COLUMNS, split_rows, to_frame
 from transformer_nfn.zoo.store.model_zoo import ModelZoo
 from transformer_nfn.zoo.store.shards import ShardReader
-from transformer_nfn.zoo.store.tables import to_frame, to_html
 
 if TYPE_CHECKING:
     import pandas as pd
