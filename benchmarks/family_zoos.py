@@ -6,8 +6,8 @@
 ``DIR/vit``: ViTs that classify the digits of scikit-learn; ``DIR/bert`` and ``DIR/gpt2``:
 classifiers of AG News by the first words of an article; ``DIR/lm``: GPT-2 language models of the
 same texts. Each is a `ModelZoo` in half precision; what it says of a network (``test_accuracy``,
-of language models ``perplexity``) was measured after rounding. Networks that diverge, and language models that are
-worse than a uniform guess, are drawn again. A run that was stopped goes on where it was.
+of language models ``perplexity``) was measured after rounding. Networks that diverge, and language
+models worse than a uniform guess, are drawn again. A run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
