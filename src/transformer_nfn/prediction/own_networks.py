@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.families import Model, OpenOptions, UnstatedFactError
 from transformer_nfn.checkpoints.fingerprints import take_fingerprint
 from transformer_nfn.models.invariants import FEATURES
 from transformer_nfn.networks import Network
@@ -34,6 +34,8 @@ from transformer_nfn.zoo import ModelZoo
 MODELS = ("invariant_mlp", "invariant_boosting")
 """Predictors that read networks of any family."""
 OWN_TASK = "own networks"
+CLASSIFIER = "torch_classifier"
+"""Family of classifiers around an `nn.TransformerEncoder`, whose parts are named by the user."""
 RUN = "run"
 """Column of a zoo whose equal values stay in one part: checkpoints of one training."""
 Report = Callable[[dict[str, Any]], None]
@@ -110,19 +112,27 @@ def _run_column(zoo: ModelZoo) -> str:
     return RUN if RUN in zoo.targets else "network"
 
 
-def own_features(network: Network, families: Sequence[str]) -> Tensor:
-    """Features of a network that a user named, if it is of a family that was trained on."""
-    model = network.open_model()
+def open_own(
+    network: Network, families: Sequence[str], options: OpenOptions | None = None
+) -> Model:
+    """Open a network that a user named, if it is of a family that was trained on."""
+    try:
+        model = network.open_model(options)
+    except UnstatedFactError:
+        # A state dict alone does not show what stands around its encoder.
+        if options or CLASSIFIER not in families:
+            raise
+        model = network.open_model(OpenOptions(family=CLASSIFIER))
     if model is None:
         raise RunError(
             f"'{network.name}' is no checkpoint of a known family; the predictor reads "
             f"{', '.join(families)}"
         )
-    with model:
-        family = model.binding.family.name
-        if family not in families:
-            raise RunError(
-                f"'{network.name}' is a {family} checkpoint: the predictor was trained on "
-                f"{', '.join(families)}"
-            )
-        return model_features(model)
+    family = model.binding.family.name
+    if family not in families:
+        model.close()
+        raise RunError(
+            f"'{network.name}' is a {family} checkpoint: the predictor was trained on "
+            f"{', '.join(families)}"
+        )
+    return model

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.families import OpenOptions
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import network_of
 from transformer_nfn.models.invariants import FEATURES
@@ -20,7 +21,7 @@ from transformer_nfn.networks import Network, check_positions, resolve_networks,
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.metrics import LEVEL
-from transformer_nfn.prediction.own_networks import own_features
+from transformer_nfn.prediction.own_networks import model_features, open_own
 from transformer_nfn.prediction.predictors import (
     Predictor,
     class_folders,
@@ -72,6 +73,8 @@ class Prediction:
         label: the most probable class, None unless classes are predicted.
         labels: classes that contain the true one with the nominal coverage.
         probabilities: of every class.
+        mapping: of a file of a user's own modules, where each tensor stands in it, by canonical
+            name; None for others.
     """
 
     name: str
@@ -91,6 +94,7 @@ class Prediction:
     label: str | None = None
     labels: tuple[str, ...] = ()
     probabilities: Mapping[str, float] | None = None
+    mapping: Mapping[str, str] | None = None
 
     @property
     def explanation(self) -> str | None:
@@ -112,11 +116,13 @@ class LoadedNetwork:
         weights: under the names of ``sizes.space``, each ``[*axes]`` in float32; of a network of
             any family its invariants.
         left_out: tensors of the file that were not read.
+        mapping: see `Prediction`.
     """
 
     sizes: NetworkSizes | None
     weights: dict[str, Tensor]
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    mapping: Mapping[str, str] | None = None
 
     @property
     def note(self) -> str | None:
@@ -182,11 +188,22 @@ class TrainedRun:
         """The guard, if it was fitted to networks of these sizes."""
         return self.guard if sizes is not None and sizes == self.sizes.first else None
 
-    def load(self, networks: Sequence[Network]) -> list[LoadedNetwork]:
-        """Load networks; an error says what the predictors cannot read."""
+    def load(
+        self, networks: Sequence[Network], options: OpenOptions | None = None
+    ) -> list[LoadedNetwork]:
+        """Load networks; an error says what the predictors cannot read.
+
+        Args:
+            networks: to load.
+            options: how to open checkpoints whose files do not state all.
+        """
         if self.families:
-            features = [own_features(network, self.families) for network in networks]
-            return [LoadedNetwork(None, {FEATURES: found}, ()) for found in features]
+            return [load_own(network, self.families, options) for network in networks]
+        if options:
+            raise RunError(
+                f"{options} is for checkpoints of a known family: the run was trained on networks "
+                "of a built zoo"
+            )
         trained, loaded = self.sizes.first, []
         for zoo, group in groupby(networks, key=lambda network: network.zoo):
             if zoo is None:
@@ -208,6 +225,7 @@ def predict(
     device: str = "cpu",
     batch: int = BATCH,
     report: Report | None = None,
+    options: OpenOptions | None = None,
 ) -> list[Prediction]:
     """Predict the accuracy of networks, or the target of the run, from their weights.
 
@@ -218,6 +236,7 @@ def predict(
         device: ``cpu`` or ``cuda``.
         batch: networks in memory at once.
         report: called after every batch.
+        options: how to open checkpoints whose files do not state all.
     """
     trained = TrainedRun.open(resolve(run, "predictor"), device)
     if isinstance(networks, Zoo | ModelZoo):
@@ -226,15 +245,17 @@ def predict(
         resolved = resolve_networks([networks] if isinstance(networks, str | Path) else networks)
     predictions: list[Prediction] = []
     for start in range(0, len(resolved), batch):
-        predictions += _predict_batch(trained, resolved[start : start + batch])
+        predictions += _predict_batch(trained, resolved[start : start + batch], options)
         if report is not None:
             report(len(predictions), len(resolved))
     return predictions
 
 
-def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Prediction]:
+def _predict_batch(
+    run: TrainedRun, networks: Sequence[Network], options: OpenOptions | None
+) -> list[Prediction]:
     """Predictions in the order of the networks; those of one size are evaluated together."""
-    loaded = run.load(networks)
+    loaded = run.load(networks, options)
     places: dict[NetworkSizes | None, list[int]] = {}
     for i, network in enumerate(loaded):
         places.setdefault(network.sizes, []).append(i)
@@ -274,6 +295,7 @@ def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Predict
                 by_weights=float(run.target.in_unit(by_weights[at])),
                 coverage=LEVEL if warning is None else None,
                 target=run.target.column,
+                mapping=loaded[i].mapping,
                 **classes[at],
             )
     return [out[i] for i in range(len(networks))]
@@ -360,6 +382,18 @@ def _refuse_infinite(where: str, name: str) -> NoReturn:
     raise RunError(f"'{where}': '{name}' holds values that are not finite in float32")
 
 
+def load_own(
+    network: Network, families: Sequence[str], options: OpenOptions | None
+) -> LoadedNetwork:
+    """Load a checkpoint for predictors that were trained on some families."""
+    with open_own(network, families, options) as model:
+        family = model.binding.family
+        own = not (network.models or family.model_types or family.architectures)
+        return LoadedNetwork(
+            None, {FEATURES: model_features(model)}, mapping=model.mapping() if own else None
+        )
+
+
 def load_network(
     network: Network, trained: NetworkSizes, predictors: Sequence[Predictor]
 ) -> LoadedNetwork:
@@ -373,6 +407,12 @@ def load_network(
     where = network.name
     with network.as_zoo_network(trained) as opened:
         sizes, unread = opened.sizes, opened.unread
+        if any(name.endswith("self_attn.in_proj_weight") for name in unread):
+            raise RunError(
+                f"'{where}' is of another architecture: an nn.TransformerEncoder has residuals and "
+                "gains, the networks of a built zoo have none; `tnfn zoo import` makes a zoo of "
+                "yours to train on"
+            )
         check_readable(where, sizes, trained, predictors)
         for name in unread:
             block = _BLOCK.fullmatch(name)
