@@ -49,8 +49,7 @@ def test_features_are_those_of_the_function(tmp_path: Path) -> None:
 def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["--target", "strength", "--seeds", 2, "--out", out]
-    record = as_json("train", zoo, *words)
-    assert record["model"] == "invariant_mlp"
+    record = as_json("train", zoo, *words, "--model", "invariant_mlp")
     assert record["zoo"]["families"] == {"llama": NETWORKS}
     assert record["summary"]["tau"] > 0.5
     disguised = tmp_path / "other"
@@ -66,7 +65,8 @@ def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_pat
 
 def test_a_class_is_learned(zoo: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    record = as_json("train", zoo, "--target", "kind", "--seeds", 2, "--out", out)
+    record = as_json("train", zoo, "--target", "kind", "--seeds", 1, "--out", out)
+    assert record["model"] == "whole_network"
     assert record["target"]["classes"] == ["loud", "quiet"]
     assert record["summary"]["auroc"] > 0.7
     (found,) = as_json("predict", out, f"{zoo}#0")
@@ -79,12 +79,12 @@ def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:
     words = ("train", zoo, "--out", out, "--target")
     assert_refused("has no target 'test_accuracy': it has strength, kind, same", *words[:-1])
     assert_refused("'same' is 1.5 for all networks", *words, "same")
-    assert_refused("train invariant_mlp or", *words, "kind", "--model", "whole_network")
+    assert_refused("train whole_network, ", *words, "kind", "--model", "transformer_nfn")
     few = ModelZoo.create(tmp_path / "few")
     few.add(write_example_checkpoint(tmp_path / "one"), loss=1.0)
     assert_refused("has 1, 16 are needed", "train", few.path, "--target", "loss", "--out", out)
     assert not out.exists()
-    printed("train", zoo, "--target", "strength", "--seeds", 1, "--out", out)
+    printed("train", zoo, "--target", "strength", "--seeds", 1, "--out", out, "--epochs", 1)
     assert_refused("is a small_transformer checkpoint", "predict", out, "mnist-sample#0")
     assert_refused("the predictor reads checkpoints", "evaluate", out, "mnist-sample")
     assert_refused("the predictor reads networks that", "evaluate", "mnist-boosting", zoo)
