@@ -484,6 +484,36 @@ def _own_networks() -> list[Scenario]:
                     d.unreadable, tensor_damage.stored_tensor, d.safetensors_header(ANSWERED))),
             ),
         ),
+        *(
+            Scenario(
+                f"own networks, {name}", ("own", name), (tuple(
+                    name if word == "own.csv" else word for word in words),),
+                (Target(name, (own_damage.typed_table, own_damage.typed_table, d.unreadable)),),
+            )
+            for name in ("own.parquet", "own.jsonl")
+        ),
+        Scenario(
+            "own networks trained on", ("fleet",),
+            tuple(("train", "fleet", "--model", model, "--target", target, "--seeds", "1",
+                   "--epochs", "2", "--out", "r", "--json")
+                  for model in ("invariant_mlp", "invariant_boosting")
+                  for target in ("loss", "optimizer")),
+            (
+                Target("fleet/index.parquet", (own_damage.targets,) * 3),
+                Target("fleet/networks/00001/model.safetensors", (d.flipped(REFUSED), d.cut)),
+            ),
+        ),
+        Scenario(
+            "own predictor", ("runs/own", "llama", "hub", "bert", "net.safetensors"),
+            (("predict", "own", "llama", "--json"),),
+            (
+                Target("llama", (own_damage.other_family,)),
+                Target("llama/model.safetensors", (
+                    d.unreadable, tensor_damage.stored_tensor, d.safetensors_header(ANSWERED))),
+                Target("own/run.json", _json(("model", "zoo", "zoo/families", "seeds/0/seed",
+                                              "format"), ("model", "zoo", "format"), ANSWERED)),
+            ),
+        ),
         Scenario(
             "zoo of own networks", ("ownzoo",), (row, export),
             (

@@ -1,5 +1,7 @@
 """Ways to damage a user's table of targets, and the index of the zoo that was made with it."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -45,6 +47,57 @@ def table(chance: Random, path: Path) -> Damage:
     return Damage(f"{path.name}: {how}", Right.REFUSED)
 
 
+BAD_CELLS = (None, "nan", float("nan"), float("inf"), [], {"a": 1}, True, 10**400, "x" * 5000)
+
+
+def typed_table(chance: Random, path: Path) -> Damage:
+    """A table in Parquet or JSON lines with a row that cannot be, or too few or too many."""
+    parquet = path.suffix == ".parquet"
+    rows: list[dict[str, Any]] = (
+        pq.read_table(path, use_threads=False).to_pylist()
+        if parquet
+        else [json.loads(line) for line in path.read_text().splitlines()]
+    )
+    at = chance.randrange(len(rows))
+    how = chance.choice(("cell", "cell", "file", "twice", "missing", "unmatched", "no column"))
+    if how == "cell":
+        value = chance.choice(BAD_CELLS[:4] if parquet else BAD_CELLS)
+        rows[at]["loss"] = value
+        if parquet and isinstance(value, str):
+            rows = [{**row, "loss": str(row["loss"])} for row in rows]
+        how = f"loss {str(value)[:20]}"
+    elif how == "file":
+        rows[at]["file"] = None
+    elif how == "twice":
+        rows.append(dict(rows[at]))
+    elif how == "missing":
+        del rows[at]
+    elif how == "unmatched":
+        rows.append({**rows[at], "file": "gone"})
+    else:
+        rows = [{"loss": row["loss"]} for row in rows]
+    if parquet:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # Numbers that are texts in Parquet are classes.
+    right = Right.ANSWERED if parquet and how == "loss nan" else Right.REFUSED
+    return Damage(f"{path.name}: {how}", right)
+
+
+def other_family(chance: Random, path: Path) -> Damage:
+    """A checkpoint of another family, or none of any."""
+    shutil.rmtree(path)
+    other = chance.choice(("hub", "bert", "net.safetensors"))
+    found = path.parent / other
+    if found.is_dir():
+        shutil.copytree(found, path)
+    else:
+        path.mkdir()
+        shutil.copy(found, path / "model.safetensors")
+    return Damage(f"{path.name} is {other}", Right.REFUSED)
+
+
 def _set(name: str, value: Any) -> Callable[[Any], Any]:
     def change(columns: dict[str, list[Any]]) -> None:
         columns[name][1] = value
@@ -77,3 +130,33 @@ def index(chance: Random, path: Path) -> Damage:
     sign_zoo(path)
     right = Right.ANSWERED if how == "family unknown" else Right.REFUSED  # an export copies it
     return Damage(f"{path.name}: {how}", right)
+
+
+TARGETS: dict[str, Callable[[int], list[Any]]] = {
+    "constant": lambda n: [2.5] * n,
+    "one class": lambda n: ["adam"] * n,
+    "a class of one network": lambda n: ["adam"] * (n - 1) + ["sgd"],
+    "all but one equal": lambda n: [1.5] * (n - 1) + [2.5],
+    "a class each": lambda n: [f"run-{i}" for i in range(n)],
+    "huge": lambda n: [(-1) ** i * 1e308 for i in range(n)],
+    "denormal": lambda n: [(i + 1) * 1e-320 for i in range(n)],
+    "nan": lambda n: [1.5] * (n - 1) + [float("nan")],
+    "infinite": lambda n: [*map(float, range(n - 1)), float("-inf")],
+    "null": lambda n: [*map(float, range(n - 1)), None],
+    "truth": lambda n: [i % 2 == 0 for i in range(n)],
+    "lists": lambda n: [[i] for i in range(n)],
+    "fifteen": lambda n: [*map(float, range(15))],
+    "none": lambda n: [],
+}  # fmt: skip
+
+
+def targets(chance: Random, path: Path) -> Damage:
+    """A signed index with targets that cannot be learned, or of too few networks."""
+    how = chance.choice(list(TARGETS))
+    columns = pq.read_table(path, use_threads=False).to_pydict()
+    values = TARGETS[how](len(columns["loss"]))
+    columns |= {"loss": values, "optimizer": values}
+    columns = {name: cells[: len(values)] for name, cells in columns.items()}
+    pq.write_table(pa.table(columns), path)
+    sign_zoo(path)
+    return Damage(f"targets: {how}", Right.REFUSED)

@@ -1,12 +1,16 @@
 """Valid inputs of every kind that a command takes, small, for damaged copies to be made of."""
 
 import csv
+import json
 import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from made_networks import ABOUT, ARCH, made, parts
 from safetensors.torch import save_file
@@ -17,7 +21,8 @@ from transformer_nfn.prediction.data import Selection, describe_zoo, load_parts
 from transformer_nfn.prediction.experiment import Experiment, train_run
 from transformer_nfn.prediction.strategies import Protocol
 from transformer_nfn.prediction.training import Execution
-from transformer_nfn.zoo import NetworkSizes, Zoo
+from transformer_nfn.testing import write_example_checkpoint
+from transformer_nfn.zoo import ModelZoo, NetworkSizes, Zoo
 from transformer_nfn.zoo.module import SmallTransformer, to_state_dict
 from transformer_nfn.zoo.store import Folder, write_shard
 from transformer_nfn.zoo.store.zoo import write_groups
@@ -38,6 +43,7 @@ RUNS = {
 """Predictors whose run folders are damaged, and the options that keep them small."""
 QUANTISED = {"int8": "int8 groups", "float8": "float8 blocks", "gptq": "gptq", "packed": "packed"}
 IN_A_SHARD = 12
+FLEET = 18
 SPACE = "attention_block:8,2,4,4,12"
 
 
@@ -161,8 +167,19 @@ def _own_networks(folder: Path) -> None:
         shutil.copytree(folder / name, folder / "own" / name)
     rows = ("hub,2.5,adam", "disguised,3.25,sgd", "bert,-1,adam")
     (folder / "own.csv").write_text("\n".join(("file,loss,optimizer", *rows)) + "\n")
+    cells = [row.split(",") for row in rows]
+    typed = [{"file": file, "loss": float(loss), "optimizer": name} for file, loss, name in cells]
+    (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in typed))
+    pq.write_table(pa.Table.from_pylist(typed), folder / "own.parquet")
     words = ("--targets", folder / "own.csv", "--out", folder / "ownzoo")
     _output("zoo", "import", folder / "own", *words)
+    fleet = ModelZoo.create(folder / "fleet")
+    with TemporaryDirectory() as scratch:
+        for i in range(FLEET):
+            network = write_example_checkpoint(Path(scratch) / f"run-{i}", i)
+            fleet.add(network, loss=float(7 * i % FLEET), optimizer=("adam", "sgd")[i % 2])
+    words = ("--target", "loss", "--seeds", 1, "--epochs", 2, "--out", folder / "runs" / "own")
+    _output("train", fleet.path, *words)
 
 
 def _encoder(path: Path) -> None:

@@ -30,7 +30,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for name, w in load_file(path / "model.safetensors").items()
         }
         kind = "loud" if strength > 3 else "quiet"
-        zoo.add(tensors, f"net-{seed}", config=config, strength=strength, kind=kind, same=1.5)
+        constant = {"same": 1.5, "one": "a", "label": f"run-{seed}"}
+        zoo.add(tensors, f"net-{seed}", config=config, strength=strength, kind=kind, **constant)
     return zoo.path
 
 
@@ -77,14 +78,21 @@ def test_a_class_is_learned(zoo: Path, tmp_path: Path) -> None:
 def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ("train", zoo, "--out", out, "--target")
-    assert_refused("has no target 'test_accuracy': it has strength, kind, same", *words[:-1])
+    assert_refused("has no target 'test_accuracy': it has strength, kind, same,", *words[:-1])
     assert_refused("'same' is 1.5 for all networks", *words, "same")
+    assert_refused("'one' has one class only, 'a'", *words, "one")
+    assert_refused("'label' is 'run-0' for one network only: a class needs two", *words, "label")
     assert_refused("train whole_network, ", *words, "kind", "--model", "transformer_nfn")
     few = ModelZoo.create(tmp_path / "few")
     few.add(write_example_checkpoint(tmp_path / "one"), loss=1.0)
     assert_refused("has 1, 16 are needed", "train", few.path, "--target", "loss", "--out", out)
     assert not out.exists()
     printed("train", zoo, "--target", "strength", "--seeds", 1, "--out", out, "--epochs", 1)
+    record = json.loads((out / "run.json").read_text())
+    record["zoo"]["families"] = ["llama"]
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_text(json.dumps(record))
+    assert_refused("'zoo.families' expected", "predict", tmp_path / "bad", f"{zoo}#0")
     assert_refused("is a small_transformer checkpoint", "predict", out, "mnist-sample#0")
     assert_refused("the predictor reads checkpoints", "evaluate", out, "mnist-sample")
     assert_refused("the predictor reads networks that", "evaluate", "mnist-boosting", zoo)

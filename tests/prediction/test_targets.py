@@ -19,12 +19,12 @@ def test_the_kind_of_a_target_is_read_from_its_values() -> None:
     assert Target.of("acc", np.array([0.1, 0.9])).kind == "share"
     assert Target.of("loss", np.array([0.1, 1.9])).kind == "number"
     assert Target.of("rate", np.array([1e-4, 1e-1])).logarithmic
-    assert Target.of("optimizer", np.array(["sgd", "adam"], dtype=object)).classes == (
+    assert Target.of("optimizer", np.array(["sgd", "adam"] * 2, dtype=object)).classes == (
         "adam",
         "sgd",
     )
-    assert Target.of("poisoned", np.array([0, 1, 1])).classes == ("0", "1")
-    assert Target.of("poisoned", np.array([True, False])).outputs == ("True",)
+    assert Target.of("poisoned", np.array([0, 0, 1, 1])).classes == ("0", "1")
+    assert Target.of("poisoned", np.array([True, False] * 2)).outputs == ("True",)
 
 
 @pytest.mark.parametrize("values", [[-3.0, 0.5, 40.0], [1e-5, 1e-3, 2.0]])
@@ -42,6 +42,11 @@ def test_targets_with_nothing_to_predict_are_one_sentence() -> None:
         Target.of("x", np.array([2.0, 2.0]))
     with pytest.raises(RunError, match="'x' has one class only, 'adam'"):
         Target.of("x", np.array(["adam", "adam"], dtype=object))
+    with pytest.raises(RunError, match="'x' is 'b' for one network only: a class needs two"):
+        Target.of("x", np.array(["a", "a", "b"], dtype=object))
+    for numbers in ([-1e308, 1e308, 1e308], [1e-320, 2e-320, 3e-320]):
+        with pytest.raises(RunError, match="expected numbers with a standard deviation"):
+            Target.of("x", np.array(numbers))
 
 
 def test_scores_of_classes_agree_with_scikit_learn() -> None:

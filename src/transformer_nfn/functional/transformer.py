@@ -23,8 +23,7 @@ from transformer_nfn.spaces.axis import under_prefix
 
 CHUNK = 16384
 """Columns of the output matrix that are brought to the working dtype at a time."""
-POOLED_HEADS = ("classifier", "classifier.out_proj", "classification_head.out_proj")
-"""Names in files of the head that reads the output of a pooler."""
+
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -445,10 +444,7 @@ def run_block(
 
 
 def logits(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
-    """Output of the head on the final stream ``x``; ``x`` itself where there is no head.
-
-    A head that reads the pooler is applied to its output; without one, that is the output.
-    """
+    """Output of the head on the final stream ``x``; ``x`` itself where there is no head."""
     if description.classifier is not None:
         tensors = fetch_under(weights, "classifier.", x.dtype)
         return mlp(x.mean(-2), tensors, description.classifier)
@@ -457,14 +453,15 @@ def logits(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
     if not description.tied and not description.has("head"):
         if description.headless or description.pooler is None:
             return x
-        out = pooled(description, weights, x)
-        for name in (f"kept.{head}" for head in POOLED_HEADS):
-            if description.has(f"{name}.weight"):
-                last = fetch_under(weights, f"{name}.", x.dtype)
-                out = out @ last["weight"].mT + last["bias"]
-        return out
+        x = pooled(description, weights, x)
+        if not description.has("kept.pooled.W"):
+            return x
+        reader = fetch_under(weights, "kept.pooled.", x.dtype)
+        return x @ reader["W"] + reader["b"]
     if description.inputs == "patches":
         x = x[:, 0]
+    if description.last_token:
+        x = x[:, -1]
     if description.mlm is not None:
         mlm = fetch_under(weights, "extra.mlm", x.dtype)
         x = activation(description.mlm)(x @ mlm[".W"] + mlm[".b"])

@@ -166,6 +166,10 @@ def _check_record(data: Mapping[str, Any], where: str) -> None:
     for name in ("name", "task"):
         if name in zoo.data:
             zoo.text(name)
+    if "families" in zoo.data:
+        families = zoo.inner("families")
+        for name in families.data:
+            families.whole(name)
     if "architecture" in zoo.data:
         check_sizes(zoo.inner("architecture"))
     if "architectures" in zoo.data:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -58,7 +60,8 @@ class Target:
         if column == ACCURACY_COLUMN and _is_share(values):
             return Target()
         if _is_class(values):
-            classes = tuple(sorted({str(value) for value in values.tolist()}))
+            counts = Counter(str(value) for value in values.tolist())
+            classes = tuple(sorted(counts))
             if len(classes) > MAX_CLASSES:
                 raise RunError(
                     f"'{column}' has {len(classes)} different values, expected at most "
@@ -66,6 +69,11 @@ class Target:
                 )
             if len(classes) < 2:
                 raise RunError(f"'{column}' has one class only, '{classes[0][:40]}'")
+            rarest = min(classes, key=lambda name: counts[name])
+            if counts[rarest] < 2:
+                raise RunError(
+                    f"'{column}' is '{rarest[:40]}' for one network only: a class needs two"
+                )
             return Target(column, "class", classes=classes)
         numbers = values.astype(np.float64)
         low, high = float(numbers.min()), float(numbers.max())
@@ -75,7 +83,13 @@ class Target:
         if not logarithmic and low >= 0 and high <= 1 and high - low >= SPAN:
             return Target(column, "share")
         scaled = np.log10(numbers) if logarithmic else numbers
-        centre, scale = float(np.median(scaled)), float(scaled.std())
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            centre, scale = float(np.median(scaled)), float(scaled.std())
+        if not (math.isfinite(centre) and math.isfinite(scale) and scale > 0):
+            raise RunError(
+                f"'{column}' is from {low:g} to {high:g}: expected numbers with a standard "
+                "deviation above 0 and below infinity"
+            )
         return Target(column, "number", centre, scale, logarithmic)
 
     @property
