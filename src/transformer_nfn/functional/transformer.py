@@ -25,7 +25,6 @@ CHUNK = 16384
 """Columns of the output matrix that are brought to the working dtype at a time."""
 
 
-
 def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
