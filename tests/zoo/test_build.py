@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -209,6 +210,8 @@ def test_a_zoo_of_other_runs_does_not_grow(small_zoo: Zoo, tmp_path: Path) -> No
         ({"device": "tpu"}, "device must be"),
         ({"engine": "slurm"}, "unknown engine"),
         ({"workers": 0}, "workers"),
+        ({"gpu_share": 0.5}, "below 1 with the engine ray only, found 0.5 with local"),
+        ({"gpu_share": 1.5, "engine": "ray"}, "at most 1, .* found 1.5 with ray"),
         ({"data": "/nowhere/at/all"}, "does not exist"),
         ({"path": "magic"}, "path must be"),
     ],
@@ -277,3 +280,27 @@ def test_a_missing_cluster_or_library_is_one_error(
     monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
     with pytest.raises(ZooError, match=r"pip install 'transformer-nfn\[ray\]'"):
         build(tmp_path / "zoo", RAY)
+
+
+def test_a_driver_without_a_gpu_asks_for_a_share_of_one_per_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+
+    def end(_: object) -> None:
+        raise ZooError("collected")
+
+    def options(**resources: object) -> SimpleNamespace:
+        asked.update(resources)
+        return SimpleNamespace(remote=lambda *arguments: arguments[1][0].run)
+
+    ray = SimpleNamespace(
+        is_initialized=lambda: True, put=lambda task: task, get=end,
+        remote=lambda work: SimpleNamespace(options=options),
+        wait=lambda references, timeout: (references[:1], references[1:]),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ZooError, match="collected"):
+        build(tmp_path / "zoo", replace(RAY, device="cuda", gpu_share=0.5))
+    assert (asked["num_gpus"], asked["num_cpus"]) == (0.5, 1)
