@@ -23,6 +23,8 @@ from transformer_nfn.zoo.verify import verify
 
 from .conftest import SMALL
 
+RAY_QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_MODE": "disabled"}
+
 
 def assert_same(a: Zoo, b: Zoo) -> None:
     """Equal runs, no duplicates, equal weights row for row."""
@@ -41,7 +43,7 @@ def start(out: Path, options: BuildOptions, environment: dict[str, str], prelude
     code += "build(sys.argv[1], BuildOptions(**json.loads(sys.argv[2])))"
     return subprocess.Popen(
         [sys.executable, "-c", code, str(out), json.dumps(vars(options))],
-        env=environment | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_MODE": "disabled"},
+        env=environment | RAY_QUIET,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -269,6 +271,25 @@ def test_a_killed_ray_driver_is_resumed(tmp_path: Path, environment: dict[str, s
     after = {p.name: p.stat().st_mtime_ns for p in out.glob("shards/*.safetensors")}
     assert {name: after[name] for name in written} == written
     assert_same(reference, Zoo.open(out))
+
+
+@pytest.mark.nightly
+def test_a_cluster_loses_no_run_and_waits_for_one_shard_at_most(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """The simulated cluster of benchmarks/cluster.py, whose workers sleep in place of training."""
+    benchmarks = Path(__file__).parents[2] / "benchmarks"
+    code = "import json, sys; from pathlib import Path; import cluster\n"
+    code += "print(json.dumps(cluster.simulate(4, 3.0, 1, Path(sys.argv[1]))))"
+    path = os.pathsep.join([str(benchmarks), environment["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=300,
+        env=environment | RAY_QUIET | {"PYTHONPATH": path}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr  # it compares the runs of the zoo with its plan
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert (measured["shards"], measured["killed"], measured["begun"]) == (16, 1, 17)
+    assert measured["tail"] < measured["longest_shard"] + 2
 
 
 @pytest.mark.usefixtures("no_ray_cluster")
