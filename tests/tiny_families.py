@@ -152,8 +152,14 @@ HEADS: dict[str, Tiny] = {
     "bart-class": Tiny("BartForSequenceClassification", "BartConfig", {
         **_BART, "num_labels": 5,
     }, "pairs"),
+    "gpt2-class": Tiny("GPT2ForSequenceClassification", "GPT2Config", {
+        **_GPT2, "num_labels": 5, "pad_token_id": 0,
+    }),
+    "roberta-class": Tiny("RobertaForSequenceClassification", "RobertaConfig", {
+        **_BERT, "num_labels": 5,
+    }),
 }  # fmt: skip
-"""Models with a head behind their pooler, which the reference forward stops at."""
+"""Classifiers of texts: heads behind a pooler, or on the last token."""
 
 
 def nightly_but_quick(names: Iterable[str]) -> list[Any]:

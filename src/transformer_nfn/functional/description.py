@@ -84,6 +84,8 @@ END_AXES = {
     "kept.type": ("type", "E"),
     "kept.head": ("E", "class"),
     "kept.head_bias": ("class",),
+    "kept.pooled.W": ("pooler", "class"),
+    "kept.pooled.b": ("class",),
     "kept.conv_1.W": ("channel", "mel", "tap"),
     "kept.conv_1.b": ("channel",),
     "kept.conv_2.W": ("E", "channel", "tap"),
@@ -290,6 +292,7 @@ class Transformer:
         pooler: activation of ``extra.pooler``, None without one.
         mlm: activation of ``extra.mlm``, which a norm (``extra.mlm_norm``) and the output matrix
             follow; None without one.
+        last_token: the output matrix reads the last token only (classifiers of texts).
         classifier: an MLP that gives the output from the mean of the final stream over tokens.
         sinusoids: fixed positions are added to the input unless the file holds positions: sines and
             cosines in neighbouring coordinates, or in halves.
@@ -314,6 +317,7 @@ class Transformer:
     position_offset: int = 0
     pooler: str | None = None
     mlm: Activation | None = None
+    last_token: bool = False
     classifier: Mlp | None = None
     sinusoids: Literal["neighbours", "halves"] | None = None
     channels: int = 0

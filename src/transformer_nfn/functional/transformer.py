@@ -431,10 +431,7 @@ def run_block(
 
 
 def logits(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
-    """Output of the head on the final stream ``x``; ``x`` itself where there is no head.
-
-    Where a head reads the pooler only, the output of the pooler.
-    """
+    """Output of the head on the final stream ``x``; ``x`` itself where there is no head."""
     if description.classifier is not None:
         tensors = fetch_under(weights, "classifier.", x.dtype)
         return mlp(x.mean(-2), tensors, description.classifier)
@@ -443,9 +440,15 @@ def logits(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
     if not description.tied and not description.has("head"):
         if description.headless or description.pooler is None:
             return x
-        return pooled(description, weights, x)
+        x = pooled(description, weights, x)
+        if not description.has("kept.pooled.W"):
+            return x
+        reader = fetch_under(weights, "kept.pooled.", x.dtype)
+        return x @ reader["W"] + reader["b"]
     if description.inputs == "patches":
         x = x[:, 0]
+    if description.last_token:
+        x = x[:, -1]
     if description.mlm is not None:
         mlm = fetch_under(weights, "extra.mlm", x.dtype)
         x = activation(description.mlm)(x @ mlm[".W"] + mlm[".b"])

@@ -400,6 +400,8 @@ def describe(binding: Binding, where: str) -> Transformer:
         dropped_token=None if facts.get("dropped_token") is None else facts.whole("dropped_token"),
         position_offset=int(facts.number("position_offset")),
         pooler=facts.get("pooler") if "extra.pooler.W" in names else None,
+        # What `transformers` calls so reads the last token of a text.
+        last_token=binding.holders.get("head", ("",))[0].endswith("score.weight"),
         mlm=facts.one_of("mlm", ACTIVATIONS) if "extra.mlm.W" in names else None,
         classifier=_classifier(binding, facts),
         sinusoids=facts.word_or_none("sinusoids", ("neighbours", "halves")),
