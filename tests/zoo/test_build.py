@@ -281,7 +281,7 @@ def test_a_cluster_loses_no_run_and_waits_for_one_shard_at_most(
     benchmarks = Path(__file__).parents[2] / "benchmarks"
     code = "import json, sys; from pathlib import Path; import cluster\n"
     code += "print(json.dumps(cluster.simulate(4, 3.0, 1, Path(sys.argv[1]))))"
-    path = os.pathsep.join([str(benchmarks), environment["PYTHONPATH"]])
+    path = os.pathsep.join([str(benchmarks), environment.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=300,
         env=environment | RAY_QUIET | {"PYTHONPATH": path}, check=False,
