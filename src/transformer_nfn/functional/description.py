@@ -341,7 +341,7 @@ class Transformer:
     @property
     def input_size(self) -> int | None:
         """Number of tokens it knows, or of numbers in an input vector; None for images."""
-        if self.inputs == "vectors":
+        if self.inputs == "vectors" or self.side == 1:
             return self.tensors["patch"][0] if self.has("patch") else self.width
         return self.vocab
 

@@ -16,12 +16,11 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import OpenOptions
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import network_of
-from transformer_nfn.models.invariants import FEATURES
 from transformer_nfn.networks import Network, check_positions, resolve_networks, zoo_rows
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.metrics import LEVEL
-from transformer_nfn.prediction.own_networks import model_features, open_own
+from transformer_nfn.prediction.own_networks import OwnNetwork, open_own, read_own, stacked
 from transformer_nfn.prediction.predictors import (
     Predictor,
     class_folders,
@@ -113,15 +112,16 @@ class LoadedNetwork:
 
     Attributes:
         sizes: of the network; None for one of any family.
-        weights: under the names of ``sizes.space``, each ``[*axes]`` in float32; of a network of
-            any family its invariants.
+        weights: under the names of ``sizes.space``, each ``[*axes]`` in float32.
         left_out: tensors of the file that were not read.
+        checkpoint: what is read of a network of any family.
         mapping: see `Prediction`.
     """
 
     sizes: NetworkSizes | None
     weights: dict[str, Tensor]
     left_out: tuple[str, ...] = ()
+    checkpoint: OwnNetwork | None = None
     mapping: Mapping[str, str] | None = None
 
     @property
@@ -198,7 +198,7 @@ class TrainedRun:
             options: how to open checkpoints whose files do not state all.
         """
         if self.families:
-            return [load_own(network, self.families, options) for network in networks]
+            return [self._load_own(network, options) for network in networks]
         if options:
             raise RunError(
                 f"{options} is for checkpoints of a known family: the run was trained on networks "
@@ -211,6 +211,16 @@ class TrainedRun:
             else:
                 loaded += load_rows_of(zoo, list(group), trained, self.predictors)
         return loaded
+
+    def _load_own(self, network: Network, options: OpenOptions | None) -> LoadedNetwork:
+        predictor = self.predictors[0]
+        with open_own(network, self.families, options) as model:
+            text = getattr(predictor.inner, "text", "")
+            found = read_own(model, network.name, predictor.name, text)
+            family = model.binding.family
+            own = not (network.models or family.model_types or family.architectures)
+            mapping = model.mapping() if own else None
+            return LoadedNetwork(None, {}, checkpoint=found, mapping=mapping)
 
 
 Networks = str | Path | Zoo | ModelZoo | Iterable[str | Path]
@@ -261,7 +271,7 @@ def _predict_batch(
         places.setdefault(network.sizes, []).append(i)
     out: dict[int, Prediction] = {}
     for sizes, indices in places.items():
-        data = as_dataset(sizes, [loaded[i].weights for i in indices]).to(run.device)
+        data = as_dataset(sizes, [loaded[i] for i in indices]).to(run.device)
         data = run.predictors[0].prepared(data)
         each, classes = _answers(run, data)
         by_weights = mean = each.mean(0)
@@ -334,15 +344,16 @@ def _warning(score: float, text: str, size_warning: str | None) -> str | None:
     return "; ".join(sentences) or None
 
 
-def as_dataset(sizes: NetworkSizes | None, weights: list[dict[str, Tensor]]) -> Dataset:
+def as_dataset(sizes: NetworkSizes | None, networks: Sequence[LoadedNetwork]) -> Dataset:
     """Stack networks of one size, or of any family, as a data set without accuracies."""
-    accuracy, columns = torch.zeros(len(weights)), {"row": np.arange(len(weights))}
+    accuracy, columns = torch.zeros(len(networks)), {"row": np.arange(len(networks))}
     if sizes is None:
-        features: Any = {FEATURES: torch.stack([w[FEATURES] for w in weights])}
-        return Dataset(None, features, accuracy, columns)
+        batch: Any = stacked([each.checkpoint for each in networks if each.checkpoint is not None])
+        return Dataset(None, batch, accuracy, columns)
+    weights = [each.weights for each in networks]
     names = sizes.space.tensors
-    stacked = {name: torch.stack([w[name] for w in weights]).float() for name in names}
-    return Dataset(sizes.block_space, network_of(stacked), accuracy, columns, sizes.tokens)
+    tensors = {name: torch.stack([w[name] for w in weights]).float() for name in names}
+    return Dataset(sizes.block_space, network_of(tensors), accuracy, columns, sizes.tokens)
 
 
 def check_readable(
@@ -380,18 +391,6 @@ def load_rows_of(
 
 def _refuse_infinite(where: str, name: str) -> NoReturn:
     raise RunError(f"'{where}': '{name}' holds values that are not finite in float32")
-
-
-def load_own(
-    network: Network, families: Sequence[str], options: OpenOptions | None
-) -> LoadedNetwork:
-    """Load a checkpoint for predictors that were trained on some families."""
-    with open_own(network, families, options) as model:
-        family = model.binding.family
-        own = not (network.models or family.model_types or family.architectures)
-        return LoadedNetwork(
-            None, {FEATURES: model_features(model)}, mapping=model.mapping() if own else None
-        )
 
 
 def load_network(
