@@ -172,7 +172,8 @@ def less(name: str) -> list[str]:
         ([*less("positions"), "--set", "positions=start"], "positions and class_token both name "),
         ([*less("pooling"), "--set", "pooling=max"], "expected one of first, last, mean, found"),
         ([*less("positions"), "--set", "positions=fc"], "positions and classifier both name "),
-        ([*STATED, "--set", "token_embedding=embed"], "token_embedding and vector_embedding both"),
+        ([*STATED, "--set", "token_embedding=embed"], "a class token before token"),
+        ([*STATED, "--set", "image_embedding=embed"], "with two embeddings is not supported"),
     ],
 )  # fmt: skip
 def test_what_is_missing_or_wrong_is_one_sentence(
@@ -200,7 +201,7 @@ def test_a_zoo_of_them_is_learned_and_a_file_predicted_with_its_mapping(tmp_path
     added = ModelZoo.create(tmp_path / "added")
     added.add(Classifier(LAYOUTS[2]).float(), config=LAYOUTS[2].fields(), test_accuracy=0.5)
     assert added.table["family"].tolist() == ["torch_classifier"]
-    printed("train", zoo, "--seeds", 1, "--out", run)
+    printed("train", zoo, "--model", "invariant_mlp", "--seeds", 1, "--out", run)
     refused = tnfn("predict", run, nets / "3.pt")
     assert refused.returncode == 2
     assert "does not state nhead, classifier, norm_first" in refused.stderr.splitlines()[0]

@@ -64,7 +64,7 @@ class ProbeFormat:
             raise SpaceError(f"a {family} reads audio, of which there are no probes")
         first = sum(description.has(n) for n in ("cls", "dist"))
         if description.inputs == "patches" and description.side > 1:
-            patches = tensors["position"][0] - first if description.has("position") else LENGTH
+            patches = tensors["position"][0] - first if description.has("position") else 16
             grid = math.isqrt(patches)
             if grid**2 != patches:
                 raise SpaceError(
