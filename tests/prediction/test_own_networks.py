@@ -96,3 +96,25 @@ def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:
     assert_refused("is a small_transformer checkpoint", "predict", out, "mnist-sample#0")
     assert_refused("the predictor reads checkpoints", "evaluate", out, "mnist-sample")
     assert_refused("the predictor reads networks that", "evaluate", "mnist-boosting", zoo)
+
+
+def test_networks_of_another_format_are_refused(zoo: Path, tmp_path: Path) -> None:
+    mixed = ModelZoo.create(tmp_path / "mixed")
+    llama = write_example_checkpoint(tmp_path / "llama")
+    config = json.loads((llama / "config.json").read_text())
+    for row in range(16):
+        tensors = load_file(llama / "model.safetensors")
+        if row == 15:
+            config = {**config, "vocab_size": config["vocab_size"] - 1}
+            cut = config["vocab_size"]
+            tensors = {k: w[:cut] if len(w) > cut else w for k, w in tensors.items()}
+        mixed.add(tensors, config=config, loss=float(row))
+    words = ("train", mixed.path, "--target", "loss", "--out", tmp_path / "run")
+    assert_refused("#15' reads 24 tokens of", *words)
+    assert_refused("reads networks of one size, found 2", *words, "--model", "statistics_mlp")
+
+
+def test_statistics_of_tensors_are_a_baseline(zoo: Path, tmp_path: Path) -> None:
+    words = ("--target", "strength", "--seeds", 1, "--model", "statistics_linear")
+    record = as_json("train", zoo, *words, "--out", tmp_path / "run")
+    assert record["summary"]["tau"] > 0.5

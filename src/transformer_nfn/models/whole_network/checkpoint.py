@@ -41,7 +41,7 @@ FEATURES = "features"
 PROBES = 64
 PENALTIES = tuple(10.0 ** (i / 2) for i in range(-8, 5))
 """Ridge penalties to choose from."""
-SHARES = (0.0, 0.3, 1.0)
+SHARES = (0.0, 0.3, 1.0, 3.0)
 """Sizes of the invariants beside the outputs to choose from."""
 EXTREME = 0.01
 """Targets closer to 0 or 1 count as this close: their logits would outweigh all others."""

@@ -139,7 +139,7 @@ def _logits(
     read = weights
     if ids is not None:
         table = "kept.token" if description.has("kept.token") else "token"
-        read = {**weights, table: weights[table][ids]}
+        read = {**weights, table: weights[table][ids.clamp(0, weights[table].shape[0] - 1)]}
     memory = None
     for stack in description.stacks:
         x = embed(description, stack, read, inputs)
