@@ -147,6 +147,7 @@ def train_command(
         load_networks,
     )
     from transformer_nfn.prediction.experiment import Experiment, check_networks, train_run
+    from transformer_nfn.prediction.guard.own import guard_own_run
     from transformer_nfn.prediction.own_networks import MODELS as OWN_MODELS
     from transformer_nfn.prediction.own_networks import describe_own_zoo, load_own_networks
     from transformer_nfn.prediction.predictors import (
@@ -215,6 +216,8 @@ def train_command(
             damaged=copies,
             execution=Execution(report=report, save_every=save_every),
         )
+        if isinstance(opened, ModelZoo) and isinstance(networks, Parts):
+            guard_own_run(out, record, opened, networks.train, report)
     if tensorboard:
         write_events(out)
     _show(record, out, as_json)
@@ -372,11 +375,11 @@ def predict_command(
     console = table_console()
     console.print(predictions_table(predictions, console))
     for p in predictions:
-        for sentence in (p.warning, p.note):
+        for word, sentence in (
+            ("warning", p.warning), ("note", p.note), ("note", p.explanation),
+        ):  # fmt: skip
             if sentence is not None:
-                typer.echo(f"warning: {p.name}: {sentence}", err=True)
-        if p.explanation is not None:
-            typer.echo(f"note: {p.name}: {p.explanation}", err=True)
+                typer.echo(f"{word}: {p.name}: {sentence}", err=True)
     can_guard = "families" not in RunRecord.read(run).zoo
     unguarded = sum(not p.guarded and p.target == "test_accuracy" for p in predictions)
     if unguarded and can_guard:

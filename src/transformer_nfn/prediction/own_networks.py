@@ -27,8 +27,9 @@ from transformer_nfn.prediction.data import (
     Selection,
     check_parts,
 )
+from transformer_nfn.prediction.recipe_shift import COLUMN as RECIPE_COLUMN
 from transformer_nfn.prediction.runs import RunError
-from transformer_nfn.prediction.target import ACCURACY, Target, target_values
+from transformer_nfn.prediction.target import ACCURACY, ACCURACY_COLUMN, Target, target_values
 from transformer_nfn.zoo import ModelZoo
 
 MODELS = ("invariant_mlp", "invariant_boosting")
@@ -70,6 +71,8 @@ def load_own_rows(
     values = target_values(zoo, target.column, rows)
     runs = zoo.table[_run_column(zoo)][rows].astype(str)
     columns = {"run": runs, "row": np.asarray(rows, dtype=np.int64)}
+    recipe = {n: c for n, c in zoo.targets.items() if n not in (target.column, ACCURACY_COLUMN, RUN)}
+    columns |= {RECIPE_COLUMN + name: column[rows] for name, column in recipe.items()}
     if target != ACCURACY:
         columns["target"] = values if target.kind == "class" else target.measured(values)
     encoded = torch.as_tensor(target.encode(values), dtype=torch.float32)
