@@ -46,13 +46,13 @@ def ray_cluster(
         ray.shutdown()
 
 
-def one_core_task(ray: Any, work: Callable[..., Any], device: str, retries: int) -> Any:
-    """``work`` as a task of the cluster: one core each, on ``cuda`` one GPU besides.
+def one_core_task(ray: Any, work: Callable[..., Any], gpus: float, retries: int) -> Any:
+    """``work`` as a task of the cluster: one core each.
 
     Args:
+        gpus: that a task needs besides, or the part of one.
         retries: how often a task whose worker died is given to another.
     """
-    gpus = 1 if "cuda" in device else 0
     return ray.remote(work).options(num_cpus=1, num_gpus=gpus, max_retries=retries)
 
 

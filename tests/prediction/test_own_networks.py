@@ -50,8 +50,7 @@ def test_features_are_those_of_the_function(tmp_path: Path) -> None:
 def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["--target", "strength", "--seeds", 2, "--out", out]
-    record = as_json("train", zoo, *words)
-    assert record["model"] == "invariant_mlp"
+    record = as_json("train", zoo, *words, "--model", "invariant_mlp")
     assert record["zoo"]["families"] == {"llama": NETWORKS}
     assert record["summary"]["tau"] > 0.5
     disguised = tmp_path / "other"
@@ -67,7 +66,8 @@ def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_pat
 
 def test_a_class_is_learned(zoo: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    record = as_json("train", zoo, "--target", "kind", "--seeds", 2, "--out", out)
+    record = as_json("train", zoo, "--target", "kind", "--seeds", 1, "--out", out)
+    assert record["model"] == "whole_network"
     assert record["target"]["classes"] == ["loud", "quiet"]
     assert record["summary"]["auroc"] > 0.7
     (found,) = as_json("predict", out, f"{zoo}#0")
@@ -82,12 +82,12 @@ def test_what_does_not_fit_is_one_sentence(zoo: Path, tmp_path: Path) -> None:
     assert_refused("'same' is 1.5 for all networks", *words, "same")
     assert_refused("'one' has one class only, 'a'", *words, "one")
     assert_refused("'label' is 'run-0' for one network only: a class needs two", *words, "label")
-    assert_refused("train invariant_mlp or", *words, "kind", "--model", "whole_network")
+    assert_refused("train whole_network, ", *words, "kind", "--model", "transformer_nfn")
     few = ModelZoo.create(tmp_path / "few")
     few.add(write_example_checkpoint(tmp_path / "one"), loss=1.0)
     assert_refused("has 1, 16 are needed", "train", few.path, "--target", "loss", "--out", out)
     assert not out.exists()
-    printed("train", zoo, "--target", "strength", "--seeds", 1, "--out", out)
+    printed("train", zoo, "--target", "strength", "--seeds", 1, "--out", out, "--epochs", 1)
     record = json.loads((out / "run.json").read_text())
     record["zoo"]["families"] = ["llama"]
     (tmp_path / "bad").mkdir()

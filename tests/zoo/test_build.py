@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from transformer_nfn.zoo.training.grid import grid
 from transformer_nfn.zoo.verify import verify
 
 from .conftest import SMALL
+
+RAY_QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_MODE": "disabled"}
 
 
 def assert_same(a: Zoo, b: Zoo) -> None:
@@ -40,7 +43,7 @@ def start(out: Path, options: BuildOptions, environment: dict[str, str], prelude
     code += "build(sys.argv[1], BuildOptions(**json.loads(sys.argv[2])))"
     return subprocess.Popen(
         [sys.executable, "-c", code, str(out), json.dumps(vars(options))],
-        env=environment | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_MODE": "disabled"},
+        env=environment | RAY_QUIET,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -209,6 +212,8 @@ def test_a_zoo_of_other_runs_does_not_grow(small_zoo: Zoo, tmp_path: Path) -> No
         ({"device": "tpu"}, "device must be"),
         ({"engine": "slurm"}, "unknown engine"),
         ({"workers": 0}, "workers"),
+        ({"gpu_share": 0.5}, "below 1 with the engine ray only, found 0.5 with local"),
+        ({"gpu_share": 1.5, "engine": "ray"}, "at most 1, .* found 1.5 with ray"),
         ({"data": "/nowhere/at/all"}, "does not exist"),
         ({"path": "magic"}, "path must be"),
     ],
@@ -268,6 +273,25 @@ def test_a_killed_ray_driver_is_resumed(tmp_path: Path, environment: dict[str, s
     assert_same(reference, Zoo.open(out))
 
 
+@pytest.mark.nightly
+def test_a_cluster_loses_no_run_and_waits_for_one_shard_at_most(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """The simulated cluster of benchmarks/cluster.py, whose workers sleep in place of training."""
+    benchmarks = Path(__file__).parents[2] / "benchmarks"
+    code = "import json, sys; from pathlib import Path; import cluster\n"
+    code += "print(json.dumps(cluster.simulate(4, 3.0, 1, Path(sys.argv[1]))))"
+    path = os.pathsep.join([str(benchmarks), environment.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=300,
+        env=environment | RAY_QUIET | {"PYTHONPATH": path}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr  # it compares the runs of the zoo with its plan
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert (measured["shards"], measured["killed"], measured["begun"]) == (16, 1, 17)
+    assert measured["tail"] < measured["longest_shard"] + 2
+
+
 @pytest.mark.usefixtures("no_ray_cluster")
 def test_a_missing_cluster_or_library_is_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -277,3 +301,27 @@ def test_a_missing_cluster_or_library_is_one_error(
     monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
     with pytest.raises(ZooError, match=r"pip install 'transformer-nfn\[ray\]'"):
         build(tmp_path / "zoo", RAY)
+
+
+def test_a_driver_without_a_gpu_asks_for_a_share_of_one_per_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+
+    def end(_: object) -> None:
+        raise ZooError("collected")
+
+    def options(**resources: object) -> SimpleNamespace:
+        asked.update(resources)
+        return SimpleNamespace(remote=lambda *arguments: arguments[1][0].run)
+
+    ray = SimpleNamespace(
+        is_initialized=lambda: True, put=lambda task: task, get=end,
+        remote=lambda work: SimpleNamespace(options=options),
+        wait=lambda references, timeout: (references[:1], references[1:]),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ZooError, match="collected"):
+        build(tmp_path / "zoo", replace(RAY, device="cuda", gpu_share=0.5))
+    assert (asked["num_gpus"], asked["num_cpus"]) == (0.5, 1)

@@ -292,7 +292,7 @@ def _ray(
     if not left:
         return
     with ray_cluster(address, PairsError) as ray:
-        task = one_core_task(ray, _work, "cpu", RETRIES)
+        task = one_core_task(ray, _work, 0, RETRIES)
         waiting = {}
         for a, b in left:
             absolute = [replace(model, path=model.path.resolve()) for model in (a, b)]

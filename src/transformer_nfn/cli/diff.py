@@ -18,7 +18,6 @@ from transformer_nfn.cli.options import (
     open_options,
 )
 from transformer_nfn.errors import SpaceError
-from transformer_nfn.io.files import check_writable
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import Model, OpenOptions
@@ -59,6 +58,7 @@ def diff_command(
       tnfn diff base/ suspect/ --json
     """
     from transformer_nfn.checkpoints.differences import diff, draw_difference
+    from transformer_nfn.io.files import check_writable
     from transformer_nfn.report.difference_page import write_difference_page
 
     check_writable(figure, page)

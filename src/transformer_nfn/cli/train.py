@@ -62,8 +62,7 @@ def train_command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Which predictor; `--model list` names them. By default whole_network, on "
-            "checkpoints of your own invariant_mlp."
+            help="Which predictor; `--model list` names them. By default whole_network."
         ),
     ] = None,
     target: Annotated[
@@ -178,11 +177,11 @@ def train_command(
     options = {} if channels is None else {"channels": _channels(channels)}
     opened = open_zoo(zoo)
     own = isinstance(opened, ModelZoo)
-    model = model or (OWN_MODELS[0] if own else "whole_network")
+    model = model or "whole_network"
     if own and (model not in OWN_MODELS or damaged is not None or leave_out is not None):
         raise TransformerNFNError(
-            f"'{zoo}' holds checkpoints of any family: train {' or '.join(OWN_MODELS)} on it, "
-            "without --damaged and --leave-out"
+            f"'{zoo}' holds checkpoints of any family: train {', '.join(OWN_MODELS[:-1])} or "
+            f"{OWN_MODELS[-1]} on it, without --damaged and --leave-out"
         )
     check_networks(model, mixed=isinstance(opened, MixedZoo), damaged=damaged is not None)
     selection = Selection(
@@ -194,7 +193,7 @@ def train_command(
     )
     with epochs_bar(model, quiet=as_json) as report:
         networks = (
-            load_own_networks(opened, selection, report)
+            load_own_networks(opened, selection, model, report)
             if isinstance(opened, ModelZoo)
             else load_networks(opened, selection)
         )

@@ -74,6 +74,9 @@ def build(
     address: Annotated[
         str | None, typer.Option(help="Of a Ray cluster; a local one if not given.")
     ] = None,
+    gpu_share: Annotated[
+        float, typer.Option(help="With ray on cuda: the part of a GPU that a worker takes.")
+    ] = 1.0,
     vectors: Annotated[
         Path | None,
         typer.Option(help="A word2vec file, or a text zoo; vectors are trained if not given."),

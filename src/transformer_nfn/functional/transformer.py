@@ -66,10 +66,12 @@ def affine_norm(
     return out if bias is None else out + bias
 
 
-def hidden_from(description: Attention, queries: int, keys: int) -> Tensor:
+def hidden_from(
+    description: Attention, queries: int, keys: int, device: torch.device | None = None
+) -> Tensor:
     """``[queries, keys]``, True where attention is masked: the future, and out of the window."""
-    back = torch.arange(queries).unsqueeze(-1) - torch.arange(keys)
-    hidden = torch.zeros(queries, keys, dtype=torch.bool)
+    back = torch.arange(queries, device=device).unsqueeze(-1) - torch.arange(keys, device=device)
+    hidden = torch.zeros_like(back, dtype=torch.bool)
     if description.causal:
         hidden |= back < 0
     if description.window is not None:
@@ -118,10 +120,12 @@ def attention(
     if position_bias is not None:
         scores = scores + position_bias
     if description.alibi:
-        back = torch.arange(scores.shape[-2]).unsqueeze(-1) - torch.arange(scores.shape[-1])
-        scores = scores - description.slopes().to(scores)[:, None, None] * back.abs().to(scores)
+        rows, columns = (torch.arange(n, device=scores.device) for n in scores.shape[-2:])
+        back = (rows.unsqueeze(-1) - columns).abs().to(scores.dtype)
+        scores = scores - description.slopes().to(scores)[:, None, None] * back
     if description.causal or description.window is not None:
-        scores = scores.masked_fill(hidden_from(description, *scores.shape[-2:]), -math.inf)
+        hidden = hidden_from(description, scores.shape[-2], scores.shape[-1], scores.device)
+        scores = scores.masked_fill(hidden, -math.inf)
     mixed = torch.softmax(scores, dim=-1) @ values  # [batch, h, L, d_v]
     out = torch.einsum("bhlv,hvd->bld", mixed, weights["W_O"])
     return out + weights["b_O"] if "b_O" in weights else out
@@ -238,7 +242,8 @@ def transformer(
     Args:
         description: of the network.
         weights: its canonical tensors, in memory or read on access.
-        inputs: token ids ``[batch, L]``; pixels ``[batch, channels, height, width]``; audio
+        inputs: token ids ``[batch, L]`` or mixtures of tokens ``[batch, L, vocab]``, whose rows
+            weigh the token embeddings; pixels ``[batch, channels, height, width]``; audio
             ``[batch, mel, frames]``; or vectors ``[batch, L, D]`` (``[batch, L, pixels]`` of
             patches that are cut already).
         decoder: token ids for the decoder of an encoder-decoder.
@@ -303,10 +308,12 @@ def embed(
     elif description.has("projection"):
         return _projected(description, weights, inputs, dtype)
     else:
-        rows = one("token", None)[inputs]  # only the rows in use need the working dtype
+        rows = _token_rows(one("token", None), inputs)  # these alone need the working dtype
         x = (rows if dtype is None else rows.to(dtype)) * description.embedding_scale
         if description.dropped_token is not None:
-            there = (inputs != description.dropped_token).to(x).unsqueeze(-1)
+            mixed, dropped = inputs.is_floating_point(), description.dropped_token
+            there = 1 - inputs[..., dropped] if mixed else inputs != dropped
+            there = there.to(x.dtype).unsqueeze(-1)
             x = x * there / there.mean(1, keepdim=True)
     if (position := description.of_stack(stack, "position")) is not None:
         start, table = description.position_offset, one(position)
@@ -326,6 +333,11 @@ def embed(
     return x
 
 
+def _token_rows(table: Tensor, inputs: Tensor) -> Tensor:
+    """Rows of an embedding by ids ``[batch, L]``, or mixed ``[batch, L, vocab]``."""
+    return inputs.to(table.dtype) @ table if inputs.is_floating_point() else table[inputs]
+
+
 def _fixed_positions(description: Transformer, x: Tensor) -> Tensor:
     """Sinusoids for ``x [batch, L, D]``, or nothing."""
     if description.sinusoids is None:
@@ -340,7 +352,7 @@ def _projected(
 ) -> Tensor:
     """An embedding of another width, normed and projected into the stream (ALBERT)."""
     kept = fetch_under(weights, "kept.", dtype)
-    x = kept["token"][inputs] + kept["position"][: inputs.shape[1]] + kept["type"][0]
+    x = _token_rows(kept["token"], inputs) + kept["position"][: inputs.shape[1]] + kept["type"][0]
     x = affine_norm(x, description.norm, description.eps, kept["norm.g"], kept["norm.b"])
     into = fetch(weights, ["projection", "projection_bias"], dtype)
     return x @ into["projection"] + into["projection_bias"]

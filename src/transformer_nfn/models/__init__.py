@@ -2,7 +2,12 @@
 
 from transformer_nfn.models.baselines import MLP, StatNN
 from transformer_nfn.models.invariants import InvariantBoosting, InvariantMLP, invariant_features
-from transformer_nfn.models.linear import StatisticsLinear
+from transformer_nfn.models.linear import (
+    StatisticsBoosting,
+    StatisticsLinear,
+    StatisticsMLP,
+    WeightsMLP,
+)
 from transformer_nfn.models.network import Network, map_network, network_of, tensors_of
 from transformer_nfn.models.neural_graph import NeuralGraph
 from transformer_nfn.models.probing import HiddenProbe, ProbeGen
@@ -13,7 +18,7 @@ from transformer_nfn.models.trees import (
     RandomForestPredictor,
     XGBoostPredictor,
 )
-from transformer_nfn.models.whole_network import WholeNetwork
+from transformer_nfn.models.whole_network import WholeCheckpoint, WholeNetwork
 
 __all__ = [
     "MLP",
@@ -28,9 +33,13 @@ __all__ = [
     "ProbeGen",
     "RandomForestPredictor",
     "StatNN",
+    "StatisticsBoosting",
     "StatisticsLinear",
+    "StatisticsMLP",
     "TabularPredictor",
     "TransformerNFN",
+    "WeightsMLP",
+    "WholeCheckpoint",
     "WholeNetwork",
     "XGBoostPredictor",
     "invariant_features",

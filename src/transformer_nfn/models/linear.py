@@ -1,4 +1,4 @@
-"""Weight statistics with a linear model, the simplest rival."""
+"""Predictors on statistics of each tensor, or on all weights: the simplest rivals."""
 
 from __future__ import annotations
 
@@ -10,15 +10,69 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from transformer_nfn.models.checkpoint_batch import WEIGHTS
+from transformer_nfn.models.invariants import InvariantBoosting, InvariantMLP
 from transformer_nfn.models.network import same_batch, tensors_of
 from transformer_nfn.models.statistics import mean_and_scale, sorted_statistics
-from transformer_nfn.models.tabular import Held, PredictorError, TabularPredictor
+from transformer_nfn.models.tabular import (
+    Held,
+    PredictorError,
+    TabularPredictor,
+    flattened,
+    only_size,
+)
 
 PENALTIES = tuple(10.0**i for i in range(-3, 6))
 """Ridge penalties to choose from."""
 EXTREME = 1e-3
 """Accuracies closer to 0 or 1 count as this close: their logits would outweigh all others."""
 FILE = "model.safetensors"
+
+
+def tensor_statistics(network: Mapping[str, object]) -> np.ndarray:
+    """Seven statistics of every tensor, names in alphabetical order, ``[n, F]`` in float64.
+
+    >>> tensor_statistics({"classifier": {"b_1": torch.ones(2, 5)}}).shape
+    (2, 7)
+    """
+    named = only_size(network) if WEIGHTS in network else tensors_of(network)
+    weights = same_batch([named[name].detach().cpu().double().flatten(1) for name in sorted(named)])
+    out: np.ndarray = torch.cat([sorted_statistics(w) for w in weights], 1).numpy()
+    return out
+
+
+class StatisticsMLP(InvariantMLP):
+    """A small MLP on mean, variance and quartiles of each tensor, standardised.
+
+    >>> networks = {"classifier": {"b_1": torch.randn(20, 5)}}
+    >>> StatisticsMLP(epochs=2).fit(networks, torch.rand(20)).width
+    7
+    """
+
+    def table(self, network: Mapping[str, object]) -> np.ndarray:
+        """Seven statistics of every tensor."""
+        return tensor_statistics(network)
+
+
+class StatisticsBoosting(InvariantBoosting):
+    """LightGBM on mean, variance and quartiles of each tensor."""
+
+    def table(self, network: Mapping[str, object]) -> np.ndarray:
+        """Seven statistics of every tensor."""
+        return tensor_statistics(network)
+
+
+class WeightsMLP(InvariantMLP):
+    """A small MLP on all weights, standardised.
+
+    >>> networks = {"classifier": {"b_1": torch.randn(20, 5)}}
+    >>> WeightsMLP(epochs=2).fit(networks, torch.rand(20)).width
+    5
+    """
+
+    def table(self, network: Mapping[str, object]) -> np.ndarray:
+        """All weights."""
+        return flattened(network)
 
 
 class StatisticsLinear(TabularPredictor):
@@ -42,11 +96,8 @@ class StatisticsLinear(TabularPredictor):
         return None if self.width is None else self.width + 1
 
     def table(self, network: Mapping[str, object]) -> np.ndarray:
-        """Seven statistics of every tensor, names in alphabetical order, in float64."""
-        tensors = sorted(tensors_of(network).items())
-        weights = same_batch([w.detach().cpu().double().flatten(1) for _, w in tensors])
-        out: np.ndarray = torch.cat([sorted_statistics(w) for w in weights], 1).numpy()
-        return out
+        """Seven statistics of every tensor."""
+        return tensor_statistics(network)
 
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
         table, target = torch.from_numpy(x), torch.from_numpy(y).clamp(EXTREME, 1 - EXTREME).logit()

@@ -72,6 +72,8 @@ def tensors_of(network: Mapping[str, Any]) -> dict[str, Tensor]:
     for part, value in network.items():
         if isinstance(value, Tensor):
             tensors[part] = value
+        elif isinstance(value, tuple):  # descriptions of checkpoints
+            continue
         elif isinstance(value, Mapping):
             tensors |= {f"{part}.{name}": w for name, w in value.items()}
         else:
@@ -93,7 +95,7 @@ def map_network(network: Mapping[str, Any], change: Any) -> Network:
         elif isinstance(value, Mapping):
             out[part] = {name: change(w) for name, w in value.items()}
         else:
-            out[part] = change(value)
+            out[part] = value if isinstance(value, tuple) else change(value)
     return out  # type: ignore[return-value]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformer_nfn.errors import TransformerNFNError, missing_extra
 from transformer_nfn.io.files import write_bytes
 from transformer_nfn.io.json_fields import Fields, read_object
+from transformer_nfn.models.checkpoint_batch import WEIGHTS, by_size
 
 FORMAT = 1
 METADATA = "predictor.json"
@@ -168,8 +169,24 @@ class TabularPredictor:
         raise NotImplementedError
 
 
+def only_size(network: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors ``[n, *axes]`` of a batch of checkpoints; several sizes are refused."""
+    groups = list(by_size(network))
+    if len(groups) != 1:
+        raise PredictorError(
+            f"a predictor on tensors reads networks of one size, found {len(groups)} sizes"
+        )
+    return groups[0][2]
+
+
 def flattened(network: Mapping[str, Any]) -> np.ndarray:
-    """Embedding, blocks and classifier side by side, names in alphabetical order, ``[n, all]``."""
+    """Embedding, blocks and classifier side by side, names in alphabetical order, ``[n, all]``.
+
+    Of checkpoints all tensors, in the order of their names in the file.
+    """
+    if WEIGHTS in network:
+        tensors = only_size(network).values()
+        return torch.cat([w.flatten(1).detach().cpu().float() for w in tensors], 1).numpy()
     parts = [network.get("embedding"), *network.get("blocks", []), network.get("classifier")]
     rows: list[Tensor] = []
     for part in parts:

@@ -176,7 +176,7 @@ def fill_cells_on_ray(
         progress: called with each finished cell.
     """
     with ray_cluster(address, RunError) as ray:
-        task = one_core_task(ray, _work, how["device"], RETRIES)
+        task = one_core_task(ray, _work, int("cuda" in how["device"]), RETRIES)
         where = zoo_path.resolve(), out.resolve()
         waiting = {task.remote(where[0], cell, where[1], how): cell for cell in cells}
         records: dict[str, RunRecord] = {}

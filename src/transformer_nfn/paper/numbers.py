@@ -26,6 +26,9 @@ MODEL_NAMES: Mapping[str, str] = {
     "hidden_probe": "HiddenProbe",
     "neural_graph": "Neural graph",
     "statistics_linear": "Linear on statistics",
+    "statistics_mlp": "MLP on statistics",
+    "statistics_boosting": "Boosting on statistics",
+    "weights_mlp": "MLP on all weights",
 }
 
 

@@ -65,12 +65,21 @@ class Dataset:
         return np.asarray(self.accuracy.cpu().double().numpy())
 
     @property
-    def skill(self) -> Tensor:
-        """Test accuracy of each network if it is known, else ones, ``[n]`` on the CPU."""
+    def skills(self) -> tuple[Tensor, Tensor]:
+        """Two weights by which good networks are chosen, ``[n]`` on the CPU.
+
+        The test accuracy twice, ones where it is missing. Where the zoo has none, the target may
+        grow or fall with what a network can do: first the target itself, then one less it.
+        """
+        accuracy = self.columns.get(ACCURACY_COLUMN)
         if self.target == ACCURACY:
-            return self.accuracy.cpu()
-        known = torch.as_tensor(self.columns[ACCURACY_COLUMN], dtype=torch.float32)
-        return torch.where(known.isnan(), 1.0, known)
+            known = self.accuracy.cpu()
+        elif accuracy is not None:
+            known = torch.as_tensor(accuracy, dtype=torch.float32)
+            known = torch.where(known.isnan(), 1.0, known)
+        else:
+            return self.accuracy.cpu(), 1 - self.accuracy.cpu()
+        return known, known
 
     def of_class(self, name: str) -> Dataset:
         """The same networks with another target: whether a network is of this class."""

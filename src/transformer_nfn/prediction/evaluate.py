@@ -109,7 +109,7 @@ def evaluate(
     digests = TrainingDigests.load(folders[0] if folders else run)
     opened = open_zoo(resolve(zoo_path, "zoo"))
     if trained.families or isinstance(opened, ModelZoo):
-        return _evaluate_own(trained, digests, opened, report)
+        return _evaluate_own(trained, digests, opened, batch, report)
     zoos = opened.zoos if isinstance(opened, MixedZoo) else {str(zoo_path): opened}
     for name, zoo in zoos.items():
         check_readable(name, zoo.sizes, trained.sizes.first, trained.predictors)
@@ -153,6 +153,7 @@ def _evaluate_own(
     run: TrainedRun,
     digests: TrainingDigests,
     zoo: Zoo | MixedZoo | ModelZoo,
+    batch: int,
     report: Report | None,
 ) -> dict[str, Any]:
     """Evaluate on a zoo of checkpoints a run that was trained on such a zoo."""
@@ -167,13 +168,15 @@ def _evaluate_own(
             f"{', '.join(run.families)}"
         )
 
-    def count(line: dict[str, Any]) -> None:
+    name, text = run.predictors[0].name, getattr(run.predictors[0].inner, "text", "")
+    parts = []
+    for start in range(0, len(zoo), batch):
+        rows = np.arange(start, min(start + batch, len(zoo)))
+        data = load_own_rows(zoo, rows, run.target, name, text=text).to(run.device)
+        parts.append(_evaluate(run, data, None, digests.standings(data, OWN_TASK)))
         if report is not None:
-            report(line["done"], len(zoo))
-
-    data = load_own_rows(zoo, np.arange(len(zoo)), run.target, count)
-    standing = digests.standings(data, OWN_TASK)
-    figures = _evaluate(run, data, None, standing).figures()
+            report(int(rows[-1]) + 1, len(zoo))
+    figures = Evaluated.joined(parts).figures()
     return {"target": run.target.column, "zoo_seeds": "unknown", **figures, "warning": None}
 
 

@@ -1,14 +1,16 @@
-"""Networks of any family as training data: a row of invariant numbers for each checkpoint.
+"""Networks of any family as training data: invariant numbers of each checkpoint, and its weights.
 
 The numbers come from the fingerprint of a checkpoint, which no symmetry of its family changes:
 sizes of heads and neurons, and lengths of the rows that describe blocks, biases, embeddings and
-heads, at eight steps of depth. There are as many for every family, width and depth.
+heads, at eight steps of depth. There are as many for every family, width and depth. Predictors that
+run networks, or read their tensors, also get the weights.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,11 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.fingerprints import take_fingerprint
+from transformer_nfn.errors import SpaceError
+from transformer_nfn.functional.description import Transformer
+from transformer_nfn.models.checkpoint_batch import packed
 from transformer_nfn.models.invariants import FEATURES
+from transformer_nfn.models.whole_network import ProbeFormat
 from transformer_nfn.networks import Network
 from transformer_nfn.prediction.data import (
     FRACTIONS,
@@ -32,12 +38,67 @@ from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.prediction.target import ACCURACY, ACCURACY_COLUMN, Target, target_values
 from transformer_nfn.zoo import ModelZoo
 
-MODELS = ("invariant_mlp", "invariant_boosting")
-"""Predictors that read networks of any family."""
+ON_INVARIANTS = ("invariant_mlp", "invariant_boosting")
+"""Predictors that read invariants alone."""
+MODELS = (
+    "whole_network", *ON_INVARIANTS, "statistics_mlp", "statistics_linear", "statistics_boosting",
+    "weights_mlp", "xgboost", "lightgbm", "random_forest",
+)  # fmt: skip
+"""Predictors of networks of any family."""
 OWN_TASK = "own networks"
 RUN = "run"
 """Column of a zoo whose equal values stay in one part: checkpoints of one training."""
+MOST_WEIGHTS = 1 << 31
+"""Numbers in the weights of all networks that are held in memory."""
 Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class OwnNetwork:
+    """What predictors read of a checkpoint.
+
+    Attributes:
+        features: invariants, ``[F]`` in float64.
+        description: of the network, where its weights are read.
+        tensors: its weights by canonical name.
+    """
+
+    features: Tensor
+    description: Transformer | None = None
+    tensors: dict[str, Tensor] | None = None
+
+    @staticmethod
+    def read(model: Model, reads: str) -> OwnNetwork:
+        """Read what a predictor of the name ``reads`` needs of an open checkpoint."""
+        features = model_features(model)
+        if reads in ON_INVARIANTS:
+            return OwnNetwork(features)
+        return OwnNetwork(features, model.description, model.read(model.names, torch.float32))
+
+
+def stacked(networks: Sequence[OwnNetwork]) -> dict[str, Any]:
+    """Networks as models read them."""
+    batch: dict[str, Any] = {FEATURES: torch.stack([each.features for each in networks])}
+    pairs = [
+        (each.description, each.tensors)
+        for each in networks
+        if each.description is not None and each.tensors is not None
+    ]
+    return batch | packed(pairs) if pairs else batch
+
+
+def check_format(model: Model, name: str, text: str) -> str:
+    """`ProbeFormat.text` of a network; refused if it cannot be probed, or is not ``text``."""
+    try:
+        found = ProbeFormat.of(model.description).text
+    except SpaceError as error:
+        raise RunError(f"whole_network cannot read '{name}': {error}") from error
+    if text and found != text:
+        raise RunError(
+            f"'{name}' reads {found}: whole_network asks all networks by the same probes, and "
+            f"others read {text}"
+        )
+    return found
 
 
 def model_features(model: Model) -> Tensor:
@@ -59,13 +120,38 @@ def model_features(model: Model) -> Tensor:
 
 
 def load_own_rows(
-    zoo: ModelZoo, rows: np.ndarray, target: Target, report: Report | None = None
+    zoo: ModelZoo,
+    rows: np.ndarray,
+    target: Target,
+    reads: str,
+    report: Report | None = None,
+    *,
+    text: str = "",
 ) -> Dataset:
-    """Rows of a zoo of checkpoints as training data."""
-    features = []
+    """Rows of a zoo of checkpoints as data of a predictor.
+
+    Args:
+        zoo: the zoo.
+        rows: of it.
+        target: what is predicted.
+        reads: name of the predictor.
+        report: called after every network.
+        text: `ProbeFormat.text` that all must have, empty if none is known.
+    """
+    networks: list[OwnNetwork] = []
+    weights = 0
     for i, row in enumerate(rows.tolist()):
         with zoo[row] as model:
-            features.append(model_features(model))
+            name = f"{zoo.path}#{row}"
+            if reads == "whole_network":
+                text = check_format(model, name, text)
+            weights += sum(torch.Size(shape).numel() for shape in model.names.values())
+            if reads not in ON_INVARIANTS and weights > MOST_WEIGHTS:
+                raise RunError(
+                    f"'{zoo.path}': {reads} keeps all weights in memory, expected at most "
+                    f"{MOST_WEIGHTS:,}, found more; train {ON_INVARIANTS[0]}"
+                )
+            networks.append(OwnNetwork.read(model, reads))
         if report is not None:
             report({"note": f"reads networks, {i + 1} of {len(rows)}", "done": i + 1})
     values = target_values(zoo, target.column, rows)
@@ -75,13 +161,16 @@ def load_own_rows(
     columns |= {RECIPE_COLUMN + name: column[rows] for name, column in recipe.items()}
     if target != ACCURACY:
         columns["target"] = values if target.kind == "class" else target.measured(values)
+    accuracy = zoo.targets.get(ACCURACY_COLUMN)
+    if accuracy is not None and accuracy.dtype.kind == "f":
+        columns[ACCURACY_COLUMN] = accuracy[rows]
     encoded = torch.as_tensor(target.encode(values), dtype=torch.float32)
-    network: Any = {FEATURES: torch.stack(features)}
+    network: Any = stacked(networks)
     return Dataset(None, network, encoded, columns, target=target)
 
 
 def load_own_networks(
-    zoo: ModelZoo, selection: Selection, report: Report | None = None
+    zoo: ModelZoo, selection: Selection, reads: str, report: Report | None = None
 ) -> Parts:
     """Read the networks of a zoo of checkpoints and split them 70/15/15; runs stay together."""
     rows = np.arange(len(zoo))
@@ -90,10 +179,14 @@ def load_own_networks(
             f"not enough networks: '{zoo.path}' has {len(rows)}, {MIN_NETWORKS} are needed"
         )
     target = Target.of(selection.target, target_values(zoo, selection.target, rows))
-    seed, by = selection.split_seed, _run_column(zoo)
-    train, val, test = zoo.split(rows, FRACTIONS, seed=seed, by=by)
-    data = load_own_rows(zoo, rows, target, report)
-    return check_parts(Parts(data.take(train), data.take(val), data.take(test)))
+    data = load_own_rows(zoo, rows, target, reads, report)
+    return split_own(zoo, data, selection.split_seed)
+
+
+def split_own(zoo: ModelZoo, data: Dataset, seed: int) -> Parts:
+    """Split all networks of a zoo."""
+    parts = zoo.split(None, FRACTIONS, seed=seed, by=_run_column(zoo))
+    return check_parts(Parts(*(data.take(rows) for rows in parts)))
 
 
 def describe_own_zoo(zoo: ModelZoo) -> dict[str, Any]:
@@ -113,8 +206,15 @@ def _run_column(zoo: ModelZoo) -> str:
     return RUN if RUN in zoo.targets else "network"
 
 
-def own_features(network: Network, families: Sequence[str]) -> Tensor:
-    """Features of a network that a user named, if it is of a family that was trained on."""
+def read_own(network: Network, families: Sequence[str], reads: str, text: str) -> OwnNetwork:
+    """Read a network that a user named, if it is like those that were trained on.
+
+    Args:
+        network: the network.
+        families: that were trained on.
+        reads: name of the predictor.
+        text: `ProbeFormat.text` of the probes, empty without probes.
+    """
     model = network.open_model()
     if model is None:
         raise RunError(
@@ -128,4 +228,6 @@ def own_features(network: Network, families: Sequence[str]) -> Tensor:
                 f"'{network.name}' is a {family} checkpoint: the predictor was trained on "
                 f"{', '.join(families)}"
             )
-        return model_features(model)
+        if text:
+            check_format(model, network.name, text)
+        return OwnNetwork.read(model, reads)

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import network_of
-from transformer_nfn.models.invariants import FEATURES
 from transformer_nfn.networks import Network, check_positions, resolve_networks, zoo_rows
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.guard.own import OwnGuard
 from transformer_nfn.prediction.metrics import LEVEL
-from transformer_nfn.prediction.own_networks import own_features
+from transformer_nfn.prediction.own_networks import OwnNetwork, read_own, stacked
 from transformer_nfn.prediction.predictors import (
     Predictor,
     class_folders,
@@ -120,14 +119,15 @@ class LoadedNetwork:
 
     Attributes:
         sizes: of the network; None for one of any family.
-        weights: under the names of ``sizes.space``, each ``[*axes]`` in float32; of a network of
-            any family its invariants.
+        weights: under the names of ``sizes.space``, each ``[*axes]`` in float32.
         left_out: tensors of the file that were not read.
+        checkpoint: what is read of a network of any family.
     """
 
     sizes: NetworkSizes | None
     weights: dict[str, Tensor]
     left_out: tuple[str, ...]
+    checkpoint: OwnNetwork | None = None
 
     @property
     def note(self) -> str | None:
@@ -224,8 +224,9 @@ class TrainedRun:
     def load(self, networks: Sequence[Network]) -> list[LoadedNetwork]:
         """Load networks; an error says what the predictors cannot read."""
         if self.families:
-            features = [own_features(network, self.families) for network in networks]
-            return [LoadedNetwork(None, {FEATURES: found}, ()) for found in features]
+            name, text = self.predictors[0].name, getattr(self.predictors[0].inner, "text", "")
+            read = [read_own(network, self.families, name, text) for network in networks]
+            return [LoadedNetwork(None, {}, (), each) for each in read]
         trained, loaded = self.sizes.first, []
         for zoo, group in groupby(networks, key=lambda network: network.zoo):
             if zoo is None:
@@ -279,7 +280,7 @@ def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Predict
         places.setdefault(network.sizes, []).append(i)
     out: dict[int, Prediction] = {}
     for sizes, indices in places.items():
-        data = as_dataset(sizes, [loaded[i].weights for i in indices]).to(run.device)
+        data = as_dataset(sizes, [loaded[i] for i in indices]).to(run.device)
         data = run.predictors[0].prepared(data)
         each, classes = _answers(run, data)
         by_weights = mean = each.mean(0)
@@ -348,15 +349,16 @@ def _joined(sentences: Sequence[str | None]) -> str | None:
     return "; ".join(sentence for sentence in sentences if sentence is not None) or None
 
 
-def as_dataset(sizes: NetworkSizes | None, weights: list[dict[str, Tensor]]) -> Dataset:
+def as_dataset(sizes: NetworkSizes | None, networks: Sequence[LoadedNetwork]) -> Dataset:
     """Stack networks of one size, or of any family, as a data set without accuracies."""
-    accuracy, columns = torch.zeros(len(weights)), {"row": np.arange(len(weights))}
+    accuracy, columns = torch.zeros(len(networks)), {"row": np.arange(len(networks))}
     if sizes is None:
-        features: Any = {FEATURES: torch.stack([w[FEATURES] for w in weights])}
-        return Dataset(None, features, accuracy, columns)
+        batch: Any = stacked([each.checkpoint for each in networks if each.checkpoint is not None])
+        return Dataset(None, batch, accuracy, columns)
+    weights = [each.weights for each in networks]
     names = sizes.space.tensors
-    stacked = {name: torch.stack([w[name] for w in weights]).float() for name in names}
-    return Dataset(sizes.block_space, network_of(stacked), accuracy, columns, sizes.tokens)
+    tensors = {name: torch.stack([w[name] for w in weights]).float() for name in names}
+    return Dataset(sizes.block_space, network_of(tensors), accuracy, columns, sizes.tokens)
 
 
 def check_readable(

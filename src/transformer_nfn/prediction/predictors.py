@@ -75,8 +75,14 @@ def whole_network_sizes(data: Dataset) -> dict[str, Any]:
     }
 
 
+def _whole_network(data: Dataset, **options: Any) -> nn.Module:
+    if data.block_space is not None:
+        return _of_task("WholeNetwork")(data, **options)
+    return models.WholeCheckpoint.of(data.network, **options)
+
+
 NEURAL: Mapping[str, tuple[str, Callable[..., nn.Module]]] = {
-    "whole_network": ("WholeNetwork", _of_task("WholeNetwork")),
+    "whole_network": ("WholeNetwork", _whole_network),
     "transformer_nfn": ("TransformerNFN", _transformer_nfn),
     "transformer_nfn_gated": ("TransformerNFN", _gated_nfn),
     "mlp": ("MLP", _baseline("MLP")),
@@ -92,6 +98,9 @@ TABULAR: Mapping[str, str] = {
     "invariant_boosting": "InvariantBoosting",
     "invariant_mlp": "InvariantMLP",
     "statistics_linear": "StatisticsLinear",
+    "statistics_mlp": "StatisticsMLP",
+    "statistics_boosting": "StatisticsBoosting",
+    "weights_mlp": "WeightsMLP",
 }
 ALL_CHECKPOINTS = ("whole_network",)
 """Predictors that also train on the other checkpoints of the training runs."""
@@ -204,20 +213,23 @@ class Predictor:
             self.inner.save_pretrained(folder)
 
     @staticmethod
-    def load(name: str, folder: Path) -> Predictor:
-        """Read what `save` wrote."""
+    def load(name: str, folder: Path, *, own: bool = False) -> Predictor:
+        """Read what `save` wrote; ``own`` for a predictor of checkpoints of any family."""
         check_name(name)
         if not folder.is_dir():
             raise RunError(f"the run keeps no predictor: there is no folder '{folder}'")
         if name in TABULAR:
             return Predictor(name, tabular_class(name).load(folder))
-        class_name, _ = NEURAL[name]
+        class_name = "WholeCheckpoint" if own else NEURAL[name][0]
         return Predictor(name, getattr(models, class_name).from_pretrained(folder))
 
 
 def load_predictors(run: Path, record: RunRecord) -> list[Predictor]:
     """Load the predictor of every seed of a run."""
-    return [Predictor.load(record.model, run / f"seed-{row['seed']}") for row in record.seeds]
+    own = "families" in record.zoo
+    return [
+        Predictor.load(record.model, run / f"seed-{row['seed']}", own=own) for row in record.seeds
+    ]
 
 
 def seed_predictions(predictors: Sequence[Predictor], data: Dataset) -> Tensor:

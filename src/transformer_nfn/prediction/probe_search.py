@@ -8,15 +8,18 @@ the task's classes in seconds, from weights and accuracies alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
-from transformer_nfn.models import map_network
+from transformer_nfn.models import WholeCheckpoint, map_network
+from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS, SIZE
+from transformer_nfn.models.whole_network.checkpoint_probes import TokenProbes, checkpoint_outputs
 from transformer_nfn.prediction.cuda_graphs import GraphSteps
 from transformer_nfn.prediction.data import Dataset
 
@@ -32,6 +35,8 @@ NETWORKS_PER_QUERY = 350
 POWER = 6
 """Networks are drawn by this power of their accuracy."""
 RATE = 0.01
+WRITERS = 8
+"""Language models that write the texts of a group of probes."""
 
 
 def search_steps(epochs: int, networks: int = STEPS) -> int:
@@ -55,7 +60,7 @@ def find_probes(
 ) -> None:
     """Optimise the module's probes such that networks answer with the probes' labels.
 
-    Networks are drawn by a high power of their accuracy, from ``seed`` alone. Each step queries
+    Networks are drawn by a high power of their skill, from ``seed`` alone. Each step queries
     networks of one size; every group of probes draws its own networks.
 
     Args:
@@ -72,7 +77,7 @@ def find_probes(
     start = torch.tensor(RATE, device=device) if on_gpu else RATE
     optimiser = torch.optim.Adam(module.probes.parameters(), start, capturable=on_gpu)
     groups = module.probes.groups
-    draws = _draws([data.skill for data in datasets], steps, seed, groups, per_group)
+    draws = _draws([data.skills for data in datasets], steps, seed, groups, per_group)
     draws = [(size, rows.to(device)) for size, rows in draws]
 
     def step(size: int, rows: Tensor) -> Tensor:
@@ -99,21 +104,79 @@ def find_probes(
         update(rows) if run is None else run(update, rows, of=size)
 
 
+def search_checkpoints(
+    module: WholeCheckpoint, data: Dataset, seed: int, steps: int, per_group: int
+) -> None:
+    """Find probes of checkpoints, of one size or several.
+
+    Classifiers are searched as by `find_probes`. Causal language models write the probes: texts
+    that training networks sample, drawn by their skill. Other language models keep random ones.
+    """
+    if not module.language:
+        find_probes(module, _by_size(data), seed, steps=steps, per_group=per_group)
+    elif module.causal and isinstance(module.probes, TokenProbes):
+        module.probes.set_ids(_texts(module, module.probes, data, seed), exactly=True)
+
+
+def _by_size(data: Dataset) -> list[Dataset]:
+    """A data set for each size, as CUDA graphs need it."""
+    network: dict[str, Any] = {**data.network}
+    sizes, descriptions = network[SIZE].cpu(), network[DESCRIPTIONS]
+    parts = []
+    for number in sizes.unique().tolist():
+        part = data.take((sizes == number).nonzero().squeeze(-1))
+        alone: Any = {**part.network, DESCRIPTIONS: (descriptions[number],)}
+        parts.append(replace(part, network=alone))
+    return parts
+
+
+@torch.no_grad()
+def _texts(module: WholeCheckpoint, probes: TokenProbes, data: Dataset, seed: int) -> Tensor:
+    """Texts ``[count, length]`` that networks sample token by token, each network as many."""
+    device, groups = probes.mix.device, probes.groups
+    count, length, tokens = probes.mix.shape
+    writers = min(WRITERS, len(data), count // groups)
+    ((_, drawn),) = _draws([data.skills], 1, seed, groups, writers)
+    generator = torch.Generator().manual_seed(seed)
+
+    ids = module.ids
+    assert ids is not None
+
+    def sampled(network: Mapping[str, Any], text: Tensor, place: int) -> Tensor:
+        inputs = one_hot(text, tokens).float().to(device)
+        logits = checkpoint_outputs(network, inputs, ids)[0, :, place, ids]
+        return torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).squeeze(1)
+
+    texts = []
+    for row in drawn.flatten().tolist():
+        network = map_network(data.network, lambda w, row=row: w[row : row + 1])
+        text = torch.randint(tokens, (-(-count // drawn.numel()), length), generator=generator)
+        text[:, 0] = sampled(network, text, 0)
+        for place in range(length - 1):
+            text[:, place + 1] = sampled(network, text, place)
+        texts.append(text)
+    return torch.cat(texts)[:count].to(device)
+
+
 def _draws(
-    accuracies: Sequence[Tensor], steps: int, seed: int, groups: int, per_group: int
+    skills: Sequence[tuple[Tensor, Tensor]], steps: int, seed: int, groups: int, per_group: int
 ) -> list[tuple[int, Tensor]]:
     """For each step the size it queries, and which of its networks, ``[groups, networks]``."""
     generator = torch.Generator().manual_seed(seed)
-    best = max(float(accuracy.max()) for accuracy in accuracies)
-    weights = [(accuracy / max(best, 1e-6)) ** POWER + 1e-3 for accuracy in accuracies]
-    totals = torch.stack([weight.sum() for weight in weights])
+    best = max(float(skill.max()) for pair in skills for skill in pair)
+    weights = [[(skill / max(best, 1e-6)) ** POWER + 1e-3 for skill in pair] for pair in skills]
+    totals = torch.stack([pair[0].sum() for pair in weights])
     # A separate generator, so that the draws of a single size do not depend on it.
     turns = torch.multinomial(
         totals, steps, replacement=True, generator=torch.Generator().manual_seed(seed)
     )
     draws = []
     for size in turns.tolist():
-        count = min(per_group, len(weights[size]))
-        rows = [torch.multinomial(weights[size], count, generator=generator) for _ in range(groups)]
+        pair = weights[size]
+        count = min(per_group, len(pair[0]))
+        rows = [
+            torch.multinomial(pair[group % 2], count, generator=generator)
+            for group in range(groups)
+        ]
         draws.append((size, torch.stack(rows)))
     return draws

@@ -12,11 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from transformer_nfn.models import ProbeGen, StatNN, WholeNetwork
+from transformer_nfn.models import ProbeGen, StatNN, WholeCheckpoint, WholeNetwork
 from transformer_nfn.models.baselines import STATISTICS
 from transformer_nfn.prediction.data import Dataset, SizeGroups, in_batches
 from transformer_nfn.prediction.predictors import prepared
-from transformer_nfn.prediction.probe_search import find_probes, networks_per_group, search_steps
+from transformer_nfn.prediction.probe_search import (
+    find_probes,
+    networks_per_group,
+    search_checkpoints,
+    search_steps,
+)
 from transformer_nfn.prediction.runs import RunError
 
 DEFAULTS: Mapping[str, dict[str, Any]] = {
@@ -189,10 +194,15 @@ class WholeNetworkStrategy(TrainingStrategy):
         if fresh and module.search:
             runs = sum(_num_runs(data) for data in groups.train)
             steps, per_group = search_steps(epochs, runs), networks_per_group(runs)
-            find_probes(module, groups.train, seed, steps=steps, per_group=per_group)
+            if isinstance(module, WholeCheckpoint):
+                search_checkpoints(module, groups.train[0], seed, steps, per_group)
+            else:
+                find_probes(module, groups.train, seed, steps=steps, per_group=per_group)
         train, val = (
             [module.head_inputs(d.network) for d in part] for part in (groups.train, groups.val)
         )
+        if isinstance(module, WholeCheckpoint):
+            module.standardise_outputs(*train)
         return ModelInputs(train, val)
 
     @torch.no_grad()

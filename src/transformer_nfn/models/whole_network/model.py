@@ -69,6 +69,9 @@ class WholeNetwork(TaskReader):
     order = 0.3
     mean: Tensor
     scale: Tensor
+    probes: nn.Module | None
+    output_head: nn.Sequential | None
+    invariant_head: nn.Sequential | None
 
     def __init__(
         self,
@@ -180,6 +183,7 @@ class WholeNetwork(TaskReader):
         if self.output_head is not None:
             yield self.output_head, network[OUTPUTS]
         x = self.prepared(network, positions)[INVARIANTS]
+        assert self.invariant_head is not None
         yield self.invariant_head, ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
 
     def _with_outputs(

@@ -51,6 +51,7 @@ class BuildOptions:
         engine: ``local`` (this machine) or ``ray`` (a cluster).
         workers: number of processes; None for one per core (CPU) or one (CUDA).
         address: of the Ray cluster; None starts a local one.
+        gpu_share: the part of a GPU that a worker of a Ray cluster takes, on ``cuda``.
         path: the code that computes a step; see `backends.describe_path`.
 
     >>> BuildOptions("digits", runs=8, width=16).group.name
@@ -78,6 +79,7 @@ class BuildOptions:
     engine: str = "local"
     workers: int | None = None
     address: str | None = None
+    gpu_share: float = 1.0
     path: str = "auto"
 
     @property
@@ -98,15 +100,21 @@ class BuildOptions:
             raise ZooError(f"workers must be at least 1, found {self.workers}")
         if self.data is not None and not Path(self.data).is_dir():
             raise ZooError(f"data folder '{self.data}' does not exist")
-        return replace(self, device=_device(self.device))
+        if not 0 < self.gpu_share <= 1 or (self.gpu_share < 1 and self.engine != "ray"):
+            raise ZooError(
+                "gpu share must be above 0 and at most 1, below 1 with the engine ray only, found "
+                f"{self.gpu_share:g} with {self.engine}"
+            )
+        return replace(self, device=_device(self.device, self.engine))
 
 
-def _device(device: str) -> str:
+def _device(device: str, engine: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise ZooError(f"device must be auto, cpu or cuda, found '{device}'")
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    # Workers of a cluster have GPUs that the driver has not.
+    if device.startswith("cuda") and engine == "local" and not torch.cuda.is_available():
         raise ZooError("device cuda is not available: PyTorch finds no GPU")
     return device
 

@@ -1,7 +1,8 @@
 """The engine on a Ray cluster: workers train shards, the driver claims and writes them.
 
 Only the driver accesses the folder, so a cluster needs no shared disk. Ray replaces a worker that
-dies, and its shard is trained again. If the driver dies, its claims end, and the same command
+dies, and its shard is trained again. On ``cuda`` a worker has a GPU, or the share of one that the
+options state; the driver needs none. If the driver dies, its claims end, and the same command
 continues from the shards that are there.
 """
 
@@ -55,7 +56,8 @@ class _Driver:
         self.most = plan.options.workers or IN_FLIGHT
         # The data is sent once to each node, so that workers need no files.
         self.task = ray.put(plan.load_task())
-        self.remote = one_core_task(ray, _work, plan.options.device, RETRIES)
+        gpus = plan.options.gpu_share if "cuda" in plan.options.device else 0
+        self.remote = one_core_task(ray, _work, gpus, RETRIES)
         self.flying: dict[Any, tuple[str, ExitStack]] = {}
 
     def run(self) -> None:

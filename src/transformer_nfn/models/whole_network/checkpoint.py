@@ -1,0 +1,248 @@
+"""`WholeCheckpoint`: what `WholeNetwork` is, for checkpoints of any family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS
+from transformer_nfn.models.network import paper_block
+from transformer_nfn.models.pretrained import Pretrained
+from transformer_nfn.models.statistics import mean_and_scale
+from transformer_nfn.models.whole_network.checkpoint_probes import (
+    MOST_TOKENS,
+    ImageProbes,
+    ProbeFormat,
+    TokenProbes,
+    checkpoint_outputs,
+)
+from transformer_nfn.models.whole_network.model import (
+    FARTHEST,
+    INVARIANTS,
+    OUTPUTS,
+    WholeNetwork,
+    head,
+)
+from transformer_nfn.models.whole_network.probes import (
+    RAREST,
+    ProbeOutputs,
+    Probes,
+    outputs_vary,
+)
+from transformer_nfn.spaces import WeightSpace
+
+FEATURES = "features"
+"""Key of a batch that holds invariants of the checkpoints."""
+PROBES = 64
+
+
+class WholeCheckpoint(WholeNetwork):
+    """`WholeNetwork` for checkpoints of one input format, of any family and size.
+
+    One head reads outputs on probes, which go through the family's reference forward; the other
+    reads invariants of the weights, which have to be in the batch.
+
+    >>> model = WholeCheckpoint(inputs="tokens", shape=(5, 100), classes=3)
+    >>> model.probes().shape
+    torch.Size([64, 5, 100])
+
+    Args:
+        space: not used.
+        text: `ProbeFormat.text` of the networks.
+        inputs: what probes are: images, mixtures of tokens, or vectors.
+        shape: of one probe; of tokens the length, and how many tokens are mixed.
+        classes: of the networks' outputs; of language models the size of the vocabulary is not
+            needed, and 1 stands here.
+        language: whether networks are language models.
+        causal: whether their tokens see only those before them.
+        invariants: number of invariants; 0 leaves them out.
+        probes: number of probes; 0 leaves them out.
+        rank: rank of the matrix of the probes of a group, for images and vectors.
+        groups: number of groups of probes.
+        hidden: neurons of both heads.
+    """
+
+    numbers: Tensor
+    out_mean: Tensor
+    out_scale: Tensor
+
+    def __init__(
+        self,
+        space: WeightSpace | None = None,
+        *,
+        text: str = "",
+        inputs: str = "images",
+        shape: tuple[int, ...] = (1, 8, 8),
+        classes: int = 10,
+        language: bool = False,
+        causal: bool = False,
+        invariants: int = 0,
+        probes: int = PROBES,
+        rank: int = 32,
+        groups: int = 2,
+        hidden: int = 16,
+    ) -> None:
+        Pretrained.__init__(self)
+        self.space = paper_block() if space is None else space
+        self._config = {
+            "text": text, "inputs": inputs, "shape": list(shape), "classes": classes,
+            "language": language, "causal": causal, "invariants": invariants, "probes": probes,
+            "rank": rank, "groups": groups, "hidden": hidden,
+        }  # fmt: skip
+        self.language, self.causal, self.text = language, causal, text
+        self.probes: Probes | TokenProbes | None = None
+        if probes and inputs == "images":
+            self.probes = ImageProbes(probes, tuple(shape), classes, rank, groups=groups)
+        elif probes and inputs == "tokens":
+            length, tokens = shape
+            self.probes = TokenProbes(probes, length, tokens, classes, groups=groups)
+            self.register_buffer("numbers", torch.arange(tokens).float())
+        elif probes:
+            length, width = shape
+            self.probes = Probes(probes, length, width, classes, rank, groups=groups)
+        self.output_head: nn.Sequential | None = None
+        if probes:
+            count = language_width(probes, shape[0]) if language else class_width(probes, classes)
+            self.register_buffer("out_mean", torch.zeros(count))
+            self.register_buffer("out_scale", torch.ones(count))
+            self.output_head = head(count, hidden)
+        self.register_buffer("mean", torch.zeros(invariants))
+        self.register_buffer("scale", torch.ones(invariants))
+        self.invariant_head = head(invariants, hidden) if invariants else None
+
+    @classmethod
+    def of(cls, network: Mapping[str, Any], **options: Any) -> Self:
+        """A model for networks like those of a batch."""
+        form = ProbeFormat.of(network[DESCRIPTIONS][0])
+        length, *sizes = form.shape
+        if form.inputs == "tokens":
+            sizes = [min(sizes[0], MOST_TOKENS)]
+        arguments: dict[str, Any] = {
+            "text": form.text, "inputs": form.inputs, "shape": (length, *sizes),
+            "classes": 1 if form.language else form.outputs, "language": form.language,
+            "causal": form.causal, "invariants": network[FEATURES].shape[1],
+        }  # fmt: skip
+        model = cls(**(arguments | options))
+        if model.probes is not None and form.inputs == "tokens":
+            chosen = torch.randperm(form.shape[1])[: len(model.numbers)]
+            model.numbers.copy_(chosen.sort().values)
+        return model
+
+    def prepared(
+        self, network: Mapping[str, Any], positions: Tensor | None = None
+    ) -> dict[str, Any]:
+        """The networks with their invariants in single precision."""
+        return {**network, INVARIANTS: network[FEATURES][:, : len(self.mean)].float()}
+
+    def outputs(
+        self, network: Mapping[str, Any], inputs: Tensor, positions: Tensor | None = None
+    ) -> ProbeOutputs:
+        """Class logits of the networks on inputs like the probes; of tokens behind the last one.
+
+        Where tokens see each other, the mean over tokens.
+        """
+        out = checkpoint_outputs(network, inputs, self.ids)
+        if out.ndim == 4:
+            out = out[:, :, -1] if self.causal else out.mean(2)
+        return ProbeOutputs(out, out)
+
+    @torch.no_grad()
+    def standardise_outputs(self, *inputs: Mapping[str, Any]) -> None:
+        """Set mean and scale of the output features to those of these `head_inputs`."""
+        if self.probes is not None:
+            mean, scale = mean_and_scale(torch.cat([each[OUTPUTS].double() for each in inputs]))
+            self.out_mean.copy_(mean)
+            self.out_scale.copy_(scale)
+
+    @property
+    def ids(self) -> Tensor | None:
+        """Tokens that probes are mixed of, ``[tokens]``; None for other inputs."""
+        return self.numbers.long() if self._config["inputs"] == "tokens" else None
+
+    def _heads(self) -> list[nn.Sequential]:
+        return [m for m in (self.output_head, self.invariant_head) if m is not None]
+
+    def _features(
+        self, network: Mapping[str, Any], positions: Tensor | None
+    ) -> Iterator[tuple[nn.Module, Tensor]]:
+        if self.output_head is not None:
+            x = (network[OUTPUTS] - self.out_mean) * self.out_scale
+            yield self.output_head, x.clamp(-FARTHEST, FARTHEST)
+        if self.invariant_head is not None:
+            x = (network[INVARIANTS] - self.mean) * self.scale
+            yield self.invariant_head, x.clamp(-FARTHEST, FARTHEST)
+
+    def _with_outputs(
+        self, network: Mapping[str, Any], positions: Tensor | None
+    ) -> Mapping[str, Any]:
+        network = network if INVARIANTS in network else self.prepared(network)
+        if self.probes is None or OUTPUTS in network:
+            return network
+        probes = self.probes()
+        if not self.language:
+            features = class_features(self.outputs(network, probes).logits, self.probes.labels)
+        else:
+            targets = self.numbers.long()[probes.argmax(-1)]
+            read = partial(language_features, targets=targets, causal=self.causal)
+            features = checkpoint_outputs(network, probes, self.ids, read)
+        return {**network, OUTPUTS: features}
+
+    def _share(self, network: Mapping[str, Any]) -> Tensor | float:
+        if self.probes is None or self.language:
+            return 1.0
+        return outputs_vary(network[OUTPUTS], self._config["probes"], self._config["classes"])
+
+
+def class_width(probes: int, classes: int) -> int:
+    """Number of `class_features`."""
+    return 2 * probes * classes + 2 * probes + 4
+
+
+def class_features(logits: Tensor, labels: Tensor) -> Tensor:
+    """Class logits ``[n, P, C]`` on probes with labels ``[P]`` as numbers of order 1.
+
+    Log-probability of every class, logits at scale 1, log-probability of the label and entropy of
+    each probe, means of these and of the probability of the label, and the scale.
+    """
+    centred = logits - logits.mean(-1, keepdim=True)
+    size = (centred.square().mean((1, 2), keepdim=True) + 1e-12).sqrt()
+    log_p = logits.log_softmax(-1)
+    clipped = log_p.clamp(min=-RAREST) / 2 + 1
+    of_label = log_p.gather(-1, labels[:, None].expand(len(logits), -1, 1)).squeeze(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    summary = [of_label.clamp(min=-RAREST).mean(1), of_label.exp().mean(1), entropy.mean(1)]
+    return torch.cat(
+        [
+            clipped.flatten(1),
+            (centred / size).flatten(1),
+            of_label.clamp(min=-RAREST),
+            entropy,
+            torch.stack([*summary, size[:, 0, 0].log().clamp(-RAREST, RAREST)], 1),
+        ],
+        -1,
+    )
+
+
+def language_width(probes: int, length: int) -> int:
+    """Number of `language_features`."""
+    return 2 * probes + 2 * length
+
+
+def language_features(logits: Tensor, targets: Tensor, causal: bool) -> Tensor:
+    """Logits ``[n, P, L, vocab]`` on texts of the tokens ``[P, L]``, ``[n, 2 P + 2 L]``.
+
+    Log-probability of the next token (of the token itself where tokens see each other) and
+    entropy, over the logarithm of the vocabulary: mean of each text, and of each position.
+    """
+    log_p = logits.log_softmax(-1) / math.log(logits.shape[-1])
+    entropy = -(log_p * logits.softmax(-1)).sum(-1)
+    at = targets.roll(-1, 1) if causal else targets
+    of_token = log_p.gather(-1, at[None, ..., None].expand(len(logits), -1, -1, 1)).squeeze(-1)
+    seen = of_token[:, :, :-1] if causal else of_token
+    padded = torch.nn.functional.pad(seen.mean(1), (0, logits.shape[2] - seen.shape[2]))
+    return torch.cat([seen.mean(2), entropy.mean(2), padded, entropy.mean(1)], -1)
