@@ -11,9 +11,8 @@ loss, augmentation, batch and length:
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -122,7 +122,8 @@ def train_command(
     A class has a predictor each, and is measured by accuracy, AUROC and calibration.
 
     With --damaged the run also keeps a guard against damaged networks: an accuracy estimate from
-    outputs, intervals that widen with the outlier score, and warnings.
+    outputs, intervals that widen with the outlier score, and warnings. For checkpoints of your own
+    a guard is fitted to copies that are damaged in memory.
 
     [bold]Examples[/bold]
 
@@ -347,8 +348,8 @@ def predict_command(
 ) -> None:
     """Predict the accuracy of networks from their weights.
 
-    Every prediction has a 90 % interval. Networks unlike those of the training set get a warning;
-    their interval has no stated coverage. For networks of a zoo the measured accuracy is shown too.
+    Every prediction has a 90 % interval, which widens with the distance to the training set. Networks
+    that look damaged get a warning. For networks of a zoo the measured accuracy is shown too.
     Tensors that the networks of the zoo do not have are ignored and listed; another architecture is
     rejected.
 

@@ -157,8 +157,8 @@ def load_own_rows(
     values = target_values(zoo, target.column, rows)
     runs = zoo.table[_run_column(zoo)][rows].astype(str)
     columns = {"run": runs, "row": np.asarray(rows, dtype=np.int64)}
-    recipe = {n: c for n, c in zoo.targets.items() if n not in (target.column, ACCURACY_COLUMN, RUN)}
-    columns |= {RECIPE_COLUMN + name: column[rows] for name, column in recipe.items()}
+    recipe = [name for name in zoo.targets if name not in (target.column, ACCURACY_COLUMN, RUN)]
+    columns |= {RECIPE_COLUMN + name: zoo.targets[name][rows] for name in recipe}
     if target != ACCURACY:
         columns["target"] = values if target.kind == "class" else target.measured(values)
     accuracy = zoo.targets.get(ACCURACY_COLUMN)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from transformer_nfn.models import network_of
 from transformer_nfn.networks import Network, check_positions, resolve_networks, zoo_rows
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
-from transformer_nfn.prediction.guard.own import OwnGuard
+from transformer_nfn.prediction.guard.own import OwnGuard, invariants_of
 from transformer_nfn.prediction.metrics import LEVEL
 from transformer_nfn.prediction.own_networks import OwnNetwork, read_own, stacked
 from transformer_nfn.prediction.predictors import (
@@ -210,16 +210,17 @@ class TrainedRun:
             low, high = self.shift.interval(mean, radius, novelty)
         score = torch.zeros_like(mean)
         if self.own_guard is not None:
-            features = cast("Mapping[str, Any]", data.network)[FEATURES].cpu()
             # Far from the training networks nothing is known of damage.
-            score = torch.where(novelty > 1, 0.0, self.own_guard.outlier_score(features, mean))
+            found = self.own_guard.outlier_score(invariants_of(data), mean)
+            score = torch.where(novelty > 1, 0.0, found)
             low = torch.where(score > 1, mean.clamp(max=self.shift.low), low)
             high = torch.where(score > 1, mean.clamp(min=self.shift.high), high)
         return self.target.clip(low), self.target.clip(high), novelty, score
 
     def class_threshold(self, novelty: Tensor) -> np.ndarray:
         """Doubt up to which a class counts as possible, ``[n]``; 1 for all classes."""
-        return torch.where(novelty > 1, 1.0, self.sizes.radius * self.shift.factors(novelty)).numpy()
+        doubt = self.sizes.radius * self.shift.factors(novelty)
+        return np.asarray(torch.where(novelty > 1, 1.0, doubt))
 
     def load(self, networks: Sequence[Network]) -> list[LoadedNetwork]:
         """Load networks; an error says what the predictors cannot read."""

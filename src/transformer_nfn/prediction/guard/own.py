@@ -12,9 +12,10 @@ left out at random or, if that is higher, as a recipe (`recipe_labels`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from transformer_nfn.prediction.metrics import highest_quantile
 from transformer_nfn.prediction.own_networks import model_features
 from transformer_nfn.prediction.recipe_shift import recipe_labels
 from transformer_nfn.prediction.runs import RunError, RunRecord
+from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import random_folds
 from transformer_nfn.zoo import ModelZoo
 from transformer_nfn.zoo.training.damage import damage_generator
@@ -42,7 +44,7 @@ MIN_NETWORKS = 20
 """Networks without which nothing is concluded."""
 NOISE, PRUNED = 1.0, 0.8
 _NUMBER = re.compile(r"\.(\d+)\.")
-Report = Callable[[dict[str, object]], None]
+Report = Callable[[dict[str, Any]], None]
 
 
 def damaged_copies(model: Model, name: str) -> dict[str, Model]:
@@ -120,8 +122,8 @@ class OwnGuard:
     floor: Tensor
 
     def outlier_score(self, features: Tensor, predicted: Tensor) -> Tensor:
-        """Score of networks by their invariants ``[n, F]``, ``[n]``; above 1 is a warning."""
-        raw = _score((self.healthy, self.damaged), features.double())
+        """Score of networks by `invariants_of` ``[n, F]``, ``[n]``; above 1 is a warning."""
+        raw = _score((self.healthy, self.damaged), features)
         score = (raw - self.centre) / self.width
         return torch.where(predicted > self.floor, score, score.clamp(max=1.0))
 
@@ -159,6 +161,11 @@ def _score(distances: tuple[HealthyDistance, HealthyDistance], features: Tensor)
     return healthy(features) - damaged(features)
 
 
+def invariants_of(data: Dataset) -> Tensor:
+    """Invariants of networks of any family, ``[n, F]`` in float64 on the CPU."""
+    return cast("Mapping[str, Tensor]", data.network)[FEATURES].double().cpu()
+
+
 def guard_own_run(
     run: Path, record: RunRecord, zoo: ModelZoo, train: Dataset, report: Report | None = None
 ) -> None:
@@ -190,6 +197,8 @@ def fit_own_guard(
         report: called after every network.
     """
     floor = float(train.truth.min()) + radius if train.target.kind == "share" else -1e300
+    network: Any = {FEATURES: invariants_of(train)}
+    train = replace(train, network=network, accuracy=train.accuracy.cpu())
     train = train.take(np.flatnonzero(train.truth > floor))
     if len(train) < MIN_NETWORKS:
         return None
@@ -200,36 +209,34 @@ def fit_own_guard(
             copies.append(torch.stack([model_features(copy) for copy in damaged]))
         if report is not None:
             report({"note": f"damages networks, {i + 1} of {len(train)}", "done": i + 1})
-    healthy, broken = train.network[FEATURES].double().cpu(), torch.stack(copies)  # type: ignore[typeddict-item]
-    return fit_to_features(healthy, broken, recipe_labels([train]), floor)
+    return fit_to_features(train, torch.stack(copies), floor)
 
 
-def fit_to_features(
-    healthy: Tensor, copies: Tensor, labels: Sequence[np.ndarray], floor: float
-) -> OwnGuard:
+def fit_to_features(train: Dataset, copies: Tensor, floor: float) -> OwnGuard:
     """Fit a guard to invariants.
 
     Args:
-        healthy: of healthy networks, ``[n, F]``.
-        copies: of their damaged copies, ``[n, kinds, F]``.
-        labels: of which each value is left out in turn, ``[n]`` each.
+        train: healthy networks, with their invariants.
+        copies: invariants of their damaged copies, ``[n, kinds, F]``.
         floor: see `OwnGuard`.
     """
+    healthy = invariants_of(train)
 
     def fit(rows: Tensor) -> tuple[HealthyDistance, HealthyDistance]:
         return HealthyDistance.of(healthy[rows]), HealthyDistance.of(copies[rows].flatten(0, 1))
 
     def scores(label: np.ndarray) -> np.ndarray:
-        """Scores of networks by a guard that was fitted to those of other labels."""
-        out = np.full(len(healthy), np.nan)
+        """Scores of networks by a guard of those with other labels; distant ones do not count."""
+        out = []
         for value in np.unique(label):
             left = torch.from_numpy(label == value)
             if int((~left).sum()) >= MIN_NETWORKS:
-                out[left.numpy()] = _score(fit(~left), healthy[left]).numpy()
-        return out[~np.isnan(out)]
+                novelty = TrainingSetDistance.of([train.take(~left)])(train.take(left))
+                out.append(_score(fit(~left), healthy[left])[novelty <= 1].numpy())
+        return np.concatenate(out) if out else np.empty(0)
 
     at_random = scores(random_folds(len(healthy)))
-    by_recipe = np.concatenate([scores(label) for label in labels])
+    by_recipe = np.concatenate([scores(label) for label in recipe_labels([train])])
     limits = [highest_quantile(x, 1 - FALSE_ALARMS) for x in (at_random, by_recipe) if len(x)]
     centre = float(np.median(at_random))
     numbers = (centre, max(max(limits) - centre, 1e-6), floor)
