@@ -4,23 +4,33 @@ Two kinds of networks of scikit-learn's digits: those of the zoos that are built
 ViTs of `transformers`. Their recipes differ from the zoos' in optimiser, schedule, initialisation,
 loss, augmentation, batch and length:
 
-    python benchmarks/recipes.py networks --kind digits --set test --each 16 --out DIR
-    python benchmarks/recipes.py networks --kind vit --set zoo --each 120 --out DIR
-    python benchmarks/recipes.py judge RUN DIR [DAMAGED…]
+    python benchmarks/recipes.py networks vit OUT [--recipes test] [--each 20]
+    python benchmarks/recipes.py damaged ZOO OUT        # copies of such ViTs, with their accuracy
+    python benchmarks/recipes.py judge RUN OUT…
+
+The rules were chosen on the recipes of ``tune``.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from safetensors.torch import save_file
+from scipy.stats import binomtest
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from transformer_nfn.zoo import NetworkSizes
+from transformer_nfn.prediction.guard.own import damaged_copies
+from transformer_nfn.prediction.predict import Prediction, predict
+from transformer_nfn.zoo import ModelZoo, NetworkSizes
 from transformer_nfn.zoo.module import SmallTransformer
 from transformer_nfn.zoo.training.tasks import load_task
 
@@ -188,3 +198,106 @@ def new_module(kind: str, dropout: float) -> nn.Module:
         num_attention_heads=2, intermediate_size=64, num_labels=10, hidden_dropout_prob=dropout,
     )  # fmt: skip
     return ViTForImageClassification(config)
+
+
+TABLE = "networks.json"
+
+
+def make_networks(kind: str, out: Path, recipes: str, each: int) -> None:
+    """Train networks of every recipe: a zoo of ViTs, or a folder of files with a table."""
+    data, rows = digits_data(kind), []
+    out.mkdir(parents=True, exist_ok=True)
+    zoo = ModelZoo.create(out / "zoo") if kind == "vit" else None
+    for r, recipe in enumerate(RECIPES[recipes]):
+        for i in range(each):
+            seed = {"tune": 1000, "test": 5000}[recipes] + 100 * r + i
+            torch.manual_seed(seed)
+            module = train(new_module(kind, recipe.dropout), recipe, data, seed)
+            measured = accuracy(module, data)
+            if zoo is not None:
+                zoo.add(module, test_accuracy=measured, recipe=recipe.name)
+            else:
+                save_file(module.state_dict(), out / f"{seed}.safetensors")
+                rows.append(
+                    {"file": f"{seed}.safetensors", "group": recipe.name, "accuracy": measured}
+                )
+    if zoo is None:
+        (out / TABLE).write_text(json.dumps(rows))
+
+
+def make_damaged(source: Path, out: Path, every: int) -> None:
+    """Damaged copies of every ``every``-th ViT of a zoo, each tested."""
+    from transformers import ViTForImageClassification
+
+    zoo, copies, data = ModelZoo.open(source), ModelZoo.create(out), digits_data("vit")
+    measured = []
+    for row in range(0, len(zoo), every):
+        with zoo[row] as model:
+            for kind, copy in damaged_copies(model, f"test {row}").items():
+                at = copies.add(copy, recipe=kind, original=row)
+                module = ViTForImageClassification.from_pretrained(copies.folder(at)).eval()
+                measured.append(accuracy(module, data))
+    (out / TABLE).write_text(json.dumps(measured))
+
+
+def judge(run: Path, place: Path) -> None:
+    """Print warned and covered shares of the networks of a folder, by recipe or damage."""
+    if (place / "zoo.json").exists():
+        zoo, table = ModelZoo.open(place), place / TABLE
+        known = json.loads(table.read_text()) if table.exists() else zoo.targets["test_accuracy"]
+        found, truth = predict(run, zoo), np.array(known)
+        groups = np.array([str(g) for g in zoo.targets["recipe"]])
+    else:
+        rows = json.loads((place / TABLE).read_text())
+        found = predict(run, [place / row["file"] for row in rows])
+        truth = np.array([row["accuracy"] for row in rows])
+        groups = np.array([row["group"] for row in rows])
+    for group in (*dict.fromkeys(groups.tolist()), "all"):
+        here = np.flatnonzero((groups == group) | (group == "all"))
+        print(f"{group:42} {_figures([found[i] for i in here], truth[here])}", flush=True)
+
+
+def _figures(found: list[Prediction], truth: np.ndarray) -> str:
+    warned = np.array([p.warning is not None for p in found])
+    inside = np.array([p.low <= t <= p.high for p, t in zip(found, truth, strict=True)])
+    whole = np.array([p.low <= 0 and p.high >= 1 for p in found])
+    low, high = binomtest(int(warned.sum()), len(warned)).proportion_ci(method="exact")
+    covered = [
+        f"{int(inside[rows].sum())} of {int(rows.sum())}" for rows in (warned, ~warned, ~whole)
+    ]
+    return (
+        f"{len(found):4} networks, warned {int(warned.sum())} ({low:.1%} to {high:.1%}), covered: "
+        f"warned {covered[0]}, others {covered[1]}; whole range {int(whole.sum())}, the rest "
+        f"covered {covered[2]}; median width {np.median([p.high - p.low for p in found]):.2f}"
+    )
+
+
+def main() -> None:
+    """Run one of the steps."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    steps = parser.add_subparsers(dest="what", required=True)
+    made = steps.add_parser("networks")
+    made.add_argument("kind", choices=("digits", "vit"))
+    made.add_argument("out", type=Path)
+    made.add_argument("--recipes", choices=tuple(RECIPES), default="test")
+    made.add_argument("--each", type=int, default=20)
+    broken = steps.add_parser("damaged")
+    broken.add_argument("zoo", type=Path)
+    broken.add_argument("out", type=Path)
+    broken.add_argument("--every", type=int, default=2)
+    judged = steps.add_parser("judge")
+    judged.add_argument("run", type=Path)
+    judged.add_argument("places", type=Path, nargs="+")
+    given = parser.parse_args()
+    if given.what == "networks":
+        make_networks(given.kind, given.out, given.recipes, given.each)
+    elif given.what == "damaged":
+        make_damaged(given.zoo, given.out, given.every)
+    else:
+        for place in given.places:
+            print(place)
+            judge(given.run, place)
+
+
+if __name__ == "__main__":
+    main()

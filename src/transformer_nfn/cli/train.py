@@ -348,8 +348,8 @@ def predict_command(
 ) -> None:
     """Predict the accuracy of networks from their weights.
 
-    Every prediction has a 90 % interval, which widens with the distance to the training set. Networks
-    that look damaged get a warning. For networks of a zoo the measured accuracy is shown too.
+    Every prediction has a 90 % interval, which widens with the distance to the training set.
+    Networks that look damaged get a warning. For networks of a zoo the measured accuracy is shown.
     Tensors that the networks of the zoo do not have are ignored and listed; another architecture is
     rejected.
 

@@ -43,7 +43,7 @@ OUTLIER_TEXT = (
 )
 GUARD_TEXT = (
     "its outputs, or how its tensors fit each other, are unlike those of healthy networks "
-    "({:.1f} times the limit): the prediction may be far off, and its interval is wider"
+    "({:.1f} times the limit): the prediction may be far off and its interval has no known coverage"
 )
 OWN_GUARD_TEXT = (
     "its weights are more like those of damaged copies than of healthy networks ({:.1f} times the "
@@ -75,7 +75,8 @@ class Prediction:
             accuracy; None for files.
         guarded: whether a guard against damaged networks has assessed it.
         by_weights: the predictor's value before correction by a guard.
-        coverage: nominal coverage of the interval; None for sizes outside the training set.
+        coverage: nominal coverage of the interval; None for sizes outside the training set, and
+            for networks that the guard of a built zoo warns of.
         target: what is predicted. If it is not an accuracy, ``accuracy``, ``low``, ``high`` and
             ``spread`` are in its unit (``spread`` in decades where the number is learned as its
             logarithm); of a class they are about the probability of `label`.
@@ -315,7 +316,7 @@ def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Predict
                 recorded=networks[i].recorded,
                 guarded=guard is not None or run.own_guard is not None,
                 by_weights=float(run.target.in_unit(by_weights[at])),
-                coverage=LEVEL if size_warning is None else None,
+                coverage=None if size_warning or (guard and score[at] > 1) else LEVEL,
                 target=run.target.column,
                 **classes[at],
             )
