@@ -191,10 +191,11 @@ def _evaluate(
         return Evaluated(truth, likely, covered, standing)
     values = run.target.decode(seed_predictions(run.predictors, data).numpy())
     mean = torch.from_numpy(values).mean(0)
-    low, high, _, _ = run.interval(data, sizes, mean)
-    covered = (low.numpy() <= data.truth) & (data.truth <= high.numpy())
     guard = run.guard_for(sizes)
-    if guard is not None and sizes is not None:
+    if guard is None or sizes is None:
+        low, high, _, _ = run.interval(data, sizes, mean)
+        covered = (low.numpy() <= data.truth) & (data.truth <= high.numpy())
+    else:
         assessed = guard.assess(data, sizes, mean)
         mean, covered = assessed.accuracy, assessed.contains(data.accuracy.double().cpu()).numpy()
     return Evaluated(data.truth, mean.numpy(), covered, standing)

@@ -76,8 +76,9 @@ class Prediction:
             accuracy; None for files.
         guarded: whether a guard against damaged networks has assessed it.
         by_weights: the predictor's value before correction by a guard.
-        coverage: nominal coverage of the interval; None for sizes outside the training set, and
-            for networks that the guard of a built zoo warns of.
+        coverage: nominal coverage of the interval; None for sizes outside the training set, for
+            networks that the guard of a built zoo warns of, and for outliers if the target is a
+            number without bounds.
         target: what is predicted. If it is not an accuracy, ``accuracy``, ``low``, ``high`` and
             ``spread`` are in its unit (``spread`` in decades where the number is learned as its
             logarithm); of a class they are about the probability of `label`.
@@ -318,9 +319,11 @@ def _predict_batch(
         by_weights = mean = each.mean(0)
         spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
         size_warning = run.sizes.warning(sizes)
-        low, high, novelty, score = run.interval(data, sizes, mean)
-        guard, text = run.guard_for(sizes), OWN_GUARD_TEXT
-        if guard is not None:
+        guard = run.guard_for(sizes)
+        if guard is None:
+            text = OWN_GUARD_TEXT
+            low, high, novelty, score = run.interval(data, sizes, mean)
+        else:
             assert sizes is not None
             text = GUARD_TEXT
             assessed = guard.assess(data, sizes, mean)
@@ -330,6 +333,9 @@ def _predict_batch(
             notes = [loaded[i].note]
             if guard is None and size_warning is None and novelty[at] > 1:
                 notes.append(OUTLIER_TEXT.format(float(novelty[at])))
+            outlier = bool(score[at] > 1 or novelty[at] > 1)
+            # The whole range holds what is within it; guards of built zoos give less than that.
+            unbounded = guard is not None or run.target.kind == "number"
             warnings = [size_warning]
             if score[at] > 1:
                 warnings.append(text.format(float(score[at])))
@@ -346,7 +352,7 @@ def _predict_batch(
                 recorded=networks[i].recorded,
                 guarded=guard is not None or run.own_guard is not None,
                 by_weights=float(run.target.in_unit(by_weights[at])),
-                coverage=None if size_warning or (guard and score[at] > 1) else LEVEL,
+                coverage=None if size_warning or (outlier and unbounded) else LEVEL,
                 target=run.target.column,
                 mapping=loaded[i].mapping,
                 **classes[at],
