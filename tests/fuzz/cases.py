@@ -496,7 +496,7 @@ def _own_networks() -> list[Scenario]:
             "own networks trained on", ("fleet",),
             tuple(("train", "fleet", "--model", model, "--target", target, "--seeds", "1",
                    "--epochs", "2", "--out", "r", "--json")
-                  for model in ("invariant_mlp", "invariant_boosting")
+                  for model in ("invariant_mlp", "invariant_boosting", "whole_network")
                   for target in ("loss", "optimizer")),
             (
                 Target("fleet/index.parquet", (own_damage.targets,) * 3),

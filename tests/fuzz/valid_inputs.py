@@ -178,8 +178,8 @@ def _own_networks(folder: Path) -> None:
         for i in range(FLEET):
             network = write_example_checkpoint(Path(scratch) / f"run-{i}", i)
             fleet.add(network, loss=float(7 * i % FLEET), optimizer=("adam", "sgd")[i % 2])
-    words = ("--target", "loss", "--seeds", 1, "--epochs", 2, "--out", folder / "runs" / "own")
-    _output("train", fleet.path, *words)
+    words = ("--model", "invariant_mlp", "--target", "loss", "--seeds", 1, "--epochs", 2)
+    _output("train", fleet.path, *words, "--out", folder / "runs" / "own")
 
 
 def _encoder(path: Path) -> None:

@@ -345,13 +345,15 @@ class Reduced:
         names = ["projection_bias"]
         parts = "g" if self.post else "gb"
         names += [f"{s.prefix}embed_norm.{p}" for s in self.description.stacks for p in parts]
-        names += ["patch_bias"] if self.description.inputs == "vectors" else []
+        names += [] if "position" in self.names else ["patch_bias", "cls"]
         out = {}
         for name in names:
             value = self.read(name)
             if value is not None:
                 error = self.unit * value.square().sum()
-                if self.centred and not name.endswith(".g"):
+                embedded = name in ("patch_bias", "cls")
+                hidden = self.description.hides_mean_of_embeddings if embedded else self.centred
+                if hidden and not name.endswith(".g"):
                     value = value - value.mean()
                 out[name] = Piece(value, error)
         return out

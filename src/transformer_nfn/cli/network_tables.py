@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -22,6 +22,23 @@ def predictions_table(predictions: Sequence[Prediction], console: Console) -> Ta
     """
     table = _predictions(predictions, wide=True)
     return table if _fits(table, console) else _predictions(predictions, wide=False)
+
+
+def unique_mappings(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """Where the tensors of own modules stand in their files: the ends and the first block.
+
+    Files of one mapping are described once.
+    """
+    shown: list[Mapping[str, str]] = []
+    for p in predictions:
+        if p.mapping is None or p.mapping in shown:
+            continue
+        shown.append(p.mapping)
+        blocks = {int(name.partition(".")[0]) for name in p.mapping if name[0].isdecimal()}
+        first = [n for n in p.mapping if not n[0].isdecimal() or n.startswith("0.")]
+        alike = f", blocks 1 to {max(blocks)} alike" if len(blocks) > 1 else ""
+        lines = (f"  {name} ← {p.mapping[name]}" for name in first)
+        yield "\n".join([f"mapping of {p.name}{alike}:", *lines])
 
 
 def _predictions(predictions: Sequence[Prediction], wide: bool) -> Table:

@@ -19,7 +19,7 @@ from transformer_nfn.cli.experiment_progress import (
     networks_bar,
     result_table,
 )
-from transformer_nfn.cli.options import named
+from transformer_nfn.cli.options import FamilyOption, SetOption, named, open_options
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.known_tasks import seeds_text
 
@@ -340,6 +340,8 @@ def predict_command(
     ],
     device: DeviceOption = "auto",
     batch: BatchOption = 512,
+    family: FamilyOption = None,
+    settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Predict the accuracy of networks from their weights.
@@ -347,7 +349,8 @@ def predict_command(
     Every prediction has a 90 % interval. Networks unlike those of the training set get a warning;
     their interval has no stated coverage. For networks of a zoo the measured accuracy is shown too.
     Tensors that the networks of the zoo do not have are ignored and listed; another architecture is
-    rejected.
+    rejected. For state dicts of your own modules --set states what these do not, and the mapping of
+    their tensors is shown.
 
     [bold]Examples[/bold]
 
@@ -357,19 +360,22 @@ def predict_command(
 
       tnfn predict mnist-whole mnist-sample   # both by name, see `tnfn assets`
     """
-    from transformer_nfn.cli.network_tables import predictions_table
+    from transformer_nfn.cli.network_tables import predictions_table, unique_mappings
     from transformer_nfn.prediction.predict import predict
     from transformer_nfn.prediction.runs import RunRecord
 
     with networks_bar("predict", quiet=as_json) as report:
         predictions = predict(
-            run, checkpoints, device=pick_device(device), batch=batch, report=report
-        )
+            run, checkpoints, device=pick_device(device), batch=batch, report=report,
+            options=open_options(None, family, settings),
+        )  # fmt: skip
     if as_json:
         echo_json([asdict(p) for p in predictions])
         return
     console = table_console()
     console.print(predictions_table(predictions, console))
+    for mapping in unique_mappings(predictions):
+        typer.echo(mapping)
     for p in predictions:
         for sentence in (p.warning, p.note):
             if sentence is not None:

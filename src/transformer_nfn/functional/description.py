@@ -19,6 +19,7 @@ from torch import Tensor
 Order = Literal["pre", "post", "parallel", "sandwich", "chain"]
 Norm = Literal["layer", "rms"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
+Pooling = Literal["first", "last", "mean"]
 QueryKeyNorm = Literal["each head", "all heads"]
 StreamGroup = Literal[
     "orthogonal", "orthogonal fixing ones", "signed permutation", "permutation and sign", "none"
@@ -292,7 +293,8 @@ class Transformer:
         pooler: activation of ``extra.pooler``, None without one.
         mlm: activation of ``extra.mlm``, which a norm (``extra.mlm_norm``) and the output matrix
             follow; None without one.
-        last_token: the output matrix reads the last token only (classifiers of texts).
+        pooling: what the output matrix reads of the final stream: its first or last token, or the
+            mean of all; None where it reads every token.
         classifier: an MLP that gives the output from the mean of the final stream over tokens.
         sinusoids: fixed positions are added to the input unless the file holds positions: sines and
             cosines in neighbouring coordinates, or in halves.
@@ -317,7 +319,7 @@ class Transformer:
     position_offset: int = 0
     pooler: str | None = None
     mlm: Activation | None = None
-    last_token: bool = False
+    pooling: Pooling | None = None
     classifier: Mlp | None = None
     sinusoids: Literal["neighbours", "halves"] | None = None
     channels: int = 0
@@ -339,7 +341,7 @@ class Transformer:
     @property
     def input_size(self) -> int | None:
         """Number of tokens it knows, or of numbers in an input vector; None for images."""
-        if self.inputs == "vectors":
+        if self.inputs == "vectors" or self.side == 1:
             return self.tensors["patch"][0] if self.has("patch") else self.width
         return self.vocab
 

@@ -21,6 +21,7 @@ from transformer_nfn.functional.blocks import layer_norm, rms_norm, rotate, sinu
 from transformer_nfn.functional.description import Attention, Block, Mlp, Stack, Transformer
 from transformer_nfn.spaces.axis import under_prefix
 
+ENDS = {"first": 0, "last": -1}
 CHUNK = 16384
 """Columns of the output matrix that are brought to the working dtype at a time."""
 
@@ -323,7 +324,7 @@ def embed(
                 f"{x.shape[1]}, found {len(table)}"
             )
         x = x + table[start : start + x.shape[1]]
-    elif description.inputs == "tokens":
+    else:
         x = x + _fixed_positions(description, x)
     if description.has("type"):
         x = x + one("type")[0]
@@ -359,7 +360,10 @@ def _projected(
 
 
 def _patches(pixels: Tensor, patch: Tensor, side: int) -> Tensor:
-    """``[batch, patches, D]`` of ``[batch, channels, height, width]``, row by row."""
+    """``[batch, patches, D]`` of ``[batch, channels, height, width]``, row by row, or of patches
+    that are cut already."""
+    if pixels.ndim == 3:
+        return pixels.to(patch.dtype) @ patch
     cut = torch.nn.functional.unfold(pixels.to(patch.dtype), side, stride=side)
     return cut.mT @ patch
 
@@ -457,10 +461,8 @@ def logits(description: Transformer, weights: Weights, x: Tensor) -> Tensor:
             return x
         reader = fetch_under(weights, "kept.pooled.", x.dtype)
         return x @ reader["W"] + reader["b"]
-    if description.inputs == "patches":
-        x = x[:, 0]
-    if description.last_token:
-        x = x[:, -1]
+    if description.pooling is not None:
+        x = x.mean(1) if description.pooling == "mean" else x[:, ENDS[description.pooling]]
     if description.mlm is not None:
         mlm = fetch_under(weights, "extra.mlm", x.dtype)
         x = activation(description.mlm)(x @ mlm[".W"] + mlm[".b"])

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.families import Model, OpenOptions, UnstatedFactError
 from transformer_nfn.checkpoints.fingerprints import take_fingerprint
 from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import Transformer
@@ -45,6 +45,8 @@ MODELS = (
 )  # fmt: skip
 """Predictors of networks of any family."""
 OWN_TASK = "own networks"
+CLASSIFIER = "torch_classifier"
+"""Family of classifiers around an `nn.TransformerEncoder`, whose parts are named by the user."""
 RUN = "run"
 """Column of a zoo whose equal values stay in one part: checkpoints of one training."""
 MOST_WEIGHTS = 1 << 31
@@ -203,28 +205,41 @@ def _run_column(zoo: ModelZoo) -> str:
     return RUN if RUN in zoo.targets else "network"
 
 
-def read_own(network: Network, families: Sequence[str], reads: str, text: str) -> OwnNetwork:
-    """Read a network that a user named, if it is like those that were trained on.
-
-    Args:
-        network: the network.
-        families: that were trained on.
-        reads: name of the predictor.
-        text: `ProbeFormat.text` of the probes, empty without probes.
-    """
-    model = network.open_model()
+def open_own(
+    network: Network, families: Sequence[str], options: OpenOptions | None = None
+) -> Model:
+    """Open a network that a user named, if it is of a family that was trained on."""
+    try:
+        model = network.open_model(options)
+    except UnstatedFactError:
+        # A state dict alone does not show what stands around its encoder.
+        if options or CLASSIFIER not in families:
+            raise
+        model = network.open_model(OpenOptions(family=CLASSIFIER))
     if model is None:
         raise RunError(
             f"'{network.name}' is no checkpoint of a known family; the predictor reads "
             f"{', '.join(families)}"
         )
-    with model:
-        family = model.binding.family.name
-        if family not in families:
-            raise RunError(
-                f"'{network.name}' is a {family} checkpoint: the predictor was trained on "
-                f"{', '.join(families)}"
-            )
-        if text:
-            check_format(model, network.name, text)
-        return OwnNetwork.read(model, reads)
+    family = model.binding.family.name
+    if family not in families:
+        model.close()
+        raise RunError(
+            f"'{network.name}' is a {family} checkpoint: the predictor was trained on "
+            f"{', '.join(families)}"
+        )
+    return model
+
+
+def read_own(model: Model, name: str, reads: str, text: str) -> OwnNetwork:
+    """Read a network that a user named, if its inputs are those of the training networks.
+
+    Args:
+        model: of `open_own`.
+        name: as the user wrote it.
+        reads: name of the predictor.
+        text: `ProbeFormat.text` of the probes, empty without probes.
+    """
+    if text:
+        check_format(model, name, text)
+    return OwnNetwork.read(model, reads)

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.families import OpenOptions
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import network_of
 from transformer_nfn.networks import Network, check_positions, resolve_networks, zoo_rows
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
 from transformer_nfn.prediction.metrics import LEVEL
-from transformer_nfn.prediction.own_networks import OwnNetwork, read_own, stacked
+from transformer_nfn.prediction.own_networks import OwnNetwork, open_own, read_own, stacked
 from transformer_nfn.prediction.predictors import (
     Predictor,
     class_folders,
@@ -71,6 +72,8 @@ class Prediction:
         label: the most probable class, None unless classes are predicted.
         labels: classes that contain the true one with the nominal coverage.
         probabilities: of every class.
+        mapping: of a file of a user's own modules, where each tensor stands in it, by canonical
+            name; None for others.
     """
 
     name: str
@@ -90,6 +93,7 @@ class Prediction:
     label: str | None = None
     labels: tuple[str, ...] = ()
     probabilities: Mapping[str, float] | None = None
+    mapping: Mapping[str, str] | None = None
 
     @property
     def explanation(self) -> str | None:
@@ -111,12 +115,14 @@ class LoadedNetwork:
         weights: under the names of ``sizes.space``, each ``[*axes]`` in float32.
         left_out: tensors of the file that were not read.
         checkpoint: what is read of a network of any family.
+        mapping: see `Prediction`.
     """
 
     sizes: NetworkSizes | None
     weights: dict[str, Tensor]
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
     checkpoint: OwnNetwork | None = None
+    mapping: Mapping[str, str] | None = None
 
     @property
     def note(self) -> str | None:
@@ -182,12 +188,22 @@ class TrainedRun:
         """The guard, if it was fitted to networks of these sizes."""
         return self.guard if sizes is not None and sizes == self.sizes.first else None
 
-    def load(self, networks: Sequence[Network]) -> list[LoadedNetwork]:
-        """Load networks; an error says what the predictors cannot read."""
+    def load(
+        self, networks: Sequence[Network], options: OpenOptions | None = None
+    ) -> list[LoadedNetwork]:
+        """Load networks; an error says what the predictors cannot read.
+
+        Args:
+            networks: to load.
+            options: how to open checkpoints whose files do not state all.
+        """
         if self.families:
-            name, text = self.predictors[0].name, getattr(self.predictors[0].inner, "text", "")
-            read = [read_own(network, self.families, name, text) for network in networks]
-            return [LoadedNetwork(None, {}, (), each) for each in read]
+            return [self._load_own(network, options) for network in networks]
+        if options:
+            raise RunError(
+                f"{options} is for checkpoints of a known family: the run was trained on networks "
+                "of a built zoo"
+            )
         trained, loaded = self.sizes.first, []
         for zoo, group in groupby(networks, key=lambda network: network.zoo):
             if zoo is None:
@@ -195,6 +211,16 @@ class TrainedRun:
             else:
                 loaded += load_rows_of(zoo, list(group), trained, self.predictors)
         return loaded
+
+    def _load_own(self, network: Network, options: OpenOptions | None) -> LoadedNetwork:
+        predictor = self.predictors[0]
+        with open_own(network, self.families, options) as model:
+            text = getattr(predictor.inner, "text", "")
+            found = read_own(model, network.name, predictor.name, text)
+            family = model.binding.family
+            own = not (network.models or family.model_types or family.architectures)
+            mapping = model.mapping() if own else None
+            return LoadedNetwork(None, {}, checkpoint=found, mapping=mapping)
 
 
 Networks = str | Path | Zoo | ModelZoo | Iterable[str | Path]
@@ -209,6 +235,7 @@ def predict(
     device: str = "cpu",
     batch: int = BATCH,
     report: Report | None = None,
+    options: OpenOptions | None = None,
 ) -> list[Prediction]:
     """Predict the accuracy of networks, or the target of the run, from their weights.
 
@@ -219,6 +246,7 @@ def predict(
         device: ``cpu`` or ``cuda``.
         batch: networks in memory at once.
         report: called after every batch.
+        options: how to open checkpoints whose files do not state all.
     """
     trained = TrainedRun.open(resolve(run, "predictor"), device)
     if isinstance(networks, Zoo | ModelZoo):
@@ -227,15 +255,17 @@ def predict(
         resolved = resolve_networks([networks] if isinstance(networks, str | Path) else networks)
     predictions: list[Prediction] = []
     for start in range(0, len(resolved), batch):
-        predictions += _predict_batch(trained, resolved[start : start + batch])
+        predictions += _predict_batch(trained, resolved[start : start + batch], options)
         if report is not None:
             report(len(predictions), len(resolved))
     return predictions
 
 
-def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Prediction]:
+def _predict_batch(
+    run: TrainedRun, networks: Sequence[Network], options: OpenOptions | None
+) -> list[Prediction]:
     """Predictions in the order of the networks; those of one size are evaluated together."""
-    loaded = run.load(networks)
+    loaded = run.load(networks, options)
     places: dict[NetworkSizes | None, list[int]] = {}
     for i, network in enumerate(loaded):
         places.setdefault(network.sizes, []).append(i)
@@ -275,6 +305,7 @@ def _predict_batch(run: TrainedRun, networks: Sequence[Network]) -> list[Predict
                 by_weights=float(run.target.in_unit(by_weights[at])),
                 coverage=LEVEL if warning is None else None,
                 target=run.target.column,
+                mapping=loaded[i].mapping,
                 **classes[at],
             )
     return [out[i] for i in range(len(networks))]
@@ -375,6 +406,12 @@ def load_network(
     where = network.name
     with network.as_zoo_network(trained) as opened:
         sizes, unread = opened.sizes, opened.unread
+        if any(name.endswith("self_attn.in_proj_weight") for name in unread):
+            raise RunError(
+                f"'{where}' is of another architecture: an nn.TransformerEncoder has residuals and "
+                "gains, the networks of a built zoo have none; `tnfn zoo import` makes a zoo of "
+                "yours to train on"
+            )
         check_readable(where, sizes, trained, predictors)
         for name in unread:
             block = _BLOCK.fullmatch(name)

@@ -134,14 +134,16 @@ def bind(
         experts = sizes.setdefault("expert", experts)
     has_head = any(line.tied and line.key in keys for line in family.lines)
     tied = _tied(family, config, has_head, checkpoint, keys, prefix)
+    held = {key: infos[name].shape for key, name in keys.items()}
+    stated, unnamed = _stated(family, config, held, where)
     lines = [
         replace(line, key=line.key if line.outside else prefix + line.key)
-        for line in (*family.lines, *head_lines(family, config))
+        for line in (*stated, *head_lines(family, config))
     ]
     chosen = dict(_present(family, lines, keys, _Counts(blocks, experts), tied, where))
     known = {keys[line.key]: line for line in chosen.values()}
     _check_dtypes(known, infos, where)
-    unstated = from_shapes(family, config, known, infos, sizes, where)
+    unstated = from_shapes(family, config, known, infos, sizes, where) + unnamed
     names = {slot.tensor for line in known.values() for slot in line.slots}
     unstated += unstated_facts(family, {**config, **sizes, "has_head": has_head}, names)
     if _needs_class(family, config, keys, names, has_head):
@@ -158,10 +160,12 @@ def bind(
     ignored = [key for key in left if is_ignored(family, key, prefix)]
     extra = [keys[key] for key in left if key not in ignored]
     if extra and not family.open:
+        names_of = dict.fromkeys(line.stated_by for line in family.lines if line.stated_by)
+        way = f"one of {', '.join(names_of)}" if names_of else "an --architecture file"
         _refuse(
             where,
             f"holds '{extra[0]}' {list(infos[extra[0]].shape)}, which {family.title} does not "
-            "have; an --architecture file can say what it is",
+            f"have; {way} can say what it is",
         )
     kept_keys = [*(key for key, line in known.items() if not line.slots), *extra]
     holders: dict[str, tuple[str, ...]] = {}
@@ -177,6 +181,38 @@ def bind(
         family, config, solved, tied, has_head, entries, holders, kept,
         tuple(keys.get(key, key) for key in ignored), shapes,
     )  # fmt: skip
+
+
+def _stated(
+    family: Family, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str
+) -> tuple[list[Line], list[str]]:
+    """The lines of a family with the names that a config states, and the fields it should state.
+
+    A parameter, such as learned positions, stands for the weight of a module; its axes of size 1
+    do not count.
+    """
+    lines, missing = [], []
+    roles: dict[str, str] = {}
+    for line in family.lines:
+        role = line.stated_by
+        if role is None:
+            lines.append(line)
+        elif config.get(role) is None:
+            missing += [] if line.optional else [role]
+        else:
+            name, weight = str(config[role]), line.key.endswith(".weight")
+            key = name if weight and name in shapes else line.key.replace(f"<{role}>", name, 1)
+            if not weight and key not in shapes:
+                continue  # without bias
+            if roles.setdefault(key, role) != role:
+                _refuse(where, f"{roles[key]} and {role} both name '{key}'")
+            words, shape = list(line.slots[0].layout.atoms), shapes.get(key, ())
+            spare = len(shape) - len(words) if line.shape is None else 0
+            for i in [i for i, n in enumerate(shape) if n == 1][: max(spare, 0)]:
+                words.insert(i, "1")
+            stated = replace(line, shape=tuple(words)) if spare > 0 else line
+            lines.append(replace(stated, key=key, optional=False))
+    return lines, list(dict.fromkeys(missing))
 
 
 def with_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

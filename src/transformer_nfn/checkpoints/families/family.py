@@ -15,7 +15,8 @@ A data file is TOML. Its tables:
   holds a part of every block says so with the counter, ``{layer}.contact: +head``. A line of a
   family that another ``extends`` is taken away by ``none``.
 - ``[outside]``: lines to which the ``prefixes`` do not apply; ``[heads."*ForQuestionAnswering"]``:
-  lines for models of such a class only.
+  lines for models of such a class only. A line of either whose name begins with a config field in
+  angle brackets, ``"<classifier>.weight"``, is about the module or parameter that the field names.
 - ``[shapes]``: of tensors of a file whose shape is not what the layout says, but as many numbers.
 - ``[sizes]``, ``[facts]``: expressions, see below.
 - ``[config]``: fields of the config where ``config.json`` does not have them;
@@ -58,6 +59,7 @@ from transformer_nfn.io.layout import Layout, Slot
 COMPUTED = ("layer", "stack", "has_gate", "has_head")
 ROTARY = ("rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct")
 COUNTER = re.compile(r"\{(\w+)\}")
+STATED = re.compile(r"<(\w+)>")
 TABLES = (
     "title", "extends", "model_types", "architectures", "prefixes", "ignored", "open",
     "gain_offset", "neighbours", "reads", "aliases", "sizes", "facts", "names", "outside", "heads",
@@ -118,6 +120,12 @@ class Line:
     def mixed(self) -> bool:
         """Whether the line stands for one tensor of each expert of a block."""
         return len(COUNTER.findall(self.key)) > 1
+
+    @property
+    def stated_by(self) -> str | None:
+        """The config field that names the module or parameter of the line, if one does."""
+        found = STATED.match(self.key)
+        return found[1] if found else None
 
     def at(self, i: int) -> Line:
         """The line of one block, or of one expert where its block is known."""
@@ -195,6 +203,7 @@ class Family:
         """The config fields that are read, in the order of the data file."""
         texts = [*self.sizes.values(), *self.facts.values(), *self.refused]
         read = [name for text in texts for name in sorted(names_in(text))]
+        read += [line.stated_by for line in self.lines if line.stated_by]
         if "rotary" in self.facts:
             read += ROTARY
         if self.presets:

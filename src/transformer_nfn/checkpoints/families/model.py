@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.families.binding import Binding, bind
+from transformer_nfn.checkpoints.families.binding import Binding, Size, bind
 from transformer_nfn.checkpoints.families.family import (
     MissingFieldError,
     evaluate,
@@ -35,6 +35,7 @@ from transformer_nfn.functional.description import (
     Block,
     Mlp,
     Order,
+    Pooling,
     QueryKeyNorm,
     RotaryScaling,
     Stack,
@@ -49,7 +50,7 @@ from transformer_nfn.io.checkpoint import (
     check_plain,
 )
 from transformer_nfn.io.gguf_file import ARCHITECTURE
-from transformer_nfn.io.layout import take
+from transformer_nfn.io.layout import file_shape, take
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -155,6 +156,25 @@ class Model(OpenFiles):
         if name not in self.binding.holders:
             raise MissingTensorError(f"'{self.where}' holds no tensor '{name}'")
         return self.binding.holders[name][0]
+
+    def mapping(self) -> dict[str, str]:
+        """Where each tensor stands in the file, by canonical name.
+
+        >>> from transformer_nfn.testing import write_example_checkpoint
+        >>> with open_model(write_example_checkpoint("model")) as model:
+        ...     model.mapping()["0.W_Q"]
+        'model.layers.0.self_attn.q_proj.weight'
+        """
+        found = {name: keys[0] for name, keys in self.binding.holders.items()}
+        for key, entry in self.binding.entries.items():
+            along, start = entry.slots[0].layout.joined, 0
+            if along is None or len(entry.slots) == 1:
+                continue
+            for slot in entry.slots:
+                stop = start + file_shape(self.binding.sizes, [slot])[along]
+                found[slot.tensor] = f"{key}[{':, ' * along}{start}:{stop}]"
+                start = stop
+        return found | dict(self.binding.kept)
 
     def interval(self, name: str) -> tuple[Tensor, Tensor] | None:
         """Lowest and highest number that the format of a tensor rounds to each stored one.
@@ -275,7 +295,8 @@ def read_model(checkpoint: Checkpoint, path: Path, options: OpenOptions | None =
             elif options.family is not None:
                 family = known_family(options.family)
             else:
-                family = recognise(infos, checkpoint.config, checkpoint.where)
+                stated = {**checkpoint.config, **options.settings}
+                family = recognise(infos, stated, checkpoint.where)
         except CheckpointError:
             check_no_mixture(infos, checkpoint.config, checkpoint.where)
             raise
@@ -400,15 +421,26 @@ def describe(binding: Binding, where: str) -> Transformer:
         dropped_token=None if facts.get("dropped_token") is None else facts.whole("dropped_token"),
         position_offset=int(facts.number("position_offset")),
         pooler=facts.get("pooler") if "extra.pooler.W" in names else None,
-        # What `transformers` calls so reads the last token of a text.
-        last_token=binding.holders.get("head", ("",))[0].endswith("score.weight"),
+        pooling=_pooling(binding, facts, inputs),
         mlm=facts.one_of("mlm", ACTIVATIONS) if "extra.mlm.W" in names else None,
         classifier=_classifier(binding, facts),
         sinusoids=facts.word_or_none("sinusoids", ("neighbours", "halves")),
-        channels=sizes["channel"].size if inputs == "patches" else 0,
-        side=sizes["side"].size if inputs == "patches" else 0,
+        # Vectors are patches of one pixel.
+        channels=(sizes.get("channel") or sizes["pixel"]).size if inputs == "patches" else 0,
+        side=sizes.get("side", Size(1)).size if inputs == "patches" else 0,
         tensors=dict(names),
     )
+
+
+def _pooling(binding: Binding, facts: _Facts, inputs: str) -> Pooling | None:
+    """What the output matrix reads of the final stream."""
+    stated: Pooling | None = facts.word_or_none("pooling", get_args(Pooling))
+    if stated is not None or "head" not in binding.holders:
+        return stated
+    # What `transformers` calls `score` reads the last token of a text.
+    if binding.holders["head"][0].endswith("score.weight"):
+        return "last"
+    return "first" if inputs == "patches" else None
 
 
 def _classifier(binding: Binding, facts: _Facts) -> Mlp | None:

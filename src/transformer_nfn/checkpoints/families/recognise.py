@@ -107,7 +107,7 @@ def recognise(infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where:
                 f"'{where}': config.json: model_type expected one of {', '.join(known)}, found "
                 f"{shown(model_type)}"
             )
-        return named[0] if len(named) == 1 else _by_names(named, infos, where)
+        return named[0] if len(named) == 1 else _by_names(named, infos, config, where)
     if isinstance(architecture, str):
         named = [
             f
@@ -115,12 +115,14 @@ def recognise(infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where:
             if any(fnmatchcase(architecture, pattern) for pattern in f.architectures)
         ]
         if named:
-            return _by_names(named, infos, where)
-    return _by_names(list(families().values()), infos, where)
+            return _by_names(named, infos, config, where)
+    return _by_names(list(families().values()), infos, config, where)
 
 
-def _by_names(among: list[Family], infos: Mapping[str, TensorInfo], where: str) -> Family:
-    fitting = [family for family in among if _fits(family, infos, where)]
+def _by_names(
+    among: list[Family], infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where: str
+) -> Family:
+    fitting = [family for family in among if _fits(family, infos, config, where)]
     # Of two that find what they need, the one that knows all the rest is meant.
     fitting = [family for family in fitting if _knows_all(family, infos, where)] or fitting
     # Names may agree where shapes do not.
@@ -141,19 +143,26 @@ def _by_names(among: list[Family], infos: Mapping[str, TensorInfo], where: str) 
     )
 
 
-def _fits(family: Family, infos: Mapping[str, TensorInfo], where: str) -> bool:
-    """Whether every tensor that the first block must have, and every end, is there."""
+def _fits(
+    family: Family, infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where: str
+) -> bool:
+    """Whether every tensor that the first block must have, and every end, is there or stated."""
     keys = standard_names(family, infos)
     try:
         prefix = find_prefix(family, keys, where)
     except CheckpointError:
         return True  # several networks, which opening it reports
     needed = [
-        COUNTER.sub("0", line.key if line.outside else prefix + line.key)
+        line
         for line in family.lines
         if not line.optional and not {line.counter, line.stack} & family.optional
     ]
-    return all(key in keys for key in needed)
+    return all(
+        COUNTER.sub("0", line.key if line.outside else prefix + line.key) in keys
+        if line.stated_by is None
+        else config.get(line.stated_by) is not None
+        for line in needed
+    )
 
 
 def _agrees(family: Family, infos: Mapping[str, TensorInfo], where: str) -> bool:

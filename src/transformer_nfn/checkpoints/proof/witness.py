@@ -105,9 +105,12 @@ def random_inputs(
         shape: tuple[int, ...] = (1, length, config.input_size or config.width)
         return torch.randn(shape, generator=generator, dtype=torch.float64), None
     if config.inputs == "patches":
-        rows = config.names()["position"][0] - sum(config.has(n) for n in ("cls", "dist"))
+        rows = config.names().get("position", (length,))[0]
+        rows -= sum(config.has(n) for n in ("cls", "dist"))
         side = config.side * round(rows**0.5)
         shape = (1, config.channels, side, side)
+        if config.side == 1:  # a sequence of vectors
+            shape = (1, min(length, rows), config.channels)
         return torch.randn(shape, generator=generator, dtype=torch.float64), None
     if config.inputs == "audio":
         _, mels, _ = config.tensors["kept.conv_1.W"]

@@ -62,8 +62,9 @@ class ProbeFormat:
         shape: tuple[int, ...]
         if description.inputs == "audio":
             raise SpaceError(f"a {family} reads audio, of which there are no probes")
-        if description.inputs == "patches":
-            patches = tensors["position"][0] - sum(description.has(n) for n in ("cls", "dist"))
+        first = sum(description.has(n) for n in ("cls", "dist"))
+        if description.inputs == "patches" and description.side > 1:
+            patches = tensors["position"][0] - first if description.has("position") else 16
             grid = math.isqrt(patches)
             if grid**2 != patches:
                 raise SpaceError(
@@ -75,7 +76,8 @@ class ProbeFormat:
         else:
             tables = [description.of_stack(stack, "position") for stack in description.stacks]
             tables += ["kept.position"] if description.has("kept.position") else []
-            rows = [tensors[name][0] - description.position_offset for name in tables if name]
+            start = description.position_offset + first
+            rows = [tensors[name][0] - start for name in tables if name]
             inputs = "tokens" if description.inputs == "tokens" else "vectors"
             shape = (min([LENGTH, *rows]), description.input_size or 0)
         blank = torch.empty(1, *shape, device="meta")
