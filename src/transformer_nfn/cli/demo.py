@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +24,7 @@ from transformer_nfn.cli.experiment_progress import (
 )
 from transformer_nfn.cli.options import seed_from
 from transformer_nfn.cli.zoo_display import BuildBar
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.known_tasks import SEED_KINDS, seeds_text
 
 if TYPE_CHECKING:
@@ -184,6 +185,11 @@ def _each_on_a_core(
     try:
         running = {pool.submit(train, job): job for job in jobs}
         yield from ((running[done], done.result()) for done in as_completed(running))
+    except BrokenExecutor as error:
+        raise TransformerNFNError(
+            "a process that trained a predictor was ended from outside, perhaps for memory; "
+            "the same command resumes"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
