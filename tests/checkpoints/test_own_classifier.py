@@ -1,6 +1,7 @@
 """Classifiers of a user's own modules around `nn.TransformerEncoder`, with their parts named."""
 
 import csv
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,18 @@ def test_the_forward_is_that_of_the_module_and_a_disguise_keeps_it(
     assert not torch.equal(state["embed.weight"], module.state_dict()["embed.weight"])
     module.load_state_dict(state)
     torch.testing.assert_close(module(module.inputs()).detach(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_fixed_sinusoids_and_a_scaled_embedding_are_stated(tmp_path: Path) -> None:
+    module = Classifier(Layout("token", True, "relu", "mean", "inside"))
+    rate = torch.exp(torch.arange(0, D, 2) * (-math.log(10000.0) / D))
+    angle = torch.arange(LENGTH).double()[:, None] * rate
+    table = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)
+    x = module.body(3.0 * module.embed(module.inputs()) + table)
+    stated = module.layout.fields() | {"sinusoids": "neighbours", "embedding_scale": 3.0}
+    with open_model(saved(module, tmp_path / "own.pt"), OpenOptions(settings=stated)) as model:
+        found = transformer(model.description, model, module.inputs())
+    torch.testing.assert_close(found, module.fc(x.mean(1)).detach(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[3], LAYOUTS[4], LAYOUTS[5]], ids=str)

@@ -36,7 +36,7 @@ def unique_mappings(predictions: Sequence[Prediction]) -> Iterator[str]:
         shown.append(p.mapping)
         blocks = {int(name.partition(".")[0]) for name in p.mapping if name[0].isdecimal()}
         first = [n for n in p.mapping if not n[0].isdecimal() or n.startswith("0.")]
-        alike = f", blocks 1 to {max(blocks)} alike" if len(blocks) > 1 else ""
+        alike = "" if len(blocks) < 2 else ", other blocks alike"
         lines = (f"  {name} ← {p.mapping[name]}" for name in first)
         yield "\n".join([f"mapping of {p.name}{alike}:", *lines])
 
