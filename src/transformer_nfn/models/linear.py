@@ -13,7 +13,7 @@ from torch import Tensor
 from transformer_nfn.models.checkpoint_batch import WEIGHTS
 from transformer_nfn.models.invariants import InvariantBoosting, InvariantMLP
 from transformer_nfn.models.network import same_batch, tensors_of
-from transformer_nfn.models.statistics import mean_and_scale, sorted_statistics
+from transformer_nfn.models.statistics import fit_ridge, mean_and_scale, sorted_statistics
 from transformer_nfn.models.tabular import (
     Held,
     PredictorError,
@@ -102,18 +102,9 @@ class StatisticsLinear(TabularPredictor):
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
         table, target = torch.from_numpy(x), torch.from_numpy(y).clamp(EXTREME, 1 - EXTREME).logit()
         mean, scale = mean_and_scale(table)
-        constant = target.mean()
-        left, sizes, right = torch.linalg.svd((table - mean) * scale, full_matrices=False)
-        along = left.mT @ (target - constant)
-        best = torch.inf
-        for penalty in PENALTIES:
-            kept = sizes.square() / (sizes.square() + penalty)
-            leverage = left.square() @ kept + 1 / len(x)
-            errors = (target - constant - left @ (kept * along)) / (1 - leverage).clamp(min=1e-6)
-            if (error := float(errors.square().mean())) < best:
-                best = error
-                weight = right.mT @ (sizes / (sizes.square() + penalty) * along)
-        self._state = {"weight": weight * scale, "constant": constant - mean @ (weight * scale)}
+        fit = fit_ridge((table - mean) * scale, target, PENALTIES)
+        weight = fit.weight * scale
+        self._state = {"weight": weight, "constant": fit.constant - mean @ weight}
 
     def _read(self, x: np.ndarray) -> np.ndarray:
         logits = torch.from_numpy(x) @ self._state["weight"] + self._state["constant"]

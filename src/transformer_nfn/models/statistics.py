@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -59,3 +62,34 @@ def mean_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
     std = x.std(0, correction=0)
     scale = torch.where(std > 1e-6, 1 / std.clamp(min=1e-6), torch.zeros_like(std))
     return x.mean(0), scale
+
+
+class Ridge(NamedTuple):
+    """A linear regression, and the mean of its squared leave-one-out errors."""
+
+    weight: Tensor
+    constant: Tensor
+    error: float
+
+
+def fit_ridge(x: Tensor, target: Tensor, penalties: Sequence[float]) -> Ridge:
+    """Ridge regression of ``target [n]`` on ``x [n, F]`` with the penalty of least error.
+
+    >>> x = torch.tensor([[0.0], [1.0], [2.0], [3.0]], dtype=torch.float64)
+    >>> fit_ridge(x, 2 * x[:, 0], [1e-9, 1.0]).weight.round(decimals=3)
+    tensor([2.], dtype=torch.float64)
+    """
+    centre, constant = x.mean(0), target.mean()
+    left, sizes, right = torch.linalg.svd(x - centre, full_matrices=False)
+    along = left.mT @ (target - constant)
+    best: Ridge | None = None
+    for penalty in penalties:
+        kept = sizes.square() / (sizes.square() + penalty)
+        leverage = left.square() @ kept + 1 / len(x)
+        errors = (target - constant - left @ (kept * along)) / (1 - leverage).clamp(min=1e-6)
+        error = float(errors.square().mean())
+        if best is None or error < best.error:
+            weight = right.mT @ (sizes / (sizes.square() + penalty) * along)
+            best = Ridge(weight, constant - centre @ weight, error)
+    assert best is not None, "no penalty to choose from"
+    return best

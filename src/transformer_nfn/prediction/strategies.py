@@ -202,7 +202,7 @@ class WholeNetworkStrategy(TrainingStrategy):
             [module.head_inputs(d.network) for d in part] for part in (groups.train, groups.val)
         )
         if isinstance(module, WholeCheckpoint):
-            module.standardise_outputs(*train)
+            module.fit_linear(train[0], groups.train[0].accuracy)
         return ModelInputs(train, val)
 
     @torch.no_grad()

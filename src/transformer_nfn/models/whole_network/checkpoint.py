@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformer_nfn.models.checkpoint_batch import DESCRIPTIONS
 from transformer_nfn.models.network import paper_block
 from transformer_nfn.models.pretrained import Pretrained
-from transformer_nfn.models.statistics import mean_and_scale
+from transformer_nfn.models.statistics import fit_ridge, mean_and_scale
 from transformer_nfn.models.whole_network.checkpoint_probes import (
     MOST_TOKENS,
     ImageProbes,
@@ -39,13 +39,48 @@ from transformer_nfn.spaces import WeightSpace
 FEATURES = "features"
 """Key of a batch that holds invariants of the checkpoints."""
 PROBES = 64
+PENALTIES = tuple(10.0 ** (i / 2) for i in range(-8, 5))
+"""Ridge penalties to choose from."""
+SHARES = (0.0, 0.3, 1.0)
+"""Sizes of the invariants beside the outputs to choose from."""
+EXTREME = 0.01
+"""Targets closer to 0 or 1 count as this close: their logits would outweigh all others."""
+
+
+class Reader(nn.Module):
+    """A linear map, which is fitted in closed form, and an MLP that corrects it.
+
+    >>> Reader(5, 4)(torch.zeros(2, 5)).shape
+    torch.Size([2, 1])
+
+    Args:
+        width: number of inputs.
+        hidden: neurons of the MLP.
+    """
+
+    weight: Tensor
+    constant: Tensor
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(width))
+        self.register_buffer("constant", torch.zeros(1))
+        self.mlp = head(width, hidden)
+        for parameter in self.mlp[-1].parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[…, width]`` to ``[…, 1]``."""
+        out: Tensor = (x * self.weight).sum(-1, keepdim=True) + self.constant + self.mlp(x)
+        return out
 
 
 class WholeCheckpoint(WholeNetwork):
     """`WholeNetwork` for checkpoints of one input format, of any family and size.
 
     One head reads outputs on probes, which go through the family's reference forward; the other
-    reads invariants of the weights, which have to be in the batch.
+    reads invariants of the weights, which have to be in the batch. Zoos of checkpoints are small,
+    so each head is a ridge regression that a small MLP corrects.
 
     >>> model = WholeCheckpoint(inputs="tokens", shape=(5, 100), classes=3)
     >>> model.probes().shape
@@ -105,15 +140,15 @@ class WholeCheckpoint(WholeNetwork):
         elif probes:
             length, width = shape
             self.probes = Probes(probes, length, width, classes, rank, groups=groups)
-        self.output_head: nn.Sequential | None = None
+        self.output_head = None
         if probes:
             count = language_width(probes, shape[0]) if language else class_width(probes, classes)
             self.register_buffer("out_mean", torch.zeros(count))
             self.register_buffer("out_scale", torch.ones(count))
-            self.output_head = head(count, hidden)
+            self.output_head = Reader(count, hidden)
         self.register_buffer("mean", torch.zeros(invariants))
         self.register_buffer("scale", torch.ones(invariants))
-        self.invariant_head = head(invariants, hidden) if invariants else None
+        self.invariant_head = Reader(invariants, hidden) if invariants else None
 
     @classmethod
     def of(cls, network: Mapping[str, Any], **options: Any) -> Self:
@@ -152,19 +187,61 @@ class WholeCheckpoint(WholeNetwork):
         return ProbeOutputs(out, out)
 
     @torch.no_grad()
-    def standardise_outputs(self, *inputs: Mapping[str, Any]) -> None:
-        """Set mean and scale of the output features to those of these `head_inputs`."""
-        if self.probes is not None:
-            mean, scale = mean_and_scale(torch.cat([each[OUTPUTS].double() for each in inputs]))
+    def fit_linear(self, inputs: Mapping[str, Any], target: Tensor) -> None:
+        """Standardise outputs, and fit the linear maps of both heads by ridge regression.
+
+        Penalty and size of the invariants are those of least leave-one-out error.
+
+        Args:
+            inputs: `head_inputs` of the training networks.
+            target: between 0 and 1, ``[n]``.
+        """
+        if self.output_head is not None:
+            mean, scale = mean_and_scale(inputs[OUTPUTS].double())
             self.out_mean.copy_(mean)
             self.out_scale.copy_(scale)
+        logits = target.double().clamp(EXTREME, 1 - EXTREME).logit()
+        both = self.output_head is not None and self.invariant_head is not None
+        fits = {
+            share: fit_ridge(self._blocks(inputs, share), logits, PENALTIES)
+            for share in (SHARES if both else (1.0,))
+        }
+        share = min(fits, key=lambda share: fits[share].error)
+        start = 0
+        for module in self._readers():
+            end = start + len(module.weight)
+            module.weight.copy_(fits[share].weight[start:end] * self._block_scale(module, share))
+            module.constant.zero_()
+            start = end
+        self._readers()[0].constant.fill_(fits[share].constant)
+
+    def _blocks(self, inputs: Mapping[str, Any], share: float) -> Tensor:
+        """Inputs of all heads side by side, each of size 1, but invariants of size ``share``."""
+        blocks = []
+        for module, x in self._features(inputs, None):
+            if module is self.invariant_head:
+                x = x * self._share(inputs)[:, None]
+            blocks.append(x.double() * self._block_scale(module, share))
+        return torch.cat(blocks, -1)
+
+    def _block_scale(self, module: nn.Module, share: float) -> float:
+        width = module.get_buffer("weight").numel()
+        return (share if module is self.invariant_head else 1.0) / math.sqrt(width)
 
     @property
     def ids(self) -> Tensor | None:
         """Tokens that probes are mixed of, ``[tokens]``; None for other inputs."""
         return self.numbers.long() if self._config["inputs"] == "tokens" else None
 
-    def _heads(self) -> list[nn.Sequential]:
+    @torch.no_grad()
+    def rescale(self, stretch: float, shift: float) -> None:
+        """Multiply all logits by ``stretch``, then add ``shift``."""
+        for module in self._readers():
+            for values in (module.weight, module.constant, *module.mlp[-1].parameters()):
+                values.mul_(stretch)
+        self._readers()[0].constant.add_(shift)
+
+    def _readers(self) -> list[Reader]:
         return [m for m in (self.output_head, self.invariant_head) if m is not None]
 
     def _features(
@@ -185,47 +262,32 @@ class WholeCheckpoint(WholeNetwork):
             return network
         probes = self.probes()
         if not self.language:
-            features = class_features(self.outputs(network, probes).logits, self.probes.labels)
+            features = class_features(self.outputs(network, probes).logits)
         else:
             targets = self.numbers.long()[probes.argmax(-1)]
             read = partial(language_features, targets=targets, causal=self.causal)
             features = checkpoint_outputs(network, probes, self.ids, read)
         return {**network, OUTPUTS: features}
 
-    def _share(self, network: Mapping[str, Any]) -> Tensor | float:
+    def _share(self, network: Mapping[str, Any]) -> Tensor:
         if self.probes is None or self.language:
-            return 1.0
+            return torch.ones(len(network[INVARIANTS])).to(self.mean)
         return outputs_vary(network[OUTPUTS], self._config["probes"], self._config["classes"])
 
 
 def class_width(probes: int, classes: int) -> int:
     """Number of `class_features`."""
-    return 2 * probes * classes + 2 * probes + 4
+    return 2 * probes * classes + 1
 
 
-def class_features(logits: Tensor, labels: Tensor) -> Tensor:
-    """Class logits ``[n, P, C]`` on probes with labels ``[P]`` as numbers of order 1.
-
-    Log-probability of every class, logits at scale 1, log-probability of the label and entropy of
-    each probe, means of these and of the probability of the label, and the scale.
-    """
+def class_features(logits: Tensor) -> Tensor:
+    """Class logits ``[n, P, C]`` as numbers of order 1: log-probabilities, logits at scale 1,
+    and that scale."""
     centred = logits - logits.mean(-1, keepdim=True)
     size = (centred.square().mean((1, 2), keepdim=True) + 1e-12).sqrt()
-    log_p = logits.log_softmax(-1)
-    clipped = log_p.clamp(min=-RAREST) / 2 + 1
-    of_label = log_p.gather(-1, labels[:, None].expand(len(logits), -1, 1)).squeeze(-1)
-    entropy = -(log_p.exp() * log_p).sum(-1)
-    summary = [of_label.clamp(min=-RAREST).mean(1), of_label.exp().mean(1), entropy.mean(1)]
-    return torch.cat(
-        [
-            clipped.flatten(1),
-            (centred / size).flatten(1),
-            of_label.clamp(min=-RAREST),
-            entropy,
-            torch.stack([*summary, size[:, 0, 0].log().clamp(-RAREST, RAREST)], 1),
-        ],
-        -1,
-    )
+    log_p = logits.log_softmax(-1).clamp(min=-RAREST) / 2 + 1
+    scale = size[:, 0].log().clamp(-RAREST, RAREST)
+    return torch.cat([log_p.flatten(1), (centred / size).flatten(1), scale], -1)
 
 
 def language_width(probes: int, length: int) -> int:

@@ -70,8 +70,8 @@ class WholeNetwork(TaskReader):
     mean: Tensor
     scale: Tensor
     probes: nn.Module | None
-    output_head: nn.Sequential | None
-    invariant_head: nn.Sequential | None
+    output_head: Any  # modules, or None
+    invariant_head: Any
 
     def __init__(
         self,
@@ -161,20 +161,17 @@ class WholeNetwork(TaskReader):
     @torch.no_grad()
     def rescale(self, stretch: float, shift: float) -> None:
         """Multiply all logits by ``stretch``, then add ``shift``."""
-        heads = self._heads()
-        for module in heads:
-            for p in module[-1].parameters():
+        lasts = [m[-1] for m in (self.output_head, self.invariant_head) if m is not None]
+        for last in lasts:
+            for p in last.parameters():
                 p.mul_(stretch)
         # The first head is never scaled down by `_share`.
-        heads[0][-1].get_parameter("bias").add_(shift)
+        lasts[0].get_parameter("bias").add_(shift)
 
     def loss(self, logits: Tensor, accuracy: Tensor) -> Tensor:
         """Cross-entropy plus a ranking loss."""
         entropy = binary_cross_entropy_with_logits(logits, accuracy)
         return entropy + self.order * order_loss(logits, accuracy) if self.order else entropy
-
-    def _heads(self) -> list[nn.Sequential]:
-        return [m for m in (self.output_head, self.invariant_head) if m is not None]
 
     def _features(
         self, network: Mapping[str, Any], positions: Tensor | None
