@@ -49,7 +49,7 @@ class RecipeShift:
         high: its upper end.
 
     >>> shift = RecipeShift(usual=0.2, unusual=0.4, factor=3.0)
-    >>> shift.factors(torch.tensor([0.1, 0.3, 0.9])).tolist()
+    >>> shift.factors(torch.tensor([0.1, 0.3, 0.9])).round(decimals=3).tolist()
     [1.0, 2.0, 3.0]
     """
 
