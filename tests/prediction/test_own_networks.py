@@ -58,6 +58,7 @@ def test_a_number_is_learned_and_predicted_for_files_and_rows(zoo: Path, tmp_pat
     row, copy = as_json("predict", out, f"{zoo}#3", disguised)
     assert row["recorded"]["strength"] == ModelZoo.open(zoo).targets["strength"][3]
     assert row["accuracy"] == pytest.approx(copy["accuracy"], abs=0.05)
+    assert row["guarded"] is True
     measured = as_json("evaluate", out, zoo)
     assert measured["networks"] == NETWORKS
     assert measured["trained_on"] + measured["selected_by"] < NETWORKS

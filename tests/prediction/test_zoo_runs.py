@@ -46,7 +46,8 @@ def test_predictions_for_rows_state_dicts_and_files(digits_zoo, run, tmp_path):
     save_file({name: 30 * w for name, w in named.items()}, tmp_path / "odd.safetensors")
     (odd,) = predict(run, [str(tmp_path / "odd.safetensors")])
     assert odd.novelty > 1
-    assert "unlike any network" in odd.warning
+    assert "unlike any network" in odd.note
+    assert (odd.low, odd.high, odd.warning) == (0, 1, None)
 
 
 def test_seen_networks_raise_no_alarm(digits_zoo, run):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
+import os
+import signal
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,9 +16,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from transformer_nfn.cli.experiment_progress import epochs_bar, tau_by_kind_table
+from transformer_nfn.cli.experiment_progress import (
+    count_one,
+    counting_bar,
+    tau_by_kind_table,
+    tau_text,
+)
 from transformer_nfn.cli.options import seed_from
 from transformer_nfn.cli.zoo_display import BuildBar
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.known_tasks import SEED_KINDS, seeds_text
 
 if TYPE_CHECKING:
@@ -77,7 +89,7 @@ def demo_command(
 
       tnfn demo --quick
     """
-    from transformer_nfn.prediction.data import Selection, load_parts
+    from transformer_nfn.prediction.data import load_parts
     from transformer_nfn.report import write_report
 
     console = Console()
@@ -88,9 +100,8 @@ def demo_command(
         f"[bold]1.[/bold] two zoos of {size.runs} small transformers, trained on 8×8 digits"
     )
     zoos = {kind: _build_zoo(root / kind / "zoo", size, seed, kind) for kind in SEED_KINDS}
-    parts = {kind: load_parts(zoo, Selection(all_checkpoints=True)) for kind, zoo in zoos.items()}
-    for kind in SEED_KINDS:
-        counts = parts[kind].counts
+    for kind, zoo in zoos.items():
+        counts = load_parts(zoo).counts
         console.print(
             f"   {seeds_text(kind)}: {counts['train']} networks to train on, "
             f"{counts['val']} to select by, {counts['test']} to test on"
@@ -98,10 +109,7 @@ def demo_command(
     console.print(
         f"[bold]2.[/bold] predict their test accuracy from their weights, {size.seeds} seeds"
     )
-    records = {
-        kind: _train_predictors(zoo, parts[kind], root / kind / "runs", size)
-        for kind, zoo in zoos.items()
-    }
+    records = _train_predictors(root, size)
     console.print(tau_by_kind_table(records, "Kendall's τ on test networks never seen"))
     console.print(EXPLANATION, highlight=False)
     page = root / "report.html"
@@ -139,32 +147,82 @@ def _build_zoo(path: Path, size: Size, seed: int, kind: str) -> Zoo:
         return build(path, options, bar)
 
 
-def _train_predictors(zoo: Zoo, parts: Parts, out: Path, size: Size) -> list[RunRecord]:
+def _train_predictors(root: Path, size: Size) -> dict[str, list[RunRecord]]:
+    """Train every predictor on both zoos, as many at a time as there are cores."""
     from transformer_nfn.paper.tables import EXTRA_MODELS
+    from transformer_nfn.prediction.predictors import PAPER_MODELS
+
+    models = (*PAPER_MODELS, *EXTRA_MODELS)
+    # The last models take longest; begun last, one would run alone.
+    order = [(kind, model) for model in reversed(models) for kind in SEED_KINDS]
+    records: dict[tuple[str, str], RunRecord] = {}
+    train = functools.partial(_train_one, root, size)
+    with counting_bar(Console(stderr=True)) as bar:
+        task = bar.add_task("   predictors", total=len(order), note="")
+        for (kind, model), record in _each_on_a_core(train, order):
+            records[kind, model] = record
+            what = f"   {seeds_text(kind):16s} {model:18s}"
+            count_one(bar, task, what, {}, f"τ {tau_text(record)}")
+    return {kind: [records[kind, model] for model in models] for kind in SEED_KINDS}
+
+
+Job = tuple[str, str]
+"""Seeds of a zoo, and the model to train on it."""
+
+
+def _each_on_a_core(
+    train: Callable[[Job], RunRecord], jobs: list[Job]
+) -> Iterator[tuple[Job, RunRecord]]:
+    """Yield results as they come from processes of one thread each; on one core, from here."""
+    from transformer_nfn.zoo.training.local_engine import cores
+
+    if cores() == 1:
+        yield from ((job, train(job)) for job in jobs)
+        return
+    # Not forked: threads of PyTorch do not survive that.
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(cores(), spawn, _begin_worker)
+    try:
+        running = {pool.submit(train, job): job for job in jobs}
+        yield from ((running[done], done.result()) for done in as_completed(running))
+    except BrokenExecutor as error:
+        raise TransformerNFNError(
+            "a process that trained a predictor was ended from outside, perhaps for memory; "
+            "the same command resumes"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    # Before any library starts its threads; Ctrl-C ends a worker without a word.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _train_one(root: Path, size: Size, job: Job) -> RunRecord:
     from transformer_nfn.prediction.data import Selection, describe_zoo
     from transformer_nfn.prediction.experiment import Experiment, train_run
-    from transformer_nfn.prediction.predictors import PAPER_MODELS
     from transformer_nfn.prediction.strategies import Protocol
-    from transformer_nfn.prediction.training import Execution
 
-    records = []
-    for model in (*PAPER_MODELS, *EXTRA_MODELS):
-        with epochs_bar(f"   {seeds_text(zoo.seeds):16s} {model:18s}") as report:
-            records.append(
-                train_run(
-                    describe_zoo(zoo),
-                    parts,
-                    Experiment(
-                        model,
-                        range(size.seeds),
-                        Protocol.of(model, epochs=_epochs(model, size)),
-                        selection=Selection().to_json(),
-                    ),
-                    out / model,
-                    execution=Execution(report=report),
-                )
-            )
-    return records
+    kind, model = job
+    zoo, parts = _open_zoo(root / kind / "zoo")
+    experiment = Experiment(
+        model,
+        range(size.seeds),
+        Protocol.of(model, epochs=_epochs(model, size)),
+        selection=Selection().to_json(),
+    )
+    return train_run(describe_zoo(zoo), parts, experiment, root / kind / "runs" / model)
+
+
+@functools.cache
+def _open_zoo(path: Path) -> tuple[Zoo, Parts]:
+    from transformer_nfn.prediction.data import Selection, load_parts
+    from transformer_nfn.zoo import Zoo
+
+    zoo = Zoo.open(path)
+    return zoo, load_parts(zoo, Selection(all_checkpoints=True))
 
 
 def _epochs(model: str, size: Size) -> int:

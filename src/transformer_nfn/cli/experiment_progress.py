@@ -173,7 +173,7 @@ def tau_by_kind_table(records: Mapping[str, list[RunRecord]], title: str) -> Tab
             by_model.setdefault(record.model, {})[kind] = record
     last = list(records)[-1]
     for model, row in sorted(by_model.items(), key=lambda item: -_tau(item[1].get(last))):
-        cells = [_tau_text(row.get(kind)) for kind in records]
+        cells = [tau_text(row.get(kind)) for kind in records]
         table.add_row(model, *cells, _size_text(next(iter(row.values()))))
     return table
 
@@ -182,7 +182,8 @@ def _tau(record: RunRecord | None) -> float:
     return -2.0 if record is None else float(record.summary.get("tau", -2))
 
 
-def _tau_text(record: RunRecord | None) -> str:
+def tau_text(record: RunRecord | None) -> str:
+    """τ of a run ± its standard error, or why there is none."""
     if record is None or record.status != "done":
         return "–" if record is None else record.status
     return plus_minus(record.summary["tau"], record.summary["tau_se"])

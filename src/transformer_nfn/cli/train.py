@@ -122,7 +122,8 @@ def train_command(
     A class has a predictor each, and is measured by accuracy, AUROC and calibration.
 
     With --damaged the run also keeps a guard against damaged networks: an accuracy estimate from
-    outputs, intervals that widen with the outlier score, and warnings.
+    outputs, intervals that widen with the outlier score, and warnings. For checkpoints of your own
+    a guard is fitted to copies that are damaged in memory.
 
     [bold]Examples[/bold]
 
@@ -146,6 +147,7 @@ def train_command(
         load_networks,
     )
     from transformer_nfn.prediction.experiment import Experiment, check_networks, train_run
+    from transformer_nfn.prediction.guard.own import guard_own_run
     from transformer_nfn.prediction.own_networks import MODELS as OWN_MODELS
     from transformer_nfn.prediction.own_networks import describe_own_zoo, load_own_networks
     from transformer_nfn.prediction.predictors import (
@@ -214,6 +216,8 @@ def train_command(
             damaged=copies,
             execution=Execution(report=report, save_every=save_every),
         )
+        if isinstance(opened, ModelZoo) and isinstance(networks, Parts):
+            guard_own_run(out, record, opened, networks.train, report)
     if tensorboard:
         write_events(out)
     _show(record, out, as_json)
@@ -346,8 +350,8 @@ def predict_command(
 ) -> None:
     """Predict the accuracy of networks from their weights.
 
-    Every prediction has a 90 % interval. Networks unlike those of the training set get a warning;
-    their interval has no stated coverage. For networks of a zoo the measured accuracy is shown too.
+    Every prediction has a 90 % interval, which widens with the distance to the training set.
+    Networks that look damaged get a warning. For networks of a zoo the measured accuracy is shown.
     Tensors that the networks of the zoo do not have are ignored and listed; another architecture is
     rejected. For state dicts of your own modules --set states what these do not, and the mapping of
     their tensors is shown.
@@ -377,11 +381,11 @@ def predict_command(
     for mapping in unique_mappings(predictions):
         typer.echo(mapping)
     for p in predictions:
-        for sentence in (p.warning, p.note):
+        for word, sentence in (
+            ("warning", p.warning), ("note", p.note), ("note", p.explanation),
+        ):  # fmt: skip
             if sentence is not None:
-                typer.echo(f"warning: {p.name}: {sentence}", err=True)
-        if p.explanation is not None:
-            typer.echo(f"note: {p.name}: {p.explanation}", err=True)
+                typer.echo(f"{word}: {p.name}: {sentence}", err=True)
     can_guard = "families" not in RunRecord.read(run).zoo
     unguarded = sum(not p.guarded and p.target == "test_accuracy" for p in predictions)
     if unguarded and can_guard:

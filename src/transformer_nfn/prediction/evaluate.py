@@ -186,13 +186,16 @@ def _evaluate(
     if run.target.kind == "class":
         truth = data.accuracy.cpu().numpy().astype(int)
         likely = class_probabilities(run.outputs, data).mean(0)
-        covered = 1 - likely[truth, np.arange(len(truth))] <= run.sizes.radius
+        doubt = run.class_threshold(run.distance(data))
+        covered = 1 - likely[truth, np.arange(len(truth))] <= doubt
         return Evaluated(truth, likely, covered, standing)
     values = run.target.decode(seed_predictions(run.predictors, data).numpy())
     mean = torch.from_numpy(values).mean(0)
-    covered = np.abs(data.truth - mean.numpy()) <= run.sizes.interval_radius(sizes)
     guard = run.guard_for(sizes)
-    if guard is not None and sizes is not None:
+    if guard is None or sizes is None:
+        low, high, _, _ = run.interval(data, sizes, mean)
+        covered = (low.numpy() <= data.truth) & (data.truth <= high.numpy())
+    else:
         assessed = guard.assess(data, sizes, mean)
         mean, covered = assessed.accuracy, assessed.contains(data.accuracy.double().cpu()).numpy()
     return Evaluated(data.truth, mean.numpy(), covered, standing)

@@ -53,6 +53,7 @@ from transformer_nfn.prediction.predictors import (
     tabular_class,
 )
 from transformer_nfn.prediction.probe_search import STEPS, search_steps
+from transformer_nfn.prediction.recipe_shift import measure_shift
 from transformer_nfn.prediction.runs import (
     CONFIGURATION,
     ENSEMBLE_TAU,
@@ -271,10 +272,13 @@ def _write_run(
     columns = held_out.columns(seeds, factor, mixed=groups.mixed, target=target)
     write_predictions(out, columns)
     predictors = [predictor.to("cpu") for predictor in fitted.predictors]
+    shift: dict[str, Any] = {}
     if experiment.keep:
         for seed, predictor in zip(seeds, predictors, strict=True):
             predictor.save(out / f"seed-{seed}")
-        TrainingSetDistance.of(prepared.train, any_size=model in ANY_SIZE).save(out)
+        distance = TrainingSetDistance.of(prepared.train, any_size=model in ANY_SIZE)
+        distance.save(out)
+        shift = {"shift": measure_shift(distance, prepared.train).to_json()}
         TrainingDigests.of(groups, str(zoo["task"])).save(out)
     guarded: dict[str, Any] = {}
     if damaged is not None:
@@ -303,6 +307,7 @@ def _write_run(
             "coverage": coverage(val, test, widest=widest),
             "level": LEVEL,
             "radius": radius,
+            **shift,
             **by_size,
             **guarded,
             **(measure(predictors) if measure is not None else {}),
@@ -384,6 +389,7 @@ def _train_classes(
             "coverage": coverage(*doubt),
             "level": LEVEL,
             "radius": conformal_radius(np.concatenate(doubt)),
+            **{key: records[0].summary[key] for key in ("shift",) if key in records[0].summary},
         },
         target=target.to_json(),
     )

@@ -19,6 +19,7 @@ from transformer_nfn.models import network_of
 from transformer_nfn.networks import Network, check_positions, resolve_networks, zoo_rows
 from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard import Guard
+from transformer_nfn.prediction.guard.own import OwnGuard, invariants_of
 from transformer_nfn.prediction.metrics import LEVEL
 from transformer_nfn.prediction.own_networks import OwnNetwork, open_own, read_own, stacked
 from transformer_nfn.prediction.predictors import (
@@ -28,6 +29,7 @@ from transformer_nfn.prediction.predictors import (
     load_predictors,
     seed_predictions,
 )
+from transformer_nfn.prediction.recipe_shift import RecipeShift
 from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.prediction.target import ACCURACY_COLUMN, Target
 from transformer_nfn.prediction.training_set import TrainingSetDistance
@@ -36,10 +38,17 @@ from transformer_nfn.zoo import ModelZoo, NetworkSizes, Zoo
 
 BATCH = 512
 """Networks in memory at once: a zoo may have tens of thousands."""
-OUTLIER_TEXT = "unlike any network of the training set ({:.1f} times the usual distance)"
+OUTLIER_TEXT = (
+    "unlike any network of the training set ({:.1f} times the usual distance): its interval is the "
+    "whole range of the target"
+)
 GUARD_TEXT = (
     "its outputs, or how its tensors fit each other, are unlike those of healthy networks "
-    "({:.1f} times the limit)"
+    "({:.1f} times the limit): the prediction may be far off and its interval has no known coverage"
+)
+OWN_GUARD_TEXT = (
+    "its weights are more like those of damaged copies than of healthy networks ({:.1f} times the "
+    "limit): the prediction may be far off, and its interval is the whole range of the target"
 )
 LARGE_CORRECTION = 0.1
 """Correction by a guard that is explained to the user."""
@@ -56,16 +65,20 @@ class Prediction:
         low: lower end of the prediction interval.
         high: its upper end.
         spread: standard deviation over the seeds.
-        novelty: distance to the training set or, with a guard, the outlier score; above 1 is an
-            outlier.
-        warning: a sentence if the prediction is unreliable, else None.
+        novelty: distance to the training set or, with a guard of a built zoo, the outlier score;
+            above 1 is an outlier.
+        warning: a sentence if the network looks damaged or is of a size outside the training set,
+            else None.
         left_out: tensors of the file that were not read, because networks of the zoo lack them.
-        note: one sentence about them, else None.
+        note: about them, and of a network unlike the training set that its interval is the whole
+            range of the target; else None.
         recorded: metadata of a zoo's network: run, epoch, hyperparameters and measured test
             accuracy; None for files.
         guarded: whether a guard against damaged networks has assessed it.
         by_weights: the predictor's value before correction by a guard.
-        coverage: nominal coverage of the interval; None with a warning.
+        coverage: nominal coverage of the interval; None for sizes outside the training set, for
+            networks that the guard of a built zoo warns of, and for outliers if the target is a
+            number without bounds.
         target: what is predicted. If it is not an accuracy, ``accuracy``, ``low``, ``high`` and
             ``spread`` are in its unit (``spread`` in decades where the number is learned as its
             logarithm); of a class they are about the probability of `label`.
@@ -148,6 +161,8 @@ class TrainedRun:
         sizes: of the training networks, and the target.
         distance: to the training networks.
         guard: against damaged networks, if the run has one.
+        own_guard: the same for checkpoints of any family.
+        shift: interval widths for recipes outside the training set.
         families: of the training networks, if these were checkpoints of any family.
     """
 
@@ -155,6 +170,8 @@ class TrainedRun:
     sizes: TrainedSizes
     distance: TrainingSetDistance
     guard: Guard | None
+    own_guard: OwnGuard | None
+    shift: RecipeShift
     device: str = "cpu"
     families: tuple[str, ...] = ()
 
@@ -170,6 +187,8 @@ class TrainedRun:
             sizes,
             TrainingSetDistance.load(folders[0]),
             Guard.load(run),
+            OwnGuard.load(run),
+            RecipeShift.from_json(record.summary),
             device,
             tuple(record.zoo.get("families", ())),
         )
@@ -187,6 +206,29 @@ class TrainedRun:
     def guard_for(self, sizes: NetworkSizes | None) -> Guard | None:
         """The guard, if it was fitted to networks of these sizes."""
         return self.guard if sizes is not None and sizes == self.sizes.first else None
+
+    def interval(
+        self, data: Dataset, sizes: NetworkSizes | None, mean: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Ends of intervals without `guard`, novelty, and outlier score of `own_guard`, ``[n]``."""
+        radius, novelty = self.sizes.interval_radius(sizes), self.distance(data)
+        if self.sizes.unseen(sizes):  # `TrainedSizes` has widened these
+            low, high = mean - radius, mean + radius
+        else:
+            low, high = self.shift.interval(mean, radius, novelty)
+        score = torch.zeros_like(mean)
+        if self.own_guard is not None:
+            # Far from the training networks nothing is known of damage.
+            found = self.own_guard.outlier_score(invariants_of(data), mean)
+            score = torch.where(novelty > 1, 0.0, found)
+            low = torch.where(score > 1, mean.clamp(max=self.shift.low), low)
+            high = torch.where(score > 1, mean.clamp(min=self.shift.high), high)
+        return self.target.clip(low), self.target.clip(high), novelty, score
+
+    def class_threshold(self, novelty: Tensor) -> np.ndarray:
+        """Doubt up to which a class counts as possible, ``[n]``; 1 for all classes."""
+        doubt = self.sizes.radius * self.shift.factors(novelty)
+        return np.asarray(torch.where(novelty > 1, 1.0, doubt))
 
     def load(
         self, networks: Sequence[Network], options: OpenOptions | None = None
@@ -277,33 +319,40 @@ def _predict_batch(
         by_weights = mean = each.mean(0)
         spread = each.std(0) if len(each) > 1 else torch.zeros_like(mean)
         size_warning = run.sizes.warning(sizes)
-        radius = run.sizes.interval_radius(sizes)
-        low, high = run.target.clip(mean - radius), run.target.clip(mean + radius)
         guard = run.guard_for(sizes)
         if guard is None:
-            text, score = OUTLIER_TEXT, run.distance(data)
+            text = OWN_GUARD_TEXT
+            low, high, novelty, score = run.interval(data, sizes, mean)
         else:
             assert sizes is not None
             text = GUARD_TEXT
             assessed = guard.assess(data, sizes, mean)
             mean, score = assessed.accuracy, assessed.outlier_score
-            low, high = assessed.low, assessed.high
+            low, high, novelty = assessed.low, assessed.high, score
         for at, i in enumerate(indices):
-            warning = _warning(float(score[at]), text, size_warning)
+            notes = [loaded[i].note]
+            if guard is None and size_warning is None and novelty[at] > 1:
+                notes.append(OUTLIER_TEXT.format(float(novelty[at])))
+            outlier = bool(score[at] > 1 or novelty[at] > 1)
+            # The whole range holds what is within it; guards of built zoos give less than that.
+            unbounded = guard is not None or run.target.kind == "number"
+            warnings = [size_warning]
+            if score[at] > 1:
+                warnings.append(text.format(float(score[at])))
             out[i] = Prediction(
                 name=networks[i].name,
                 accuracy=float(run.target.in_unit(mean[at])),
                 low=float(run.target.in_unit(low[at])),
                 high=float(run.target.in_unit(high[at])),
                 spread=float(spread[at]),
-                novelty=float(score[at]),
-                warning=warning,
+                novelty=float(novelty[at]),
+                warning=_joined(warnings),
                 left_out=loaded[i].left_out,
-                note=loaded[i].note,
+                note=_joined(notes),
                 recorded=networks[i].recorded,
-                guarded=guard is not None,
+                guarded=guard is not None or run.own_guard is not None,
                 by_weights=float(run.target.in_unit(by_weights[at])),
-                coverage=LEVEL if warning is None else None,
+                coverage=None if size_warning or (outlier and unbounded) else LEVEL,
                 target=run.target.column,
                 mapping=loaded[i].mapping,
                 **classes[at],
@@ -323,8 +372,9 @@ def _answers(run: TrainedRun, data: Dataset) -> tuple[Tensor, list[dict[str, Any
     mean, names = each.mean(0), run.target.classes
     best = mean.argmax(0)
     fields = []
-    for column, at in zip(mean.T, best, strict=True):
-        likely = tuple(n for n, p in zip(names, column, strict=True) if 1 - p <= run.sizes.radius)
+    doubts = run.class_threshold(run.distance(data))
+    for column, at, doubt in zip(mean.T, best, doubts, strict=True):
+        likely = tuple(n for n, p in zip(names, column, strict=True) if 1 - p <= doubt)
         fields.append({
             "label": names[at],
             "labels": likely or (names[at],),
@@ -333,15 +383,9 @@ def _answers(run: TrainedRun, data: Dataset) -> tuple[Tensor, list[dict[str, Any
     return torch.from_numpy(each[:, best, np.arange(len(data))]), fields
 
 
-def _warning(score: float, text: str, size_warning: str | None) -> str | None:
-    """Warnings about the sizes of a network and about the network itself."""
-    sentences = [] if size_warning is None else [size_warning]
-    if score > 1:
-        sentences.append(
-            f"{text.format(score)}: the prediction may be far off and its interval has no known "
-            "coverage"
-        )
-    return "; ".join(sentences) or None
+def _joined(sentences: Sequence[str | None]) -> str | None:
+    """Sentences in one, None if there are none."""
+    return "; ".join(sentence for sentence in sentences if sentence is not None) or None
 
 
 def as_dataset(sizes: NetworkSizes | None, networks: Sequence[LoadedNetwork]) -> Dataset:

@@ -41,6 +41,8 @@ IDENTITY = "identity"
 SCORES = ("tau", "tau_together", "r2", "mae", "accuracy", "auroc", "calibration_error", "coverage")
 """Numbers of a record's summary that notebooks show."""
 MAX_WIDENING = 1e6
+SHIFT = ("usual", "unusual", "factor", "low", "high")
+"""Numbers of a record's ``summary.shift``, see `recipe_shift.RecipeShift`."""
 NULLABLE = ("best_epoch", "tau_se", "accuracy_se")
 """Numbers of a record that trees, and runs of one seed, do not have."""
 __all__ = [
@@ -208,6 +210,10 @@ def _check_summary(summary: Fields, widest: float) -> None:
         widening = summary.inner("widening")
         for name in widening.data:
             widening.number(name, 1.0, MAX_WIDENING)
+    if "shift" in summary.data:
+        shift = summary.inner("shift")
+        for name in SHIFT:
+            shift.number(name, 1.0 if name == "factor" else -math.inf)
 
 
 def _check_numbers(fields: Fields, names: str) -> None:

@@ -64,20 +64,26 @@ class TrainingSetDistance:
             train: a data set for each size.
             any_size: whether networks of other sizes will be queried too.
         """
-        total = sum(map(len, train))
-        kept = [len(data) * min(total, MAX_NETWORKS) // total for data in train]
-        raw = torch.cat(
-            [
-                _features(data.take(torch.linspace(0, len(data) - 1, n).long()), any_size)
-                for n, data in zip(kept, train, strict=True)
-            ]
-        )
+        raw = torch.cat([_features(data, any_size) for data in TrainingSetDistance.kept(train)])
         mean, std = raw.mean(0), raw.std(0).clamp_min(1e-6)
         rows = (raw - mean) / std
-        distances = torch.cdist(rows, rows)
-        distances.fill_diagonal_(float("inf"))
-        limit = SLACK * torch.quantile(distances.min(1).values, QUANTILE)
+        limit = SLACK * torch.quantile(_nearest(rows), QUANTILE)
         return TrainingSetDistance(rows, mean, std, limit, any_size)
+
+    @property
+    def nearest(self) -> Tensor:
+        """Distance of each training network to the nearest other one, ``[n]``."""
+        return _nearest(self.rows)
+
+    @staticmethod
+    def kept(train: Sequence[Dataset]) -> list[Dataset]:
+        """The training networks of each size that `rows` are of, in their order."""
+        total = sum(map(len, train))
+        counts = [len(data) * min(total, MAX_NETWORKS) // total for data in train]
+        return [
+            data.take(torch.linspace(0, len(data) - 1, n).long())
+            for n, data in zip(counts, train, strict=True)
+        ]
 
     def __call__(self, data: Dataset) -> Tensor:
         """Distance to the nearest training network over the limit; above 1 is an outlier."""
@@ -128,6 +134,12 @@ class TrainingSetDistance:
                 raise RunError(f"'{where}': '{name}' holds values that are not finite")
         if not float(self.limit) > 0 or not bool((self.std > 0).all()):
             raise RunError(f"'{where}': 'std' and 'limit' expected numbers above 0")
+
+
+def _nearest(rows: Tensor) -> Tensor:
+    distances = torch.cdist(rows, rows)
+    distances.fill_diagonal_(float("inf"))
+    return distances.min(1).values
 
 
 def _features(data: Dataset, any_size: bool) -> Tensor:

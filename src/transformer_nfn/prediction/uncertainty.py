@@ -154,12 +154,11 @@ def measure_widening(
     features = torch.cat([module.features(data.network).double().cpu() for data in datasets])
     accuracy = torch.cat([data.accuracy for data in datasets]).double().cpu()
     group = np.repeat(np.tile(np.arange(len(trained)), 3), [len(data) for data in datasets])
-    folds = np.random.default_rng(0).permutation(len(group)) % min(FOLDS, len(group))
-    typical = _error_quantile(_left_out_errors(features, accuracy, folds))
+    typical = _error_quantile(left_out_errors(features, accuracy, random_folds(len(group))))
     widening = {}
     for name, values in _labels(trained).items():
         labels = np.asarray(values)[group]
-        errors = _left_out_errors(features, accuracy, labels)
+        errors = left_out_errors(features, accuracy, labels)
         worst = max(_error_quantile(errors[labels == value]) for value in set(values))
         widening[name] = max(1.0, MARGIN * worst / typical)
     # Leaving out more is never easier.
@@ -173,7 +172,12 @@ def _labels(trained: Sequence[NetworkSizes]) -> dict[str, list[int]]:
     return {COMBINATION: list(range(len(trained))), **differing}
 
 
-def _left_out_errors(features: Tensor, accuracy: Tensor, labels: np.ndarray) -> np.ndarray:
+def random_folds(networks: int) -> np.ndarray:
+    """A random fold of each network, ``[networks]``."""
+    return np.random.default_rng(0).permutation(networks) % min(FOLDS, networks)
+
+
+def left_out_errors(features: Tensor, accuracy: Tensor, labels: np.ndarray) -> np.ndarray:
     """Error on each network of a regression fitted to the networks with other labels."""
     errors = np.zeros(len(labels))
     for label in np.unique(labels):
