@@ -271,7 +271,7 @@ class WholeCheckpoint(WholeNetwork):
 
     def _share(self, network: Mapping[str, Any]) -> Tensor:
         if self.probes is None or self.language:
-            return torch.ones(len(network[INVARIANTS])).to(self.mean)
+            return self.mean.new_ones(len(network[INVARIANTS]))
         return outputs_vary(network[OUTPUTS], self._config["probes"], self._config["classes"])
 
 
