@@ -127,14 +127,19 @@ class Index:
         try:
             table = read_parquet(data)
             shards = json.loads(table.schema.metadata[b"shards"])
-            columns = {
-                name: table.column(name).to_numpy(zero_copy_only=False) for name in COLUMNS
-            }
+            columns = {name: _values(table.column(name), COLUMNS[name]) for name in COLUMNS}
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{where}: damaged, not an index of a zoo ({error})") from error
         _check_columns(columns, where)
         _check_shards(shards, columns, where)
         return Index(columns, shards)
+
+
+def _values(column: Any, default: Any) -> np.ndarray:
+    """A column as an array. Arrow's own conversion would first import pandas, if it is there."""
+    if isinstance(default, str | bool):
+        return np.array(column.to_pylist(), dtype=object if isinstance(default, str) else None)
+    return np.from_dlpack(column.combine_chunks()).copy()
 
 
 def _check_columns(columns: Mapping[str, np.ndarray], where: str) -> None:
