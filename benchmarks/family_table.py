@@ -17,7 +17,6 @@ a table of `tools/result_tables.py`, with all numbers under "cells".
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
 import time
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from rivals import installed, tau_text
 from transformer_nfn.cli.train import pick_device
 from transformer_nfn.paper.numbers import MODEL_NAMES
 from transformer_nfn.prediction.data import Parts
@@ -40,9 +40,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "whole_network:probes": {"invariants": 0},
     "whole_network:invariants": {"probes": 0},
 }
-LIBRARIES = {
-    "xgboost": "xgboost", "statistics_boosting": "lightgbm", "invariant_boosting": "lightgbm",
-}  # fmt: skip
 MODELS = (
     "whole_network", *OPTIONS, "invariant_mlp", "invariant_boosting", "statistics_mlp",
     "statistics_linear", "statistics_boosting", "weights_mlp", "xgboost",
@@ -64,7 +61,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FOLDER")
     given = parser.parse_args()
     end = time.monotonic() + 60 * given.minutes
-    names = [name for name in given.models.split(",") if _installed(name)]
+    names = [name for name in given.models.split(",") if installed(name)]
     left = 0
     for path in given.zoos:
         zoo = ModelZoo.open(path)
@@ -87,7 +84,7 @@ def main() -> None:
                     done.append(_trained(zoo, networks, name, given, folder))
             if done:
                 cells[name] = _cell(done)
-                print(f"  {name:26} τ {_tau(cells[name])}  R² {cells[name]['r2']:.3f}  "
+                print(f"  {name:26} τ {tau_text(cells[name])}  R² {cells[name]['r2']:.3f}  "
                       f"{cells[name]['seconds_a_seed']:.1f} s a seed", flush=True)  # fmt: skip
                 if given.json is not None:
                     _write(given, zoo, target, parts[0], cells)
@@ -115,19 +112,6 @@ def _cell(records: list[Any]) -> dict[str, Any]:
     }
 
 
-def _installed(name: str) -> bool:
-    library = LIBRARIES.get(name)
-    there = library is None or importlib.util.find_spec(library) is not None
-    if not there:
-        print(f"{name} is left out: {library} is not installed")
-    return there
-
-
-def _tau(cell: dict[str, Any]) -> str:
-    error = cell["tau_se"]
-    return f"{cell['tau']:.3f}" + ("" if error is None else f" ± {error:.3f}")
-
-
 def _title(name: str) -> str:
     model, _, part = name.partition(":")
     return MODEL_NAMES[model] + (f", {part} only" if part else "")
@@ -141,7 +125,7 @@ def _write(
     for name, cell in sorted(cells.items(), key=lambda item: -item[1]["tau"]):
         count = cell["parameters"]
         rows.append([
-            _title(name), "trees" if count is None else f"{count:,}", _tau(cell),
+            _title(name), "trees" if count is None else f"{count:,}", tau_text(cell),
             f"{cell['tau_together']:.3f}", f"{cell['r2']:.3f}", f"{cell['seconds_a_seed']:.1f}",
         ])  # fmt: skip
     families = ", ".join(describe_own_zoo(zoo)["families"])

@@ -34,7 +34,10 @@ from transformer_nfn.zoo import Zoo
 
 ONE_CHECKPOINT = ":one"
 """Ending of a model that is given no other checkpoints than its rivals."""
-LIBRARIES = {"xgboost": "xgboost", "lightgbm": "lightgbm", "invariant_boosting": "lightgbm"}
+LIBRARIES = {
+    "xgboost": "xgboost", "lightgbm": "lightgbm", "invariant_boosting": "lightgbm",
+    "statistics_boosting": "lightgbm",
+}  # fmt: skip
 MODELS = (
     "whole_network", f"whole_network{ONE_CHECKPOINT}", "probegen", "hidden_probe", "neural_graph",
     "transformer_nfn", "statnn", "mlp", "xgboost", "invariant_boosting", "invariant_mlp",
@@ -56,7 +59,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FOLDER")
     given = parser.parse_args()
     end = time.monotonic() + 60 * given.minutes
-    names = [name for name in given.models.split(",") if _installed(name)]
+    names = [name for name in given.models.split(",") if installed(name)]
     cells: dict[Path, dict[str, dict[str, Any]]] = {path: {} for path in given.zoos}
     left = 0
     for size in map(int, given.train.split(",")):
@@ -90,14 +93,15 @@ def main() -> None:
                 if math.isnan(cell["tau_se"]):  # one seed
                     cell["tau_se"] = None
                 cells[path].setdefault(name, {})[str(size)] = cell
-                print(f"  {name:24} τ {_tau(cell)}  R² {cell['r2']:.3f}  "
+                print(f"  {name:24} τ {tau_text(cell)}  R² {cell['r2']:.3f}  "
                       f"{cell['seconds_a_seed']:.1f} s a seed", flush=True)  # fmt: skip
                 if given.json is not None:
                     _write(given, zoo, cells[path])
     print("all rows measured" if not left else f"{left} rows left for another run")
 
 
-def _installed(name: str) -> bool:
+def installed(name: str) -> bool:
+    """Whether the library of a model is there; a line says so if not."""
     library = LIBRARIES.get(name)
     there = library is None or importlib.util.find_spec(library) is not None
     if not there:
@@ -105,7 +109,8 @@ def _installed(name: str) -> bool:
     return there
 
 
-def _tau(cell: dict[str, Any]) -> str:
+def tau_text(cell: dict[str, Any]) -> str:
+    """Kendall's τ and its standard error, if there is one."""
     error = cell["tau_se"]
     return f"{cell['tau']:.3f}" + ("" if error is None else f" ± {error:.3f}")
 
@@ -128,7 +133,7 @@ def _write(given: argparse.Namespace, zoo: Zoo, cells: dict[str, dict[str, Any]]
         for size in sizes:
             cell = cells[name].get(size)
             row += ["–"] * 3 if cell is None else [
-                _tau(cell), f"{cell['r2']:.3f}", f"{cell['seconds_a_seed']:.1f}"
+                tau_text(cell), f"{cell['r2']:.3f}", f"{cell['seconds_a_seed']:.1f}"
             ]  # fmt: skip
         rows.append(row)
     description = describe_zoo(zoo)

@@ -112,7 +112,7 @@ class OwnGuard:
         damaged: distance to damaged ones.
         centre: median score of healthy networks.
         width: from the centre to the limit.
-        floor: prediction up to which nobody is warned: there the interval holds the lowest target.
+        floor: prediction up to which there is no warning: the interval holds the lowest target.
     """
 
     healthy: HealthyDistance
