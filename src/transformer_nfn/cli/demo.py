@@ -195,7 +195,7 @@ def _each_on_a_core(
 
 
 def _begin_worker() -> None:
-    # Before any library starts its threads; Ctrl-C ends a worker without a word.
+    # Before any library starts its threads; Ctrl-C ends a worker without a message.
     os.environ["OMP_NUM_THREADS"] = "1"
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

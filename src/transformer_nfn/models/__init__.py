@@ -2,16 +2,16 @@
 
 from transformer_nfn.models.baselines import MLP, StatNN
 from transformer_nfn.models.invariants import InvariantBoosting, InvariantMLP, invariant_features
-from transformer_nfn.models.linear import (
+from transformer_nfn.models.network import Network, map_network, network_of, tensors_of
+from transformer_nfn.models.neural_graph import NeuralGraph
+from transformer_nfn.models.probing import HiddenProbe, ProbeGen
+from transformer_nfn.models.tabular import PredictorError, TabularPredictor
+from transformer_nfn.models.tensor_tables import (
     StatisticsBoosting,
     StatisticsLinear,
     StatisticsMLP,
     WeightsMLP,
 )
-from transformer_nfn.models.network import Network, map_network, network_of, tensors_of
-from transformer_nfn.models.neural_graph import NeuralGraph
-from transformer_nfn.models.probing import HiddenProbe, ProbeGen
-from transformer_nfn.models.tabular import PredictorError, TabularPredictor
 from transformer_nfn.models.transformer_nfn import BlockEncoder, TransformerNFN
 from transformer_nfn.models.trees import (
     LightGBMPredictor,

@@ -29,8 +29,8 @@ def packed(networks: Sequence[tuple[Transformer, Mapping[str, Tensor]]]) -> dict
     >>> [tensors["0.W_Q"].shape for _, _, tensors in by_size(batch)]
     [torch.Size([2, 2, 8, 4])]
     """
-    descriptions = tuple(dict.fromkeys(_key(description) for description, _ in networks))
-    firsts = {_key(description): description for description, _ in networks}
+    descriptions = {_key(description): description for description, _ in networks}
+    numbers = {key: number for number, key in enumerate(descriptions)}
     rows = [
         torch.cat([tensors[name].flatten().float() for name in description.tensors])
         for description, tensors in networks
@@ -38,12 +38,8 @@ def packed(networks: Sequence[tuple[Transformer, Mapping[str, Tensor]]]) -> dict
     weights = torch.zeros(len(rows), max(map(len, rows)))
     for row, values in zip(weights, rows, strict=True):
         row[: len(values)] = values
-    sizes = [descriptions.index(_key(description)) for description, _ in networks]
-    return {
-        WEIGHTS: weights,
-        SIZE: torch.tensor(sizes),
-        DESCRIPTIONS: tuple(firsts[key] for key in descriptions),
-    }
+    sizes = torch.tensor([numbers[_key(description)] for description, _ in networks])
+    return {WEIGHTS: weights, SIZE: sizes, DESCRIPTIONS: tuple(descriptions.values())}
 
 
 def _key(description: Transformer) -> tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]:
