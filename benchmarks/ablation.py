@@ -213,6 +213,8 @@ ROWS: Mapping[str, Row] = {
     "one-group": Row("one group of probes", {"groups": 1}),
     "probes-64": Row("64 probes", {"probes": 64, "hidden": 64}),
     "probes-256": Row("256 probes", {"probes": 256, "hidden": 32}),
+    "head-64": Row("64 neurons in the head on outputs", {"hidden": 64}),
+    "head-256": Row("256 neurons in the head on outputs", {"hidden": 256}),
 }
 HEADER = (
     "| Model | Parameters | τ, each seed | together | τ from 80 %, each seed | together |\n"
