@@ -20,6 +20,7 @@ from transformer_nfn.prediction.guard.estimators import (
 from transformer_nfn.prediction.guard.responses import responses
 from transformer_nfn.prediction.metrics import highest_quantile
 from transformer_nfn.prediction.recipe_shift import recipe_labels
+from transformer_nfn.prediction.uncertainty import random_folds
 from transformer_nfn.zoo import NetworkSizes
 
 DROP = 0.1
@@ -194,9 +195,9 @@ class Recipes:
 
     @staticmethod
     def of(parts: Parts, damaged: Dataset) -> list[Recipes]:
-        """All that `recipe_labels` finds."""
-        out, count = [], len(parts.train)
-        for labels in recipe_labels([parts.train, parts.val]):
+        """All that `recipe_labels` finds, and folds at random."""
+        both, out, count = [parts.train, parts.val], [], len(parts.train)
+        for labels in (random_folds(count + len(parts.val)), *recipe_labels(both)):
             of_run = dict(zip(parts.train.runs, labels[:count].tolist(), strict=True))
             copies = torch.tensor([of_run.get(run, -1) for run in damaged.runs])
             known = torch.from_numpy(labels)
