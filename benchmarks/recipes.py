@@ -1,10 +1,10 @@
 """Benchmark of warnings and intervals on healthy networks of training recipes a zoo does not have.
 
-Two kinds of networks of scikit-learn's digits: those of the zoos that are built here, and small
-ViTs of `transformers`. Their recipes differ from the zoos' in optimiser, schedule, initialisation,
-loss, augmentation, batch and length:
+Networks of scikit-learn's digits or of MNIST as in the zoos that are built here, and small ViTs of
+`transformers` of the digits. Their recipes differ from the zoos' in optimiser, schedule,
+initialisation, loss, augmentation, batch and length:
 
-    python benchmarks/recipes.py networks vit OUT [--recipes test] [--each 20]
+    python benchmarks/recipes.py networks vit OUT [--recipes test] [--each 20] [--data DIR]
     python benchmarks/recipes.py damaged ZOO OUT        # copies of such ViTs, with their accuracy
     python benchmarks/recipes.py judge RUN OUT…
 
@@ -17,7 +17,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,12 @@ from transformer_nfn.zoo.module import SmallTransformer
 from transformer_nfn.zoo.training.tasks import load_task
 
 Init = Callable[[nn.Module], None]
+BUILT = {
+    "digits": NetworkSizes(tokens=16, classes=10, patch=4),
+    "mnist": NetworkSizes(tokens=49, classes=10, patch=16),
+}
+"""Sizes of networks as in the zoos."""
+MOST_IMAGES = 20000
 
 
 class Data(NamedTuple):
@@ -170,8 +176,8 @@ def accuracy(module: nn.Module, data: Data) -> float:
     return float(right.double().mean())
 
 
-def digits_data(kind: str) -> Data:
-    """The digits as the built zoos, or the ViTs, read them."""
+def load_data(kind: str, folder: Path | None = None) -> Data:
+    """Images as the built zoos, or the ViTs, read them; at most `MOST_IMAGES` of each split."""
     if kind == "vit":
         from sklearn.datasets import load_digits
 
@@ -179,18 +185,19 @@ def digits_data(kind: str) -> Data:
         images = torch.tensor(found.images / 16, dtype=torch.float32)[:, None]
         labels = torch.tensor(found.target)
         return Data(images[:1200], labels[:1200], images[1200:], labels[1200:])
-    task = load_task("digits", None, held=0.0)
+    task = load_task(kind, folder, held=0.0)
     split = {}
     for name in ("train", "test"):
-        batch = task.batch(name, torch.arange(task.num_samples[name])[None])
+        count = min(task.num_samples[name], MOST_IMAGES)
+        batch = task.batch(name, torch.arange(count)[None])
         split[name] = (task.module_inputs(batch.inputs[0]), batch.labels[0])
     return Data(*split["train"], *split["test"])
 
 
 def new_module(kind: str, dropout: float) -> nn.Module:
     """An untrained network."""
-    if kind == "digits":
-        return SmallTransformer(NetworkSizes(tokens=16, classes=10, patch=4), dropout)
+    if kind != "vit":
+        return SmallTransformer(BUILT[kind], dropout)
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -203,12 +210,16 @@ def new_module(kind: str, dropout: float) -> nn.Module:
 TABLE = "networks.json"
 
 
-def make_networks(kind: str, out: Path, recipes: str, each: int) -> None:
+def make_networks(
+    kind: str, out: Path, recipes: str, each: int, folder: Path | None = None
+) -> None:
     """Train networks of every recipe: a zoo of ViTs, or a folder of files with a table."""
-    data, rows = digits_data(kind), []
+    data, rows = load_data(kind, folder), []
     out.mkdir(parents=True, exist_ok=True)
     zoo = ModelZoo.create(out / "zoo") if kind == "vit" else None
     for r, recipe in enumerate(RECIPES[recipes]):
+        if kind == "mnist":  # learns more slowly
+            recipe = replace(recipe, steps=(2 * recipe.steps[0], 900))
         for i in range(each):
             seed = {"tune": 1000, "test": 5000}[recipes] + 100 * r + i
             torch.manual_seed(seed)
@@ -229,7 +240,7 @@ def make_damaged(source: Path, out: Path, every: int) -> None:
     """Damaged copies of every ``every``-th ViT of a zoo, each tested."""
     from transformers import ViTForImageClassification
 
-    zoo, copies, data = ModelZoo.open(source), ModelZoo.create(out), digits_data("vit")
+    zoo, copies, data = ModelZoo.open(source), ModelZoo.create(out), load_data("vit")
     measured = []
     for row in range(0, len(zoo), every):
         with zoo[row] as model:
@@ -277,10 +288,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     steps = parser.add_subparsers(dest="what", required=True)
     made = steps.add_parser("networks")
-    made.add_argument("kind", choices=("digits", "vit"))
+    made.add_argument("kind", choices=(*BUILT, "vit"))
     made.add_argument("out", type=Path)
     made.add_argument("--recipes", choices=tuple(RECIPES), default="test")
     made.add_argument("--each", type=int, default=20)
+    made.add_argument("--data", type=Path, help="folder of MNIST's files")
     broken = steps.add_parser("damaged")
     broken.add_argument("zoo", type=Path)
     broken.add_argument("out", type=Path)
@@ -290,7 +302,7 @@ def main() -> None:
     judged.add_argument("places", type=Path, nargs="+")
     given = parser.parse_args()
     if given.what == "networks":
-        make_networks(given.kind, given.out, given.recipes, given.each)
+        make_networks(given.kind, given.out, given.recipes, given.each, given.data)
     elif given.what == "damaged":
         make_damaged(given.zoo, given.out, given.every)
     else:

@@ -24,15 +24,18 @@ from transformer_nfn.prediction.guard.estimators import (
     Standardizer,
     smoothed_by_others,
 )
+from transformer_nfn.prediction.guard.features import (
+    DamagedFeatures,
+    Features,
+    Recipes,
+    TrainingFeatures,
+)
 from transformer_nfn.prediction.guard.fit import (
     CHANCE_MARGIN,
     LOWER_SLACK,
     MAX_LOWER,
     MIN_LOWER,
     Calibration,
-    DamagedFeatures,
-    Features,
-    TrainingFeatures,
     chance_threshold,
     fit_features,
     fit_guard,
@@ -331,11 +334,11 @@ def fitted_lower(hidden: float, kinds: tuple[str, ...]) -> float:
         damaged.take(torch.from_numpy(np.isin(damaged.kinds, kinds)))
         for damaged in (damaged_features(40, 3, hidden), damaged_features(20, 4, hidden))
     )
-    folds = (torch.arange(200) % 5, torch.arange(len(train.features)) % 5)
+    recipes = [Recipes(*(torch.arange(n) % 5 for n in (200, len(train.features), 100)))]
     drop = train.predicted - train.features.accuracy
     guard = fit_features(
         zeros(5, 16, 4),
-        TrainingFeatures(healthy_features(200, 1)[0], train.features, drop, 0.1, folds),
+        TrainingFeatures(healthy_features(200, 1)[0], train.features, drop, 0.1, recipes),
         train,
         Calibration(*healthy_features(100, 2), val),
     )
@@ -350,6 +353,33 @@ def test_undetected_kinds_of_damage_lower_the_lower_end() -> None:
     assert fitted_lower(0.09, ("noise", "tensor")) == pytest.approx(MIN_LOWER)
     # One kind says nothing of others.
     assert fitted_lower(0.09, ("noise",)) == pytest.approx(MAX_LOWER)
+
+
+def test_limits_hold_for_recipes_that_are_left_out() -> None:
+    """Healthy networks of a new recipe stay below them; recipes show in the tensors."""
+    shift = torch.tensor([0, 0, 0, 0, 1, -1]).double()  # the last is new
+
+    def of_recipes(n: int, seed: int, recipe: Tensor) -> tuple[Features, Tensor]:
+        features, predicted = healthy_features(n, seed)
+        features.couplings[:, 0] += 8 * shift[recipe]
+        return features, predicted
+
+    train_recipe, val_recipe = torch.arange(300) % 5, torch.arange(150) % 5
+    broken, broken_val = damaged_features(40, 3, 0.0), damaged_features(20, 4, 0.0)
+    drop = broken.predicted - broken.features.accuracy
+    healthy, val = of_recipes(300, 1, train_recipe)[0], of_recipes(150, 2, val_recipe)
+
+    def warned(recipes: Recipes, recipe: int) -> float:
+        training = TrainingFeatures(healthy, broken.features, drop, 0.1, [recipes])
+        guard = fit_features(zeros(5, 16, 4), training, broken, Calibration(*val, broken_val))
+        new, predicted = of_recipes(200, 5, torch.full((200,), recipe))
+        found = guard.assess_features(new.outputs, new.couplings, predicted)
+        return float((found.outlier_score > 1).double().mean())
+
+    copies = torch.arange(len(broken.features)) % 5
+    known = Recipes(train_recipe, copies, val_recipe)
+    at_random = Recipes(*(torch.arange(n) // 5 % 5 for n in (300, len(copies), 150)))
+    assert warned(known, 5) <= 0.05 < 0.3 < warned(at_random, 5)
 
 
 def test_damaged_networks_of_two_zoos_are_joined_in_order() -> None:

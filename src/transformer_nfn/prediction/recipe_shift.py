@@ -92,16 +92,22 @@ def measure_shift(distance: TrainingSetDistance, train: Sequence[Dataset]) -> Re
     low, high = (0.0, 1.0) if share else (float(truth.min()), float(truth.max()))
     features = distance.rows.double()
     typical = left_out_errors(features, target, random_folds(len(target)))
-    errors = [left_out_errors(features, target, each) for each in recipe_labels(data)]
+    labels = [target_thirds(data), *recipe_labels(data)]
+    errors = [left_out_errors(features, target, each) for each in labels]
     shifted, usually = (highest_quantile(x, LEVEL) for x in (np.concatenate(errors), typical))
     factor = max(1.0, shifted / max(usually, 1e-6))
     return RecipeShift(usual, unusual, factor, low, high)
 
 
-def recipe_labels(data: Sequence[Dataset]) -> list[np.ndarray]:
-    """Labels of networks, ``[n]`` each, of which each value is left out in turn."""
+def target_thirds(data: Sequence[Dataset]) -> np.ndarray:
+    """Third of the target of each network, ``[n]``."""
     values = torch.cat([each.accuracy for each in data]).double().cpu().numpy()
-    labels = [values.argsort().argsort() * THIRDS // len(values)]
+    return values.argsort().argsort() * THIRDS // len(values)
+
+
+def recipe_labels(data: Sequence[Dataset]) -> list[np.ndarray]:
+    """Labels of networks by recipe, ``[n]`` each, of which each value is left out in turn."""
+    labels = []
     for name in data[0].columns:
         if name not in CONFIGURATION and not name.startswith(COLUMN):
             continue

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.models.coupling import coupling_features
-from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts
-from transformer_nfn.prediction.guard.estimators import (
-    KNOTS,
-    AccuracyEstimator,
-    Curve,
-    DamageClassifier,
-    HealthyDistance,
-    smoothed_by_others,
+from transformer_nfn.prediction.data import DamagedNetworks, Parts
+from transformer_nfn.prediction.guard.estimators import KNOTS, Curve, smoothed_by_others
+from transformer_nfn.prediction.guard.features import (
+    DROP,
+    MIN_NETWORKS,
+    DamagedFeatures,
+    Features,
+    LeftOut,
+    Recipes,
+    TrainingFeatures,
+    balanced_weights,
+    hardest,
 )
 from transformer_nfn.prediction.guard.guard import NO_THRESHOLD, Guard, widening
-from transformer_nfn.prediction.guard.responses import agreed_inputs, responses
+from transformer_nfn.prediction.guard.responses import agreed_inputs
 from transformer_nfn.prediction.metrics import LEVEL, conformal_radius, highest_quantile
 from transformer_nfn.prediction.probe_search import STEPS
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import NetworkSizes
 
-DROP = 0.1
-"""Loss of accuracy from which a network counts as damaged; good ones are so far above chance."""
-FOLDS = 5
-MIN_NETWORKS = 20
-"""Networks without which nothing is concluded."""
-FALSE_ALARMS = (0.01, 0.005, 0.03)
-"""Share of healthy networks that each score may exceed its limit on: damage, distance, gap."""
+FALSE_ALARMS = 0.05
+"""Share of the healthy networks of a left-out recipe that a score may exceed its limit on."""
 HEALTHY_LEVEL = 0.99
 """Coverage of intervals on healthy networks without a warning."""
 SLACK = 1.25
@@ -48,125 +43,6 @@ MIN_LOWER, MAX_LOWER = 2.0, 2.5
 """Range of the lower end in errors of the estimator: few damaged networks stay undetected."""
 CHANCE_MARGIN = DROP / 2
 """Estimate above chance up to which outputs count as random."""
-
-
-@dataclass(frozen=True)
-class Features:
-    """Output and tensor features of networks, and their accuracy; ``[n, …]`` each."""
-
-    outputs: Tensor
-    couplings: Tensor
-    accuracy: Tensor
-
-    @staticmethod
-    def of(data: Dataset, sizes: NetworkSizes, inputs: Tensor) -> Features:
-        """Compute the features of networks on the CPU."""
-        data = data.to("cpu")
-        outputs = responses(data, sizes, inputs)
-        return Features(outputs, coupling_features(data.network), data.accuracy.double())
-
-    def take(self, index: Tensor) -> Features:
-        """Select networks."""
-        return Features(self.outputs[index], self.couplings[index], self.accuracy[index])
-
-    def __len__(self) -> int:
-        return len(self.accuracy)
-
-
-@dataclass(frozen=True)
-class DamagedFeatures:
-    """Features, kind of damage and prediction of damaged networks, ``[n, …]`` each."""
-
-    features: Features
-    kinds: np.ndarray
-    predicted: Tensor
-
-    def take(self, index: Tensor) -> DamagedFeatures:
-        """Select networks by booleans."""
-        features = self.features.take(index)
-        return DamagedFeatures(features, self.kinds[index.numpy()], self.predicted[index])
-
-    def is_kind(self, kind: str) -> Tensor:
-        """Which have this kind of damage, ``[n]``."""
-        return torch.from_numpy(self.kinds == kind)
-
-
-@dataclass(frozen=True)
-class Estimators:
-    """The three models of a guard."""
-
-    estimator: AccuracyEstimator
-    damage: DamageClassifier
-    distance: HealthyDistance
-
-    def scores(self, features: Features) -> Tensor:
-        """The two scores that need no predictor, ``[n, 2]``."""
-        return torch.stack([self.damage(features.outputs), self.distance(features.couplings)], -1)
-
-
-@dataclass(frozen=True)
-class TrainingFeatures:
-    """Features of the training networks of a guard.
-
-    Attributes:
-        healthy: of undamaged networks.
-        damaged: of their damaged copies.
-        drop: loss of accuracy of these.
-        chance: the accuracy of guessing.
-        folds: of the healthy networks and of their copies, see `folds_of_runs`.
-    """
-
-    healthy: Features
-    damaged: Features
-    drop: Tensor
-    chance: float
-    folds: tuple[Tensor, Tensor]
-
-    @cached_property
-    def estimators(self) -> Estimators:
-        """Models fitted to all networks."""
-        healthy, damaged = self.healthy, self.damaged
-        good, worse = healthy.accuracy > self.chance + DROP, self.drop > DROP
-        estimator = AccuracyEstimator.of(
-            torch.cat([healthy.outputs, damaged.outputs]),
-            torch.cat([healthy.accuracy, damaged.accuracy]),
-            balanced_weights(len(healthy), len(damaged)),
-        )
-        classifier = DamageClassifier.of(healthy.outputs[good], damaged.outputs[worse])
-        return Estimators(estimator, classifier, HealthyDistance.of(healthy.couplings[good]))
-
-    def take_damaged(self, rows: Tensor) -> TrainingFeatures:
-        """Keep only some of the damaged networks, by booleans."""
-        healthy_fold, fold = self.folds
-        return replace(
-            self, damaged=self.damaged.take(rows), drop=self.drop[rows],
-            folds=(healthy_fold, fold[rows]),
-        )  # fmt: skip
-
-    def cross_validated_scores(self) -> Tensor:
-        """Scores ``[n, 2]`` of the healthy networks by models fitted to the other folds."""
-        fold, damaged_fold = self.folds
-        scores = torch.zeros(len(self.healthy), 2, dtype=torch.float64)
-        for i in range(FOLDS):
-            rest = self.take_damaged(damaged_fold != i)
-            estimators = replace(rest, healthy=self.healthy.take(fold != i)).estimators
-            scores[fold == i] = estimators.scores(self.healthy.take(fold == i))
-        return scores
-
-
-def folds_of_runs(healthy: Dataset, damaged: Dataset) -> tuple[Tensor, Tensor]:
-    """Fold of each healthy and each damaged training network; copies share that of the original."""
-    fold = {run: i % FOLDS for i, run in enumerate(dict.fromkeys(healthy.runs))}
-    return (
-        torch.tensor([fold[run] for run in healthy.runs]),
-        torch.tensor([fold.get(run, -1) for run in damaged.runs]),
-    )
-
-
-def balanced_weights(healthy: int, damaged: int) -> Tensor:
-    """Weights with which both groups have the same total."""
-    both = [torch.ones(healthy), torch.full((damaged,), healthy / max(damaged, 1))]
-    return torch.cat(both).double()
 
 
 @dataclass(frozen=True)
@@ -205,11 +81,11 @@ def fit_guard(
         Features.of(data, sizes, inputs)
         for data in (parts.train, parts.val, damaged.train, damaged.val)
     )
-    folds = folds_of_runs(parts.train, damaged.train)
+    recipes = Recipes.of(parts, damaged.train)
     on_train, on_val = (values.double() for values in predicted_damaged)
     return fit_features(
         inputs,
-        TrainingFeatures(train, damaged_train, damaged.train_drop, chance, folds),
+        TrainingFeatures(train, damaged_train, damaged.train_drop, chance, recipes),
         DamagedFeatures(damaged_train, damaged.train_kinds, on_train),
         Calibration(
             val, predicted.double(), DamagedFeatures(damaged_val, damaged.val_kinds, on_val)
@@ -283,7 +159,11 @@ def _fit_except_lower(
     radius = conformal_radius((predicted - val.accuracy).numpy())
     # Damage lowers accuracy to chance at most: where the interval holds that anyway, nobody errs.
     floor = training.chance + 0.75 * min(radius, DROP)
-    estimate = estimators.estimator(val.outputs)
+    left = training.left_out(val, floor)
+    growth = _error_growth(left, estimators.estimator(val.outputs), val.accuracy)
+    # The predictor saw all recipes: without them its errors would grow as the estimator's do.
+    predicted = (val.accuracy + growth * (predicted - val.accuracy)).clamp(0, 1)
+    val, predicted, estimate = val.take(left.rows), predicted[left.rows], left.estimate
     gap = predicted - estimate
     estimates = torch.cat([estimate, estimators.estimator(damaged.outputs)])
     accuracies = torch.cat([val.accuracy, damaged.accuracy])
@@ -315,13 +195,19 @@ def _fit_except_lower(
     )
     corrected = guard.corrected(predicted, estimate)
     error = Curve.rms(corrected, corrected - val.accuracy, minimum=MIN_ERROR)
-    raw = torch.cat([estimators.scores(val), _gap_by_others(predicted, gap)[:, None]], 1)
-    train_raw = training.cross_validated_scores()[training.healthy.accuracy > floor]
+    raw = torch.cat([left.scores, _gap_by_others(predicted, gap)[:, None]], 1)
     guard = _with_limits(
-        replace(guard, error=error), raw, corrected > floor, predicted > floor, train_raw
+        replace(guard, error=error), left, raw, corrected > floor, predicted > floor
     )
-    upper, lower = _healthy_factors(guard, val, raw, predicted)
+    upper, lower = _healthy_factors(guard, val, estimate, raw, predicted)
     return replace(guard, upper=_scalar(SLACK * upper)), lower
+
+
+def _error_growth(left: LeftOut, usual: Tensor, accuracy: Tensor) -> float:
+    """How many times larger errors of the estimator are where it saw no network of the recipe."""
+    errors = (left.estimate - accuracy[left.rows]).abs()
+    shifted = hardest(errors, left.recipes, LEVEL)
+    return max(1.0, shifted / highest_quantile((usual - accuracy).abs().numpy(), LEVEL))
 
 
 def _check_enough(what: str, present: Tensor) -> None:
@@ -342,41 +228,36 @@ def _deviation(mean: Tensor, square: Tensor) -> Tensor:
 
 
 def _with_limits(
-    guard: Guard, raw: Tensor, alive: Tensor, may_gap: Tensor, train_raw: Tensor
+    guard: Guard, left: LeftOut, raw: Tensor, alive: Tensor, may_gap: Tensor
 ) -> Guard:
-    """Set the limits of the scores, which few healthy networks exceed.
+    """Set the limits of the scores, which few healthy networks of any left-out recipe exceed.
 
     Args:
         guard: without limits.
-        raw: scores of validation networks, ``[n, SCORES]``.
+        left: the left-out networks.
+        raw: scores of the validation networks among these, ``[m, SCORES]``.
         alive: which of them may be warned of by any score.
         may_gap: which of them may be warned of by their gap.
-        train_raw: first two scores of training networks that may be warned of, ``[m, 2]``.
     """
-    gaps = raw[may_gap, 2] if int(may_gap.sum()) >= MIN_NETWORKS else raw[:, 2]
-    each = [*torch.cat([raw[alive, :2], train_raw]).unbind(-1), gaps]
-    centre = torch.stack([x.quantile(0.5) for x in each])
-    limits = torch.stack([_rank_value(x, 1 - a) for x, a in zip(each, FALSE_ALARMS, strict=True)])
-    width = (limits - centre).clamp(min=1e-6)
-    # Validation is small, and the predictor saw it: gaps of new networks are larger.
-    width[2] *= 1 + 1 / math.sqrt(len(gaps))
-    return replace(guard, centre=centre, width=width)
-
-
-def _rank_value(values: Tensor, level: float) -> Tensor:
-    """Value that a new one exceeds with probability ``1 - level`` at most, or the maximum."""
-    rank = math.ceil(level * (len(values) + 1))
-    return values.sort().values[min(rank, len(values)) - 1]
+    scores = torch.cat([raw[alive, :2], left.train_scores])
+    recipes = torch.cat([left.recipes[alive], left.train_recipes])
+    if int(may_gap.sum()) < MIN_NETWORKS:
+        may_gap = torch.ones_like(may_gap)
+    each = [(score, recipes) for score in scores.unbind(-1)]
+    each.append((raw[may_gap, 2], left.recipes[may_gap]))
+    centre = torch.stack([score.quantile(0.5) for score, _ in each])
+    limits = torch.tensor([hardest(*one, 1 - FALSE_ALARMS) for one in each], dtype=torch.float64)
+    return replace(guard, centre=centre, width=(limits - centre).clamp(min=1e-6))
 
 
 def _healthy_factors(
-    guard: Guard, healthy: Features, raw: Tensor, predicted: Tensor
+    guard: Guard, healthy: Features, estimate: Tensor, raw: Tensor, predicted: Tensor
 ) -> tuple[float, float]:
     """How far healthy networks without a warning lie beyond prediction and estimate, and below.
 
     In units of the expected errors of the predictor and of the estimator.
     """
-    estimate, scores = guard.estimator(healthy.outputs), guard.scaled(raw)
+    scores = guard.scaled(raw)
     corrected, first = guard.corrected(predicted, estimate), scores.amax(-1)
     below = torch.minimum(corrected, estimate) - healthy.accuracy
     beyond = torch.maximum(below, healthy.accuracy - torch.maximum(corrected, estimate))

@@ -30,7 +30,7 @@ from transformer_nfn.prediction.data import Dataset
 from transformer_nfn.prediction.guard.estimators import HealthyDistance, flatten, unflatten
 from transformer_nfn.prediction.metrics import highest_quantile
 from transformer_nfn.prediction.own_networks import model_features
-from transformer_nfn.prediction.recipe_shift import recipe_labels
+from transformer_nfn.prediction.recipe_shift import recipe_labels, target_thirds
 from transformer_nfn.prediction.runs import RunError, RunRecord
 from transformer_nfn.prediction.training_set import TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import random_folds
@@ -236,7 +236,8 @@ def fit_to_features(train: Dataset, copies: Tensor, floor: float) -> OwnGuard:
         return np.concatenate(out) if out else np.empty(0)
 
     at_random = scores(random_folds(len(healthy)))
-    by_recipe = np.concatenate([scores(label) for label in recipe_labels([train])])
+    labels = [target_thirds([train]), *recipe_labels([train])]
+    by_recipe = np.concatenate([scores(label) for label in labels])
     limits = [highest_quantile(x, 1 - FALSE_ALARMS) for x in (at_random, by_recipe) if len(x)]
     centre = float(np.median(at_random))
     numbers = (centre, max(max(limits) - centre, 1e-6), floor)
