@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -23,14 +25,17 @@ from transformer_nfn.cli.experiment_progress import (
     tau_text,
 )
 from transformer_nfn.cli.options import seed_from
-from transformer_nfn.cli.zoo_display import BuildBar
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.known_tasks import SEED_KINDS, seeds_text
 
 if TYPE_CHECKING:
     from transformer_nfn.prediction.data import Parts
     from transformer_nfn.prediction.runs import RunRecord
-    from transformer_nfn.zoo import Zoo
+    from transformer_nfn.zoo import BuildOptions, Zoo
+    from transformer_nfn.zoo.training.plan import Plan
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 # Not 0: the settings of the predictors on invariants were chosen on a zoo of seed 0.
 SEED = 1
@@ -64,7 +69,7 @@ class Size:
 
 QUICK_TIME = "a minute"
 """How long the quick demo takes, in words, on two Arm cores with nothing else to do."""
-FULL = Size(runs=192, zoo_epochs=12, seeds=3, epochs=40, probe_epochs=20)
+FULL = Size(runs=192, zoo_epochs=12, seeds=2, epochs=40, probe_epochs=20)
 QUICK = Size(runs=64, zoo_epochs=4, seeds=2, epochs=15, probe_epochs=4)
 
 
@@ -89,27 +94,27 @@ def demo_command(
 
       tnfn demo --quick
     """
-    from transformer_nfn.prediction.data import load_parts
-    from transformer_nfn.report import write_report
-
     console = Console()
     start = time.perf_counter()
     size = QUICK if quick else FULL
     root = out / ("quick" if quick else "full")
-    console.print(
-        f"[bold]1.[/bold] two zoos of {size.runs} small transformers, trained on 8×8 digits"
-    )
-    zoos = {kind: _build_zoo(root / kind / "zoo", size, seed, kind) for kind in SEED_KINDS}
-    for kind, zoo in zoos.items():
-        counts = load_parts(zoo).counts
+    with _worker_pool() as pool:
+        from transformer_nfn.prediction.data import load_parts
+        from transformer_nfn.report import write_report
+
         console.print(
-            f"   {seeds_text(kind)}: {counts['train']} networks to train on, "
-            f"{counts['val']} to select by, {counts['test']} to test on"
+            f"[bold]1.[/bold] two zoos of {size.runs} small transformers, trained on 8×8 digits"
         )
-    console.print(
-        f"[bold]2.[/bold] predict their test accuracy from their weights, {size.seeds} seeds"
-    )
-    records = _train_predictors(root, size)
+        for kind, zoo in _build_zoos(pool, root, size, seed).items():
+            counts = load_parts(zoo).counts
+            console.print(
+                f"   {seeds_text(kind)}: {counts['train']} networks to train on, "
+                f"{counts['val']} to select by, {counts['test']} to test on"
+            )
+        console.print(
+            f"[bold]2.[/bold] predict their test accuracy from their weights, {size.seeds} seeds"
+        )
+        records = _train_predictors(pool, root, size)
     console.print(tau_by_kind_table(records, "Kendall's τ on test networks never seen"))
     console.print(EXPLANATION, highlight=False)
     page = root / "report.html"
@@ -131,64 +136,25 @@ def demo_command(
     )
 
 
-def _build_zoo(path: Path, size: Size, seed: int, kind: str) -> Zoo:
-    from transformer_nfn.prediction.data import PERCENT
-    from transformer_nfn.zoo import BuildOptions, build
-
-    options = BuildOptions(
-        task="digits",
-        runs=size.runs,
-        seed=seed,
-        epochs=size.zoo_epochs,
-        seeds=kind,
-        until=PERCENT,
-    )
-    with BuildBar(Console(stderr=True)) as bar:
-        return build(path, options, bar)
-
-
-def _train_predictors(root: Path, size: Size) -> dict[str, list[RunRecord]]:
-    """Train every predictor on both zoos, as many at a time as there are cores."""
-    from transformer_nfn.paper.tables import EXTRA_MODELS
-    from transformer_nfn.prediction.predictors import PAPER_MODELS
-
-    models = (*PAPER_MODELS, *EXTRA_MODELS)
-    # The last models take longest; begun last, one would run alone.
-    order = [(kind, model) for model in reversed(models) for kind in SEED_KINDS]
-    records: dict[tuple[str, str], RunRecord] = {}
-    train = functools.partial(_train_one, root, size)
-    with counting_bar(Console(stderr=True)) as bar:
-        task = bar.add_task("   predictors", total=len(order), note="")
-        for (kind, model), record in _each_on_a_core(train, order):
-            records[kind, model] = record
-            what = f"   {seeds_text(kind):16s} {model:18s}"
-            count_one(bar, task, what, {}, f"τ {tau_text(record)}")
-    return {kind: [records[kind, model] for model in models] for kind in SEED_KINDS}
-
-
-Job = tuple[str, str]
-"""Seeds of a zoo, and the model to train on it."""
-
-
-def _each_on_a_core(
-    train: Callable[[Job], RunRecord], jobs: list[Job]
-) -> Iterator[tuple[Job, RunRecord]]:
-    """Yield results as they come from processes of one thread each; on one core, from here."""
+@contextmanager
+def _worker_pool() -> Iterator[ProcessPoolExecutor | None]:
+    """Processes of one thread each, one for each core; None on one core."""
     from transformer_nfn.zoo.training.local_engine import cores
 
     if cores() == 1:
-        yield from ((job, train(job)) for job in jobs)
+        yield None
         return
     # Not forked: threads of PyTorch do not survive that.
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(cores(), spawn, _begin_worker)
     try:
-        running = {pool.submit(train, job): job for job in jobs}
-        yield from ((running[done], done.result()) for done in as_completed(running))
+        for _ in range(cores()):
+            pool.submit(_import_libraries)  # while this process imports them, too
+        yield pool
     except BrokenExecutor as error:
         raise TransformerNFNError(
-            "a process that trained a predictor was ended from outside, perhaps for memory; "
-            "the same command resumes"
+            "a process that trained networks or predictors was ended from outside, perhaps for "
+            "memory; the same command resumes"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -200,10 +166,99 @@ def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _train_one(root: Path, size: Size, job: Job) -> RunRecord:
+def _import_libraries() -> None:
+    importlib.import_module("transformer_nfn.prediction.experiment")
+
+
+def _results(
+    pool: ProcessPoolExecutor | None, work: Callable[[Job], Result], jobs: list[Job]
+) -> Iterator[tuple[Job, Result]]:
+    """Results of the jobs as they come from the pool; without one, from here."""
+    if pool is None:
+        yield from ((job, work(job)) for job in jobs)
+        return
+    running = {pool.submit(work, job): job for job in jobs}
+    yield from ((running[done], done.result()) for done in as_completed(running))
+
+
+def _build_zoos(
+    pool: ProcessPoolExecutor | None, root: Path, size: Size, seed: int
+) -> dict[str, Zoo]:
+    """Train both zoos at once, so that no core waits for the last shard of the first."""
+    from transformer_nfn.prediction.data import PERCENT
+    from transformer_nfn.zoo import BuildOptions, build
+    from transformer_nfn.zoo.training.backends import describe_path
+    from transformer_nfn.zoo.training.plan import make_plan
+
+    zoos = {
+        root / kind / "zoo": BuildOptions(
+            task="digits",
+            runs=size.runs,
+            seed=seed,
+            epochs=size.zoo_epochs,
+            seeds=kind,
+            until=PERCENT,
+            device="cpu",
+        )
+        for kind in SEED_KINDS
+    }
+    jobs = [
+        (path, options, shard)
+        for path, options in zoos.items()
+        for shard in make_plan(path, options).folder.missing()
+    ]
+    with counting_bar(console := Console(stderr=True)) as bar:
+        console.print(describe_path("auto", "cpu")[1], highlight=False)
+        task = bar.add_task("   groups of networks", total=len(jobs), note="")
+        for _ in _results(pool, _train_shard, jobs):
+            bar.advance(task)
+    # Writes the indices, after training what another process claimed and did not finish.
+    return {options.seeds: build(path, options) for path, options in zoos.items()}
+
+
+def _train_shard(job: tuple[Path, BuildOptions, str]) -> None:
+    """Train a shard of a zoo, unless another process does."""
+    from transformer_nfn.zoo.training.local_engine import Silent, claim_shard
+
+    path, options, shard = job
+    claim_shard(_plan(path, options), shard, Silent())
+
+
+@functools.cache
+def _plan(path: Path, options: BuildOptions) -> Plan:
+    from transformer_nfn.zoo.training.plan import make_plan
+
+    plan = make_plan(path, options)
+    return replace(plan, task=plan.load_task())
+
+
+def _train_predictors(
+    pool: ProcessPoolExecutor | None, root: Path, size: Size
+) -> dict[str, list[RunRecord]]:
+    """Train every predictor on both zoos."""
+    from transformer_nfn.paper.tables import EXTRA_MODELS
+    from transformer_nfn.prediction.predictors import PAPER_MODELS
+
+    models = (*PAPER_MODELS, *EXTRA_MODELS)
+    # The last models take longest; begun last, one would run alone.
+    order = [(kind, model) for model in reversed(models) for kind in SEED_KINDS]
+    records: dict[tuple[str, str], RunRecord] = {}
+    train = functools.partial(_train_one, root, size)
+    with counting_bar(Console(stderr=True)) as bar:
+        task = bar.add_task("   predictors", total=len(order), note="")
+        for (kind, model), record in _results(pool, train, order):
+            records[kind, model] = record
+            what = f"   {seeds_text(kind):16s} {model:18s}"
+            count_one(bar, task, what, {}, f"τ {tau_text(record)}")
+    return {kind: [records[kind, model] for model in models] for kind in SEED_KINDS}
+
+
+def _train_one(root: Path, size: Size, job: tuple[str, str]) -> RunRecord:
+    """Train a model on a zoo, given the kind of its seeds and the model."""
     from transformer_nfn.prediction.data import Selection, describe_zoo
     from transformer_nfn.prediction.experiment import Experiment, train_run
     from transformer_nfn.prediction.strategies import Protocol
+    from transformer_nfn.prediction.training import Execution
 
     kind, model = job
     zoo, parts = _open_zoo(root / kind / "zoo")
@@ -213,7 +268,10 @@ def _train_one(root: Path, size: Size, job: Job) -> RunRecord:
         Protocol.of(model, epochs=_epochs(model, size)),
         selection=Selection().to_json(),
     )
-    return train_run(describe_zoo(zoo), parts, experiment, root / kind / "runs" / model)
+    # On one core seeds that share their steps are no faster, those of the MLP slower.
+    alone = Execution(together=False)
+    out = root / kind / "runs" / model
+    return train_run(describe_zoo(zoo), parts, experiment, out, execution=alone)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -109,26 +109,31 @@ def cores() -> int:
 
 def claim_and_train(plan: Plan, progress: Progress) -> None:
     """Claim and train shards until none is missing; waits for shards of other processes."""
-    task, configs, folder = plan.load_task(), plan.configs(), plan.folder
+    plan = replace(plan, task=plan.load_task())
     waiting = False
-    while missing := folder.missing():
-        worked = False
-        for shard in missing:
-            with folder.claim(shard) as held:
-                # Another builder may have finished it since `missing` was read.
-                if not held or folder.shard_path(shard).exists():
-                    continue
-                trained, made = train_shard(
-                    task, configs[shard], plan.recipe, plan.options, progress.trained
-                )
-                crashed = store_shard(folder, shard, trained, made)
-            progress.finished(shard, len(configs[shard]), crashed)
-            worked = True
-        if not worked:
+    while missing := plan.folder.missing():
+        worked = [claim_shard(plan, shard, progress) for shard in missing]
+        if not any(worked):
             if not waiting:
                 progress.note(WAITING)
             waiting = True
             time.sleep(POLL_SECONDS)
+
+
+def claim_shard(plan: Plan, shard: str, progress: Progress) -> bool:
+    """Train and write a shard, unless another process has claimed or finished it."""
+    folder = plan.folder
+    with folder.claim(shard) as held:
+        # Another builder may have finished it since `missing` was read.
+        if not held or folder.shard_path(shard).exists():
+            return False
+        configs = plan.configs()[shard]
+        trained, made = train_shard(
+            plan.load_task(), configs, plan.recipe, plan.options, progress.trained
+        )
+        crashed = store_shard(folder, shard, trained, made)
+    progress.finished(shard, len(configs), crashed)
+    return True
 
 
 def _run_processes(plan: Plan, workers: int, progress: Progress) -> None:
