@@ -90,6 +90,13 @@ def test_an_output_scale_is_recovered_and_robust(stretch, shift):
     assert fit_scale(logits, accuracy) == pytest.approx((stretch, shift), abs=0.1)
 
 
+def test_probabilities_of_a_class_are_calibrated():
+    source = np.random.default_rng(1)
+    logits = source.normal(0.0, 2.0, 4000)
+    belongs = (source.random(4000) < expit(0.5 * logits - 1.0)).astype(float)
+    assert fit_scale(logits, belongs) == pytest.approx((0.5, -1.0), abs=0.06)
+
+
 def test_an_output_scale_keeps_the_order_and_needs_networks():
     logits = np.random.default_rng(0).normal(1.0, 1.5, 200)
     assert fit_scale(logits, expit(-logits)).stretch >= MIN_STRETCH

@@ -48,13 +48,13 @@ static void pad_classes(const Layout *l, const float *w, int classes, Turned *t)
 
 static void turn(const Layout *l, const float *w, Turned *t) {
     for (int i = 0; i < BLOCKS; i++) {
-        transpose(D, 3 * D, w + l->qkv[i], t->qkvT[i]);
-        transpose(D, D, w + l->o[i], t->oT[i]);
-        transpose(D, F, w + l->A[i], t->AT[i]);
-        transpose(F, D, w + l->B[i], t->BT[i]);
+        transpose(D, 3 * D, w + l->qkv[i], 3 * D, 1.0f, t->qkvT[i], D);
+        transpose(D, D, w + l->o[i], D, 1.0f, t->oT[i], D);
+        transpose(D, F, w + l->A[i], F, 1.0f, t->AT[i], D);
+        transpose(F, D, w + l->B[i], D, 1.0f, t->BT[i], F);
     }
-    transpose(D, D, w + l->W1, t->W1T);
-    transpose(D, LOGITS, t->W2p, t->W2T);
+    transpose(D, D, w + l->W1, D, 1.0f, t->W1T, D);
+    transpose(D, LOGITS, t->W2p, LOGITS, 1.0f, t->W2T, D);
 }
 
 /* Patches, or word vectors where patch is 0, become rows h of the stream. */

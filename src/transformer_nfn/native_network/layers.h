@@ -47,19 +47,20 @@ static void norm_back(int rows, const float *g, const float *n, const float *r, 
 }
 
 /* The larger one; a NaN in a stays one. */
-#if defined(__aarch64__) && VL == 4
+#ifdef NEON
 INLINE vf larger(vf a, vf b) { return vmaxq_f32(a, b); }
+INLINE float largest(vf v) { return vmaxvq_f32(v); }
 #else
 INLINE vf larger(vf a, vf b) {
     vi second = (vi)(a < b);
     return (vf)(((vi)a & ~second) | ((vi)b & second));
 }
-#endif
 INLINE float largest(vf v) {
     float a = v[0], b = v[1];
     for (int i = 2; i < VL; i += 2) a = v[i] > a ? v[i] : a, b = v[i + 1] > b ? v[i + 1] : b;
     return a > b ? a : b;
 }
+#endif
 
 /* 2^x by splitting off the whole part; relative error below 3e-7 for what softmax needs. */
 INLINE vf power_of_two(vf x) {
@@ -108,10 +109,9 @@ static void attend(int T, int Tp, const float *qkv, float *P, float *a, float *k
     const float scale = 1.44269504f / sqrtf(E); /* e^x = 2^(1.44 x) */
     for (int head = 0; head < H; head++, P += (long)T * Tp) {
         const float *q = qkv + head * E, *k = q + D, *v = k + D;
-        for (int e = 0; e < E; e++) {
-            for (int t = 0; t < T; t++) kt[e * Tp + t] = k[t * 3 * D + e] * scale;
+        transpose(T, E, k, 3 * D, scale, kt, Tp);
+        for (int e = 0; e < E; e++)
             for (int t = T; t < Tp; t++) kt[e * Tp + t] = kt[e * Tp];
-        }
         matmul(T, Tp, E, q, 3 * D, 1, kt, Tp, P, Tp, 0);
         softmax(T, Tp, P);
         matmul(T, E, T, P, Tp, 1, v, 3 * D, a + head * E, D, 0);
@@ -123,10 +123,9 @@ static void attend_back(int T, int Tp, const float *qkv, const float *P, const f
     for (int head = 0; head < H; head++, P += (long)T * Tp) {
         const float *q = qkv + head * E, *k = q + D, *v = k + D;
         float *dq = dqkv + head * E, *dk = dq + D, *dv = dk + D;
-        for (int e = 0; e < E; e++) {
-            for (int t = 0; t < T; t++) kt[e * Tp + t] = v[t * 3 * D + e];
+        transpose(T, E, v, 3 * D, 1.0f, kt, Tp);
+        for (int e = 0; e < E; e++)
             for (int t = T; t < Tp; t++) kt[e * Tp + t] = 0.0f;
-        }
         matmul(T, Tp, E, da + head * E, D, 1, kt, Tp, ds, Tp, 0);
         matmul(T, E, T, P, 1, Tp, da + head * E, D, dv, 3 * D, 0);
         for (int i = 0; i < T; i++) {

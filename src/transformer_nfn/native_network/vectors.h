@@ -49,11 +49,17 @@ INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf select_gt0(vf what, vf if_positive) {
     return (vf)((vi)what & (vi)(if_positive > 0.0f));
 }
+#if defined(__aarch64__) && VL == 4
+#define NEON
+#include <arm_neon.h>
+INLINE float sum(vf v) { return vaddv_f32(vadd_f32(vget_low_f32(v), vget_high_f32(v))); }
+#else
 INLINE float sum(vf v) { /* in two chains, so that additions need not wait for each other */
     float a = 0, b = 0;
     for (int i = 0; i < VL; i += 2) a += v[i], b += v[i + 1];
     return a + b;
 }
+#endif
 
 /* C[i, j] (+)= sum over k of A[i*ra + k*ca] * B[k*rb + j], for ROWS rows and NV vectors. */
 #define TILE(ROWS, NV)                                                                     \
@@ -77,8 +83,7 @@ INLINE float sum(vf v) { /* in two chains, so that additions need not wait for e
     }
 
 /* NEON multiplies by a lane, so four numbers of A that lie side by side are loaded together. */
-#if defined(__aarch64__) && VL == 4
-#include <arm_neon.h>
+#ifdef NEON
 #define LANE(u, ROWS, NV)                                                                  \
     for (int v = 0; v < NV; v++) {                                                         \
         vf b = load(B + (q + u) * rb + j + v * VL);                                        \
@@ -139,9 +144,26 @@ INLINE void matmul(int m, int n, int k, const float *A, long ra, long ca, const 
     }
 }
 
-static void transpose(int m, int n, const float *A, float *out) {
+/* out[j*ro + i] = scale * A[i*ra + j], for m rows and n columns of A. */
+static void transpose(int m, int n, const float *A, long ra, float scale, float *out, long ro) {
+    int rows = 0, columns = 0; /* of whole vectors */
+#ifdef NEON
+    rows = m / 4 * 4, columns = n / 4 * 4;
+    for (int i = 0; i < rows; i += 4)
+        for (int j = 0; j < columns; j += 4) {
+            const float *a = A + i * ra + j;
+            float *o = out + j * ro + i;
+            float32x4x2_t p = vtrnq_f32(load(a) * scale, load(a + ra) * scale);
+            float32x4x2_t q = vtrnq_f32(load(a + 2 * ra) * scale, load(a + 3 * ra) * scale);
+            for (int h = 0; h < 2; h++) {
+                store(o + h * ro, vcombine_f32(vget_low_f32(p.val[h]), vget_low_f32(q.val[h])));
+                store(o + (2 + h) * ro,
+                      vcombine_f32(vget_high_f32(p.val[h]), vget_high_f32(q.val[h])));
+            }
+        }
+#endif
     for (int i = 0; i < m; i++)
-        for (int j = 0; j < n; j++) out[j * m + i] = A[i * n + j];
+        for (int j = i < rows ? columns : 0; j < n; j++) out[j * ro + i] = A[i * ra + j] * scale;
 }
 
 static void fill_rows(int rows, int n, const float *row, float *out) {

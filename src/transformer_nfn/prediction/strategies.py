@@ -268,7 +268,8 @@ def fit_scale(logits: np.ndarray, accuracy: np.ndarray) -> Scale:
     """Fit the scale of logits ``[n]`` to accuracies ``[n]`` by robust least squares.
 
     A ranking loss inflates the output scale; this calibrates it. The stretch is positive, so the
-    order of predictions is kept.
+    order of predictions is kept. Whether networks belong to a class, 0 or 1, is fitted by plain
+    least squares: a robust loss would take the rarer answer for an error.
     """
     from scipy.optimize import least_squares
     from scipy.special import expit
@@ -282,5 +283,6 @@ def fit_scale(logits: np.ndarray, accuracy: np.ndarray) -> Scale:
         return np.asarray(np.concatenate([residuals, prior]))
 
     bounds = ([MIN_STRETCH, -np.inf], [MAX_STRETCH, np.inf])
-    fit = least_squares(errors, [1.0, 0.0], bounds=bounds, loss="soft_l1", f_scale=TYPICAL_ERROR)
+    loss = "linear" if np.isin(accuracy, (0, 1)).all() else "soft_l1"
+    fit = least_squares(errors, [1.0, 0.0], bounds=bounds, loss=loss, f_scale=TYPICAL_ERROR)
     return Scale(float(fit.x[0]), float(fit.x[1]))

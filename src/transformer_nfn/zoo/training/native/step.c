@@ -29,11 +29,15 @@ static void times(int n, float *x, const float *mask) {
     for (int i = 0; i < n; i += VL) store(x + i, load(x + i) * load(mask + i));
 }
 
+/* Several columns at a time, so that additions need not wait for each other. */
 static void add_rows(int rows, int n, const float *x, float *out) {
-    for (int j = 0; j < n; j += VL) {
-        vf s = load(out + j);
-        for (int i = 0; i < rows; i++) s += load(x + i * n + j);
-        store(out + j, s);
+    for (int j = 0; j < n; j += 4 * VL) {
+        int few = n - j < 4 * VL ? (n - j) / VL : 4;
+        vf s[4];
+        for (int v = 0; v < few; v++) s[v] = load(out + j + v * VL);
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < few; v++) s[v] += load(x + i * n + j + v * VL);
+        for (int v = 0; v < few; v++) store(out + j + v * VL, s[v]);
     }
 }
 

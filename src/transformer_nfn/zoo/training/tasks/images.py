@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,12 @@ class ImageTask(Task):
 
     def batch(self, split: Split, index: Tensor, crop: Tensor | None = None) -> Batch:
         """Patches ``[networks, batch, tokens, patch]``; see `Task.batch`."""
+        if not self.padding:
+            return Batch(self.inputs[split][index], self.labels[split][index])
         images = self.images[split]
         wide = images.shape[2]
         start = index * (images.shape[1] * wide)
-        if crop is None or not self.padding:
+        if crop is None:
             start = start + self.padding * (wide + 1)
         else:
             sample = torch.arange(index.shape[1], dtype=torch.int32, device=index.device)
@@ -93,7 +96,15 @@ class ImageTask(Task):
             down, right = ((word & 0xFFFF) * n) >> 16, (((word >> 16) & 0xFFFF) * n) >> 16
             start = start + down * wide + right
         pixels = images.view(-1)[start[..., None, None] + self.pattern]
-        return Batch(pixels * (2.0 / self.white) - 1.0, self.labels[split][index])
+        return Batch(self._scaled(pixels), self.labels[split][index])
+
+    @cached_property
+    def inputs(self) -> dict[Split, Tensor]:
+        """Patches of all samples ``[samples, tokens, patch]``, for images that are not cropped."""
+        return {k: self._scaled(v.flatten(1)[:, self.pattern]) for k, v in self.images.items()}
+
+    def _scaled(self, pixels: Tensor) -> Tensor:
+        return pixels * (2.0 / self.white) - 1.0
 
     def module_inputs(self, inputs: Tensor) -> Tensor:
         """Images ``[batch, 1, height, width]``; see `Task.module_inputs`."""
