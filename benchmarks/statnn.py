@@ -5,10 +5,11 @@ ones. τ on the test and validation networks is taken after every epoch, so each
 epoch chosen on validation data, the epoch chosen on test data, and the last epoch:
 
     python benchmarks/statnn.py ZOO --out DIR [--only ours,scaled,…] [--train 3000,11200]
-        [--seeds 3] [--epochs 50] [--device auto] [--json benchmarks/results]
+        [--models statnn,mlp,…] [--splits 1] [--seeds 3] [--epochs 50] [--device auto]
+        [--json FILE]
 
 Finished rows are kept in DIR, so calls may run side by side and an interrupted one resumes.
-FOLDER/statnn-ZOO.json is a table of `tools/result_tables.py` with all rows of DIR.
+FILE is a table of `tools/result_tables.py`: the rows of DIR that have all models in all splits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from transformer_nfn.prediction.data import (
     PERCENT,
     Dataset,
     Parts,
+    Selection,
     joined,
     load_parts,
     load_rows,
@@ -250,7 +253,7 @@ def standardised(parts: Parts, module: nn.Module) -> Parts:
     return Parts(*map(scale, data))
 
 
-def measure(name: str, parts: Parts, row: Row, seeds: int, epochs: int) -> dict[str, Any]:
+def measure(name: str, parts: Parts, row: Row, seeds: int, epochs: int) -> dict[str, list[float]]:
     """Trains all seeds of a model; τ on the test networks for each `CHOICES` of the epoch."""
     build = partial(new_module, name, parts.train, row.authors)
 
@@ -273,96 +276,93 @@ def measure(name: str, parts: Parts, row: Row, seeds: int, epochs: int) -> dict[
     table = np.array(taus)
     last = np.full(seeds, len(table) - 1)
     chosen = {"val": table[:, :, 0].argmax(0), "test": table[:, :, 1].argmax(0), "last": last}
-    cell: dict[str, Any] = {}
-    for choice, at in chosen.items():
-        each = table[at, np.arange(seeds), 1].tolist()
-        error = standard_error(each)
-        cell[choice] = {
-            "tau": float(np.mean(each)),
-            "tau_se": None if math.isnan(error) else error,
-            "seeds": each,
-            "epochs": (at + 1).tolist(),
-        }
-    return cell
+    return {choice: table[at, np.arange(seeds), 1].tolist() for choice, at in chosen.items()}
 
 
 def main() -> None:
-    """Trains what is missing, and writes the table after every row."""
+    """Trains what is missing, and writes the table of all rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("zoo", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default=",".join(ROWS))
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--train", default="", help="numbers of training networks (all)")
+    parser.add_argument("--splits", type=int, default=1, help="random splits of the zoo")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=Protocol().epochs)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--json", type=Path, metavar="FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     zoo = Zoo.open(given.zoo)
-    parts = load_parts(zoo).to(pick_device(given.device))
     folder = given.out / zoo.path.name
     folder.mkdir(parents=True, exist_ok=True)
-    for size in [int(n) for n in given.train.split(",") if n] or [None]:
-        for key in given.only.split(","):
-            for name in MODELS:
-                file = folder / f"{key}.{size or 'all'}.{name}.json"
-                if file.is_file():
-                    continue
-                networks = changed(parts, ROWS[key], zoo, size)
-                cell = measure(name, networks, ROWS[key], given.seeds, given.epochs)
-                found = {
-                    "row": key, "model": name, "networks": networks.counts, **cell,
-                    "twins": describe_twins(networks.test, networks.train),
-                }  # fmt: skip
-                write_text(file, json.dumps(found, indent=1) + "\n")
-                print(f"{key}, {len(networks.train):,}, {name}: {_text(cell['val'])}", flush=True)
-    if given.json is not None:
-        table = results_table(zoo, [json.loads(p.read_text()) for p in folder.glob("*.json")])
-        text = json.dumps(table, indent=1, ensure_ascii=False)
-        write_text(given.json / f"statnn-{zoo.path.name}.json", text + "\n")
-
-
-def _text(cell: Mapping[str, Any]) -> str:
-    error = cell["tau_se"]
-    tau = f"{cell['tau']:.3f}".replace("-", "−")
-    return tau + ("" if error is None else f" ± {error:.3f}")
-
-
-def results_table(zoo: Zoo, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A row for each change and number of training networks, with Transformer-NFN's lead."""
-    places = {(list(ROWS).index(c["row"]), c["networks"]["train"]) for c in cells}
-    changed_sizes = {train for index, train in places if index}
-    rows = []
-    for index, train in sorted(places):
-        key = list(ROWS)[index]
-        found = {
-            c["model"]: c for c in cells if c["row"] == key and c["networks"]["train"] == train
-        }
-        for choice, words in CHOICES.items():
-            if words and (key != "ours" or train not in changed_sizes):
+    sizes = [int(n) for n in given.train.split(",") if n] or [None]
+    for split in range(given.splits):
+        parts = load_parts(zoo, Selection(split_seed=split)).to(pick_device(given.device))
+        for size, key, name in product(sizes, given.only.split(","), given.models.split(",")):
+            file = folder / f"{key}.{size or 'all'}.{name}.{split}.json"
+            if file.is_file():
                 continue
-            taus = [found[m][choice] if m in found else None for m in MODELS]
-            lead = "–"
-            if taus[0] is not None and taus[-1] is not None:
-                lead = f"{taus[-1]['tau'] - taus[0]['tau']:+.3f}".replace("-", "−")
-            texts = ["–" if tau is None else _text(tau) for tau in taus]
-            rows.append([words or ROWS[key].words, f"{train:,}", *texts, lead])
-    ours = max((c for c in cells if c["row"] == "ours"), key=lambda c: c["networks"]["train"])
-    counts, seeds = ours["networks"], len(ours["val"]["seeds"])
+            networks = changed(parts, ROWS[key], zoo, size)
+            cell = measure(name, networks, ROWS[key], given.seeds, given.epochs)
+            twins = describe_twins(networks.test, networks.train)
+            found = {
+                "row": key, "size": size or len(parts.train), "model": name, "split": split,
+                "networks": networks.counts, "twins": twins, "taus": cell,
+            }  # fmt: skip
+            write_text(file, json.dumps(found, indent=1) + "\n")
+            tau = np.mean(cell["val"])
+            print(f"{key}, {len(networks.train):,}, {name}, split {split}: {tau:.3f}", flush=True)
+    if given.json is not None:
+        files = sorted(folder.glob("*.json"))
+        cells = [json.loads(file.read_text()) for file in files]
+        table = results_table(zoo, [c for c in cells if c["split"] < given.splits], given.splits)
+        write_text(given.json, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+
+
+def results_table(zoo: Zoo, cells: Sequence[dict[str, Any]], splits: int) -> dict[str, Any]:
+    """A row for each change and number of training networks, with Transformer-NFN's lead."""
+    places: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for cell in cells:
+        places.setdefault((list(ROWS).index(cell["row"]), cell["size"]), []).append(cell)
+    places = {at: here for at, here in places.items() if len(here) == splits * len(MODELS)}
+    changed_sizes = {size for index, size in places if index}
+    rows = []
+    for index, size in sorted(places):
+        here = places[index, size]
+        train = round(np.mean([c["networks"]["train"] for c in here]))
+        for choice, words in CHOICES.items():
+            if words and (index or size not in changed_sizes):
+                continue
+            taus = [np.array([c["taus"][choice] for c in here if c["model"] == m]) for m in MODELS]
+            row = [words or list(ROWS.values())[index].words, f"{train:,}"]
+            lead = tau_text(taus[-1] - taus[0], sign="+")
+            rows.append([*row, *map(tau_text, taus), lead])
+    ours = places[max(at for at in places if not at[0])][0]
+    counts, seeds = ours["networks"], len(ours["taus"]["val"])
     epoch = int(zoo.table["epoch"][zoo.select(percent=PERCENT)].max())
+    times = f"{splits} splits of {seeds} seeds" if splits > 1 else f"{seeds} seeds"
     return {
         "title": f"StatNN, MLP and Transformer-NFN, {task_title(zoo.metadata['task']['name'])}",
         "setting": f"{len(np.unique(zoo.table['run'])):,} runs, {seeds_text(zoo.seeds)}, read at "
         f"epoch {epoch}; {counts['test']:,} test networks, {ours['twins']['share']:.0%} with a "
-        f"twin among {counts['train']:,} training networks; {seeds} seeds.",
+        f"twin among {counts['train']:,} training networks; {times}.",
         "commands": [
-            f"python benchmarks/statnn.py {zoo.path.name} --out DIR --json benchmarks/results"
+            f"python benchmarks/statnn.py {zoo.path.name} --splits {splits} --seeds {seeds} "
+            "--out DIR --json FILE"
         ],
         "columns": ["Protocol", "training networks", *(MODEL_NAMES[m] for m in MODELS),
                     "lead of Transformer-NFN"],
         "rows": rows,
-        "cells": cells,
+        "cells": [cell for here in places.values() for cell in here],
     }  # fmt: skip
+
+
+def tau_text(taus: np.ndarray, sign: str = "") -> str:
+    """Mean of ``[splits, seeds]`` and its standard error: over splits, or over the seeds of one."""
+    error = standard_error((taus.mean(1) if len(taus) > 1 else taus[0]).tolist())
+    tau = f"{taus.mean():{sign}.3f}".replace("-", "−")
+    return tau if math.isnan(error) else f"{tau} ± {error:.3f}"
 
 
 if __name__ == "__main__":
