@@ -107,14 +107,9 @@ class AuthorsStatNN(StatNN):
 
     def logits_from_features(self, features: Tensor) -> Tensor:
         """The number before the Sigmoid."""
-        readers = [self.encoder, self.classifier]
-        parts, at = [], 0
-        for reader in readers:
-            width = reader[0].in_features
-            parts.append(torch.relu(reader(features[..., at : at + width])))
-            at += width
-        if self.embedding is not None:
-            parts.append(self.embedding(features[..., at:]))
+        blocks, classifier, embedding = features.split(self._widths, -1)
+        parts = [torch.relu(self.encoder(blocks)), torch.relu(self.classifier(classifier))]
+        parts.append(self.embedding(embedding))
         out: Tensor = self.head(torch.cat(parts, -1)).squeeze(-1)
         return out
 
@@ -256,7 +251,6 @@ def standardised(parts: Parts, module: nn.Module) -> Parts:
 def measure(name: str, parts: Parts, row: Row, seeds: int, epochs: int) -> dict[str, list[float]]:
     """Trains all seeds of a model; τ on the test networks for each `CHOICES` of the epoch."""
     build = partial(new_module, name, parts.train, row.authors)
-
     protocol = Protocol(epochs * row.longer)
     if row.constant:
         protocol = replace(protocol, final_lr=protocol.lr)
@@ -340,13 +334,14 @@ def results_table(zoo: Zoo, cells: Sequence[dict[str, Any]], splits: int) -> dic
             rows.append([*row, *map(tau_text, taus), lead])
     ours = places[max(at for at in places if not at[0])][0]
     counts, seeds = ours["networks"], len(ours["taus"]["val"])
+    twins = 100 * ours["twins"]["share"]
     epoch = int(zoo.table["epoch"][zoo.select(percent=PERCENT)].max())
     times = f"{splits} splits of {seeds} seeds" if splits > 1 else f"{seeds} seeds"
     return {
         "title": f"StatNN, MLP and Transformer-NFN, {task_title(zoo.metadata['task']['name'])}",
         "setting": f"{len(np.unique(zoo.table['run'])):,} runs, {seeds_text(zoo.seeds)}, read at "
-        f"epoch {epoch}; {counts['test']:,} test networks, {ours['twins']['share']:.0%} with a "
-        f"twin among {counts['train']:,} training networks; {times}.",
+        f"epoch {epoch}; {counts['test']:,} test networks, {twins:.0f} % with a twin among "
+        f"{counts['train']:,} training networks; {times}.",
         "commands": [
             f"python benchmarks/statnn.py {zoo.path.name} --splits {splits} --seeds {seeds} "
             "--out DIR --json FILE"
