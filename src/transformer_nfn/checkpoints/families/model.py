@@ -113,7 +113,7 @@ class Model(OpenFiles):
         self.options = options
         self.where, self.config = checkpoint.where, checkpoint.config
         self.description: Transformer = describe(binding, self.where)
-        self.names: Mapping[str, tuple[int, ...]] = self.description.names()
+        self.names: Mapping[str, tuple[int, ...]] = self.description.tensors
 
     @property
     def dtype(self) -> torch.dtype:
@@ -199,8 +199,7 @@ class Model(OpenFiles):
 
     def ends(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """The tensors of no block."""
-        stacks = self.description.stacks
-        prefixes = tuple(f"{s.prefix}{i}." for s in stacks for i in range(len(s.blocks)))
+        prefixes = tuple(f"{block}." for block in self.description.blocks)
         return self.read([name for name in self.names if not name.startswith(prefixes)], dtype)
 
     def check_numbers(self) -> None:
