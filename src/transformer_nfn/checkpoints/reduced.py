@@ -230,17 +230,12 @@ class Reduced:
         self.post = "post" in self.description.orders
         self.repeated = any(stack.repeats > 1 for stack in self.description.stacks)
         self.centred = self.description.hides_mean
-        self._at = {
-            f"{stack.prefix}{i}": block
-            for stack in self.description.stacks
-            for i, block in enumerate(stack.blocks)
-        }
-        self.blocks = tuple(self._at)
+        self.blocks = tuple(self.description.blocks)
         self.last_norms = [stack.last_norm for stack in self.description.stacks]
 
     def block(self, name: str) -> ReducedBlock:
         """One block by its name."""
-        return ReducedBlock(self, name, self._at[name])
+        return ReducedBlock(self, name, self.description.blocks[name])
 
     @property
     def classifier(self) -> ReducedBlock | None:

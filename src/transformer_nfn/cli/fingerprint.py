@@ -153,7 +153,7 @@ def _take(files: Sequence[str], options: OpenOptions) -> list[Entry] | None:
                 return None
             name = file.rstrip("/") or file
             with model:
-                blocks = sum(len(stack.blocks) for stack in model.description.stacks)
+                blocks = len(model.description.blocks)
                 task = bar.add_task(name, total=blocks)
                 progress = partial(_advance, bar, task)
                 entries.append(Entry(name, take_fingerprint(model, progress)))

@@ -379,8 +379,8 @@ def _block_rows(
             biases.append(_position_bias(scores, table))
         contact = None if prefix else block.contact()
         if contact is not None:
-            column, error = (x.double().unsqueeze(-1) for x in (contact.value, contact.error))
-            biases.append(_head_products(scores, _Heads(column, error)))
+            column = (x.double().unsqueeze(-1) for x in (contact.value, contact.error))
+            biases.append(_head_products(scores, _Heads(*column)))
         outputs = _value_output(block, prefix, attention, read, out)
         VO.append(outputs.evened())
         both.append(_head_products(scores, outputs))
