@@ -112,6 +112,7 @@ TINY: dict[str, Tiny] = {
         "tie_word_embeddings": True, "attn_logit_softcapping": 4.0,
         "final_logit_softcapping": 30.0,
     }),
+    "olmo2": Tiny("Olmo2ForCausalLM", "Olmo2Config", _LLAMA),
     "mixtral": Tiny("MixtralForCausalLM", "MixtralConfig", {
         **_LLAMA, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32,
     }),

@@ -235,8 +235,9 @@ class Block:
         mlp: of the block.
         order: ``pre``: ``x + f(norm(x))``; ``post``: ``norm(x + f(x))``; ``parallel``: attention
             and MLP read the same ``x``, through a norm each or through one; ``sandwich``:
-            ``x + norm(f(norm(x)))``; ``chain``: ``f(norm(x))`` without a residual, so that what
-            each sublayer writes is a stream of its own, and without gains.
+            ``x + norm(f(norm(x)))``, or ``x + norm(f(x))`` where there is no ``norm_1``;
+            ``chain``: ``f(norm(x))`` without a residual, so that what each sublayer writes is a
+            stream of its own, and without gains.
         cross: attention to the encoder, between the two.
     """
 

@@ -438,8 +438,9 @@ def run_block(
         also = norm(x, "norm_2") if "norm_2.g" in weights else read
         return x + attend(read) + mlp(also, weights, block.mlp)
     if block.order == "sandwich":
-        x = x + norm(attend(norm(x, "norm_1")), "after_1")
-        return x + norm(mlp(norm(x, "norm_2"), weights, block.mlp), "after_2")
+        before = "norm_1.g" in weights
+        x = x + norm(attend(norm(x, "norm_1") if before else x), "after_1")
+        return x + norm(mlp(norm(x, "norm_2") if before else x, weights, block.mlp), "after_2")
     x = x + attend(norm(x, "norm_1"))
     if block.cross is not None:
         x = x + across(norm(x, "norm_x"))

@@ -120,6 +120,7 @@ MORE: dict[str, Callable[[], nn.Module]] = {
         "Qwen3Moe", "ForCausalLM", GROUPED,
         num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, head_dim=6,
     ),
+    "olmo2": _case("Olmo2", "ForCausalLM", GROUPED),
     "olmoe": _case("Olmoe", "ForCausalLM", GROUPED, num_experts=4, num_experts_per_tok=2),
     "bloom": _case("Bloom", "ForCausalLM", SMALL | WORDS, n_head=4, n_layer=2),
     "bart": _case("Bart", "ForConditionalGeneration", BART),
