@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.families import Model, Transformer
-from transformer_nfn.functional.description import EXTRA, KEPT
+from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
 
 __all__ = ["Conversion", "TensorConversion", "check_conversion"]
 

@@ -144,7 +144,6 @@ def relate_folder(
     out: str | Path | None = None,
     engine: Engine = "local",
     options: OpenOptions | None = None,
-    address: str | None = None,
     progress: Callable[[int, int, Pair | None], None] | None = None,
 ) -> AllPairs:
     """Relate every pair of the checkpoints below a folder, by `relate`.
@@ -154,7 +153,6 @@ def relate_folder(
             and computes the others, failed ones included.
         engine: ``local``, one pair after another, or ``ray``, one core for each; its workers must
             see the folder under the same path.
-        address: of a Ray cluster; None starts one on this machine.
         progress: called with the numbers of finished and of all pairs, and the last pair.
 
     >>> from transformer_nfn.testing import write_example_checkpoint
@@ -177,7 +175,7 @@ def relate_folder(
     left = [(a, b) for a, b in wanted if (a.name, b.name) not in done]
     if progress is not None:
         progress(len(done), len(wanted), None)
-    run = _local(left, options) if engine == "local" else _ray(left, options, address)
+    run = _local(left, options) if engine == "local" else _ray(left, options)
 
     def write() -> None:
         if out is not None:
@@ -286,12 +284,12 @@ def _work(a: Candidate, b: Candidate, options: OpenOptions | None) -> Pair:
 
 
 def _ray(
-    left: Sequence[tuple[Candidate, Candidate]], options: OpenOptions | None, address: str | None
+    left: Sequence[tuple[Candidate, Candidate]], options: OpenOptions | None
 ) -> Iterator[Pair]:
     """Pairs as they finish. Dead workers are replaced; a pair that keeps killing them fails."""
     if not left:
         return
-    with ray_cluster(address, PairsError) as ray:
+    with ray_cluster(None, PairsError) as ray:
         task = one_core_task(ray, _work, 0, RETRIES)
         waiting = {}
         for a, b in left:

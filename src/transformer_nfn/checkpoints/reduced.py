@@ -493,7 +493,7 @@ class ReducedBlock:
             out[name] = Piece(weights[name], 2 * self._unit * weights[name].square())
         return out
 
-    def output_bias(self, prefix: str = "") -> Piece | None:
+    def output_bias(self, prefix: str) -> Piece | None:
         """Constant that an attention adds to the stream, with value biases.
 
         In a parallel block with the MLP's constant: only the sum is read.

@@ -40,7 +40,6 @@ ENOUGH_NEURONS = 8
 """Matched neurons per direction of the stream, after which no further block is read."""
 ALIKE = 0.1
 """Relative distance along the determined directions up to which a match counts."""
-EMBEDDINGS = INPUTS
 
 
 def reduced_group(A: Reduced) -> StreamGroup:
@@ -104,7 +103,7 @@ def fit_stream(
     for name in moving:
         cross = _cross(A, B, name, hold_out)
         if cross is not None:
-            crosses[name in EMBEDDINGS] += cross
+            crosses[name in INPUTS] += cross
     fit = StreamFit(StreamMap(), tuple(names), {}, {}, {}, rows, hold_out, crosses)
     return _solved(A, B, fit, crosses[True] + crosses[False])
 
@@ -122,7 +121,7 @@ def moved_probes(block: ReducedBlock, stream: StreamMap, probes: Probes) -> Prob
 
 def without_outputs(A: Reduced, B: Reduced, fit: StreamFit) -> StreamFit:
     """The same fit on embeddings alone, from the stored cross products."""
-    names = tuple(name for name in fit.tables if name in EMBEDDINGS)
+    names = tuple(name for name in fit.tables if name in INPUTS)
     return _solved(A, B, replace(fit, tables=names), fit.crosses[True])
 
 
@@ -139,7 +138,7 @@ def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
 
 
 def solve_stream(
-    cross: Tensor, group: StreamGroup, dtype: torch.dtype, *, centred: bool = False
+    cross: Tensor, group: StreamGroup, dtype: torch.dtype, *, centred: bool
 ) -> StreamMap:
     """The map of a group that fits `Σ AᵀB` best.
 

@@ -403,15 +403,14 @@ def read_shard_index(index: Path) -> dict[str, Path]:
     return {name: found[shard] for name, shard in weight_map.items()}
 
 
-def check_format(path: Path, where: str | None = None) -> None:
+def check_format(path: Path, where: str) -> None:
     """Refuse an adapter by its names, before it is opened.
 
     Args:
         path: a file, or a folder as model hubs lay it out; one that also holds weights that can
             be read passes.
-        where: name in errors; its path if not given.
+        where: name in errors.
     """
-    where = str(path) if where is None else where
     if path.is_dir():
         if any((path / name).is_file() for name in WEIGHTS) or any(path.glob(f"*{GGUF}")):
             return

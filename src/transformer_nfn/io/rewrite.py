@@ -74,7 +74,7 @@ def _bytes(info: TensorInfo) -> int:
 
 @contextmanager
 def rewritten(
-    checkpoint: Checkpoint, path: Path, out: Path, additions: Additions | None = None
+    checkpoint: Checkpoint, path: Path, out: Path, additions: Additions
 ) -> Iterator[Write]:
     """Rewrite a checkpoint: yields a function that takes new tensors by name, in any order.
 
@@ -89,7 +89,6 @@ def rewritten(
         out: a new or empty folder if the source is one, else a file.
         additions: to the source.
     """
-    additions = Additions() if additions is None else additions
     if not path.exists():
         new: dict[str, Tensor] = {}
         yield lambda name, value: new.update({name: _as_stored(name, value, checkpoint.info(name))})

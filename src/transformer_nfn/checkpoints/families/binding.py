@@ -96,9 +96,7 @@ class Binding:
     shapes: Mapping[str, tuple[int, ...]] = field(repr=False)
 
 
-def bind(
-    family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any] | None = None
-) -> Binding:
+def bind(family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Binding:
     """Match every tensor of a file to a family; raises `CheckpointError` for what does not fit.
 
     Args:
@@ -108,7 +106,7 @@ def bind(
     """
     where = checkpoint.where
     infos = {name: checkpoint.info(name) for name in checkpoint}
-    config = complete_config(family, checkpoint.config, {} if settings is None else settings)
+    config = complete_config(family, checkpoint.config, settings)
     keys = standard_names(family, infos)
     prefix = find_prefix(family, keys, where)
     blocks = count_blocks(family, keys, prefix)
@@ -117,7 +115,8 @@ def bind(
     for counter, n in blocks.items():
         expected = sizes.get(counter, n)
         if expected != n and (n or counter not in family.optional):
-            _refuse(where, f"{config_says(family, counter, expected)}, the file holds {n} blocks")
+            says = f"config.json says {counter} = {expected} ({family.sizes.get(counter, counter)})"
+            _refuse(where, f"{says}, the file holds {n} blocks")
         sizes[counter] = n
     experts = count_experts(family, keys, prefix)
     if experts:
@@ -411,11 +410,6 @@ def _entry(line: Line, key: str, info: TensorInfo, sizes: Sizes, where: str) -> 
             f"{list(info.shape)}",
         )
     return entry
-
-
-def config_says(family: Family, size: str, value: int) -> str:
-    """What the config makes of a size, in words."""
-    return f"config.json says {size} = {value} ({family.sizes.get(size, size)})"
 
 
 def _refuse(where: str, why: str) -> NoReturn:

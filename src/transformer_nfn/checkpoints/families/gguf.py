@@ -84,7 +84,7 @@ def as_hub(checkpoint: Checkpoint) -> Checkpoint:
     architecture = architectures()[found]
     config = _config(architecture, fields, where)
     config["tie_word_embeddings"] = "output.weight" not in checkpoint
-    names = _names(architecture, checkpoint, config)
+    names = _names(architecture, checkpoint)
     if FREQUENCIES in checkpoint:
         config["rope_scaling"] = _scaling(checkpoint, config)
         del names[FREQUENCIES]
@@ -120,9 +120,7 @@ def _config(architecture: Architecture, fields: Mapping[str, Any], where: str) -
     return config
 
 
-def _names(
-    architecture: Architecture, checkpoint: Checkpoint, config: Mapping[str, Any]
-) -> dict[str, str]:
+def _names(architecture: Architecture, checkpoint: Checkpoint) -> dict[str, str]:
     """The family's name of each tensor; names that have none stay."""
     import gguf
 

@@ -494,7 +494,7 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
     rotary, base, scaling = 0, 10_000.0, None
     if facts.get("rotary") is not None:
         part = facts.number("rotary")
-        rotary, base, scaling = read_rotary(binding.config, d_k, where, part=part)
+        rotary, base, scaling = read_rotary(binding.config, d_k, where, part)
     window = facts.number_or_none("window", 1, **more)
     table = f"{prefix}0.bias_table" in names
     norms: dict[int, QueryKeyNorm | None] = {0: None, 1: "each head", 2: "all heads"}
@@ -542,7 +542,7 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
 
 
 def read_rotary(
-    config: Mapping[str, Any], d_k: int, where: str, *, part: float = 1.0, base: float = 10_000.0
+    config: Mapping[str, Any], d_k: int, where: str, part: float
 ) -> tuple[int, float, RotaryScaling | None]:
     """How many coordinates are turned, the base of the frequencies, and how they were stretched.
 
@@ -554,7 +554,6 @@ def read_rotary(
         d_k: size of a key.
         where: what errors call the file.
         part: of the coordinates that are turned, where the config names none.
-        base: where the config names none.
     """
     field = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
     table = config.get(field)
@@ -571,7 +570,7 @@ def read_rotary(
             f"{', '.join(ROTARY_SCHEMES)}, found {shown(kind)}"
         )
     fields = {**config, **table}
-    base = _number(fields, ("rope_theta", "rotary_emb_base"), base, where)
+    base = _number(fields, ("rope_theta", "rotary_emb_base"), 10_000.0, where)
     part = _number(fields, ("partial_rotary_factor", "rotary_pct"), part, where)
     rotary = int(d_k * part + 1e-9)
     if not 0 < rotary <= d_k or rotary % 2:

@@ -62,7 +62,8 @@ class OpenOptions:
         if self.family is not None:
             words += ["--family", self.family]
         for name, value in self.settings.items():
-            words += ["--set", f"{name}={as_setting(value)}"]
+            text = value if isinstance(value, str) else json.dumps(value)
+            words += ["--set", f"{name}={text}"]
         if self.base is not None:
             words += ["--base", str(self.base)]
         return shlex.join(words)
@@ -73,11 +74,6 @@ class OpenOptions:
             None if path is None else path.resolve() for path in (self.architecture, self.base)
         )
         return replace(self, architecture=architecture, base=base)
-
-
-def as_setting(value: Any) -> str:
-    """A value as ``--set`` takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def check_no_mixture(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.checkpoints.proof.checks import Check, Squares, check
-from transformer_nfn.checkpoints.reduced import Piece, Reduced, Table
-from transformer_nfn.checkpoints.stream import EMBEDDINGS, acting, common_pieces
+from transformer_nfn.checkpoints.reduced import INPUTS, Piece, Reduced, Table
+from transformer_nfn.checkpoints.stream import acting, common_pieces
 from transformer_nfn.checkpoints.symmetries import StreamMap, added_sites
 from transformer_nfn.checkpoints.symmetries.base import block_parts
 from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
@@ -132,7 +132,7 @@ def check_ends(
 ) -> Iterator[Check]:
     """Check every table and vector outside the blocks that both models have."""
     for name in A.table_names():
-        if name not in EMBEDDINGS and name not in outputs.common:
+        if name not in INPUTS and name not in outputs.common:
             continue
         (a,), (b,) = A.tables((name,)), B.tables((name,))
         yield from _check_table(a, b, acting(A, name, stream), shifts.get(name))

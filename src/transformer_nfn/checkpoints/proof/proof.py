@@ -22,10 +22,9 @@ from transformer_nfn.checkpoints.proof.ends import (
     table_shifts,
 )
 from transformer_nfn.checkpoints.proof.witness import TokenWitness, find_witness
-from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
+from transformer_nfn.checkpoints.reduced import INPUTS, Reduced, reduce_pair
 from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
 from transformer_nfn.checkpoints.stream import (
-    EMBEDDINGS,
     BlockStreams,
     acting,
     chain_streams,
@@ -257,9 +256,7 @@ def shape_mismatch(A: Model, B: Model) -> str | None:
                 y, attention=replace(y.attention, scale=1.0)
             ):
                 return f"blocks {s.prefix}{i} are built differently"
-    embedded = [
-        {n: m.names[n][0] for n in EMBEDDINGS if n in m.names} for m in (A, B)
-    ]
+    embedded = [{n: m.names[n][0] for n in INPUTS if n in m.names} for m in (A, B)]
     if embedded[0] != embedded[1]:
         return f"embeddings have other rows, {embedded[0]} and {embedded[1]}"
     if keeps_inputs(a):

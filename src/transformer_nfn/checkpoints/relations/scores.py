@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.calibration import calibrated_test
 from transformer_nfn.checkpoints.evidence import exact_test
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
+from transformer_nfn.checkpoints.reduced import INPUTS, Reduced, reduce_pair
 from transformer_nfn.checkpoints.relations.result import Relation
 from transformer_nfn.checkpoints.relations.verdicts import (
     CONSISTENT,
@@ -35,7 +35,6 @@ from transformer_nfn.checkpoints.sketches import (
     unit_directions,
 )
 from transformer_nfn.checkpoints.stream import (
-    EMBEDDINGS,
     StreamFit,
     fit_stream,
     moved_probes,
@@ -63,7 +62,7 @@ def relate_by_scores(
     if relation.verdict == CONSISTENT:
         return relation
     # Outputs that were replaced bend the map; without them the rest may agree exactly.
-    outputs = [n for n in fit.tables if n not in EMBEDDINGS]
+    outputs = [n for n in fit.tables if n not in INPUTS]
     if relation.verdict != "unrelated" and not all(_fits(A, B, fit, n) for n in outputs):
         kept = without_outputs(A, B, fit)
         if kept.tables and all(_fits(A, B, kept, n) for n in kept.distances):

@@ -31,9 +31,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.reduced import Reduced
+from transformer_nfn.checkpoints.reduced import INPUTS, Reduced
 from transformer_nfn.checkpoints.sketches import Part, block_score
-from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamFit, fit_stream
+from transformer_nfn.checkpoints.stream import StreamFit, fit_stream
 from transformer_nfn.symmetry.rounding import rounding_rms
 
 Verdict = Literal[
@@ -195,7 +195,7 @@ def _explained(
     """
     if shapes(A) != shapes(B):
         return False
-    embeddings = [n for n in EMBEDDINGS if n in A.names or n in B.names]
+    embeddings = [n for n in INPUTS if n in A.names or n in B.names]
     if any((n in A.names) != (n in B.names) for n in embeddings):
         return False
     if any(A.table_rows(n) != B.table_rows(n) for n in embeddings):
