@@ -113,12 +113,6 @@ def acting(model: Reduced, name: str, stream: StreamMap) -> StreamMap:
     return stream if model.description.moves(name) else StreamMap()
 
 
-def moved_probes(block: ReducedBlock, stream: StreamMap, probes: Probes) -> Probes:
-    """Probes of a block after the stream was mapped."""
-    own, memory = (acting(block.network, f"{block.name}.{n}", stream) for n in ("W_Q", "cross.W_K"))
-    return Probes(own(probes.into), own(probes.out), memory(probes.into))
-
-
 def without_outputs(A: Reduced, B: Reduced, fit: StreamFit) -> StreamFit:
     """The same fit on embeddings alone, from the stored cross products."""
     names = tuple(name for name in fit.tables if name in INPUTS)
@@ -181,6 +175,20 @@ class BlockStreams:
     middle: StreamMap
     after: StreamMap
     memory: StreamMap = field(default_factory=StreamMap)
+
+    @staticmethod
+    def of(block: ReducedBlock, stream: StreamMap) -> BlockStreams:
+        """The maps of a block with residuals."""
+        own, memory = (
+            acting(block.network, f"{block.name}.{n}", stream) for n in ("W_Q", "cross.W_K")
+        )
+        return BlockStreams(own, own, own, memory)
+
+    def moved(self, probes: Probes) -> Probes:
+        """Probes of the attention after its streams were mapped."""
+        return Probes(
+            self.before(probes.into), self.middle(probes.out), self.memory(probes.into)
+        )
 
 
 def chain_streams(a: ReducedBlock, b: ReducedBlock, before: StreamMap) -> BlockStreams:

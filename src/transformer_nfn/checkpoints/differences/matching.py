@@ -15,6 +15,7 @@ from transformer_nfn.checkpoints.proof.attention import equal_pairs, match_heads
 from transformer_nfn.checkpoints.proof.blocks import neuron_features
 from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
 from transformer_nfn.checkpoints.sketches import BlockSketch, unit_directions
+from transformer_nfn.checkpoints.stream import BlockStreams
 from transformer_nfn.checkpoints.survivors import SURVIVED, match_heads_of, match_neurons_of
 from transformer_nfn.checkpoints.symmetries import (
     QueryKeyBasis,
@@ -138,21 +139,21 @@ class AlignedBlock:
 
     Attributes:
         a: a block of A. b: its partner of B.
-        streams: take B's stream to A's, and the one that an attention to an encoder reads.
+        streams: take B's streams to A's.
         units: heads and neurons that both have.
         allowed: multiple of the rounding error up to which a tensor is unchanged.
     """
 
     a: ReducedBlock
     b: ReducedBlock
-    streams: tuple[StreamMap, StreamMap]
+    streams: BlockStreams
     units: Units
     allowed: float
 
     @property
     def stream(self) -> StreamMap:
         """Takes B's stream to A's."""
-        return self.streams[0]
+        return self.streams.before
 
     def __iter__(self) -> Iterator[Matched]:
         for prefix, config in self.a.attentions():
@@ -260,7 +261,8 @@ class AlignedBlock:
 
     def _read(self, piece: Piece, crosses: bool = False) -> Piece:
         """A piece of B ``[n, D, d]`` that reads the stream (or an encoder), in A's stream."""
-        return Piece(self.streams[crosses].columns(piece.value), piece.error)
+        stream = self.streams.memory if crosses else self.stream
+        return Piece(stream.columns(piece.value), piece.error)
 
     def _cut(self, prefix: str, config: Attention) -> Attention:
         """The attention with the heads that both have."""

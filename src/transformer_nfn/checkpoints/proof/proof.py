@@ -26,7 +26,6 @@ from transformer_nfn.checkpoints.reduced import INPUTS, Reduced, reduce_pair
 from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
 from transformer_nfn.checkpoints.stream import (
     BlockStreams,
-    acting,
     chain_streams,
     fit_stream,
     refine_stream,
@@ -321,12 +320,9 @@ def _match_blocks(
         if x.description.order == "chain":
             streams = chain_streams(x, y, streams.after)
         else:
-            own, across = (acting(a, f"{name}.{n}", stream) for n in ("W_Q", "cross.W_K"))
-            streams = BlockStreams(own, own, own, across)
-        memory = streams.memory(probes.into)
-        moved = Probes(streams.before(probes.into), streams.middle(probes.out), memory)
+            streams = BlockStreams.of(x, stream)
         inner = Probes(streams.middle(probes.into), streams.after(probes.out))
-        sketches = sketch_block(x, probes), sketch_block(y, moved, inner)
+        sketches = sketch_block(x, probes), sketch_block(y, streams.moved(probes), inner)
         element, checks = match_block(x, y, streams, sketches, orders.get(stack))
         if x.description.attention.position_bias:
             orders.setdefault(stack, element.attentions[""].queries)

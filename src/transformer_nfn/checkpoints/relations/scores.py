@@ -35,9 +35,9 @@ from transformer_nfn.checkpoints.sketches import (
     unit_directions,
 )
 from transformer_nfn.checkpoints.stream import (
+    BlockStreams,
     StreamFit,
     fit_stream,
-    moved_probes,
     without_outputs,
 )
 from transformer_nfn.checkpoints.survivors import BlockUnits, surviving_units
@@ -167,7 +167,7 @@ def _sketches(
     model: Reduced, probes: Probes, stream: StreamMap | None = None
 ) -> Iterator[BlockSketch]:
     for block in map(model.block, model.blocks):
-        moved = probes if stream is None else moved_probes(block, stream, probes)
+        moved = probes if stream is None else BlockStreams.of(block, stream).moved(probes)
         yield sketch_block(block, moved)
 
 
