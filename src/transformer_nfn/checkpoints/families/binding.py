@@ -126,7 +126,7 @@ def bind(family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any]) ->
     held = {key: infos[name].shape for key, name in keys.items()}
     stated, unnamed = _stated(family, config, held, where)
     lines = [
-        replace(line, key=line.key if line.outside else prefix + line.key)
+        replace(line, key=line.after(prefix))
         for line in (*stated, *head_lines(family, config))
     ]
     chosen = dict(_present(family, lines, keys, _Counts(blocks, experts), tied, where))
@@ -277,7 +277,7 @@ def _tied(
         keys[key]
         for line in family.lines
         if [slot.tensor for slot in line.slots] == ["token"]
-        if (key := line.key if line.outside else prefix + line.key) in keys
+        if (key := line.after(prefix)) in keys
     ]
     return any(
         checkpoint.info(head) == checkpoint.info(token)

@@ -127,6 +127,10 @@ class Line:
         found = STATED.match(self.key)
         return found[1] if found else None
 
+    def after(self, prefix: str) -> str:
+        """Its name in a file with a prefix."""
+        return self.key if self.outside else prefix + self.key
+
     def at(self, i: int) -> Line:
         """The line of one block, or of one expert where its block is known."""
 

@@ -131,8 +131,8 @@ def _names(architecture: Architecture, checkpoint: Checkpoint) -> dict[str, str]
     family, out = architecture.family, {name: name for name in checkpoint}
     for line in reversed(family.lines):
         for i in range(blocks if line.counter else 1):
-            for prefix in ("",) if line.outside else reversed(family.prefixes):
-                key = prefix + COUNTER.sub(str(i), line.key)
+            for prefix in reversed(family.prefixes):
+                key = COUNTER.sub(str(i), line.after(prefix))
                 name = table.get_name(key, try_suffixes=(".weight", ".bias"))
                 if name in out:
                     out[name] = key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -372,14 +372,17 @@ class _Facts:
             self.refuse(name, "a whole number", value)
         return int(value)
 
-    def one_of(self, name: str, words: Mapping[str, Any], **more: Any) -> Any:
+    def one_of(self, name: str, words: Collection[str], **more: Any) -> Any:
         value = self.get(name, **more)
         if not isinstance(value, str) or value not in words:
             self.refuse(name, f"one of {', '.join(words)}", value)
-        return words[value]
+        return value
+
+    def activation(self, name: str) -> Activation:
+        return ACTIVATIONS[self.one_of(name, ACTIVATIONS)]
 
     def word_or_none(self, name: str, words: tuple[str, ...]) -> Any:
-        return None if self.get(name) is None else self.one_of(name, {word: word for word in words})
+        return None if self.get(name) is None else self.one_of(name, words)
 
     def refuse(self, name: str, expected: str, found: Any) -> None:
         text = self._facts.get(name, name)
@@ -398,14 +401,13 @@ def describe(binding: Binding, where: str) -> Transformer:
         for prefix in binding.family.counters
         if f"{prefix}0.W_Q" in names
     )
-    kinds = ("tokens", "patches", "vectors", "audio")
-    inputs = facts.one_of("inputs", {word: word for word in kinds})
+    inputs = facts.one_of("inputs", ("tokens", "patches", "vectors", "audio"))
     sizes = binding.sizes
     tied, headless = _output(binding, where)
     return Transformer(
         family=binding.family.name,
         width=sizes["D"],
-        norm=facts.one_of("norm", {word: word for word in ("layer", "rms")}),
+        norm=facts.one_of("norm", ("layer", "rms")),
         # Single precision, in which some configs write 9.999999747378752e-06 and others 1e-05.
         eps=float(str(np.float32(facts.number("eps")))),
         stacks=stacks,
@@ -420,7 +422,7 @@ def describe(binding: Binding, where: str) -> Transformer:
         position_offset=int(facts.number("position_offset")),
         pooler=facts.get("pooler") if "extra.pooler.W" in names else None,
         pooling=_pooling(binding, facts, inputs),
-        mlm=facts.one_of("mlm", ACTIVATIONS) if "extra.mlm.W" in names else None,
+        mlm=facts.activation("mlm") if "extra.mlm.W" in names else None,
         classifier=_classifier(binding, facts),
         sinusoids=facts.word_or_none("sinusoids", ("neighbours", "halves")),
         # Vectors are patches of one pixel.
@@ -444,7 +446,7 @@ def _pooling(binding: Binding, facts: _Facts, inputs: str) -> Pooling | None:
 def _classifier(binding: Binding, facts: _Facts) -> Mlp | None:
     if "classifier.W_A" not in binding.shapes:
         return None
-    return Mlp(binding.sizes["hidden"], facts.one_of("activation", ACTIVATIONS))
+    return Mlp(binding.sizes["hidden"], facts.activation("activation"))
 
 
 def _output(binding: Binding, where: str) -> tuple[bool, bool]:
@@ -528,7 +530,7 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
             f"'{where}': config.json expected MLPs {'with' if not gated else 'without'} a gate, "
             f"found {'no ' if not gated else ''}'{at}W_G' in the file"
         )
-    mlp = Mlp(sizes["neuron"], facts.one_of("activation", ACTIVATIONS), gated)
+    mlp = Mlp(sizes["neuron"], facts.activation("activation"), gated)
     if experts:
         active = facts.whole("active")
         if not 0 < active <= experts:
@@ -537,7 +539,7 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
     cross = None
     if f"{at}cross.W_Q" in names:
         cross = Attention(attention.heads, attention.groups, d_k, attention.d_v, attention.scale)
-    order = facts.one_of("order", {o: o for o in get_args(Order)}, **more)
+    order = facts.one_of("order", get_args(Order), **more)
     return Block(attention, mlp, order, cross)
 
 

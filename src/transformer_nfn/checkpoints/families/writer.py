@@ -144,7 +144,7 @@ def target_of(model: Model, *, untied: bool) -> Target:
         name = "head" if line.tied else holds[0] if len(holds) == 1 else ""
         if name != "head" and not (name in ("token", "head_bias") and name in holders):
             continue
-        key = wrapper + (line.key if line.outside else f"{prefix}{line.key}")
+        key = wrapper + line.after(prefix)
         entries[key] = Entry.of(line, key, sizes)
         if key not in infos:
             added[key] = TensorInfo(entries[key].shape, infos[token[0]].dtype)
