@@ -134,7 +134,7 @@ def folded(
     beta: Tensor | None,
     *,
     unit: float,
-    least: float = 0.0,
+    least: float,
     centred: bool,
 ) -> tuple[Piece, Piece | None]:
     """Fold a norm into a matrix that reads it, and into the bias of that matrix.
@@ -314,11 +314,24 @@ class Reduced:
             return make(self.model[name])
         gain, beta = self.final_norm()
         if name == "head":
-            raw = self._token if "head" not in self.names else self.model["head"].mT
-            bias = self.model["head_bias"] if "head_bias" in self.names else None
-            return make(raw, scale=self.description.head_scale, bias=bias, gain=gain, beta=beta)
+            return self._head(gain, beta, self.centred)
         bias = self.model[f"{name}.b"] if f"{name}.b" in self.names else None
         return make(self.model[f"{name}.W"].mT, bias=bias, gain=gain, beta=beta)
+
+    def _head(self, gain: Tensor | None, beta: Tensor | None, centred: bool) -> Table:
+        """The output matrix, tied or not, after a norm."""
+        return Table(
+            "head",
+            self._token if "head" not in self.names else self.model["head"].mT,
+            dtype=self.dtype,
+            unit=self.unit,
+            least=self.least,
+            scale=self.description.head_scale,
+            gain=gain,
+            beta=beta,
+            bias=self.model["head_bias"] if "head_bias" in self.names else None,
+            centred=centred,
+        )
 
     def _positions(self, name: str) -> Tensor:
         """Position embeddings, with what is always added to the same positions folded in."""
@@ -359,28 +372,19 @@ class Reduced:
         Returns:
             W ``[D, m]``, b ``[m]``, and the output matrix as a table over the m hidden units.
         """
-        if self.description.mlm is None or "extra.mlm.W" not in self.names:
+        if self.description.mlm is None:
             return None
         W, b = (self.read(f"extra.mlm.{part}") for part in "Wb")
         if W is None or b is None:
             raise SpaceError(f"'{self.model.where}': the masked-language head lacks W or b")
         gain, beta = self.final_norm()
         centring = self.description.norm == "layer"
-        weight, bias = folded(W, b, gain, beta, unit=self.unit, centred=centring)
-        assert bias is not None
-        raw = self._token if "head" not in self.names else self.model["head"].mT
-        table = Table(
-            "head",
-            raw,
-            dtype=self.dtype,
-            unit=self.unit,
-            scale=self.description.head_scale,
-            gain=self.read("extra.mlm_norm.g"),
-            beta=self.read("extra.mlm_norm.b"),
-            bias=self.model["head_bias"] if "head_bias" in self.names else None,
-            centred=centring,
+        weight, bias = folded(
+            W, b, gain, beta, unit=self.unit, least=self.least, centred=centring
         )
-        return weight, bias, table
+        assert bias is not None
+        gain, beta = (self.read(f"extra.mlm_norm.{part}") for part in "gb")
+        return weight, bias, self._head(gain, beta, centring)
 
 
 class ReducedBlock:
@@ -436,9 +440,15 @@ class ReducedBlock:
         Softmax sees differences of scores only: both have mean zero over the experts.
         """
         gain, beta = self._norm_before("router")
-        centred = self.network.description.norm == "layer"
-        raw = self._read("router")
-        weight, bias = folded(raw, None, gain, beta, unit=self._unit, centred=centred)
+        weight, bias = folded(
+            self._read("router"),
+            None,
+            gain,
+            beta,
+            unit=self._unit,
+            least=self.network.least,
+            centred=self.network.description.norm == "layer",
+        )
 
         def relative(piece: Piece) -> Piece:
             n = piece.value.shape[-1]

@@ -108,7 +108,7 @@ class Adapter(OpenFiles):
         if not found:
             raise CheckpointError(f"'{folder}' holds no {WEIGHTS[0]}")
         path = inside(folder, found[0], folder)
-        checkpoint = Checkpoint(str(path), open_source(path))
+        checkpoint = Checkpoint(str(path), open_source(path, str(path)))
         try:
             return Adapter(str(folder), checkpoint, config)
         except BaseException:

@@ -143,7 +143,8 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         where = str(path) if where is None else where
         check_format(path, where)
         if path.is_dir():
-            source, config = open_source(find_weights(path)), read_config(path)
+            weights, config = find_weights(path), read_config(path)
+            source = open_source(weights, str(weights))
         elif path.is_file():
             source, config = open_source(path, where), {}
             if isinstance(source, OnnxFile):
@@ -246,7 +247,7 @@ def check_no_nan(checkpoint: Checkpoint, name: str) -> None:
         raise CheckpointError(f"'{checkpoint.where}': '{name}' expected numbers, found NaN")
 
 
-def open_source(path: Path, where: str | None = None) -> TensorSource:
+def open_source(path: Path, where: str) -> TensorSource:
     """Open a file of weights, or the shards of an index."""
     return _Shards(path) if path.name.endswith(INDEX) else _open_file(path, where)
 
@@ -266,7 +267,7 @@ def is_onnx(path: Path) -> bool:
     return head[1] in ONNX_VERSIONS and head[2] in ONNX_FIELDS
 
 
-def _open_file(path: Path, where: str | None = None) -> TensorSource:
+def _open_file(path: Path, where: str) -> TensorSource:
     if is_gguf(path):
         return GgufFile(path, where)
     if is_onnx(path):
@@ -303,7 +304,7 @@ class _Shards:
         self.metadata: dict[str, str] = {}
         try:
             for path in dict.fromkeys(files.values()):
-                self._open[path] = _open_file(path)
+                self._open[path] = _open_file(path, str(path))
                 self.metadata |= self._open[path].metadata
             for name, path in files.items():
                 shard = self._open[path]

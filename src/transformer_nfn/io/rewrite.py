@@ -402,7 +402,7 @@ class _StateDictSink(_Sink):
     """A state dict, which torch writes as a whole."""
 
     def begin(self, beside: Path) -> None:
-        self._beside, self._state = beside, StateDict(self._source)
+        self._beside, self._state = beside, StateDict(self._source, str(self._source))
         self._new: dict[str, Tensor] = {}
 
     def write(self, name: str, value: Tensor) -> None:

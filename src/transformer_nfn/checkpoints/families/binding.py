@@ -48,24 +48,22 @@ class Entry:
     """One tensor of a file.
 
     Attributes:
-        key: its name in the file.
         slots: what it holds of the network.
         plain: its shape as the layouts say.
         shape: its shape in the file.
     """
 
-    key: str
     slots: tuple[Slot, ...]
     plain: tuple[int, ...]
     shape: tuple[int, ...]
 
     @staticmethod
-    def of(line: Line, key: str, sizes: Sizes) -> Entry:
+    def of(line: Line, sizes: Sizes) -> Entry:
         """The tensor that a line describes; words of its shape are numbers or names of axes."""
         plain = file_shape(sizes, line.slots)
         words = line.shape
         shape = plain if words is None else (int(w) if w.isdigit() else sizes[w] for w in words)
-        return Entry(key, line.slots, plain, tuple(shape))
+        return Entry(line.slots, plain, tuple(shape))
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,6 @@ class Binding:
         entries: by name in the file, in the order of the network.
         holders: for each canonical name the tensors of the file that hold it.
         kept: canonical names of tensors on which nothing acts, and their names in the file.
-        ignored: names in the file of what is no weight.
     """
 
     family: Family
@@ -92,7 +89,6 @@ class Binding:
     entries: Mapping[str, Entry]
     holders: Mapping[str, tuple[str, ...]]
     kept: Mapping[str, str]
-    ignored: tuple[str, ...]
     shapes: Mapping[str, tuple[int, ...]] = field(repr=False)
 
 
@@ -145,8 +141,7 @@ def bind(family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any]) ->
         if line.slots
     }
     left = [key for key in keys if keys[key] not in known]
-    ignored = [key for key in left if is_ignored(family, key, prefix)]
-    extra = [keys[key] for key in left if key not in ignored]
+    extra = [keys[key] for key in left if not is_ignored(family, key, prefix)]
     if extra and not family.open:
         names_of = dict.fromkeys(line.stated_by for line in family.lines if line.stated_by)
         way = f"one of {', '.join(names_of)}" if names_of else "an --architecture file"
@@ -164,11 +159,7 @@ def bind(family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any]) ->
             shapes[slot.tensor] = tuple(sizes[axis] for axis in slot.axes)
     kept = {f"{KEPT}{key}": key for key in kept_keys if infos[key].weight_dtype is not None}
     shapes |= {name: infos[key].shape for name, key in kept.items()}
-    ignored += [key for key in extra if infos[key].weight_dtype is None]
-    return Binding(
-        family, config, sizes, tied, has_head, entries, holders, kept,
-        tuple(keys.get(key, key) for key in ignored), shapes,
-    )  # fmt: skip
+    return Binding(family, config, sizes, tied, has_head, entries, holders, kept, shapes)
 
 
 def _stated(
@@ -395,7 +386,7 @@ def _check_dtypes(known: Mapping[str, Line], infos: Mapping[str, TensorInfo], wh
 
 def _entry(line: Line, key: str, info: TensorInfo, sizes: Sizes, where: str) -> Entry:
     try:
-        entry = Entry.of(line, key, sizes)
+        entry = Entry.of(line, sizes)
     except SpaceError as error:
         raise CheckpointError(f"'{where}': '{key}': {error}") from error
     if info.shape != entry.shape:

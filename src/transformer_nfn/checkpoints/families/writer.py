@@ -145,7 +145,7 @@ def target_of(model: Model, *, untied: bool) -> Target:
         if name != "head" and not (name in ("token", "head_bias") and name in holders):
             continue
         key = wrapper + line.after(prefix)
-        entries[key] = Entry.of(line, key, sizes)
+        entries[key] = Entry.of(line, sizes)
         if key not in infos:
             added[key] = TensorInfo(entries[key].shape, infos[token[0]].dtype)
         if key not in holders.get(name, ()):
