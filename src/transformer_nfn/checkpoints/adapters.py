@@ -20,16 +20,6 @@ from transformer_nfn.io.adapter import BASE_FIELD, Adapter
 from transformer_nfn.io.tensor_files import WEIGHT_DTYPES
 from transformer_nfn.symmetry.rounding import rounding_rms, tensor_excess
 
-__all__ = [
-    "AdapterComparison",
-    "AdapterReport",
-    "ChangeComparison",
-    "ChangeReport",
-    "compare_adapters",
-    "effective_rank",
-    "inspect_adapter",
-]
-
 
 @dataclass(frozen=True)
 class ChangeReport:

@@ -18,8 +18,6 @@ from torch import Tensor
 from transformer_nfn.checkpoints.families import Model
 from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
 
-__all__ = ["Conversion", "TensorConversion", "check_conversion"]
-
 PLAIN_ERROR = 2.0**-20
 """Least relative error of a plain number: converters compute in single precision."""
 SMALLEST = 2.0**-24

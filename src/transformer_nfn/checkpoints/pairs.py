@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,18 +20,6 @@ from transformer_nfn.io.checkpoint import checkpoint_paths
 from transformer_nfn.io.files import blank_figure, save_figure, write_text
 from transformer_nfn.io.json_fields import Fields, read_object
 from transformer_nfn.ray_cluster import one_core_task, ray_cluster, task_result
-
-__all__ = [
-    "AllPairs",
-    "Candidate",
-    "Pair",
-    "PairsError",
-    "draw_pairs",
-    "groups",
-    "read_folder",
-    "relate_folder",
-    "relate_pair",
-]
 
 Engine = Literal["local", "ray"]
 KIND, FORMAT = "transformer-nfn pairs", 1
@@ -98,6 +86,10 @@ class AllPairs:
         models: architecture of each checkpoint, by name.
         not_read: why other checkpoints could not be read, by name.
         pairs: every pair of models.
+
+    >>> pair = Pair("a", "c", ("", ""), "derived", 0.9, False, "")
+    >>> AllPairs(dict.fromkeys("abc", "gpt2"), {}, (pair,)).groups()
+    [['a', 'c'], ['b']]
     """
 
     models: dict[str, str]
@@ -105,8 +97,16 @@ class AllPairs:
     pairs: tuple[Pair, ...]
 
     def groups(self) -> list[list[str]]:
-        """Models that are related, directly or through others."""
-        return groups(self.models, self.pairs)
+        """Models joined by a related verdict, directly or through others; largest group first."""
+        group = {name: [name] for name in self.models}
+        for pair in self.pairs:
+            a, b = group[pair.a], group[pair.b]
+            if pair.verdict in RELATED and a is not b:
+                a += b
+                for name in b:
+                    group[name] = a
+        unique = {id(members): sorted(members) for members in group.values()}
+        return sorted(unique.values(), key=lambda members: (-len(members), members))
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON values."""
@@ -118,24 +118,6 @@ class AllPairs:
             "pairs": [asdict(pair) for pair in self.pairs],
             "groups": self.groups(),
         }
-
-
-def groups(names: Iterable[str], pairs: Iterable[Pair]) -> list[list[str]]:
-    """Models joined by a related verdict, directly or through others; largest group first.
-
-    >>> pair = Pair("a", "c", ("", ""), "derived", 0.9, False, "")
-    >>> groups("abc", [pair])
-    [['a', 'c'], ['b']]
-    """
-    group = {name: [name] for name in names}
-    for pair in pairs:
-        a, b = group[pair.a], group[pair.b]
-        if pair.verdict in RELATED and a is not b:
-            a += b
-            for name in b:
-                group[name] = a
-    unique = {id(members): sorted(members) for members in group.values()}
-    return sorted(unique.values(), key=lambda members: (-len(members), members))
 
 
 def relate_folder(
@@ -175,7 +157,8 @@ def relate_folder(
     left = [(a, b) for a, b in wanted if (a.name, b.name) not in done]
     if progress is not None:
         progress(len(done), len(wanted), None)
-    run = _local(left, options) if engine == "local" else _ray(left, options)
+    here = (relate_pair(a, b, options) for a, b in left)
+    run = here if engine == "local" else _ray(left, options)
 
     def write() -> None:
         if out is not None:
@@ -198,7 +181,7 @@ def relate_folder(
 
 
 def read_folder(
-    folder: str | Path, options: OpenOptions | None = None
+    folder: str | Path, options: OpenOptions | None
 ) -> tuple[list[Candidate], dict[str, str]]:
     """The checkpoints below a folder, and by name why others cannot be read.
 
@@ -240,7 +223,7 @@ def _identity(path: Path, options: OpenOptions | None) -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
-def relate_pair(a: Candidate, b: Candidate, options: OpenOptions | None = None) -> Pair:
+def relate_pair(a: Candidate, b: Candidate, options: OpenOptions | None) -> Pair:
     """Relate one pair; a checkpoint that cannot be read makes it a failed one."""
     try:
         with open_model(a.path, options) as A, open_model(b.path, options) as B:
@@ -268,13 +251,6 @@ def _best(matrix: torch.Tensor | None) -> float | None:
     if matrix is None or matrix.numel() == 0:
         return None
     return float(matrix.amax(1 if matrix.shape[0] <= matrix.shape[1] else 0).mean())
-
-
-def _local(
-    left: Sequence[tuple[Candidate, Candidate]], options: OpenOptions | None
-) -> Iterator[Pair]:
-    for a, b in left:
-        yield relate_pair(a, b, options)
 
 
 def _work(a: Candidate, b: Candidate, options: OpenOptions | None) -> Pair:

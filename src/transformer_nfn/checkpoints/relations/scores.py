@@ -42,6 +42,7 @@ from transformer_nfn.checkpoints.stream import (
 )
 from transformer_nfn.checkpoints.survivors import BlockUnits, surviving_units
 from transformer_nfn.checkpoints.symmetries import StreamMap
+from transformer_nfn.spaces.actions.permutation import assign_pairs
 
 
 def relate_by_scores(
@@ -157,10 +158,8 @@ def _units(
 
 def _partners(matrix: Tensor) -> list[tuple[int, int]]:
     """Blocks of A and B one to one: related ones, and otherwise those in the same place."""
-    from scipy.optimize import linear_sum_assignment  # slow to import
-
     likeness = matrix.where(matrix >= RELATED, 0.0) + 1e-3 * torch.eye(*matrix.shape)
-    return list(zip(*(x.tolist() for x in linear_sum_assignment(-likeness)), strict=True))
+    return list(zip(*(x.tolist() for x in assign_pairs(likeness)), strict=True))
 
 
 def _sketches(
