@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
+from transformer_nfn.checkpoints.pieces import Piece
+from transformer_nfn.checkpoints.reduced import ReducedBlock
 from transformer_nfn.functional.blocks import rotate
 from transformer_nfn.functional.description import Attention
 from transformer_nfn.spaces.actions.permutation import assign_pairs

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.reduced import INPUTS, Piece, Reduced, ReducedBlock, Table
+from transformer_nfn.checkpoints.pieces import Piece, Table
+from transformer_nfn.checkpoints.reduced import INPUTS, Reduced, ReducedBlock
 from transformer_nfn.checkpoints.sketches import Probes
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.functional.description import StreamGroup

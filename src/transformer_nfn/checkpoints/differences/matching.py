@@ -11,9 +11,10 @@ from torch import Tensor
 from transformer_nfn.checkpoints.differences.bases import Matched, SharedBasis, Side
 from transformer_nfn.checkpoints.differences.change import spectrum
 from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.pieces import Piece
 from transformer_nfn.checkpoints.proof.attention import equal_pairs, match_heads, normed_basis
 from transformer_nfn.checkpoints.proof.blocks import neuron_features
-from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
+from transformer_nfn.checkpoints.reduced import ReducedBlock
 from transformer_nfn.checkpoints.sketches import BlockSketch, unit_directions
 from transformer_nfn.checkpoints.stream import BlockStreams
 from transformer_nfn.checkpoints.survivors import SURVIVED, match_heads_of, match_neurons_of

@@ -40,7 +40,8 @@ from transformer_nfn.checkpoints.fingerprints.fingerprint import (
     Fingerprint,
     stored_rows,
 )
-from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Table
+from transformer_nfn.checkpoints.pieces import Piece, Table
+from transformer_nfn.checkpoints.reduced import Reduced, ReducedBlock
 from transformer_nfn.checkpoints.sketches import OFFSETS, normed_heads, read_heads, turned
 from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.errors import SpaceError

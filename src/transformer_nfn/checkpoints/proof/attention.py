@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.pieces import Piece
 from transformer_nfn.checkpoints.proof.checks import Bases, BlockChecks, Squares, has_duplicate
-from transformer_nfn.checkpoints.reduced import Piece
 from transformer_nfn.checkpoints.sketches import HeadSketch
 from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, ValueOutputBasis
 from transformer_nfn.checkpoints.symmetries.attention import (

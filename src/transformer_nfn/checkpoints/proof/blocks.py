@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.pieces import Piece
 from transformer_nfn.checkpoints.proof.attention import AttentionElement, match_attention
 from transformer_nfn.checkpoints.proof.checks import BlockChecks, Check, Squares, has_duplicate
-from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
+from transformer_nfn.checkpoints.reduced import ReducedBlock
 from transformer_nfn.checkpoints.sketches import (
     BlockSketch,
     NeuronSketch,

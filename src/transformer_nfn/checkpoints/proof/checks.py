@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
+from transformer_nfn.checkpoints.pieces import Piece
+from transformer_nfn.checkpoints.reduced import ReducedBlock
 from transformer_nfn.checkpoints.stream import BlockStreams
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.spaces.actions.solvers import Pair

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.pieces import Piece, Table
 from transformer_nfn.checkpoints.proof.checks import Check, Squares, check
-from transformer_nfn.checkpoints.reduced import INPUTS, Piece, Reduced, Table
+from transformer_nfn.checkpoints.reduced import INPUTS, Reduced
 from transformer_nfn.checkpoints.stream import acting, common_pieces
 from transformer_nfn.checkpoints.symmetries import StreamMap, added_sites
 from transformer_nfn.checkpoints.symmetries.base import block_parts
