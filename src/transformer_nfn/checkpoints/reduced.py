@@ -22,7 +22,7 @@ float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -135,19 +135,8 @@ class Reduced:
     def _token(self) -> Tensor:
         return self.model["token"]
 
-    def tables(self, names: tuple[str, ...] | None = None) -> Iterator[Table]:
-        """Every matrix between a free axis and the stream: embeddings, positions, outputs.
-
-        Args:
-            names: which of ``token``, ``position``, ``type``, ``patch``, ``head``, ``extra.…``;
-                all of them if not given.
-        """
-        for name in self.table_names():
-            if names is None or name in names:
-                yield self._table(name)
-
     def table_names(self) -> tuple[str, ...]:
-        """The tables this model has."""
+        """Matrices between a free axis and the stream: embeddings, positions, outputs."""
         inputs = [n for n in INPUTS if n in self.names]
         outputs = ["head"] if self.has_head and self.description.mlm is None else []
         extras = [n for n in self.names if n.startswith("extra.") and n.endswith(".W")]
@@ -176,7 +165,8 @@ class Reduced:
         """Whether there is an output matrix, tied or not."""
         return self.description.tied or "head" in self.names
 
-    def _table(self, name: str) -> Table:
+    def table(self, name: str) -> Table:
+        """A table by name: ``token``, ``position``, ``type``, ``patch``, ``head``, ``extra.…``."""
         embedded = name in INPUTS
         centred = self.description.hides_mean_of_embeddings if embedded else self.centred
         make = partial(

@@ -354,9 +354,10 @@ def common_pieces(a: Table, b: Table) -> Iterator[tuple[int, int]]:
         yield start, min(start + ROWS, count)
 
 
-def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Piece:
+def _rows(table: Table, start: int, stop: int, held: bool | None) -> Piece:
+    """Rows that are held out, those that are not, or (None) all of them."""
     rows = table.rows(start, stop)
-    if not hold_out:
+    if held is None:
         return rows
     mask = torch.arange(start, stop) % HELD_OUT == 0
     mask = mask if held else ~mask
@@ -365,13 +366,13 @@ def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Pi
 
 def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
     """`AᵀB` of one table, weighted so that each row counts alike."""
-    (a,), (b,) = A.tables((name,)), B.tables((name,))
+    a, b = A.table(name), B.table(name)
     widths = [m.description.width for m in (A, B)]
     cross = torch.zeros(*widths, dtype=torch.float64)
     means = [torch.zeros(D, dtype=torch.float64) for D in widths]
     sizes, count = [0.0, 0.0], 0
     for start, stop in common_pieces(a, b):
-        x, y = (_rows(t, start, stop, hold_out, False).value for t in (a, b))
+        x, y = (_rows(t, start, stop, False if hold_out else None).value for t in (a, b))
         cross += (x.mT @ y).double()
         for i, z in enumerate((x, y)):
             means[i] += z.sum(0).double()
@@ -392,13 +393,13 @@ def _score(
     A: Reduced, B: Reduced, name: str, stream: StreamMap
 ) -> tuple[float, float, float] | None:
     """Cosine, relative distance and expected noise of a table's held-out rows."""
-    (a,), (b,) = A.tables((name,)), B.tables((name,))
+    a, b = A.table(name), B.table(name)
     # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.
     sums = torch.zeros(3, B.description.width, dtype=torch.float64)
     squares = torch.zeros(3, dtype=torch.float64)
     count, error = 0, 0.0
     for start, stop in common_pieces(a, b):
-        pieces = [_rows(t, start, stop, True, True) for t in (a, b)]
+        pieces = [_rows(t, start, stop, True) for t in (a, b)]
         error += sum(float(p.error.sum()) for p in pieces)
         x, y = stream(pieces[0].value).double(), pieces[1].value.double()
         if stream.matrix is not None and len(stream.matrix) < y.shape[1]:

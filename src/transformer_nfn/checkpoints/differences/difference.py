@@ -201,7 +201,7 @@ def _tables(a: Reduced, b: Reduced, stream: StreamMap) -> Iterator[Matched]:
     common = [n for n in a.table_names() if n in b.table_names()]
     moved: dict[str, Matched] = {}
     for name in common:
-        (x,), (y,) = a.tables((name,)), b.tables((name,))
+        x, y = a.table(name), b.table(name)
         count = min(len(x), len(y))
         own, other = x.rows(0, count), y.rows(0, count)
         noise = (own.error + other.error).reshape(-1, 1, 1) / own.value.shape[1]

@@ -235,7 +235,7 @@ def _draw_frame(model: Reduced) -> _Frame:
     D = model.description.width
     if name is None or model.description.inputs == "vectors":
         return _fixed_frame(model)
-    (table,) = model.tables((name,))
+    table = model.table(name)
     used = rows_used(len(table))
     sums = torch.zeros(VECTORS, D, dtype=torch.float64)
     mean, signs_sum = torch.zeros(D, dtype=torch.float64), torch.zeros(VECTORS, dtype=torch.float64)
@@ -572,7 +572,7 @@ def _end_rows(model: Reduced, frame: _Frame, last: _Frame, encoder: _Frame) -> l
     names = dict.fromkeys(("token", "patch", "projection"), "embedding") | {"type": "token type"}
     names |= dict.fromkeys(POSITIONS, "position")
     receivers = model.description.added[1]
-    for table in model.tables():
+    for table in map(model.table, model.table_names()):
         movable = shifted(model, table.name)
         own = frame if model.description.moves(table.name) else encoder
         vectors = own.vectors[:END_NUMBERS].double()

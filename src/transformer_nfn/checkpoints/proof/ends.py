@@ -108,7 +108,7 @@ def table_shifts(A: Reduced, B: Reduced, stream: StreamMap) -> dict[str, Piece]:
     first, last = ([n for n in names if n in B.names] for names in A.description.added)
     shifts: dict[str, Piece] = {}
     for name in first if last else ():
-        a, b = (_mean(next(iter(side.tables((name,))))) for side in (A, B))
+        a, b = (_mean(side.table(name)) for side in (A, B))
         shifts[name] = Piece(b.value - stream(a.value), a.error + b.error)
     if not shifts:
         return {}
@@ -135,7 +135,7 @@ def check_ends(
     for name in A.table_names():
         if name not in INPUTS and name not in outputs.common:
             continue
-        (a,), (b,) = A.tables((name,)), B.tables((name,))
+        a, b = A.table(name), B.table(name)
         yield from _check_table(a, b, acting(A, name, stream), shifts.get(name))
     final, other_final = A.output(), B.output()
     if final is not None and other_final is not None:

@@ -185,7 +185,7 @@ def _constant_distance(a: BlockSketch, b: BlockSketch) -> tuple[float, float]:
 
 def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator[str]:
     for name, count in fit.rows.items():
-        sizes = [len(t) for m in (A, B) for t in m.tables((name,))]
+        sizes = [m.table_rows(name) for m in (A, B)]
         if sizes[0] != sizes[1]:
             yield f"{name}: only the first {count} rows, one has {sizes[0]}, the other {sizes[1]}"
     missing = set(A.table_names()) ^ set(B.table_names())
