@@ -22,6 +22,15 @@ class Piece:
     error: Tensor
 
 
+def filled(a: Piece | None, b: Piece | None) -> tuple[Piece, Piece] | None:
+    """Two pieces of one shape, with zeros for one that is missing; None where both are."""
+    present = a or b
+    if present is None:
+        return None
+    zero = Piece(torch.zeros_like(present.value), torch.zeros_like(present.error))
+    return a or zero, b or zero
+
+
 @dataclass(frozen=True)
 class Table:
     """A matrix ``[rows, D]`` between a free axis and the stream, read some rows at a time.

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.differences.bases import Matched, SharedBasis, Side
 from transformer_nfn.checkpoints.differences.change import spectrum
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.pieces import Piece
+from transformer_nfn.checkpoints.pieces import Piece, filled
 from transformer_nfn.checkpoints.proof.attention import equal_pairs, match_heads, normed_basis
 from transformer_nfn.checkpoints.proof.blocks import neuron_features
 from transformer_nfn.checkpoints.reduced import ReducedBlock
@@ -277,11 +277,10 @@ class AlignedBlock:
         self, name: str, a: Piece | None, b: Piece | None, gain: bool | None = False
     ) -> Iterator[Matched]:
         """A vector of the stream (with ``gain`` None of another axis); zeros where one has none."""
-        present = a or b
-        if present is None:
+        pair = filled(a, b)
+        if pair is None:
             return
-        zero = Piece(torch.zeros_like(present.value), torch.zeros_like(present.error))
-        a, b = a or zero, b or zero
+        a, b = pair
         moved = b.value if gain is None else self.stream(b.value, gain=gain)
         x, y = (w.double().reshape(1, -1, 1) for w in (a.value, moved))
         noise = (a.error + b.error).double().reshape(1, 1, 1) / x.shape[1]

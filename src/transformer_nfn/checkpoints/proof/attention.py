@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.pieces import Piece
+from transformer_nfn.checkpoints.pieces import Piece, filled
 from transformer_nfn.checkpoints.proof.checks import Bases, BlockChecks, Squares, has_duplicate
 from transformer_nfn.checkpoints.sketches import HeadSketch
 from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, ValueOutputBasis
@@ -114,11 +114,10 @@ def _queries_and_keys(
     block: BlockChecks, prefix: str, config: Attention, queries: Tensor, groups: Tensor
 ) -> Tensor:
     A, B = (side.query_key(prefix, config) for side in (block.a, block.b))
-    for bias, weight in (("b_Q", "W_Q"), ("b_K", "W_K")):  # zeros, where only one has a bias
-        for one, other in ((A, B), (B, A)):
-            if bias in other and bias not in one:
-                zero = torch.zeros_like(one[weight].value[:, 0])
-                one[bias] = Piece(zero, torch.zeros_like(zero))
+    for bias in ("b_Q", "b_K"):
+        pair = filled(A.get(bias), B.get(bias))
+        if pair is not None:
+            A[bias], B[bias] = pair
     orders = {"Q": queries, "K": groups}
     for p, order in orders.items():
         W, crosses = A[f"W_{p}"], prefix and p == "K"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.pieces import Piece, Table
+from transformer_nfn.checkpoints.pieces import Piece, Table, filled
 from transformer_nfn.checkpoints.proof.checks import Check, Squares, check
 from transformer_nfn.checkpoints.reduced import INPUTS, Reduced
 from transformer_nfn.checkpoints.stream import acting, common_pieces
@@ -172,10 +172,9 @@ def _check_table(
         entries = moved.shape[1]
         residual = (moved - y.value).square().sum(1)
         rows.append(Squares(residual, error, y.value.square().sum(1)))
-        p, q = a.biases(start, stop), b.biases(start, stop)
-        if p is not None or q is not None:
-            zero = Piece(torch.zeros_like(residual), torch.zeros_like(residual))
-            p, q = p or zero, q or zero
+        pair = filled(a.biases(start, stop), b.biases(start, stop))
+        if pair is not None:
+            p, q = pair
             size = torch.maximum(p.value.square(), q.value.square())
             biases.append(Squares((p.value - q.value).square(), p.error + q.error, size))
     yield check(a.name, Squares.join(rows), entries)
