@@ -21,8 +21,8 @@ from transformer_nfn.io.checkpoint import (
     STATE_DICTS,
     WEIGHTS,
     Checkpoint,
+    file_format,
     find_weights,
-    is_state_dict,
     read_shard_index,
 )
 from transformer_nfn.io.files import atomic_file, atomic_folder, foreign_files
@@ -111,7 +111,7 @@ def rewritten(
             beside = stack.enter_context(atomic_file(target / names[file]))
             added = additions.tensors if additions.beside in held else {}
             shard: _Sink
-            if is_state_dict(file):
+            if file_format(file) == "torch":
                 shard = _StateDictSink(beside, file, added)
             else:
                 shard = stack.enter_context(_copying_sink(beside, file, added))
