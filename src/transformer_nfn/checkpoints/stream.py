@@ -53,16 +53,28 @@ def reduced_group(A: Reduced) -> StreamGroup:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """Agreement of a table of two models.
+
+    Attributes:
+        score: cosine of the held-out rows; 0 for unrelated models.
+        distance: relative distance of the same rows.
+        noise: the distance that the rounding of both files alone is expected to cause.
+    """
+
+    score: float
+    distance: float
+    noise: float
+
+
+@dataclass(frozen=True)
 class StreamFit:
     """The best map, and how well each table agrees under it.
 
     Attributes:
         map: of the first stream to the second.
         tables: that were fitted.
-        scores: cosine of each table's held-out rows; 0 for unrelated models. Empty where all rows
-            were needed for the fit.
-        distances: relative distance of the same rows.
-        noise: the distance that the rounding of both files alone is expected to cause.
+        agreement: of each table; empty where all rows were needed for the fit.
         rows: number of rows of each table that both models have.
         held_out: whether some rows were held out.
         crosses: sums of cross products ``[D, D]`` of embeddings (True) and of outputs (False).
@@ -70,9 +82,7 @@ class StreamFit:
 
     map: StreamMap
     tables: tuple[str, ...]
-    scores: Mapping[str, float]
-    distances: Mapping[str, float]
-    noise: Mapping[str, float]
+    agreement: Mapping[str, Agreement]
     rows: Mapping[str, int]
     held_out: bool
     crosses: Mapping[bool, Tensor] = field(repr=False)
@@ -105,7 +115,7 @@ def fit_stream(
         cross = _cross(A, B, name, hold_out)
         if cross is not None:
             crosses[name in INPUTS] += cross
-    fit = StreamFit(StreamMap(), tuple(names), {}, {}, {}, rows, hold_out, crosses)
+    fit = StreamFit(StreamMap(), tuple(names), {}, rows, hold_out, crosses)
     return _solved(A, B, fit, crosses[True] + crosses[False])
 
 
@@ -124,12 +134,8 @@ def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
     cut = A.description.width != B.description.width
     group = "orthogonal" if cut else reduced_group(A)
     solved = solve_stream(cross, group, A.dtype, centred=A.centred)
-    scored = {}
-    if fit.held_out:
-        each = ((n, _score(A, B, n, acting(A, n, solved))) for n in fit.tables)
-        scored = {name: score for name, score in each if score is not None}
-    scores, distances, noise = ({name: s[i] for name, s in scored.items()} for i in range(3))
-    return replace(fit, map=solved, scores=scores, distances=distances, noise=noise)
+    each = {n: _agreement(A, B, n, acting(A, n, solved)) for n in fit.tables if fit.held_out}
+    return replace(fit, map=solved, agreement={n: a for n, a in each.items() if a is not None})
 
 
 def solve_stream(
@@ -389,10 +395,8 @@ def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
     return cross
 
 
-def _score(
-    A: Reduced, B: Reduced, name: str, stream: StreamMap
-) -> tuple[float, float, float] | None:
-    """Cosine, relative distance and expected noise of a table's held-out rows."""
+def _agreement(A: Reduced, B: Reduced, name: str, stream: StreamMap) -> Agreement | None:
+    """Agreement of a table's held-out rows; None where there are too few, or zeros."""
     a, b = A.table(name), B.table(name)
     # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.
     sums = torch.zeros(3, B.description.width, dtype=torch.float64)
@@ -418,4 +422,4 @@ def _score(
         return None
     cosine = (size_x + size_y - difference) / (2 * (size_x * size_y) ** 0.5)
     largest = max(size_x, size_y)
-    return cosine, (difference / largest) ** 0.5, (error / largest) ** 0.5
+    return Agreement(cosine, (difference / largest) ** 0.5, (error / largest) ** 0.5)

@@ -66,7 +66,7 @@ def relate_by_scores(
     outputs = [n for n in fit.tables if n not in INPUTS]
     if relation.verdict != "unrelated" and not all(_fits(A, B, fit, n) for n in outputs):
         kept = without_outputs(A, B, fit)
-        if kept.tables and all(_fits(A, B, kept, n) for n in kept.distances):
+        if kept.tables and all(_fits(A, B, kept, n) for n in kept.agreement):
             again = _scored(A, B, kept)
             if again.verdict == CONSISTENT:
                 return again
@@ -91,9 +91,8 @@ def _same_basis(A: Reduced, B: Reduced) -> bool:
 
 def _fits(A: Reduced, B: Reduced, fit: StreamFit, name: str) -> bool:
     """Whether rounding explains the distance of a table under the fitted map."""
-    if name not in fit.distances:
-        return False
-    return is_rounding(A, B, fit.distances[name], fit.noise[name])
+    found = fit.agreement.get(name)
+    return found is not None and is_rounding(A, B, found.distance, found.noise)
 
 
 def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
@@ -125,7 +124,7 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
         A.blocks,
         B.blocks,
         blocks,
-        fit.scores,
+        {name: found.score for name, found in fit.agreement.items()},
         fit.tables,
         matrix,
         judgement.blocks,

@@ -166,7 +166,9 @@ def _no_blocks(A: Reduced, B: Reduced, high: float) -> Judgement:
     """The verdict on models without related blocks: their embeddings decide."""
     names = [n for n in ("token", "patch", "projection") if n in A.names and n in B.names]
     # In the basis that is best for the embeddings, whatever the outputs are.
-    scores = [score for n in names for score in fit_stream(A, B, only=(n,)).scores.values()]
+    scores = [
+        a.score for n in names for a in fit_stream(A, B, only=(n,)).agreement.values()
+    ]
     if scores and max(scores) >= SHARED_EMBEDDINGS:
         return Judgement(
             "embeddings only",
@@ -200,7 +202,7 @@ def _explained(
         return False
     if any(A.table_rows(n) != B.table_rows(n) for n in embeddings):
         return False
-    tables = [(fit.distances[n], fit.noise[n]) for n in embeddings if n in fit.distances]
+    tables = [(a.distance, a.noise) for n, a in fit.agreement.items() if n in embeddings]
     return all(is_rounding(A, B, distance, noise) for distance, noise in (*measured, *tables))
 
 
