@@ -23,19 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from role_layers import RoleLayers
 from transformer_nfn.cli.train import pick_device
 from transformer_nfn.models import WholeNetwork
 from transformer_nfn.models.network import in_chunks
 from transformer_nfn.models.probing import channel_responses, second_moments
-from transformer_nfn.models.whole_network.model import FARTHEST, INVARIANTS, OUTPUTS, head
-from transformer_nfn.models.whole_network.probes import (
-    CHUNK,
-    RAREST,
-    SAME,
-    ProbeOutputs,
-    observed_logits,
-)
+from transformer_nfn.models.whole_network.model import head
+from transformer_nfn.models.whole_network.probes import CHUNK, observed_logits
 from transformer_nfn.prediction.data import (
     PERCENT,
     Dataset,
@@ -63,13 +56,10 @@ class AblatedNetwork(WholeNetwork):
     """`WholeNetwork` with switches; its defaults are the model itself.
 
     Args:
-        parts: any of ``probes``, ``invariants``, ``hidden`` (responses to the probes behind each
-            block, as in `HiddenProbe`) and ``layers`` (`RoleLayers` of the weights).
-        channels: of the layers.
+        parts: any of ``probes``, ``invariants`` and ``hidden`` (responses to the probes behind each
+            block, as in `HiddenProbe`).
         search, order: see `WholeNetwork`.
-        standard: whether invariants are standardised.
         bounded: whether probes of images are bounded.
-        logarithms: whether outputs are read as logarithms of probabilities.
         sizes: arguments of `WholeNetwork`.
     """
 
@@ -77,42 +67,30 @@ class AblatedNetwork(WholeNetwork):
         self,
         *arguments: Any,
         parts: Sequence[str] = ("probes", "invariants"),
-        channels: int = 8,
         search: bool = True,
         order: float = 0.3,
-        standard: bool = True,
         bounded: bool = True,
-        logarithms: bool = True,
         **sizes: Any,
     ) -> None:
         if "probes" not in parts:
             sizes["probes"] = 0
         super().__init__(*arguments, **sizes)
         self.search, self.order = search, order
-        self.parts, self.standard, self.logarithms = parts, standard, logarithms
+        self.parts = parts
         if self.probes is not None and not bounded:
             self.probes.bounded = False
             nn.init.zeros_(self.probes.base)
         if "invariants" not in parts:
-            del self.invariant_head
-        if "layers" in parts:
-            of = self.config
-            patch = of["width"] if of["images"] else 0
-            self.layers = RoleLayers(
-                channels, classes=of["classes"], patch=patch, tokens=of["tokens"]
-            )
-            self.layer_head = head(self.layers.width, max(32, of["hidden"] // 2))
+            self.invariant_head = None
         if "hidden" in parts:
             self.hidden_head = head(2 * sizes["classes"] ** 2, self.config["hidden"])
 
-    def head_inputs(
-        self, network: Mapping[str, Any], positions: Tensor | None = None
-    ) -> dict[str, Any]:
-        """With the weights where layers read them."""
-        inputs = super().head_inputs(network, positions)
+    def head_inputs(self, network: Mapping[str, Any]) -> dict[str, Any]:
+        """With hidden responses where they are read."""
+        inputs = super().head_inputs(network)
         if "hidden" in self.parts:
-            inputs[HIDDEN] = self._hidden(network, positions)
-        return {**network, **inputs} if "layers" in self.parts else inputs
+            inputs[HIDDEN] = self._hidden(network, None)
+        return inputs
 
     @torch.no_grad()
     def _hidden(self, network: Mapping[str, Any], positions: Tensor | None) -> Tensor:
@@ -133,47 +111,21 @@ class AblatedNetwork(WholeNetwork):
             rows.append(second_moments(codes))
         return torch.cat(rows)
 
-    def standardise(self, *networks: Mapping[str, Any]) -> None:
-        """Only where invariants are standardised."""
-        if self.standard:
-            super().standardise(*networks)
-
-    def _heads(self) -> list[nn.Sequential]:
-        names = {
-            "probes": "output_head",
-            "invariants": "invariant_head",
-            "layers": "layer_head",
-            "hidden": "hidden_head",
-        }
-        return [getattr(self, name) for part, name in names.items() if part in self.parts]
-
     def _features(
         self, network: Mapping[str, Any], positions: Tensor | None
     ) -> Iterator[tuple[nn.Module, Tensor]]:
-        if self.output_head is not None:
-            yield self.output_head, network[OUTPUTS]
-        if "invariants" in self.parts:
-            x = self.prepared(network, positions)[INVARIANTS]
-            yield self.invariant_head, ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
-        if "layers" in self.parts:
-            yield self.layer_head, self.layers(network, self._where(network, positions))
+        yield from super()._features(network, positions)
         if "hidden" in self.parts:
             stored = network.get(HIDDEN)
             yield self.hidden_head, self._hidden(network, positions) if stored is None else stored
 
-    def _output_features(self, outputs: ProbeOutputs) -> Tensor:
-        """As `output_features`; without logarithms, of probabilities."""
-        if self.logarithms:
-            return super()._output_features(outputs)
-        logits = outputs.logits - outputs.logits.mean(-1, keepdim=True)
-        size = (logits.square().mean((1, 2), keepdim=True) + 1e-12).sqrt()
-        probabilities = 3 * (outputs.logits.softmax(-1) - 1 / logits.shape[-1])
-        variance = probabilities.var(1, correction=0).mean(-1)
-        varies = (variance / (variance + SAME**2))[:, None]
-        similarity = torch.cat([outputs.similarity.mean(-1), outputs.similarity[..., -1]], -1)
-        log_size = size[:, 0].log().clamp(-RAREST, RAREST)
-        parts = [probabilities.flatten(1), (logits / size).flatten(1), log_size]
-        return torch.cat([*parts, 1 - varies * (1 - similarity)], -1)
+    @torch.no_grad()
+    def rescale(self, stretch: float, shift: float) -> None:
+        """Multiply all logits by ``stretch``, then add ``shift``."""
+        super().rescale(stretch, shift)
+        if "hidden" in self.parts:
+            for p in self.hidden_head[-1].parameters():
+                p.mul_(stretch)
 
 
 def build(data: Dataset, **options: Any) -> nn.Module:
@@ -193,24 +145,12 @@ class Row:
 ROWS: Mapping[str, Row] = {
     "whole": Row("**Whole network** (probes and invariants)"),
     "hidden": Row("with hidden responses too", {"parts": ["probes", "invariants", "hidden"]}),
-    "with-layers": Row("with layers too", {"parts": ["probes", "invariants", "layers"]}),
     "probes": Row("probes alone", {"parts": ["probes"]}),
     "invariants": Row("invariants alone", {"parts": ["invariants"]}),
-    "layers": Row("layers alone", {"parts": ["layers"]}),
-    "probes-layers": Row("probes and layers", {"parts": ["probes", "layers"]}),
-    "invariants-layers": Row("invariants and layers", {"parts": ["invariants", "layers"]}),
     "no-checkpoints": Row(f"without other checkpoints than that at {PERCENT} %", {}, False),
     "no-search": Row("without the search of probes (noise)", {"search": False}),
     "no-bounds": Row("without bounds on pixels", {"bounded": False}),
     "no-order": Row("without the price of wrong order", {"order": 0.0}),
-    "no-standard": Row("without normalised invariants", {"standard": False}),
-    "no-training": Row(
-        "without all four of these",
-        {"search": False, "order": 0.0, "standard": False},
-        all_checkpoints=False,
-    ),
-    "no-logarithms": Row("probabilities in place of their logarithms", {"logarithms": False}),
-    "one-group": Row("one group of probes", {"groups": 1}),
     "probes-64": Row("64 probes", {"probes": 64, "hidden": 64}),
     "probes-256": Row("256 probes", {"probes": 256, "hidden": 32}),
     "head-64": Row("64 neurons in the head on outputs", {"hidden": 64}),

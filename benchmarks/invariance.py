@@ -152,7 +152,7 @@ def disguise(name: str, data: Dataset, zoo: Zoo) -> Disguise:
     positions = zoo.sizes.positions().double()
     wide = replace(data, network=map_network(data.network, lambda w: w.double()))
     if name == "paper":
-        moved = Moved(_paper(wide), positions, {})
+        moved = Moved(_paper(wide), positions)
     elif name == "all":
         moved = move_all(_net(wide), positions)
     else:

@@ -3,11 +3,12 @@
 Trains at several numbers of training networks and writes a table of Kendall's τ and R² on the test
 part (mean over seeds, standard error), parameters and seconds a seed. Finished rows are kept in
 DIR, so an interrupted call resumes; after --minutes no new row is started. Models whose library is
-not installed are left out and named:
+not installed are left out and named. These models use a small part of a large GPU: --jobs trains so
+many rows side by side, each in a process of its own, the largest first:
 
     python benchmarks/rivals.py ZOO [ZOO …] --out DIR [--train 256,1434] [--seeds 3]
         [--device auto] [--models whole_network,probegen,…] [--epochs N] [--minutes N]
-        [--json FOLDER]
+        [--jobs N] [--json FOLDER]
 
 FOLDER/rivals-ZOO.json is a table of `tools/result_tables.py`, with all numbers under "cells".
 """
@@ -18,7 +19,10 @@ import argparse
 import importlib.util
 import json
 import math
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,10 +60,13 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--epochs", type=int, help="of neural models (by model)")
     parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--jobs", type=int, default=1, help="rows to train side by side")
     parser.add_argument("--json", type=Path, metavar="FOLDER")
     given = parser.parse_args()
     end = time.monotonic() + 60 * given.minutes
     names = [name for name in given.models.split(",") if installed(name)]
+    if given.jobs > 1:
+        _side_by_side(given, names, end)
     cells: dict[Path, dict[str, dict[str, Any]]] = {path: {} for path in given.zoos}
     left = 0
     for size in map(int, given.train.split(",")):
@@ -70,7 +77,7 @@ def main() -> None:
             on_device = parts.to(pick_device(given.device))
             print(f"{path.name}, {len(parts.train)} training networks", flush=True)
             for name in names:
-                folder = given.out / path.name / str(size) / name.replace(":", "-")
+                folder = row_folder(given.out, path, size, name)
                 if time.monotonic() > end and not (folder / "run.json").is_file():
                     left += 1
                     continue
@@ -98,6 +105,38 @@ def main() -> None:
                 if given.json is not None:
                     _write(given, zoo, cells[path])
     print("all rows measured" if not left else f"{left} rows left for another run")
+
+
+def row_folder(out: Path, zoo: Path, size: int, name: str) -> Path:
+    """Folder of the run of one row."""
+    return out / zoo.name / str(size) / name.replace(":", "-")
+
+
+def _side_by_side(given: argparse.Namespace, names: list[str], end: float) -> None:
+    """Train the missing rows in processes of their own, the largest first."""
+
+    def train(row: tuple[int, Path, str]) -> None:
+        size, path, name = row
+        folder = row_folder(given.out, path, size, name)
+        if time.monotonic() > end or (folder / "run.json").is_file():
+            return
+        options = [f"--{key}={getattr(given, key)}" for key in ("out", "seeds", "device")]
+        if given.epochs is not None:
+            options.append(f"--epochs={given.epochs}")
+        command = [sys.executable, __file__, str(path), *options, f"--train={size}"]
+        done = subprocess.run(
+            [*command, f"--models={name}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            sys.exit(f"{folder}: {last}")
+        print(f"  trained {folder}", flush=True)
+
+    sizes = sorted(map(int, given.train.split(",")), reverse=True)
+    rows = [(size, path, name) for size in sizes for path in given.zoos for name in names]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(train, rows))
 
 
 def installed(name: str) -> bool:

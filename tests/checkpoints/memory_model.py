@@ -19,7 +19,7 @@ class MemoryModel:
         self.description = replace(
             description, tensors={n: tuple(w.shape) for n, w in tensors.items()}
         )
-        self.tensors, self.names, self.where = tensors, self.description.names(), where
+        self.tensors, self.names, self.where = tensors, self.description.tensors, where
         self.dtype = next(iter(tensors.values())).dtype
         self.checkpoint = Checkpoint(where, InMemory(tensors))
 

@@ -30,14 +30,14 @@ def test_no_symmetry_changes_them(how: Callable[[Net, Tensor], Moved], patch: in
     moved = move(how, network, POSITIONS)
     one = whole_invariants(network, POSITIONS)
     assert one.dtype == torch.float64
-    assert differ(one, whole_invariants(moved.network, moved.positions)) < 1e-9
+    assert differ(one, whole_invariants(*moved)) < 1e-9
 
 
 def test_nor_all_of_them_together() -> None:
     network = whole_network(depth=3, heads=4)
     moved = move_all(network, POSITIONS)
     one = whole_invariants(network, POSITIONS)
-    assert differ(one, whole_invariants(moved.network, moved.positions)) < 1e-9
+    assert differ(one, whole_invariants(*moved)) < 1e-9
 
 
 @pytest.mark.parametrize("how", MOVES, ids=lambda how: how.__name__)
@@ -46,7 +46,7 @@ def test_the_symmetries_tried_leave_the_function(how: Callable[[Net, Tensor], Mo
     network = whole_network(v=3)
     moved = move(how, network, POSITIONS)
     inputs = draw(5, 4, seed=4)
-    before, after = (_logits(*x, inputs) for x in [(network, POSITIONS), vars_of(moved)])
+    before, after = (_logits(*x, inputs) for x in [(network, POSITIONS), moved])
     assert relative_error(after, before) < 3e-4
 
 
@@ -119,10 +119,6 @@ def test_what_does_not_fit_together_is_refused() -> None:
         whole_invariants({**network, "blocks": [network["blocks"][0], short]})
     with pytest.raises(SpaceError, match="positions must be"):
         whole_invariants(network, torch.zeros(5, 7))
-
-
-def vars_of(moved: Moved) -> tuple[Net, Tensor]:
-    return moved.network, moved.positions
 
 
 def _logits(network: Net, positions: Tensor, inputs: Tensor) -> Tensor:

@@ -1,13 +1,8 @@
-"""Whole networks of any size, and what leaves their functions as they are, one at a time.
+"""Whole networks of any size, and what leaves their functions as they are, one at a time."""
 
-A move gives the network, its positions, and where the units of each role went: entry ``i`` of an
-index is the unit of the old network that the new one has at ``i``.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,13 +10,11 @@ from torch import Tensor
 Net = dict[str, Any]
 
 
-@dataclass
-class Moved:
-    """A network in disguise; roles that are not named kept their order."""
+class Moved(NamedTuple):
+    """A network in disguise, and its positions."""
 
     network: Net
     positions: Tensor
-    index: Mapping[str, Tensor]
 
 
 def draw(*shape: int, seed: int) -> Tensor:
@@ -67,7 +60,7 @@ def permute_heads(net: Net, positions: Tensor) -> Moved:
     for block, p in zip(net["blocks"], index, strict=True):
         for name in ("W_Q", "W_K", "W_V", "W_O"):
             block[name] = block[name][:, :, p]
-    return Moved(net, positions, {"heads": index})
+    return Moved(net, positions)
 
 
 def change_head_bases(net: Net, positions: Tensor) -> Moved:
@@ -79,31 +72,29 @@ def change_head_bases(net: Net, positions: Tensor) -> Moved:
         block["W_K"] = block["W_K"] @ torch.linalg.inv(M).mT
         block["W_V"] = block["W_V"] @ N
         block["W_O"] = torch.linalg.inv(N) @ block["W_O"]
-    return Moved(net, positions, {})
+    return Moved(net, positions)
 
 
 def permute_first_stream(net: Net, positions: Tensor) -> Moved:
-    depth, D = len(net["blocks"]), positions.shape[-1]
-    p = shuffles(1, D)[0]
+    p = shuffles(1, positions.shape[-1])[0]
     if "embedding" in net:
         net["embedding"] = {name: w[..., p] for name, w in net["embedding"].items()}
     for name in ("W_Q", "W_K", "W_V"):
         net["blocks"][0][name] = net["blocks"][0][name][..., p, :]
-    index = torch.stack([p, *[torch.arange(D)] * depth])
-    return Moved(net, positions[..., p], {"streams": index})
+    return Moved(net, positions[..., p])
 
 
 def permute_later_streams(net: Net, positions: Tensor) -> Moved:
     """Those between two blocks, and the last, which the classifier reads."""
-    blocks, D = net["blocks"], positions.shape[-1]
-    index = torch.cat([torch.arange(D)[None], shuffles(len(blocks), D)])
-    for i, p in enumerate(index[1:]):
+    blocks = net["blocks"]
+    index = shuffles(len(blocks), positions.shape[-1])
+    for i, p in enumerate(index):
         blocks[i] |= {name: blocks[i][name][..., p] for name in ("W_B", "b_B")}
         if i + 1 < len(blocks):
             for name in ("W_Q", "W_K", "W_V"):
                 blocks[i + 1][name] = blocks[i + 1][name][..., p, :]
     net["classifier"]["W_1"] = net["classifier"]["W_1"][:, index[-1]]
-    return Moved(net, positions, {"streams": index})
+    return Moved(net, positions)
 
 
 def permute_middle_streams(net: Net, positions: Tensor) -> Moved:
@@ -112,7 +103,7 @@ def permute_middle_streams(net: Net, positions: Tensor) -> Moved:
     for block, p in zip(net["blocks"], index, strict=True):
         block["W_O"] = block["W_O"][..., p]
         block["W_A"] = block["W_A"][..., p, :]
-    return Moved(net, positions, {"middle_streams": index})
+    return Moved(net, positions)
 
 
 def permute_neurons(net: Net, positions: Tensor) -> Moved:
@@ -120,14 +111,14 @@ def permute_neurons(net: Net, positions: Tensor) -> Moved:
     for block, p in zip(net["blocks"], index, strict=True):
         block |= {"W_A": block["W_A"][..., p], "b_A": block["b_A"][..., p]}
         block["W_B"] = block["W_B"][..., p, :]
-    return Moved(net, positions, {"neurons": index})
+    return Moved(net, positions)
 
 
 def permute_hidden_units(net: Net, positions: Tensor) -> Moved:
     ends = net["classifier"]
     p = shuffles(1, ends["b_1"].shape[-1])[0]
     ends |= {"W_1": ends["W_1"][..., p], "b_1": ends["b_1"][..., p], "W_2": ends["W_2"][:, p]}
-    return Moved(net, positions, {"hidden": p[None]})
+    return Moved(net, positions)
 
 
 def scale_neurons(net: Net, positions: Tensor) -> Moved:
@@ -138,14 +129,14 @@ def scale_neurons(net: Net, positions: Tensor) -> Moved:
     ends = net["classifier"]
     s = draw(ends["b_1"].shape[-1], seed=99).exp()
     ends |= {"W_1": ends["W_1"] * s, "b_1": ends["b_1"] * s, "W_2": ends["W_2"] / s[:, None]}
-    return Moved(net, positions, {})
+    return Moved(net, positions)
 
 
 def scale_what_norms_read(net: Net, positions: Tensor) -> Moved:
     for i, block in enumerate(net["blocks"]):
         block["W_O"] = block["W_O"] * (2.0 + i)
         block |= {"W_B": block["W_B"] * (0.1 + i), "b_B": block["b_B"] * (0.1 + i)}
-    return Moved(net, positions, {})
+    return Moved(net, positions)
 
 
 def shift_what_norms_read(net: Net, positions: Tensor) -> Moved:
@@ -157,7 +148,7 @@ def shift_what_norms_read(net: Net, positions: Tensor) -> Moved:
     if "embedding" in net:
         for name, w in net["embedding"].items():
             net["embedding"][name] = w + draw(*w.shape[:-1], 1, seed=80)
-    return Moved(net, positions + draw(*positions.shape[:-1], 1, seed=81), {})
+    return Moved(net, positions + draw(*positions.shape[:-1], 1, seed=81))
 
 
 def shift_what_reads_norms(net: Net, positions: Tensor) -> Moved:
@@ -168,7 +159,7 @@ def shift_what_reads_norms(net: Net, positions: Tensor) -> Moved:
             block[name] = w + draw(*w.shape[:-2], 1, w.shape[-1], seed=10 * i + j)
     ends = net["classifier"]
     ends["W_1"] = ends["W_1"] + draw(len(ends["W_1"]), 1, ends["W_1"].shape[-1], seed=60)
-    return Moved(net, positions, {})
+    return Moved(net, positions)
 
 
 MOVES: tuple[Callable[[Net, Tensor], Moved], ...] = (
@@ -184,13 +175,7 @@ def move(how: Callable[[Net, Tensor], Moved], net: Net, positions: Tensor) -> Mo
 
 
 def move_all(net: Net, positions: Tensor) -> Moved:
-    """In all disguises, one after the other; they act on different axes, so each index stands."""
-    index: dict[str, Tensor] = {}
+    """In all disguises, one after the other."""
     for how in MOVES:
-        moved = move(how, net, positions)
-        net, positions = moved.network, moved.positions
-        for role, at in moved.index.items():
-            index[role] = at if role not in index else torch.stack(
-                [a[b] for a, b in zip(index[role], at, strict=True)]
-            )  # fmt: skip
-    return Moved(net, positions, index)
+        net, positions = move(how, net, positions)
+    return Moved(net, positions)

@@ -141,7 +141,7 @@ def calibrated_test(model: Transformer, score: float) -> CalibratedTest:
         score: of both, from `relate`.
     """
     known = calibrated_families()
-    size = (model.width, sum(len(stack.blocks) for stack in model.stacks))
+    size = (model.width, len(model.blocks))
     if model.family not in known:
         p, family = max((known[name].p_value(size, score), name) for name in known)
         unknown = f"no strangers of family {model.family} were trained"

@@ -20,13 +20,12 @@ from transformer_nfn.checkpoints.families import Model, write_model
 from transformer_nfn.checkpoints.symmetries import SYMMETRIES
 from transformer_nfn.checkpoints.symmetries.base import (
     LONG,
-    Part,
     Site,
     Sites,
     Symmetry,
     Weights,
     block_parts,
-    ends_part,
+    end_names,
     entries,
     vocabulary_cuts,
 )
@@ -40,6 +39,8 @@ from transformer_nfn.spaces.group import WORST_CONDITION
 
 CHUNK = 16384
 """Entries of a vocabulary that are moved at a time."""
+ENDS = "ends"
+"""Key of the tensors outside the blocks."""
 
 
 def untied(description: Transformer) -> Transformer:
@@ -84,7 +85,7 @@ class Disguise:
         self._before, self._weights = description, weights
         self._how = Drawing(generator, condition=condition)
         self._dtype = _working_dtype(description, weights)
-        self._ends, self._blocks = ends_part(self.description), list(block_parts(self.description))
+        self._ends, self._blocks = end_names(self.description), list(block_parts(self.description))
         self._local, shared = self._sites()
         self._full = self._read_ends()
         self._small = {n: w.to(self._dtype) for n, w in self._full.items() if n not in LONG}
@@ -110,9 +111,9 @@ class Disguise:
 
     def _sites(self) -> tuple[dict[str, Sites], Sites]:
         """Sites within one part, by its name, and those that span several."""
-        parts: list[Part] = [self._ends, *self._blocks]
-        owner = {name: part.name for part in parts for name in part.names.values()}
-        local: dict[str, Sites] = {part.name: [] for part in parts}
+        owner = dict.fromkeys(self._ends.values(), ENDS)
+        owner |= {name: part.name for part in self._blocks for name in part.names.values()}
+        local: dict[str, Sites] = {name: [] for name in (ENDS, *(p.name for p in self._blocks))}
         shared: Sites = []
         for symmetry in SYMMETRIES:
             for site in symmetry.sites(self.description):
@@ -137,7 +138,7 @@ class Disguise:
         self.acted[symmetry.label(site)] += count and bool(changed)
 
     def _read_ends(self) -> Weights:
-        stored = [name for name in self._ends.names.values() if name in self._before.tensors]
+        stored = [name for name in self._ends.values() if name in self._before.tensors]
         full = fetch(self._weights, stored)
         if self._before.tied and "token" in full:
             full["head"] = full["token"].mT  # also where it stays tied: its norm's bias moves
@@ -150,7 +151,7 @@ class Disguise:
         for cut in vocabulary_cuts(long, CHUNK):
             weights = {**self._small, **self._cut(cut)}
             self._act_shared(weights)
-            for i, (symmetry, site) in enumerate(self._local["ends"]):
+            for i, (symmetry, site) in enumerate(self._local[ENDS]):
                 if cut.start == 0:
                     known = site.pick({**weights, **{k: self._full[k] for k in long}})
                     elements.append(symmetry.draw(site, known, self._how))

@@ -219,8 +219,8 @@ def read_folder(
         except TransformerNFNError as error:
             not_read[name] = str(error)
             continue
-        blocks = sum(len(stack.blocks) for stack in description.stacks)
-        family = f"{description.family}, {description.width} wide, {blocks} blocks"
+        depth = len(description.blocks)
+        family = f"{description.family}, {description.width} wide, {depth} blocks"
         candidates.append(Candidate(name, path, _identity(path, options), family))
     if len(candidates) < 2:
         reason = next((f": {text}" for text in not_read.values()), "")

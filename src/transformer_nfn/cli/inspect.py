@@ -130,7 +130,7 @@ def _inspect(model: Model) -> Inspection:
     from transformer_nfn.checkpoints.inspection import inspect
 
     console = Console(stderr=True)
-    blocks = sum(len(stack.blocks) for stack in model.description.stacks)
+    blocks = len(model.description.blocks)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("blocks", total=blocks)
         return inspect(model, lambda _: bar.advance(task))

@@ -326,9 +326,10 @@ class Transformer:
     side: int = 0
     tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
-    def names(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor by canonical name, in the order of the file."""
-        return dict(self.tensors)
+    @property
+    def blocks(self) -> dict[str, Block]:
+        """Every block by name: ``0``, ``encoder.3``."""
+        return {f"{s.prefix}{i}": block for s in self.stacks for i, block in enumerate(s.blocks)}
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that canonical name."""
@@ -348,7 +349,7 @@ class Transformer:
     @property
     def orders(self) -> frozenset[Order]:
         """Orders of norms and sublayers in the blocks."""
-        return frozenset(block.order for stack in self.stacks for block in stack.blocks)
+        return frozenset(block.order for block in self.blocks.values())
 
     @property
     def _embedding_norms(self) -> list[bool]:

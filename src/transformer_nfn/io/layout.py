@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,21 +22,8 @@ from transformer_nfn.spaces import Weights, WeightSpace
 PLUS = "+"
 COUNTED = re.compile(r"\{([^{}]+)\}")
 
-
-class Sized(Protocol):
-    """Anything with a size."""
-
-    @property
-    def size(self) -> int:
-        """Number of indices."""
-
-
-class Axes(Protocol):
-    """Axes by name: a `WeightSpace`, or the sizes of a checkpoint."""
-
-    @property
-    def axes(self) -> Mapping[str, Sized]:
-        """Every axis."""
+Sizes = Mapping[str, int]
+"""Size of each axis by name."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +63,15 @@ class Layout:
         """All axes in the order of the file."""
         return tuple(axis for dim in self.dims for axis in dim)
 
-    def misfit(self, space: Axes, axes: Sequence[str]) -> str | None:
+    def misfit(self, sizes: Sizes, axes: Sequence[str]) -> str | None:
         """Reason why the layout does not fit a tensor with these axes; None if it does."""
         named = [axis for axis in self.atoms if axis != PLUS]
         for axis in named:
             if axis not in axes or named.count(axis) > 1:
                 return f"names '{axis}' {named.count(axis)} times, the tensor {axes.count(axis)}"
         for axis in axes:
-            if axis not in named and space.axes[axis].size > 1:
-                return f"leaves out '{axis}', which has size {space.axes[axis].size}"
+            if axis not in named and sizes[axis] > 1:
+                return f"leaves out '{axis}', which has size {sizes[axis]}"
         return None
 
 
@@ -104,10 +90,10 @@ class Slot:
     axes: tuple[str, ...]
 
 
-def file_shape(space: Axes, parts: Sequence[Slot]) -> tuple[int, ...]:
+def file_shape(sizes: Sizes, parts: Sequence[Slot]) -> tuple[int, ...]:
     """The shape of the tensor of the file that holds ``parts``."""
     shapes = [
-        tuple(prod(_size(space, a, len(parts)) for a in dim) for dim in part.layout.dims)
+        tuple(prod(_size(sizes, a, len(parts)) for a in dim) for dim in part.layout.dims)
         for part in parts
     ]
     first, along = shapes[0], parts[0].layout.joined
@@ -118,7 +104,7 @@ def file_shape(space: Axes, parts: Sequence[Slot]) -> tuple[int, ...]:
         )
     for part, shape in zip(parts, shapes, strict=True):
         apart = [i for i, (n, m) in enumerate(zip(first, shape, strict=False)) if n != m]
-        turns = along is None and _turns(space, part) != _turns(space, parts[0])
+        turns = along is None and _turns(sizes, part) != _turns(sizes, parts[0])
         if len(shape) != len(first) or part.layout.joined != along or set(apart) - {along} or turns:
             raise SpaceError(
                 f"'{parts[0].tensor}' ({parts[0].layout.text}) and '{part.tensor}' "
@@ -129,41 +115,41 @@ def file_shape(space: Axes, parts: Sequence[Slot]) -> tuple[int, ...]:
     return (*first[:along], sum(shape[along] for shape in shapes), *first[along + 1 :])
 
 
-def _turns(space: Axes, part: Slot) -> list[int]:
+def _turns(sizes: Sizes, part: Slot) -> list[int]:
     """Sizes of all axes in the order of the file, 0 where parts take turns."""
-    return [0 if a == PLUS else space.axes[a].size for a in part.layout.atoms]
+    return [0 if a == PLUS else sizes[a] for a in part.layout.atoms]
 
 
-def _size(space: Axes, axis: str, parts: int) -> int:
-    return parts if axis == PLUS else space.axes[axis].size
+def _size(sizes: Sizes, axis: str, parts: int) -> int:
+    return parts if axis == PLUS else sizes[axis]
 
 
-def take(space: Axes, x: Tensor, parts: Sequence[Slot]) -> dict[str, Tensor]:
+def take(sizes: Sizes, x: Tensor, parts: Sequence[Slot]) -> dict[str, Tensor]:
     """The tensors of the space out of one tensor of a file, ``[*file_shape]``."""
     along = parts[0].layout.joined
     pieces: Sequence[Tensor] = [x] * len(parts)
     if along is not None:
-        sizes = [prod(space.axes[a].size for a in part.layout.dims[along]) for part in parts]
-        pieces = x.split(sizes, along)
+        lengths = [prod(sizes[a] for a in part.layout.dims[along]) for part in parts]
+        pieces = x.split(lengths, along)
     out = {}
     for i, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
         atoms = list(part.layout.atoms)
-        value = piece.reshape([_size(space, a, len(parts)) for a in atoms])
+        value = piece.reshape([_size(sizes, a, len(parts)) for a in atoms])
         if PLUS in atoms:
             value = value.select(atoms.index(PLUS), i)
             atoms.remove(PLUS)
         order = [atoms.index(a) for a in part.axes if a in atoms]
-        value = value.permute(order).reshape([space.axes[a].size for a in part.axes])
+        value = value.permute(order).reshape([sizes[a] for a in part.axes])
         out[part.tensor] = value.contiguous()
     return out
 
 
-def put(space: Axes, weights: dict[str, Tensor], parts: Sequence[Slot]) -> Tensor:
+def put(sizes: Sizes, weights: dict[str, Tensor], parts: Sequence[Slot]) -> Tensor:
     """One tensor of a file from tensors of the space; the inverse of `take`, bit for bit."""
     pieces = []
     for part in parts:
         stored = [a for a in part.layout.atoms if a != PLUS]
-        value = weights[part.tensor].reshape([space.axes[a].size for a in part.axes if a in stored])
+        value = weights[part.tensor].reshape([sizes[a] for a in part.axes if a in stored])
         value = value.permute([[a for a in part.axes if a in stored].index(a) for a in stored])
         if PLUS in part.layout.atoms:
             value = value.unsqueeze(part.layout.atoms.index(PLUS))
@@ -172,9 +158,9 @@ def put(space: Axes, weights: dict[str, Tensor], parts: Sequence[Slot]) -> Tenso
     if along is None:
         at = parts[0].layout.atoms.index(PLUS) if PLUS in parts[0].layout.atoms else 0
         whole = torch.cat(pieces, at) if len(parts) > 1 else pieces[0]
-        return whole.reshape(file_shape(space, parts)).contiguous()
+        return whole.reshape(file_shape(sizes, parts)).contiguous()
     flat = [
-        piece.reshape([prod(space.axes[a].size for a in dim) for dim in part.layout.dims])
+        piece.reshape([prod(sizes[a] for a in dim) for dim in part.layout.dims])
         for part, piece in zip(parts, pieces, strict=True)
     ]
     return torch.cat(flat, along).contiguous()
@@ -221,7 +207,7 @@ class Naming:
         for file in self.lines:
             names = list(_counted(space, file))
             for parts in self._readings(space, file):
-                file_shape(space, parts)
+                file_shape(_sizes(space), parts)
                 counted = [p for p in parts if p.axes != space.tensors[p.tensor].axes]
                 if len(counted) != (len(parts) if names != [file] else 0):
                     raise SpaceError(f"'{file}' counts an axis that not all its tensors carry")
@@ -276,7 +262,7 @@ class Naming:
             for parts in self._readings(space, file):
                 for i, name in enumerate(names):
                     slices = {p.tensor: _slice(space, file, p, weights, i) for p in parts}
-                    value = put(space, slices, parts)
+                    value = put(_sizes(space), slices, parts)
                     value = value.reshape(self.shapes.get(file, value.shape))
                     if name in out and not torch.equal(out[name], value):
                         tied = _words(p.tensor for r in self._readings(space, file) for p in r)
@@ -313,7 +299,7 @@ class Naming:
     def _take(
         self, space: WeightSpace, name: str, file: str, value: Tensor, parts: list[Slot]
     ) -> dict[str, Tensor]:
-        plain = file_shape(space, parts)
+        plain = file_shape(_sizes(space), parts)
         expected = self.shapes.get(file, plain)
         if tuple(value.shape) != expected:
             where = f"which holds {_words(p.tensor for p in parts)}"
@@ -323,7 +309,11 @@ class Naming:
             raise SpaceError(
                 f"'{name}': expected shape {list(expected)}, found {list(value.shape)}: {where}"
             )
-        return take(space, value.reshape(plain), parts)
+        return take(_sizes(space), value.reshape(plain), parts)
+
+
+def _sizes(space: WeightSpace) -> dict[str, int]:
+    return {name: axis.size for name, axis in space.axes.items()}
 
 
 def _part(space: WeightSpace, file: str, words: str) -> Slot:
@@ -337,7 +327,7 @@ def _part(space: WeightSpace, file: str, words: str) -> Slot:
     counted = COUNTED.findall(file)
     axes = tuple(a for a in space.tensors[name].axes if a not in counted)
     layout = Layout.parse(text.strip())
-    misfit = layout.misfit(space, axes)
+    misfit = layout.misfit(_sizes(space), axes)
     if misfit is not None:
         raise SpaceError(f"the layout of '{name}' in '{file}' {misfit}")
     return Slot(name, layout, axes)

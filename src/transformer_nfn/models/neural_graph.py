@@ -205,10 +205,10 @@ class NeuralGraph(TaskReader):
             nn.Linear(POOLED * len(NODES) * hidden, hidden), nn.SiLU(), nn.Linear(hidden, 1)
         )
 
-    def features(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
+    def features(self, network: Mapping[str, Any]) -> Tensor:
         """Nodes of each kind pooled, ``[batch, F]``; F is the same for networks of any size."""
         graph = Graph.of(network)
-        nodes = self._nodes(graph, self._where(network, positions))
+        nodes = self._nodes(graph, self._where(network))
         edges = []
         for group in graph.groups:
             kinds = [EDGES.index(each.kind) for each in group]
@@ -225,9 +225,9 @@ class NeuralGraph(TaskReader):
         means = [torch.stack(x).mean(0) if x else nothing for x in pooled.values()]
         return torch.cat(means, -1)
 
-    def logits(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
+    def logits(self, network: Mapping[str, Any]) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
-        out: Tensor = self.head(self.features(network, positions))
+        out: Tensor = self.head(self.features(network))
         return out.squeeze(-1)
 
     def _nodes(self, graph: Graph, where: Tensor) -> Tensor:

@@ -129,14 +129,14 @@ class ProbeGen(TaskReader):
     def _num_features(self) -> int:
         return int(self._config["probes"] * self._config["classes"])
 
-    def features(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
+    def features(self, network: Mapping[str, Any]) -> Tensor:
         """Input of the MLP, ``[batch, F]``; F is the same for networks of any size."""
-        where = self._where(network, positions)
+        where = self._where(network)
         return probe_outputs(network, self.generator(), where).logits.flatten(1)
 
-    def logits(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
+    def logits(self, network: Mapping[str, Any]) -> Tensor:
         """The number before the Sigmoid, ``[batch]``."""
-        out: Tensor = self.head(self.features(network, positions))
+        out: Tensor = self.head(self.features(network))
         return out.squeeze(-1)
 
 
@@ -164,9 +164,9 @@ class HiddenProbe(ProbeGen):
     def _num_features(self) -> int:
         return super()._num_features() + 2 * int(self._config["codes"]) ** 2
 
-    def features(self, network: Mapping[str, Any], positions: Tensor | None = None) -> Tensor:
+    def features(self, network: Mapping[str, Any]) -> Tensor:
         """Input of the MLP, ``[batch, F]``; F is the same for networks of any size."""
-        inputs, where = self.generator(), self._where(network, positions)
+        inputs, where = self.generator(), self._where(network)
         if torch.is_grad_enabled():
             return self._responses(network, inputs, where)
         return torch.cat([self._responses(x, inputs, where) for x in in_chunks(network, CHUNK)])

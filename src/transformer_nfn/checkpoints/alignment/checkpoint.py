@@ -55,7 +55,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
     Sites,
     Weights,
     block_parts,
-    ends_part,
+    end_names,
 )
 from transformer_nfn.checkpoints.symmetries.stream import Cross, allowed
 from transformer_nfn.errors import SpaceError, TransformerNFNError, WriteError
@@ -258,7 +258,7 @@ class Alignment:
     def _read_ends(self) -> Ends:
         """The ends of both networks, with the rows that A has."""
         A, B = self._A, self._B
-        stored = [n for n in ends_part(self.config).names.values() if n in A.description.tensors]
+        stored = [n for n in end_names(self.config).values() if n in A.description.tensors]
         a, b = A.read(stored), dict[str, Tensor]()
         for name in stored:
             other = B[name] if name in B.names else None

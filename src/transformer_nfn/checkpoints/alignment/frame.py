@@ -35,7 +35,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
     LONG,
     Sites,
     Weights,
-    ends_part,
+    end_names,
     entries,
     vocabulary_cuts,
 )
@@ -127,7 +127,7 @@ class Ends:
 
     def __init__(self, config: Transformer, a: Weights, b: Weights) -> None:
         self.config, self.a, self.b, self.size = config, a, b, 0.0
-        names = set(ends_part(config).names.values())
+        names = set(end_names(config).values())
         self._gauges = usable(_inside(GAUGES, config, names), a, b)
         self._shifts = _inside((EmbeddingShift(),), config, names)
         self._orders = _inside((NeuronPermutation(),), config, names)

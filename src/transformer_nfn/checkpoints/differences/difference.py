@@ -139,7 +139,7 @@ class _Alignment:
     def _stored(self) -> Iterator[_Pair]:
         """As the files have them."""
         A, B = self.A, self.B
-        inside = tuple(f"{block}." for m in (A, B) for block in Reduced(m).blocks)
+        inside = tuple(f"{block}." for m in (A, B) for block in m.description.blocks)
         for name in A.names:
             if name in B.names and not name.startswith((*inside, "kept.")):
                 yield _Pair("", "", stored_pair(name, name, A, B, name))

@@ -33,7 +33,7 @@ from transformer_nfn.checkpoints.families.recognise import (
 from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.functional.description import KEPT
 from transformer_nfn.io.checkpoint import Checkpoint
-from transformer_nfn.io.layout import PLUS, Slot, file_shape
+from transformer_nfn.io.layout import PLUS, Sizes, Slot, file_shape
 from transformer_nfn.io.tensor_files import WEIGHT_DTYPES, TensorInfo
 
 NEEDED = ("W_Q", "W_K", "W_V", "W_O", "W_A", "W_B")
@@ -41,24 +41,6 @@ NEEDED = ("W_Q", "W_K", "W_V", "W_O", "W_A", "W_B")
 LARGEST = 1 << 40
 HEADS = 8
 """Example of a size in the message."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """The size of an axis."""
-
-    size: int
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The axes of one network, for `transformer_nfn.io.layout`."""
-
-    axes: Mapping[str, Size]
-
-    def number(self, word: str) -> int:
-        """A word of a shape: a number, or the name of an axis."""
-        return int(word) if word.isdigit() else self.axes[word].size
 
 
 @dataclass(frozen=True)
@@ -76,6 +58,14 @@ class Entry:
     slots: tuple[Slot, ...]
     plain: tuple[int, ...]
     shape: tuple[int, ...]
+
+    @staticmethod
+    def of(line: Line, key: str, sizes: Sizes) -> Entry:
+        """The tensor that a line describes; words of its shape are numbers or names of axes."""
+        plain = file_shape(sizes, line.slots)
+        words = line.shape
+        shape = plain if words is None else (int(w) if w.isdigit() else sizes[w] for w in words)
+        return Entry(key, line.slots, plain, tuple(shape))
 
 
 @dataclass(frozen=True)
@@ -150,9 +140,8 @@ def bind(
         unstated.append("architectures")
     if unstated:
         raise UnstatedFactError(where, family, unstated)
-    solved = Sizes({name: Size(n) for name, n in sizes.items()})
     entries = {
-        key: _entry(line, key, infos[key], solved, where)
+        key: _entry(line, key, infos[key], sizes, where)
         for key, line in known.items()
         if line.slots
     }
@@ -173,12 +162,12 @@ def bind(
     for key, entry in entries.items():
         for slot in entry.slots:
             holders[slot.tensor] = (*holders.get(slot.tensor, ()), key)
-            shapes[slot.tensor] = tuple(solved.axes[axis].size for axis in slot.axes)
+            shapes[slot.tensor] = tuple(sizes[axis] for axis in slot.axes)
     kept = {f"{KEPT}{key}": key for key in kept_keys if infos[key].weight_dtype is not None}
     shapes |= {name: infos[key].shape for name, key in kept.items()}
     ignored += [key for key in extra if infos[key].weight_dtype is None]
     return Binding(
-        family, config, solved, tied, has_head, entries, holders, kept,
+        family, config, sizes, tied, has_head, entries, holders, kept,
         tuple(keys.get(key, key) for key in ignored), shapes,
     )  # fmt: skip
 
@@ -407,23 +396,21 @@ def _check_dtypes(known: Mapping[str, Line], infos: Mapping[str, TensorInfo], wh
 
 def _entry(line: Line, key: str, info: TensorInfo, sizes: Sizes, where: str) -> Entry:
     try:
-        plain = file_shape(sizes, line.slots)
+        entry = Entry.of(line, key, sizes)
     except SpaceError as error:
         raise CheckpointError(f"'{where}': '{key}': {error}") from error
-    shape = line.shape
-    expected = plain if shape is None else tuple(sizes.number(word) for word in shape)
-    if info.shape != expected:
-        layout = " ".join(shape) if shape else line.slots[0].layout.text
+    if info.shape != entry.shape:
+        layout = " ".join(line.shape) if line.shape else line.slots[0].layout.text
         axis_sizes = ", ".join(
-            f"{axis} = {sizes.axes[axis].size}"
+            f"{axis} = {sizes[axis]}"
             for axis in dict.fromkeys(a for slot in line.slots for a in slot.axes)
         )
         _refuse(
             where,
-            f"'{key}' expected shape {list(expected)} ({layout}; {axis_sizes}), found "
+            f"'{key}' expected shape {list(entry.shape)} ({layout}; {axis_sizes}), found "
             f"{list(info.shape)}",
         )
-    return Entry(key, line.slots, plain, expected)
+    return entry
 
 
 def config_says(family: Family, size: str, value: int) -> str:

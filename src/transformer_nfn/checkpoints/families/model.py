@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.families.binding import Binding, Size, bind
+from transformer_nfn.checkpoints.families.binding import Binding, bind
 from transformer_nfn.checkpoints.families.family import (
     MissingFieldError,
     evaluate,
@@ -113,7 +113,7 @@ class Model(OpenFiles):
         self.options = options
         self.where, self.config = checkpoint.where, checkpoint.config
         self.description: Transformer = describe(binding, self.where)
-        self.names: Mapping[str, tuple[int, ...]] = self.description.names()
+        self.names: Mapping[str, tuple[int, ...]] = self.description.tensors
 
     @property
     def dtype(self) -> torch.dtype:
@@ -199,8 +199,7 @@ class Model(OpenFiles):
 
     def ends(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """The tensors of no block."""
-        stacks = self.description.stacks
-        prefixes = tuple(f"{s.prefix}{i}." for s in stacks for i in range(len(s.blocks)))
+        prefixes = tuple(f"{block}." for block in self.description.blocks)
         return self.read([name for name in self.names if not name.startswith(prefixes)], dtype)
 
     def check_numbers(self) -> None:
@@ -341,9 +340,8 @@ class _Facts:
     """The facts of one file by name."""
 
     def __init__(self, binding: Binding, where: str) -> None:
-        sizes = {name: axis.size for name, axis in binding.sizes.axes.items()}
         gated = any(name.endswith(".W_G") for name in binding.shapes)
-        self.fields: dict[str, Any] = {**binding.config, **sizes, "has_gate": gated}
+        self.fields: dict[str, Any] = {**binding.config, **binding.sizes, "has_gate": gated}
         self._facts, self._where = binding.family.facts, where
 
     def get(self, name: str, **more: Any) -> Any:
@@ -402,17 +400,17 @@ def describe(binding: Binding, where: str) -> Transformer:
     )
     kinds = ("tokens", "patches", "vectors", "audio")
     inputs = facts.one_of("inputs", {word: word for word in kinds})
-    sizes = binding.sizes.axes
+    sizes = binding.sizes
     tied, headless = _output(binding, where)
     return Transformer(
         family=binding.family.name,
-        width=sizes["D"].size,
+        width=sizes["D"],
         norm=facts.one_of("norm", {word: word for word in ("layer", "rms")}),
         # Single precision, in which some configs write 9.999999747378752e-06 and others 1e-05.
         eps=float(str(np.float32(facts.number("eps")))),
         stacks=stacks,
         inputs=inputs,
-        vocab=sizes["vocab"].size if names.keys() & {"token", "kept.token"} else None,
+        vocab=sizes["vocab"] if names.keys() & {"token", "kept.token"} else None,
         tied=tied,
         headless=headless,
         embedding_scale=facts.number("embedding_scale", 1e-30),
@@ -426,8 +424,8 @@ def describe(binding: Binding, where: str) -> Transformer:
         classifier=_classifier(binding, facts),
         sinusoids=facts.word_or_none("sinusoids", ("neighbours", "halves")),
         # Vectors are patches of one pixel.
-        channels=(sizes.get("channel") or sizes["pixel"]).size if inputs == "patches" else 0,
-        side=sizes.get("side", Size(1)).size if inputs == "patches" else 0,
+        channels=(sizes.get("channel") or sizes["pixel"]) if inputs == "patches" else 0,
+        side=sizes.get("side", 1) if inputs == "patches" else 0,
         tensors=dict(names),
     )
 
@@ -446,7 +444,7 @@ def _pooling(binding: Binding, facts: _Facts, inputs: str) -> Pooling | None:
 def _classifier(binding: Binding, facts: _Facts) -> Mlp | None:
     if "classifier.W_A" not in binding.shapes:
         return None
-    return Mlp(binding.sizes.axes["hidden"].size, facts.one_of("activation", ACTIVATIONS))
+    return Mlp(binding.sizes["hidden"], facts.one_of("activation", ACTIVATIONS))
 
 
 def _output(binding: Binding, where: str) -> tuple[bool, bool]:
@@ -469,7 +467,7 @@ def _output(binding: Binding, where: str) -> tuple[bool, bool]:
             "not tied to the token embedding"
         )
     tied = binding.tied and bool(matrix) and (output or binding.has_head)
-    vocab = binding.sizes.axes["vocab"].size if tied else 0
+    vocab = binding.sizes["vocab"] if tied else 0
     if tied and names.get("head_bias", (vocab,)) != (vocab,):
         raise CheckpointError(
             f"'{where}': '{binding.holders['head_bias'][0]}' expected shape [{vocab}], one number "
@@ -479,7 +477,7 @@ def _output(binding: Binding, where: str) -> tuple[bool, bool]:
 
 
 def _stack(prefix: str, binding: Binding, facts: _Facts, where: str) -> Stack:
-    n = binding.sizes.axes[binding.family.counters[prefix]].size
+    n = binding.sizes[binding.family.counters[prefix]]
     blocks = tuple(_block(prefix, i, binding, facts, where) for i in range(n))
     repeats = facts.whole("repeats")
     if not 0 < repeats <= MOST_REPEATS:
@@ -489,9 +487,9 @@ def _stack(prefix: str, binding: Binding, facts: _Facts, where: str) -> Stack:
 
 
 def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> Block:
-    names, sizes = binding.shapes, binding.sizes.axes
+    names, sizes = binding.shapes, binding.sizes
     at = f"{prefix}{i}."
-    d_k = sizes["d_k"].size
+    d_k = sizes["d_k"]
     more: dict[str, Any] = {"layer": i, "stack": prefix}
     rotary, base, scaling = 0, 10_000.0, None
     if facts.get("rotary") is not None:
@@ -501,10 +499,10 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
     table = f"{prefix}0.bias_table" in names
     norms: dict[int, QueryKeyNorm | None] = {0: None, 1: "each head", 2: "all heads"}
     attention = Attention(
-        heads=sizes["head"].size,
-        groups=sizes["group"].size,
+        heads=sizes["head"],
+        groups=sizes["group"],
         d_k=d_k,
-        d_v=sizes["d_v"].size,
+        d_v=sizes["d_v"],
         scale=facts.number("scale", 1e-30, **more),
         causal=bool(facts.get("causal", **more)),
         rotary=rotary,
@@ -514,7 +512,7 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
         softcap=facts.number_or_none("softcap", 1e-30),
         window=None if window is None else int(window),
         position_bias=table,
-        buckets=sizes["bucket"].size if table else 0,
+        buckets=sizes["bucket"] if table else 0,
         max_distance=int(facts.number("max_distance")) if table else 0,
         alibi=bool(facts.get("alibi")),
     )
@@ -523,14 +521,14 @@ def _block(prefix: str, i: int, binding: Binding, facts: _Facts, where: str) -> 
             f"'{where}': expected heads in groups of the same size, found {attention.heads} heads "
             f"in {attention.groups} groups"
         )
-    experts = sizes["expert"].size if f"{at}router" in names else 0
+    experts = sizes["expert"] if f"{at}router" in names else 0
     gated = f"{at}{'expert.0.' if experts else ''}W_G" in names
     if facts.get("gated") not in (None, gated):
         raise CheckpointError(
             f"'{where}': config.json expected MLPs {'with' if not gated else 'without'} a gate, "
             f"found {'no ' if not gated else ''}'{at}W_G' in the file"
         )
-    mlp = Mlp(sizes["neuron"].size, facts.one_of("activation", ACTIVATIONS), gated)
+    mlp = Mlp(sizes["neuron"], facts.one_of("activation", ACTIVATIONS), gated)
     if experts:
         active = facts.whole("active")
         if not 0 < active <= experts:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.families.binding import Binding, Entry, Sizes
+from transformer_nfn.checkpoints.families.binding import Binding, Entry
 from transformer_nfn.checkpoints.families.model import TURNED, Model
 from transformer_nfn.checkpoints.families.recognise import (
     find_prefix,
@@ -18,7 +18,7 @@ from transformer_nfn.checkpoints.families.recognise import (
 )
 from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.functional.description import KEPT
-from transformer_nfn.io.layout import file_shape, put
+from transformer_nfn.io.layout import put
 from transformer_nfn.io.rewrite import Additions, rewritten
 from transformer_nfn.io.tensor_files import TensorInfo
 
@@ -135,7 +135,7 @@ def target_of(model: Model, *, untied: bool) -> Target:
     binding = model.binding
     entries, holders = dict(binding.entries), dict(binding.holders)
     infos = {key: model.checkpoint.info(key) for key in model.checkpoint}
-    sizes = Sizes({**binding.sizes.axes, "class": binding.sizes.axes["vocab"]})
+    sizes = {**binding.sizes, "class": binding.sizes["vocab"]}
     prefix = find_prefix(binding.family, standard_names(binding.family, infos), model.where)
     wrapper = find_wrapper(binding.family, infos)
     token, added = holders["token"], {}
@@ -145,11 +145,9 @@ def target_of(model: Model, *, untied: bool) -> Target:
         if name != "head" and not (name in ("token", "head_bias") and name in holders):
             continue
         key = wrapper + (line.key if line.outside else f"{prefix}{line.key}")
-        plain = file_shape(sizes, line.slots)
-        shape = plain if line.shape is None else tuple(map(sizes.number, line.shape))
-        entries[key] = Entry(key, line.slots, plain, shape)
+        entries[key] = Entry.of(line, key, sizes)
         if key not in infos:
-            added[key] = TensorInfo(shape, infos[token[0]].dtype)
+            added[key] = TensorInfo(entries[key].shape, infos[token[0]].dtype)
         if key not in holders.get(name, ()):
             holders[name] = (*holders.get(name, ()), key)
     holders["token"] = tuple(key for key in holders["token"] if key not in holders["head"])

@@ -105,7 +105,7 @@ def random_inputs(
         shape: tuple[int, ...] = (1, length, config.input_size or config.width)
         return torch.randn(shape, generator=generator, dtype=torch.float64), None
     if config.inputs == "patches":
-        rows = config.names().get("position", (length,))[0]
+        rows = config.tensors.get("position", (length,))[0]
         rows -= sum(config.has(n) for n in ("cls", "dist"))
         side = config.side * round(rows**0.5)
         shape = (1, config.channels, side, side)

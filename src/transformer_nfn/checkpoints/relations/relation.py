@@ -75,7 +75,7 @@ def _up_to_quantisation(A: Model, B: Model, relation: Relation) -> Relation:
 
 def _converted(A: Model, B: Model, conversion: Conversion) -> Relation:
     """The relation of two files that hold the same numbers up to quantisation."""
-    rows = Reduced(A).blocks
+    rows, columns = (tuple(m.description.blocks) for m in (A, B))
     mismatch = compare_outputs(A, B).mismatch()
     return Relation(
         "same" if mismatch is None else "same backbone",
@@ -83,7 +83,7 @@ def _converted(A: Model, B: Model, conversion: Conversion) -> Relation:
         1.0,
         str(conversion) if mismatch is None else f"{conversion}; {mismatch}",
         rows,
-        Reduced(B).blocks,
+        columns,
         related=rows,
         not_compared=tuple(f"{name}: only one of the two has it" for name in conversion.single),
         conversion=conversion,
@@ -92,7 +92,7 @@ def _converted(A: Model, B: Model, conversion: Conversion) -> Relation:
 
 def _relate(A: Model, B: Model, prove: bool | None) -> Relation:
     """The relation up to a disguise."""
-    rows, columns = Reduced(A).blocks, Reduced(B).blocks
+    rows, columns = (tuple(m.description.blocks) for m in (A, B))
     if (reason := equal_weights(A, B)) is not None:
         return Relation("same", True, 1.0, reason, rows, columns, related=rows)
     if (reason := incomparable(A, B)) is not None:
@@ -144,7 +144,7 @@ def equal_weights(A: Model, B: Model) -> str | None:
         One sentence if every tensor is equal bit by bit, or all of one model are those of the other
         rounded to their dtypes; else None.
     """
-    if A.description != B.description or dict(A.names) != dict(B.names):
+    if A.description != B.description:
         return None
     copy = original = True
     rounded: set[torch.dtype] = set()

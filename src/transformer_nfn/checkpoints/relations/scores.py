@@ -206,6 +206,6 @@ def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator
             f"directions of the stream that embeddings and outputs leave open: they determine "
             f"{fit.map.span.shape[1]} of {len(fit.map.span)}"
         )
-    gated = {b.mlp.gated for m in (A, B) for s in m.description.stacks for b in s.blocks}
+    gated = {b.mlp.gated for m in (A, B) for b in m.description.blocks.values()}
     if len(gated) > 1:
         yield "MLPs: those of one model are gated, those of the other are not"

@@ -216,6 +216,6 @@ def is_rounding(A: Reduced, B: Reduced, distance: float, noise: float) -> bool:
 
 def shapes(model: Reduced) -> tuple[object, ...]:
     """Width of the stream, and numbers of heads and neurons of every block."""
-    blocks = [block for stack in model.description.stacks for block in stack.blocks]
+    blocks = model.description.blocks.values()
     units = ((b.attention.heads, b.attention.groups, b.mlp.neurons, b.mlp.experts) for b in blocks)
     return model.description.width, *units

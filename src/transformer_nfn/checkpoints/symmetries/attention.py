@@ -16,7 +16,6 @@ from transformer_nfn.checkpoints.symmetries.base import (
     Symmetry,
     Tensors,
     Weights,
-    all_there,
     block_parts,
     chosen,
     noise,
@@ -44,7 +43,6 @@ TENSORS = (
 def attention_sites(model: Transformer) -> Iterator[Site]:
     """Every attention of a network, those to an encoder too; its description is the detail."""
     for part in block_parts(model):
-        assert part.block is not None
         yield Site(model, chosen(part.names, TENSORS), part.block.attention)
         if part.block.cross is not None:
             names = {n.removeprefix(CROSS): c for n, c in part.names.items() if CROSS in n}
@@ -348,7 +346,7 @@ class ValueBias(Additive[Tensor]):
 
     def sites(self, model: Transformer) -> Iterator[Site]:
         """Attentions with both biases."""
-        return (site for site in attention_sites(model) if all_there(site.names, "b_V", "b_O"))
+        return (site for site in attention_sites(model) if {"b_V", "b_O"} <= site.names.keys())
 
     def size(self, site: Site) -> Size:
         """Every coordinate of a value."""

@@ -29,27 +29,25 @@ TINY = 1e-3
 
 @dataclass(frozen=True)
 class Part:
-    """Tensors of a network that are read together: those of one block, or of both ends.
+    """Tensors of one block, which are read together.
 
     In post-norm networks the norm that a block reads stands in the block before it (or after the
     embedding); here it belongs to its readers, as ``norm_0``. Where blocks are run several times
     the first one reads the embedding too, and norms stay in their blocks.
 
     Attributes:
-        model: the network.
-        name: ``0``, ``encoder.3``, or ``ends``.
+        name: ``0``, ``encoder.3``.
         names: canonical names by the short names used in the part.
-        stack: of a block.
-        block: description of a block; None at the ends.
+        stack: of the block.
+        block: its description.
         context: canonical names of tensors of other parts that the block reads.
     """
 
-    model: Transformer
     name: str
     names: Mapping[str, str]
-    stack: Stack | None = None
-    block: Block | None = None
-    context: tuple[str, ...] = ()
+    stack: Stack
+    block: Block
+    context: tuple[str, ...]
 
 
 def block_parts(model: Transformer) -> Iterator[Part]:
@@ -73,7 +71,7 @@ def block_parts(model: Transformer) -> Iterator[Part]:
                     f"norm_0.{p}": f"{before}.{p}" for p in "gb" if f"{before}.{p}" in model.tensors
                 }
             context = () if block.cross is None else model.memory_norm
-            yield Part(model, f"{stack.prefix}{i}", names, stack, block, context)
+            yield Part(f"{stack.prefix}{i}", names, stack, block, context)
 
 
 def _by_block(model: Transformer) -> dict[str, dict[str, str]]:
@@ -87,14 +85,14 @@ def _by_block(model: Transformer) -> dict[str, dict[str, str]]:
     return blocks
 
 
-def ends_part(model: Transformer) -> Part:
-    """All tensors of no block: embeddings, last norm (as ``norm``), heads.
+def end_names(model: Transformer) -> dict[str, str]:
+    """Canonical names of all tensors of no block: embeddings, last norm (as ``norm``), heads.
 
     Example:
         >>> from transformer_nfn.checkpoints import open_model
         >>> from transformer_nfn.testing import write_example_checkpoint
         >>> with open_model(write_example_checkpoint("llama")) as model:
-        ...     list(ends_part(model.description).names)
+        ...     list(end_names(model.description))
         ['token', 'norm.g', 'head']
     """
     taken = {name for part in block_parts(model) for name in part.names.values()}
@@ -106,7 +104,7 @@ def ends_part(model: Transformer) -> Part:
             names[short] = name
     if model.tied and "token" in names:
         names["head"] = "head"  # the token embedding, transposed
-    return Part(model, "ends", names)
+    return names
 
 
 @dataclass(frozen=True)
@@ -144,18 +142,6 @@ class Site:
     def shape(self, short: str) -> tuple[int, ...]:
         """Of one tensor."""
         return self.model.tensors[self.names[short]]
-
-
-def mlp_names(part: Part, wanted: Iterable[str]) -> Iterator[dict[str, str]]:
-    """The tensors among those wanted of the MLP of a block, or of each of its experts."""
-    assert part.block is not None
-    for prefix in part.block.mlp.prefixes:
-        yield {n: part.names[prefix + n] for n in wanted if prefix + n in part.names}
-
-
-def all_there(names: Mapping[str, str], *wanted: str) -> bool:
-    """Whether a part has all these tensors."""
-    return all(name in names for name in wanted)
 
 
 def chosen(names: Mapping[str, str], wanted: Iterable[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from transformer_nfn.checkpoints.symmetries.base import (
     Tensors,
     Weights,
     chosen,
-    ends_part,
+    end_names,
     noise,
 )
 from transformer_nfn.functional.description import POSITIONS, Transformer
@@ -37,7 +37,7 @@ class EmbeddingShift(Additive[Weights]):
 
     def sites(self, model: Transformer) -> Iterator[Site]:
         """Networks with learned positions beside something that is always added to them."""
-        names = ends_part(model).names
+        names = end_names(model)
         images = model.inputs == "patches"
         others = ("cls", "dist", "patch_bias") if images else ("token", "type")
         added = chosen(names, [n for n in others if not (n == "token" and model.tied)])

@@ -136,6 +136,5 @@ class RouterShift(Additive[Tensor]):
 
 def _mixtures(model: Transformer) -> Iterator[tuple[Part, Mlp]]:
     for part in block_parts(model):
-        assert part.block is not None
         if part.block.mlp.experts:
             yield part, part.block.mlp

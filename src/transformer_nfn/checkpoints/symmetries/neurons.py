@@ -16,7 +16,6 @@ from transformer_nfn.checkpoints.symmetries.base import (
     Tensors,
     Weights,
     block_parts,
-    mlp_names,
     random_scales,
 )
 from transformer_nfn.functional.description import Mlp, Transformer
@@ -42,8 +41,8 @@ def mlp_sites(model: Transformer) -> Iterator[Site]:
     """Every MLP, that of a classifier too; the scales that its neurons take are the detail."""
     names = ("W_A", "W_A.B", "b_A", "W_G", "W_B")
     for part in block_parts(model):
-        assert part.block is not None
-        for inner in mlp_names(part, names):
+        for prefix in part.block.mlp.prefixes:
+            inner = {n: part.names[prefix + n] for n in names if prefix + n in part.names}
             yield Site(model, inner, neuron_scales(part.block.mlp))
     if model.classifier is not None:
         inner = {n: f"classifier.{n}" for n in ("W_A", "b_A", "W_B")}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -19,10 +19,9 @@ from transformer_nfn.checkpoints.symmetries.base import (
     Symmetry,
     Tensors,
     Weights,
-    all_there,
     block_parts,
     chosen,
-    ends_part,
+    end_names,
     noise,
     random_scales,
     random_signs,
@@ -69,32 +68,19 @@ def norm_sites(model: Transformer) -> Iterator[Site]:
     The norms of a chain have neither gain nor bias.
     """
     for part in block_parts(model):
-        assert part.block is not None
-        first = ("W_Q", "W_K", "W_V")
-        second = (*_of_mlp(part, "W_A", "W_A.A", "W_G"), "router")
-        if part.block.order == "post":
-            yield from _norm_site(part, "norm_0", Readers(first, "b_O"))
-            crossed = part.block.cross is not None
-            if crossed:
-                yield from _norm_site(part, "norm_1", Readers(("cross.W_Q",), "cross.b_O"))
-            yield from _norm_site(part, "norm_x" if crossed else "norm_1", Readers(second, "b_B"))
-        elif part.block.order == "parallel" and "norm_2.g" not in part.names:
-            yield from _norm_site(part, "norm_1", Readers(first + second))
-        else:
-            yield from _norm_site(part, "norm_1", Readers(first))
-            yield from _norm_site(part, "norm_2", Readers(second))
-            yield from _norm_site(part, "norm_x", Readers(("cross.W_Q",)))
-    ends = ends_part(model)
+        for norm, readers in _norms_of_block(part).items():
+            yield from _norm_site(model, part.names, norm, readers)
+    ends = end_names(model)
     if model.classifier is not None:
-        yield from _norm_site(ends, "norm", Readers(("classifier.W_A",)))
+        yield from _norm_site(model, ends, "norm", Readers(("classifier.W_A",)))
         return
     if not model.headless:
-        heads = tuple(n for n in ends.names if n.startswith(EXTRA) and n.endswith(".W"))
+        heads = tuple(n for n in ends if n.startswith(EXTRA) and n.endswith(".W"))
         heads = heads if model.mlm is not None else ("head", *heads)
         tied = model.tied and model.mlm is None
-        yield from _norm_site(ends, "norm", Readers(heads, tied=tied))
-    if model.mlm is not None and "head" in ends.names:
-        yield from _norm_site(ends, f"{EXTRA}mlm_norm", Readers(("head",), tied=model.tied))
+        yield from _norm_site(model, ends, "norm", Readers(heads, tied=tied))
+    if model.mlm is not None and "head" in ends:
+        yield from _norm_site(model, ends, f"{EXTRA}mlm_norm", Readers(("head",), tied=model.tied))
     if len(model.stacks) > 1:  # the norm after an encoder, which every block of a decoder reads
         matrices = tuple(n for n in model.tensors if n.endswith(("cross.W_K", "cross.W_V")))
         names = {f"norm.{name[-1]}": name for name in model.memory_norm}
@@ -103,23 +89,43 @@ def norm_sites(model: Transformer) -> Iterator[Site]:
         yield Site(model, names, Readers(matrices, silent=tuple(keys)))
 
 
+def _norms_of_block(part: Part) -> dict[str, Readers]:
+    """Norms that a block may have, and what reads each."""
+    attention, order = part.block.attention, part.block.order
+    seen = attention.rotary or attention.qk_norm or attention.softcap or "b_K" in part.names
+    silent = () if seen else ("W_K",)
+    first = ("W_Q", "W_K", "W_V")
+    second = (*_of_mlp(part, "W_A", "W_A.A", "W_G"), "router")
+    if order == "post":
+        own, mlp = Readers(first, "b_O", silent=silent), Readers(second, "b_B")
+        if part.block.cross is None:
+            return {"norm_0": own, "norm_1": mlp}
+        return {"norm_0": own, "norm_1": Readers(("cross.W_Q",), "cross.b_O"), "norm_x": mlp}
+    if order == "parallel" and "norm_2.g" not in part.names:
+        return {"norm_1": Readers(first + second, silent=silent)}
+    return {
+        "norm_1": Readers(first, silent=silent),
+        "norm_2": Readers(second),
+        "norm_x": Readers(("cross.W_Q",)),
+    }
+
+
 def _of_mlp(part: Part, *tensors: str) -> tuple[str, ...]:
     """Names of tensors of the MLP of a block, or of all its experts."""
-    assert part.block is not None
     return tuple(prefix + tensor for prefix in part.block.mlp.prefixes for tensor in tensors)
 
 
-def _norm_site(part: Part, norm: str, readers: Readers) -> Iterator[Site]:
-    matrices = tuple(name for name in readers.matrices if name in part.names)
-    if f"{norm}.g" not in part.names and not (matrices and "chain" in part.model.orders):
+def _norm_site(
+    model: Transformer, held: Mapping[str, str], norm: str, readers: Readers
+) -> Iterator[Site]:
+    """The site of a norm that is among the tensors ``held``, with those of its readers that are."""
+    matrices = tuple(name for name in readers.matrices if name in held)
+    if f"{norm}.g" not in held and not (matrices and "chain" in model.orders):
         return
-    names = {f"norm.{p}": part.names[f"{norm}.{p}"] for p in "gb" if f"{norm}.{p}" in part.names}
+    names = {f"norm.{p}": held[f"{norm}.{p}"] for p in "gb" if f"{norm}.{p}" in held}
     others = () if readers.residual is None else (readers.residual,)
-    names |= chosen(part.names, (*matrices, *map(bias_of, matrices), *others))
-    attention = None if part.block is None else part.block.attention
-    seen = attention is None or attention.rotary or attention.qk_norm or attention.softcap
-    silent = () if seen or "b_K" in names or "W_K" not in matrices else ("W_K",)
-    yield Site(part.model, names, Readers(matrices, readers.residual, readers.tied, silent))
+    names |= chosen(held, (*matrices, *map(bias_of, matrices), *others))
+    yield Site(model, names, replace(readers, matrices=matrices))
 
 
 def is_biased(site: Site) -> bool:
@@ -127,7 +133,7 @@ def is_biased(site: Site) -> bool:
     readers: Readers = site.detail
     others = () if readers.residual is None else (readers.residual,)
     heard = [bias_of(name) for name in readers.matrices if name not in readers.silent]
-    return all_there(site.names, "norm.b", *heard, *others)
+    return {"norm.b", *heard, *others} <= site.names.keys()
 
 
 def is_centred(site: Site, reader: str) -> bool:
@@ -378,7 +384,7 @@ class CentredWriters(Symmetry[Weights]):
             free = [n for n in EMBEDDINGS if not (n == "token" and model.tied)]
             if "post" not in model.orders:  # else the bias belongs to the first block's readers
                 free += [f"{stack.prefix}embed_norm.b" for stack in model.stacks]
-            names = chosen(ends_part(model).names, free)
+            names = chosen(end_names(model), free)
             if names:
                 yield Site(model, names)
 
@@ -464,8 +470,7 @@ class BranchConstant(Symmetry[Tensor]):
     def sites(self, model: Transformer) -> Iterator[Site]:
         """Parallel blocks with both biases."""
         for part in block_parts(model):
-            assert part.block is not None
-            if part.block.order == "parallel" and all_there(part.names, "b_O", "b_B"):
+            if part.block.order == "parallel" and {"b_O", "b_B"} <= part.names.keys():
                 yield Site(model, chosen(part.names, ("b_O", "b_B", "W_O")))
 
     def size(self, site: Site) -> Size:

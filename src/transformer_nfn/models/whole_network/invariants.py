@@ -5,7 +5,7 @@ First the network is brought to a normal form, without what LayerNorm and ReLU d
 - A LayerNorm discards the mean of its input, and its output has mean zero: every matrix is centred
   along the stream axes it reads or writes.
 - A LayerNorm discards the scale of its input: all heads' W_O together, and W_B with b_B together,
-  are divided by the root mean square of what they write; only its logarithm is kept aside.
+  are divided by the root mean square of what they write.
 - A ReLU passes positive scales on: each neuron's incoming weights and bias are divided by their
   norm, its outgoing weights multiplied by it. The same for the classifier's hidden units.
 - Logits count up to a common number: W_2 and b_2 are centred over the classes.
@@ -259,8 +259,6 @@ class NormalForm:
         b_1: ``[n, H]``; with the column of W_1 of norm 1, 0 if dead.
         W_2: ``[n, H, classes]``.
         b_2: ``[n, classes]``.
-        log_scales: ``[n, L, 2]``, the logarithms of what V O and B, b_B were divided by. Not
-            invariant: LayerNorm discards these scales.
     """
 
     embedding: Tensor | None
@@ -277,21 +275,9 @@ class NormalForm:
     b_1: Tensor
     W_2: Tensor
     b_2: Tensor
-    log_scales: Tensor
-
-    @property
-    def QK(self) -> Tensor:
-        """Scores between units of a stream, ``[n, L, h, D, D]``."""
-        # Batched products with a transposed right side are slow on some processors.
-        return self.Q @ self.K.mT.contiguous()
-
-    @property
-    def VO(self) -> Tensor:
-        """What a head moves from one stream to the next, ``[n, L, h, D, D]``."""
-        return self.V @ self.O
 
 
-def normal_form(network: Mapping[str, Any], positions: Tensor | None = None) -> NormalForm:
+def normal_form(network: Mapping[str, Any], positions: Tensor | None) -> NormalForm:
     """The network without what LayerNorm and ReLU discard.
 
     Args:
@@ -327,7 +313,6 @@ def normal_form(network: Mapping[str, Any], positions: Tensor | None = None) -> 
         b_1=b_1,
         W_2=W_2,
         b_2=_centred(classifier["b_2"], -1),
-        log_scales=torch.cat([VO_scale.flatten(2), B_scale.flatten(2)], -1).log(),
     )
 
 

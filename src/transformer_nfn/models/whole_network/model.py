@@ -122,13 +122,11 @@ class WholeNetwork(TaskReader):
         return {**network, INVARIANTS: invariants.to(network["classifier"]["W_1"])}
 
     @torch.no_grad()
-    def head_inputs(
-        self, network: Mapping[str, Any], positions: Tensor | None = None
-    ) -> dict[str, Any]:
+    def head_inputs(self, network: Mapping[str, Any]) -> dict[str, Any]:
         """What the heads learn from, without the weights: constant while probes are frozen."""
-        inputs = {INVARIANTS: self.prepared(network, positions)[INVARIANTS]}
+        inputs = {INVARIANTS: self.prepared(network)[INVARIANTS]}
         if self.probes is not None:
-            inputs[OUTPUTS] = self._with_outputs(network, positions)[OUTPUTS]
+            inputs[OUTPUTS] = self._with_outputs(network, None)[OUTPUTS]
         return inputs
 
     def standardise(self, *networks: Mapping[str, Any]) -> None:
@@ -179,9 +177,9 @@ class WholeNetwork(TaskReader):
         """Each head and its inputs, for networks with output features."""
         if self.output_head is not None:
             yield self.output_head, network[OUTPUTS]
-        x = self.prepared(network, positions)[INVARIANTS]
-        assert self.invariant_head is not None
-        yield self.invariant_head, ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
+        if self.invariant_head is not None:
+            x = self.prepared(network, positions)[INVARIANTS]
+            yield self.invariant_head, ((x - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
 
     def _with_outputs(
         self, network: Mapping[str, Any], positions: Tensor | None
@@ -190,10 +188,7 @@ class WholeNetwork(TaskReader):
         if self.probes is None or OUTPUTS in network:
             return network
         outputs = self.outputs(network, self.probes(), positions)
-        return {**network, OUTPUTS: self._output_features(outputs)}
-
-    def _output_features(self, outputs: ProbeOutputs) -> Tensor:
-        return output_features(outputs)
+        return {**network, OUTPUTS: output_features(outputs)}
 
     def _share(self, network: Mapping[str, Any]) -> Tensor | float:
         """Weight of what is read from weights: 0 where outputs are constant, for dead networks."""

@@ -1,0 +1,1080 @@
+// Forward and backward of many small transformers, with the activations of a sample on the chip.
+//
+// README.md derives the schedule. Compile after device.cuh (GPU) or emulation.h (CPU), with
+// TOKENS, PATCH, PADDING, CLASSES, BLOCKS and CHUNK defined.
+//
+// All matrices of 16-bit numbers, in shared and in device memory, are stored as 8×8 blocks of 128
+// bytes, row after row: block (row, column) of a matrix of R block rows is number column·R + row.
+// One 32-bit register of a tensor-core operand on 32 lanes is such a block, and `ldmatrix` reads
+// it as it is or transposed without bank conflicts.
+
+constexpr int D = 32, HEADS = 2, F = 64, HEAD = D / HEADS;
+constexpr int ROWS = (TOKENS + 7) / 8;         // block rows of a sample
+constexpr int PADDED = 8 * ROWS;               // its rows with padding
+constexpr int TILES = (ROWS + 1) / 2;          // row tiles of 16
+constexpr int HALVES = ROWS / 2;               // steps of 16 rows, without an odd last block
+constexpr bool ODD = ROWS % 2;
+constexpr int BLOCK = 128;                     // bytes of an 8×8 block
+constexpr int SITES = 1 + 2 * BLOCKS;
+constexpr int STATS = (HEADS + 2) * BLOCKS + 1;  // numbers per row kept for backward
+constexpr int MATRIX = D / 8 * ROWS * 32;      // 32-bit words of an activation of width D
+constexpr int KEPT = 3 * BLOCKS + 1;           // activations of a sample kept for backward
+static_assert(HEAD == 16, "a head fills one step of the tensor cores");
+static_assert(PATCH >= 1 && PATCH <= 16, "a patch fills one step of the tensor cores");
+static_assert(TOKENS <= 64, "two warps have two row tiles each");
+
+// Offsets of the weights in a row of a network, and of a block's tensors in its part.
+constexpr int W_QKV = 0, W_O = W_QKV + 3 * D * D, W_A = W_O + D * D, B_A = W_A + D * F;
+constexpr int W_B = B_A + F, B_B = W_B + F * D, BLOCK_WEIGHTS = B_B + D;
+constexpr int EMBEDDING_BIAS = PATCH * D, FIRST_BLOCK = EMBEDDING_BIAS + D;
+constexpr int WEIGHTS = FIRST_BLOCK + BLOCKS * BLOCK_WEIGHTS + D * D + D + D * CLASSES + CLASSES;
+
+// Bytes in shared memory of a block's weights as bf16.
+constexpr int S_QKV = 0, S_O = S_QKV + 6 * D * D, S_A = S_O + 2 * D * D, S_B = S_A + 2 * D * F;
+constexpr int S_BLOCK = S_B + 2 * F * D;
+
+constexpr int WARPS = 16, THREADS = 32 * WARPS;
+constexpr float LOG2E = 1.4426950408889634f, ROOT = 0.25f;  // 1/√HEAD
+
+struct Step {
+    const float* weights;    // [networks, WEIGHTS]
+    const int* step;         // [1], the current batch
+    const int* steps;        // [networks], batches of the epoch
+    const int* order;        // [networks, samples]
+    const int* crop;         // [networks, max_steps, 2]
+    const int* bits;         // [networks, SITES, batch·TOKENS], dropout masks
+    const float* scale;      // [networks]
+    const u8* images;        // [samples, wide, wide]
+    const int* table;        // [TOKENS, PATCH], offsets of pixels
+    const float* positions;  // [TOKENS, D]
+    const float* dpooled;    // [networks, batch, D], gradient of the mean token
+    u32* kept;               // [networks, batch, KEPT, MATRIX]: z, a, y of each block, last output
+    u32* between;            // [networks, batch, MATRIX], gradient between two blocks
+    float* stats;            // [networks, batch, STATS, PADDED]
+    float* pooled;           // [networks, batch, D], the mean token
+    float* gradients;        // [chunks, networks, WEIGHTS]
+    int batch, networks, max_steps, samples, wide, block;
+    float white;
+};
+
+typedef float Tile[4][4];     // 16×32 accumulators: [columns / 8][entry]
+typedef u32 Fragment[2][4];   // 16×32 operand: [columns / 16][register]
+
+// Lane addresses of four blocks: as a 16×16 operand `a`, rows first; or columns first.
+struct Lanes {
+    int lane, row, pair;  // lane; its row of an 8×8 block; its pair of columns
+    u32 in_block, rows_first, columns_first, contiguous;
+    DEV Lanes(int lane_) {
+        lane = lane_;
+        row = lane / 4;
+        pair = lane % 4;
+        in_block = (lane % 8) * 16;
+        u32 low = (lane / 8) % 2, high = lane / 16;
+        rows_first = (high * ROWS + low) * BLOCK + in_block;
+        columns_first = (low * ROWS + high) * BLOCK + in_block;
+        contiguous = lane * 16;
+    }
+    // Four blocks: the first and third pair `far` apart, the first and second `near` apart.
+    DEV u32 grid(u32 near, u32 far) const {
+        return ((lane / 8) % 2) * near + (lane / 16) * far + in_block;
+    }
+    DEV u32 line(u32 stride) const { return (lane / 8) * stride + in_block; }
+};
+
+DEV void add_product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(c, a, b0, b1, c); }
+
+DEV void clear(float (&c)[4]) { c[0] = c[1] = c[2] = c[3] = 0; }
+
+DEV float quad_sum(float x) {
+    x += shuffle_xor(x, 1);
+    return x + shuffle_xor(x, 2);
+}
+DEV float quad_max(float x) {
+    x = fmaxf(x, shuffle_xor(x, 1));
+    return fmaxf(x, shuffle_xor(x, 2));
+}
+
+DEV void to_operand(u32 (&out)[4], const float (&left)[4], const float (&right)[4]) {
+    out[0] = pack(left[0], left[1]);
+    out[1] = pack(left[2], left[3]);
+    out[2] = pack(right[0], right[1]);
+    out[3] = pack(right[2], right[3]);
+}
+DEV void to_operand(Fragment& out, const Tile& x) {
+    to_operand(out[0], x[0], x[1]);
+    to_operand(out[1], x[2], x[3]);
+}
+// The entries of a fragment where accumulators have them.
+DEV void to_tile(Tile& out, const Fragment& x) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            out[n][2 * r] = low_half(x[n / 2][2 * (n % 2) + r]);
+            out[n][2 * r + 1] = high_half(x[n / 2][2 * (n % 2) + r]);
+        }
+}
+
+// Zero the entries that dropout drops; `words` are the masks of rows `row` and `row + 8`.
+DEV void drop(Tile& x, const u32 (&words)[2], int pair) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        u32 word = words[r] >> (2 * pair);
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                x[n][2 * r + e] = (word & (1u << (8 * n + e))) ? x[n][2 * r + e] : 0.0f;
+    }
+}
+
+// Normalise the rows of a tile; their reciprocal standard deviations.
+DEV void layer_norm(Tile& x, float (&rstd)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float sum = 0, square = 0;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) sum += x[n][2 * r] + x[n][2 * r + 1];
+        float mean = quad_sum(sum) * (1.0f / D);
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                x[n][2 * r + e] -= mean;
+                square += x[n][2 * r + e] * x[n][2 * r + e];
+            }
+        rstd[r] = reciprocal_root(quad_sum(square) * (1.0f / D) + 1e-5f);
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) x[n][2 * r + e] *= rstd[r];
+    }
+}
+
+// Gradient of the input of `layer_norm`, in place of that of its output; `normed` is the output.
+DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&rstd)[2]) {
+    Tile y;
+    to_tile(y, normed);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float sum = 0, along = 0;
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                sum += dy[n][2 * r + e];
+                along += dy[n][2 * r + e] * y[n][2 * r + e];
+            }
+        sum = quad_sum(sum) * (1.0f / D);
+        along = quad_sum(along) * (1.0f / D);
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float& d = dy[n][2 * r + e];
+                d = rstd[r] * (d - sum - y[n][2 * r + e] * along);
+            }
+    }
+}
+
+// A row tile from or to blocks in device memory.
+DEV void load_tile(Fragment& x, const u32* matrix, int tile, int lane) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int row = 2 * tile + i % 2;
+            x[k][i] = row < ROWS ? matrix[((2 * k + i / 2) * ROWS + row) * 32 + lane] : 0u;
+        }
+}
+DEV void keep_tile(u32* matrix, const Fragment& x, int tile, int lane) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int row = 2 * tile + i % 2;
+            if (row < ROWS) matrix[((2 * k + i / 2) * ROWS + row) * 32 + lane] = x[k][i];
+        }
+}
+
+// 16 rows and columns to blocks in shared memory; a block row past the end goes to `trash`.
+DEV void put(u32 matrix, int column, int tile, const u32 (&x)[4], const Lanes& l, u32 trash) {
+    u32 at = matrix + (column * ROWS + 2 * tile) * BLOCK + l.rows_first;
+    if (ODD && tile == TILES - 1 && (l.lane / 8) % 2) at = trash + l.in_block;
+    store_matrices(at, x);
+}
+DEV void put(u32 matrix, int tile, const Fragment& x, const Lanes& l, u32 trash) {
+    put(matrix, 0, tile, x[0], l, trash);
+    put(matrix, 2, tile, x[1], l, trash);
+}
+DEV void get(Fragment& x, u32 matrix, int tile, const Lanes& l) {
+    load_matrices(x[0], matrix + 2 * tile * BLOCK + l.rows_first);
+    load_matrices(x[1], matrix + (2 * ROWS + 2 * tile) * BLOCK + l.rows_first);
+}
+
+// Weights [inputs, outputs] as bf16 blocks; rows past `inputs` are zero.
+template <int INPUTS, int OUTPUTS>
+DEV void load_weights(u32 to, const float* from) {
+    constexpr int INPUT_BLOCKS = (INPUTS + 15) / 16 * 2;
+    for (int i = thread(); i < INPUT_BLOCKS * OUTPUTS / 8 * 32; i += THREADS) {
+        int block = i / 32, row = block % INPUT_BLOCKS * 8 + i % 32 / 4;
+        const float* at = from + row * OUTPUTS + block / INPUT_BLOCKS * 8 + i % 4 * 2;
+        store_word(to + i * 4, row < INPUTS ? pack(at[0], at[1]) : 0u);
+    }
+}
+DEV void load_block(u32 to, const float* from) {
+    load_weights<D, 3 * D>(to + S_QKV, from + W_QKV);
+    load_weights<D, D>(to + S_O, from + W_O);
+    load_weights<D, F>(to + S_A, from + W_A);
+    load_weights<F, D>(to + S_B, from + W_B);
+}
+
+// c += x·W for 8 outputs: `w` are their blocks, D inputs high.
+DEV void project(float (&c)[2][4], const Fragment (&x)[2], u32 w, const Lanes& l) {
+    u32 b[4];
+    load_transposed(b, w + l.contiguous);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        add_product(c[i], x[i][0], b[0], b[1]);
+        add_product(c[i], x[i][1], b[2], b[3]);
+    }
+}
+
+// q, k and v of two row tiles, to three matrices that follow each other from `to` on.
+DEV void project_qkv(const Fragment (&z)[2], u32 w, u32 to, int first, const Lanes& l, u32 trash) {
+#pragma unroll
+    for (int n = 0; n < 3 * D / 16; ++n) {
+        float c[2][2][4];  // [8 columns][tile]
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            clear(c[half][0]);
+            clear(c[half][1]);
+            project(c[half], z, w + (2 * n + half) * (D / 8) * BLOCK, l);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            u32 out[4];
+            to_operand(out, c[0][i], c[1][i]);
+            if (first + i < TILES) put(to, 2 * n, first + i, out, l, trash);
+        }
+    }
+}
+
+DEV u32 hash_word(u32 position, u32 key0, u32 key1) {
+    u32 x = position * 0x9E3779B9u + key0;
+    x = (x ^ (x >> 16)) * 0x7FEB352Du;
+    x = (x ^ (x >> 15) ^ key1) * 0x846CA68Bu;
+    return x ^ (x >> 16);
+}
+
+// The first pixel of sample `n` of the batch, randomly cropped.
+DEV const u8* image_of(const Step& s, int m, int step, int n) {
+    const int* key = s.crop + ((i64)m * s.max_steps + step) * 2;
+    u32 word = hash_word(n, key[0], key[1]);
+    u32 shifts = 2 * PADDING + 1;
+    int sample = s.order[(i64)m * s.samples + (i64)step * s.batch + n];
+    u32 down = ((word & 0xFFFF) * shifts) >> 16, right = ((word >> 16) * shifts) >> 16;
+    return s.images + (i64)sample * s.wide * s.wide + down * s.wide + right;
+}
+
+// 16 patches as an operand; white is 1, black −1.
+DEV void patches(u32 (&out)[4], const Step& s, const u8* image, int tile, const Lanes& l) {
+    float factor = 2.0f / s.white;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        int row = 16 * tile + l.row + 8 * (i % 2), pixel = 2 * l.pair + 8 * (i / 2);
+        const u8* patch = image + s.table[(row < TOKENS ? row : TOKENS - 1) * PATCH];
+        float value[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+            value[e] = pixel + e < PATCH ? patch[s.table[pixel + e]] * factor - 1.0f : 0.0f;
+        out[i] = pack(value[0], value[1]);
+    }
+}
+
+// Mask words of the rows of a tile at a dropout site; nothing is kept of rows past the end.
+DEV void mask_words(u32 (&words)[2], const Step& s, int m, int site, int n, int tile, int row) {
+    const int* bits = s.bits + ((i64)(m * SITES + site) * s.batch + n) * TOKENS;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        int token = 16 * tile + row + 8 * r;
+        words[r] = token < TOKENS ? (u32)bits[token] : 0u;
+    }
+}
+DEV void scaled(Tile& x, float scale) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[n][e] *= scale;
+}
+DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        int token = 16 * tile + l.row + 8 * r;
+        if (l.pair == 0 && token < PADDED) to[token] = x[r];
+    }
+}
+DEV void rows_of(float (&x)[2], const float* from, int tile, float scale, const Lanes& l) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        int token = 16 * tile + l.row + 8 * r;
+        x[r] = token < PADDED ? from[token] * scale : 0.0f;
+    }
+}
+
+// ---------------------------------------------------------------------------------------- forward
+// A warp has a sample, from its pixels to the mean token. Its q, k and v are in shared memory.
+
+constexpr int F_EMBEDDING = BLOCKS * S_BLOCK, F_BIAS = F_EMBEDDING + 16 * D * 2;
+constexpr int F_BLOCK_BIAS = (F + D) * 4;  // b_A, b_B as float32
+constexpr int F_QKV = F_BIAS + BLOCKS * F_BLOCK_BIAS + D * 4;
+constexpr int F_SAMPLE = 12 * ROWS * BLOCK + BLOCK;
+constexpr int FORWARD_SHARED = F_QKV + WARPS * F_SAMPLE;
+static_assert(FORWARD_SHARED <= 232448, "shared memory");
+
+// One head of 16 queries: softmax(q·kᵀ)·v as the operand of the output projection.
+DEV void attend(u32 (&a)[4], float* lse, u32 qkv, int head, int tile, const Lanes& l) {
+    constexpr float FACTOR = LOG2E * ROOT;
+    u32 q[4], b[4];
+    u32 query = qkv + 2 * head * ROWS * BLOCK;
+    u32 key = query + 4 * ROWS * BLOCK, value = key + 4 * ROWS * BLOCK;
+    load_matrices(q, query + 2 * tile * BLOCK + l.rows_first);
+    float score[ROWS + 1][4];
+#pragma unroll
+    for (int n = 0; n < ROWS; n += 2) {
+        load_matrices(b, key + n * BLOCK + l.columns_first);
+        clear(score[n]);
+        add_product(score[n], q, b[0], b[1]);
+        if (n + 1 < ROWS) {
+            clear(score[n + 1]);
+            add_product(score[n + 1], q, b[2], b[3]);
+        }
+    }
+#pragma unroll
+    for (int n = TOKENS / 8; n < ROWS; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if (8 * n + 2 * l.pair + e % 2 >= TOKENS) score[n][e] = -1e30f;
+    float total[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float top = -1e30f;
+#pragma unroll
+        for (int n = 0; n < ROWS; ++n) top = fmaxf(top, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
+        top = quad_max(top) * FACTOR;
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < ROWS; ++n)
+#pragma unroll
+            for (int e = 2 * r; e < 2 * r + 2; ++e) {
+                score[n][e] = exp2_of(score[n][e] * FACTOR - top);
+                sum += score[n][e];
+            }
+        sum = quad_sum(sum);
+        total[r] = reciprocal(sum);
+        int token = 16 * tile + l.row + 8 * r;
+        if (l.pair == 0 && token < PADDED) lse[token] = top + log2_of(sum);
+    }
+    float out[2][4];
+    clear(out[0]);
+    clear(out[1]);
+#pragma unroll
+    for (int k = 0; k < HALVES; ++k) {
+        u32 p[4];
+        to_operand(p, score[2 * k], score[2 * k + 1]);
+        load_transposed(b, value + 2 * k * BLOCK + l.rows_first);
+        add_product(out[0], p, b[0], b[1]);
+        add_product(out[1], p, b[2], b[3]);
+    }
+    if (ODD) {
+        const float(&last)[4] = score[ROWS - 1];
+        u32 low = pack(last[0], last[1]), high = pack(last[2], last[3]);
+        load_transposed(b, value + (ROWS - 1) * BLOCK + l.rows_first);
+        mma_half(out[0], low, high, b[0]);
+        mma_half(out[1], low, high, b[2]);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[n][e] *= total[e / 2];
+    to_operand(a, out[0], out[1]);
+}
+
+// y = relu(x·W_A + b_A)·W_B + b_B of two row tiles, 16 neurons at a time.
+DEV void mlp(Tile (&y)[2], const Fragment (&x)[2], u32 w, u32 bias, const Lanes& l) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        float b[2];
+        load_two(b, bias + (F + 8 * n + 2 * l.pair) * 4);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) y[i][n][e] = b[e % 2];
+    }
+#pragma unroll
+    for (int f = 0; f < F / 16; ++f) {
+        float h[2][2][4];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float b[2];
+            load_two(b, bias + (16 * f + 8 * half + 2 * l.pair) * 4);
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) h[half][i][e] = b[e % 2];
+            project(h[half], x, w + S_A + (2 * f + half) * (D / 8) * BLOCK, l);
+        }
+        u32 operand[2][4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) h[half][i][e] = fmaxf(h[half][i][e], 0.0f);
+            to_operand(operand[i], h[0][i], h[1][i]);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; n += 2) {
+            u32 b[4];
+            load_transposed(b, w + S_B + (n * (F / 8) + 2 * f) * BLOCK + l.grid(BLOCK, F / 8 * BLOCK));
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                add_product(y[i][n], operand[i], b[0], b[1]);
+                add_product(y[i][n + 1], operand[i], b[2], b[3]);
+            }
+        }
+    }
+}
+
+DEV void forward_samples(const Step& s) {
+    const u32 base = shared_base();
+    const int m = network_of_block(), chunk = chunk_of_block();
+    const int step = *s.step;
+    if (step >= s.steps[m]) return;
+    const float* w = s.weights + (i64)m * WEIGHTS;
+#pragma unroll 1
+    for (int b = 0; b < BLOCKS; ++b) {
+        const float* from = w + FIRST_BLOCK + b * BLOCK_WEIGHTS;
+        load_block(base + b * S_BLOCK, from);
+        u32 bias = base + F_BIAS + b * F_BLOCK_BIAS;
+        for (int i = thread(); i < F + D; i += THREADS)
+            store_float(bias + i * 4, i < F ? from[B_A + i] : from[B_B + i - F]);
+    }
+    load_weights<PATCH, D>(base + F_EMBEDDING, w);
+    const u32 embedding_bias = base + F_BIAS + BLOCKS * F_BLOCK_BIAS;
+    for (int i = thread(); i < D; i += THREADS)
+        store_float(embedding_bias + i * 4, w[EMBEDDING_BIAS + i]);
+    sync_block();
+
+    const int warp = thread() / 32;
+    const Lanes l(thread() % 32);
+    const u32 qkv = base + F_QKV + warp * F_SAMPLE, trash = qkv + 12 * ROWS * BLOCK;
+    const float scale = s.scale[m];
+    const int end = (chunk + 1) * CHUNK < s.batch ? (chunk + 1) * CHUNK : s.batch;
+#pragma unroll 1
+    for (int n = chunk * CHUNK + warp; n < end; n += WARPS) {
+        const i64 sample = (i64)m * s.batch + n;
+        u32* kept = s.kept + sample * KEPT * MATRIX;
+        float* stats = s.stats + sample * STATS * PADDED;
+        const u8* image = image_of(s, m, step, n);
+        float rstd[2];
+        u32 words[2];
+#pragma unroll 1
+        for (int tile = 0; tile < TILES; ++tile) {
+            u32 x[4], b[4];
+            Tile c;
+            Fragment z;
+            patches(x, s, image, tile, l);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                float bias[2];
+                load_two(bias, embedding_bias + (8 * k + 2 * l.pair) * 4);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    int row = 16 * tile + l.row + 8 * (e / 2);
+                    row = row < TOKENS ? row : TOKENS - 1;
+                    c[k][e] = s.positions[row * D + 8 * k + 2 * l.pair + e % 2] + bias[e % 2];
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < 4; k += 2) {
+                load_transposed(b, base + F_EMBEDDING + k * 2 * BLOCK + l.contiguous);
+                add_product(c[k], x, b[0], b[1]);
+                add_product(c[k + 1], x, b[2], b[3]);
+            }
+            mask_words(words, s, m, 0, n, tile, l.row);
+            scaled(c, scale);
+            drop(c, words, l.pair);
+            layer_norm(c, rstd);
+            to_operand(z, c);
+            keep_tile(kept, z, tile, l.lane);
+            keep_rows(stats + HEADS * PADDED, rstd, tile, l);
+            put(qkv, tile, z, l, trash);
+        }
+        float mean[4][2] = {};
+#pragma unroll 1
+        for (int block = 0; block < BLOCKS; ++block) {
+            const u32 weights = base + block * S_BLOCK;
+            float* stat = stats + block * (HEADS + 2) * PADDED;
+            sync_warp();
+#pragma unroll 1
+            for (int first = 0; first < TILES; first += 2) {
+                Fragment z[2];
+                get(z[0], qkv, first, l);
+                get(z[1], qkv, first + 1 < TILES ? first + 1 : first, l);
+                sync_warp();
+                project_qkv(z, weights + S_QKV, qkv, first, l, trash);
+            }
+            sync_warp();
+#pragma unroll 1
+            for (int first = 0; first < TILES; first += 2) {
+                Fragment x[2];
+                Tile c[2];
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+#pragma unroll
+                    for (int head = 0; head < HEADS; ++head)
+                        attend(x[i][head], stat + head * PADDED, qkv, head, first + i, l);
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    keep_tile(kept + (3 * block + 1) * MATRIX, x[i], first + i, l.lane);
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    float y[2][4];
+                    clear(y[0]);
+                    clear(y[1]);
+                    project(y, x, weights + S_O + k * (D / 8) * BLOCK, l);
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        c[0][k][e] = y[0][e] * scale;
+                        c[1][k][e] = y[1][e] * scale;
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    mask_words(words, s, m, 1 + 2 * block, n, first + i, l.row);
+                    drop(c[i], words, l.pair);
+                    layer_norm(c[i], rstd);
+                    to_operand(x[i], c[i]);
+                    keep_tile(kept + (3 * block + 2) * MATRIX, x[i], first + i, l.lane);
+                    keep_rows(stat + (HEADS + 1) * PADDED, rstd, first + i, l);
+                }
+                mlp(c, x, weights, base + F_BIAS + block * F_BLOCK_BIAS, l);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    mask_words(words, s, m, 2 + 2 * block, n, first + i, l.row);
+                    scaled(c[i], scale);
+                    drop(c[i], words, l.pair);
+                    layer_norm(c[i], rstd);
+                    to_operand(x[i], c[i]);
+                    keep_tile(kept + (3 * block + 3) * MATRIX, x[i], first + i, l.lane);
+                    bool last = block == BLOCKS - 1;
+                    int next = last ? (HEADS + 2) * BLOCKS : (block + 1) * (HEADS + 2) + HEADS;
+                    keep_rows(stats + next * PADDED, rstd, first + i, l);
+                    if (last) {
+#pragma unroll
+                        for (int k = 0; k < 4; ++k)
+#pragma unroll
+                            for (int e = 0; e < 4; ++e) mean[k][e % 2] += c[i][k][e];
+                    } else if (first + i < TILES) {
+                        put(qkv, first + i, x[i], l, trash);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float sum = mean[k][e];
+                sum += shuffle_xor(sum, 4);
+                sum += shuffle_xor(sum, 8);
+                sum += shuffle_xor(sum, 16);
+                if (l.row == 0) s.pooled[sample * D + 8 * k + 2 * l.pair + e] = sum * (1.0f / TOKENS);
+            }
+    }
+}
+
+// --------------------------------------------------------------------------------------- backward
+// A block of threads has a network and eight samples at a time; two warps have a sample, each two
+// of its row tiles and one of its heads. What a weight gradient multiplies is put into shared
+// memory; then each warp adds its 16×16 part of the gradient over the rows of all eight samples.
+
+constexpr int SAMPLES = WARPS / 2;
+// Matrices of a sample's part of shared memory, in block columns: first for the gradients of W_A
+// and W_B, then for those of W_O and W_QKV, at last for that of the embedding.
+constexpr int C_Y = 0, C_DOUT = 4, C_H = 8, C_DH = 16;
+constexpr int C_A = 0, C_DY = 4, C_DA = 8, C_Z = 12, C_QKV = 16, COLUMNS = 28;
+constexpr int C_DX = 0, C_PATCHES = 4;
+constexpr int COLUMN = ROWS * BLOCK;
+constexpr int SAMPLE_STATS = COLUMNS * COLUMN;  // log-sums, then products of da and a
+constexpr int TRASH = SAMPLE_STATS + 2 * HEADS * PADDED * 4;
+constexpr int SAMPLE_BYTES = TRASH + BLOCK;
+constexpr int B_BIAS = S_BLOCK, B_SAMPLES = B_BIAS + F * 4;
+constexpr int BACKWARD_SHARED = B_SAMPLES + SAMPLES * SAMPLE_BYTES;
+static_assert(SAMPLE_BYTES % 16 == 0 && BACKWARD_SHARED <= 232448, "shared memory");
+
+constexpr u32 ONES = 0x3F803F80;
+
+// gradient += xᵀ·dy over 16 rows, in two blocks of rows `apart` bytes from each other.
+DEV void add_rows(float (&gradient)[2][4], float (&sums)[2][4], bool with_sums, u32 x, u32 dy,
+                  u32 apart, const Lanes& l) {
+    u32 a[4], b[4];
+    const u32 ones[4] = {ONES, ONES, ONES, ONES};
+    load_transposed(a, x + l.grid(COLUMN, apart));
+    load_transposed(b, dy + l.grid(apart, COLUMN));
+    add_product(gradient[0], a, b[0], b[1]);
+    add_product(gradient[1], a, b[2], b[3]);
+    if (with_sums) {
+        add_product(sums[0], ones, b[0], b[1]);
+        add_product(sums[1], ones, b[2], b[3]);
+    }
+}
+// The same over two samples; an odd last block of rows is taken of both at once.
+DEV void add_two_samples(float (&gradient)[2][4], float (&sums)[2][4], bool with_sums, u32 x,
+                         u32 dy, const Lanes& l) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int k = 0; k < HALVES; ++k) {
+            u32 at = i * SAMPLE_BYTES + 2 * k * BLOCK;
+            add_rows(gradient, sums, with_sums, x + at, dy + at, BLOCK, l);
+        }
+    if (ODD) {
+        u32 at = (ROWS - 1) * BLOCK;
+        add_rows(gradient, sums, with_sums, x + at, dy + at, SAMPLE_BYTES, l);
+    }
+}
+
+DEV void write_gradient(float* to, const float (&c)[2][4], int row, int column, int width,
+                        const Lanes& l) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            to[(row + l.row + e / 2 * 8) * width + column + 8 * n + 2 * l.pair + e % 2] = c[n][e];
+}
+DEV void write_sums(float* to, const float (&c)[2][4], int column, const Lanes& l) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+            if (l.row == 0) to[column + 8 * n + 2 * l.pair + e] = c[n][e];
+}
+
+// Gradients of q, k and v of a head, in their place. Keys are rows, 16 at a time, and queries
+// columns: only the gradient of the scores is transposed, in registers.
+DEV void attention_backward(u32 sample, int head, const Lanes& l) {
+    constexpr float FACTOR = LOG2E * ROOT;
+    const u32 query = sample + (C_QKV + 2 * head) * COLUMN, key = query + 4 * COLUMN;
+    const u32 value = key + 4 * COLUMN, da = sample + (C_DA + 2 * head) * COLUMN;
+    const u32 lse = sample + SAMPLE_STATS + (head * PADDED + 2 * l.pair) * 4;
+    const u32 delta = lse + HEADS * PADDED * 4, trash = sample + TRASH;
+    float dq[ROWS + 1][4];  // transposed
+#pragma unroll
+    for (int n = 0; n < ROWS; ++n) clear(dq[n]);
+#pragma unroll 1
+    for (int i = 0; i < TILES; ++i) {
+        u32 k[4], v[4], kt[4];
+        load_matrices(k, key + 2 * i * BLOCK + l.rows_first);
+        load_matrices(v, value + 2 * i * BLOCK + l.rows_first);
+        load_transposed(kt, key + 2 * i * BLOCK + l.columns_first);
+        if (ODD && i == TILES - 1) k[1] = k[3] = v[1] = v[3] = kt[2] = kt[3] = 0;
+        float hidden[4];
+        hidden[0] = hidden[1] = 16 * i + l.row < TOKENS ? 0.0f : -1e30f;
+        hidden[2] = hidden[3] = 16 * i + l.row + 8 < TOKENS ? 0.0f : -1e30f;
+        float dv[2][4], dk[2][4];
+        clear(dv[0]), clear(dv[1]), clear(dk[0]), clear(dk[1]);
+#pragma unroll
+        for (int j = 0; j < TILES; ++j) {
+            const bool both = 2 * j + 1 < ROWS;
+            u32 b[4], p[4], ds[4];
+            float score[2][4], dp[2][4];
+            const float zero[4] = {0, 0, 0, 0};
+            load_matrices(b, query + 2 * j * BLOCK + l.columns_first);
+            mma(score[0], k, b[0], b[1], hidden);
+            if (both) mma(score[1], k, b[2], b[3], hidden);
+            load_matrices(b, da + 2 * j * BLOCK + l.columns_first);
+            mma(dp[0], v, b[0], b[1], zero);
+            if (both) mma(dp[1], v, b[2], b[3], zero);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                if (n == 1 && !both) continue;
+                float logs[2], along[2];
+                load_two(logs, lse + (16 * j + 8 * n) * 4);
+                load_two(along, delta + (16 * j + 8 * n) * 4);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    score[n][e] = exp2_of(score[n][e] * FACTOR - logs[e % 2]);
+                    dp[n][e] = score[n][e] * (dp[n][e] * ROOT - along[e % 2]);
+                }
+                p[2 * n] = pack(score[n][0], score[n][1]);
+                p[2 * n + 1] = pack(score[n][2], score[n][3]);
+                ds[2 * n] = pack(dp[n][0], dp[n][1]);
+                ds[2 * n + 1] = pack(dp[n][2], dp[n][3]);
+            }
+            load_transposed(b, da + 2 * j * BLOCK + l.rows_first);
+            if (both) {
+                add_product(dv[0], p, b[0], b[1]);
+                add_product(dv[1], p, b[2], b[3]);
+            } else {
+                mma_half(dv[0], p[0], p[1], b[0]);
+                mma_half(dv[1], p[0], p[1], b[2]);
+            }
+            load_transposed(b, query + 2 * j * BLOCK + l.rows_first);
+            if (both) {
+                add_product(dk[0], ds, b[0], b[1]);
+                add_product(dk[1], ds, b[2], b[3]);
+            } else {
+                mma_half(dk[0], ds[0], ds[1], b[0]);
+                mma_half(dk[1], ds[0], ds[1], b[2]);
+            }
+            add_product(dq[2 * j], kt, transposed(ds[0]), transposed(ds[1]));
+            if (both) add_product(dq[2 * j + 1], kt, transposed(ds[2]), transposed(ds[3]));
+        }
+        u32 out[4];
+        to_operand(out, dk[0], dk[1]);
+        put(key, 0, i, out, l, trash);
+        to_operand(out, dv[0], dv[1]);
+        put(value, 0, i, out, l, trash);
+    }
+#pragma unroll
+    for (int j = 0; j < TILES; ++j) {
+        u32 out[4], at = query + 2 * j * BLOCK + l.columns_first;
+        clear(dq[ROWS]);
+        to_operand(out, dq[2 * j], dq[2 * j + 1 < ROWS ? 2 * j + 1 : ROWS]);
+        if (2 * j + 1 == ROWS && l.lane >= 16) at = trash + l.in_block;
+        store_transposed(at, out);
+    }
+}
+
+template <bool FIRST, bool LAST>
+DEV void backward_samples(const Step& s) {
+    const u32 base = shared_base();
+    const int m = network_of_block(), chunk = chunk_of_block();
+    const int step = *s.step;
+    if (step >= s.steps[m]) return;
+    const int block = FIRST ? 0 : LAST ? BLOCKS - 1 : s.block;
+    const float* w = s.weights + (i64)m * WEIGHTS + FIRST_BLOCK + block * BLOCK_WEIGHTS;
+    load_block(base, w);
+    for (int i = thread(); i < F; i += THREADS) store_float(base + B_BIAS + i * 4, w[B_A + i]);
+    sync_block();
+
+    const int warp = thread() / 32, half = warp % 2, first = 2 * half;
+    const Lanes l(thread() % 32);
+    const u32 samples = base + B_SAMPLES;
+    const u32 mine = samples + warp / 2 * SAMPLE_BYTES, trash = mine + TRASH;
+    const float scale = s.scale[m];
+    const int end = (chunk + 1) * CHUNK < s.batch ? (chunk + 1) * CHUNK : s.batch;
+
+    // The part of the gradients that this warp adds: 16 inputs and 16 outputs, after either phase.
+    const bool is_a = warp < 8, is_qkv = warp < 12;
+    const int mlp_row = is_a ? warp / 4 : (warp - 8) / 2, mlp_column = is_a ? warp % 4 : warp % 2;
+    const int row = is_qkv ? warp / 6 : (warp - 12) / 2, column = is_qkv ? warp % 6 : warp % 2;
+    float mlp_gradient[2][4] = {}, mlp_sums[2][4] = {}, gradient[2][4] = {};
+    float embedding[2][4] = {}, embedding_sums[2][4] = {};
+
+#pragma unroll 1
+    for (int begin = chunk * CHUNK; begin < end; begin += SAMPLES) {
+        // A sample past the end is the last one again with nothing kept: its gradients are zero.
+        const bool there = begin + warp / 2 < end;
+        const int n = there ? begin + warp / 2 : end - 1;
+        const i64 sample = (i64)m * s.batch + n;
+        const u32* kept = s.kept + (sample * KEPT + 3 * block) * MATRIX;
+        const float* stats = s.stats + sample * STATS * PADDED;
+        const float* stat = stats + block * (HEADS + 2) * PADDED;
+        if (n + SAMPLES < end) {
+            const u32* next = kept + (i64)SAMPLES * KEPT * MATRIX;
+            for (int i = half * 32 + l.lane; i < (LAST ? 4 : 3) * MATRIX / 32; i += 64)
+                prefetch(next + i * 32);
+            if (!LAST && half == 0 && l.lane < MATRIX / 32)
+                prefetch(s.between + (sample + SAMPLES) * MATRIX + l.lane * 32);
+        }
+        u32 words[2];
+        float rstd[2];
+        Fragment x[2], dx[2];
+        Tile c[2];
+
+        // The MLP, 16 neurons at a time: x is its input, dx the gradient of its output.
+        if (first < TILES) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                int tile = first + i;
+                load_tile(x[i], kept + 2 * MATRIX, tile, l.lane);
+                if (LAST) {
+                    Fragment z;
+                    load_tile(z, kept + 3 * MATRIX, tile, l.lane);
+#pragma unroll
+                    for (int k = 0; k < 4; ++k)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e)
+                            c[i][k][e] = s.dpooled[sample * D + 8 * k + 2 * l.pair + e % 2];
+                    rows_of(rstd, stats + (HEADS + 2) * BLOCKS * PADDED, tile, scale, l);
+                    mask_words(words, s, m, 2 * BLOCKS, n, tile, l.row);
+                    layer_norm_backward(c[i], z, rstd);
+                    if (!there) words[0] = words[1] = 0;
+                    drop(c[i], words, l.pair);
+                    to_operand(dx[i], c[i]);
+                } else {
+                    load_tile(dx[i], s.between + sample * MATRIX, tile, l.lane);
+#pragma unroll
+                    for (int k = 0; k < 8; ++k) dx[i][k / 4][k % 4] = there ? dx[i][k / 4][k % 4] : 0u;
+                }
+                if (tile < TILES) {
+                    put(mine + C_Y * COLUMN, tile, x[i], l, trash);
+                    put(mine + C_DOUT * COLUMN, tile, dx[i], l, trash);
+                }
+#pragma unroll
+                for (int k = 0; k < 4; ++k) clear(c[i][k]);
+            }
+#pragma unroll
+            for (int f = 0; f < F / 16; ++f) {
+                float h[2][2][4], dh[2][2][4];  // [8 neurons][tile]
+                u32 b[4];
+#pragma unroll
+                for (int k = 0; k < 2; ++k) {
+                    float bias[2];
+                    load_two(bias, base + B_BIAS + (16 * f + 8 * k + 2 * l.pair) * 4);
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) h[k][i][e] = bias[e % 2];
+                        clear(dh[k][i]);
+                    }
+                    project(h[k], x, base + S_A + (2 * f + k) * (D / 8) * BLOCK, l);
+                    load_matrices(b, base + S_B + (2 * f + k) * BLOCK + l.line(F / 8 * BLOCK));
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        add_product(dh[k][i], dx[i][0], b[0], b[1]);
+                        add_product(dh[k][i], dx[i][1], b[2], b[3]);
+                    }
+                }
+                u32 d[2][4];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    u32 out[4];
+#pragma unroll
+                    for (int k = 0; k < 2; ++k)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            dh[k][i][e] = h[k][i][e] > 0 ? dh[k][i][e] : 0.0f;
+                            h[k][i][e] = fmaxf(h[k][i][e], 0.0f);
+                        }
+                    to_operand(out, h[0][i], h[1][i]);
+                    to_operand(d[i], dh[0][i], dh[1][i]);
+                    if (first + i < TILES) {
+                        put(mine + C_H * COLUMN, 2 * f, first + i, out, l, trash);
+                        put(mine + C_DH * COLUMN, 2 * f, first + i, d[i], l, trash);
+                    }
+                }
+#pragma unroll
+                for (int k = 0; k < 4; k += 2) {
+                    load_matrices(b, base + S_A + (2 * f * (D / 8) + k) * BLOCK +
+                                         l.grid(D / 8 * BLOCK, BLOCK));
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        add_product(c[i][k], d[i], b[0], b[1]);
+                        add_product(c[i][k + 1], d[i], b[2], b[3]);
+                    }
+                }
+            }
+            // Through the LayerNorm and dropout to the output of the attention.
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                int tile = first + i;
+                rows_of(rstd, stat + (HEADS + 1) * PADDED, tile, scale, l);
+                mask_words(words, s, m, 1 + 2 * block, n, tile, l.row);
+                layer_norm_backward(c[i], x[i], rstd);
+                drop(c[i], words, l.pair);
+                to_operand(dx[i], c[i]);
+            }
+        }
+        sync_block();
+        {
+            const u32 from = samples + (is_a ? C_Y : C_H) * COLUMN + 2 * mlp_row * COLUMN;
+            const u32 to = samples + (is_a ? C_DH : C_DOUT) * COLUMN + 2 * mlp_column * COLUMN;
+#pragma unroll 1
+            for (int i = 0; i < SAMPLES; i += 2)
+                add_two_samples(mlp_gradient, mlp_sums, mlp_row == 0, from + i * SAMPLE_BYTES,
+                                to + i * SAMPLE_BYTES, l);
+        }
+        sync_block();
+
+        // The output projection; then q, k and v again from the block's input.
+        if (first < TILES) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                load_tile(x[i], kept + MATRIX, first + i, l.lane);
+                if (first + i < TILES) {
+                    put(mine + C_A * COLUMN, first + i, x[i], l, trash);
+                    put(mine + C_DY * COLUMN, first + i, dx[i], l, trash);
+                }
+            }
+#pragma unroll
+            for (int head = 0; head < HEADS; ++head) {
+                float da[2][2][4], delta[2][2] = {};
+#pragma unroll
+                for (int k = 0; k < 2; ++k) {
+                    u32 b[4];
+                    load_matrices(b, base + S_O + (2 * head + k) * BLOCK + l.line(D / 8 * BLOCK));
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        clear(da[k][i]);
+                        add_product(da[k][i], dx[i][0], b[0], b[1]);
+                        add_product(da[k][i], dx[i][1], b[2], b[3]);
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            u32 a = x[i][head][2 * k + e / 2];
+                            delta[i][e / 2] += da[k][i][e] * (e % 2 ? high_half(a) : low_half(a));
+                        }
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    u32 out[4];
+                    to_operand(out, da[0][i], da[1][i]);
+                    if (first + i < TILES)
+                        put(mine + C_DA * COLUMN, 2 * head, first + i, out, l, trash);
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        float along = quad_sum(delta[i][r]) * ROOT;
+                        int token = 16 * (first + i) + l.row + 8 * r;
+                        if (l.pair == 0 && token < PADDED)
+                            store_float(mine + SAMPLE_STATS + ((HEADS + head) * PADDED + token) * 4,
+                                        along);
+                    }
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                load_tile(x[i], kept, first + i, l.lane);
+                if (first + i < TILES) put(mine + C_Z * COLUMN, first + i, x[i], l, trash);
+            }
+            project_qkv(x, base + S_QKV, mine + C_QKV * COLUMN, first, l, trash);
+        }
+        for (int i = half * 32 + l.lane; i < HEADS * PADDED; i += 64)
+            store_float(mine + SAMPLE_STATS + i * 4, stat[i]);
+        sync_some(1 + warp / 2, 64);
+        attention_backward(mine, half, l);
+        sync_some(1 + warp / 2, 64);
+
+        // The projections to q, k and v, LayerNorm and dropout.
+        if (first < TILES) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int k = 0; k < 4; ++k) clear(c[i][k]);
+            const int second = first + 1 < TILES ? first + 1 : first;
+#pragma unroll
+            for (int o = 0; o < 3 * D / 16; ++o) {
+                u32 a[2][4], b[4];
+                u32 at = mine + (C_QKV + 2 * o) * COLUMN + l.rows_first;
+                load_matrices(a[0], at + 2 * first * BLOCK);
+                load_matrices(a[1], at + 2 * second * BLOCK);
+#pragma unroll
+                for (int k = 0; k < 4; k += 2) {
+                    load_matrices(b, base + S_QKV + (2 * o * (D / 8) + k) * BLOCK +
+                                         l.grid(D / 8 * BLOCK, BLOCK));
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        add_product(c[i][k], a[i], b[0], b[1]);
+                        add_product(c[i][k + 1], a[i], b[2], b[3]);
+                    }
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                int tile = first + i;
+                get(x[i], mine + C_Z * COLUMN, i ? second : first, l);
+                rows_of(rstd, stat + HEADS * PADDED, tile, scale, l);
+                mask_words(words, s, m, 2 * block, n, tile, l.row);
+                if (!there) words[0] = words[1] = 0;
+                layer_norm_backward(c[i], x[i], rstd);
+                drop(c[i], words, l.pair);
+                to_operand(dx[i], c[i]);
+                if (!FIRST && there) keep_tile(s.between + sample * MATRIX, dx[i], tile, l.lane);
+            }
+        }
+        sync_block();
+        {
+            const u32 from = samples + (is_qkv ? C_Z : C_A) * COLUMN + 2 * row * COLUMN;
+            const u32 to = samples + (is_qkv ? C_QKV : C_DY) * COLUMN + 2 * column * COLUMN;
+#pragma unroll 1
+            for (int i = 0; i < SAMPLES; i += 2)
+                add_two_samples(gradient, gradient, false, from + i * SAMPLE_BYTES,
+                                to + i * SAMPLE_BYTES, l);
+        }
+        sync_block();
+
+        // The embedding: each warp adds 16 columns of its own sample.
+        if (FIRST) {
+            const u8* image = image_of(s, m, step, n);
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (first + i < TILES) {
+                    u32 pixels[4];
+                    patches(pixels, s, image, first + i, l);
+                    put(mine + C_PATCHES * COLUMN, 0, first + i, pixels, l, trash);
+                    put(mine + C_DX * COLUMN, first + i, dx[i], l, trash);
+                }
+            sync_some(1 + warp / 2, 64);
+            const u32 from = mine + C_PATCHES * COLUMN, to = mine + (C_DX + 2 * half) * COLUMN;
+#pragma unroll
+            for (int k = 0; k < HALVES; ++k)
+                add_rows(embedding, embedding_sums, true, from + 2 * k * BLOCK, to + 2 * k * BLOCK,
+                         BLOCK, l);
+            if (ODD) {
+                u32 a[4], b[4], at = (ROWS - 1) * BLOCK;
+                load_transposed(a, from + at + l.grid(COLUMN, 0));
+                load_transposed(b, to + at + l.grid(0, COLUMN));
+                mma_half(embedding[0], a[0], a[1], b[0]);
+                mma_half(embedding[1], a[0], a[1], b[2]);
+                mma_half(embedding_sums[0], ONES, ONES, b[0]);
+                mma_half(embedding_sums[1], ONES, ONES, b[2]);
+            }
+            sync_some(1 + warp / 2, 64);
+        }
+    }
+
+    float* out = s.gradients + ((i64)chunk * s.networks + m) * WEIGHTS;
+    float* mlp_out = out + FIRST_BLOCK + block * BLOCK_WEIGHTS;
+    write_gradient(mlp_out + (is_a ? W_A : W_B), mlp_gradient, 16 * mlp_row, 16 * mlp_column,
+                   is_a ? F : D, l);
+    if (mlp_row == 0) write_sums(mlp_out + (is_a ? B_A : B_B), mlp_sums, 16 * mlp_column, l);
+    write_gradient(mlp_out + (is_qkv ? W_QKV : W_O), gradient, 16 * row, 16 * column,
+                   is_qkv ? 3 * D : D, l);
+    if (FIRST) {
+        // The sum of the samples' parts, in a fixed order.
+        sync_block();
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                u32 at = samples + ((warp * 16 + 4 * n + e) * 32 + l.lane) * 4;
+                store_float(at, embedding[n][e]);
+                store_float(at + 8 * 32 * 4, embedding_sums[n][e]);
+            }
+        sync_block();
+        if (warp < 2) {
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    float sum = 0, sums = 0;
+                    for (int i = 0; i < SAMPLES; ++i) {
+                        u32 at = samples + (((2 * i + warp) * 16 + 4 * n + e) * 32 + l.lane) * 4;
+                        sum += load_float(at);
+                        sums += load_float(at + 8 * 32 * 4);
+                    }
+                    int pixel = l.row + e / 2 * 8, to = 16 * warp + 8 * n + 2 * l.pair + e % 2;
+                    if (pixel < PATCH) out[pixel * D + to] = sum;
+                    if (l.row == 0 && e < 2) out[EMBEDDING_BIAS + to] = sums;
+                }
+        }
+    }
+}
+
+KERNEL(forward, THREADS) { forward_samples(s); }
+KERNEL(backward_first, THREADS) { backward_samples<true, BLOCKS == 1>(s); }
+KERNEL(backward_middle, THREADS) { backward_samples<false, false>(s); }
+KERNEL(backward_last, THREADS) { backward_samples<BLOCKS == 1, true>(s); }
