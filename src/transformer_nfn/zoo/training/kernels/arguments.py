@@ -35,7 +35,7 @@ ATTENTION: dict[int, Options] = {
     64: {"num_warps": 1, "num_stages": 2, "KEYS": 16},
     128: {"num_warps": 8, "num_stages": 1, "KEYS": 128},
     256: {"num_warps": 8, "num_stages": 1, "KEYS": 256},
-    512: {"num_warps": 8, "num_stages": 1, "KEYS": 32},
+    512: {"num_warps": 8, "num_stages": 1, "KEYS": 16},
 }
 # 32-bit numbers need twice the memory, and more if each is split for three products.
 WIDE_FORWARD = FORWARD | {
@@ -66,9 +66,9 @@ LARGE_ATTENTION: dict[int, Options] = {
     16: {"num_warps": 1, "num_stages": 1, "KEYS": 16},
     32: {"num_warps": 2, "num_stages": 1, "KEYS": 32},
     64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
-    128: {"num_warps": 8, "num_stages": 1, "KEYS": 32},
-    256: {"num_warps": 8, "num_stages": 1, "KEYS": 32},
-    512: {"num_warps": 8, "num_stages": 1, "KEYS": 32},
+    128: {"num_warps": 8, "num_stages": 1, "KEYS": 64},
+    256: {"num_warps": 8, "num_stages": 1, "KEYS": 16},
+    512: {"num_warps": 8, "num_stages": 1, "KEYS": 16},
 }
 EMBED: Options = {"num_warps": 4, "num_stages": 3}
 

@@ -79,7 +79,7 @@ class Pass:
             padding=task.padding if isinstance(task, ImageTask) else 0,
             train=train, products=products,
         )  # fmt: skip
-        self.launch = launch_options(self.constants, wide=dtype == torch.float32)
+        self.options = launch_options(self.constants, wide=dtype == torch.float32)
 
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(*size, dtype=dtype, device=self.device)
@@ -147,11 +147,11 @@ class Pass:
             for tile in self.tiles:
                 block_forward[grid](
                     acts, next_acts, self.outcome.pooled, weights, dropout, clock, sizes, const,
-                    BLOCK=i, TILE=tile, **self.launch.forward[tile.tokens],
+                    BLOCK=i, TILE=tile, **self.options.forward[tile.tokens],
                 )  # fmt: skip
         classify[grid](
             self.outcome, self.gradients, weights, clock, samples, sizes, limit, const,
-            **self.launch.other.classify,
+            **self.options.other.classify,
         )  # fmt: skip
 
     def draw(self, clock: Clock, threshold: Tensor, *, ahead: bool = False) -> None:
@@ -167,7 +167,7 @@ class Pass:
         """Gradient of the weights, from the gradient of the mean token that `forward` stored."""
         grid = (self.networks, self.chunks)
         const, sizes, grads = self.constants, self._sizes(clock), self.gradients
-        dropout, options = Dropout(self.bits, scale), self.launch.other
+        dropout, options = Dropout(self.bits, scale), self.options.other
         spread[grid](*self.activations[-2:], grads, dropout, clock, sizes, const, **options.spread)
         for i in reversed(range(self.network.blocks)):
             acts = self.activations[i]
@@ -177,7 +177,7 @@ class Pass:
             for tile in self.tiles:
                 attention_backward[(self.network.heads * self.networks, self.chunks)](
                     acts, grads, clock, sizes, const, TILE=tile,
-                    **self.launch.attention[tile.tokens],
+                    **self.options.attention[tile.tokens],
                 )  # fmt: skip
             projections_backward[grid](
                 acts, grads, self.patches, weights, dropout, clock, sizes, const, BLOCK=i,
