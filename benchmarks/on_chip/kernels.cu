@@ -36,6 +36,8 @@ constexpr int S_BLOCK = S_B + 2 * F * D;
 constexpr int WARPS = 16, THREADS = 32 * WARPS;
 constexpr float LOG2E = 1.4426950408889634f, ROOT = 0.25f;  // 1/√HEAD
 
+constexpr u32 ONES = 0x3F803F80;                            // two times 1 as bf16
+
 struct Step {
     const float* weights;    // [networks, WEIGHTS]
     const int* step;         // [1], the current batch
@@ -81,7 +83,8 @@ struct Lanes {
     DEV u32 line(u32 stride) const { return (lane / 8) * stride + in_block; }
 };
 
-DEV void add_product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(c, a, b0, b1, c); }
+// Whether a sample has this row tile; a warp always has two.
+DEV bool exists(int tile) { return TILES == 4 || tile < TILES; }
 
 DEV void clear(float (&c)[4]) { c[0] = c[1] = c[2] = c[3] = 0; }
 
@@ -99,6 +102,12 @@ DEV void to_operand(u32 (&out)[4], const float (&left)[4], const float (&right)[
     out[1] = pack(left[2], left[3]);
     out[2] = pack(right[0], right[1]);
     out[3] = pack(right[2], right[3]);
+}
+DEV void to_positive(u32 (&out)[4], const float (&left)[4], const float (&right)[4]) {
+    out[0] = pack_positive(left[0], left[1]);
+    out[1] = pack_positive(left[2], left[3]);
+    out[2] = pack_positive(right[0], right[1]);
+    out[3] = pack_positive(right[2], right[3]);
 }
 DEV void to_operand(Fragment& out, const Tile& x) {
     to_operand(out[0], x[0], x[1]);
@@ -128,8 +137,19 @@ DEV void drop(Tile& x, const u32 (&words)[2], int pair) {
     }
 }
 
-// Normalise the rows of a tile; their reciprocal standard deviations.
-DEV void layer_norm(Tile& x, float (&rstd)[2]) {
+DEV void drop(Fragment& x, const u32 (&words)[2], int pair) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        // The bits of an entry's column and of the next one as signs of bytes.
+        u32 even = words[r] << (7 - 2 * pair), odd = words[r] << (6 - 2 * pair);
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+            x[n / 2][2 * (n % 2) + r] &= permuted(even, odd, 0xCC88 + 0x1111 * n);
+    }
+}
+
+// Normalise the rows of scale·x; `factor` is what their deviations from the mean are multiplied by.
+DEV void layer_norm(Tile& x, float (&factor)[2], float scale) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         float sum = 0, square = 0;
@@ -143,16 +163,16 @@ DEV void layer_norm(Tile& x, float (&rstd)[2]) {
                 x[n][2 * r + e] -= mean;
                 square += x[n][2 * r + e] * x[n][2 * r + e];
             }
-        rstd[r] = reciprocal_root(quad_sum(square) * (1.0f / D) + 1e-5f);
+        factor[r] = scale * reciprocal_root(quad_sum(square) * (scale * scale / D) + 1e-5f);
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) x[n][2 * r + e] *= rstd[r];
+            for (int e = 0; e < 2; ++e) x[n][2 * r + e] *= factor[r];
     }
 }
 
 // Gradient of the input of `layer_norm`, in place of that of its output; `normed` is the output.
-DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&rstd)[2]) {
+DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&factor)[2]) {
     Tile y;
     to_tile(y, normed);
 #pragma unroll
@@ -165,35 +185,37 @@ DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&rst
                 sum += dy[n][2 * r + e];
                 along += dy[n][2 * r + e] * y[n][2 * r + e];
             }
-        sum = quad_sum(sum) * (1.0f / D);
-        along = quad_sum(along) * (1.0f / D);
+        sum = quad_sum(sum) * (-factor[r] / D);
+        along = quad_sum(along) * (-factor[r] / D);
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 float& d = dy[n][2 * r + e];
-                d = rstd[r] * (d - sum - y[n][2 * r + e] * along);
+                d = d * factor[r] + (y[n][2 * r + e] * along + sum);
             }
     }
 }
 
 // A row tile from or to blocks in device memory.
 DEV void load_tile(Fragment& x, const u32* matrix, int tile, int lane) {
+    const u32* at = matrix + tile * 64 + lane;
 #pragma unroll
     for (int k = 0; k < 2; ++k)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            int row = 2 * tile + i % 2;
-            x[k][i] = row < ROWS ? matrix[((2 * k + i / 2) * ROWS + row) * 32 + lane] : 0u;
+            bool there = i % 2 == 0 || 2 * tile + 1 < ROWS;
+            x[k][i] = there ? at[((2 * k + i / 2) * ROWS + i % 2) * 32] : 0u;
         }
 }
 DEV void keep_tile(u32* matrix, const Fragment& x, int tile, int lane) {
+    u32* at = matrix + tile * 64 + lane;
 #pragma unroll
     for (int k = 0; k < 2; ++k)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            int row = 2 * tile + i % 2;
-            if (row < ROWS) matrix[((2 * k + i / 2) * ROWS + row) * 32 + lane] = x[k][i];
+            bool there = i % 2 == 0 || 2 * tile + 1 < ROWS;
+            if (there) at[((2 * k + i / 2) * ROWS + i % 2) * 32] = x[k][i];
         }
 }
 
@@ -255,7 +277,7 @@ DEV void project_qkv(const Fragment (&z)[2], u32 w, u32 to, int first, const Lan
         for (int i = 0; i < 2; ++i) {
             u32 out[4];
             to_operand(out, c[0][i], c[1][i]);
-            if (first + i < TILES) put(to, 2 * n, first + i, out, l, trash);
+            if (exists(first + i)) put(to, 2 * n, first + i, out, l, trash);
         }
     }
 }
@@ -301,12 +323,6 @@ DEV void mask_words(u32 (&words)[2], const Step& s, int m, int site, int n, int 
         words[r] = token < TOKENS ? (u32)bits[token] : 0u;
     }
 }
-DEV void scaled(Tile& x, float scale) {
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[n][e] *= scale;
-}
 DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -314,11 +330,11 @@ DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
         if (l.pair == 0 && token < PADDED) to[token] = x[r];
     }
 }
-DEV void rows_of(float (&x)[2], const float* from, int tile, float scale, const Lanes& l) {
+DEV void rows_of(float (&x)[2], const float* from, int tile, const Lanes& l) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         int token = 16 * tile + l.row + 8 * r;
-        x[r] = token < PADDED ? from[token] * scale : 0.0f;
+        x[r] = token < PADDED ? from[token] : 0.0f;
     }
 }
 
@@ -355,29 +371,25 @@ DEV void attend(u32 (&a)[4], float* lse, u32 qkv, int head, int tile, const Lane
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             if (8 * n + 2 * l.pair + e % 2 >= TOKENS) score[n][e] = -1e30f;
-    float total[2];
+    float top[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float top = -1e30f;
+        float most = -1e30f;
 #pragma unroll
-        for (int n = 0; n < ROWS; ++n) top = fmaxf(top, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
-        top = quad_max(top) * FACTOR;
-        float sum = 0;
+        for (int n = 0; n < ROWS; ++n)
+            most = fmaxf(most, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
+        top[r] = quad_max(most) * FACTOR;
 #pragma unroll
         for (int n = 0; n < ROWS; ++n)
 #pragma unroll
-            for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                score[n][e] = exp2_of(score[n][e] * FACTOR - top);
-                sum += score[n][e];
-            }
-        sum = quad_sum(sum);
-        total[r] = reciprocal(sum);
-        int token = 16 * tile + l.row + 8 * r;
-        if (l.pair == 0 && token < PADDED) lse[token] = top + log2_of(sum);
+            for (int e = 2 * r; e < 2 * r + 2; ++e)
+                score[n][e] = exp2_of(score[n][e] * FACTOR - top[r]);
     }
-    float out[2][4];
+    // The last product is with a matrix of ones: the sums of the rows.
+    float out[3][4];
     clear(out[0]);
     clear(out[1]);
+    clear(out[2]);
 #pragma unroll
     for (int k = 0; k < HALVES; ++k) {
         u32 p[4];
@@ -385,6 +397,7 @@ DEV void attend(u32 (&a)[4], float* lse, u32 qkv, int head, int tile, const Lane
         load_transposed(b, value + 2 * k * BLOCK + l.rows_first);
         add_product(out[0], p, b[0], b[1]);
         add_product(out[1], p, b[2], b[3]);
+        add_product(out[2], p, ONES, ONES);
     }
     if (ODD) {
         const float(&last)[4] = score[ROWS - 1];
@@ -392,7 +405,15 @@ DEV void attend(u32 (&a)[4], float* lse, u32 qkv, int head, int tile, const Lane
         load_transposed(b, value + (ROWS - 1) * BLOCK + l.rows_first);
         mma_half(out[0], low, high, b[0]);
         mma_half(out[1], low, high, b[2]);
+        mma_half(out[2], low, high, ONES);
     }
+    float sums[2] = {out[2][0], out[2][2]}, total[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        total[r] = reciprocal(sums[r]);
+        top[r] += log2_of(sums[r]);
+    }
+    keep_rows(lse, top, tile, l);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -426,13 +447,7 @@ DEV void mlp(Tile (&y)[2], const Fragment (&x)[2], u32 w, u32 bias, const Lanes&
         }
         u32 operand[2][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) h[half][i][e] = fmaxf(h[half][i][e], 0.0f);
-            to_operand(operand[i], h[0][i], h[1][i]);
-        }
+        for (int i = 0; i < 2; ++i) to_positive(operand[i], h[0][i], h[1][i]);
 #pragma unroll
         for (int n = 0; n < 4; n += 2) {
             u32 b[4];
@@ -466,7 +481,7 @@ DEV void forward_samples(const Step& s) {
         store_float(embedding_bias + i * 4, w[EMBEDDING_BIAS + i]);
     sync_block();
 
-    const int warp = thread() / 32;
+    const int warp = warp_number();
     const Lanes l(thread() % 32);
     const u32 qkv = base + F_QKV + warp * F_SAMPLE, trash = qkv + 12 * ROWS * BLOCK;
     const float scale = s.scale[m];
@@ -477,7 +492,7 @@ DEV void forward_samples(const Step& s) {
         u32* kept = s.kept + sample * KEPT * MATRIX;
         float* stats = s.stats + sample * STATS * PADDED;
         const u8* image = image_of(s, m, step, n);
-        float rstd[2];
+        float factor[2];
         u32 words[2];
 #pragma unroll 1
         for (int tile = 0; tile < TILES; ++tile) {
@@ -503,12 +518,11 @@ DEV void forward_samples(const Step& s) {
                 add_product(c[k + 1], x, b[2], b[3]);
             }
             mask_words(words, s, m, 0, n, tile, l.row);
-            scaled(c, scale);
             drop(c, words, l.pair);
-            layer_norm(c, rstd);
+            layer_norm(c, factor, scale);
             to_operand(z, c);
             keep_tile(kept, z, tile, l.lane);
-            keep_rows(stats + HEADS * PADDED, rstd, tile, l);
+            keep_rows(stats + HEADS * PADDED, factor, tile, l);
             put(qkv, tile, z, l, trash);
         }
         float mean[4][2] = {};
@@ -521,7 +535,7 @@ DEV void forward_samples(const Step& s) {
             for (int first = 0; first < TILES; first += 2) {
                 Fragment z[2];
                 get(z[0], qkv, first, l);
-                get(z[1], qkv, first + 1 < TILES ? first + 1 : first, l);
+                get(z[1], qkv, exists(first + 1) ? first + 1 : first, l);
                 sync_warp();
                 project_qkv(z, weights + S_QKV, qkv, first, l, trash);
             }
@@ -546,37 +560,36 @@ DEV void forward_samples(const Step& s) {
                     project(y, x, weights + S_O + k * (D / 8) * BLOCK, l);
 #pragma unroll
                     for (int e = 0; e < 4; ++e) {
-                        c[0][k][e] = y[0][e] * scale;
-                        c[1][k][e] = y[1][e] * scale;
+                        c[0][k][e] = y[0][e];
+                        c[1][k][e] = y[1][e];
                     }
                 }
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     mask_words(words, s, m, 1 + 2 * block, n, first + i, l.row);
                     drop(c[i], words, l.pair);
-                    layer_norm(c[i], rstd);
+                    layer_norm(c[i], factor, scale);
                     to_operand(x[i], c[i]);
                     keep_tile(kept + (3 * block + 2) * MATRIX, x[i], first + i, l.lane);
-                    keep_rows(stat + (HEADS + 1) * PADDED, rstd, first + i, l);
+                    keep_rows(stat + (HEADS + 1) * PADDED, factor, first + i, l);
                 }
                 mlp(c, x, weights, base + F_BIAS + block * F_BLOCK_BIAS, l);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     mask_words(words, s, m, 2 + 2 * block, n, first + i, l.row);
-                    scaled(c[i], scale);
                     drop(c[i], words, l.pair);
-                    layer_norm(c[i], rstd);
+                    layer_norm(c[i], factor, scale);
                     to_operand(x[i], c[i]);
                     keep_tile(kept + (3 * block + 3) * MATRIX, x[i], first + i, l.lane);
                     bool last = block == BLOCKS - 1;
                     int next = last ? (HEADS + 2) * BLOCKS : (block + 1) * (HEADS + 2) + HEADS;
-                    keep_rows(stats + next * PADDED, rstd, first + i, l);
+                    keep_rows(stats + next * PADDED, factor, first + i, l);
                     if (last) {
 #pragma unroll
                         for (int k = 0; k < 4; ++k)
 #pragma unroll
                             for (int e = 0; e < 4; ++e) mean[k][e % 2] += c[i][k][e];
-                    } else if (first + i < TILES) {
+                    } else if (exists(first + i)) {
                         put(qkv, first + i, x[i], l, trash);
                     }
                 }
@@ -613,8 +626,6 @@ constexpr int SAMPLE_BYTES = TRASH + BLOCK;
 constexpr int B_BIAS = S_BLOCK, B_SAMPLES = B_BIAS + F * 4;
 constexpr int BACKWARD_SHARED = B_SAMPLES + SAMPLES * SAMPLE_BYTES;
 static_assert(SAMPLE_BYTES % 16 == 0 && BACKWARD_SHARED <= 232448, "shared memory");
-
-constexpr u32 ONES = 0x3F803F80;
 
 // gradient += xᵀ·dy over 16 rows, in two blocks of rows `apart` bytes from each other.
 DEV void add_rows(float (&gradient)[2][4], float (&sums)[2][4], bool with_sums, u32 x, u32 dy,
@@ -760,11 +771,10 @@ DEV void backward_samples(const Step& s) {
     for (int i = thread(); i < F; i += THREADS) store_float(base + B_BIAS + i * 4, w[B_A + i]);
     sync_block();
 
-    const int warp = thread() / 32, half = warp % 2, first = 2 * half;
+    const int warp = warp_number(), half = warp % 2, first = 2 * half;
     const Lanes l(thread() % 32);
     const u32 samples = base + B_SAMPLES;
     const u32 mine = samples + warp / 2 * SAMPLE_BYTES, trash = mine + TRASH;
-    const float scale = s.scale[m];
     const int end = (chunk + 1) * CHUNK < s.batch ? (chunk + 1) * CHUNK : s.batch;
 
     // The part of the gradients that this warp adds: 16 inputs and 16 outputs, after either phase.
@@ -791,12 +801,12 @@ DEV void backward_samples(const Step& s) {
                 prefetch(s.between + (sample + SAMPLES) * MATRIX + l.lane * 32);
         }
         u32 words[2];
-        float rstd[2];
+        float factor[2];
         Fragment x[2], dx[2];
         Tile c[2];
 
         // The MLP, 16 neurons at a time: x is its input, dx the gradient of its output.
-        if (first < TILES) {
+        if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
@@ -809,18 +819,18 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
                         for (int e = 0; e < 4; ++e)
                             c[i][k][e] = s.dpooled[sample * D + 8 * k + 2 * l.pair + e % 2];
-                    rows_of(rstd, stats + (HEADS + 2) * BLOCKS * PADDED, tile, scale, l);
+                    rows_of(factor, stats + (HEADS + 2) * BLOCKS * PADDED, tile, l);
                     mask_words(words, s, m, 2 * BLOCKS, n, tile, l.row);
-                    layer_norm_backward(c[i], z, rstd);
+                    layer_norm_backward(c[i], z, factor);
                     if (!there) words[0] = words[1] = 0;
-                    drop(c[i], words, l.pair);
                     to_operand(dx[i], c[i]);
+                    drop(dx[i], words, l.pair);
                 } else {
                     load_tile(dx[i], s.between + sample * MATRIX, tile, l.lane);
 #pragma unroll
                     for (int k = 0; k < 8; ++k) dx[i][k / 4][k % 4] = there ? dx[i][k / 4][k % 4] : 0u;
                 }
-                if (tile < TILES) {
+                if (exists(tile)) {
                     put(mine + C_Y * COLUMN, tile, x[i], l, trash);
                     put(mine + C_DOUT * COLUMN, tile, dx[i], l, trash);
                 }
@@ -853,16 +863,11 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     u32 out[4];
-#pragma unroll
-                    for (int k = 0; k < 2; ++k)
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) {
-                            dh[k][i][e] = h[k][i][e] > 0 ? dh[k][i][e] : 0.0f;
-                            h[k][i][e] = fmaxf(h[k][i][e], 0.0f);
-                        }
-                    to_operand(out, h[0][i], h[1][i]);
+                    to_positive(out, h[0][i], h[1][i]);
                     to_operand(d[i], dh[0][i], dh[1][i]);
-                    if (first + i < TILES) {
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) d[i][k] &= positive(out[k]);
+                    if (exists(first + i)) {
                         put(mine + C_H * COLUMN, 2 * f, first + i, out, l, trash);
                         put(mine + C_DH * COLUMN, 2 * f, first + i, d[i], l, trash);
                     }
@@ -882,11 +887,11 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
-                rows_of(rstd, stat + (HEADS + 1) * PADDED, tile, scale, l);
+                rows_of(factor, stat + (HEADS + 1) * PADDED, tile, l);
                 mask_words(words, s, m, 1 + 2 * block, n, tile, l.row);
-                layer_norm_backward(c[i], x[i], rstd);
-                drop(c[i], words, l.pair);
+                layer_norm_backward(c[i], x[i], factor);
                 to_operand(dx[i], c[i]);
+                drop(dx[i], words, l.pair);
             }
         }
         sync_block();
@@ -901,11 +906,11 @@ DEV void backward_samples(const Step& s) {
         sync_block();
 
         // The output projection; then q, k and v again from the block's input.
-        if (first < TILES) {
+        if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 load_tile(x[i], kept + MATRIX, first + i, l.lane);
-                if (first + i < TILES) {
+                if (exists(first + i)) {
                     put(mine + C_A * COLUMN, first + i, x[i], l, trash);
                     put(mine + C_DY * COLUMN, first + i, dx[i], l, trash);
                 }
@@ -933,7 +938,7 @@ DEV void backward_samples(const Step& s) {
                 for (int i = 0; i < 2; ++i) {
                     u32 out[4];
                     to_operand(out, da[0][i], da[1][i]);
-                    if (first + i < TILES)
+                    if (exists(first + i))
                         put(mine + C_DA * COLUMN, 2 * head, first + i, out, l, trash);
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
@@ -948,7 +953,7 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 load_tile(x[i], kept, first + i, l.lane);
-                if (first + i < TILES) put(mine + C_Z * COLUMN, first + i, x[i], l, trash);
+                if (exists(first + i)) put(mine + C_Z * COLUMN, first + i, x[i], l, trash);
             }
             project_qkv(x, base + S_QKV, mine + C_QKV * COLUMN, first, l, trash);
         }
@@ -959,12 +964,12 @@ DEV void backward_samples(const Step& s) {
         sync_some(1 + warp / 2, 64);
 
         // The projections to q, k and v, LayerNorm and dropout.
-        if (first < TILES) {
+        if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int k = 0; k < 4; ++k) clear(c[i][k]);
-            const int second = first + 1 < TILES ? first + 1 : first;
+            const int second = exists(first + 1) ? first + 1 : first;
 #pragma unroll
             for (int o = 0; o < 3 * D / 16; ++o) {
                 u32 a[2][4], b[4];
@@ -986,12 +991,12 @@ DEV void backward_samples(const Step& s) {
             for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
                 get(x[i], mine + C_Z * COLUMN, i ? second : first, l);
-                rows_of(rstd, stat + HEADS * PADDED, tile, scale, l);
+                rows_of(factor, stat + HEADS * PADDED, tile, l);
                 mask_words(words, s, m, 2 * block, n, tile, l.row);
                 if (!there) words[0] = words[1] = 0;
-                layer_norm_backward(c[i], x[i], rstd);
-                drop(c[i], words, l.pair);
+                layer_norm_backward(c[i], x[i], factor);
                 to_operand(dx[i], c[i]);
+                drop(dx[i], words, l.pair);
                 if (!FIRST && there) keep_tile(s.between + sample * MATRIX, dx[i], tile, l.lane);
             }
         }
@@ -1011,7 +1016,7 @@ DEV void backward_samples(const Step& s) {
             const u8* image = image_of(s, m, step, n);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (first + i < TILES) {
+                if (exists(first + i)) {
                     u32 pixels[4];
                     patches(pixels, s, image, first + i, l);
                     put(mine + C_PATCHES * COLUMN, 0, first + i, pixels, l, trash);
