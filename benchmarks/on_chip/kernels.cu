@@ -34,7 +34,8 @@ constexpr int S_QKV = 0, S_O = S_QKV + 6 * D * D, S_A = S_O + 2 * D * D, S_B = S
 constexpr int S_BLOCK = S_B + 2 * F * D;
 
 constexpr int WARPS = 16, THREADS = 32 * WARPS;
-constexpr float LOG2E = 1.4426950408889634f, ROOT = 0.25f;  // 1/√HEAD
+// Queries are multiplied by FACTOR, so that scores are logarithms to base 2.
+constexpr float LN2 = 0.6931471805599453f, FACTOR = 0.25f / LN2;  // 0.25 = 1/√HEAD
 
 constexpr u32 ONES = 0x3F803F80;                            // two times 1 as bf16
 
@@ -234,32 +235,43 @@ DEV void get(Fragment& x, u32 matrix, int tile, const Lanes& l) {
     load_matrices(x[1], matrix + (2 * ROWS + 2 * tile) * BLOCK + l.rows_first);
 }
 
-// Weights [inputs, outputs] as bf16 blocks; rows past `inputs` are zero.
-template <int INPUTS, int OUTPUTS>
-DEV void load_weights(u32 to, const float* from) {
+// Weights [inputs, outputs] as bf16 blocks; rows past `inputs` are zero, and the first `FIRST`
+// outputs are multiplied by `factor`.
+template <int INPUTS, int OUTPUTS, int FIRST = 0>
+DEV void load_weights(u32 to, const float* from, float factor = 1) {
     constexpr int INPUT_BLOCKS = (INPUTS + 15) / 16 * 2;
     for (int i = thread(); i < INPUT_BLOCKS * OUTPUTS / 8 * 32; i += THREADS) {
         int block = i / 32, row = block % INPUT_BLOCKS * 8 + i % 32 / 4;
         const float* at = from + row * OUTPUTS + block / INPUT_BLOCKS * 8 + i % 4 * 2;
-        store_word(to + i * 4, row < INPUTS ? pack(at[0], at[1]) : 0u);
+        float scale = block / INPUT_BLOCKS < FIRST / 8 ? factor : 1.0f;
+        store_word(to + i * 4, row < INPUTS ? pack(at[0] * scale, at[1] * scale) : 0u);
     }
 }
 DEV void load_block(u32 to, const float* from) {
-    load_weights<D, 3 * D>(to + S_QKV, from + W_QKV);
+    load_weights<D, 3 * D, D>(to + S_QKV, from + W_QKV, FACTOR);
     load_weights<D, D>(to + S_O, from + W_O);
     load_weights<D, F>(to + S_A, from + W_A);
     load_weights<F, D>(to + S_B, from + W_B);
 }
 
-// c += x·W for 8 outputs: `w` are their blocks, D inputs high.
-DEV void project(float (&c)[2][4], const Fragment (&x)[2], u32 w, const Lanes& l) {
+// c = x·W + c0 for 8 outputs: `w` are their blocks, D inputs high.
+DEV void project(float (&c)[2][4], const Fragment (&x)[2], u32 w, const float (&c0)[4],
+                 const Lanes& l) {
     u32 b[4];
     load_transposed(b, w + l.contiguous);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        add_product(c[i], x[i][0], b[0], b[1]);
+        mma(c[i], x[i][0], b[0], b[1], c0);
         add_product(c[i], x[i][1], b[2], b[3]);
     }
+}
+
+// Numbers of columns are stored as accumulators have them: those of a pair of columns, twice.
+DEV u32 quad_of(int column) { return column / 2 * 16; }
+DEV void store_quad(u32 at, int column, float x) {
+    u32 to = at + quad_of(column) + column % 2 * 4;
+    store_float(to, x);
+    store_float(to + 8, x);
 }
 
 // q, k and v of two row tiles, to three matrices that follow each other from `to` on.
@@ -267,12 +279,10 @@ DEV void project_qkv(const Fragment (&z)[2], u32 w, u32 to, int first, const Lan
 #pragma unroll
     for (int n = 0; n < 3 * D / 16; ++n) {
         float c[2][2][4];  // [8 columns][tile]
+        const float zero[4] = {0, 0, 0, 0};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            clear(c[half][0]);
-            clear(c[half][1]);
-            project(c[half], z, w + (2 * n + half) * (D / 8) * BLOCK, l);
-        }
+        for (int half = 0; half < 2; ++half)
+            project(c[half], z, w + (2 * n + half) * (D / 8) * BLOCK, zero, l);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             u32 out[4];
@@ -342,7 +352,7 @@ DEV void rows_of(float (&x)[2], const float* from, int tile, const Lanes& l) {
 // A warp has a sample, from its pixels to the mean token. Its q, k and v are in shared memory.
 
 constexpr int F_EMBEDDING = BLOCKS * S_BLOCK, F_BIAS = F_EMBEDDING + 16 * D * 2;
-constexpr int F_BLOCK_BIAS = (F + D) * 4;  // b_A, b_B as float32
+constexpr int F_BLOCK_BIAS = (F + D) * 8;  // b_A, b_B as float32, twice
 constexpr int F_QKV = F_BIAS + BLOCKS * F_BLOCK_BIAS + D * 4;
 constexpr int F_SAMPLE = 12 * ROWS * BLOCK + BLOCK;
 constexpr int FORWARD_SHARED = F_QKV + WARPS * F_SAMPLE;
@@ -350,7 +360,6 @@ static_assert(FORWARD_SHARED <= 232448, "shared memory");
 
 // One head of 16 queries: softmax(q·kᵀ)·v as the operand of the output projection.
 DEV void attend(u32 (&a)[4], float* lse, u32 qkv, int head, int tile, const Lanes& l) {
-    constexpr float FACTOR = LOG2E * ROOT;
     u32 q[4], b[4];
     u32 query = qkv + 2 * head * ROWS * BLOCK;
     u32 key = query + 4 * ROWS * BLOCK, value = key + 4 * ROWS * BLOCK;
@@ -378,12 +387,12 @@ DEV void attend(u32 (&a)[4], float* lse, u32 qkv, int head, int tile, const Lane
 #pragma unroll
         for (int n = 0; n < ROWS; ++n)
             most = fmaxf(most, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
-        top[r] = quad_max(most) * FACTOR;
+        top[r] = quad_max(most);
 #pragma unroll
         for (int n = 0; n < ROWS; ++n)
 #pragma unroll
             for (int e = 2 * r; e < 2 * r + 2; ++e)
-                score[n][e] = exp2_of(score[n][e] * FACTOR - top[r]);
+                score[n][e] = exp2_of(score[n][e] - top[r]);
     }
     // The last product is with a matrix of ones: the sums of the rows.
     float out[3][4];
@@ -424,26 +433,12 @@ DEV void attend(u32 (&a)[4], float* lse, u32 qkv, int head, int tile, const Lane
 // y = relu(x·W_A + b_A)·W_B + b_B of two row tiles, 16 neurons at a time.
 DEV void mlp(Tile (&y)[2], const Fragment (&x)[2], u32 w, u32 bias, const Lanes& l) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-        float b[2];
-        load_two(b, bias + (F + 8 * n + 2 * l.pair) * 4);
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) y[i][n][e] = b[e % 2];
-    }
-#pragma unroll
     for (int f = 0; f < F / 16; ++f) {
-        float h[2][2][4];
+        float h[2][2][4], b_a[4];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float b[2];
-            load_two(b, bias + (16 * f + 8 * half + 2 * l.pair) * 4);
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) h[half][i][e] = b[e % 2];
-            project(h[half], x, w + S_A + (2 * f + half) * (D / 8) * BLOCK, l);
+            load_four(b_a, bias + quad_of(16 * f + 8 * half + 2 * l.pair));
+            project(h[half], x, w + S_A + (2 * f + half) * (D / 8) * BLOCK, b_a, l);
         }
         u32 operand[2][4];
 #pragma unroll
@@ -453,9 +448,15 @@ DEV void mlp(Tile (&y)[2], const Fragment (&x)[2], u32 w, u32 bias, const Lanes&
             u32 b[4];
             load_transposed(b, w + S_B + (n * (F / 8) + 2 * f) * BLOCK + l.grid(BLOCK, F / 8 * BLOCK));
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                add_product(y[i][n], operand[i], b[0], b[1]);
-                add_product(y[i][n + 1], operand[i], b[2], b[3]);
+            for (int half = 0; half < 2; ++half) {
+                float b_b[4];
+                if (f == 0) load_four(b_b, bias + quad_of(F + 8 * (n + half) + 2 * l.pair));
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    if (f == 0)
+                        mma(y[i][n + half], operand[i], b[2 * half], b[2 * half + 1], b_b);
+                    else
+                        add_product(y[i][n + half], operand[i], b[2 * half], b[2 * half + 1]);
             }
         }
     }
@@ -473,7 +474,7 @@ DEV void forward_samples(const Step& s) {
         load_block(base + b * S_BLOCK, from);
         u32 bias = base + F_BIAS + b * F_BLOCK_BIAS;
         for (int i = thread(); i < F + D; i += THREADS)
-            store_float(bias + i * 4, i < F ? from[B_A + i] : from[B_B + i - F]);
+            store_quad(bias, i, i < F ? from[B_A + i] : from[B_B + i - F]);
     }
     load_weights<PATCH, D>(base + F_EMBEDDING, w);
     const u32 embedding_bias = base + F_BIAS + BLOCKS * F_BLOCK_BIAS;
@@ -555,9 +556,8 @@ DEV void forward_samples(const Step& s) {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     float y[2][4];
-                    clear(y[0]);
-                    clear(y[1]);
-                    project(y, x, weights + S_O + k * (D / 8) * BLOCK, l);
+                    const float zero[4] = {0, 0, 0, 0};
+                    project(y, x, weights + S_O + k * (D / 8) * BLOCK, zero, l);
 #pragma unroll
                     for (int e = 0; e < 4; ++e) {
                         c[0][k][e] = y[0][e];
@@ -620,10 +620,9 @@ constexpr int C_Y = 0, C_DOUT = 4, C_H = 8, C_DH = 16;
 constexpr int C_A = 0, C_DY = 4, C_DA = 8, C_Z = 12, C_QKV = 16, COLUMNS = 28;
 constexpr int C_DX = 0, C_PATCHES = 4;
 constexpr int COLUMN = ROWS * BLOCK;
-constexpr int SAMPLE_STATS = COLUMNS * COLUMN;  // log-sums, then products of da and a
-constexpr int TRASH = SAMPLE_STATS + 2 * HEADS * PADDED * 4;
-constexpr int SAMPLE_BYTES = TRASH + BLOCK;
-constexpr int B_BIAS = S_BLOCK, B_SAMPLES = B_BIAS + F * 4;
+constexpr int SAMPLE_STATS = COLUMNS * COLUMN;  // minus log-sums, then minus products of da and a
+constexpr int SAMPLE_BYTES = SAMPLE_STATS + 2 * HEADS * PADDED * 8;
+constexpr int B_BIAS = S_BLOCK, TRASH = B_BIAS + F * 8, B_SAMPLES = TRASH + BLOCK;
 constexpr int BACKWARD_SHARED = B_SAMPLES + SAMPLES * SAMPLE_BYTES;
 static_assert(SAMPLE_BYTES % 16 == 0 && BACKWARD_SHARED <= 232448, "shared memory");
 
@@ -674,88 +673,111 @@ DEV void write_sums(float* to, const float (&c)[2][4], int column, const Lanes& 
 }
 
 // Gradients of q, k and v of a head, in their place. Keys are rows, 16 at a time, and queries
-// columns: only the gradient of the scores is transposed, in registers.
-DEV void attention_backward(u32 sample, int head, const Lanes& l) {
-    constexpr float FACTOR = LOG2E * ROOT;
-    const u32 query = sample + (C_QKV + 2 * head) * COLUMN, key = query + 4 * COLUMN;
-    const u32 value = key + 4 * COLUMN, da = sample + (C_DA + 2 * head) * COLUMN;
-    const u32 lse = sample + SAMPLE_STATS + (head * PADDED + 2 * l.pair) * 4;
-    const u32 delta = lse + HEADS * PADDED * 4, trash = sample + TRASH;
-    float dq[ROWS + 1][4];  // transposed
+// columns: only the gradient of the scores is transposed, in registers. The gradient of a query is
+// that of the multiplied one.
+struct Head {
+    u32 query, key, value, da, lse, delta;
+};
+
+// 16 keys; of the last tile there may be rows past the end, and no second block of rows.
+template <bool END>
+DEV void key_tile(float (&dq)[ROWS + 1][4], const Head& at, int tile, u32 trash, const Lanes& l) {
+    constexpr int HALF = END && ODD ? 1 : 2;  // blocks of rows
+    u32 k[4], v[4], kt[4];
+    load_matrices(k, at.key + 2 * tile * BLOCK + l.rows_first);
+    load_matrices(v, at.value + 2 * tile * BLOCK + l.rows_first);
+    load_transposed(kt, at.key + 2 * tile * BLOCK + l.columns_first);
+    if (HALF == 1) k[1] = k[3] = v[1] = v[3] = kt[2] = kt[3] = 0;
+    u32 valid[2];
 #pragma unroll
-    for (int n = 0; n < ROWS; ++n) clear(dq[n]);
-#pragma unroll 1
-    for (int i = 0; i < TILES; ++i) {
-        u32 k[4], v[4], kt[4];
-        load_matrices(k, key + 2 * i * BLOCK + l.rows_first);
-        load_matrices(v, value + 2 * i * BLOCK + l.rows_first);
-        load_transposed(kt, key + 2 * i * BLOCK + l.columns_first);
-        if (ODD && i == TILES - 1) k[1] = k[3] = v[1] = v[3] = kt[2] = kt[3] = 0;
-        float hidden[4];
-        hidden[0] = hidden[1] = 16 * i + l.row < TOKENS ? 0.0f : -1e30f;
-        hidden[2] = hidden[3] = 16 * i + l.row + 8 < TOKENS ? 0.0f : -1e30f;
-        float dv[2][4], dk[2][4];
-        clear(dv[0]), clear(dv[1]), clear(dk[0]), clear(dk[1]);
-#pragma unroll
-        for (int j = 0; j < TILES; ++j) {
-            const bool both = 2 * j + 1 < ROWS;
-            u32 b[4], p[4], ds[4];
-            float score[2][4], dp[2][4];
-            const float zero[4] = {0, 0, 0, 0};
-            load_matrices(b, query + 2 * j * BLOCK + l.columns_first);
-            mma(score[0], k, b[0], b[1], hidden);
-            if (both) mma(score[1], k, b[2], b[3], hidden);
-            load_matrices(b, da + 2 * j * BLOCK + l.columns_first);
-            mma(dp[0], v, b[0], b[1], zero);
-            if (both) mma(dp[1], v, b[2], b[3], zero);
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                if (n == 1 && !both) continue;
-                float logs[2], along[2];
-                load_two(logs, lse + (16 * j + 8 * n) * 4);
-                load_two(along, delta + (16 * j + 8 * n) * 4);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    score[n][e] = exp2_of(score[n][e] * FACTOR - logs[e % 2]);
-                    dp[n][e] = score[n][e] * (dp[n][e] * ROOT - along[e % 2]);
-                }
-                p[2 * n] = pack(score[n][0], score[n][1]);
-                p[2 * n + 1] = pack(score[n][2], score[n][3]);
-                ds[2 * n] = pack(dp[n][0], dp[n][1]);
-                ds[2 * n + 1] = pack(dp[n][2], dp[n][3]);
-            }
-            load_transposed(b, da + 2 * j * BLOCK + l.rows_first);
-            if (both) {
-                add_product(dv[0], p, b[0], b[1]);
-                add_product(dv[1], p, b[2], b[3]);
-            } else {
-                mma_half(dv[0], p[0], p[1], b[0]);
-                mma_half(dv[1], p[0], p[1], b[2]);
-            }
-            load_transposed(b, query + 2 * j * BLOCK + l.rows_first);
-            if (both) {
-                add_product(dk[0], ds, b[0], b[1]);
-                add_product(dk[1], ds, b[2], b[3]);
-            } else {
-                mma_half(dk[0], ds[0], ds[1], b[0]);
-                mma_half(dk[1], ds[0], ds[1], b[2]);
-            }
-            add_product(dq[2 * j], kt, transposed(ds[0]), transposed(ds[1]));
-            if (both) add_product(dq[2 * j + 1], kt, transposed(ds[2]), transposed(ds[3]));
-        }
-        u32 out[4];
-        to_operand(out, dk[0], dk[1]);
-        put(key, 0, i, out, l, trash);
-        to_operand(out, dv[0], dv[1]);
-        put(value, 0, i, out, l, trash);
-    }
+    for (int r = 0; r < 2; ++r) valid[r] = 16 * tile + l.row + 8 * r < TOKENS ? 0xffffffffu : 0u;
+    float dv[2][4], dk[2][4];
+    clear(dv[0]), clear(dv[1]), clear(dk[0]), clear(dk[1]);
 #pragma unroll
     for (int j = 0; j < TILES; ++j) {
-        u32 out[4], at = query + 2 * j * BLOCK + l.columns_first;
-        clear(dq[ROWS]);
-        to_operand(out, dq[2 * j], dq[2 * j + 1 < ROWS ? 2 * j + 1 : ROWS]);
-        if (2 * j + 1 == ROWS && l.lane >= 16) at = trash + l.in_block;
-        store_transposed(at, out);
+        const bool both = 2 * j + 1 < ROWS;
+        u32 b[4], p[4] = {}, ds[4] = {};
+        float score[2][4], dp[2][4], from[4];
+        load_matrices(b, at.query + 2 * j * BLOCK + l.columns_first);
+#pragma unroll
+        for (int n = 0; n < 1 + both; ++n) {
+            load_four(from, at.lse + quad_of(16 * j + 8 * n));
+            mma(score[n], k, b[2 * n], b[2 * n + 1], from);
+        }
+        load_matrices(b, at.da + 2 * j * BLOCK + l.columns_first);
+#pragma unroll
+        for (int n = 0; n < 1 + both; ++n) {
+            load_four(from, at.delta + quad_of(16 * j + 8 * n));
+            mma(dp[n], v, b[2 * n], b[2 * n + 1], from);
+#pragma unroll
+            for (int r = 0; r < HALF; ++r) {
+                float left = exp2_of(score[n][2 * r]), right = exp2_of(score[n][2 * r + 1]);
+                p[2 * n + r] = pack(left, right);
+                ds[2 * n + r] = pack(left * dp[n][2 * r], right * dp[n][2 * r + 1]);
+                if (END) {
+                    p[2 * n + r] &= valid[r];
+                    ds[2 * n + r] &= valid[r];
+                }
+            }
+        }
+        load_transposed(b, at.da + 2 * j * BLOCK + l.rows_first);
+        if (both) {
+            add_product(dv[0], p, b[0], b[1]);
+            add_product(dv[1], p, b[2], b[3]);
+        } else {
+            mma_half(dv[0], p[0], p[1], b[0]);
+            mma_half(dv[1], p[0], p[1], b[2]);
+        }
+        load_transposed(b, at.query + 2 * j * BLOCK + l.rows_first);
+        if (both) {
+            add_product(dk[0], ds, b[0], b[1]);
+            add_product(dk[1], ds, b[2], b[3]);
+        } else {
+            mma_half(dk[0], ds[0], ds[1], b[0]);
+            mma_half(dk[1], ds[0], ds[1], b[2]);
+        }
+#pragma unroll
+        for (int n = 0; n < 1 + both; ++n) {
+            u32 first = transposed(ds[2 * n]);
+            u32 second = HALF == 2 ? transposed(ds[2 * n + 1]) : 0u;
+            add_product(dq[2 * j + n], kt, first, second);
+        }
+    }
+    u32 out[4];
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) dk[n][e] *= LN2;
+    to_operand(out, dk[0], dk[1]);
+    put(at.key, 0, tile, out, l, trash);
+    to_operand(out, dv[0], dv[1]);
+    put(at.value, 0, tile, out, l, trash);
+}
+
+DEV void attention_backward(u32 sample, int head, u32 trash, const Lanes& l) {
+    Head at;
+    at.query = sample + (C_QKV + 2 * head) * COLUMN;
+    at.key = at.query + 4 * COLUMN;
+    at.value = at.key + 4 * COLUMN;
+    at.da = sample + (C_DA + 2 * head) * COLUMN;
+    at.lse = sample + SAMPLE_STATS + quad_of(head * PADDED + 2 * l.pair);
+    at.delta = at.lse + quad_of(HEADS * PADDED);
+    float dq[ROWS + 1][4];  // transposed
+#pragma unroll
+    for (int n = 0; n <= ROWS; ++n) clear(dq[n]);
+#pragma unroll 1
+    for (int tile = 0; tile < TILES - 1; ++tile) key_tile<false>(dq, at, tile, trash, l);
+    key_tile<true>(dq, at, TILES - 1, trash, l);
+#pragma unroll
+    for (int j = 0; j < TILES; ++j) {
+        u32 out[4], to = at.query + 2 * j * BLOCK + l.columns_first;
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dq[2 * j + n][e] *= LN2;
+        to_operand(out, dq[2 * j], dq[2 * j + 1]);
+        if (2 * j + 1 == ROWS && l.lane >= 16) to = trash + l.in_block;
+        store_transposed(to, out);
     }
 }
 
@@ -768,13 +790,13 @@ DEV void backward_samples(const Step& s) {
     const int block = FIRST ? 0 : LAST ? BLOCKS - 1 : s.block;
     const float* w = s.weights + (i64)m * WEIGHTS + FIRST_BLOCK + block * BLOCK_WEIGHTS;
     load_block(base, w);
-    for (int i = thread(); i < F; i += THREADS) store_float(base + B_BIAS + i * 4, w[B_A + i]);
+    for (int i = thread(); i < F; i += THREADS) store_quad(base + B_BIAS, i, w[B_A + i]);
     sync_block();
 
     const int warp = warp_number(), half = warp % 2, first = 2 * half;
     const Lanes l(thread() % 32);
     const u32 samples = base + B_SAMPLES;
-    const u32 mine = samples + warp / 2 * SAMPLE_BYTES, trash = mine + TRASH;
+    const u32 mine = samples + warp / 2 * SAMPLE_BYTES, trash = base + TRASH;
     const int end = (chunk + 1) * CHUNK < s.batch ? (chunk + 1) * CHUNK : s.batch;
 
     // The part of the gradients that this warp adds: 16 inputs and 16 outputs, after either phase.
@@ -843,18 +865,13 @@ DEV void backward_samples(const Step& s) {
                 u32 b[4];
 #pragma unroll
                 for (int k = 0; k < 2; ++k) {
-                    float bias[2];
-                    load_two(bias, base + B_BIAS + (16 * f + 8 * k + 2 * l.pair) * 4);
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) h[k][i][e] = bias[e % 2];
-                        clear(dh[k][i]);
-                    }
-                    project(h[k], x, base + S_A + (2 * f + k) * (D / 8) * BLOCK, l);
+                    float bias[4];
+                    load_four(bias, base + B_BIAS + quad_of(16 * f + 8 * k + 2 * l.pair));
+                    project(h[k], x, base + S_A + (2 * f + k) * (D / 8) * BLOCK, bias, l);
                     load_matrices(b, base + S_B + (2 * f + k) * BLOCK + l.line(F / 8 * BLOCK));
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
+                        clear(dh[k][i]);
                         add_product(dh[k][i], dx[i][0], b[0], b[1]);
                         add_product(dh[k][i], dx[i][1], b[2], b[3]);
                     }
@@ -898,10 +915,15 @@ DEV void backward_samples(const Step& s) {
         {
             const u32 from = samples + (is_a ? C_Y : C_H) * COLUMN + 2 * mlp_row * COLUMN;
             const u32 to = samples + (is_a ? C_DH : C_DOUT) * COLUMN + 2 * mlp_column * COLUMN;
+            if (mlp_row == 0) {
 #pragma unroll 1
-            for (int i = 0; i < SAMPLES; i += 2)
-                add_two_samples(mlp_gradient, mlp_sums, mlp_row == 0, from + i * SAMPLE_BYTES,
-                                to + i * SAMPLE_BYTES, l);
+                for (u32 i = 0; i < SAMPLES * SAMPLE_BYTES; i += 2 * SAMPLE_BYTES)
+                    add_two_samples(mlp_gradient, mlp_sums, true, from + i, to + i, l);
+            } else {
+#pragma unroll 1
+                for (u32 i = 0; i < SAMPLES * SAMPLE_BYTES; i += 2 * SAMPLE_BYTES)
+                    add_two_samples(mlp_gradient, mlp_sums, false, from + i, to + i, l);
+            }
         }
         sync_block();
 
@@ -942,11 +964,10 @@ DEV void backward_samples(const Step& s) {
                         put(mine + C_DA * COLUMN, 2 * head, first + i, out, l, trash);
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
-                        float along = quad_sum(delta[i][r]) * ROOT;
+                        float along = quad_sum(delta[i][r]);
                         int token = 16 * (first + i) + l.row + 8 * r;
                         if (l.pair == 0 && token < PADDED)
-                            store_float(mine + SAMPLE_STATS + ((HEADS + head) * PADDED + token) * 4,
-                                        along);
+                            store_quad(mine + SAMPLE_STATS, (HEADS + head) * PADDED + token, -along);
                     }
                 }
             }
@@ -958,9 +979,9 @@ DEV void backward_samples(const Step& s) {
             project_qkv(x, base + S_QKV, mine + C_QKV * COLUMN, first, l, trash);
         }
         for (int i = half * 32 + l.lane; i < HEADS * PADDED; i += 64)
-            store_float(mine + SAMPLE_STATS + i * 4, stat[i]);
+            store_quad(mine + SAMPLE_STATS, i, -stat[i]);
         sync_some(1 + warp / 2, 64);
-        attention_backward(mine, half, l);
+        attention_backward(mine, half, trash, l);
         sync_some(1 + warp / 2, 64);
 
         // The projections to q, k and v, LayerNorm and dropout.
@@ -1005,9 +1026,8 @@ DEV void backward_samples(const Step& s) {
             const u32 from = samples + (is_qkv ? C_Z : C_A) * COLUMN + 2 * row * COLUMN;
             const u32 to = samples + (is_qkv ? C_QKV : C_DY) * COLUMN + 2 * column * COLUMN;
 #pragma unroll 1
-            for (int i = 0; i < SAMPLES; i += 2)
-                add_two_samples(gradient, gradient, false, from + i * SAMPLE_BYTES,
-                                to + i * SAMPLE_BYTES, l);
+            for (u32 i = 0; i < SAMPLES * SAMPLE_BYTES; i += 2 * SAMPLE_BYTES)
+                add_two_samples(gradient, gradient, false, from + i, to + i, l);
         }
         sync_block();
 
@@ -1046,6 +1066,10 @@ DEV void backward_samples(const Step& s) {
     write_gradient(mlp_out + (is_a ? W_A : W_B), mlp_gradient, 16 * mlp_row, 16 * mlp_column,
                    is_a ? F : D, l);
     if (mlp_row == 0) write_sums(mlp_out + (is_a ? B_A : B_B), mlp_sums, 16 * mlp_column, l);
+    if (is_qkv && column < D / 16) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) gradient[e / 4][e % 4] *= FACTOR;
+    }
     write_gradient(mlp_out + (is_qkv ? W_QKV : W_O), gradient, 16 * row, 16 * column,
                    is_qkv ? 3 * D : D, l);
     if (FIRST) {
