@@ -144,5 +144,10 @@ DEV void load_four(float (&x)[4], u32 at) {
                  : "r"(at)
                  : "memory");
 }
+DEV void store_four(u32 at, const float (&x)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(x[0]), "f"(x[1]),
+                 "f"(x[2]), "f"(x[3])
+                 : "memory");
+}
 
 DEV void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }

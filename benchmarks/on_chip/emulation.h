@@ -329,6 +329,7 @@ DEV float load_float(u32 at) {
 DEV void load_two(float (&x)[2], u32 at) { std::memcpy(x, emulation::shared_at(at), 8); }
 
 DEV void load_four(float (&x)[4], u32 at) { std::memcpy(x, emulation::shared_at(at), 16); }
+DEV void store_four(u32 at, const float (&x)[4]) { std::memcpy(emulation::shared_at(at), x, 16); }
 
 DEV void prefetch(const void*) {}
 

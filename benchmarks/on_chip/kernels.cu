@@ -11,6 +11,7 @@
 constexpr int D = 32, HEADS = 2, F = 64, HEAD = D / HEADS;
 constexpr int ROWS = (TOKENS + 7) / 8;         // block rows of a sample
 constexpr int PADDED = 8 * ROWS;               // its rows with padding
+constexpr int STAT_ROWS = 16 * ((ROWS + 3) / 4 * 2);  // with that of a whole pair of row tiles
 constexpr int TILES = (ROWS + 1) / 2;          // row tiles of 16
 constexpr int HALVES = ROWS / 2;               // steps of 16 rows, without an odd last block
 constexpr bool ODD = ROWS % 2;
@@ -33,7 +34,8 @@ constexpr int WEIGHTS = FIRST_BLOCK + BLOCKS * BLOCK_WEIGHTS + D * D + D + D * C
 constexpr int S_QKV = 0, S_O = S_QKV + 6 * D * D, S_A = S_O + 2 * D * D, S_B = S_A + 2 * D * F;
 constexpr int S_BLOCK = S_B + 2 * F * D;
 
-constexpr int WARPS = 16, THREADS = 32 * WARPS;
+constexpr int WARPS = 16, THREADS = 32 * WARPS;  // of forward
+constexpr int GROUPS = 3, BACKWARD_THREADS = 128 * GROUPS;
 // Queries are multiplied by FACTOR, so that scores are logarithms to base 2.
 constexpr float LN2 = 0.6931471805599453f, FACTOR = 0.25f / LN2;  // 0.25 = 1/√HEAD
 
@@ -53,7 +55,7 @@ struct Step {
     const float* dpooled;    // [networks, batch, D], gradient of the mean token
     u32* kept;               // [networks, batch, KEPT, MATRIX]: z, a, y of each block, last output
     u32* between;            // [networks, batch, MATRIX], gradient between two blocks
-    float* stats;            // [networks, batch, STATS, PADDED]
+    float* stats;            // [networks, batch, STATS, STAT_ROWS]
     float* pooled;           // [networks, batch, D], the mean token
     float* gradients;        // [chunks, networks, WEIGHTS]
     int batch, networks, max_steps, samples, wide, block;
@@ -67,21 +69,21 @@ typedef u32 Fragment[2][4];   // 16×32 operand: [columns / 16][register]
 struct Lanes {
     int lane, row, pair;  // lane; its row of an 8×8 block; its pair of columns
     u32 in_block, rows_first, columns_first, contiguous;
-    DEV Lanes(int lane_) {
+    DEV Lanes(u32 lane_) {
         lane = lane_;
-        row = lane / 4;
-        pair = lane % 4;
-        in_block = (lane % 8) * 16;
-        u32 low = (lane / 8) % 2, high = lane / 16;
+        row = lane_ / 4;
+        pair = lane_ % 4;
+        in_block = (lane_ % 8) * 16;
+        u32 low = (lane_ / 8) % 2, high = lane_ / 16;
         rows_first = (high * ROWS + low) * BLOCK + in_block;
         columns_first = (low * ROWS + high) * BLOCK + in_block;
         contiguous = lane * 16;
     }
     // Four blocks: the first and third pair `far` apart, the first and second `near` apart.
     DEV u32 grid(u32 near, u32 far) const {
-        return ((lane / 8) % 2) * near + (lane / 16) * far + in_block;
+        return ((u32)lane / 8 % 2) * near + ((u32)lane / 16) * far + in_block;
     }
-    DEV u32 line(u32 stride) const { return (lane / 8) * stride + in_block; }
+    DEV u32 line(u32 stride) const { return ((u32)lane / 8) * stride + in_block; }
 };
 
 // Whether a sample has this row tile; a warp always has two.
@@ -198,15 +200,16 @@ DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&fac
     }
 }
 
-// A row tile from or to blocks in device memory.
+// A row tile from or to blocks in device memory; a block of rows past the end repeats the last.
 DEV void load_tile(Fragment& x, const u32* matrix, int tile, int lane) {
     const u32* at = matrix + tile * 64 + lane;
+    const u32* odd = at + (2 * tile + 1 < ROWS ? 32 : 0);
 #pragma unroll
     for (int k = 0; k < 2; ++k)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            bool there = i % 2 == 0 || 2 * tile + 1 < ROWS;
-            x[k][i] = there ? at[((2 * k + i / 2) * ROWS + i % 2) * 32] : 0u;
+            const u32* from = i % 2 ? odd : at;
+            x[k][i] = from[(2 * k + i / 2) * ROWS * 32];
         }
 }
 DEV void keep_tile(u32* matrix, const Fragment& x, int tile, int lane) {
@@ -238,20 +241,20 @@ DEV void get(Fragment& x, u32 matrix, int tile, const Lanes& l) {
 // Weights [inputs, outputs] as bf16 blocks; rows past `inputs` are zero, and the first `FIRST`
 // outputs are multiplied by `factor`.
 template <int INPUTS, int OUTPUTS, int FIRST = 0>
-DEV void load_weights(u32 to, const float* from, float factor = 1) {
+DEV void load_weights(u32 to, const float* from, int threads, float factor = 1) {
     constexpr int INPUT_BLOCKS = (INPUTS + 15) / 16 * 2;
-    for (int i = thread(); i < INPUT_BLOCKS * OUTPUTS / 8 * 32; i += THREADS) {
-        int block = i / 32, row = block % INPUT_BLOCKS * 8 + i % 32 / 4;
+    for (u32 i = thread(); i < INPUT_BLOCKS * OUTPUTS / 8 * 32; i += threads) {
+        u32 block = i / 32, row = block % INPUT_BLOCKS * 8 + i % 32 / 4;
         const float* at = from + row * OUTPUTS + block / INPUT_BLOCKS * 8 + i % 4 * 2;
         float scale = block / INPUT_BLOCKS < FIRST / 8 ? factor : 1.0f;
         store_word(to + i * 4, row < INPUTS ? pack(at[0] * scale, at[1] * scale) : 0u);
     }
 }
-DEV void load_block(u32 to, const float* from) {
-    load_weights<D, 3 * D, D>(to + S_QKV, from + W_QKV, FACTOR);
-    load_weights<D, D>(to + S_O, from + W_O);
-    load_weights<D, F>(to + S_A, from + W_A);
-    load_weights<F, D>(to + S_B, from + W_B);
+DEV void load_block(u32 to, const float* from, int threads) {
+    load_weights<D, 3 * D, D>(to + S_QKV, from + W_QKV, threads, FACTOR);
+    load_weights<D, D>(to + S_O, from + W_O, threads);
+    load_weights<D, F>(to + S_A, from + W_A, threads);
+    load_weights<F, D>(to + S_B, from + W_B, threads);
 }
 
 // c = x·W + c0 for 8 outputs: `w` are their blocks, D inputs high.
@@ -335,17 +338,12 @@ DEV void mask_words(u32 (&words)[2], const Step& s, int m, int site, int n, int 
 }
 DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        int token = 16 * tile + l.row + 8 * r;
-        if (l.pair == 0 && token < PADDED) to[token] = x[r];
-    }
+    for (int r = 0; r < 2; ++r)
+        if (l.pair == 0) to[16 * tile + l.row + 8 * r] = x[r];
 }
 DEV void rows_of(float (&x)[2], const float* from, int tile, const Lanes& l) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        int token = 16 * tile + l.row + 8 * r;
-        x[r] = token < PADDED ? from[token] : 0.0f;
-    }
+    for (int r = 0; r < 2; ++r) x[r] = from[16 * tile + l.row + 8 * r];
 }
 
 // ---------------------------------------------------------------------------------------- forward
@@ -471,19 +469,19 @@ DEV void forward_samples(const Step& s) {
 #pragma unroll 1
     for (int b = 0; b < BLOCKS; ++b) {
         const float* from = w + FIRST_BLOCK + b * BLOCK_WEIGHTS;
-        load_block(base + b * S_BLOCK, from);
+        load_block(base + b * S_BLOCK, from, THREADS);
         u32 bias = base + F_BIAS + b * F_BLOCK_BIAS;
         for (int i = thread(); i < F + D; i += THREADS)
             store_quad(bias, i, i < F ? from[B_A + i] : from[B_B + i - F]);
     }
-    load_weights<PATCH, D>(base + F_EMBEDDING, w);
+    load_weights<PATCH, D>(base + F_EMBEDDING, w, THREADS);
     const u32 embedding_bias = base + F_BIAS + BLOCKS * F_BLOCK_BIAS;
     for (int i = thread(); i < D; i += THREADS)
         store_float(embedding_bias + i * 4, w[EMBEDDING_BIAS + i]);
     sync_block();
 
     const int warp = warp_number();
-    const Lanes l(thread() % 32);
+    const Lanes l((u32)thread() % 32);
     const u32 qkv = base + F_QKV + warp * F_SAMPLE, trash = qkv + 12 * ROWS * BLOCK;
     const float scale = s.scale[m];
     const int end = (chunk + 1) * CHUNK < s.batch ? (chunk + 1) * CHUNK : s.batch;
@@ -491,7 +489,7 @@ DEV void forward_samples(const Step& s) {
     for (int n = chunk * CHUNK + warp; n < end; n += WARPS) {
         const i64 sample = (i64)m * s.batch + n;
         u32* kept = s.kept + sample * KEPT * MATRIX;
-        float* stats = s.stats + sample * STATS * PADDED;
+        float* stats = s.stats + sample * STATS * STAT_ROWS;
         const u8* image = image_of(s, m, step, n);
         float factor[2];
         u32 words[2];
@@ -523,14 +521,14 @@ DEV void forward_samples(const Step& s) {
             layer_norm(c, factor, scale);
             to_operand(z, c);
             keep_tile(kept, z, tile, l.lane);
-            keep_rows(stats + HEADS * PADDED, factor, tile, l);
+            keep_rows(stats + HEADS * STAT_ROWS, factor, tile, l);
             put(qkv, tile, z, l, trash);
         }
         float mean[4][2] = {};
 #pragma unroll 1
         for (int block = 0; block < BLOCKS; ++block) {
             const u32 weights = base + block * S_BLOCK;
-            float* stat = stats + block * (HEADS + 2) * PADDED;
+            float* stat = stats + block * (HEADS + 2) * STAT_ROWS;
             sync_warp();
 #pragma unroll 1
             for (int first = 0; first < TILES; first += 2) {
@@ -549,7 +547,7 @@ DEV void forward_samples(const Step& s) {
                 for (int i = 0; i < 2; ++i)
 #pragma unroll
                     for (int head = 0; head < HEADS; ++head)
-                        attend(x[i][head], stat + head * PADDED, qkv, head, first + i, l);
+                        attend(x[i][head], stat + head * STAT_ROWS, qkv, head, first + i, l);
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
                     keep_tile(kept + (3 * block + 1) * MATRIX, x[i], first + i, l.lane);
@@ -571,7 +569,7 @@ DEV void forward_samples(const Step& s) {
                     layer_norm(c[i], factor, scale);
                     to_operand(x[i], c[i]);
                     keep_tile(kept + (3 * block + 2) * MATRIX, x[i], first + i, l.lane);
-                    keep_rows(stat + (HEADS + 1) * PADDED, factor, first + i, l);
+                    keep_rows(stat + (HEADS + 1) * STAT_ROWS, factor, first + i, l);
                 }
                 mlp(c, x, weights, base + F_BIAS + block * F_BLOCK_BIAS, l);
 #pragma unroll
@@ -583,7 +581,7 @@ DEV void forward_samples(const Step& s) {
                     keep_tile(kept + (3 * block + 3) * MATRIX, x[i], first + i, l.lane);
                     bool last = block == BLOCKS - 1;
                     int next = last ? (HEADS + 2) * BLOCKS : (block + 1) * (HEADS + 2) + HEADS;
-                    keep_rows(stats + next * PADDED, factor, first + i, l);
+                    keep_rows(stats + next * STAT_ROWS, factor, first + i, l);
                     if (last) {
 #pragma unroll
                         for (int k = 0; k < 4; ++k)
@@ -609,11 +607,12 @@ DEV void forward_samples(const Step& s) {
 }
 
 // --------------------------------------------------------------------------------------- backward
-// A block of threads has a network and eight samples at a time; two warps have a sample, each two
-// of its row tiles and one of its heads. What a weight gradient multiplies is put into shared
-// memory; then each warp adds its 16×16 part of the gradient over the rows of all eight samples.
+// A block of threads has a network, with three groups of four warps that need not wait for each
+// other. A group has two samples at a time, a warp two row tiles of one and one of its heads. What
+// a weight gradient multiplies is put into shared memory; then each warp of the group adds a 32×32
+// part of the gradient over the rows of both samples.
 
-constexpr int SAMPLES = WARPS / 2;
+constexpr int SAMPLES = 2 * GROUPS;
 // Matrices of a sample's part of shared memory, in block columns: first for the gradients of W_A
 // and W_B, then for those of W_O and W_QKV, at last for that of the embedding.
 constexpr int C_Y = 0, C_DOUT = 4, C_H = 8, C_DH = 16;
@@ -622,54 +621,55 @@ constexpr int C_DX = 0, C_PATCHES = 4;
 constexpr int COLUMN = ROWS * BLOCK;
 constexpr int SAMPLE_STATS = COLUMNS * COLUMN;  // minus log-sums, then minus products of da and a
 constexpr int SAMPLE_BYTES = SAMPLE_STATS + 2 * HEADS * PADDED * 8;
-constexpr int B_BIAS = S_BLOCK, TRASH = B_BIAS + F * 8, B_SAMPLES = TRASH + BLOCK;
+constexpr int B_BIAS = S_BLOCK, TRASH = B_BIAS + F * 8, B_SUMS = TRASH + BLOCK;
+constexpr int PART = 32 * 32 * 4;  // bytes of a part of a gradient
+constexpr int B_SAMPLES = B_SUMS + 4 * GROUPS * PART;
 constexpr int BACKWARD_SHARED = B_SAMPLES + SAMPLES * SAMPLE_BYTES;
 static_assert(SAMPLE_BYTES % 16 == 0 && BACKWARD_SHARED <= 232448, "shared memory");
 
-// gradient += xᵀ·dy over 16 rows, in two blocks of rows `apart` bytes from each other.
-DEV void add_rows(float (&gradient)[2][4], float (&sums)[2][4], bool with_sums, u32 x, u32 dy,
-                  u32 apart, const Lanes& l) {
-    u32 a[4], b[4];
+// Where a part in shared memory has an entry: blocks of 16×8, each four numbers of 32 lanes.
+DEV u32 entry_of(u32 row, u32 column) {
+    u32 lane = row % 8 * 4 + column % 8 / 2, entry = row % 16 / 8 * 2 + column % 2;
+    return (row / 16 * 4 + column / 8) * 512 + lane * 16 + entry * 4;
+}
+
+typedef float Part[2][4][4];  // a 32×32 part of a gradient: [16 rows][8 columns][entry]
+
+// part += xᵀ·dy over 16 rows, in two blocks of rows `apart` bytes from each other.
+template <bool WITH_SUMS>
+DEV void add_rows(Part& part, float (&sums)[4][4], u32 x, u32 dy, u32 apart, const Lanes& l) {
+    u32 a[2][4], b[4];
     const u32 ones[4] = {ONES, ONES, ONES, ONES};
-    load_transposed(a, x + l.grid(COLUMN, apart));
-    load_transposed(b, dy + l.grid(apart, COLUMN));
-    add_product(gradient[0], a, b[0], b[1]);
-    add_product(gradient[1], a, b[2], b[3]);
-    if (with_sums) {
-        add_product(sums[0], ones, b[0], b[1]);
-        add_product(sums[1], ones, b[2], b[3]);
+    load_transposed(a[0], x + l.grid(COLUMN, apart));
+    load_transposed(a[1], x + 2 * COLUMN + l.grid(COLUMN, apart));
+#pragma unroll
+    for (int n = 0; n < 4; n += 2) {
+        load_transposed(b, dy + n * COLUMN + l.grid(apart, COLUMN));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            add_product(part[i][n], a[i], b[0], b[1]);
+            add_product(part[i][n + 1], a[i], b[2], b[3]);
+        }
+        if (WITH_SUMS) {
+            add_product(sums[n], ones, b[0], b[1]);
+            add_product(sums[n + 1], ones, b[2], b[3]);
+        }
     }
 }
 // The same over two samples; an odd last block of rows is taken of both at once.
-DEV void add_two_samples(float (&gradient)[2][4], float (&sums)[2][4], bool with_sums, u32 x,
-                         u32 dy, const Lanes& l) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
+template <bool WITH_SUMS>
+DEV void add_samples(Part& part, float (&sums)[4][4], u32 x, u32 dy, const Lanes& l) {
+#pragma unroll 1
+    for (u32 sample = 0; sample < 2 * SAMPLE_BYTES; sample += SAMPLE_BYTES)
 #pragma unroll
         for (int k = 0; k < HALVES; ++k) {
-            u32 at = i * SAMPLE_BYTES + 2 * k * BLOCK;
-            add_rows(gradient, sums, with_sums, x + at, dy + at, BLOCK, l);
+            u32 at = sample + 2 * k * BLOCK;
+            add_rows<WITH_SUMS>(part, sums, x + at, dy + at, BLOCK, l);
         }
     if (ODD) {
         u32 at = (ROWS - 1) * BLOCK;
-        add_rows(gradient, sums, with_sums, x + at, dy + at, SAMPLE_BYTES, l);
+        add_rows<WITH_SUMS>(part, sums, x + at, dy + at, SAMPLE_BYTES, l);
     }
-}
-
-DEV void write_gradient(float* to, const float (&c)[2][4], int row, int column, int width,
-                        const Lanes& l) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            to[(row + l.row + e / 2 * 8) * width + column + 8 * n + 2 * l.pair + e % 2] = c[n][e];
-}
-DEV void write_sums(float* to, const float (&c)[2][4], int column, const Lanes& l) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-            if (l.row == 0) to[column + 8 * n + 2 * l.pair + e] = c[n][e];
 }
 
 // Gradients of q, k and v of a head, in their place. Keys are rows, 16 at a time, and queries
@@ -789,38 +789,47 @@ DEV void backward_samples(const Step& s) {
     if (step >= s.steps[m]) return;
     const int block = FIRST ? 0 : LAST ? BLOCKS - 1 : s.block;
     const float* w = s.weights + (i64)m * WEIGHTS + FIRST_BLOCK + block * BLOCK_WEIGHTS;
-    load_block(base, w);
-    for (int i = thread(); i < F; i += THREADS) store_quad(base + B_BIAS, i, w[B_A + i]);
-    sync_block();
+    load_block(base, w, BACKWARD_THREADS);
+    for (int i = thread(); i < F; i += BACKWARD_THREADS) store_quad(base + B_BIAS, i, w[B_A + i]);
 
-    const int warp = warp_number(), half = warp % 2, first = 2 * half;
-    const Lanes l(thread() % 32);
-    const u32 samples = base + B_SAMPLES;
-    const u32 mine = samples + warp / 2 * SAMPLE_BYTES, trash = base + TRASH;
+    const u32 warp = warp_number(), group = warp / 4, half = warp % 2, first = 2 * half;
+    const Lanes l((u32)thread() % 32);
+    const u32 samples = base + B_SAMPLES + 2 * group * SAMPLE_BYTES;
+    const u32 mine = samples + warp / 2 % 2 * SAMPLE_BYTES, trash = base + TRASH;
     const int end = (chunk + 1) * CHUNK < s.batch ? (chunk + 1) * CHUNK : s.batch;
 
-    // The part of the gradients that this warp adds: 16 inputs and 16 outputs, after either phase.
-    const bool is_a = warp < 8, is_qkv = warp < 12;
-    const int mlp_row = is_a ? warp / 4 : (warp - 8) / 2, mlp_column = is_a ? warp % 4 : warp % 2;
-    const int row = is_qkv ? warp / 6 : (warp - 12) / 2, column = is_qkv ? warp % 6 : warp % 2;
-    float mlp_gradient[2][4] = {}, mlp_sums[2][4] = {}, gradient[2][4] = {};
-    float embedding[2][4] = {}, embedding_sums[2][4] = {};
+    // The parts of gradients that this warp adds. In the first phase: outputs 0 to 31 of W_A, then
+    // 32 to 63, inputs 0 to 31 of W_B, then 32 to 63; in the second: W_Q, W_K, W_V, W_O.
+    const u32 part = (warp + group) % 4;
+    Part mlp_part = {};
+    float mlp_sums[4][4] = {}, embedding[2][4] = {}, embedding_sums[2][4] = {};
+    // Those of the second phase are kept in shared memory.
+    const u32 sums = base + B_SUMS + (group * 4 + part) * PART + l.contiguous;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float zero[4] = {0, 0, 0, 0};
+        store_four(sums + i * 512, zero);
+    }
+    sync_block();
 
 #pragma unroll 1
-    for (int begin = chunk * CHUNK; begin < end; begin += SAMPLES) {
+    for (int begin = chunk * CHUNK + 2 * group; begin < end; begin += SAMPLES) {
         // A sample past the end is the last one again with nothing kept: its gradients are zero.
-        const bool there = begin + warp / 2 < end;
-        const int n = there ? begin + warp / 2 : end - 1;
+        const bool there = begin + (int)(warp / 2 % 2) < end;
+        const int n = there ? begin + warp / 2 % 2 : end - 1;
         const i64 sample = (i64)m * s.batch + n;
         const u32* kept = s.kept + (sample * KEPT + 3 * block) * MATRIX;
-        const float* stats = s.stats + sample * STATS * PADDED;
-        const float* stat = stats + block * (HEADS + 2) * PADDED;
+        const float* stats = s.stats + sample * STATS * STAT_ROWS;
+        const float* stat = stats + block * (HEADS + 2) * STAT_ROWS;
         if (n + SAMPLES < end) {
-            const u32* next = kept + (i64)SAMPLES * KEPT * MATRIX;
-            for (int i = half * 32 + l.lane; i < (LAST ? 4 : 3) * MATRIX / 32; i += 64)
-                prefetch(next + i * 32);
-            if (!LAST && half == 0 && l.lane < MATRIX / 32)
-                prefetch(s.between + (sample + SAMPLES) * MATRIX + l.lane * 32);
+            constexpr int LINES = (LAST ? 4 : 3) * MATRIX / 32;
+            const int line = half * 32 + l.lane;
+            const u32* next = kept + (i64)SAMPLES * KEPT * MATRIX + line * 32;
+#pragma unroll
+            for (int i = 0; i < LINES; i += 64)
+                if (line + i < LINES) prefetch(next + i * 32);
+            if (!LAST && line < MATRIX / 32)
+                prefetch(s.between + (sample + SAMPLES) * MATRIX + line * 32);
         }
         u32 words[2];
         float factor[2];
@@ -841,7 +850,7 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
                         for (int e = 0; e < 4; ++e)
                             c[i][k][e] = s.dpooled[sample * D + 8 * k + 2 * l.pair + e % 2];
-                    rows_of(factor, stats + (HEADS + 2) * BLOCKS * PADDED, tile, l);
+                    rows_of(factor, stats + (HEADS + 2) * BLOCKS * STAT_ROWS, tile, l);
                     mask_words(words, s, m, 2 * BLOCKS, n, tile, l.row);
                     layer_norm_backward(c[i], z, factor);
                     if (!there) words[0] = words[1] = 0;
@@ -904,28 +913,24 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
-                rows_of(factor, stat + (HEADS + 1) * PADDED, tile, l);
+                rows_of(factor, stat + (HEADS + 1) * STAT_ROWS, tile, l);
                 mask_words(words, s, m, 1 + 2 * block, n, tile, l.row);
                 layer_norm_backward(c[i], x[i], factor);
                 to_operand(dx[i], c[i]);
                 drop(dx[i], words, l.pair);
             }
         }
-        sync_block();
-        {
-            const u32 from = samples + (is_a ? C_Y : C_H) * COLUMN + 2 * mlp_row * COLUMN;
-            const u32 to = samples + (is_a ? C_DH : C_DOUT) * COLUMN + 2 * mlp_column * COLUMN;
-            if (mlp_row == 0) {
-#pragma unroll 1
-                for (u32 i = 0; i < SAMPLES * SAMPLE_BYTES; i += 2 * SAMPLE_BYTES)
-                    add_two_samples(mlp_gradient, mlp_sums, true, from + i, to + i, l);
-            } else {
-#pragma unroll 1
-                for (u32 i = 0; i < SAMPLES * SAMPLE_BYTES; i += 2 * SAMPLE_BYTES)
-                    add_two_samples(mlp_gradient, mlp_sums, false, from + i, to + i, l);
-            }
-        }
-        sync_block();
+        sync_some(1 + group, 128);
+        if (part < 2)
+            add_samples<true>(mlp_part, mlp_sums, samples + C_Y * COLUMN,
+                              samples + (C_DH + 4 * part) * COLUMN, l);
+        else if (part == 2)
+            add_samples<true>(mlp_part, mlp_sums, samples + C_H * COLUMN, samples + C_DOUT * COLUMN,
+                              l);
+        else
+            add_samples<false>(mlp_part, mlp_sums, samples + (C_H + 4) * COLUMN,
+                               samples + C_DOUT * COLUMN, l);
+        sync_some(1 + group, 128);
 
         // The output projection; then q, k and v again from the block's input.
         if (exists(first)) {
@@ -965,7 +970,7 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
                         float along = quad_sum(delta[i][r]);
-                        int token = 16 * (first + i) + l.row + 8 * r;
+                        const int token = 16 * (first + i) + l.row + 8 * r;
                         if (l.pair == 0 && token < PADDED)
                             store_quad(mine + SAMPLE_STATS, (HEADS + head) * PADDED + token, -along);
                     }
@@ -978,11 +983,15 @@ DEV void backward_samples(const Step& s) {
             }
             project_qkv(x, base + S_QKV, mine + C_QKV * COLUMN, first, l, trash);
         }
-        for (int i = half * 32 + l.lane; i < HEADS * PADDED; i += 64)
-            store_quad(mine + SAMPLE_STATS, i, -stat[i]);
-        sync_some(1 + warp / 2, 64);
+#pragma unroll
+        for (int head = 0; head < HEADS; ++head) {
+            const int i = half * 32 + l.lane;
+            if (i < PADDED)
+                store_quad(mine + SAMPLE_STATS, head * PADDED + i, -stat[head * STAT_ROWS + i]);
+        }
+        sync_some(1 + GROUPS + warp / 2, 64);
         attention_backward(mine, half, trash, l);
-        sync_some(1 + warp / 2, 64);
+        sync_some(1 + GROUPS + warp / 2, 64);
 
         // The projections to q, k and v, LayerNorm and dropout.
         if (exists(first)) {
@@ -1012,7 +1021,7 @@ DEV void backward_samples(const Step& s) {
             for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
                 get(x[i], mine + C_Z * COLUMN, i ? second : first, l);
-                rows_of(factor, stat + HEADS * PADDED, tile, l);
+                rows_of(factor, stat + HEADS * STAT_ROWS, tile, l);
                 mask_words(words, s, m, 2 * block, n, tile, l.row);
                 if (!there) words[0] = words[1] = 0;
                 layer_norm_backward(c[i], x[i], factor);
@@ -1021,15 +1030,17 @@ DEV void backward_samples(const Step& s) {
                 if (!FIRST && there) keep_tile(s.between + sample * MATRIX, dx[i], tile, l.lane);
             }
         }
-        sync_block();
+        sync_some(1 + group, 128);
         {
-            const u32 from = samples + (is_qkv ? C_Z : C_A) * COLUMN + 2 * row * COLUMN;
-            const u32 to = samples + (is_qkv ? C_QKV : C_DY) * COLUMN + 2 * column * COLUMN;
-#pragma unroll 1
-            for (u32 i = 0; i < SAMPLES * SAMPLE_BYTES; i += 2 * SAMPLE_BYTES)
-                add_two_samples(gradient, gradient, false, from + i, to + i, l);
+            Part sum;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) load_four(sum[i / 4][i % 4], sums + i * 512);
+            add_samples<false>(sum, mlp_sums, samples + (part < 3 ? C_Z : C_A) * COLUMN,
+                               samples + (part < 3 ? C_QKV + 4 * part : C_DY) * COLUMN, l);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) store_four(sums + i * 512, sum[i / 4][i % 4]);
         }
-        sync_block();
+        sync_some(1 + group, 128);
 
         // The embedding: each warp adds 16 columns of its own sample.
         if (FIRST) {
@@ -1042,14 +1053,21 @@ DEV void backward_samples(const Step& s) {
                     put(mine + C_PATCHES * COLUMN, 0, first + i, pixels, l, trash);
                     put(mine + C_DX * COLUMN, first + i, dx[i], l, trash);
                 }
-            sync_some(1 + warp / 2, 64);
+            sync_some(1 + GROUPS + warp / 2, 64);
             const u32 from = mine + C_PATCHES * COLUMN, to = mine + (C_DX + 2 * half) * COLUMN;
+            const u32 ones[4] = {ONES, ONES, ONES, ONES};
+            u32 a[4], b[4];
 #pragma unroll
-            for (int k = 0; k < HALVES; ++k)
-                add_rows(embedding, embedding_sums, true, from + 2 * k * BLOCK, to + 2 * k * BLOCK,
-                         BLOCK, l);
+            for (int k = 0; k < HALVES; ++k) {
+                load_transposed(a, from + 2 * k * BLOCK + l.grid(COLUMN, BLOCK));
+                load_transposed(b, to + 2 * k * BLOCK + l.grid(BLOCK, COLUMN));
+                add_product(embedding[0], a, b[0], b[1]);
+                add_product(embedding[1], a, b[2], b[3]);
+                add_product(embedding_sums[0], ones, b[0], b[1]);
+                add_product(embedding_sums[1], ones, b[2], b[3]);
+            }
             if (ODD) {
-                u32 a[4], b[4], at = (ROWS - 1) * BLOCK;
+                const u32 at = (ROWS - 1) * BLOCK;
                 load_transposed(a, from + at + l.grid(COLUMN, 0));
                 load_transposed(b, to + at + l.grid(0, COLUMN));
                 mma_half(embedding[0], a[0], a[1], b[0]);
@@ -1057,53 +1075,69 @@ DEV void backward_samples(const Step& s) {
                 mma_half(embedding_sums[0], ONES, ONES, b[0]);
                 mma_half(embedding_sums[1], ONES, ONES, b[2]);
             }
-            sync_some(1 + warp / 2, 64);
+            sync_some(1 + GROUPS + warp / 2, 64);
         }
     }
 
-    float* out = s.gradients + ((i64)chunk * s.networks + m) * WEIGHTS;
-    float* mlp_out = out + FIRST_BLOCK + block * BLOCK_WEIGHTS;
-    write_gradient(mlp_out + (is_a ? W_A : W_B), mlp_gradient, 16 * mlp_row, 16 * mlp_column,
-                   is_a ? F : D, l);
-    if (mlp_row == 0) write_sums(mlp_out + (is_a ? B_A : B_B), mlp_sums, 16 * mlp_column, l);
-    if (is_qkv && column < D / 16) {
+    // The sum of the groups' parts in a fixed order: of the first phase, their sums over rows, and
+    // those of the embedding, after the ones of the second phase in shared memory.
+    constexpr int ALL = 4 * GROUPS * PART;
+    const u32 mlp_at = base + B_SAMPLES, bias_at = mlp_at + ALL, patch_at = bias_at + 32 * 16 * GROUPS;
+    sync_block();
 #pragma unroll
-        for (int e = 0; e < 8; ++e) gradient[e / 4][e % 4] *= FACTOR;
+    for (int i = 0; i < 8; ++i)
+        store_four(mlp_at + (group * 4 + part) * PART + i * 512 + l.contiguous, mlp_part[i / 4][i % 4]);
+    if (l.row == 0) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                store_float(bias_at + ((group * 4 + part) * 32 + 8 * n + 2 * l.pair + e) * 4,
+                            mlp_sums[n][e]);
     }
-    write_gradient(mlp_out + (is_qkv ? W_QKV : W_O), gradient, 16 * row, 16 * column,
-                   is_qkv ? 3 * D : D, l);
     if (FIRST) {
-        // The sum of the samples' parts, in a fixed order.
-        sync_block();
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
+        for (int n = 0; n < 2; ++n) {
+            store_four(patch_at + (warp * 4 + n) * 512 + l.contiguous, embedding[n]);
+            store_four(patch_at + (warp * 4 + 2 + n) * 512 + l.contiguous, embedding_sums[n]);
+        }
+    }
+    sync_block();
+    float* out = s.gradients + ((i64)chunk * s.networks + m) * WEIGHTS;
+    float* to = out + FIRST_BLOCK + block * BLOCK_WEIGHTS;
+    for (u32 i = thread(); i < 2 * 4 * 1024; i += BACKWARD_THREADS) {
+        const u32 p = i / 1024 % 4, row = i / 32 % 32, column = i % 32;
+        const u32 at = (i < 4096 ? mlp_at : base + B_SUMS) + p * PART + entry_of(row, column);
+        float sum = 0;
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                u32 at = samples + ((warp * 16 + 4 * n + e) * 32 + l.lane) * 4;
-                store_float(at, embedding[n][e]);
-                store_float(at + 8 * 32 * 4, embedding_sums[n][e]);
-            }
-        sync_block();
-        if (warp < 2) {
+        for (int g = 0; g < GROUPS; ++g) sum += load_float(at + g * 4 * PART);
+        if (i < 4096)
+            to[p < 2 ? W_A + row * F + 32 * p + column : W_B + (32 * (p - 2) + row) * D + column] = sum;
+        else if (p < 3)
+            to[W_QKV + row * 3 * D + 32 * p + column] = p == 0 ? sum * FACTOR : sum;
+        else
+            to[W_O + row * D + column] = sum;
+    }
+    for (u32 i = thread(); i < F + D; i += BACKWARD_THREADS) {
+        float sum = 0;
 #pragma unroll
-            for (int n = 0; n < 2; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    float sum = 0, sums = 0;
-                    for (int i = 0; i < SAMPLES; ++i) {
-                        u32 at = samples + (((2 * i + warp) * 16 + 4 * n + e) * 32 + l.lane) * 4;
-                        sum += load_float(at);
-                        sums += load_float(at + 8 * 32 * 4);
-                    }
-                    int pixel = l.row + e / 2 * 8, to = 16 * warp + 8 * n + 2 * l.pair + e % 2;
-                    if (pixel < PATCH) out[pixel * D + to] = sum;
-                    if (l.row == 0 && e < 2) out[EMBEDDING_BIAS + to] = sums;
-                }
+        for (int g = 0; g < GROUPS; ++g) sum += load_float(bias_at + (g * 128 + i) * 4);
+        to[i < F ? B_A + i : B_B + i - F] = sum;
+    }
+    if (FIRST) {
+        for (u32 i = thread(); i < (PATCH + 1) * D; i += BACKWARD_THREADS) {
+            // Column 0 to 15 are those of even warps; the sums over rows are equal in all rows.
+            const u32 row = i / D, column = i % D;
+            u32 at = patch_at + column / 16 * 2048 + entry_of(row < PATCH ? row : 0, column % 16);
+            if (row == PATCH) at += 1024;
+            float sum = 0;
+            for (int n = 0; n < SAMPLES; ++n) sum += load_float(at + n * 2 * 2048);
+            out[i] = sum;
         }
     }
 }
 
 KERNEL(forward, THREADS) { forward_samples(s); }
-KERNEL(backward_first, THREADS) { backward_samples<true, BLOCKS == 1>(s); }
-KERNEL(backward_middle, THREADS) { backward_samples<false, false>(s); }
-KERNEL(backward_last, THREADS) { backward_samples<BLOCKS == 1, true>(s); }
+KERNEL(backward_first, BACKWARD_THREADS) { backward_samples<true, BLOCKS == 1>(s); }
+KERNEL(backward_middle, BACKWARD_THREADS) { backward_samples<false, false>(s); }
+KERNEL(backward_last, BACKWARD_THREADS) { backward_samples<BLOCKS == 1, true>(s); }

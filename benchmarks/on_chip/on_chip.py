@@ -47,7 +47,7 @@ from transformer_nfn.zoo.training.tasks import ImageTask, Split  # noqa: E402
 from transformer_nfn.zoo.training.trainer import Training, train  # noqa: E402
 
 TritonPass = runner.Pass
-THREADS = 512
+THREADS = {"forward": 512, "backward_first": 384, "backward_middle": 384, "backward_last": 384}
 
 
 class Step(ctypes.Structure):
@@ -121,7 +121,7 @@ class OnGpu:
         """Launch a kernel on the current stream."""
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(step))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        function, size = self._function(name), (*grid, 1, THREADS, 1, 1)
+        function, size = self._function(name), (*grid, 1, THREADS[name], 1, 1)
         launch = self.driver.cuLaunchKernel
         self._check(launch(function, *size, SHARED_BYTES, stream, arguments, None))
 
@@ -206,7 +206,7 @@ class OnChipPass(TritonPass):
             for count in (3 * sizes.blocks + 1, 1)
         )
         stats = (sizes.heads + 2) * sizes.blocks + 1
-        self.stats = torch.empty(networks, batch, stats, rows, device=device)
+        self.stats = torch.empty(networks, batch, stats, -(-rows // 32) * 32, device=device)
         defines = {
             "TOKENS": sizes.tokens, "PATCH": sizes.patch, "PADDING": task.padding,
             "CLASSES": sizes.classes, "BLOCKS": sizes.blocks, "CHUNK": self.chunk,
