@@ -22,7 +22,7 @@ constexpr int MATRIX = D / 8 * ROWS * 32;      // 32-bit words of an activation 
 constexpr int KEPT = 3 * BLOCKS + 1;           // activations of a sample kept for backward
 static_assert(HEAD == 16, "a head fills one step of the tensor cores");
 static_assert(PATCH >= 1 && PATCH <= 16, "a patch fills one step of the tensor cores");
-static_assert(TOKENS <= 64, "two warps have two row tiles each");
+static_assert(TOKENS <= 56, "more do not fit shared memory");
 
 // Offsets of the weights in a row of a network, and of a block's tensors in its part.
 constexpr int W_QKV = 0, W_O = W_QKV + 3 * D * D, W_A = W_O + D * D, B_A = W_A + D * F;
@@ -200,9 +200,10 @@ DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&fac
     }
 }
 
-// A row tile from or to blocks in device memory; a block of rows past the end repeats the last.
+// A row tile from or to blocks in device memory; what is past the end is read as
+// some other block, and its results are never stored.
 DEV void load_tile(Fragment& x, const u32* matrix, int tile, int lane) {
-    const u32* at = matrix + tile * 64 + lane;
+    const u32* at = matrix + (exists(tile) ? tile : 0) * 64 + lane;
     const u32* odd = at + (2 * tile + 1 < ROWS ? 32 : 0);
 #pragma unroll
     for (int k = 0; k < 2; ++k)
@@ -218,7 +219,7 @@ DEV void keep_tile(u32* matrix, const Fragment& x, int tile, int lane) {
     for (int k = 0; k < 2; ++k)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            bool there = i % 2 == 0 || 2 * tile + 1 < ROWS;
+            bool there = exists(tile) && (i % 2 == 0 || 2 * tile + 1 < ROWS);
             if (there) at[((2 * k + i / 2) * ROWS + i % 2) * 32] = x[k][i];
         }
 }
