@@ -678,6 +678,7 @@ DEV void add_samples(Part& part, float (&sums)[4][4], u32 x, u32 dy, const Lanes
 // that of the multiplied one.
 struct Head {
     u32 query, key, value, da, lse, delta;
+    u32 queries[TILES][4], gradients[TILES][4];  // q and da as right operands
 };
 
 // 16 keys; of the last tile there may be rows past the end, and no second block of rows.
@@ -699,17 +700,12 @@ DEV void key_tile(float (&dq)[ROWS + 1][4], const Head& at, int tile, u32 trash,
         const bool both = 2 * j + 1 < ROWS;
         u32 b[4], p[4] = {}, ds[4] = {};
         float score[2][4], dp[2][4], from[4];
-        load_matrices(b, at.query + 2 * j * BLOCK + l.columns_first);
 #pragma unroll
         for (int n = 0; n < 1 + both; ++n) {
             load_four(from, at.lse + quad_of(16 * j + 8 * n));
-            mma(score[n], k, b[2 * n], b[2 * n + 1], from);
-        }
-        load_matrices(b, at.da + 2 * j * BLOCK + l.columns_first);
-#pragma unroll
-        for (int n = 0; n < 1 + both; ++n) {
+            mma(score[n], k, at.queries[j][2 * n], at.queries[j][2 * n + 1], from);
             load_four(from, at.delta + quad_of(16 * j + 8 * n));
-            mma(dp[n], v, b[2 * n], b[2 * n + 1], from);
+            mma(dp[n], v, at.gradients[j][2 * n], at.gradients[j][2 * n + 1], from);
 #pragma unroll
             for (int r = 0; r < HALF; ++r) {
                 float left = exp2_of(score[n][2 * r]), right = exp2_of(score[n][2 * r + 1]);
@@ -763,6 +759,11 @@ DEV void attention_backward(u32 sample, int head, u32 trash, const Lanes& l) {
     at.da = sample + (C_DA + 2 * head) * COLUMN;
     at.lse = sample + SAMPLE_STATS + quad_of(head * PADDED + 2 * l.pair);
     at.delta = at.lse + quad_of(HEADS * PADDED);
+#pragma unroll
+    for (int j = 0; j < TILES; ++j) {
+        load_matrices(at.queries[j], at.query + 2 * j * BLOCK + l.columns_first);
+        load_matrices(at.gradients[j], at.da + 2 * j * BLOCK + l.columns_first);
+    }
     float dq[ROWS + 1][4];  // transposed
 #pragma unroll
     for (int n = 0; n <= ROWS; ++n) clear(dq[n]);
