@@ -357,76 +357,80 @@ constexpr int F_SAMPLE = 12 * ROWS * BLOCK + BLOCK;
 constexpr int FORWARD_SHARED = F_QKV + WARPS * F_SAMPLE;
 static_assert(FORWARD_SHARED <= 232448, "shared memory");
 
-// One head of 16 queries: softmax(q·kᵀ)·v as the operand of the output projection.
-DEV void attend(u32 (&a)[4], float* lse, u32 qkv, int head, int tile, const Lanes& l) {
-    u32 q[4], b[4];
-    u32 query = qkv + 2 * head * ROWS * BLOCK;
-    u32 key = query + 4 * ROWS * BLOCK, value = key + 4 * ROWS * BLOCK;
-    load_matrices(q, query + 2 * tile * BLOCK + l.rows_first);
-    float score[ROWS + 1][4];
+// One head of two row tiles of queries: softmax(q·kᵀ)·v as operands of the output projection.
+DEV void attend(Fragment (&a)[2], float* lse, u32 qkv, int head, int first, const Lanes& l) {
+    u32 q[2][4], b[4];
+    const u32 query = qkv + 2 * head * ROWS * BLOCK;
+    const u32 key = query + 4 * ROWS * BLOCK, value = key + 4 * ROWS * BLOCK;
+    float score[2][ROWS + 1][4], top[2][2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        load_matrices(q[i], query + 2 * (exists(first + i) ? first + i : first) * BLOCK + l.rows_first);
 #pragma unroll
     for (int n = 0; n < ROWS; n += 2) {
+        const float zero[4] = {0, 0, 0, 0};
         load_matrices(b, key + n * BLOCK + l.columns_first);
-        clear(score[n]);
-        add_product(score[n], q, b[0], b[1]);
-        if (n + 1 < ROWS) {
-            clear(score[n + 1]);
-            add_product(score[n + 1], q, b[2], b[3]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            mma(score[i][n], q[i], b[0], b[1], zero);
+            if (n + 1 < ROWS) mma(score[i][n + 1], q[i], b[2], b[3], zero);
         }
     }
+    // Probabilities as left operands, 16 keys each; they are divided by their sums at the end.
+    u32 p[2][TILES][4];
 #pragma unroll
-    for (int n = TOKENS / 8; n < ROWS; ++n)
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            if (8 * n + 2 * l.pair + e % 2 >= TOKENS) score[n][e] = -1e30f;
-    float top[2];
+        for (int n = TOKENS / 8; n < ROWS; ++n)
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        float most = -1e30f;
+            for (int e = 0; e < 4; ++e)
+                if (8 * n + 2 * l.pair + e % 2 >= TOKENS) score[i][n][e] = -1e30f;
 #pragma unroll
-        for (int n = 0; n < ROWS; ++n)
-            most = fmaxf(most, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
-        top[r] = quad_max(most);
+        for (int r = 0; r < 2; ++r) {
+            float most = -1e30f;
 #pragma unroll
-        for (int n = 0; n < ROWS; ++n)
+            for (int n = 0; n < ROWS; ++n)
+                most = fmaxf(most, fmaxf(score[i][n][2 * r], score[i][n][2 * r + 1]));
+            top[i][r] = quad_max(most);
 #pragma unroll
-            for (int e = 2 * r; e < 2 * r + 2; ++e)
-                score[n][e] = exp2_of(score[n][e] - top[r]);
+            for (int n = 0; n < ROWS; ++n)
+                p[i][n / 2][2 * (n % 2) + r] = pack(exp2_of(score[i][n][2 * r] - top[i][r]),
+                                                    exp2_of(score[i][n][2 * r + 1] - top[i][r]));
+        }
     }
     // The last product is with a matrix of ones: the sums of the rows.
-    float out[3][4];
-    clear(out[0]);
-    clear(out[1]);
-    clear(out[2]);
+    float out[2][3][4];
 #pragma unroll
-    for (int k = 0; k < HALVES; ++k) {
-        u32 p[4];
-        to_operand(p, score[2 * k], score[2 * k + 1]);
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int n = 0; n < 3; ++n) clear(out[i][n]);
+#pragma unroll
+    for (int k = 0; k < TILES; ++k) {
         load_transposed(b, value + 2 * k * BLOCK + l.rows_first);
-        add_product(out[0], p, b[0], b[1]);
-        add_product(out[1], p, b[2], b[3]);
-        add_product(out[2], p, ONES, ONES);
-    }
-    if (ODD) {
-        const float(&last)[4] = score[ROWS - 1];
-        u32 low = pack(last[0], last[1]), high = pack(last[2], last[3]);
-        load_transposed(b, value + (ROWS - 1) * BLOCK + l.rows_first);
-        mma_half(out[0], low, high, b[0]);
-        mma_half(out[1], low, high, b[2]);
-        mma_half(out[2], low, high, ONES);
-    }
-    float sums[2] = {out[2][0], out[2][2]}, total[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        total[r] = reciprocal(sums[r]);
-        top[r] += log2_of(sums[r]);
+        for (int i = 0; i < 2; ++i)
+            if (k < HALVES) {
+                add_product(out[i][0], p[i][k], b[0], b[1]);
+                add_product(out[i][1], p[i][k], b[2], b[3]);
+                add_product(out[i][2], p[i][k], ONES, ONES);
+            } else {
+                mma_half(out[i][0], p[i][k][0], p[i][k][1], b[0]);
+                mma_half(out[i][1], p[i][k][0], p[i][k][1], b[2]);
+                mma_half(out[i][2], p[i][k][0], p[i][k][1], ONES);
+            }
     }
-    keep_rows(lse, top, tile, l);
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) out[n][e] *= total[e / 2];
-    to_operand(a, out[0], out[1]);
+        for (int r = 0; r < 2; ++r) {
+            float sum = out[i][2][2 * r], total = reciprocal(sum);
+            top[i][r] += log2_of(sum);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) out[i][e / 2][2 * r + e % 2] *= total;
+        }
+        keep_rows(lse, top[i], first + i, l);
+        to_operand(a[i][head], out[i][0], out[i][1]);
+    }
 }
 
 // y = relu(x·W_A + b_A)·W_B + b_B of two row tiles, 16 neurons at a time.
@@ -545,10 +549,8 @@ DEV void forward_samples(const Step& s) {
                 Fragment x[2];
                 Tile c[2];
 #pragma unroll
-                for (int i = 0; i < 2; ++i)
-#pragma unroll
-                    for (int head = 0; head < HEADS; ++head)
-                        attend(x[i][head], stat + head * STAT_ROWS, qkv, head, first + i, l);
+                for (int head = 0; head < HEADS; ++head)
+                    attend(x, stat + head * STAT_ROWS, qkv, head, first, l);
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
                     keep_tile(kept + (3 * block + 1) * MATRIX, x[i], first + i, l.lane);
