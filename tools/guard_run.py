@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from transformer_nfn.cli.console import explain_errors
-from transformer_nfn.prediction.experiment import guard_run
+from transformer_nfn.prediction.guard.fit import guard_run
 from transformer_nfn.zoo import Zoo
 from transformer_nfn.zoo.damage import parse_damages
 

@@ -59,7 +59,7 @@ def test_markdown_has_ours_over_the_papers_and_the_best_bold():
 def test_largest_change_under_augmentation():
     cells = [
         record("table6", "mlp", column, tau)
-        for column, tau in (("original", 0.8), ("[-1, 1]", 0.75), ("[-10,10]", 0.78))
+        for column, tau in (("original", 0.8), ("[-1,1]", 0.75), ("[-10,10]", 0.78))
     ]
     (view,) = lay_out("table6", cells)
     assert view.ours["mlp", "change"].text == "−0.050"

@@ -18,7 +18,7 @@ from transformer_nfn.zoo.module import (
     to_state_dict,
 )
 from transformer_nfn.zoo.training.backends import (
-    NativeStepper,
+    NativeRunner,
     choose_runner,
     describe_path,
     library,
@@ -29,11 +29,12 @@ from transformer_nfn.zoo.training.tasks import Task, load_task
 from transformer_nfn.zoo.training.trainer import initial_weights
 
 from .conftest import random_images, random_vectors, small_task
-from .test_training import mixed_runs, modules, plain_inputs, runs_clear_of_kinks
+from .test_training import mixed_runs, modules, one_step, plain_inputs, runs_clear_of_kinks
 
 # Heads narrower than a vector, heads of a vector and a half, rows of no whole wide vector.
 GROUPS = [SizeGroup(16, 4, 1), SizeGroup(48, 4, 3), SizeGroup(20, 2, 1), SizeGroup()]
 needs_compiler = pytest.mark.skipif(library()[0] is None, reason="no C compiler")
+# The first moment becomes the gradient, and the weights do not change.
 STILL = (0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0)
 
 
@@ -120,10 +121,10 @@ def check_gradients(task: Task) -> None:
     index = torch.randint(0, 100, (4, 19), generator=torch.Generator().manual_seed(5))
     sizes, configs = task.sizes, runs_clear_of_kinks(task, index)
     flat = torch.stack([initial_weights(sizes, c) for c in configs])
-    batch = task.batch("train", index)
-    stepper = NativeStepper(sizes, flat.clone(), torch.zeros(4, dtype=torch.int32))
+    runner = NativeRunner(task, flat.clone(), torch.zeros(4, dtype=torch.int32), 19)
     no_keys = torch.zeros(4, sizes.dropout_sites, 2, dtype=torch.int32)
-    stepper.step(batch, no_keys, torch.tensor([STILL] * 4))
+    batch, epoch = one_step(task, index, no_keys, torch.tensor([STILL] * 4))
+    runner.epoch(epoch)
     for m, module in enumerate(modules(sizes, flat)):
         module.double()
         logits = module(plain_inputs(task, batch, m).double())
@@ -131,7 +132,7 @@ def check_gradients(task: Task) -> None:
         grads = module.state_dict() | {k: p.grad for k, p in module.named_parameters()}
         named = from_state_dict(sizes, grads)
         exact = sizes.from_named({k: w[None] for k, w in named.items()})[0]
-        assert (stepper.grad[m] - exact).abs().max() < 2e-5 * exact.abs().max()
+        assert (runner.first[m] - exact).abs().max() < 2e-5 * exact.abs().max()
 
 
 @needs_compiler
@@ -140,20 +141,18 @@ def test_both_paths_drop_the_same_entries_and_test_alike(sized_task: Task) -> No
     sizes, configs = sized_task.sizes, mixed_runs()
     flat = torch.stack([initial_weights(sizes, c) for c in configs])
     threshold = dropout_threshold(torch.tensor([0.0, 0.05, 0.1, 0.2]))
-    batch = sized_task.batch(
-        "train", torch.randint(0, 100, (4, 16), generator=torch.Generator().manual_seed(6))
-    )
+    index = torch.randint(0, 100, (4, 16), generator=torch.Generator().manual_seed(6))
     key = keys(torch.arange(4)[:, None], 4, torch.arange(sizes.dropout_sites))
     coef = coefficients(rules(configs), torch.full((4,), 1e-2).double(), torch.ones(4))
-    steppers = [
-        choose_runner(path, sized_task, flat.clone(), threshold, "float32", 16).stepper
+    _, epoch = one_step(sized_task, index, key, coef)
+    runners = [
+        choose_runner(path, sized_task, flat.clone(), threshold, "float32", 16)
         for path in ("torch", "native")
     ]
-    shared = sized_task.batch("test", torch.arange(24)[None])
-    tested = [stepper.evaluate(flat, shared) for stepper in steppers]
+    tested = [runner.evaluate(flat, "test") for runner in runners]
     torch.testing.assert_close(tested[0][0], tested[1][0], rtol=1e-5, atol=1e-4)
     assert torch.equal(tested[0][1], tested[1][1])
-    dropped = [stepper.step(batch, key, coef)[0] for stepper in steppers]
+    dropped = [runner.epoch(epoch)[0] for runner in runners]
     torch.testing.assert_close(*dropped, rtol=0, atol=1e-5)
 
 

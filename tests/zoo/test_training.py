@@ -13,13 +13,15 @@ from transformer_nfn import native_code
 from transformer_nfn.zoo import Config, Recipe, ZooError, sample, train
 from transformer_nfn.zoo.module import SmallTransformer, from_state_dict, to_state_dict
 from transformer_nfn.zoo.sizes import NetworkSizes
+from transformer_nfn.zoo.training import backends
 from transformer_nfn.zoo.training.backends import (
     choose_runner,
     describe_path,
     library,
 )
-from transformer_nfn.zoo.training.randomness import dropout_threshold, keys
+from transformer_nfn.zoo.training.randomness import CROP, DROPOUT, dropout_threshold, keys
 from transformer_nfn.zoo.training.steps import (
+    HOLD,
     Epoch,
     coefficients,
     dropout,
@@ -107,6 +109,17 @@ def as_row(sizes: NetworkSizes, module: SmallTransformer) -> torch.Tensor:
     return sizes.from_named({k: w[None] for k, w in named.items()})[0]
 
 
+def one_step(
+    task: Task, index: torch.Tensor, drop: torch.Tensor, coef: torch.Tensor
+) -> tuple[Batch, Epoch]:
+    """The samples ``index`` ``[networks, batch]``, and an epoch of one step on them."""
+    count = len(index)
+    crop = keys(torch.arange(count), CROP, 0)
+    steps = torch.ones(count, dtype=torch.int64)
+    epoch = Epoch(index, steps, crop[:, None], drop[:, None], coef[:, None])
+    return task.batch("train", index, crop), epoch
+
+
 @pytest.mark.parametrize("path", STEP_PATHS)
 def test_steps_of_mixed_runs_equal_torch_optim(any_task: Task, path: str) -> None:
     first = torch.randint(0, 100, (4, 24), generator=torch.Generator().manual_seed(0))
@@ -114,15 +127,15 @@ def test_steps_of_mixed_runs_equal_torch_optim(any_task: Task, path: str) -> Non
     flat = torch.stack([initial_weights(sizes, c) for c in configs])
     alone = modules(sizes, flat)
     no_dropout = torch.zeros(4, dtype=torch.int32)
-    stepper = choose_runner(path, any_task, flat.clone(), no_dropout, "float32", 24).stepper
+    runner = choose_runner(path, any_task, flat.clone(), no_dropout, "float32", 24)
     optimizers = [torch_optimizer(m, c) for m, c in zip(alone, configs, strict=True)]
     rates = torch.tensor([c.learning_rate for c in configs], dtype=torch.float64)
     no_keys = torch.zeros(4, 5, 2, dtype=torch.int32)
     for step in range(3):
         index = torch.randint(0, 100, (4, 24), generator=torch.Generator().manual_seed(step))
-        batch = any_task.batch("train", index)
-        clock = torch.full((4,), step + 1)
-        loss, hits = stepper.step(batch, no_keys, coefficients(rules(configs), rates, clock))
+        coef = coefficients(rules(configs), rates, torch.full((4,), step + 1))
+        batch, epoch = one_step(any_task, index, no_keys, coef)
+        loss, hits = runner.epoch(epoch)
         for i, (module, optimizer) in enumerate(zip(alone, optimizers, strict=True)):
             optimizer.zero_grad()
             logits = module(plain_inputs(any_task, batch, i))
@@ -134,7 +147,7 @@ def test_steps_of_mixed_runs_equal_torch_optim(any_task: Task, path: str) -> Non
             if step == 0:
                 # The adaptive rules divide a gradient by its size, so a gradient as small as
                 # rounding gives a large step: weights are compared where it is larger.
-                gap = (stepper.weights[i] - as_row(sizes, module)).abs()
+                gap = (runner.weights[i] - as_row(sizes, module)).abs()
                 grads = {k: p.grad for k, p in module.named_parameters()}
                 state = module.state_dict() | grads
                 g = sizes.from_named(
@@ -145,7 +158,35 @@ def test_steps_of_mixed_runs_equal_torch_optim(any_task: Task, path: str) -> Non
                 counted = whole.abs() > 1e-4 if adaptive else whole.isfinite()
                 assert counted.float().mean() > 0.5
                 assert gap[counted].max() < 1e-5
-    assert torch.isfinite(stepper.weights).all()
+    assert torch.isfinite(runner.weights).all()
+
+
+@pytest.mark.parametrize("path", STEP_PATHS)
+def test_an_epoch_is_its_steps_in_turn(
+    any_task: Task, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "SAMPLES_AT_ONCE", 48)  # of two of the three steps
+    configs, threshold = mixed_runs(), dropout_threshold(torch.full((4,), 0.1))
+    flat = torch.stack([initial_weights(any_task.sizes, c) for c in configs])
+    order = torch.randint(0, 100, (4, 72), generator=torch.Generator().manual_seed(1))
+    steps, clock = torch.tensor([3, 3, 2, 1]), torch.arange(3)
+    ids = torch.arange(4)
+    site = torch.arange(any_task.sizes.dropout_sites)
+    drop = keys(ids[:, None, None], DROPOUT, clock[:, None] * len(site) + site)
+    crop = keys(ids[:, None], CROP, clock)
+    rates = torch.full((4, 1), 1e-3, dtype=torch.float64)
+    coef = coefficients(rules(configs)[:, None], rates, clock + 1)
+    coef[steps[:, None] <= clock] = torch.tensor(HOLD)
+    whole, single = (
+        choose_runner(path, any_task, flat.clone(), threshold, "float32", 24) for _ in range(2)
+    )
+    whole.epoch(Epoch(order, steps, crop, drop, coef))
+    for i in range(3):
+        now, one = slice(i, i + 1), (steps > i).long()
+        batch = order[:, 24 * i : 24 * (i + 1)]
+        single.epoch(Epoch(batch, one, crop[:, now], drop[:, now], coef[:, now]))
+    torch.testing.assert_close(whole.weights, single.weights, rtol=0, atol=1e-6)
+    assert ((whole.weights - flat).abs().amax(1) > 1e-5).all()
 
 
 @pytest.mark.parametrize("path", STEP_PATHS)

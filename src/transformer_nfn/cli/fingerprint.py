@@ -74,7 +74,7 @@ def fingerprint_command(
     """Fingerprint networks, or search a database of fingerprints.
 
     A network and all its disguises share one fingerprint. For checkpoints of a known family (see
-    `tnfn architectures`) it has 4.7 KiB, moves when any tensor that can affect the outputs does, is
+    `tnfn architectures`) it has 4.9 KiB, moves when any tensor that can affect the outputs does, is
     near in models made from one another and far in strangers, and can be searched for among 100,000
     others. A search suggests; `tnfn compare` decides.
 

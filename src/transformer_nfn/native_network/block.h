@@ -61,10 +61,9 @@ static void turn(const Layout *l, const float *w, Turned *t) {
 static void embed(const Layout *l, const float *w, int G, int T, int patch, const float *x,
                   const float *pos, float *h) {
     int R = G * T;
-    if (patch) {
-        fill_rows(R, D, w + l->be, h);
-        matmul(R, D, patch, x, patch, 1, w + l->We, D, h, D, 1);
-    } else
+    if (patch)
+        affine(R, D, patch, x, w + l->We, w + l->be, h, 0);
+    else
         memcpy(h, x, (size_t)R * D * sizeof(float));
     for (int g = 0; g < G; g++)
         for (int i = 0; i < T * D; i += VL)
@@ -84,11 +83,8 @@ static void attention(const Layout *l, const float *w, int i, Kept *s, int G, in
 
 static void neurons(const Layout *l, const float *w, int i, Kept *s, int R, float *h) {
     norm(R, h, s->n2, s->r2);
-    fill_rows(R, F, w + l->bA[i], s->hid);
-    matmul(R, F, D, s->n2, D, 1, w + l->A[i], F, s->hid, F, 1);
-    relu(R * F, s->hid);
-    fill_rows(R, D, w + l->bB[i], h);
-    matmul(R, D, F, s->hid, F, 1, w + l->B[i], D, h, D, 1);
+    affine(R, F, D, s->n2, w + l->A[i], w + l->bA[i], s->hid, 1);
+    affine(R, D, F, s->hid, w + l->B[i], w + l->bB[i], h, 0);
 }
 
 /* The mean z of each sample's T rows x. */
@@ -103,11 +99,8 @@ static void mean_rows(int G, int T, const float *x, float *z) {
 
 static void classify(const Layout *l, const float *w, const Turned *t, int G, const float *z,
                      float *c1, float *logits) {
-    fill_rows(G, D, w + l->b1, c1);
-    matmul(G, D, D, z, D, 1, w + l->W1, D, c1, D, 1);
-    relu(G * D, c1);
-    fill_rows(G, LOGITS, t->b2p, logits);
-    matmul(G, LOGITS, D, c1, D, 1, t->W2p, LOGITS, logits, LOGITS, 1);
+    affine(G, D, D, z, w + l->W1, w + l->b1, c1, 1);
+    affine(G, LOGITS, D, c1, t->W2p, t->b2p, logits, 0);
 }
 
 /* From the gradient of logits to those of the hidden layer before its relu and of z. */

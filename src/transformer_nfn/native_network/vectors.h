@@ -44,7 +44,10 @@ typedef uint32_t vu __attribute__((vector_size(VL * 4)));
 typedef float anywhere __attribute__((vector_size(VL * 4), aligned(4), may_alias));
 INLINE vf load(const float *p) { return *(const anywhere *)p; }
 INLINE void store(float *p, vf v) { *(anywhere *)p = v; }
-INLINE void store_first(int n, float *p, vf v) { memcpy(p, &v, n * sizeof(float)); }
+INLINE void store_first(int n, float *p, vf v) {
+    if (n >= VL) store(p, v);
+    else memcpy(p, &v, n * sizeof(float));
+}
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vf select_gt0(vf what, vf if_positive) {
     return (vf)((vi)what & (vi)(if_positive > 0.0f));
@@ -61,14 +64,18 @@ INLINE float sum(vf v) { /* in two chains, so that additions need not wait for e
 }
 #endif
 
-/* C[i, j] (+)= sum over k of A[i*ra + k*ca] * B[k*rb + j], for ROWS rows and NV vectors. */
+/* A NaN must stay one, so the comparison keeps it. */
+INLINE vf relu(vf v) { return (vf)((vi)v & ~(vi)(v < 0.0f)); }
+
+/* C[i, j] = from[i*rf + j] + sum over k of A[i*ra + k*ca] * B[k*rb + j], for ROWS rows and NV
+   vectors. */
 #define TILE(ROWS, NV)                                                                     \
     {                                                                                      \
         vf c[ROWS][NV];                                                                    \
         int q = 0;                                                                         \
         for (int r = 0; r < ROWS; r++)                                                     \
             for (int v = 0; v < NV; v++)                                                   \
-                c[r][v] = add ? load(C + (i + r) * rc + j + v * VL) : (vf){0};             \
+                c[r][v] = from ? load(from + (i + r) * rf + j + v * VL) : (vf){0};         \
         BY_LANES(ROWS, NV)                                                             \
         for (; q < k; q++) {                                                               \
             vf b[NV];                                                                      \
@@ -79,7 +86,8 @@ INLINE float sum(vf v) { /* in two chains, so that additions need not wait for e
             }                                                                              \
         }                                                                                  \
         for (int r = 0; r < ROWS; r++)                                                     \
-            for (int v = 0; v < NV; v++) store(C + (i + r) * rc + j + v * VL, c[r][v]);    \
+            for (int v = 0; v < NV; v++)                                                   \
+                store(C + (i + r) * rc + j + v * VL, positive ? relu(c[r][v]) : c[r][v]);  \
     }
 
 /* NEON multiplies by a lane, so four numbers of A that lie side by side are loaded together. */
@@ -112,7 +120,7 @@ INLINE float sum(vf v) { /* in two chains, so that additions need not wait for e
 #endif
 
 /* Where n is no multiple of VL, the last vectors are read whole and written in part: behind B and C
-   something must be readable, and add must be 0. */
+   something must be readable, and from must be null. */
 #define LAST_TILE(ROWS)                                                                    \
     {                                                                                      \
         vf c[ROWS] = {{0}};                                                                \
@@ -123,8 +131,8 @@ INLINE float sum(vf v) { /* in two chains, so that additions need not wait for e
         for (int r = 0; r < ROWS; r++) store_first(n - j, C + (i + r) * rc + j, c[r]);     \
     }
 
-INLINE void matmul(int m, int n, int k, const float *A, long ra, long ca, const float *B, long rb,
-                   float *C, long rc, int add) {
+INLINE void product(int m, int n, int k, const float *A, long ra, long ca, const float *B, long rb,
+                    const float *from, long rf, float *C, long rc, int positive) {
     int i = 0, j;
     for (; i + 4 <= m; i += 4) {
         for (j = 0; j + 16 <= n; j += 16) TILE(4, 16 / VL)
@@ -142,6 +150,18 @@ INLINE void matmul(int m, int n, int k, const float *A, long ra, long ca, const 
         for (; j + VL <= n; j += VL) TILE(1, 1)
         if (j < n) LAST_TILE(1)
     }
+}
+
+/* C (+)= A B, for matrices anywhere in larger ones. */
+INLINE void matmul(int m, int n, int k, const float *A, long ra, long ca, const float *B, long rb,
+                   float *C, long rc, int add) {
+    product(m, n, k, A, ra, ca, B, rb, add ? C : 0, rc, C, rc, 0);
+}
+
+/* y = x W + b for m rows x, or the relu of it. */
+INLINE void affine(int m, int n, int k, const float *x, const float *W, const float *b, float *y,
+                   int positive) {
+    product(m, n, k, x, k, 1, W, n, b, 0, y, n, positive);
 }
 
 /* out[j*ro + i] = scale * A[i*ra + j], for m rows and n columns of A. */
@@ -166,18 +186,6 @@ static void transpose(int m, int n, const float *A, long ra, float scale, float 
         for (int j = i < rows ? columns : 0; j < n; j++) out[j * ro + i] = A[i * ra + j] * scale;
 }
 
-static void fill_rows(int rows, int n, const float *row, float *out) {
-    for (int i = 0; i < rows; i++) memcpy(out + i * n, row, n * sizeof(float));
-}
-
-
-static void relu(int n, float *x) {
-    for (int j = 0; j < n; j += VL) {
-        vf v = load(x + j);
-        /* a NaN must stay one, so the comparison keeps it */
-        store(x + j, (vf)((vi)v & ~(vi)(v < 0.0f)));
-    }
-}
 /* x stays where y, which a relu gave, is positive; elsewhere it is 0. */
 static void relu_back(int n, float *x, const float *y) {
     for (int j = 0; j < n; j += VL) store(x + j, select_gt0(load(x + j), load(y + j)));

@@ -17,7 +17,7 @@ from transformer_nfn.paper.numbers import (
     PAPER_TABLES,
     model_name,
 )
-from transformer_nfn.paper.table_text import TableView, is_variant, lay_out, zoo_label
+from transformer_nfn.paper.table_text import TableView, finite, is_variant, lay_out, zoo_label
 from transformer_nfn.prediction.runs import (
     CONFIGURATION,
     LOG_FILE,
@@ -60,7 +60,7 @@ class Run:
         return (
             chosen.get("percent"),
             chosen.get("min_accuracy") or None,
-            _plain(chosen.get("augment")),
+            chosen.get("augment"),
         )
 
     @cached_property
@@ -222,12 +222,8 @@ def _varies(run: Run) -> bool:
 
 
 def _rank(run: Run) -> float:
-    tau = run.record.summary.get("tau")
-    return -tau if isinstance(tau, int | float) and tau == tau else 2.0
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    tau = finite(run.record.summary.get("tau"))
+    return 2.0 if tau is None else -tau
 
 
 def _check(folder: Path, record: RunRecord) -> None:
@@ -238,20 +234,10 @@ def _check(folder: Path, record: RunRecord) -> None:
         value = record.selection.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise _not_selected(folder, name, "a whole number", value)
-    for name in ("percent", "min_accuracy"):
+    for name in ("percent", "min_accuracy", "augment"):
         value = record.selection.get(name)
-        if value is not None and not _is_number(value):
+        if value is not None and finite(value) is None:
             raise _not_selected(folder, name, "a number", value)
-    augment = record.selection.get("augment")
-    bounds = augment if isinstance(augment, list) else [augment]
-    if augment is not None and not all(_is_number(bound) for bound in bounds):
-        raise _not_selected(folder, "augment", "a number or numbers", augment)
-
-
-def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
-    )
 
 
 def _not_selected(folder: Path, name: str, expected: str, found: Any) -> RunError:

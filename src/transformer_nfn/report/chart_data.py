@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from transformer_nfn.paper.gather import Run, Study, ZooStudy, model_order
-from transformer_nfn.paper.table_text import OurCell, TableView, curve_lines, zoo_size
+from transformer_nfn.paper.table_text import OurCell, TableView, curve_lines, finite, zoo_size
 from transformer_nfn.prediction.runs import CONFIGURATION, ENSEMBLE_TAU, RunRecord
 from transformer_nfn.report.held_out import MILLION, HeldOut, NamedZoo, SeedPart, TestedModel
 
@@ -108,9 +108,8 @@ def histogram(accuracy: np.ndarray) -> dict[str, Any] | None:
 
 def number(value: Any, digits: int = 5) -> float | None:
     """A finite number, rounded; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        return None
-    return round(float(value), digits) if np.isfinite(value) else None
+    known = finite(value)
+    return None if known is None else round(known, digits)
 
 
 def plain(value: Any) -> Any:

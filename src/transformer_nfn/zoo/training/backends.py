@@ -14,11 +14,20 @@ from transformer_nfn.known_tasks import BLOCKS, HEADS, HIDDEN, WIDTH
 from transformer_nfn.native_code import CompiledSizes, load_for
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.sizes import NetworkSizes
-from transformer_nfn.zoo.training.steps import Runner, Stepper, StepRunner, TorchStepper
-from transformer_nfn.zoo.training.tasks import Batch, Task
+from transformer_nfn.zoo.training.steps import (
+    Epoch,
+    Runner,
+    StepRunner,
+    TorchStepper,
+    evaluate_batches,
+)
+from transformer_nfn.zoo.training.tasks import Batch, Split, Task
 
 NATIVE = Path(__file__).parent / "native"
 PATHS = ("auto", "native", "torch", "compiled", "fused")
+SAMPLES_AT_ONCE = 1024
+"""Training samples of a network whose inputs are in memory together."""
+NO_MEMORY = "the native step could not allocate its scratch memory"
 
 
 @functools.cache
@@ -31,14 +40,13 @@ def library(
 
 
 def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
-    i, long, pointer = ctypes.c_int, ctypes.c_long, ctypes.c_void_p
-    lib.tnfn_pass.argtypes = [
-        i, i, i, i, i, pointer, pointer, pointer, pointer, i, pointer,
-        pointer, i, pointer, pointer, pointer, pointer, pointer,
-    ]
-    lib.tnfn_pass.restype = i
-    lib.tnfn_update.argtypes = [i, long, pointer, pointer, pointer, pointer, pointer]
-    lib.tnfn_update.restype = None
+    i, pointer = ctypes.c_int, ctypes.c_void_p
+    lib.tnfn_train.argtypes = [
+        *[i] * 5, *[pointer] * 4, i, pointer, ctypes.c_int32, ctypes.c_float, *[pointer] * 7
+    ]  # fmt: skip
+    lib.tnfn_train.restype = i
+    lib.tnfn_evaluate.argtypes = [*[i] * 5, *[pointer] * 6]
+    lib.tnfn_evaluate.restype = i
     return lib
 
 
@@ -64,59 +72,87 @@ def _library(sizes: NetworkSizes) -> tuple[ctypes.CDLL | None, str]:
     return library(sizes.d_model, sizes.heads, sizes.d_ff, sizes.blocks)
 
 
-class NativeStepper:
-    """A `steps.Stepper` in C; see `steps.TorchStepper` for the arguments."""
+class NativeRunner:
+    """A `steps.Runner` in C: every network makes many steps before the next one's turn.
 
-    fixed_shape = False
+    Args:
+        task: with its data on the CPU.
+        weights: initial weights ``[networks, weights]``.
+        threshold: ``int32 [networks]``, see `randomness.dropout_threshold`.
+        batch: samples per step.
 
-    def __init__(self, sizes: NetworkSizes, weights: Tensor, threshold: Tensor) -> None:
+    Attributes:
+        weights: ``[networks, weights]``, updated in place.
+        first, second: moments, ``[networks, weights]``.
+    """
+
+    def __init__(self, task: Task, weights: Tensor, threshold: Tensor, batch: int) -> None:
+        sizes = task.sizes
         problem = why_not(sizes, str(weights.device))
         if problem or (lib := _library(sizes)[0]) is None:
             raise ZooError(problem)
-        self.sizes, self.lib = sizes, lib
+        self.task, self.sizes, self.lib, self.batch = task, sizes, lib, batch
         self.weights = weights.contiguous()
-        self.first = torch.zeros_like(weights)
-        self.second = torch.zeros_like(weights)
-        self.grad = torch.zeros_like(weights)
-        self.threshold = threshold.contiguous()
-        self.scale = 65536 / (65536 - threshold.to(torch.float32))
+        self.first = torch.zeros_like(self.weights)
+        self.second = torch.zeros_like(self.weights)
+        self.gradient = torch.empty_like(self.weights[0])
+        self.threshold = threshold.tolist()
+        self.scale = (65536 / (65536 - threshold.to(torch.float32))).tolist()
         self.positions = sizes.positions()
 
-    def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
-        """Train the first ``len(coef)`` networks on one batch; loss and hits of each."""
-        M, B = batch.labels.shape
-        loss, hits = self._pass(self.weights[:M], batch, keys, self.grad)
-        coef = coef.contiguous()
-        self.lib.tnfn_update(
-            M, self.sizes.num_weights, *map(_at, (self.weights, self.grad)),
-            *map(_at, (self.first, self.second, coef)),
-        )
-        return loss / B, hits
+    def epoch(self, epoch: Epoch) -> tuple[Tensor, Tensor]:
+        """Train one epoch; the sum of the steps' mean losses and the hits of each network."""
+        total = torch.zeros(len(self.weights))
+        hits = torch.zeros(len(self.weights))
+        at_once = max(1, SAMPLES_AT_ONCE // self.batch)
+        for network, steps in enumerate(epoch.steps.tolist()):
+            order = epoch.order[network, : steps * self.batch].view(steps, self.batch)
+            for start in range(0, steps, at_once):
+                part = slice(start, min(start + at_once, steps))
+                batches = self.task.batch("train", order[part], epoch.crop[network, part])
+                drop, coef = epoch.drop[network, part], epoch.coef[network, part]
+                loss, hit = self._train(network, batches, drop, coef)
+                total[network] += loss.sum() / self.batch
+                hits[network] += hit.sum()
+        return total, hits
 
-    def evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Summed loss and hits of each network on one shared batch."""
-        return self._pass(weights.contiguous(), batch, None, None)
+    def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """Summed loss and hits of each network on a split."""
+        return evaluate_batches(self.task, split, self.batch, weights, self._evaluate)
 
-    def _pass(
-        self, weights: Tensor, batch: Batch, keys: Tensor | None, grad: Tensor | None
+    def _train(
+        self, network: int, batches: Batch, keys: Tensor, coef: Tensor
     ) -> tuple[Tensor, Tensor]:
-        M = len(weights)
+        """Train a network on one batch after another; summed loss and hits of each."""
+        inputs, labels = batches.inputs.contiguous(), batches.labels.contiguous()
+        keys, coef = keys.contiguous(), coef.contiguous()
+        steps, B, T, _ = inputs.shape
+        loss, hits = torch.empty(steps), torch.empty(steps, dtype=torch.int64)
+        weights, first, second = (x[network] for x in (self.weights, self.first, self.second))
+        failed = self.lib.tnfn_train(
+            steps, B, T, self.sizes.patch, self.sizes.classes,
+            *map(_at, (inputs, labels, batches.lengths, self.positions)), self.sizes.tokens,
+            _at(keys), self.threshold[network], self.scale[network], _at(coef),
+            *map(_at, (weights, self.gradient, first, second, loss, hits)),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError(NO_MEMORY)
+        return loss, hits
+
+    def _evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Summed loss and hits of each network on one shared batch."""
         if weights.dtype != torch.float32:
             raise ZooError(f"the native step reads float32 weights, found {weights.dtype}")
-        inputs, labels = batch.inputs.contiguous(), batch.labels.contiguous()
-        lengths = None if batch.lengths is None else batch.lengths.contiguous()
-        keys = None if keys is None else keys.contiguous()
-        loss = torch.empty(M)
-        hits = torch.empty(M, dtype=torch.int64)
-        B, T = inputs.shape[1:3]
-        failed = self.lib.tnfn_pass(
-            M, B, T, self.sizes.patch, self.sizes.classes, _at(weights), _at(grad), _at(inputs),
-            _at(labels), int(len(inputs) == 1 and grad is None), _at(lengths),
-            _at(self.positions), self.sizes.tokens, _at(keys), _at(self.threshold),
-            _at(self.scale), _at(loss), _at(hits),
-        )
+        weights, inputs = weights.contiguous(), batch.inputs.contiguous()
+        labels = batch.labels.contiguous()
+        networks, (_, B, T, _) = len(weights), inputs.shape
+        loss, hits = torch.empty(networks), torch.empty(networks, dtype=torch.int64)
+        failed = self.lib.tnfn_evaluate(
+            networks, B, T, self.sizes.patch, self.sizes.classes,
+            *map(_at, (inputs, labels, self.positions, weights, loss, hits)),
+        )  # fmt: skip
         if failed:
-            raise MemoryError("the native step could not allocate its scratch memory")
+            raise MemoryError(NO_MEMORY)
         return loss, hits
 
 
@@ -189,11 +225,9 @@ def choose_runner(
         from transformer_nfn.zoo.training.kernels.runner import FusedRunner
 
         return FusedRunner(task, weights, threshold, precision, batch)
-    stepper: Stepper
     if path == "native":
-        stepper = NativeStepper(sizes, weights, threshold)
-    else:
-        stepper = TorchStepper(
-            sizes, weights, threshold, precision=precision, compiled=path == "compiled"
-        )
+        return NativeRunner(task, weights, threshold, batch)
+    stepper = TorchStepper(
+        sizes, weights, threshold, precision=precision, compiled=path == "compiled"
+    )
     return StepRunner(task, stepper, batch)

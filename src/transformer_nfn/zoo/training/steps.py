@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -120,26 +120,6 @@ def dropout(key: Tensor, threshold: Tensor, scale: Tensor, stride: int) -> Drop:
 NETWORKS_AT_ONCE = 256
 
 
-class Stepper(Protocol):
-    """Interface of one training step of many networks.
-
-    Attributes:
-        weights: ``[networks, weights]``.
-        fixed_shape: whether every step must get all networks, as compiled code requires.
-    """
-
-    weights: Tensor
-    fixed_shape: bool
-
-    def step(self, batch: Batch, keys: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
-        """Train the first ``len(coef)`` networks on one batch; loss and hits of each."""
-        ...
-
-    def evaluate(self, weights: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Summed loss and hits of each network on one shared batch."""
-        ...
-
-
 def losses(
     sizes: NetworkSizes,
     dtype: torch.dtype,
@@ -185,6 +165,10 @@ class TorchStepper:
         precision: ``float32``, ``tf32`` or ``bf16`` for the products; master weights and
             moments stay float32.
         compiled: whether to use `torch.compile`.
+
+    Attributes:
+        weights: ``[networks, weights]``, updated in place.
+        fixed_shape: whether every step must get all networks, as compiled code requires.
     """
 
     def __init__(
@@ -306,9 +290,9 @@ class Runner(Protocol):
 
 
 class StepRunner:
-    """A `Runner` over a `Stepper`."""
+    """A `Runner` over a `TorchStepper`."""
 
-    def __init__(self, task: Task, stepper: Stepper, batch: int) -> None:
+    def __init__(self, task: Task, stepper: TorchStepper, batch: int) -> None:
         self.task, self.stepper, self.batch = task, stepper, batch
 
     @property
@@ -335,11 +319,22 @@ class StepRunner:
 
     def evaluate(self, weights: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """Summed loss and hits of each network on a split."""
-        n, device = self.task.num_samples[split], weights.device
-        loss = torch.zeros(len(weights), device=device)
-        hits = torch.zeros(len(weights), device=device)
-        for at in range(0, n, self.batch):
-            index = torch.arange(at, min(at + self.batch, n), device=device)
-            a, b = self.stepper.evaluate(weights, self.task.batch(split, index[None]))
-            loss, hits = loss + a, hits + b
-        return loss, hits
+        return evaluate_batches(self.task, split, self.batch, weights, self.stepper.evaluate)
+
+
+def evaluate_batches(
+    task: Task,
+    split: Split,
+    size: int,
+    weights: Tensor,
+    evaluate: Callable[[Tensor, Batch], tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """Summed loss and hits of each network on a split, from those on batches of ``size``."""
+    n, device = task.num_samples[split], weights.device
+    loss = torch.zeros(len(weights), device=device)
+    hits = torch.zeros(len(weights), device=device)
+    for at in range(0, n, size):
+        index = torch.arange(at, min(at + size, n), device=device)
+        a, b = evaluate(weights, task.batch(split, index[None]))
+        loss, hits = loss + a, hits + b
+    return loss, hits

@@ -1,4 +1,4 @@
-/* Forward and backward of a group of samples, and the loop over networks (see step.c). */
+/* Forward and backward of a group of samples, training steps and evaluation (see step.c). */
 
 /* Logits of G samples of T tokens; what the way back needs stays in s. */
 static void forward(const Layout *l, const float *w, Scratch *s, int G, int T, int Tp, int patch,
@@ -62,83 +62,115 @@ static void cross_entropy(int classes, float *logits, int64_t label, float weigh
     for (int c = classes; c < LOGITS; c++) logits[c] = 0.0f;
 }
 
-/* Summed loss, hits and, unless grad is null, mean gradients of M networks on their batches.
-   lengths may be null (all samples have T tokens); shared_inputs gives all the same batch. */
-int tnfn_pass(int M, int B, int T, int patch, int classes, const float *weights, float *grad,
-              const float *inputs, const int64_t *labels, int shared_inputs, const int64_t *lengths,
-              const float *pos, int stride, const int32_t *keys, const int32_t *threshold,
-              const float *scale, float *loss, int64_t *hits) {
-    Layout l = layout(patch, classes);
-    int width = patch ? patch : D, Gmax = T >= 64 ? 1 : (64 + T - 1) / T;
+/* What the batches of a call share; T is the padded length of their samples. */
+typedef struct {
+    Layout l;
+    int B, T, patch, classes, stride, most; /* most: samples that go through the layers together */
+    const float *pos;
     Scratch s;
-    long need = carve(&s, 0, Gmax * T, Gmax, PAD(T));
-    float *base = aligned_alloc(64, (need * sizeof(float) + 63) / 64 * 64);
-    if (!base) return 1;
-    for (int m = 0; m < M; m++) {
-        const float *w = weights + m * l.size;
-        const float *x = inputs + (shared_inputs ? 0 : (long)m * B * T * width);
-        const int64_t *y = labels + (shared_inputs ? 0 : (long)m * B);
-        int own = lengths ? (int)lengths[shared_inputs ? 0 : m] : T, Tp = WHOLE(own);
-        int most = own >= 64 ? 1 : (64 + own - 1) / own;
-        if (most > Gmax) most = Gmax;
-        carve(&s, base, Gmax * T, Gmax, PAD(T));
-        float *g = grad ? grad + m * l.size : 0;
-        int drop = grad && threshold[m] > 0;
-        pad_classes(&l, w, classes, &s.turned);
-        if (g) {
-            memset(g, 0, l.size * sizeof(float));
-            memset(s.gW2, 0, D * LOGITS * sizeof(float));
-            turn(&l, w, &s.turned);
-        }
-        loss[m] = 0;
-        hits[m] = 0;
-        for (int b = 0; b < B; b += most) {
-            int G = B - b < most ? B - b : most;
-            const float *in = x + (long)b * T * width;
-            float *packed = 0;
-            if (own < T && G > 1) { /* samples padded further than this network's batch is */
-                packed = s.g;
-                if (patch) return 2;
-                for (int i = 0; i < G; i++)
-                    memcpy(packed + i * own * D, in + (long)i * T * D, own * D * sizeof(float));
-                in = packed;
-            }
-            if (drop)
-                for (int i = 0; i < SITES; i++)
-                    for (int j = 0; j < G; j++)
-                        dropout_mask(own, (uint32_t)(b + j) * stride, keys + (m * SITES + i) * 2,
-                                     threshold[m], scale[m], s.mask[i] + j * own * D);
-            forward(&l, w, &s, G, own, Tp, patch, in, pos, drop);
-            for (int i = 0; i < G; i++) {
-                cross_entropy(classes, s.logits + i * LOGITS, y[b + i], 1.0f / B, loss + m,
-                              hits + m);
-                if (g) for (int c = 0; c < classes; c++) g[l.b2 + c] += s.logits[i * LOGITS + c];
-            }
-            if (g) backward(&l, &s, G, own, Tp, patch, in, drop, g);
-        }
-        if (g)
-            for (int d = 0; d < D; d++)
-                memcpy(g + l.W2 + d * classes, s.gW2 + d * LOGITS, classes * sizeof(float));
-    }
-    free(base);
+    float *base;
+} Call;
+
+static int samples_at_once(int T) { return T >= 64 ? 1 : (64 + T - 1) / T; }
+
+static int begin(Call *c, int B, int T, int patch, int classes, const float *pos, int stride) {
+    *c = (Call){layout(patch, classes), B, T, patch, classes, stride, samples_at_once(T), pos};
+    int G = c->most, R = G * T;
+    c->base = aligned_alloc(64, (carve(&c->s, 0, R, G, PAD(T)) * sizeof(float) + 63) / 64 * 64);
+    if (!c->base) return 1;
+    carve(&c->s, c->base, R, G, PAD(T));
     return 0;
 }
 
-/* The update rule of training/steps.py; coef is [M, 7]: b1, c, b2, alpha, eps, l2, eta. */
-void tnfn_update(int M, long P, float *p, const float *g, float *m, float *v, const float *coef) {
-    for (int i = 0; i < M; i++, coef += 7) {
-        float b1 = coef[0], c = coef[1], b2 = coef[2], al = coef[3], ep = coef[4], l2 = coef[5],
-              eta = coef[6];
-        if (al == 0 && b2 == 0) /* the plain rules: neither root nor quotient */
-            for (long j = (long)i * P; j < (i + 1) * P; j++) {
-                m[j] = b1 * m[j] + c * (g[j] + l2 * p[j]);
-                p[j] -= eta / ep * m[j];
-            }
-        else for (long j = (long)i * P; j < (i + 1) * P; j++) {
-            float d = g[j] + l2 * p[j];
-            m[j] = b1 * m[j] + c * d;
-            v[j] = b2 * v[j] + (1 - b2) * d * d;
-            p[j] -= eta * m[j] / (al * sqrtf(v[j]) + ep);
-        }
+/* Dropout of a network: keys is [SITES, 2], see dropout_mask; threshold 0 for none. */
+typedef struct { const int32_t *keys; int32_t threshold; float scale; } Dropout;
+
+/* Summed loss and hits of a network on a batch of samples of T tokens; mean gradients in g, unless
+   it is null. */
+static void pass(Call *c, const float *w, float *g, const float *x, const int64_t *y, int T,
+                 Dropout drop, float *loss, int64_t *hits) {
+    const Layout *l = &c->l;
+    Scratch *s = &c->s;
+    int width = c->patch ? c->patch : D, most = samples_at_once(T);
+    if (most > c->most) most = c->most;
+    pad_classes(l, w, c->classes, &s->turned);
+    if (g) {
+        memset(g, 0, l->size * sizeof(float));
+        memset(s->gW2, 0, D * LOGITS * sizeof(float));
+        turn(l, w, &s->turned);
     }
+    *loss = 0;
+    *hits = 0;
+    for (int b = 0; b < c->B; b += most) {
+        int G = c->B - b < most ? c->B - b : most;
+        const float *in = x + (long)b * c->T * width;
+        if (T < c->T && G > 1) { /* samples padded further than this batch is */
+            for (int i = 0; i < G; i++)
+                memcpy(s->g + i * T * D, in + (long)i * c->T * D, T * D * sizeof(float));
+            in = s->g;
+        }
+        if (drop.threshold)
+            for (int i = 0; i < SITES; i++)
+                for (int j = 0; j < G; j++)
+                    dropout_mask(T, (uint32_t)(b + j) * c->stride, drop.keys + i * 2,
+                                 drop.threshold, drop.scale, s->mask[i] + j * T * D);
+        forward(l, w, s, G, T, WHOLE(T), c->patch, in, c->pos, drop.threshold);
+        for (int i = 0; i < G; i++) {
+            float *logits = s->logits + i * LOGITS;
+            cross_entropy(c->classes, logits, y[b + i], 1.0f / c->B, loss, hits);
+            if (g) for (int k = 0; k < c->classes; k++) g[l->b2 + k] += logits[k];
+        }
+        if (g) backward(l, s, G, T, WHOLE(T), c->patch, in, drop.threshold, g);
+    }
+    if (g)
+        for (int d = 0; d < D; d++)
+            memcpy(g + l->W2 + d * c->classes, s->gW2 + d * LOGITS, c->classes * sizeof(float));
+}
+
+/* The update rule of training/steps.py; coef is [7]: b1, c, b2, alpha, eps, l2, eta. */
+static void update(long n, float *p, const float *g, float *m, float *v, const float *coef) {
+    float b1 = coef[0], c = coef[1], b2 = coef[2], al = coef[3], ep = coef[4], l2 = coef[5],
+          eta = coef[6];
+    if (al == 0 && b2 == 0) /* the plain rules: neither root nor quotient */
+        for (long j = 0; j < n; j++) {
+            m[j] = b1 * m[j] + c * (g[j] + l2 * p[j]);
+            p[j] -= eta / ep * m[j];
+        }
+    else for (long j = 0; j < n; j++) {
+        float d = g[j] + l2 * p[j];
+        m[j] = b1 * m[j] + c * d;
+        v[j] = b2 * v[j] + (1 - b2) * d * d;
+        p[j] -= eta * m[j] / (al * sqrtf(v[j]) + ep);
+    }
+}
+
+/* Steps of one network, whose weights and moments stay in the cache: inputs are
+   [steps, B, T, width], keys [steps, SITES, 2], coef [steps, 7]; lengths may be null, if all samples
+   have T tokens; g is scratch for the gradient. Summed loss and hits of each step. */
+int tnfn_train(int steps, int B, int T, int patch, int classes, const float *inputs,
+               const int64_t *labels, const int64_t *lengths, const float *pos, int stride,
+               const int32_t *keys, int32_t threshold, float scale, const float *coef, float *w,
+               float *g, float *m, float *v, float *loss, int64_t *hits) {
+    Call c;
+    if (begin(&c, B, T, patch, classes, pos, stride)) return 1;
+    for (int i = 0; i < steps; i++) {
+        Dropout drop = {keys + i * SITES * 2, threshold, scale};
+        pass(&c, w, g, inputs + (long)i * B * T * (patch ? patch : D), labels + (long)i * B,
+             lengths ? (int)lengths[i] : T, drop, loss + i, hits + i);
+        update(c.l.size, w, g, m, v, coef + i * 7);
+    }
+    free(c.base);
+    return 0;
+}
+
+/* Summed loss and hits of M networks on one batch of samples of T tokens. */
+int tnfn_evaluate(int M, int B, int T, int patch, int classes, const float *inputs,
+                  const int64_t *labels, const float *pos, const float *weights, float *loss,
+                  int64_t *hits) {
+    Call c;
+    if (begin(&c, B, T, patch, classes, pos, 0)) return 1;
+    for (int m = 0; m < M; m++)
+        pass(&c, weights + m * c.l.size, 0, inputs, labels, T, (Dropout){0}, loss + m, hits + m);
+    free(c.base);
+    return 0;
 }

@@ -1,8 +1,7 @@
-/* One training step of many small transformers, each group of samples staying in the cache.
+/* Training steps of small transformers, one network after another, so that it stays in the cache.
 
-   For each network and each few samples: forward, loss, backward, weight gradients added up.
-   Nothing but weights, inputs and gradients touches memory. Layers and sizes are those of
-   native_network. */
+   For each few samples of a batch: forward, loss, backward, weight gradients added up. Layers and
+   sizes are those of native_network. */
 
 #include "block.h"
 #define SITES (1 + 2 * BLOCKS)
@@ -10,14 +9,14 @@
 /* What dropout multiplies with: 0, or 1/(1-p). See training/randomness.py for the words. */
 static void dropout_mask(int rows, uint32_t first, const int32_t *key, uint32_t threshold,
                          float scale, float *out) {
-    vu lane;
-    for (int l = 0; l < VL; l++) lane[l] = l;
+    vu lane, k0 = (vu){0} + (uint32_t)key[0], k1 = (vu){0} + (uint32_t)key[1];
+    for (int l = 0; l < VL; l++) lane[l] = l * 0x9E3779B9u;
     for (int i = 0; i < rows; i++)
         for (int d = 0; d < D / 2; d += VL) {
-            int n = D / 2 - d < VL ? D / 2 - d : VL;
-            vu x = (lane + (first + i) * (D / 2) + d) * 0x9E3779B9u + (uint32_t)key[0];
+            int n = D / 2 - d;
+            vu x = lane + ((first + i) * (D / 2) + d) * 0x9E3779B9u + k0;
             x = (x ^ (x >> 16)) * 0x7FEB352Du;
-            x = (x ^ (x >> 15) ^ (uint32_t)key[1]) * 0x846CA68Bu;
+            x = (x ^ (x >> 15) ^ k1) * 0x846CA68Bu;
             x = x ^ (x >> 16);
             vi keep_low = (vi)((x & 0xFFFF) >= threshold), keep_high = (vi)((x >> 16) >= threshold);
             store_first(n, out + i * D + d, (vf)(keep_low & (vi)splat(scale)));
