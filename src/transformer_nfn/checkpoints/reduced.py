@@ -225,7 +225,7 @@ class Reduced:
             value = self.read(name)
             if value is not None:
                 error = self.unit * value.square().sum()
-                embedded = name in ("patch_bias", "cls")
+                embedded = name in ("patch_bias", "cls", "projection_bias")
                 hidden = self.description.hides_mean_of_embeddings if embedded else self.centred
                 if hidden and not name.endswith(".g"):
                     value = value - value.mean()
@@ -407,12 +407,13 @@ class ReducedBlock:
     def norms(self) -> dict[str, Piece]:
         """Gains that remain: those that a residual carries, and those after sublayers.
 
-        With the biases of norms that the first of several rounds does not read.
+        With the biases of norms that no later constant takes up: the first of several rounds does
+        not read them, and a norm after the last block has none before it.
         """
         kept: tuple[str, ...] = ()
         if self.description.order == "post":
             kept = ("norm_1.g", "norm_x.g")
-            if self.network.repeated:
+            if self.network.repeated or self._before_final_norm:
                 kept += ("norm_2.g", "norm_2.b")
             elif f"{self.name}.norm_2" not in self.network.last_norms:  # folded into its readers
                 kept += ("norm_2.g",)
@@ -422,8 +423,20 @@ class ReducedBlock:
         for name in kept:
             if (value := self._maybe(name)) is not None:
                 value = value.abs() if name.startswith("after") else value
-                out[name] = Piece(value, self._unit * value.square().sum())
+                error = self._unit * value.square().sum()
+                if name == "norm_2.b" and self.centred and self._before_final_norm:
+                    value = value - value.mean()
+                out[name] = Piece(value, error)
         return out
+
+    @property
+    def _before_final_norm(self) -> bool:
+        """Whether this is the last block of a stack that a norm of its own follows."""
+        stack, _, i = self.name.rpartition(".")
+        return any(
+            s.final_norm and s.prefix.rstrip(".") == stack and int(i) == len(s.blocks) - 1
+            for s in self.network.description.stacks
+        )
 
     def bias_table(self) -> Piece | None:
         """T5's position bias ``[buckets, h]``, with zero mean of each head."""
