@@ -251,7 +251,7 @@ class OnChipPass(TritonPass):
         for site in range(self.network.dropout_sites):
             key = clock.drop[:, int(clock.step) + ahead, site]
             kept = keep_mask(key, threshold, rows, 32) * bit
-            self.bits[:, site] = kept.sum(-1).to(torch.int32)
+            self.bits[:, site, 0] = kept.sum(-1).to(torch.int32)
 
     def forward(
         self, weights: Tensor, clock: Clock, split: Split, scale: Tensor, limit: int = 2**30
