@@ -227,9 +227,6 @@ def _rank(run: Run) -> float:
 
 
 def _check(folder: Path, record: RunRecord) -> None:
-    for name in ("zoo", "selection", "protocol", "summary"):
-        if not isinstance(getattr(record, name), dict):
-            raise RunError(f"'{folder}': '{name}' of its record is not a table of values")
     for name in ("train", "val", "test"):
         value = record.selection.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
