@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from memory_model import MemoryModel
 from torch import Tensor, nn
+from weight_edits import unseen_edits
 
 from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.checkpoints import OpenOptions, disguise, open_model, relate
+from transformer_nfn.checkpoints.fingerprints import compare_fingerprints, take_fingerprint
 from transformer_nfn.functional.transformer import transformer
 from transformer_nfn.prediction.own_networks import model_features
 from transformer_nfn.zoo import ModelZoo
@@ -162,6 +165,27 @@ def test_a_change_of_what_surrounds_the_encoder_is_seen(layout: Layout, tmp_path
             torch.save(state, tmp_path / "changed.pt")
             with open_model(tmp_path / "changed.pt", options) as changed:
                 assert relate(model, changed).same_function is False, name
+
+
+def in_memory(module: Classifier, file: Path) -> MemoryModel:
+    options = OpenOptions(settings=module.layout.fields())
+    with open_model(saved(module, file), options) as model:
+        return MemoryModel.of(model)
+
+
+def test_a_constant_on_the_embedding_that_a_post_norm_block_reads_is_seen(tmp_path: Path) -> None:
+    model = in_memory(Classifier(LAYOUTS[3]), tmp_path / "own.pt")
+    other = model.changed(patch_bias=model["patch_bias"] + 0.1)
+    assert relate(model, other).same_function is False
+    assert compare_fingerprints(take_fingerprint(model), take_fingerprint(other)).changed
+
+
+@pytest.mark.nightly
+@every_layout
+def test_no_edit_of_any_tensor_is_missed(layout: Layout, tmp_path: Path) -> None:
+    module = Classifier(layout)
+    model, inputs = in_memory(module, tmp_path / "own.pt"), module.inputs()
+    assert unseen_edits(model, lambda w: transformer(model.description, w, inputs)) == []
 
 
 STATED = shlex.split(str(OpenOptions(settings=LAYOUTS[2].fields())))

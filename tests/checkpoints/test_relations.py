@@ -8,14 +8,14 @@ import pytest
 import torch
 from memory_model import MemoryModel, disguised, noisy
 
-from tiny_families import TINY, every_family
+from tiny_families import HEADS, TINY, every_family
 from transformer_nfn.checkpoints import relate
 from transformer_nfn.checkpoints.alignment import align
 from transformer_nfn.checkpoints.fingerprints import compare_fingerprints, take_fingerprint
 from transformer_nfn.checkpoints.relations import draw_relation
 
 FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
-NO = ("derived", "partly", "embeddings only", "unrelated")
+NO = ("derived", "partly", "embeddings only", "unrelated", "different")
 
 
 def with_vocabulary(model: MemoryModel, tokens: int) -> MemoryModel:
@@ -80,6 +80,7 @@ def check_agreement(A: MemoryModel, B: MemoryModel, condition: float) -> None:
     """Neither `relate` nor a fingerprint nor an alignment rejects a disguise."""
     relation = relate(A, B)
     assert relation.verdict not in NO, str(relation)
+    assert relation.same_function is not False, str(relation)
     assert condition > 10 or relation.verdict == "same", str(relation)
     fingerprints = take_fingerprint(A), take_fingerprint(B)
     assert compare_fingerprints(*fingerprints).summary() == "same up to rounding"
@@ -93,7 +94,7 @@ def test_compare_fingerprint_and_align_agree_on_disguises(tiny, family):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("family", TINY | HEADS)
 @pytest.mark.parametrize("tokens", [8, 16, 33, 61])
 @pytest.mark.parametrize("condition", [10.0, 1e3, 1e5])
 def test_they_agree_at_every_condition_and_vocabulary(tiny, family, tokens, condition):

@@ -12,9 +12,9 @@ from transformer_nfn.checkpoints.fingerprints import compare_fingerprints, take_
 
 Outputs = Callable[[Mapping[str, Tensor]], Tensor]
 """Outputs of a network from its tensors, in float64."""
-CHANGED = 1e-5
-"""Least change of outputs that counts, in units of the largest: a factor on what a norm reads moves
-them by its epsilon, at most 3e-6 here."""
+CHANGED = 1e-3
+"""Least change of outputs that counts, in units of the largest: a fingerprint stores 16 bits, and a
+factor on what a norm reads moves outputs by its epsilon, 3e-6 here."""
 
 
 def edits(name: str, w: Tensor) -> Iterator[tuple[str, Tensor]]:
