@@ -246,12 +246,13 @@ class OnChipPass(TritonPass):
             super().draw(clock, threshold, ahead=ahead)
             return
         # The interpreter takes seconds for what this does at once.
-        rows = torch.arange(self.rows)
+        bits, step = self.next_bits if ahead else self.bits, int(clock.step) + ahead
         bit = 1 << torch.arange(32)
-        for site in range(self.network.dropout_sites):
-            key = clock.drop[:, int(clock.step) + ahead, site]
-            kept = keep_mask(key, threshold, rows, 32) * bit
-            self.bits[:, site] = kept.sum(-1).to(torch.int32)
+        if step < clock.drop.shape[1]:
+            for site in range(self.network.dropout_sites):
+                key = clock.drop[:, step, site]
+                kept = keep_mask(key, threshold, torch.arange(self.rows), 32)
+                bits[:, site] = (kept * bit).sum(-1).to(torch.int32)
 
     def forward(
         self, weights: Tensor, clock: Clock, split: Split, scale: Tensor, limit: int = 2**30
