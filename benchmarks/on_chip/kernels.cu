@@ -151,22 +151,34 @@ DEV void drop(Fragment& x, const u32 (&words)[2], int pair) {
     }
 }
 
+// A lane's part of the sum of a row of x, or of x times y, in two chains of additions.
+DEV float sum_of(const Tile& x, int r) {
+    return ((x[0][2 * r] + x[0][2 * r + 1]) + (x[1][2 * r] + x[1][2 * r + 1])) +
+           ((x[2][2 * r] + x[2][2 * r + 1]) + (x[3][2 * r] + x[3][2 * r + 1]));
+}
+DEV float sum_of(const Tile& x, const Tile& y, int r) {
+    float part[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        part[i] = x[2 * i][2 * r] * y[2 * i][2 * r];
+        part[i] += x[2 * i][2 * r + 1] * y[2 * i][2 * r + 1];
+        part[i] += x[2 * i + 1][2 * r] * y[2 * i + 1][2 * r];
+        part[i] += x[2 * i + 1][2 * r + 1] * y[2 * i + 1][2 * r + 1];
+    }
+    return part[0] + part[1];
+}
+
 // Normalise the rows of scale·x; `factor` is what their deviations from the mean are multiplied by.
 DEV void layer_norm(Tile& x, float (&factor)[2], float scale) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float sum = 0, square = 0;
-#pragma unroll
-        for (int n = 0; n < 4; ++n) sum += x[n][2 * r] + x[n][2 * r + 1];
-        float mean = quad_sum(sum) * (1.0f / D);
+        float mean = quad_sum(sum_of(x, r)) * (1.0f / D);
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                x[n][2 * r + e] -= mean;
-                square += x[n][2 * r + e] * x[n][2 * r + e];
-            }
-        factor[r] = scale * reciprocal_root(quad_sum(square) * (scale * scale / D) + 1e-5f);
+            for (int e = 0; e < 2; ++e) x[n][2 * r + e] -= mean;
+        float square = quad_sum(sum_of(x, x, r));
+        factor[r] = scale * reciprocal_root(square * (scale * scale / D) + 1e-5f);
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
@@ -180,16 +192,8 @@ DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&fac
     to_tile(y, normed);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float sum = 0, along = 0;
-#pragma unroll
-        for (int n = 0; n < 4; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                sum += dy[n][2 * r + e];
-                along += dy[n][2 * r + e] * y[n][2 * r + e];
-            }
-        sum = quad_sum(sum) * (-factor[r] / D);
-        along = quad_sum(along) * (-factor[r] / D);
+        float sum = quad_sum(sum_of(dy, r)) * (-factor[r] / D);
+        float along = quad_sum(sum_of(dy, y, r)) * (-factor[r] / D);
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
@@ -328,14 +332,16 @@ DEV void patches(u32 (&out)[4], const Step& s, const u8* image, int tile, const 
     }
 }
 
-// Mask words of the rows of a tile at a dropout site; nothing is kept of rows past the end.
-DEV void mask_words(u32 (&words)[2], const Step& s, int m, int site, int n, int tile, int row) {
-    const int* bits = s.bits + ((i64)(m * SITES + site) * s.batch + n) * TOKENS;
+// The mask words of row `row` of sample `n` at the first dropout site.
+DEV const int* masks_of(const Step& s, int m, int n, int row) {
+    return s.bits + ((i64)m * SITES * s.batch + n) * TOKENS + row;
+}
+// Those of the rows of a tile at any site; nothing is kept of rows past the end.
+DEV void mask_words(u32 (&words)[2], const Step& s, const int* masks, int site, int tile, int row) {
+    const int* at = masks + (i64)(site * s.batch * TOKENS + 16 * tile);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        int token = 16 * tile + row + 8 * r;
-        words[r] = token < TOKENS ? (u32)bits[token] : 0u;
-    }
+    for (int r = 0; r < 2; ++r)
+        words[r] = 16 * tile + 8 * r + row < TOKENS ? (u32)at[8 * r] : 0u;
 }
 DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 #pragma unroll
@@ -496,6 +502,7 @@ DEV void forward_samples(const Step& s) {
         u32* kept = s.kept + sample * KEPT * MATRIX;
         float* stats = s.stats + sample * STATS * STAT_ROWS;
         const u8* image = image_of(s, m, step, n);
+        const int* masks = masks_of(s, m, n, l.row);
         float factor[2];
         u32 words[2];
 #pragma unroll 1
@@ -521,7 +528,7 @@ DEV void forward_samples(const Step& s) {
                 add_product(c[k], x, b[0], b[1]);
                 add_product(c[k + 1], x, b[2], b[3]);
             }
-            mask_words(words, s, m, 0, n, tile, l.row);
+            mask_words(words, s, masks, 0, tile, l.row);
             drop(c, words, l.pair);
             layer_norm(c, factor, scale);
             to_operand(z, c);
@@ -567,7 +574,7 @@ DEV void forward_samples(const Step& s) {
                 }
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    mask_words(words, s, m, 1 + 2 * block, n, first + i, l.row);
+                    mask_words(words, s, masks, 1 + 2 * block, first + i, l.row);
                     drop(c[i], words, l.pair);
                     layer_norm(c[i], factor, scale);
                     to_operand(x[i], c[i]);
@@ -577,7 +584,7 @@ DEV void forward_samples(const Step& s) {
                 mlp(c, x, weights, base + F_BIAS + block * F_BLOCK_BIAS, l);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    mask_words(words, s, m, 2 + 2 * block, n, first + i, l.row);
+                    mask_words(words, s, masks, 2 + 2 * block, first + i, l.row);
                     drop(c[i], words, l.pair);
                     layer_norm(c[i], factor, scale);
                     to_operand(x[i], c[i]);
@@ -835,6 +842,7 @@ DEV void backward_samples(const Step& s) {
             if (!LAST && line < MATRIX / 32)
                 prefetch(s.between + (sample + SAMPLES) * MATRIX + line * 32);
         }
+        const int* masks = masks_of(s, m, n, l.row);
         u32 words[2];
         float factor[2];
         Fragment x[2], dx[2];
@@ -855,7 +863,7 @@ DEV void backward_samples(const Step& s) {
                         for (int e = 0; e < 4; ++e)
                             c[i][k][e] = s.dpooled[sample * D + 8 * k + 2 * l.pair + e % 2];
                     rows_of(factor, stats + (HEADS + 2) * BLOCKS * STAT_ROWS, tile, l);
-                    mask_words(words, s, m, 2 * BLOCKS, n, tile, l.row);
+                    mask_words(words, s, masks, 2 * BLOCKS, tile, l.row);
                     layer_norm_backward(c[i], z, factor);
                     if (!there) words[0] = words[1] = 0;
                     to_operand(dx[i], c[i]);
@@ -918,7 +926,7 @@ DEV void backward_samples(const Step& s) {
             for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
                 rows_of(factor, stat + (HEADS + 1) * STAT_ROWS, tile, l);
-                mask_words(words, s, m, 1 + 2 * block, n, tile, l.row);
+                mask_words(words, s, masks, 1 + 2 * block, tile, l.row);
                 layer_norm_backward(c[i], x[i], factor);
                 to_operand(dx[i], c[i]);
                 drop(dx[i], words, l.pair);
@@ -1026,7 +1034,7 @@ DEV void backward_samples(const Step& s) {
                 int tile = first + i;
                 get(x[i], mine + C_Z * COLUMN, i ? second : first, l);
                 rows_of(factor, stat + HEADS * STAT_ROWS, tile, l);
-                mask_words(words, s, m, 2 * block, n, tile, l.row);
+                mask_words(words, s, masks, 2 * block, tile, l.row);
                 if (!there) words[0] = words[1] = 0;
                 layer_norm_backward(c[i], x[i], factor);
                 to_operand(dx[i], c[i]);
