@@ -243,23 +243,39 @@ DEV void get(Fragment& x, u32 matrix, int tile, const Lanes& l) {
     load_matrices(x[1], matrix + (2 * ROWS + 2 * tile) * BLOCK + l.rows_first);
 }
 
-// Weights [inputs, outputs] as bf16 blocks; rows past `inputs` are zero, and the first `FIRST`
-// outputs are multiplied by `factor`.
-template <int INPUTS, int OUTPUTS, int FIRST = 0>
-DEV void load_weights(u32 to, const float* from, int threads, float factor = 1) {
-    constexpr int INPUT_BLOCKS = (INPUTS + 15) / 16 * 2;
-    for (u32 i = thread(); i < INPUT_BLOCKS * OUTPUTS / 8 * 32; i += threads) {
-        u32 block = i / 32, row = block % INPUT_BLOCKS * 8 + i % 32 / 4;
-        const float* at = from + row * OUTPUTS + block / INPUT_BLOCKS * 8 + i % 4 * 2;
-        float scale = block / INPUT_BLOCKS < FIRST / 8 ? factor : 1.0f;
-        store_word(to + i * 4, row < INPUTS ? pack(at[0] * scale, at[1] * scale) : 0u);
+// Weights [inputs, outputs] as bf16 blocks, loaded by all threads before any is stored; rows past
+// `INPUTS` are zero, and the first `SCALED` outputs are multiplied by FACTOR.
+template <int INPUTS, int OUTPUTS, int BY, int SCALED = 0>
+struct Weights {
+    static constexpr int BLOCKS_HIGH = (INPUTS + 15) / 16 * 2;
+    static constexpr int COUNT = BLOCKS_HIGH * OUTPUTS / 8 * 32, EACH = (COUNT + BY - 1) / BY;
+    u32 words[EACH];
+
+    DEV void load(const float* from) {
+#pragma unroll
+        for (int n = 0; n < EACH; ++n) {
+            u32 i = thread() + n * BY, block = i / 32, row = block % BLOCKS_HIGH * 8 + i % 32 / 4;
+            const float* at = from + row * OUTPUTS + block / BLOCKS_HIGH * 8 + i % 4 * 2;
+            float scale = block / BLOCKS_HIGH < SCALED / 8 ? FACTOR : 1.0f;
+            words[n] = i < COUNT && row < INPUTS ? pack(at[0] * scale, at[1] * scale) : 0u;
+        }
     }
-}
-DEV void load_block(u32 to, const float* from, int threads) {
-    load_weights<D, 3 * D, D>(to + S_QKV, from + W_QKV, threads, FACTOR);
-    load_weights<D, D>(to + S_O, from + W_O, threads);
-    load_weights<D, F>(to + S_A, from + W_A, threads);
-    load_weights<F, D>(to + S_B, from + W_B, threads);
+    DEV void store(u32 to) const {
+#pragma unroll
+        for (int n = 0; n < EACH; ++n) {
+            u32 i = thread() + n * BY;
+            if (i < COUNT) store_word(to + i * 4, words[n]);
+        }
+    }
+};
+template <int BY>
+DEV void load_block(u32 to, const float* from) {
+    Weights<D, 3 * D, BY, D> qkv;
+    Weights<D, D, BY> o;
+    Weights<D, F, BY> a;
+    Weights<F, D, BY> b;
+    qkv.load(from + W_QKV), o.load(from + W_O), a.load(from + W_A), b.load(from + W_B);
+    qkv.store(to + S_QKV), o.store(to + S_O), a.store(to + S_A), b.store(to + S_B);
 }
 
 // c = x·W + c0 for 8 outputs: `w` are their blocks, D inputs high.
@@ -480,12 +496,14 @@ DEV void forward_samples(const Step& s) {
 #pragma unroll 1
     for (int b = 0; b < BLOCKS; ++b) {
         const float* from = w + FIRST_BLOCK + b * BLOCK_WEIGHTS;
-        load_block(base + b * S_BLOCK, from, THREADS);
+        load_block<THREADS>(base + b * S_BLOCK, from);
         u32 bias = base + F_BIAS + b * F_BLOCK_BIAS;
         for (int i = thread(); i < F + D; i += THREADS)
             store_quad(bias, i, i < F ? from[B_A + i] : from[B_B + i - F]);
     }
-    load_weights<PATCH, D>(base + F_EMBEDDING, w, THREADS);
+    Weights<PATCH, D, THREADS> embedding;
+    embedding.load(w);
+    embedding.store(base + F_EMBEDDING);
     const u32 embedding_bias = base + F_BIAS + BLOCKS * F_BLOCK_BIAS;
     for (int i = thread(); i < D; i += THREADS)
         store_float(embedding_bias + i * 4, w[EMBEDDING_BIAS + i]);
@@ -800,7 +818,7 @@ DEV void backward_samples(const Step& s) {
     if (step >= s.steps[m]) return;
     const int block = FIRST ? 0 : LAST ? BLOCKS - 1 : s.block;
     const float* w = s.weights + (i64)m * WEIGHTS + FIRST_BLOCK + block * BLOCK_WEIGHTS;
-    load_block(base, w, BACKWARD_THREADS);
+    load_block<BACKWARD_THREADS>(base, w);
     for (int i = thread(); i < F; i += BACKWARD_THREADS) store_quad(base + B_BIAS, i, w[B_A + i]);
 
     const u32 warp = warp_number(), group = warp / 4, half = warp % 2, first = 2 * half;
