@@ -861,9 +861,10 @@ DEV void backward_samples(const Step& s) {
                 prefetch(s.between + (sample + SAMPLES) * MATRIX + line * 32);
         }
         const int* masks = masks_of(s, m, n, l.row);
-        u32 words[2];
-        float factor[2];
-        Fragment x[2], dx[2];
+        // Of two row tiles; what comes from device memory is loaded before it is needed.
+        u32 words[2][2];
+        float factor[2][2];
+        Fragment x[2], dx[2], z[2];
         Tile c[2];
 
         // The MLP, 16 neurons at a time: x is its input, dx the gradient of its output.
@@ -873,19 +874,24 @@ DEV void backward_samples(const Step& s) {
                 int tile = first + i;
                 load_tile(x[i], kept + 2 * MATRIX, tile, l.lane);
                 if (LAST) {
-                    Fragment z;
-                    load_tile(z, kept + 3 * MATRIX, tile, l.lane);
+                    load_tile(z[i], kept + 3 * MATRIX, tile, l.lane);
+                    rows_of(factor[i], stats + (HEADS + 2) * BLOCKS * STAT_ROWS, tile, l);
+                    mask_words(words[i], s, masks, 2 * BLOCKS, tile, l.row);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                int tile = first + i;
+                if (LAST) {
 #pragma unroll
                     for (int k = 0; k < 4; ++k)
 #pragma unroll
                         for (int e = 0; e < 4; ++e)
                             c[i][k][e] = s.dpooled[sample * D + 8 * k + 2 * l.pair + e % 2];
-                    rows_of(factor, stats + (HEADS + 2) * BLOCKS * STAT_ROWS, tile, l);
-                    mask_words(words, s, masks, 2 * BLOCKS, tile, l.row);
-                    layer_norm_backward(c[i], z, factor);
-                    if (!there) words[0] = words[1] = 0;
+                    layer_norm_backward(c[i], z[i], factor[i]);
+                    if (!there) words[i][0] = words[i][1] = 0;
                     to_operand(dx[i], c[i]);
-                    drop(dx[i], words, l.pair);
+                    drop(dx[i], words[i], l.pair);
                 } else {
                     load_tile(dx[i], s.between + sample * MATRIX, tile, l.lane);
 #pragma unroll
@@ -897,6 +903,8 @@ DEV void backward_samples(const Step& s) {
                 }
 #pragma unroll
                 for (int k = 0; k < 4; ++k) clear(c[i][k]);
+                rows_of(factor[i], stat + (HEADS + 1) * STAT_ROWS, tile, l);
+                mask_words(words[i], s, masks, 1 + 2 * block, tile, l.row);
             }
 #pragma unroll
             for (int f = 0; f < F / 16; ++f) {
@@ -942,12 +950,11 @@ DEV void backward_samples(const Step& s) {
             // Through the LayerNorm and dropout to the output of the attention.
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                int tile = first + i;
-                rows_of(factor, stat + (HEADS + 1) * STAT_ROWS, tile, l);
-                mask_words(words, s, masks, 1 + 2 * block, tile, l.row);
-                layer_norm_backward(c[i], x[i], factor);
+                layer_norm_backward(c[i], x[i], factor[i]);
                 to_operand(dx[i], c[i]);
-                drop(dx[i], words, l.pair);
+                drop(dx[i], words[i], l.pair);
+                load_tile(x[i], kept + MATRIX, first + i, l.lane);
+                load_tile(z[i], kept, first + i, l.lane);
             }
         }
         sync_some(1 + group, 128);
@@ -966,7 +973,6 @@ DEV void backward_samples(const Step& s) {
         if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                load_tile(x[i], kept + MATRIX, first + i, l.lane);
                 if (exists(first + i)) {
                     put(mine + C_A * COLUMN, first + i, x[i], l, trash);
                     put(mine + C_DY * COLUMN, first + i, dx[i], l, trash);
@@ -1007,11 +1013,9 @@ DEV void backward_samples(const Step& s) {
                 }
             }
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                load_tile(x[i], kept, first + i, l.lane);
-                if (exists(first + i)) put(mine + C_Z * COLUMN, first + i, x[i], l, trash);
-            }
-            project_qkv(x, base + S_QKV, mine + C_QKV * COLUMN, first, l, trash);
+            for (int i = 0; i < 2; ++i)
+                if (exists(first + i)) put(mine + C_Z * COLUMN, first + i, z[i], l, trash);
+            project_qkv(z, base + S_QKV, mine + C_QKV * COLUMN, first, l, trash);
         }
 #pragma unroll
         for (int head = 0; head < HEADS; ++head) {
@@ -1026,9 +1030,13 @@ DEV void backward_samples(const Step& s) {
         // The projections to q, k and v, LayerNorm and dropout.
         if (exists(first)) {
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
+            for (int i = 0; i < 2; ++i) {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) clear(c[i][k]);
+                rows_of(factor[i], stat + HEADS * STAT_ROWS, first + i, l);
+                mask_words(words[i], s, masks, 2 * block, first + i, l.row);
+                if (!there) words[i][0] = words[i][1] = 0;
+            }
             const int second = exists(first + 1) ? first + 1 : first;
 #pragma unroll
             for (int o = 0; o < 3 * D / 16; ++o) {
@@ -1051,12 +1059,9 @@ DEV void backward_samples(const Step& s) {
             for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
                 get(x[i], mine + C_Z * COLUMN, i ? second : first, l);
-                rows_of(factor, stat + HEADS * STAT_ROWS, tile, l);
-                mask_words(words, s, masks, 2 * block, tile, l.row);
-                if (!there) words[0] = words[1] = 0;
-                layer_norm_backward(c[i], x[i], factor);
+                layer_norm_backward(c[i], x[i], factor[i]);
                 to_operand(dx[i], c[i]);
-                drop(dx[i], words, l.pair);
+                drop(dx[i], words[i], l.pair);
                 if (!FIRST && there) keep_tile(s.between + sample * MATRIX, dx[i], tile, l.lane);
             }
         }
