@@ -377,7 +377,7 @@ constexpr int F_BLOCK_BIAS = (F + D) * 8;  // b_A, b_B as float32, twice
 constexpr int F_QKV = F_BIAS + BLOCKS * F_BLOCK_BIAS + D * 4;
 constexpr int F_SAMPLE = 12 * ROWS * BLOCK + BLOCK;
 constexpr int FORWARD_SHARED = F_QKV + WARPS * F_SAMPLE;
-static_assert(FORWARD_SHARED <= 232448, "shared memory");
+static_assert(FORWARD_SHARED <= 230400, "shared memory");
 
 // One head of two row tiles of queries: softmax(q·kᵀ)·v as operands of the output projection.
 DEV void attend(Fragment (&a)[2], float* lse, u32 qkv, int head, int first, const Lanes& l) {
@@ -653,7 +653,7 @@ constexpr int B_BIAS = S_BLOCK, TRASH = B_BIAS + F * 8, B_SUMS = TRASH + BLOCK;
 constexpr int PART = 32 * 32 * 4;  // bytes of a part of a gradient
 constexpr int B_SAMPLES = B_SUMS + 4 * GROUPS * PART;
 constexpr int BACKWARD_SHARED = B_SAMPLES + SAMPLES * SAMPLE_BYTES;
-static_assert(SAMPLE_BYTES % 16 == 0 && BACKWARD_SHARED <= 232448, "shared memory");
+static_assert(SAMPLE_BYTES % 16 == 0 && BACKWARD_SHARED <= 230400, "shared memory");
 
 // Where a part in shared memory has an entry: blocks of 16×8, each four numbers of 32 lanes.
 DEV u32 entry_of(u32 row, u32 column) {
