@@ -252,7 +252,7 @@ class OnChipPass(TritonPass):
             for site in range(self.network.dropout_sites):
                 key = clock.drop[:, step, site]
                 kept = keep_mask(key, threshold, torch.arange(self.rows), 32)
-                bits[:, site] = (kept * bit).sum(-1).to(torch.int32)
+                bits[:, site, 0] = (kept * bit).sum(-1).to(torch.int32)
 
     def forward(
         self, weights: Tensor, clock: Clock, split: Split, scale: Tensor, limit: int = 2**30

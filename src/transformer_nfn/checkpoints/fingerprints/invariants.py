@@ -43,7 +43,8 @@ from transformer_nfn.checkpoints.fingerprints.fingerprint import (
     Fingerprint,
     stored_rows,
 )
-from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Table
+from transformer_nfn.checkpoints.pieces import Piece, Table
+from transformer_nfn.checkpoints.reduced import Reduced, ReducedBlock
 from transformer_nfn.checkpoints.sketches import OFFSETS, normed_heads, read_heads, turned
 from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.errors import SpaceError
@@ -241,7 +242,7 @@ def _draw_frame(model: Reduced) -> _Frame:
     D = model.description.width
     if name is None or model.description.inputs == "vectors":
         return _fixed_frame(model)
-    (table,) = model.tables((name,))
+    table = model.table(name)
     used = rows_used(len(table))
     sums = torch.zeros(VECTORS, D, dtype=torch.float64)
     mean, signs_sum = torch.zeros(D, dtype=torch.float64), torch.zeros(VECTORS, dtype=torch.float64)
@@ -593,7 +594,7 @@ def _end_rows(model: Reduced, frame: _Frame, last: _Frame, encoder: _Frame) -> l
     names = dict.fromkeys(("token", "patch", "projection"), "embedding") | {"type": "token type"}
     names |= dict.fromkeys(POSITIONS, "position")
     receivers = model.description.added[1]
-    for table in model.tables():
+    for table in map(model.table, model.table_names()):
         movable = shifted(model, table.name)
         own = frame if model.description.moves(table.name) else encoder
         vectors = own.vectors[:END_NUMBERS].double()
