@@ -51,7 +51,7 @@ def _resampled_taus(accuracy: np.ndarray, predicted: np.ndarray, counts: np.ndar
     differ, also_differ = (_differing_pairs(x, counts) for x in (accuracy, predicted))
     with np.errstate(invalid="ignore"):
         taus = concordant / 2 / np.sqrt(differ / 2) / np.sqrt(also_differ / 2)
-    return np.nan_to_num(taus.clip(-1, 1))
+    return np.asarray(np.nan_to_num(taus.clip(-1, 1)))
 
 
 def _differing_pairs(x: np.ndarray, counts: np.ndarray) -> np.ndarray:
