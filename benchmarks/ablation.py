@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from transformer_nfn.cli.train import pick_device
+from transformer_nfn.cli.options import pick_device
 from transformer_nfn.models import WholeNetwork
 from transformer_nfn.models.network import in_chunks
 from transformer_nfn.models.probing import channel_responses, second_moments

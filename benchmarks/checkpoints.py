@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from costs import in_a_process, peak_mib
 
 LIMITS = {
     "related, disguise": (20.0, 1.8),
@@ -79,7 +78,7 @@ def relate_files(first: Path, second: Path, prove: bool) -> dict[str, Any]:
     return {
         "seconds": time.perf_counter() - start,
         "cpu_seconds": time.process_time() - work,
-        "peak_gib": peak(),
+        "peak_gib": peak_mib() / 1024,
         "verdict": relation.verdict,
         "same_function": relation.same_function,
     }
@@ -106,7 +105,7 @@ def relate_block(first: Path, second: Path) -> dict[str, Any]:
         stream = time.perf_counter() - start
         drawn = draw_probes(A.description.width, centred=A.centred, dtype=A.dtype)
         moved = Probes(fit.map(drawn.into), fit.map(drawn.out))
-        before = peak()
+        before = peak_mib() / 1024
         start, work = time.perf_counter(), time.process_time()
         a = unit_directions(sketch_block(A.block("0"), drawn))
         parts = compare_blocks(a, unit_directions(sketch_block(B.block("0"), moved)))
@@ -115,20 +114,9 @@ def relate_block(first: Path, second: Path) -> dict[str, Any]:
             "cpu_seconds": time.process_time() - work,
             "stream_seconds": stream,
             "stream_peak_gib": before,
-            "peak_gib": peak(),
+            "peak_gib": peak_mib() / 1024,
             "score": block_score(parts),
         }
-
-
-def peak() -> float:
-    """The most memory this process has had, in GiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def in_a_process(run: Callable[..., Any], *arguments: Any) -> Any:
-    """A call in a fresh process, whose peak memory is its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(run, arguments)
 
 
 def measure(folder: Path, sizes: list[str], quick: bool) -> dict[str, Any]:

@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import random
-import resource
 import statistics
 import time
 import zlib
@@ -31,6 +29,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from costs import in_a_process, peak_mib
 from strangers import KINDS, size_of
 from trained.families import MIXTURE, pruned, rounded, upcycled
 from trained.measures import auroc
@@ -212,19 +211,16 @@ def run(models: Path, todo: list[Pair], ids: Tensor, kept: Path, workers: int) -
 
 def peak_memory(first: Path, second: Path, ids: Tensor) -> dict[str, float]:
     """MiB that each method adds to the peak of a process that has opened both models."""
-    out = {}
-    for name, method in {"": lambda A, B, ids: None, **METHODS}.items():
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            with open_model(first) as A, open_model(second) as B:
-                method(A, B, ids)
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            os.write(writer, str(peak).encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-        out[name] = int(os.read(reader, 64)) / 1024
-    return {name: out[name] - out[""] for name in METHODS}
+    peaks = {name: in_a_process(peak_of, name, first, second, ids) for name in ("", *METHODS)}
+    return {name: peaks[name] - peaks[""] for name in METHODS}
+
+
+def peak_of(name: str, first: Path, second: Path, ids: Tensor) -> float:
+    """MiB at the peak of this process by a method, or by opening the models alone."""
+    with open_model(first) as A, open_model(second) as B:
+        if name:
+            METHODS[name](A, B, ids)
+    return peak_mib()
 
 
 def caught(related: list[float], strangers: list[float]) -> float:

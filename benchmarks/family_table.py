@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from rivals import installed, tau_text
-from transformer_nfn.cli.train import pick_device
+from transformer_nfn.cli.options import pick_device
 from transformer_nfn.paper.numbers import MODEL_NAMES
 from transformer_nfn.prediction.data import Parts
 from transformer_nfn.prediction.experiment import Experiment, train_run

@@ -18,10 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -30,6 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
+from costs import drop_from_cache, in_a_process, peak_mib
+from transformer_nfn.checkpoints.families import open_model
 from transformer_nfn.checkpoints.fingerprints import (
     Database,
     Entry,
@@ -91,14 +89,6 @@ def population(count: int) -> Iterator[Entry]:
             yield synthetic(f"model-{i}-from-{root.name}", draw, root.fingerprint, score)
 
 
-def drop_from_cache(path: Path) -> None:
-    """Asks the system to forget the file's pages, as after a restart."""
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(handle)
-
-
 def time_searches(path: Path, count: int, searches: int = 20) -> None:
     """Looks for prints that score 0.4 to 1 against a root; is that root found first?"""
     draw = np.random.default_rng(1)
@@ -123,8 +113,7 @@ def time_searches(path: Path, count: int, searches: int = 20) -> None:
         print(f"search, file {kind}: median {np.median(times):.2f} s, most {max(times):.2f} s")
     for score, found_it in sorted(recall.items()):
         print(f"root of a model that scores {score}: among ten in {np.mean(found_it):.0%}")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"peak memory {peak:.2f} GiB")
+    print(f"peak memory {peak_mib() / 1024:.2f} GiB")
 
 
 def write_gpt2(folder: Path) -> None:
@@ -159,7 +148,6 @@ def calibrate(root: Path) -> None:
     import torch
 
     from transformer_nfn.checkpoints.disguises import disguise
-    from transformer_nfn.checkpoints.families import open_model
 
     prints: dict[tuple[str, str], tuple[Fingerprint, Fingerprint]] = {}
     for folder in sorted(p.parent for p in root.glob("*/*/config.json")):
@@ -187,22 +175,15 @@ def calibrate(root: Path) -> None:
         print(f"{kind:28} {len(d):5}   {min(d):6.3f}  {np.median(d):6.3f} {max(d):7.3f}   {words}")
 
 
-TAKE = """
-import sys, time
-from pathlib import Path
-from transformer_nfn.checkpoints.families import open_model
-from transformer_nfn.checkpoints.fingerprints import take_fingerprint
-def peak():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 2**20
-before = peak()
-start, busy = time.perf_counter(), time.process_time()
-with open_model(sys.argv[1]) as model:
-    size = len(take_fingerprint(model).to_bytes())
-seconds, busy = time.perf_counter() - start, time.process_time() - busy
-print(f"print of GPT-2 124M: {seconds:.1f} s ({busy:.1f} s of one core), {size} bytes, "
-      f"peak {peak():.2f} GiB, {before:.2f} GiB of that libraries")
-"""
+def take_print(folder: Path) -> None:
+    """Takes the fingerprint of a checkpoint and prints what it cost."""
+    before = peak_mib() / 1024
+    start, busy = time.perf_counter(), time.process_time()
+    with open_model(folder) as model:
+        size = len(take_fingerprint(model).to_bytes())
+    seconds, busy = time.perf_counter() - start, time.process_time() - busy
+    print(f"print of GPT-2 124M: {seconds:.1f} s ({busy:.1f} s of one core), {size} bytes, "
+          f"peak {peak_mib() / 1024:.2f} GiB, {before:.2f} GiB of that libraries")  # fmt: skip
 
 
 def main() -> None:
@@ -222,7 +203,7 @@ def main() -> None:
     print(f"wrote {count:,} prints, {size:.0f} MiB, {time.perf_counter() - start:.0f} s")
     time_searches(path, count)
     write_gpt2(options.folder / "gpt2")
-    subprocess.run([sys.executable, "-c", TAKE, str(options.folder / "gpt2")], check=True)
+    in_a_process(take_print, options.folder / "gpt2")
 
 
 if __name__ == "__main__":

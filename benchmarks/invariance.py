@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn.cli.train import pick_device
+from transformer_nfn.cli.options import pick_device
 from transformer_nfn.io.assets import resolve
 from transformer_nfn.models import map_network
 from transformer_nfn.models.whole_network import probe_outputs

@@ -13,7 +13,6 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "nn"))
 from paper_transcription import PaperModel
 from phi_mapping import copy_into_paper
 
+from costs import in_a_process, peak_mib
 from transformer_nfn.models import TransformerNFN
 
 TRAIN, FORWARD = 16, 256
@@ -161,20 +161,14 @@ def roofline(model: nn.Module, step: Callable[[], None]) -> tuple[int, int, int]
     return flops.get_total_flops(), traffic.bytes, traffic.calls
 
 
-def peak(side: str, what: str) -> float:
-    """MiB by which one side raises the peak memory of a fresh process."""
-    command = [sys.executable, __file__, "--peak", side, what]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
 def measure_peak(side: str, what: str) -> float:
-    """Runs in the fresh process of `peak`."""
+    """MiB by which one side raises the peak memory of this process."""
     ours, paper = build("cpu")
-    model: nn.Module = ours if side == "ours" else paper
+    model: nn.Module = ours if side == "our" else paper
     train = what == "step"
     given = networks(ours, TRAIN if train else FORWARD, "cpu")
     del ours, paper
-    optimiser = torch.optim.Adam(model.parameters(), 1e-3, fused=side == "ours")
+    optimiser = torch.optim.Adam(model.parameters(), 1e-3, fused=side == "our")
     run = (
         training_step(model, optimiser, given, torch.rand(TRAIN))
         if train
@@ -182,16 +176,10 @@ def measure_peak(side: str, what: str) -> float:
     )
     # Building the models may have taken more: the kernel starts counting anew.
     Path("/proc/self/clear_refs").write_text("5")
-    before = _high_water()
+    before = peak_mib()
     for _ in range(3):
         run()
-    return (_high_water() - before) / 1024
-
-
-def _high_water() -> int:
-    """The most memory this process has held, in KiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(x for x in lines if x.startswith("VmHWM")).split()[1])
+    return peak_mib() - before
 
 
 def cuda_peak(run: Callable[[], None]) -> float:
@@ -242,7 +230,7 @@ def benchmark(device: str, rounds: int) -> dict[str, Any]:
     else:
         for name in list(runs):
             side, what = name.split()
-            memory[name] = peak("ours" if side == "our" else "literal", what)
+            memory[name] = in_a_process(measure_peak, side, what)
     times = medians(runs, rounds, device)
     flops, traffic, calls = roofline(*_on_cpu())
     copy, product = ceilings(device)
@@ -312,11 +300,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--device", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.peak:
-        print(measure_peak(*options.peak))
-        return
     devices = [options.device] if options.device else ["cpu"]
     if options.device is None and torch.cuda.is_available():
         devices.append("cuda")

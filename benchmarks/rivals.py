@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.cli.train import pick_device
+from transformer_nfn.cli.options import pick_device
 from transformer_nfn.known_tasks import seeds_text, task_title
 from transformer_nfn.paper.numbers import MODEL_NAMES
 from transformer_nfn.prediction.data import Selection, describe_zoo, load_parts

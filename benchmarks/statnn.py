@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transformer_nfn.cli.train import pick_device
+from transformer_nfn.cli.options import pick_device
 from transformer_nfn.io.files import write_text
 from transformer_nfn.known_tasks import seeds_text, task_title
 from transformer_nfn.models import StatNN, map_network, tensors_of

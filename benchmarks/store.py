@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from costs import drop_from_cache, in_a_process
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo import NetworkSizes, Zoo
 from transformer_nfn.zoo.store import Folder, write_shard
@@ -66,16 +64,6 @@ def write_zoo(path: Path, runs: int) -> None:
     folder.merge()
 
 
-def drop_from_cache(path: Path) -> None:
-    """Asks the system to forget the files' pages, as after a restart."""
-    for file in path.rglob("*"):
-        if file.is_file():
-            handle = os.open(file, os.O_RDONLY)
-            os.fsync(handle)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(handle)
-
-
 def resident() -> int:
     """Bytes of this process in memory now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -111,22 +99,17 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--networks", type=int, default=8000)
     parser.add_argument("--keep", action="store_true", help="leave the synthetic zoos there")
-    parser.add_argument("--read", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.read:
-        print(json.dumps(read_zoo(arguments.read, arguments.networks)))
-        return
     for runs in (arguments.runs // 8, arguments.runs):
         path = arguments.folder / str(runs)
         if not (path / "index.parquet").exists():
             shutil.rmtree(path, ignore_errors=True)
             write_zoo(path, runs)
-        drop_from_cache(path)
+        for file in filter(Path.is_file, path.rglob("*")):
+            drop_from_cache(file)
         for state in ("cold", "warm"):
-            command = [sys.executable, __file__, "--read", str(path)]
-            command += ["--networks", str(arguments.networks)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            print(f"{runs} runs, {state}: {done.stdout.strip()}", flush=True)
+            found = in_a_process(read_zoo, path, arguments.networks)
+            print(f"{runs} runs, {state}: {json.dumps(found)}", flush=True)
     if not arguments.keep:
         shutil.rmtree(arguments.folder)
 

@@ -11,27 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import resource
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
+from costs import in_a_process, median_seconds, peak_mib
 from transformer_nfn import spaces, symmetry
 from transformer_nfn.spaces import Weights
 from transformer_nfn.symmetry import Element
-
-
-def median_time(run: Callable[[], object], repeats: int) -> float:
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 def literal_act(U: Weights, g: Element) -> Weights:
@@ -81,9 +69,9 @@ def acting(networks: int, dtype: torch.dtype, device: str) -> dict[str, float]:
             literal_act(weights, element)
         wait()
 
-    once = median_time(at_once, 7)
+    once = median_seconds(at_once, 7)
     scale = networks / part
-    ours, theirs = median_time(loop, 3) * scale, median_time(literal, 3) * scale
+    ours, theirs = median_seconds(loop, 3) * scale, median_seconds(literal, 3) * scale
     return {
         "networks": networks,
         "at_once_s": once,
@@ -128,15 +116,7 @@ def large(kind: str, what: str) -> dict[str, float | bool | None]:
     else:
         same = symmetry.compare(space, U, V).same_function
     spent = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"seconds": spent, "peak_gib": peak, "same_function": same}
-
-
-def in_a_process(kind: str, what: str) -> dict[str, float | bool | None]:
-    """`large` in a fresh process, whose peak memory is its own."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(large, (kind, what))
+    return {"seconds": spent, "peak_gib": peak_mib() / 1024, "same_function": same}
 
 
 def main() -> None:
@@ -145,7 +125,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    blocks = {name: in_a_process(*case) for name, case in LARGE.items()}
+    blocks = {name: in_a_process(large, *case) for name, case in LARGE.items()}
     acts = {
         str(dtype).removeprefix("torch."): acting(options.networks, dtype, options.device)
         for dtype in (torch.float32, torch.float64)

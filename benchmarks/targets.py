@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformer_nfn.cli.train import pick_device
+from transformer_nfn.cli.options import pick_device
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.prediction.data import Selection, describe_zoo, load_networks
 from transformer_nfn.prediction.experiment import Experiment, train_run

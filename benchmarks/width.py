@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from costs import in_a_process, median_seconds, peak_mib
 from transformer_nfn import spaces
 from transformer_nfn.nn import Equivariant
 
@@ -49,24 +46,9 @@ def measure(D: int, rank: int | None, d: int, e: int) -> dict[str, float]:
     torch.manual_seed(0)
     layer = Equivariant(space, d, e, rank=rank)
     weights = space.randn(1, d)
-    times = []
     with torch.no_grad():
-        for _ in range(4):
-            start = time.perf_counter()
-            layer(weights)
-            times.append(time.perf_counter() - start)
-    # All that the process needs, torch itself included.
-    lines = Path("/proc/self/status").read_text().splitlines()
-    peak = int(next(x for x in lines if x.startswith("VmHWM")).split()[1]) / 1024
-    return {"seconds": statistics.median(times[1:]), "peak MiB": peak}
-
-
-def in_a_fresh_process(D: int, rank: int | None, d: int, e: int) -> dict[str, float]:
-    arguments = [str(x) for x in (D, rank or 0, d, e)]
-    command = [sys.executable, __file__, "--one", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+        seconds = median_seconds(lambda: layer(weights), 3)
+    return {"seconds": seconds, "peak MiB": peak_mib()}
 
 
 def benchmark(widths: list[int], d: int, e: int) -> list[dict[str, Any]]:
@@ -75,7 +57,7 @@ def benchmark(widths: list[int], d: int, e: int) -> list[dict[str, Any]]:
         for kind, rank in (("dense", None), (f"rank {RANK}", RANK)):
             row: dict[str, Any] = {"D": D, "kind": kind, "parameters": count(D, rank, d, e)}
             if row["parameters"] <= LARGEST:
-                row |= in_a_fresh_process(D, rank, d, e)
+                row |= in_a_process(measure, D, rank, d, e)
             rows.append(row)
             print(line(row), flush=True)
     return rows
@@ -117,12 +99,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="draw them (extra `plot`)")
     parser.add_argument("--widths", type=int, nargs="+", default=list(WIDTHS))
     parser.add_argument("--channels", type=int, nargs=2, default=[1, 10], metavar=("IN", "OUT"))
-    parser.add_argument("--one", type=int, nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        D, rank, d, e = options.one
-        print(json.dumps(measure(D, rank or None, d, e)))
-        return
     d, e = options.channels
     print(f"one layer, {d} → {e} channels, one network, {torch.get_num_threads()} threads\n")
     print(f"{'D':>6}  {'':10}{'parameters':>18}{'seconds':>12}{'peak MiB':>12}")

@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from transformer_nfn.checkpoints.families import Transformer, open_model
+from transformer_nfn.checkpoints.families import open_model
+from transformer_nfn.functional.description import Transformer
 from transformer_nfn.functional.transformer import transformer
 from transformer_nfn.zoo import NetworkSizes
 from transformer_nfn.zoo.module import SmallTransformer

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import typer
 
-from transformer_nfn.cli.console import explain_errors
+from transformer_nfn.cli.console import explained
 from transformer_nfn.io.assets import (
     CHECKOUT,
     FORMAT,
@@ -235,4 +235,5 @@ def _pack(
 
 
 if __name__ == "__main__":
-    explain_errors(app)
+    with explained():
+        app()

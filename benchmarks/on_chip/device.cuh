@@ -14,6 +14,8 @@ extern __shared__ __align__(128) u8 shared_memory[];
 
 DEV u32 shared_base() { return (u32)__cvta_generic_to_shared(shared_memory); }
 DEV int thread() { return threadIdx.x; }
+// The shuffle tells the compiler that all lanes have the same number.
+DEV int warp_number() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
 DEV int network_of_block() { return blockIdx.x; }
 DEV int chunk_of_block() { return blockIdx.y; }
 
@@ -31,6 +33,25 @@ DEV u32 pack(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
     return out;
 }
+// The same of max(x, 0).
+DEV u32 pack_positive(float low, float high) {
+    u32 out;
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+// All bits of a half that is above zero.
+DEV u32 positive(u32 x) {
+    u32 out;
+    asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(x), "r"(0));
+    return out;
+}
+// Bytes 0 to 3 of `low` and 4 to 7 of `high`, chosen by the nibbles of `choice`; a nibble of 8 or
+// more gives the sign of that byte in all bits.
+DEV u32 permuted(u32 low, u32 high, u32 choice) {
+    u32 out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(choice));
+    return out;
+}
 DEV float low_half(u32 x) { return __uint_as_float(x << 16); }
 DEV float high_half(u32 x) { return __uint_as_float(x & 0xffff0000u); }
 
@@ -39,9 +60,21 @@ DEV float exp2_of(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
     return out;
 }
-DEV float log2_of(float x) { return __log2f(x); }
-DEV float reciprocal(float x) { return __frcp_rn(x); }
-DEV float reciprocal_root(float x) { return rsqrtf(x); }
+DEV float log2_of(float x) {
+    float out;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+}
+DEV float reciprocal(float x) {
+    float out;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+}
+DEV float reciprocal_root(float x) {
+    float out;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+}
 
 // c = a·b + c0: a 16×16, b 16×8, c 16×8.
 DEV void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, const float (&c0)[4]) {
@@ -50,6 +83,12 @@ DEV void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, const float (&c0)
         : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0[0]), "f"(c0[1]),
           "f"(c0[2]), "f"(c0[3]));
+}
+DEV void add_product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 // c += a·b: a 16×8, b 8×8.
 DEV void mma_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
@@ -97,6 +136,18 @@ DEV float load_float(u32 at) {
 }
 DEV void load_two(float (&x)[2], u32 at) {
     asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(at) : "memory");
+}
+
+DEV void load_four(float (&x)[4], u32 at) {
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(at)
+                 : "memory");
+}
+DEV void store_four(u32 at, const float (&x)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(x[0]), "f"(x[1]),
+                 "f"(x[2]), "f"(x[3])
+                 : "memory");
 }
 
 DEV void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }

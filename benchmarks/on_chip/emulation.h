@@ -222,6 +222,7 @@ static void launch(int grid_x, int grid_y, int thread_count, const Argument& val
 
 DEV u32 shared_base() { return 0; }
 DEV int thread() { return emulation::warp_now * emulation::LANES + emulation::lane_now; }
+DEV int warp_number() { return emulation::warp_now; }
 DEV int network_of_block() { return emulation::block_x; }
 DEV int chunk_of_block() { return emulation::block_y; }
 
@@ -242,6 +243,23 @@ DEV float shuffle_xor(float x, int mask) {
 DEV u32 pack(float low, float high) {
     return emulation::bf16(low) | (emulation::bf16(high) << 16);
 }
+DEV u32 pack_positive(float low, float high) {
+    return pack(std::fmax(low, 0.0f), std::fmax(high, 0.0f));
+}
+DEV u32 positive(u32 x) {
+    u32 low = emulation::half_of(x, 0) > 0 ? 0xffffu : 0u;
+    return low | (emulation::half_of(x, 1) > 0 ? 0xffff0000u : 0u);
+}
+DEV u32 permuted(u32 low, u32 high, u32 choice) {
+    uint64_t bytes = (uint64_t(high) << 32) | low;
+    u32 out = 0;
+    for (int i = 0; i < 4; ++i) {
+        u32 nibble = (choice >> (4 * i)) & 15, byte = (bytes >> (8 * (nibble & 7))) & 0xff;
+        if (nibble & 8) byte = byte & 0x80 ? 0xff : 0;
+        out |= byte << (8 * i);
+    }
+    return out;
+}
 DEV float low_half(u32 x) { return emulation::half_of(x, 0); }
 DEV float high_half(u32 x) { return emulation::half_of(x, 1); }
 DEV float exp2_of(float x) { return std::exp2(x); }
@@ -257,6 +275,7 @@ DEV void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, const float (&c0)
     emulation::together([](emulation::Lane* lanes) { emulation::multiply(lanes, 2); });
     std::memcpy(c, lane.out, sizeof c);
 }
+DEV void add_product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(c, a, b0, b1, c); }
 DEV void mma_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
     emulation::Lane& lane = emulation::me();
     u32 in[6] = {a0, a1, 0, 0, b0, 0};
@@ -308,6 +327,9 @@ DEV float load_float(u32 at) {
     return x;
 }
 DEV void load_two(float (&x)[2], u32 at) { std::memcpy(x, emulation::shared_at(at), 8); }
+
+DEV void load_four(float (&x)[4], u32 at) { std::memcpy(x, emulation::shared_at(at), 16); }
+DEV void store_four(u32 at, const float (&x)[4]) { std::memcpy(emulation::shared_at(at), x, 16); }
 
 DEV void prefetch(const void*) {}
 

@@ -11,6 +11,7 @@
 constexpr int D = 32, HEADS = 2, F = 64, HEAD = D / HEADS;
 constexpr int ROWS = (TOKENS + 7) / 8;         // block rows of a sample
 constexpr int PADDED = 8 * ROWS;               // its rows with padding
+constexpr int STAT_ROWS = 16 * ((ROWS + 3) / 4 * 2);  // with that of a whole pair of row tiles
 constexpr int TILES = (ROWS + 1) / 2;          // row tiles of 16
 constexpr int HALVES = ROWS / 2;               // steps of 16 rows, without an odd last block
 constexpr bool ODD = ROWS % 2;
@@ -21,7 +22,7 @@ constexpr int MATRIX = D / 8 * ROWS * 32;      // 32-bit words of an activation 
 constexpr int KEPT = 3 * BLOCKS + 1;           // activations of a sample kept for backward
 static_assert(HEAD == 16, "a head fills one step of the tensor cores");
 static_assert(PATCH >= 1 && PATCH <= 16, "a patch fills one step of the tensor cores");
-static_assert(TOKENS <= 64, "two warps have two row tiles each");
+static_assert(TOKENS <= 56, "more do not fit shared memory");
 
 // Offsets of the weights in a row of a network, and of a block's tensors in its part.
 constexpr int W_QKV = 0, W_O = W_QKV + 3 * D * D, W_A = W_O + D * D, B_A = W_A + D * F;
@@ -33,8 +34,12 @@ constexpr int WEIGHTS = FIRST_BLOCK + BLOCKS * BLOCK_WEIGHTS + D * D + D + D * C
 constexpr int S_QKV = 0, S_O = S_QKV + 6 * D * D, S_A = S_O + 2 * D * D, S_B = S_A + 2 * D * F;
 constexpr int S_BLOCK = S_B + 2 * F * D;
 
-constexpr int WARPS = 16, THREADS = 32 * WARPS;
-constexpr float LOG2E = 1.4426950408889634f, ROOT = 0.25f;  // 1/√HEAD
+constexpr int WARPS = 16, THREADS = 32 * WARPS;  // of forward
+constexpr int GROUPS = 3, BACKWARD_THREADS = 128 * GROUPS;
+// Queries are multiplied by FACTOR, so that scores are logarithms to base 2.
+constexpr float LN2 = 0.6931471805599453f, FACTOR = 0.25f / LN2;  // 0.25 = 1/√HEAD
+
+constexpr u32 ONES = 0x3F803F80;                            // two times 1 as bf16
 
 struct Step {
     const float* weights;    // [networks, WEIGHTS]
@@ -50,7 +55,7 @@ struct Step {
     const float* dpooled;    // [networks, batch, D], gradient of the mean token
     u32* kept;               // [networks, batch, KEPT, MATRIX]: z, a, y of each block, last output
     u32* between;            // [networks, batch, MATRIX], gradient between two blocks
-    float* stats;            // [networks, batch, STATS, PADDED]
+    float* stats;            // [networks, batch, STATS, STAT_ROWS]
     float* pooled;           // [networks, batch, D], the mean token
     float* gradients;        // [chunks, networks, WEIGHTS]
     int batch, networks, max_steps, samples, wide, block;
@@ -64,24 +69,25 @@ typedef u32 Fragment[2][4];   // 16×32 operand: [columns / 16][register]
 struct Lanes {
     int lane, row, pair;  // lane; its row of an 8×8 block; its pair of columns
     u32 in_block, rows_first, columns_first, contiguous;
-    DEV Lanes(int lane_) {
+    DEV Lanes(u32 lane_) {
         lane = lane_;
-        row = lane / 4;
-        pair = lane % 4;
-        in_block = (lane % 8) * 16;
-        u32 low = (lane / 8) % 2, high = lane / 16;
+        row = lane_ / 4;
+        pair = lane_ % 4;
+        in_block = (lane_ % 8) * 16;
+        u32 low = (lane_ / 8) % 2, high = lane_ / 16;
         rows_first = (high * ROWS + low) * BLOCK + in_block;
         columns_first = (low * ROWS + high) * BLOCK + in_block;
         contiguous = lane * 16;
     }
     // Four blocks: the first and third pair `far` apart, the first and second `near` apart.
     DEV u32 grid(u32 near, u32 far) const {
-        return ((lane / 8) % 2) * near + (lane / 16) * far + in_block;
+        return ((u32)lane / 8 % 2) * near + ((u32)lane / 16) * far + in_block;
     }
-    DEV u32 line(u32 stride) const { return (lane / 8) * stride + in_block; }
+    DEV u32 line(u32 stride) const { return ((u32)lane / 8) * stride + in_block; }
 };
 
-DEV void add_product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(c, a, b0, b1, c); }
+// Whether a sample has this row tile; a warp always has two.
+DEV bool exists(int tile) { return TILES == 4 || tile < TILES; }
 
 DEV void clear(float (&c)[4]) { c[0] = c[1] = c[2] = c[3] = 0; }
 
@@ -99,6 +105,12 @@ DEV void to_operand(u32 (&out)[4], const float (&left)[4], const float (&right)[
     out[1] = pack(left[2], left[3]);
     out[2] = pack(right[0], right[1]);
     out[3] = pack(right[2], right[3]);
+}
+DEV void to_positive(u32 (&out)[4], const float (&left)[4], const float (&right)[4]) {
+    out[0] = pack_positive(left[0], left[1]);
+    out[1] = pack_positive(left[2], left[3]);
+    out[2] = pack_positive(right[0], right[1]);
+    out[3] = pack_positive(right[2], right[3]);
 }
 DEV void to_operand(Fragment& out, const Tile& x) {
     to_operand(out[0], x[0], x[1]);
@@ -128,8 +140,19 @@ DEV void drop(Tile& x, const u32 (&words)[2], int pair) {
     }
 }
 
-// Normalise the rows of a tile; their reciprocal standard deviations.
-DEV void layer_norm(Tile& x, float (&rstd)[2]) {
+DEV void drop(Fragment& x, const u32 (&words)[2], int pair) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        // The bits of an entry's column and of the next one as signs of bytes.
+        u32 even = words[r] << (7 - 2 * pair), odd = words[r] << (6 - 2 * pair);
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+            x[n / 2][2 * (n % 2) + r] &= permuted(even, odd, 0xCC88 + 0x1111 * n);
+    }
+}
+
+// Normalise the rows of scale·x; `factor` is what their deviations from the mean are multiplied by.
+DEV void layer_norm(Tile& x, float (&factor)[2], float scale) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         float sum = 0, square = 0;
@@ -143,16 +166,16 @@ DEV void layer_norm(Tile& x, float (&rstd)[2]) {
                 x[n][2 * r + e] -= mean;
                 square += x[n][2 * r + e] * x[n][2 * r + e];
             }
-        rstd[r] = reciprocal_root(quad_sum(square) * (1.0f / D) + 1e-5f);
+        factor[r] = scale * reciprocal_root(quad_sum(square) * (scale * scale / D) + 1e-5f);
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) x[n][2 * r + e] *= rstd[r];
+            for (int e = 0; e < 2; ++e) x[n][2 * r + e] *= factor[r];
     }
 }
 
 // Gradient of the input of `layer_norm`, in place of that of its output; `normed` is the output.
-DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&rstd)[2]) {
+DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&factor)[2]) {
     Tile y;
     to_tile(y, normed);
 #pragma unroll
@@ -165,35 +188,39 @@ DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&rst
                 sum += dy[n][2 * r + e];
                 along += dy[n][2 * r + e] * y[n][2 * r + e];
             }
-        sum = quad_sum(sum) * (1.0f / D);
-        along = quad_sum(along) * (1.0f / D);
+        sum = quad_sum(sum) * (-factor[r] / D);
+        along = quad_sum(along) * (-factor[r] / D);
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 float& d = dy[n][2 * r + e];
-                d = rstd[r] * (d - sum - y[n][2 * r + e] * along);
+                d = d * factor[r] + (y[n][2 * r + e] * along + sum);
             }
     }
 }
 
-// A row tile from or to blocks in device memory.
+// A row tile from or to blocks in device memory; what is past the end is read as
+// some other block, and its results are never stored.
 DEV void load_tile(Fragment& x, const u32* matrix, int tile, int lane) {
+    const u32* at = matrix + (exists(tile) ? tile : 0) * 64 + lane;
+    const u32* odd = at + (2 * tile + 1 < ROWS ? 32 : 0);
 #pragma unroll
     for (int k = 0; k < 2; ++k)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            int row = 2 * tile + i % 2;
-            x[k][i] = row < ROWS ? matrix[((2 * k + i / 2) * ROWS + row) * 32 + lane] : 0u;
+            const u32* from = i % 2 ? odd : at;
+            x[k][i] = from[(2 * k + i / 2) * ROWS * 32];
         }
 }
 DEV void keep_tile(u32* matrix, const Fragment& x, int tile, int lane) {
+    u32* at = matrix + tile * 64 + lane;
 #pragma unroll
     for (int k = 0; k < 2; ++k)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            int row = 2 * tile + i % 2;
-            if (row < ROWS) matrix[((2 * k + i / 2) * ROWS + row) * 32 + lane] = x[k][i];
+            bool there = exists(tile) && (i % 2 == 0 || 2 * tile + 1 < ROWS);
+            if (there) at[((2 * k + i / 2) * ROWS + i % 2) * 32] = x[k][i];
         }
 }
 
@@ -212,32 +239,43 @@ DEV void get(Fragment& x, u32 matrix, int tile, const Lanes& l) {
     load_matrices(x[1], matrix + (2 * ROWS + 2 * tile) * BLOCK + l.rows_first);
 }
 
-// Weights [inputs, outputs] as bf16 blocks; rows past `inputs` are zero.
-template <int INPUTS, int OUTPUTS>
-DEV void load_weights(u32 to, const float* from) {
+// Weights [inputs, outputs] as bf16 blocks; rows past `inputs` are zero, and the first `FIRST`
+// outputs are multiplied by `factor`.
+template <int INPUTS, int OUTPUTS, int FIRST = 0>
+DEV void load_weights(u32 to, const float* from, int threads, float factor = 1) {
     constexpr int INPUT_BLOCKS = (INPUTS + 15) / 16 * 2;
-    for (int i = thread(); i < INPUT_BLOCKS * OUTPUTS / 8 * 32; i += THREADS) {
-        int block = i / 32, row = block % INPUT_BLOCKS * 8 + i % 32 / 4;
+    for (u32 i = thread(); i < INPUT_BLOCKS * OUTPUTS / 8 * 32; i += threads) {
+        u32 block = i / 32, row = block % INPUT_BLOCKS * 8 + i % 32 / 4;
         const float* at = from + row * OUTPUTS + block / INPUT_BLOCKS * 8 + i % 4 * 2;
-        store_word(to + i * 4, row < INPUTS ? pack(at[0], at[1]) : 0u);
+        float scale = block / INPUT_BLOCKS < FIRST / 8 ? factor : 1.0f;
+        store_word(to + i * 4, row < INPUTS ? pack(at[0] * scale, at[1] * scale) : 0u);
     }
 }
-DEV void load_block(u32 to, const float* from) {
-    load_weights<D, 3 * D>(to + S_QKV, from + W_QKV);
-    load_weights<D, D>(to + S_O, from + W_O);
-    load_weights<D, F>(to + S_A, from + W_A);
-    load_weights<F, D>(to + S_B, from + W_B);
+DEV void load_block(u32 to, const float* from, int threads) {
+    load_weights<D, 3 * D, D>(to + S_QKV, from + W_QKV, threads, FACTOR);
+    load_weights<D, D>(to + S_O, from + W_O, threads);
+    load_weights<D, F>(to + S_A, from + W_A, threads);
+    load_weights<F, D>(to + S_B, from + W_B, threads);
 }
 
-// c += x·W for 8 outputs: `w` are their blocks, D inputs high.
-DEV void project(float (&c)[2][4], const Fragment (&x)[2], u32 w, const Lanes& l) {
+// c = x·W + c0 for 8 outputs: `w` are their blocks, D inputs high.
+DEV void project(float (&c)[2][4], const Fragment (&x)[2], u32 w, const float (&c0)[4],
+                 const Lanes& l) {
     u32 b[4];
     load_transposed(b, w + l.contiguous);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        add_product(c[i], x[i][0], b[0], b[1]);
+        mma(c[i], x[i][0], b[0], b[1], c0);
         add_product(c[i], x[i][1], b[2], b[3]);
     }
+}
+
+// Numbers of columns are stored as accumulators have them: those of a pair of columns, twice.
+DEV u32 quad_of(int column) { return column / 2 * 16; }
+DEV void store_quad(u32 at, int column, float x) {
+    u32 to = at + quad_of(column) + column % 2 * 4;
+    store_float(to, x);
+    store_float(to + 8, x);
 }
 
 // q, k and v of two row tiles, to three matrices that follow each other from `to` on.
@@ -245,17 +283,15 @@ DEV void project_qkv(const Fragment (&z)[2], u32 w, u32 to, int first, const Lan
 #pragma unroll
     for (int n = 0; n < 3 * D / 16; ++n) {
         float c[2][2][4];  // [8 columns][tile]
+        const float zero[4] = {0, 0, 0, 0};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            clear(c[half][0]);
-            clear(c[half][1]);
-            project(c[half], z, w + (2 * n + half) * (D / 8) * BLOCK, l);
-        }
+        for (int half = 0; half < 2; ++half)
+            project(c[half], z, w + (2 * n + half) * (D / 8) * BLOCK, zero, l);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             u32 out[4];
             to_operand(out, c[0][i], c[1][i]);
-            if (first + i < TILES) put(to, 2 * n, first + i, out, l, trash);
+            if (exists(first + i)) put(to, 2 * n, first + i, out, l, trash);
         }
     }
 }
@@ -301,146 +337,129 @@ DEV void mask_words(u32 (&words)[2], const Step& s, int m, int site, int n, int 
         words[r] = token < TOKENS ? (u32)bits[token] : 0u;
     }
 }
-DEV void scaled(Tile& x, float scale) {
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[n][e] *= scale;
-}
 DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        int token = 16 * tile + l.row + 8 * r;
-        if (l.pair == 0 && token < PADDED) to[token] = x[r];
-    }
+    for (int r = 0; r < 2; ++r)
+        if (l.pair == 0) to[16 * tile + l.row + 8 * r] = x[r];
 }
-DEV void rows_of(float (&x)[2], const float* from, int tile, float scale, const Lanes& l) {
+DEV void rows_of(float (&x)[2], const float* from, int tile, const Lanes& l) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        int token = 16 * tile + l.row + 8 * r;
-        x[r] = token < PADDED ? from[token] * scale : 0.0f;
-    }
+    for (int r = 0; r < 2; ++r) x[r] = from[16 * tile + l.row + 8 * r];
 }
 
 // ---------------------------------------------------------------------------------------- forward
 // A warp has a sample, from its pixels to the mean token. Its q, k and v are in shared memory.
 
 constexpr int F_EMBEDDING = BLOCKS * S_BLOCK, F_BIAS = F_EMBEDDING + 16 * D * 2;
-constexpr int F_BLOCK_BIAS = (F + D) * 4;  // b_A, b_B as float32
+constexpr int F_BLOCK_BIAS = (F + D) * 8;  // b_A, b_B as float32, twice
 constexpr int F_QKV = F_BIAS + BLOCKS * F_BLOCK_BIAS + D * 4;
 constexpr int F_SAMPLE = 12 * ROWS * BLOCK + BLOCK;
 constexpr int FORWARD_SHARED = F_QKV + WARPS * F_SAMPLE;
 static_assert(FORWARD_SHARED <= 232448, "shared memory");
 
-// One head of 16 queries: softmax(q·kᵀ)·v as the operand of the output projection.
-DEV void attend(u32 (&a)[4], float* lse, u32 qkv, int head, int tile, const Lanes& l) {
-    constexpr float FACTOR = LOG2E * ROOT;
-    u32 q[4], b[4];
-    u32 query = qkv + 2 * head * ROWS * BLOCK;
-    u32 key = query + 4 * ROWS * BLOCK, value = key + 4 * ROWS * BLOCK;
-    load_matrices(q, query + 2 * tile * BLOCK + l.rows_first);
-    float score[ROWS + 1][4];
+// One head of two row tiles of queries: softmax(q·kᵀ)·v as operands of the output projection.
+DEV void attend(Fragment (&a)[2], float* lse, u32 qkv, int head, int first, const Lanes& l) {
+    u32 q[2][4], b[4];
+    const u32 query = qkv + 2 * head * ROWS * BLOCK;
+    const u32 key = query + 4 * ROWS * BLOCK, value = key + 4 * ROWS * BLOCK;
+    float score[2][ROWS + 1][4], top[2][2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        load_matrices(q[i], query + 2 * (exists(first + i) ? first + i : first) * BLOCK + l.rows_first);
 #pragma unroll
     for (int n = 0; n < ROWS; n += 2) {
+        const float zero[4] = {0, 0, 0, 0};
         load_matrices(b, key + n * BLOCK + l.columns_first);
-        clear(score[n]);
-        add_product(score[n], q, b[0], b[1]);
-        if (n + 1 < ROWS) {
-            clear(score[n + 1]);
-            add_product(score[n + 1], q, b[2], b[3]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            mma(score[i][n], q[i], b[0], b[1], zero);
+            if (n + 1 < ROWS) mma(score[i][n + 1], q[i], b[2], b[3], zero);
         }
     }
+    // Probabilities as left operands, 16 keys each; they are divided by their sums at the end.
+    u32 p[2][TILES][4];
 #pragma unroll
-    for (int n = TOKENS / 8; n < ROWS; ++n)
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            if (8 * n + 2 * l.pair + e % 2 >= TOKENS) score[n][e] = -1e30f;
-    float total[2];
+        for (int n = TOKENS / 8; n < ROWS; ++n)
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        float top = -1e30f;
+            for (int e = 0; e < 4; ++e)
+                if (8 * n + 2 * l.pair + e % 2 >= TOKENS) score[i][n][e] = -1e30f;
 #pragma unroll
-        for (int n = 0; n < ROWS; ++n) top = fmaxf(top, fmaxf(score[n][2 * r], score[n][2 * r + 1]));
-        top = quad_max(top) * FACTOR;
-        float sum = 0;
+        for (int r = 0; r < 2; ++r) {
+            float most = -1e30f;
 #pragma unroll
-        for (int n = 0; n < ROWS; ++n)
+            for (int n = 0; n < ROWS; ++n)
+                most = fmaxf(most, fmaxf(score[i][n][2 * r], score[i][n][2 * r + 1]));
+            top[i][r] = quad_max(most);
 #pragma unroll
-            for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                score[n][e] = exp2_of(score[n][e] * FACTOR - top);
-                sum += score[n][e];
-            }
-        sum = quad_sum(sum);
-        total[r] = reciprocal(sum);
-        int token = 16 * tile + l.row + 8 * r;
-        if (l.pair == 0 && token < PADDED) lse[token] = top + log2_of(sum);
+            for (int n = 0; n < ROWS; ++n)
+                p[i][n / 2][2 * (n % 2) + r] = pack(exp2_of(score[i][n][2 * r] - top[i][r]),
+                                                    exp2_of(score[i][n][2 * r + 1] - top[i][r]));
+        }
     }
-    float out[2][4];
-    clear(out[0]);
-    clear(out[1]);
+    // The last product is with a matrix of ones: the sums of the rows.
+    float out[2][3][4];
 #pragma unroll
-    for (int k = 0; k < HALVES; ++k) {
-        u32 p[4];
-        to_operand(p, score[2 * k], score[2 * k + 1]);
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int n = 0; n < 3; ++n) clear(out[i][n]);
+#pragma unroll
+    for (int k = 0; k < TILES; ++k) {
         load_transposed(b, value + 2 * k * BLOCK + l.rows_first);
-        add_product(out[0], p, b[0], b[1]);
-        add_product(out[1], p, b[2], b[3]);
-    }
-    if (ODD) {
-        const float(&last)[4] = score[ROWS - 1];
-        u32 low = pack(last[0], last[1]), high = pack(last[2], last[3]);
-        load_transposed(b, value + (ROWS - 1) * BLOCK + l.rows_first);
-        mma_half(out[0], low, high, b[0]);
-        mma_half(out[1], low, high, b[2]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            if (k < HALVES) {
+                add_product(out[i][0], p[i][k], b[0], b[1]);
+                add_product(out[i][1], p[i][k], b[2], b[3]);
+                add_product(out[i][2], p[i][k], ONES, ONES);
+            } else {
+                mma_half(out[i][0], p[i][k][0], p[i][k][1], b[0]);
+                mma_half(out[i][1], p[i][k][0], p[i][k][1], b[2]);
+                mma_half(out[i][2], p[i][k][0], p[i][k][1], ONES);
+            }
     }
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) out[n][e] *= total[e / 2];
-    to_operand(a, out[0], out[1]);
+        for (int r = 0; r < 2; ++r) {
+            float sum = out[i][2][2 * r], total = reciprocal(sum);
+            top[i][r] += log2_of(sum);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) out[i][e / 2][2 * r + e % 2] *= total;
+        }
+        keep_rows(lse, top[i], first + i, l);
+        to_operand(a[i][head], out[i][0], out[i][1]);
+    }
 }
 
 // y = relu(x·W_A + b_A)·W_B + b_B of two row tiles, 16 neurons at a time.
 DEV void mlp(Tile (&y)[2], const Fragment (&x)[2], u32 w, u32 bias, const Lanes& l) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-        float b[2];
-        load_two(b, bias + (F + 8 * n + 2 * l.pair) * 4);
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) y[i][n][e] = b[e % 2];
-    }
-#pragma unroll
     for (int f = 0; f < F / 16; ++f) {
-        float h[2][2][4];
+        float h[2][2][4], b_a[4];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float b[2];
-            load_two(b, bias + (16 * f + 8 * half + 2 * l.pair) * 4);
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) h[half][i][e] = b[e % 2];
-            project(h[half], x, w + S_A + (2 * f + half) * (D / 8) * BLOCK, l);
+            load_four(b_a, bias + quad_of(16 * f + 8 * half + 2 * l.pair));
+            project(h[half], x, w + S_A + (2 * f + half) * (D / 8) * BLOCK, b_a, l);
         }
         u32 operand[2][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) h[half][i][e] = fmaxf(h[half][i][e], 0.0f);
-            to_operand(operand[i], h[0][i], h[1][i]);
-        }
+        for (int i = 0; i < 2; ++i) to_positive(operand[i], h[0][i], h[1][i]);
 #pragma unroll
         for (int n = 0; n < 4; n += 2) {
             u32 b[4];
             load_transposed(b, w + S_B + (n * (F / 8) + 2 * f) * BLOCK + l.grid(BLOCK, F / 8 * BLOCK));
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                add_product(y[i][n], operand[i], b[0], b[1]);
-                add_product(y[i][n + 1], operand[i], b[2], b[3]);
+            for (int half = 0; half < 2; ++half) {
+                float b_b[4];
+                if (f == 0) load_four(b_b, bias + quad_of(F + 8 * (n + half) + 2 * l.pair));
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    if (f == 0)
+                        mma(y[i][n + half], operand[i], b[2 * half], b[2 * half + 1], b_b);
+                    else
+                        add_product(y[i][n + half], operand[i], b[2 * half], b[2 * half + 1]);
             }
         }
     }
@@ -455,19 +474,19 @@ DEV void forward_samples(const Step& s) {
 #pragma unroll 1
     for (int b = 0; b < BLOCKS; ++b) {
         const float* from = w + FIRST_BLOCK + b * BLOCK_WEIGHTS;
-        load_block(base + b * S_BLOCK, from);
+        load_block(base + b * S_BLOCK, from, THREADS);
         u32 bias = base + F_BIAS + b * F_BLOCK_BIAS;
         for (int i = thread(); i < F + D; i += THREADS)
-            store_float(bias + i * 4, i < F ? from[B_A + i] : from[B_B + i - F]);
+            store_quad(bias, i, i < F ? from[B_A + i] : from[B_B + i - F]);
     }
-    load_weights<PATCH, D>(base + F_EMBEDDING, w);
+    load_weights<PATCH, D>(base + F_EMBEDDING, w, THREADS);
     const u32 embedding_bias = base + F_BIAS + BLOCKS * F_BLOCK_BIAS;
     for (int i = thread(); i < D; i += THREADS)
         store_float(embedding_bias + i * 4, w[EMBEDDING_BIAS + i]);
     sync_block();
 
-    const int warp = thread() / 32;
-    const Lanes l(thread() % 32);
+    const int warp = warp_number();
+    const Lanes l((u32)thread() % 32);
     const u32 qkv = base + F_QKV + warp * F_SAMPLE, trash = qkv + 12 * ROWS * BLOCK;
     const float scale = s.scale[m];
     const int end = (chunk + 1) * CHUNK < s.batch ? (chunk + 1) * CHUNK : s.batch;
@@ -475,9 +494,9 @@ DEV void forward_samples(const Step& s) {
     for (int n = chunk * CHUNK + warp; n < end; n += WARPS) {
         const i64 sample = (i64)m * s.batch + n;
         u32* kept = s.kept + sample * KEPT * MATRIX;
-        float* stats = s.stats + sample * STATS * PADDED;
+        float* stats = s.stats + sample * STATS * STAT_ROWS;
         const u8* image = image_of(s, m, step, n);
-        float rstd[2];
+        float factor[2];
         u32 words[2];
 #pragma unroll 1
         for (int tile = 0; tile < TILES; ++tile) {
@@ -503,25 +522,24 @@ DEV void forward_samples(const Step& s) {
                 add_product(c[k + 1], x, b[2], b[3]);
             }
             mask_words(words, s, m, 0, n, tile, l.row);
-            scaled(c, scale);
             drop(c, words, l.pair);
-            layer_norm(c, rstd);
+            layer_norm(c, factor, scale);
             to_operand(z, c);
             keep_tile(kept, z, tile, l.lane);
-            keep_rows(stats + HEADS * PADDED, rstd, tile, l);
+            keep_rows(stats + HEADS * STAT_ROWS, factor, tile, l);
             put(qkv, tile, z, l, trash);
         }
         float mean[4][2] = {};
 #pragma unroll 1
         for (int block = 0; block < BLOCKS; ++block) {
             const u32 weights = base + block * S_BLOCK;
-            float* stat = stats + block * (HEADS + 2) * PADDED;
+            float* stat = stats + block * (HEADS + 2) * STAT_ROWS;
             sync_warp();
 #pragma unroll 1
             for (int first = 0; first < TILES; first += 2) {
                 Fragment z[2];
                 get(z[0], qkv, first, l);
-                get(z[1], qkv, first + 1 < TILES ? first + 1 : first, l);
+                get(z[1], qkv, exists(first + 1) ? first + 1 : first, l);
                 sync_warp();
                 project_qkv(z, weights + S_QKV, qkv, first, l, trash);
             }
@@ -531,52 +549,48 @@ DEV void forward_samples(const Step& s) {
                 Fragment x[2];
                 Tile c[2];
 #pragma unroll
-                for (int i = 0; i < 2; ++i)
-#pragma unroll
-                    for (int head = 0; head < HEADS; ++head)
-                        attend(x[i][head], stat + head * PADDED, qkv, head, first + i, l);
+                for (int head = 0; head < HEADS; ++head)
+                    attend(x, stat + head * STAT_ROWS, qkv, head, first, l);
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
                     keep_tile(kept + (3 * block + 1) * MATRIX, x[i], first + i, l.lane);
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     float y[2][4];
-                    clear(y[0]);
-                    clear(y[1]);
-                    project(y, x, weights + S_O + k * (D / 8) * BLOCK, l);
+                    const float zero[4] = {0, 0, 0, 0};
+                    project(y, x, weights + S_O + k * (D / 8) * BLOCK, zero, l);
 #pragma unroll
                     for (int e = 0; e < 4; ++e) {
-                        c[0][k][e] = y[0][e] * scale;
-                        c[1][k][e] = y[1][e] * scale;
+                        c[0][k][e] = y[0][e];
+                        c[1][k][e] = y[1][e];
                     }
                 }
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     mask_words(words, s, m, 1 + 2 * block, n, first + i, l.row);
                     drop(c[i], words, l.pair);
-                    layer_norm(c[i], rstd);
+                    layer_norm(c[i], factor, scale);
                     to_operand(x[i], c[i]);
                     keep_tile(kept + (3 * block + 2) * MATRIX, x[i], first + i, l.lane);
-                    keep_rows(stat + (HEADS + 1) * PADDED, rstd, first + i, l);
+                    keep_rows(stat + (HEADS + 1) * STAT_ROWS, factor, first + i, l);
                 }
                 mlp(c, x, weights, base + F_BIAS + block * F_BLOCK_BIAS, l);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     mask_words(words, s, m, 2 + 2 * block, n, first + i, l.row);
-                    scaled(c[i], scale);
                     drop(c[i], words, l.pair);
-                    layer_norm(c[i], rstd);
+                    layer_norm(c[i], factor, scale);
                     to_operand(x[i], c[i]);
                     keep_tile(kept + (3 * block + 3) * MATRIX, x[i], first + i, l.lane);
                     bool last = block == BLOCKS - 1;
                     int next = last ? (HEADS + 2) * BLOCKS : (block + 1) * (HEADS + 2) + HEADS;
-                    keep_rows(stats + next * PADDED, rstd, first + i, l);
+                    keep_rows(stats + next * STAT_ROWS, factor, first + i, l);
                     if (last) {
 #pragma unroll
                         for (int k = 0; k < 4; ++k)
 #pragma unroll
                             for (int e = 0; e < 4; ++e) mean[k][e % 2] += c[i][k][e];
-                    } else if (first + i < TILES) {
+                    } else if (exists(first + i)) {
                         put(qkv, first + i, x[i], l, trash);
                     }
                 }
@@ -596,155 +610,178 @@ DEV void forward_samples(const Step& s) {
 }
 
 // --------------------------------------------------------------------------------------- backward
-// A block of threads has a network and eight samples at a time; two warps have a sample, each two
-// of its row tiles and one of its heads. What a weight gradient multiplies is put into shared
-// memory; then each warp adds its 16×16 part of the gradient over the rows of all eight samples.
+// A block of threads has a network, with three groups of four warps that need not wait for each
+// other. A group has two samples at a time, a warp two row tiles of one and one of its heads. What
+// a weight gradient multiplies is put into shared memory; then each warp of the group adds a 32×32
+// part of the gradient over the rows of both samples.
 
-constexpr int SAMPLES = WARPS / 2;
+constexpr int SAMPLES = 2 * GROUPS;
 // Matrices of a sample's part of shared memory, in block columns: first for the gradients of W_A
 // and W_B, then for those of W_O and W_QKV, at last for that of the embedding.
 constexpr int C_Y = 0, C_DOUT = 4, C_H = 8, C_DH = 16;
 constexpr int C_A = 0, C_DY = 4, C_DA = 8, C_Z = 12, C_QKV = 16, COLUMNS = 28;
 constexpr int C_DX = 0, C_PATCHES = 4;
 constexpr int COLUMN = ROWS * BLOCK;
-constexpr int SAMPLE_STATS = COLUMNS * COLUMN;  // log-sums, then products of da and a
-constexpr int TRASH = SAMPLE_STATS + 2 * HEADS * PADDED * 4;
-constexpr int SAMPLE_BYTES = TRASH + BLOCK;
-constexpr int B_BIAS = S_BLOCK, B_SAMPLES = B_BIAS + F * 4;
+constexpr int SAMPLE_STATS = COLUMNS * COLUMN;  // minus log-sums, then minus products of da and a
+constexpr int SAMPLE_BYTES = SAMPLE_STATS + 2 * HEADS * PADDED * 8;
+constexpr int B_BIAS = S_BLOCK, TRASH = B_BIAS + F * 8, B_SUMS = TRASH + BLOCK;
+constexpr int PART = 32 * 32 * 4;  // bytes of a part of a gradient
+constexpr int B_SAMPLES = B_SUMS + 4 * GROUPS * PART;
 constexpr int BACKWARD_SHARED = B_SAMPLES + SAMPLES * SAMPLE_BYTES;
 static_assert(SAMPLE_BYTES % 16 == 0 && BACKWARD_SHARED <= 232448, "shared memory");
 
-constexpr u32 ONES = 0x3F803F80;
+// Where a part in shared memory has an entry: blocks of 16×8, each four numbers of 32 lanes.
+DEV u32 entry_of(u32 row, u32 column) {
+    u32 lane = row % 8 * 4 + column % 8 / 2, entry = row % 16 / 8 * 2 + column % 2;
+    return (row / 16 * 4 + column / 8) * 512 + lane * 16 + entry * 4;
+}
 
-// gradient += xᵀ·dy over 16 rows, in two blocks of rows `apart` bytes from each other.
-DEV void add_rows(float (&gradient)[2][4], float (&sums)[2][4], bool with_sums, u32 x, u32 dy,
-                  u32 apart, const Lanes& l) {
-    u32 a[4], b[4];
+typedef float Part[2][4][4];  // a 32×32 part of a gradient: [16 rows][8 columns][entry]
+
+// part += xᵀ·dy over 16 rows, in two blocks of rows `apart` bytes from each other.
+template <bool WITH_SUMS>
+DEV void add_rows(Part& part, float (&sums)[4][4], u32 x, u32 dy, u32 apart, const Lanes& l) {
+    u32 a[2][4], b[4];
     const u32 ones[4] = {ONES, ONES, ONES, ONES};
-    load_transposed(a, x + l.grid(COLUMN, apart));
-    load_transposed(b, dy + l.grid(apart, COLUMN));
-    add_product(gradient[0], a, b[0], b[1]);
-    add_product(gradient[1], a, b[2], b[3]);
-    if (with_sums) {
-        add_product(sums[0], ones, b[0], b[1]);
-        add_product(sums[1], ones, b[2], b[3]);
+    load_transposed(a[0], x + l.grid(COLUMN, apart));
+    load_transposed(a[1], x + 2 * COLUMN + l.grid(COLUMN, apart));
+#pragma unroll
+    for (int n = 0; n < 4; n += 2) {
+        load_transposed(b, dy + n * COLUMN + l.grid(apart, COLUMN));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            add_product(part[i][n], a[i], b[0], b[1]);
+            add_product(part[i][n + 1], a[i], b[2], b[3]);
+        }
+        if (WITH_SUMS) {
+            add_product(sums[n], ones, b[0], b[1]);
+            add_product(sums[n + 1], ones, b[2], b[3]);
+        }
     }
 }
 // The same over two samples; an odd last block of rows is taken of both at once.
-DEV void add_two_samples(float (&gradient)[2][4], float (&sums)[2][4], bool with_sums, u32 x,
-                         u32 dy, const Lanes& l) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
+template <bool WITH_SUMS>
+DEV void add_samples(Part& part, float (&sums)[4][4], u32 x, u32 dy, const Lanes& l) {
+#pragma unroll 1
+    for (u32 sample = 0; sample < 2 * SAMPLE_BYTES; sample += SAMPLE_BYTES)
 #pragma unroll
         for (int k = 0; k < HALVES; ++k) {
-            u32 at = i * SAMPLE_BYTES + 2 * k * BLOCK;
-            add_rows(gradient, sums, with_sums, x + at, dy + at, BLOCK, l);
+            u32 at = sample + 2 * k * BLOCK;
+            add_rows<WITH_SUMS>(part, sums, x + at, dy + at, BLOCK, l);
         }
     if (ODD) {
         u32 at = (ROWS - 1) * BLOCK;
-        add_rows(gradient, sums, with_sums, x + at, dy + at, SAMPLE_BYTES, l);
+        add_rows<WITH_SUMS>(part, sums, x + at, dy + at, SAMPLE_BYTES, l);
     }
-}
-
-DEV void write_gradient(float* to, const float (&c)[2][4], int row, int column, int width,
-                        const Lanes& l) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            to[(row + l.row + e / 2 * 8) * width + column + 8 * n + 2 * l.pair + e % 2] = c[n][e];
-}
-DEV void write_sums(float* to, const float (&c)[2][4], int column, const Lanes& l) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-            if (l.row == 0) to[column + 8 * n + 2 * l.pair + e] = c[n][e];
 }
 
 // Gradients of q, k and v of a head, in their place. Keys are rows, 16 at a time, and queries
-// columns: only the gradient of the scores is transposed, in registers.
-DEV void attention_backward(u32 sample, int head, const Lanes& l) {
-    constexpr float FACTOR = LOG2E * ROOT;
-    const u32 query = sample + (C_QKV + 2 * head) * COLUMN, key = query + 4 * COLUMN;
-    const u32 value = key + 4 * COLUMN, da = sample + (C_DA + 2 * head) * COLUMN;
-    const u32 lse = sample + SAMPLE_STATS + (head * PADDED + 2 * l.pair) * 4;
-    const u32 delta = lse + HEADS * PADDED * 4, trash = sample + TRASH;
-    float dq[ROWS + 1][4];  // transposed
+// columns: only the gradient of the scores is transposed, in registers. The gradient of a query is
+// that of the multiplied one.
+struct Head {
+    u32 query, key, value, da, lse, delta;
+    u32 queries[TILES][4], gradients[TILES][4];  // q and da as right operands
+};
+
+// 16 keys; of the last tile there may be rows past the end, and no second block of rows.
+template <bool END>
+DEV void key_tile(float (&dq)[ROWS + 1][4], const Head& at, int tile, u32 trash, const Lanes& l) {
+    constexpr int HALF = END && ODD ? 1 : 2;  // blocks of rows
+    u32 k[4], v[4], kt[4];
+    load_matrices(k, at.key + 2 * tile * BLOCK + l.rows_first);
+    load_matrices(v, at.value + 2 * tile * BLOCK + l.rows_first);
+    load_transposed(kt, at.key + 2 * tile * BLOCK + l.columns_first);
+    if (HALF == 1) k[1] = k[3] = v[1] = v[3] = kt[2] = kt[3] = 0;
+    u32 valid[2];
 #pragma unroll
-    for (int n = 0; n < ROWS; ++n) clear(dq[n]);
-#pragma unroll 1
-    for (int i = 0; i < TILES; ++i) {
-        u32 k[4], v[4], kt[4];
-        load_matrices(k, key + 2 * i * BLOCK + l.rows_first);
-        load_matrices(v, value + 2 * i * BLOCK + l.rows_first);
-        load_transposed(kt, key + 2 * i * BLOCK + l.columns_first);
-        if (ODD && i == TILES - 1) k[1] = k[3] = v[1] = v[3] = kt[2] = kt[3] = 0;
-        float hidden[4];
-        hidden[0] = hidden[1] = 16 * i + l.row < TOKENS ? 0.0f : -1e30f;
-        hidden[2] = hidden[3] = 16 * i + l.row + 8 < TOKENS ? 0.0f : -1e30f;
-        float dv[2][4], dk[2][4];
-        clear(dv[0]), clear(dv[1]), clear(dk[0]), clear(dk[1]);
-#pragma unroll
-        for (int j = 0; j < TILES; ++j) {
-            const bool both = 2 * j + 1 < ROWS;
-            u32 b[4], p[4], ds[4];
-            float score[2][4], dp[2][4];
-            const float zero[4] = {0, 0, 0, 0};
-            load_matrices(b, query + 2 * j * BLOCK + l.columns_first);
-            mma(score[0], k, b[0], b[1], hidden);
-            if (both) mma(score[1], k, b[2], b[3], hidden);
-            load_matrices(b, da + 2 * j * BLOCK + l.columns_first);
-            mma(dp[0], v, b[0], b[1], zero);
-            if (both) mma(dp[1], v, b[2], b[3], zero);
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                if (n == 1 && !both) continue;
-                float logs[2], along[2];
-                load_two(logs, lse + (16 * j + 8 * n) * 4);
-                load_two(along, delta + (16 * j + 8 * n) * 4);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    score[n][e] = exp2_of(score[n][e] * FACTOR - logs[e % 2]);
-                    dp[n][e] = score[n][e] * (dp[n][e] * ROOT - along[e % 2]);
-                }
-                p[2 * n] = pack(score[n][0], score[n][1]);
-                p[2 * n + 1] = pack(score[n][2], score[n][3]);
-                ds[2 * n] = pack(dp[n][0], dp[n][1]);
-                ds[2 * n + 1] = pack(dp[n][2], dp[n][3]);
-            }
-            load_transposed(b, da + 2 * j * BLOCK + l.rows_first);
-            if (both) {
-                add_product(dv[0], p, b[0], b[1]);
-                add_product(dv[1], p, b[2], b[3]);
-            } else {
-                mma_half(dv[0], p[0], p[1], b[0]);
-                mma_half(dv[1], p[0], p[1], b[2]);
-            }
-            load_transposed(b, query + 2 * j * BLOCK + l.rows_first);
-            if (both) {
-                add_product(dk[0], ds, b[0], b[1]);
-                add_product(dk[1], ds, b[2], b[3]);
-            } else {
-                mma_half(dk[0], ds[0], ds[1], b[0]);
-                mma_half(dk[1], ds[0], ds[1], b[2]);
-            }
-            add_product(dq[2 * j], kt, transposed(ds[0]), transposed(ds[1]));
-            if (both) add_product(dq[2 * j + 1], kt, transposed(ds[2]), transposed(ds[3]));
-        }
-        u32 out[4];
-        to_operand(out, dk[0], dk[1]);
-        put(key, 0, i, out, l, trash);
-        to_operand(out, dv[0], dv[1]);
-        put(value, 0, i, out, l, trash);
-    }
+    for (int r = 0; r < 2; ++r) valid[r] = 16 * tile + l.row + 8 * r < TOKENS ? 0xffffffffu : 0u;
+    float dv[2][4], dk[2][4];
+    clear(dv[0]), clear(dv[1]), clear(dk[0]), clear(dk[1]);
 #pragma unroll
     for (int j = 0; j < TILES; ++j) {
-        u32 out[4], at = query + 2 * j * BLOCK + l.columns_first;
-        clear(dq[ROWS]);
-        to_operand(out, dq[2 * j], dq[2 * j + 1 < ROWS ? 2 * j + 1 : ROWS]);
-        if (2 * j + 1 == ROWS && l.lane >= 16) at = trash + l.in_block;
-        store_transposed(at, out);
+        const bool both = 2 * j + 1 < ROWS;
+        u32 b[4], p[4] = {}, ds[4] = {};
+        float score[2][4], dp[2][4], from[4];
+#pragma unroll
+        for (int n = 0; n < 1 + both; ++n) {
+            load_four(from, at.lse + quad_of(16 * j + 8 * n));
+            mma(score[n], k, at.queries[j][2 * n], at.queries[j][2 * n + 1], from);
+            load_four(from, at.delta + quad_of(16 * j + 8 * n));
+            mma(dp[n], v, at.gradients[j][2 * n], at.gradients[j][2 * n + 1], from);
+#pragma unroll
+            for (int r = 0; r < HALF; ++r) {
+                float left = exp2_of(score[n][2 * r]), right = exp2_of(score[n][2 * r + 1]);
+                p[2 * n + r] = pack(left, right);
+                ds[2 * n + r] = pack(left * dp[n][2 * r], right * dp[n][2 * r + 1]);
+                if (END) {
+                    p[2 * n + r] &= valid[r];
+                    ds[2 * n + r] &= valid[r];
+                }
+            }
+        }
+        load_transposed(b, at.da + 2 * j * BLOCK + l.rows_first);
+        if (both) {
+            add_product(dv[0], p, b[0], b[1]);
+            add_product(dv[1], p, b[2], b[3]);
+        } else {
+            mma_half(dv[0], p[0], p[1], b[0]);
+            mma_half(dv[1], p[0], p[1], b[2]);
+        }
+        load_transposed(b, at.query + 2 * j * BLOCK + l.rows_first);
+        if (both) {
+            add_product(dk[0], ds, b[0], b[1]);
+            add_product(dk[1], ds, b[2], b[3]);
+        } else {
+            mma_half(dk[0], ds[0], ds[1], b[0]);
+            mma_half(dk[1], ds[0], ds[1], b[2]);
+        }
+#pragma unroll
+        for (int n = 0; n < 1 + both; ++n) {
+            u32 first = transposed(ds[2 * n]);
+            u32 second = HALF == 2 ? transposed(ds[2 * n + 1]) : 0u;
+            add_product(dq[2 * j + n], kt, first, second);
+        }
+    }
+    u32 out[4];
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) dk[n][e] *= LN2;
+    to_operand(out, dk[0], dk[1]);
+    put(at.key, 0, tile, out, l, trash);
+    to_operand(out, dv[0], dv[1]);
+    put(at.value, 0, tile, out, l, trash);
+}
+
+DEV void attention_backward(u32 sample, int head, u32 trash, const Lanes& l) {
+    Head at;
+    at.query = sample + (C_QKV + 2 * head) * COLUMN;
+    at.key = at.query + 4 * COLUMN;
+    at.value = at.key + 4 * COLUMN;
+    at.da = sample + (C_DA + 2 * head) * COLUMN;
+    at.lse = sample + SAMPLE_STATS + quad_of(head * PADDED + 2 * l.pair);
+    at.delta = at.lse + quad_of(HEADS * PADDED);
+#pragma unroll
+    for (int j = 0; j < TILES; ++j) {
+        load_matrices(at.queries[j], at.query + 2 * j * BLOCK + l.columns_first);
+        load_matrices(at.gradients[j], at.da + 2 * j * BLOCK + l.columns_first);
+    }
+    float dq[ROWS + 1][4];  // transposed
+#pragma unroll
+    for (int n = 0; n <= ROWS; ++n) clear(dq[n]);
+#pragma unroll 1
+    for (int tile = 0; tile < TILES - 1; ++tile) key_tile<false>(dq, at, tile, trash, l);
+    key_tile<true>(dq, at, TILES - 1, trash, l);
+#pragma unroll
+    for (int j = 0; j < TILES; ++j) {
+        u32 out[4], to = at.query + 2 * j * BLOCK + l.columns_first;
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dq[2 * j + n][e] *= LN2;
+        to_operand(out, dq[2 * j], dq[2 * j + 1]);
+        if (2 * j + 1 == ROWS && l.lane >= 16) to = trash + l.in_block;
+        store_transposed(to, out);
     }
 }
 
@@ -756,47 +793,55 @@ DEV void backward_samples(const Step& s) {
     if (step >= s.steps[m]) return;
     const int block = FIRST ? 0 : LAST ? BLOCKS - 1 : s.block;
     const float* w = s.weights + (i64)m * WEIGHTS + FIRST_BLOCK + block * BLOCK_WEIGHTS;
-    load_block(base, w);
-    for (int i = thread(); i < F; i += THREADS) store_float(base + B_BIAS + i * 4, w[B_A + i]);
-    sync_block();
+    load_block(base, w, BACKWARD_THREADS);
+    for (int i = thread(); i < F; i += BACKWARD_THREADS) store_quad(base + B_BIAS, i, w[B_A + i]);
 
-    const int warp = thread() / 32, half = warp % 2, first = 2 * half;
-    const Lanes l(thread() % 32);
-    const u32 samples = base + B_SAMPLES;
-    const u32 mine = samples + warp / 2 * SAMPLE_BYTES, trash = mine + TRASH;
-    const float scale = s.scale[m];
+    const u32 warp = warp_number(), group = warp / 4, half = warp % 2, first = 2 * half;
+    const Lanes l((u32)thread() % 32);
+    const u32 samples = base + B_SAMPLES + 2 * group * SAMPLE_BYTES;
+    const u32 mine = samples + warp / 2 % 2 * SAMPLE_BYTES, trash = base + TRASH;
     const int end = (chunk + 1) * CHUNK < s.batch ? (chunk + 1) * CHUNK : s.batch;
 
-    // The part of the gradients that this warp adds: 16 inputs and 16 outputs, after either phase.
-    const bool is_a = warp < 8, is_qkv = warp < 12;
-    const int mlp_row = is_a ? warp / 4 : (warp - 8) / 2, mlp_column = is_a ? warp % 4 : warp % 2;
-    const int row = is_qkv ? warp / 6 : (warp - 12) / 2, column = is_qkv ? warp % 6 : warp % 2;
-    float mlp_gradient[2][4] = {}, mlp_sums[2][4] = {}, gradient[2][4] = {};
-    float embedding[2][4] = {}, embedding_sums[2][4] = {};
+    // The parts of gradients that this warp adds. In the first phase: outputs 0 to 31 of W_A, then
+    // 32 to 63, inputs 0 to 31 of W_B, then 32 to 63; in the second: W_Q, W_K, W_V, W_O.
+    const u32 part = (warp + group) % 4;
+    Part mlp_part = {};
+    float mlp_sums[4][4] = {}, embedding[2][4] = {}, embedding_sums[2][4] = {};
+    // Those of the second phase are kept in shared memory.
+    const u32 sums = base + B_SUMS + (group * 4 + part) * PART + l.contiguous;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float zero[4] = {0, 0, 0, 0};
+        store_four(sums + i * 512, zero);
+    }
+    sync_block();
 
 #pragma unroll 1
-    for (int begin = chunk * CHUNK; begin < end; begin += SAMPLES) {
+    for (int begin = chunk * CHUNK + 2 * group; begin < end; begin += SAMPLES) {
         // A sample past the end is the last one again with nothing kept: its gradients are zero.
-        const bool there = begin + warp / 2 < end;
-        const int n = there ? begin + warp / 2 : end - 1;
+        const bool there = begin + (int)(warp / 2 % 2) < end;
+        const int n = there ? begin + warp / 2 % 2 : end - 1;
         const i64 sample = (i64)m * s.batch + n;
         const u32* kept = s.kept + (sample * KEPT + 3 * block) * MATRIX;
-        const float* stats = s.stats + sample * STATS * PADDED;
-        const float* stat = stats + block * (HEADS + 2) * PADDED;
+        const float* stats = s.stats + sample * STATS * STAT_ROWS;
+        const float* stat = stats + block * (HEADS + 2) * STAT_ROWS;
         if (n + SAMPLES < end) {
-            const u32* next = kept + (i64)SAMPLES * KEPT * MATRIX;
-            for (int i = half * 32 + l.lane; i < (LAST ? 4 : 3) * MATRIX / 32; i += 64)
-                prefetch(next + i * 32);
-            if (!LAST && half == 0 && l.lane < MATRIX / 32)
-                prefetch(s.between + (sample + SAMPLES) * MATRIX + l.lane * 32);
+            constexpr int LINES = (LAST ? 4 : 3) * MATRIX / 32;
+            const int line = half * 32 + l.lane;
+            const u32* next = kept + (i64)SAMPLES * KEPT * MATRIX + line * 32;
+#pragma unroll
+            for (int i = 0; i < LINES; i += 64)
+                if (line + i < LINES) prefetch(next + i * 32);
+            if (!LAST && line < MATRIX / 32)
+                prefetch(s.between + (sample + SAMPLES) * MATRIX + line * 32);
         }
         u32 words[2];
-        float rstd[2];
+        float factor[2];
         Fragment x[2], dx[2];
         Tile c[2];
 
         // The MLP, 16 neurons at a time: x is its input, dx the gradient of its output.
-        if (first < TILES) {
+        if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
@@ -809,18 +854,18 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
                         for (int e = 0; e < 4; ++e)
                             c[i][k][e] = s.dpooled[sample * D + 8 * k + 2 * l.pair + e % 2];
-                    rows_of(rstd, stats + (HEADS + 2) * BLOCKS * PADDED, tile, scale, l);
+                    rows_of(factor, stats + (HEADS + 2) * BLOCKS * STAT_ROWS, tile, l);
                     mask_words(words, s, m, 2 * BLOCKS, n, tile, l.row);
-                    layer_norm_backward(c[i], z, rstd);
+                    layer_norm_backward(c[i], z, factor);
                     if (!there) words[0] = words[1] = 0;
-                    drop(c[i], words, l.pair);
                     to_operand(dx[i], c[i]);
+                    drop(dx[i], words, l.pair);
                 } else {
                     load_tile(dx[i], s.between + sample * MATRIX, tile, l.lane);
 #pragma unroll
                     for (int k = 0; k < 8; ++k) dx[i][k / 4][k % 4] = there ? dx[i][k / 4][k % 4] : 0u;
                 }
-                if (tile < TILES) {
+                if (exists(tile)) {
                     put(mine + C_Y * COLUMN, tile, x[i], l, trash);
                     put(mine + C_DOUT * COLUMN, tile, dx[i], l, trash);
                 }
@@ -833,18 +878,13 @@ DEV void backward_samples(const Step& s) {
                 u32 b[4];
 #pragma unroll
                 for (int k = 0; k < 2; ++k) {
-                    float bias[2];
-                    load_two(bias, base + B_BIAS + (16 * f + 8 * k + 2 * l.pair) * 4);
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) h[k][i][e] = bias[e % 2];
-                        clear(dh[k][i]);
-                    }
-                    project(h[k], x, base + S_A + (2 * f + k) * (D / 8) * BLOCK, l);
+                    float bias[4];
+                    load_four(bias, base + B_BIAS + quad_of(16 * f + 8 * k + 2 * l.pair));
+                    project(h[k], x, base + S_A + (2 * f + k) * (D / 8) * BLOCK, bias, l);
                     load_matrices(b, base + S_B + (2 * f + k) * BLOCK + l.line(F / 8 * BLOCK));
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
+                        clear(dh[k][i]);
                         add_product(dh[k][i], dx[i][0], b[0], b[1]);
                         add_product(dh[k][i], dx[i][1], b[2], b[3]);
                     }
@@ -853,16 +893,11 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     u32 out[4];
-#pragma unroll
-                    for (int k = 0; k < 2; ++k)
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) {
-                            dh[k][i][e] = h[k][i][e] > 0 ? dh[k][i][e] : 0.0f;
-                            h[k][i][e] = fmaxf(h[k][i][e], 0.0f);
-                        }
-                    to_operand(out, h[0][i], h[1][i]);
+                    to_positive(out, h[0][i], h[1][i]);
                     to_operand(d[i], dh[0][i], dh[1][i]);
-                    if (first + i < TILES) {
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) d[i][k] &= positive(out[k]);
+                    if (exists(first + i)) {
                         put(mine + C_H * COLUMN, 2 * f, first + i, out, l, trash);
                         put(mine + C_DH * COLUMN, 2 * f, first + i, d[i], l, trash);
                     }
@@ -882,30 +917,31 @@ DEV void backward_samples(const Step& s) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
-                rows_of(rstd, stat + (HEADS + 1) * PADDED, tile, scale, l);
+                rows_of(factor, stat + (HEADS + 1) * STAT_ROWS, tile, l);
                 mask_words(words, s, m, 1 + 2 * block, n, tile, l.row);
-                layer_norm_backward(c[i], x[i], rstd);
-                drop(c[i], words, l.pair);
+                layer_norm_backward(c[i], x[i], factor);
                 to_operand(dx[i], c[i]);
+                drop(dx[i], words, l.pair);
             }
         }
-        sync_block();
-        {
-            const u32 from = samples + (is_a ? C_Y : C_H) * COLUMN + 2 * mlp_row * COLUMN;
-            const u32 to = samples + (is_a ? C_DH : C_DOUT) * COLUMN + 2 * mlp_column * COLUMN;
-#pragma unroll 1
-            for (int i = 0; i < SAMPLES; i += 2)
-                add_two_samples(mlp_gradient, mlp_sums, mlp_row == 0, from + i * SAMPLE_BYTES,
-                                to + i * SAMPLE_BYTES, l);
-        }
-        sync_block();
+        sync_some(1 + group, 128);
+        if (part < 2)
+            add_samples<true>(mlp_part, mlp_sums, samples + C_Y * COLUMN,
+                              samples + (C_DH + 4 * part) * COLUMN, l);
+        else if (part == 2)
+            add_samples<true>(mlp_part, mlp_sums, samples + C_H * COLUMN, samples + C_DOUT * COLUMN,
+                              l);
+        else
+            add_samples<false>(mlp_part, mlp_sums, samples + (C_H + 4) * COLUMN,
+                               samples + C_DOUT * COLUMN, l);
+        sync_some(1 + group, 128);
 
         // The output projection; then q, k and v again from the block's input.
-        if (first < TILES) {
+        if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 load_tile(x[i], kept + MATRIX, first + i, l.lane);
-                if (first + i < TILES) {
+                if (exists(first + i)) {
                     put(mine + C_A * COLUMN, first + i, x[i], l, trash);
                     put(mine + C_DY * COLUMN, first + i, dx[i], l, trash);
                 }
@@ -933,38 +969,41 @@ DEV void backward_samples(const Step& s) {
                 for (int i = 0; i < 2; ++i) {
                     u32 out[4];
                     to_operand(out, da[0][i], da[1][i]);
-                    if (first + i < TILES)
+                    if (exists(first + i))
                         put(mine + C_DA * COLUMN, 2 * head, first + i, out, l, trash);
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
-                        float along = quad_sum(delta[i][r]) * ROOT;
-                        int token = 16 * (first + i) + l.row + 8 * r;
+                        float along = quad_sum(delta[i][r]);
+                        const int token = 16 * (first + i) + l.row + 8 * r;
                         if (l.pair == 0 && token < PADDED)
-                            store_float(mine + SAMPLE_STATS + ((HEADS + head) * PADDED + token) * 4,
-                                        along);
+                            store_quad(mine + SAMPLE_STATS, (HEADS + head) * PADDED + token, -along);
                     }
                 }
             }
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 load_tile(x[i], kept, first + i, l.lane);
-                if (first + i < TILES) put(mine + C_Z * COLUMN, first + i, x[i], l, trash);
+                if (exists(first + i)) put(mine + C_Z * COLUMN, first + i, x[i], l, trash);
             }
             project_qkv(x, base + S_QKV, mine + C_QKV * COLUMN, first, l, trash);
         }
-        for (int i = half * 32 + l.lane; i < HEADS * PADDED; i += 64)
-            store_float(mine + SAMPLE_STATS + i * 4, stat[i]);
-        sync_some(1 + warp / 2, 64);
-        attention_backward(mine, half, l);
-        sync_some(1 + warp / 2, 64);
+#pragma unroll
+        for (int head = 0; head < HEADS; ++head) {
+            const int i = half * 32 + l.lane;
+            if (i < PADDED)
+                store_quad(mine + SAMPLE_STATS, head * PADDED + i, -stat[head * STAT_ROWS + i]);
+        }
+        sync_some(1 + GROUPS + warp / 2, 64);
+        attention_backward(mine, half, trash, l);
+        sync_some(1 + GROUPS + warp / 2, 64);
 
         // The projections to q, k and v, LayerNorm and dropout.
-        if (first < TILES) {
+        if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int k = 0; k < 4; ++k) clear(c[i][k]);
-            const int second = first + 1 < TILES ? first + 1 : first;
+            const int second = exists(first + 1) ? first + 1 : first;
 #pragma unroll
             for (int o = 0; o < 3 * D / 16; ++o) {
                 u32 a[2][4], b[4];
@@ -986,45 +1025,53 @@ DEV void backward_samples(const Step& s) {
             for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
                 get(x[i], mine + C_Z * COLUMN, i ? second : first, l);
-                rows_of(rstd, stat + HEADS * PADDED, tile, scale, l);
+                rows_of(factor, stat + HEADS * STAT_ROWS, tile, l);
                 mask_words(words, s, m, 2 * block, n, tile, l.row);
                 if (!there) words[0] = words[1] = 0;
-                layer_norm_backward(c[i], x[i], rstd);
-                drop(c[i], words, l.pair);
+                layer_norm_backward(c[i], x[i], factor);
                 to_operand(dx[i], c[i]);
+                drop(dx[i], words, l.pair);
                 if (!FIRST && there) keep_tile(s.between + sample * MATRIX, dx[i], tile, l.lane);
             }
         }
-        sync_block();
+        sync_some(1 + group, 128);
         {
-            const u32 from = samples + (is_qkv ? C_Z : C_A) * COLUMN + 2 * row * COLUMN;
-            const u32 to = samples + (is_qkv ? C_QKV : C_DY) * COLUMN + 2 * column * COLUMN;
-#pragma unroll 1
-            for (int i = 0; i < SAMPLES; i += 2)
-                add_two_samples(gradient, gradient, false, from + i * SAMPLE_BYTES,
-                                to + i * SAMPLE_BYTES, l);
+            Part sum;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) load_four(sum[i / 4][i % 4], sums + i * 512);
+            add_samples<false>(sum, mlp_sums, samples + (part < 3 ? C_Z : C_A) * COLUMN,
+                               samples + (part < 3 ? C_QKV + 4 * part : C_DY) * COLUMN, l);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) store_four(sums + i * 512, sum[i / 4][i % 4]);
         }
-        sync_block();
+        sync_some(1 + group, 128);
 
         // The embedding: each warp adds 16 columns of its own sample.
         if (FIRST) {
             const u8* image = image_of(s, m, step, n);
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-                if (first + i < TILES) {
+                if (exists(first + i)) {
                     u32 pixels[4];
                     patches(pixels, s, image, first + i, l);
                     put(mine + C_PATCHES * COLUMN, 0, first + i, pixels, l, trash);
                     put(mine + C_DX * COLUMN, first + i, dx[i], l, trash);
                 }
-            sync_some(1 + warp / 2, 64);
+            sync_some(1 + GROUPS + warp / 2, 64);
             const u32 from = mine + C_PATCHES * COLUMN, to = mine + (C_DX + 2 * half) * COLUMN;
+            const u32 ones[4] = {ONES, ONES, ONES, ONES};
+            u32 a[4], b[4];
 #pragma unroll
-            for (int k = 0; k < HALVES; ++k)
-                add_rows(embedding, embedding_sums, true, from + 2 * k * BLOCK, to + 2 * k * BLOCK,
-                         BLOCK, l);
+            for (int k = 0; k < HALVES; ++k) {
+                load_transposed(a, from + 2 * k * BLOCK + l.grid(COLUMN, BLOCK));
+                load_transposed(b, to + 2 * k * BLOCK + l.grid(BLOCK, COLUMN));
+                add_product(embedding[0], a, b[0], b[1]);
+                add_product(embedding[1], a, b[2], b[3]);
+                add_product(embedding_sums[0], ones, b[0], b[1]);
+                add_product(embedding_sums[1], ones, b[2], b[3]);
+            }
             if (ODD) {
-                u32 a[4], b[4], at = (ROWS - 1) * BLOCK;
+                const u32 at = (ROWS - 1) * BLOCK;
                 load_transposed(a, from + at + l.grid(COLUMN, 0));
                 load_transposed(b, to + at + l.grid(0, COLUMN));
                 mma_half(embedding[0], a[0], a[1], b[0]);
@@ -1032,49 +1079,69 @@ DEV void backward_samples(const Step& s) {
                 mma_half(embedding_sums[0], ONES, ONES, b[0]);
                 mma_half(embedding_sums[1], ONES, ONES, b[2]);
             }
-            sync_some(1 + warp / 2, 64);
+            sync_some(1 + GROUPS + warp / 2, 64);
         }
     }
 
-    float* out = s.gradients + ((i64)chunk * s.networks + m) * WEIGHTS;
-    float* mlp_out = out + FIRST_BLOCK + block * BLOCK_WEIGHTS;
-    write_gradient(mlp_out + (is_a ? W_A : W_B), mlp_gradient, 16 * mlp_row, 16 * mlp_column,
-                   is_a ? F : D, l);
-    if (mlp_row == 0) write_sums(mlp_out + (is_a ? B_A : B_B), mlp_sums, 16 * mlp_column, l);
-    write_gradient(mlp_out + (is_qkv ? W_QKV : W_O), gradient, 16 * row, 16 * column,
-                   is_qkv ? 3 * D : D, l);
+    // The sum of the groups' parts in a fixed order: of the first phase, their sums over rows, and
+    // those of the embedding, after the ones of the second phase in shared memory.
+    constexpr int ALL = 4 * GROUPS * PART;
+    const u32 mlp_at = base + B_SAMPLES, bias_at = mlp_at + ALL, patch_at = bias_at + 32 * 16 * GROUPS;
+    sync_block();
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        store_four(mlp_at + (group * 4 + part) * PART + i * 512 + l.contiguous, mlp_part[i / 4][i % 4]);
+    if (l.row == 0) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                store_float(bias_at + ((group * 4 + part) * 32 + 8 * n + 2 * l.pair + e) * 4,
+                            mlp_sums[n][e]);
+    }
     if (FIRST) {
-        // The sum of the samples' parts, in a fixed order.
-        sync_block();
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
+        for (int n = 0; n < 2; ++n) {
+            store_four(patch_at + (warp * 4 + n) * 512 + l.contiguous, embedding[n]);
+            store_four(patch_at + (warp * 4 + 2 + n) * 512 + l.contiguous, embedding_sums[n]);
+        }
+    }
+    sync_block();
+    float* out = s.gradients + ((i64)chunk * s.networks + m) * WEIGHTS;
+    float* to = out + FIRST_BLOCK + block * BLOCK_WEIGHTS;
+    for (u32 i = thread(); i < 2 * 4 * 1024; i += BACKWARD_THREADS) {
+        const u32 p = i / 1024 % 4, row = i / 32 % 32, column = i % 32;
+        const u32 at = (i < 4096 ? mlp_at : base + B_SUMS) + p * PART + entry_of(row, column);
+        float sum = 0;
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                u32 at = samples + ((warp * 16 + 4 * n + e) * 32 + l.lane) * 4;
-                store_float(at, embedding[n][e]);
-                store_float(at + 8 * 32 * 4, embedding_sums[n][e]);
-            }
-        sync_block();
-        if (warp < 2) {
+        for (int g = 0; g < GROUPS; ++g) sum += load_float(at + g * 4 * PART);
+        if (i < 4096)
+            to[p < 2 ? W_A + row * F + 32 * p + column : W_B + (32 * (p - 2) + row) * D + column] = sum;
+        else if (p < 3)
+            to[W_QKV + row * 3 * D + 32 * p + column] = p == 0 ? sum * FACTOR : sum;
+        else
+            to[W_O + row * D + column] = sum;
+    }
+    for (u32 i = thread(); i < F + D; i += BACKWARD_THREADS) {
+        float sum = 0;
 #pragma unroll
-            for (int n = 0; n < 2; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    float sum = 0, sums = 0;
-                    for (int i = 0; i < SAMPLES; ++i) {
-                        u32 at = samples + (((2 * i + warp) * 16 + 4 * n + e) * 32 + l.lane) * 4;
-                        sum += load_float(at);
-                        sums += load_float(at + 8 * 32 * 4);
-                    }
-                    int pixel = l.row + e / 2 * 8, to = 16 * warp + 8 * n + 2 * l.pair + e % 2;
-                    if (pixel < PATCH) out[pixel * D + to] = sum;
-                    if (l.row == 0 && e < 2) out[EMBEDDING_BIAS + to] = sums;
-                }
+        for (int g = 0; g < GROUPS; ++g) sum += load_float(bias_at + (g * 128 + i) * 4);
+        to[i < F ? B_A + i : B_B + i - F] = sum;
+    }
+    if (FIRST) {
+        for (u32 i = thread(); i < (PATCH + 1) * D; i += BACKWARD_THREADS) {
+            // Column 0 to 15 are those of even warps; the sums over rows are equal in all rows.
+            const u32 row = i / D, column = i % D;
+            u32 at = patch_at + column / 16 * 2048 + entry_of(row < PATCH ? row : 0, column % 16);
+            if (row == PATCH) at += 1024;
+            float sum = 0;
+            for (int n = 0; n < SAMPLES; ++n) sum += load_float(at + n * 2 * 2048);
+            out[i] = sum;
         }
     }
 }
 
 KERNEL(forward, THREADS) { forward_samples(s); }
-KERNEL(backward_first, THREADS) { backward_samples<true, BLOCKS == 1>(s); }
-KERNEL(backward_middle, THREADS) { backward_samples<false, false>(s); }
-KERNEL(backward_last, THREADS) { backward_samples<BLOCKS == 1, true>(s); }
+KERNEL(backward_first, BACKWARD_THREADS) { backward_samples<true, BLOCKS == 1>(s); }
+KERNEL(backward_middle, BACKWARD_THREADS) { backward_samples<false, false>(s); }
+KERNEL(backward_last, BACKWARD_THREADS) { backward_samples<BLOCKS == 1, true>(s); }

@@ -47,7 +47,7 @@ from transformer_nfn.zoo.training.tasks import ImageTask, Split  # noqa: E402
 from transformer_nfn.zoo.training.trainer import Training, train  # noqa: E402
 
 TritonPass = runner.Pass
-THREADS = 512
+THREADS = {"forward": 512, "backward_first": 384, "backward_middle": 384, "backward_last": 384}
 
 
 class Step(ctypes.Structure):
@@ -121,7 +121,7 @@ class OnGpu:
         """Launch a kernel on the current stream."""
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(step))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        function, size = self._function(name), (*grid, 1, THREADS, 1, 1)
+        function, size = self._function(name), (*grid, 1, THREADS[name], 1, 1)
         launch = self.driver.cuLaunchKernel
         self._check(launch(function, *size, SHARED_BYTES, stream, arguments, None))
 
@@ -189,8 +189,11 @@ class OnChipPass(TritonPass):
         if not self.train:
             return
         sizes, device = self.network, self.device
-        if not isinstance(task, ImageTask) or (sizes.d_model, sizes.heads) != (32, 2):
-            raise ValueError("the kernels are for images and width 32 with 2 heads")
+        fits = isinstance(task, ImageTask) and sizes.tokens <= 56 and sizes.patch <= 16
+        if not fits or (sizes.d_model, sizes.heads) != (32, 2):
+            raise ValueError(
+                "the kernels are for images of at most 56 patches of 16 pixels, width 32, 2 heads"
+            )
         self.chunks = -(-batch // self.chunk)
         self.constants = self.constants._replace(S=self.chunk)
         self.outcome = self.outcome._replace(
@@ -206,7 +209,7 @@ class OnChipPass(TritonPass):
             for count in (3 * sizes.blocks + 1, 1)
         )
         stats = (sizes.heads + 2) * sizes.blocks + 1
-        self.stats = torch.empty(networks, batch, stats, rows, device=device)
+        self.stats = torch.empty(networks, batch, stats, -(-rows // 32) * 32, device=device)
         defines = {
             "TOKENS": sizes.tokens, "PATCH": sizes.patch, "PADDING": task.padding,
             "CLASSES": sizes.classes, "BLOCKS": sizes.blocks, "CHUNK": self.chunk,
@@ -248,7 +251,7 @@ class OnChipPass(TritonPass):
         for site in range(self.network.dropout_sites):
             key = clock.drop[:, int(clock.step) + ahead, site]
             kept = keep_mask(key, threshold, rows, 32) * bit
-            self.bits[:, site] = kept.sum(-1).to(torch.int32)
+            self.bits[:, site, 0] = kept.sum(-1).to(torch.int32)
 
     def forward(
         self, weights: Tensor, clock: Clock, split: Split, scale: Tensor, limit: int = 2**30
@@ -286,10 +289,10 @@ def emulate() -> bool:
     """Print the errors of the emulated kernels; whether none is wrong."""
     OnChipPass.chunk = 8
     task = kernel_cases.bright_images(28, 4, 2)
-    found, gradients = errors(OnChipPass, task, networks=2, batch=10, noise=0.1, device="cpu")
+    found, gradients = errors(OnChipPass, task, networks=2, batch=11, noise=0.1, device="cpu")
     for name, (ours, plain) in found.items():
         print(f"{name:16} {ours:9.5f}, autocast {plain:9.5f}")
-    # Rounding to bf16 gives 0.024 at most; a row of a sample left out gives more than 0.1.
+    # Rounding to bf16 gives 0.025 at most; leaving out the last token of 49, 0.058.
     good = found["loss"][0] < 1e-3 and all(ours < 0.04 for ours, _ in found.values())
     return good and bool(gradients.isfinite().all())
 

@@ -282,21 +282,3 @@ def smollm2_logits(folder: Path) -> Tensor:
     with torch.no_grad():
         logits: Tensor = model(ids).logits[0]
     return logits
-
-
-def fine_tune_smollm2(folder: Path, out: Path, steps: int = 40) -> Path:
-    """SmolLM2, all weights trained further on Python source by `transformers`, as a folder."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
-    ids = AutoTokenizer.from_pretrained(folder)(Path(argparse.__file__).read_text()).input_ids
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for step in range(steps):
-        start = 128 * step % (len(ids) - 128)
-        batch = torch.tensor([ids[start : start + 128]])
-        model(batch, labels=batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.save_pretrained(out)
-    return out

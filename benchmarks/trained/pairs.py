@@ -133,7 +133,7 @@ def compare(root: Path, task: Task) -> Result:
         found.related,
         tuple(block_score(parts) for parts in found.blocks.values()),
         float(found.matrix.max()),
-        stream.scores["token"],
+        stream.agreement["token"].score,
         task.replaced,
         baselines,
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.disguises import Disguise
-from transformer_nfn.checkpoints.families import Transformer
+from transformer_nfn.functional.description import Transformer
 from transformer_nfn.io.checkpoint import Checkpoint
 from transformer_nfn.io.tensor_files import InMemory
 

@@ -34,15 +34,6 @@ def compared(a, b):
     return compare_fingerprints(take_fingerprint(a), take_fingerprint(b))
 
 
-def cut(model, blocks):
-    """The model with its first blocks alone."""
-    stacks = model.description.stacks
-    removed = tuple(f"{s.prefix}{i}." for s in stacks for i in range(blocks, len(s.blocks)))
-    tensors = {n: w for n, w in model.tensors.items() if not n.startswith(removed)}
-    stacks = tuple(replace(stack, blocks=stack.blocks[:blocks]) for stack in stacks)
-    return MemoryModel(replace(model.description, stacks=stacks), tensors)
-
-
 @every_family
 def test_no_symmetry_of_a_family_moves_a_fingerprint(tiny, family):
     for dtype, condition, allowed in (
@@ -59,59 +50,10 @@ def test_no_symmetry_of_a_family_moves_a_fingerprint(tiny, family):
         assert (comparison.distance, comparison.summary()) == (0, SAME)
 
 
-EDITS = {
-    "times 1.3": lambda w, noise: w * 1.3,
-    "one row negated": lambda w, noise: torch.cat([-w[:1], w[1:]]),
-    "1 % noise": lambda w, noise: w * (1 + 0.01 * noise),
-    "replaced": lambda w, noise: w.square().mean().sqrt() * noise,
-}
-
-
-def edited(model, name, edit):
-    """The model with one tensor changed."""
-    w = model.tensors[name]
-    noise = torch.randn(w.shape, generator=torch.Generator().manual_seed(0), dtype=w.dtype)
-    return model.changed(**{name: EDITS[edit](w, noise)})
-
-
-def unseen(model, edits):
-    """Tensors whose change leaves the fingerprint the same up to rounding, each with the edits."""
-    before, out = take_fingerprint(model), {}
-    for name in model.tensors:
-        for edit in edits:
-            after = take_fingerprint(edited(model, name, edit))
-            comparison = compare_fingerprints(before, after)
-            assert (comparison.distance > 0) == (comparison.summary() != SAME)
-            if comparison.distance == 0:
-                out.setdefault(name, set()).add(edit)
-    return out
-
-
-@pytest.mark.parametrize(
-    ("family", "blocks", "cannot_change_the_function"),
-    [  # a key bias adds one number to all scores of a query, which softmax does not see
-        ("gpt2", 1, ["0.b_K"]),
-        ("bert", 2, ["0.b_K", "1.b_K"]),
-        ("vit", 1, ["0.b_K"]),
-        ("llama", 1, []),
-    ],
-)
-def test_every_tensor_counts(tiny, family, blocks, cannot_change_the_function):
-    unchanged = unseen(cut(tiny(family), blocks), EDITS)
-    assert unchanged == {name: set(EDITS) for name in cannot_change_the_function}
-
-
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "olmoe", "gemma2", "t5", "gpt2-base", "bart"])
-def test_every_tensor_counts_in_other_families(tiny, family):
-    """Norms of queries and keys, norms after sublayers, position biases, the stream as output."""
-    unchanged = unseen(cut(tiny(family), 1), ["1 % noise"])
-    silent = {n for n in tiny(family).names if n.endswith("0.b_K") or n.endswith("0.cross.b_K")}
-    assert unchanged.keys() == (silent if family in ("gpt2-base", "bart") else set())
-
-
 def test_changes_without_effect_are_none(tiny):
     model = tiny("qwen3")
-    assert compared(model, edited(model, "0.W_Q", "times 1.3")).summary() == SAME  # normed queries
+    larger = model.changed(**{"0.W_Q": 1.3 * model["0.W_Q"]})  # queries have a norm
+    assert compared(model, larger).summary() == SAME
     model = tiny("gpt2")
     assert compared(model, disguised(model, keep_tie=True)).summary() == SAME
 
@@ -128,10 +70,14 @@ def test_differences_are_named(tiny):
         ("extra.pooler.b", "same but for pooler bias"),
         ("type", "same but for token type, input constant"),
         ("2.norm_2.g", "same but for head, pooler"),
-        ("0.W_Q", "same but for QK at 0-38 % of the depth, QK biases at 0-38 % of the depth"),
+        (
+            "0.W_Q",
+            "same but for QK at 0-38 % of the depth, QK with VO at 0-38 % of the depth, "
+            "QK biases at 0-38 % of the depth",
+        ),
         ("2.b_B", "same but for MLP bias at 62-100 % of the depth"),
     ):
-        after = take_fingerprint(disguised(edited(model, name, "1 % noise"), 2))
+        after = take_fingerprint(disguised(noisy(model, 0.01, {name}), 2))
         assert compare_fingerprints(before, after).summary() == words
 
 
@@ -230,8 +176,8 @@ def test_invalid_bytes_are_rejected_by_name(tiny):
         (b"PK" + data[2:], "not a fingerprint"),
         (data[:-1], f"expected {len(data)} bytes, found {len(data) - 1}"),
         (data[:900] + bytes([data[900] ^ 1]) + data[901:], "do not match their checksum"),
-        (data[:4] + struct.pack("<H", 1) + data[6:], "of format 1, expected 2"),
-        (data[:4] + struct.pack("<H", 9) + data[6:], "of format 9, expected 2"),
+        (data[:4] + struct.pack("<H", 1) + data[6:], "of format 1, expected 3"),
+        (data[:4] + struct.pack("<H", 9) + data[6:], "of format 9, expected 3"),
     ):
         with pytest.raises(FingerprintError, match=words) as caught:
             Fingerprint.from_bytes(bad, "'db', fingerprint 'x'")
@@ -245,7 +191,7 @@ def many(tiny):
     blank = take_fingerprint(tiny("gpt2"))
     zeros = {
         f"{name}{noise}": 0 * getattr(blank, f"{name}{noise}")
-        for name in ("sketch", "constants", "ends")
+        for name in ("sketch", "constants", "ends", "heads")
         for noise in ("", "_noise")
     }
     out = []
@@ -313,5 +259,5 @@ def test_other_files_and_formats_are_rejected(many, tmp_path):
     later = {**table.schema.metadata, b"format": b"7"}
     pq.write_table(table.replace_schema_metadata(later), path)
     for use in (Database, lambda path: add_to_database(path, many[:1])):
-        with pytest.raises(FingerprintError, match="of format 7, expected 2"):
+        with pytest.raises(FingerprintError, match="of format 7, expected 3"):
             use(path)

@@ -10,7 +10,7 @@ import torch
 from tiny_families import build, save
 from tnfn_command import as_json, assert_refused, printed, tnfn
 from transformer_nfn.checkpoints import pairs
-from transformer_nfn.checkpoints.pairs import Pair, PairsError, groups, relate_folder
+from transformer_nfn.checkpoints.pairs import AllPairs, Pair, PairsError, relate_folder
 
 
 @pytest.fixture(scope="module")
@@ -213,4 +213,4 @@ def test_indirectly_related_models_are_one_group():
         return Pair(a, b, ("", ""), verdict, None, None, "")
 
     pairs = [pair("a", "d", "derived"), pair("b", "c", "unrelated"), pair("d", "c", "partly")]
-    assert groups("abcd", pairs) == [["a", "c", "d"], ["b"]]
+    assert AllPairs(dict.fromkeys("abcd", ""), {}, pairs).groups() == [["a", "c", "d"], ["b"]]

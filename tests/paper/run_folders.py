@@ -64,14 +64,13 @@ def write_run(
     name: str | None = None,
     zoo_seeds: str | None = None,
     same_parts: bool = False,
-    together: bool = False,
 ) -> Path:
     """Writes one run folder and returns it.
 
     Args:
         zoo_seeds: what the record says of the zoo's seeds; None for a record older than that.
-        same_parts: whether every seed tests the same networks, as training has it.
-        together: whether the record has τ of the mean over such seeds.
+        same_parts: whether every seed tests the same networks, as training has it; then the
+            record has τ of their mean.
     """
     noise, parameters = MODELS.get(model, (0.1, None))
     zoo = make_zoo(networks)
@@ -106,7 +105,7 @@ def write_run(
     if log and model in NEURAL and status == "done":
         _write_log(folder, seeds, noise)
     taus = [entry["tau"] for entry in summary]
-    mean = {"tau_together": _together(rows)} if together else {}
+    mean = {"tau_together": _together(rows)} if same_parts else {}
     RunRecord(
         model=model,
         zoo={

@@ -9,8 +9,8 @@ import torch
 
 from tnfn_command import as_json, assert_refused
 from transformer_nfn.io.tensor_files import read_tensors
-from transformer_nfn.prediction.experiment import guard_run
 from transformer_nfn.prediction.guard import GUARD_FILE
+from transformer_nfn.prediction.guard.fit import guard_run
 from transformer_nfn.prediction.probe_search import search_steps
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.zoo import Zoo

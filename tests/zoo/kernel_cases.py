@@ -5,6 +5,7 @@ Run as a script, it prints the errors of a case as JSON (a process of its own fo
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from transformer_nfn.functional import zoo_logits
 from transformer_nfn.zoo import NetworkSizes, Recipe, SizeGroup, sample
+from transformer_nfn.zoo.sizes import PAPER
 from transformer_nfn.zoo.training.kernels import arguments
 from transformer_nfn.zoo.training.kernels.arguments import Clock
 from transformer_nfn.zoo.training.kernels.runner import FusedRunner, Pass
@@ -39,7 +41,7 @@ def bright_images(side: int, patch: int, padding: int, n: int = 400) -> ImageTas
     return image_task("mnist", (images, labels), (images, labels), options)
 
 
-def long_texts(n: int = 400, longest: int = 150) -> TextTask:
+def long_texts(n: int = 400, longest: int = 150, group: SizeGroup = PAPER) -> TextTask:
     """Random words; most texts are short and a few need a second and a third tile."""
     draw = torch.Generator().manual_seed(3)
     counts = (torch.rand(n, generator=draw) ** 6 * longest).long().clamp(min=1)
@@ -47,12 +49,12 @@ def long_texts(n: int = 400, longest: int = 150) -> TextTask:
     tokens = torch.randint(0, 50, (n, longest), generator=draw, dtype=torch.int32)
     tokens[torch.arange(longest) >= counts[:, None]] = 0
     labels = torch.randint(0, 4, (n,), generator=draw)
-    vectors = torch.randn(50, 32, generator=draw)
+    vectors = torch.randn(50, group.width, generator=draw)
     vectors[0] = 0
     words = WordVectors(tuple(map(str, range(49))), vectors[1:], "test")
     splits = ("train", "held", "test")
     return TextTask(
-        "ag_news", NetworkSizes(tokens=512, classes=4, patch=0),
+        "ag_news", NetworkSizes(tokens=512, classes=4, patch=0).resized(group),
         tokens=dict.fromkeys(splits, tokens), counts=dict.fromkeys(splits, counts),
         labels=dict.fromkeys(splits, labels), words=words, vectors=vectors, epochs=1,
         provenance={},
@@ -172,13 +174,12 @@ def compare(
     return Comparison(fused, same, exact)
 
 
-TASKS = {
-    "images": lambda: bright_images(8, 2, 0),
-    "cropped": lambda: bright_images(12, 4, 2),
-    "tiled": lambda: bright_images(12, 2, 0),
-    "texts": lambda: long_texts(60, 70),
-    "shallow": lambda: sized(bright_images(8, 2, 0), SizeGroup(depth=1)),
-    "deep": lambda: sized(bright_images(8, 2, 0), SizeGroup(depth=3)),
+TASKS: dict[str, Callable[[SizeGroup], Task]] = {
+    "images": lambda group: sized(bright_images(8, 2, 0), group),
+    "cropped": lambda group: sized(bright_images(12, 4, 2), group),
+    "tiled": lambda group: sized(bright_images(12, 2, 0), group),
+    "texts": lambda group: long_texts(60, 70, group),
+    "short": lambda group: long_texts(60, 20, group),
 }
 
 
@@ -246,7 +247,7 @@ def equal_runs() -> dict[str, list[bool]]:
 
 
 def main() -> None:
-    """Print one task, the training, or the runs that share a seed."""
+    """Print one task for networks of one size, the training, or the runs that share a seed."""
     what = sys.argv[1]
     if what == "training":
         print(json.dumps(trained_beside_plain()))
@@ -254,7 +255,7 @@ def main() -> None:
     if what == "seeds":
         print(json.dumps(equal_runs()))
         return
-    task = TASKS[what]()
+    task = TASKS[what](SizeGroup.from_name(sys.argv[2]))
     if what == "tiled":
         # As in bf16 on a GPU, a few keys at a time: 36 tokens, so one tile is cut and one empty.
         arguments.WIDE_ATTENTION[64] = arguments.ATTENTION[64]

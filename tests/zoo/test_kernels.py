@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,69 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
 
 
-def interpreted(what: str) -> dict[str, Any]:
-    """Run `kernel_cases` with the interpreter, which is chosen when Triton is imported."""
+def script(name: str, *arguments: str, **environment: str) -> dict[str, Any]:
+    """What a script beside this file prints, in a process of its own."""
     folders = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(folders)}
-    command = [sys.executable, str(HERE / "kernel_cases.py"), what]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)} | environment
+    command = [sys.executable, str(HERE / name), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     out: dict[str, Any] = json.loads(done.stdout)
     return out
 
 
-NIGHTLY = ("images", "tiled", "shallow", "deep")
+def interpreted(*case: str) -> dict[str, Any]:
+    """Run `kernel_cases` with the interpreter, which is chosen when Triton is imported."""
+    return script("kernel_cases.py", *case, TRITON_INTERPRET="1")
+
+
+NIGHTLY = [
+    "cropped w32-h2-d2", "images w32-h2-d2", "tiled w32-h2-d2", "images w32-h2-d1",
+    "images w32-h2-d3", "images w16-h1-d1", "images w16-h8-d1", "images w32-h4-d2",
+    "tiled w48-h1-d1", "texts w48-h4-d1", "images w64-h8-d2", "short w64-h1-d2",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "what", ["cropped", "texts", *(pytest.param(n, marks=pytest.mark.nightly) for n in NIGHTLY)]
+    "case",
+    [
+        "cropped w48-h3-d2",
+        "texts w32-h2-d2",
+        *(pytest.param(case, marks=pytest.mark.nightly) for case in NIGHTLY),
+    ],
 )
-def test_loss_and_every_gradient_equal_float64(what: str) -> None:
-    for name, (fused, _) in interpreted(what).items():
+def test_loss_and_every_gradient_equal_float64(case: str) -> None:
+    for name, (fused, _) in interpreted(*case.split()).items():
         assert fused < 5e-6, (name, fused)
+
+
+def check_chip(*case: str) -> None:
+    """Compile kernels of `kernel_compile` and check that an H200 can run them."""
+    report = script("kernel_compile.py", *case)
+    assert report
+    for kernel, needs in report.items():
+        assert needs["shared"] <= 227 * 1024, (kernel, needs)
+        # Beyond this, numbers that belong in registers are in memory.
+        assert needs["spilled"] <= 2304, (kernel, needs)
+
+
+def test_a_size_that_was_not_measured_compiles_for_the_chip() -> None:
+    check_chip("digits", "w48-h3-d1", "bf16", "block_forward", "attention_backward")
+
+
+IMAGES = product(
+    ["w16-h8", "w32-h1", "w32-h8", "w48-h3", "w64-h1", "w64-h8"], ["bf16", "tf32", "tf32x3"]
+)
+TEXTS = product(["w16-h8", "w32-h1", "w32-h2", "w48-h3", "w64-h2"], ["bf16", "tf32x3"])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("task", "size", "precision"),
+    [*(("mnist", *case) for case in IMAGES), *(("ag_news", *case) for case in TEXTS)],
+)
+def test_sizes_of_the_fused_path_compile_for_the_chip(task: str, size: str, precision: str) -> None:
+    check_chip(task, f"{size}-d2", precision)
 
 
 @pytest.mark.nightly
@@ -70,8 +114,16 @@ def test_the_fused_path_is_chosen_where_it_fits() -> None:
     path, note = describe_path("auto", "cuda", images, "float32")
     assert path == "compiled"
     assert "multiply in bf16 or tf32" in note
-    path, note = describe_path("auto", "cuda", images.resized(SizeGroup(16)), "bf16")
+    for group in (SizeGroup(16, 1), SizeGroup(48, 3), SizeGroup(64, 8)):
+        assert describe_path("auto", "cuda", images.resized(group), "bf16") == fused
+    assert describe_path("auto", "cuda", texts.resized(SizeGroup(64, 2)), "bf16") == fused
+    path, note = describe_path("auto", "cuda", texts.resized(SizeGroup(48, 1)), "bf16")
     assert path == "compiled"
-    assert "width 32 and 2 heads, not for width 16, 2 heads, 2" in note
+    assert "texts by heads of at most 32, not 48" in note
+    for group in (SizeGroup(24), SizeGroup(80), SizeGroup(64, 16)):
+        path, note = describe_path("auto", "cuda", images.resized(group), "bf16")
+        assert path == "compiled"
+        assert "widths 16, 32, 48 and 64 with at most 8 heads and 128 neurons" in note
+        assert f"not for {group}" in note
     with pytest.raises(ZooError, match="path fused is not possible: the fused kernels are for"):
         describe_path("fused", "cpu", images, "bf16")

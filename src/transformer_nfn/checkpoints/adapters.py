@@ -16,19 +16,9 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.proof.checks import Tolerance
-from transformer_nfn.io.adapter import Adapter
+from transformer_nfn.io.adapter import BASE_FIELD, Adapter
 from transformer_nfn.io.tensor_files import WEIGHT_DTYPES
 from transformer_nfn.symmetry.rounding import rounding_rms, tensor_excess
-
-__all__ = [
-    "AdapterComparison",
-    "AdapterReport",
-    "ChangeComparison",
-    "ChangeReport",
-    "compare_adapters",
-    "effective_rank",
-    "inspect_adapter",
-]
 
 
 @dataclass(frozen=True)
@@ -127,7 +117,7 @@ def inspect_adapter(adapter: Adapter) -> AdapterReport:
         changes.append(
             ChangeReport(change.module, change.shape, change.rank, change.scale, values)
         )
-    base = adapter.config.get("base_model_name_or_path")
+    base = adapter.config.get(BASE_FIELD)
     named = base if isinstance(base, str) and base else None
     return AdapterReport(adapter.where, named, tuple(changes), tuple(adapter.replaced))
 

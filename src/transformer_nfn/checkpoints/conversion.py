@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.families import Model, Transformer
-from transformer_nfn.functional.description import EXTRA, KEPT
-
-__all__ = ["Conversion", "TensorConversion", "check_conversion"]
+from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
 
 PLAIN_ERROR = 2.0**-20
 """Least relative error of a plain number: converters compute in single precision."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,18 +20,6 @@ from transformer_nfn.io.checkpoint import checkpoint_paths
 from transformer_nfn.io.files import blank_figure, save_figure, write_text
 from transformer_nfn.io.json_fields import Fields, read_object
 from transformer_nfn.ray_cluster import one_core_task, ray_cluster, task_result
-
-__all__ = [
-    "AllPairs",
-    "Candidate",
-    "Pair",
-    "PairsError",
-    "draw_pairs",
-    "groups",
-    "read_folder",
-    "relate_folder",
-    "relate_pair",
-]
 
 Engine = Literal["local", "ray"]
 KIND, FORMAT = "transformer-nfn pairs", 1
@@ -98,6 +86,10 @@ class AllPairs:
         models: architecture of each checkpoint, by name.
         not_read: why other checkpoints could not be read, by name.
         pairs: every pair of models.
+
+    >>> pair = Pair("a", "c", ("", ""), "derived", 0.9, False, "")
+    >>> AllPairs(dict.fromkeys("abc", "gpt2"), {}, (pair,)).groups()
+    [['a', 'c'], ['b']]
     """
 
     models: dict[str, str]
@@ -105,8 +97,16 @@ class AllPairs:
     pairs: tuple[Pair, ...]
 
     def groups(self) -> list[list[str]]:
-        """Models that are related, directly or through others."""
-        return groups(self.models, self.pairs)
+        """Models joined by a related verdict, directly or through others; largest group first."""
+        group = {name: [name] for name in self.models}
+        for pair in self.pairs:
+            a, b = group[pair.a], group[pair.b]
+            if pair.verdict in RELATED and a is not b:
+                a += b
+                for name in b:
+                    group[name] = a
+        unique = {id(members): sorted(members) for members in group.values()}
+        return sorted(unique.values(), key=lambda members: (-len(members), members))
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON values."""
@@ -120,31 +120,12 @@ class AllPairs:
         }
 
 
-def groups(names: Iterable[str], pairs: Iterable[Pair]) -> list[list[str]]:
-    """Models joined by a related verdict, directly or through others; largest group first.
-
-    >>> pair = Pair("a", "c", ("", ""), "derived", 0.9, False, "")
-    >>> groups("abc", [pair])
-    [['a', 'c'], ['b']]
-    """
-    group = {name: [name] for name in names}
-    for pair in pairs:
-        a, b = group[pair.a], group[pair.b]
-        if pair.verdict in RELATED and a is not b:
-            a += b
-            for name in b:
-                group[name] = a
-    unique = {id(members): sorted(members) for members in group.values()}
-    return sorted(unique.values(), key=lambda members: (-len(members), members))
-
-
 def relate_folder(
     folder: str | Path,
     *,
     out: str | Path | None = None,
     engine: Engine = "local",
     options: OpenOptions | None = None,
-    address: str | None = None,
     progress: Callable[[int, int, Pair | None], None] | None = None,
 ) -> AllPairs:
     """Relate every pair of the checkpoints below a folder, by `relate`.
@@ -154,7 +135,6 @@ def relate_folder(
             and computes the others, failed ones included.
         engine: ``local``, one pair after another, or ``ray``, one core for each; its workers must
             see the folder under the same path.
-        address: of a Ray cluster; None starts one on this machine.
         progress: called with the numbers of finished and of all pairs, and the last pair.
 
     >>> from transformer_nfn.testing import write_example_checkpoint
@@ -177,7 +157,8 @@ def relate_folder(
     left = [(a, b) for a, b in wanted if (a.name, b.name) not in done]
     if progress is not None:
         progress(len(done), len(wanted), None)
-    run = _local(left, options) if engine == "local" else _ray(left, options, address)
+    here = (relate_pair(a, b, options) for a, b in left)
+    run = here if engine == "local" else _ray(left, options)
 
     def write() -> None:
         if out is not None:
@@ -200,7 +181,7 @@ def relate_folder(
 
 
 def read_folder(
-    folder: str | Path, options: OpenOptions | None = None
+    folder: str | Path, options: OpenOptions | None
 ) -> tuple[list[Candidate], dict[str, str]]:
     """The checkpoints below a folder, and by name why others cannot be read.
 
@@ -242,7 +223,7 @@ def _identity(path: Path, options: OpenOptions | None) -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
-def relate_pair(a: Candidate, b: Candidate, options: OpenOptions | None = None) -> Pair:
+def relate_pair(a: Candidate, b: Candidate, options: OpenOptions | None) -> Pair:
     """Relate one pair; a checkpoint that cannot be read makes it a failed one."""
     try:
         with open_model(a.path, options) as A, open_model(b.path, options) as B:
@@ -272,13 +253,6 @@ def _best(matrix: torch.Tensor | None) -> float | None:
     return float(matrix.amax(1 if matrix.shape[0] <= matrix.shape[1] else 0).mean())
 
 
-def _local(
-    left: Sequence[tuple[Candidate, Candidate]], options: OpenOptions | None
-) -> Iterator[Pair]:
-    for a, b in left:
-        yield relate_pair(a, b, options)
-
-
 def _work(a: Candidate, b: Candidate, options: OpenOptions | None) -> Pair:
     """Task of a worker, on one thread because there is a worker for every core."""
     torch.set_num_threads(1)
@@ -286,12 +260,12 @@ def _work(a: Candidate, b: Candidate, options: OpenOptions | None) -> Pair:
 
 
 def _ray(
-    left: Sequence[tuple[Candidate, Candidate]], options: OpenOptions | None, address: str | None
+    left: Sequence[tuple[Candidate, Candidate]], options: OpenOptions | None
 ) -> Iterator[Pair]:
     """Pairs as they finish. Dead workers are replaced; a pair that keeps killing them fails."""
     if not left:
         return
-    with ray_cluster(address, PairsError) as ray:
+    with ray_cluster(None, PairsError) as ray:
         task = one_core_task(ray, _work, 0, RETRIES)
         waiting = {}
         for a, b in left:

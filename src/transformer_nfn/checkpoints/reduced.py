@@ -22,14 +22,15 @@ float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.pieces import Piece, Table, folded
 from transformer_nfn.checkpoints.symmetries import (
     QueryKeyGains,
     QueryKeyNormSigns,
@@ -43,131 +44,6 @@ from transformer_nfn.symmetry.rounding import rounding_rms
 
 INPUTS = ("token", *POSITIONS, "type", "patch", "projection")
 """Input tables; all others are outputs."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A tensor of the reduced form with its expected rounding error.
-
-    Attributes:
-        value: the tensor.
-        error: expected squared rounding error, summed over the stream's axis where the tensor has
-            one (``W_Q [h, D, d]`` has errors ``[h, d]``), else entry by entry.
-    """
-
-    value: Tensor
-    error: Tensor
-
-
-@dataclass(frozen=True)
-class Table:
-    """A matrix ``[rows, D]`` between a free axis and the stream, read some rows at a time.
-
-    Attributes:
-        name: canonical name.
-        raw: the matrix as the file has it.
-        dtype: to compute in.
-        unit: expected square of the relative rounding error of a weight.
-        least: smaller weights have the rounding error of one of this size.
-        scale: factor on the matrix.
-        gain: of the norm before it. beta: its bias.
-        bias: of the output matrix, ``[rows]`` in the file's dtype.
-        centred: the mean over the stream is taken away.
-
-    Example:
-        >>> table = Table("token", torch.eye(3), torch.float64, unit=0.01, scale=2.0)
-        >>> table.rows(0, 1).value.tolist(), table.rows(0, 1).error.tolist()
-        ([[2.0, 0.0, 0.0]], [0.04])
-    """
-
-    name: str
-    raw: Tensor
-    dtype: torch.dtype
-    unit: float
-    least: float = 0.0
-    scale: float = 1.0
-    gain: Tensor | None = None
-    beta: Tensor | None = None
-    bias: Tensor | None = None
-    centred: bool = False
-
-    def __len__(self) -> int:
-        return len(self.raw)
-
-    def rows(self, start: int, stop: int) -> Piece:
-        """Rows ``start`` to ``stop``."""
-        raw = self.raw[start:stop]
-        value = raw.to(self.dtype)
-        if value is raw:
-            value = value.clone()
-        unit, least = self.unit, torch.tensor(self.least * self.scale, dtype=self.dtype)
-        if self.scale != 1.0:
-            value *= self.scale
-        if self.gain is not None:
-            value *= self.gain
-            unit, least = 2 * unit, least * self.gain.abs()
-        error = unit * torch.maximum(value.abs(), least).square().sum(-1)
-        if self.centred:
-            value -= value.mean(-1, keepdim=True)
-        return Piece(value, error)
-
-    def biases(self, start: int, stop: int) -> Piece | None:
-        """Biases of rows, with the bias of the norm folded in."""
-        if self.bias is None and self.beta is None:
-            return None
-        raw = self.raw[start:stop]
-        value = torch.zeros(len(raw), dtype=self.dtype)
-        error = torch.zeros_like(value)
-        if self.beta is not None:
-            read = raw.to(self.dtype) * self.scale
-            value, error = read @ self.beta, 2 * self.unit * (read.square() @ self.beta.square())
-        if self.bias is not None:
-            bias = self.bias[start:stop].to(self.dtype)
-            value, error = value + bias, error + self.unit * bias.square()
-        return Piece(value, error)
-
-
-def folded(
-    W: Tensor,
-    b: Tensor | None,
-    gain: Tensor | None,
-    beta: Tensor | None,
-    *,
-    unit: float,
-    least: float = 0.0,
-    centred: bool,
-) -> tuple[Piece, Piece | None]:
-    """Fold a norm into a matrix that reads it, and into the bias of that matrix.
-
-    Args:
-        W: ``[..., D, n]``, changed in place.
-        b: ``[..., n]``.
-        gain: of the norm, None where there is none.
-        beta: its bias.
-        unit: expected square of the relative rounding error of a weight.
-        least: smaller weights have the rounding error of one of this size.
-        centred: the norm takes the mean away (LayerNorm).
-    """
-    bias, bias_error = b, None
-    if b is not None:
-        bias_error = unit * b.square().clamp_min(least**2)
-    squares = W.square().clamp_min(least**2)
-    if beta is not None:
-        through = torch.einsum("d,...dk->...k", beta, W)
-        moved = 2 * unit * torch.einsum("d,...dk->...k", beta.square(), squares)
-        bias = through if bias is None else bias + through
-        bias_error = moved if bias_error is None else bias_error + moved
-    if gain is None:
-        error = unit * squares.sum(-2)
-    else:
-        W *= gain.unsqueeze(-1)
-        error = 2 * unit * torch.einsum("d,...dk->...k", gain.square(), squares)
-    if centred:
-        W -= W.mean(-2, keepdim=True)
-    weight = Piece(W, error)
-    if bias is None or bias_error is None:
-        return weight, None
-    return weight, Piece(bias, bias_error)
 
 
 def reduce_pair(
@@ -259,19 +135,8 @@ class Reduced:
     def _token(self) -> Tensor:
         return self.model["token"]
 
-    def tables(self, names: tuple[str, ...] | None = None) -> Iterator[Table]:
-        """Every matrix between a free axis and the stream: embeddings, positions, outputs.
-
-        Args:
-            names: which of ``token``, ``position``, ``type``, ``patch``, ``head``, ``extra.…``;
-                all of them if not given.
-        """
-        for name in self.table_names():
-            if names is None or name in names:
-                yield self._table(name)
-
     def table_names(self) -> tuple[str, ...]:
-        """The tables this model has."""
+        """Matrices between a free axis and the stream: embeddings, positions, outputs."""
         inputs = [n for n in INPUTS if n in self.names]
         outputs = ["head"] if self.has_head and self.description.mlm is None else []
         extras = [n for n in self.names if n.startswith("extra.") and n.endswith(".W")]
@@ -300,7 +165,8 @@ class Reduced:
         """Whether there is an output matrix, tied or not."""
         return self.description.tied or "head" in self.names
 
-    def _table(self, name: str) -> Table:
+    def table(self, name: str) -> Table:
+        """A table by name: ``token``, ``position``, ``type``, ``patch``, ``head``, ``extra.…``."""
         embedded = name in INPUTS
         centred = self.description.hides_mean_of_embeddings if embedded else self.centred
         make = partial(
@@ -314,11 +180,24 @@ class Reduced:
             return make(self.model[name])
         gain, beta = self.final_norm()
         if name == "head":
-            raw = self._token if "head" not in self.names else self.model["head"].mT
-            bias = self.model["head_bias"] if "head_bias" in self.names else None
-            return make(raw, scale=self.description.head_scale, bias=bias, gain=gain, beta=beta)
+            return self._head(gain, beta, self.centred)
         bias = self.model[f"{name}.b"] if f"{name}.b" in self.names else None
         return make(self.model[f"{name}.W"].mT, bias=bias, gain=gain, beta=beta)
+
+    def _head(self, gain: Tensor | None, beta: Tensor | None, centred: bool) -> Table:
+        """The output matrix, tied or not, after a norm."""
+        return Table(
+            "head",
+            self._token if "head" not in self.names else self.model["head"].mT,
+            dtype=self.dtype,
+            unit=self.unit,
+            least=self.least,
+            scale=self.description.head_scale,
+            gain=gain,
+            beta=beta,
+            bias=self.model["head_bias"] if "head_bias" in self.names else None,
+            centred=centred,
+        )
 
     def _positions(self, name: str) -> Tensor:
         """Position embeddings, with what is always added to the same positions folded in."""
@@ -346,7 +225,7 @@ class Reduced:
             value = self.read(name)
             if value is not None:
                 error = self.unit * value.square().sum()
-                embedded = name in ("patch_bias", "cls")
+                embedded = name in ("patch_bias", "cls", "projection_bias")
                 hidden = self.description.hides_mean_of_embeddings if embedded else self.centred
                 if hidden and not name.endswith(".g"):
                     value = value - value.mean()
@@ -359,28 +238,19 @@ class Reduced:
         Returns:
             W ``[D, m]``, b ``[m]``, and the output matrix as a table over the m hidden units.
         """
-        if self.description.mlm is None or "extra.mlm.W" not in self.names:
+        if self.description.mlm is None:
             return None
         W, b = (self.read(f"extra.mlm.{part}") for part in "Wb")
         if W is None or b is None:
             raise SpaceError(f"'{self.model.where}': the masked-language head lacks W or b")
         gain, beta = self.final_norm()
         centring = self.description.norm == "layer"
-        weight, bias = folded(W, b, gain, beta, unit=self.unit, centred=centring)
-        assert bias is not None
-        raw = self._token if "head" not in self.names else self.model["head"].mT
-        table = Table(
-            "head",
-            raw,
-            dtype=self.dtype,
-            unit=self.unit,
-            scale=self.description.head_scale,
-            gain=self.read("extra.mlm_norm.g"),
-            beta=self.read("extra.mlm_norm.b"),
-            bias=self.model["head_bias"] if "head_bias" in self.names else None,
-            centred=centring,
+        weight, bias = folded(
+            W, b, gain, beta, unit=self.unit, least=self.least, centred=centring
         )
-        return weight, bias, table
+        assert bias is not None
+        gain, beta = (self.read(f"extra.mlm_norm.{part}") for part in "gb")
+        return weight, bias, self._head(gain, beta, centring)
 
 
 class ReducedBlock:
@@ -436,9 +306,15 @@ class ReducedBlock:
         Softmax sees differences of scores only: both have mean zero over the experts.
         """
         gain, beta = self._norm_before("router")
-        centred = self.network.description.norm == "layer"
-        raw = self._read("router")
-        weight, bias = folded(raw, None, gain, beta, unit=self._unit, centred=centred)
+        weight, bias = folded(
+            self._read("router"),
+            None,
+            gain,
+            beta,
+            unit=self._unit,
+            least=self.network.least,
+            centred=self.network.description.norm == "layer",
+        )
 
         def relative(piece: Piece) -> Piece:
             n = piece.value.shape[-1]
@@ -493,7 +369,7 @@ class ReducedBlock:
             out[name] = Piece(weights[name], 2 * self._unit * weights[name].square())
         return out
 
-    def output_bias(self, prefix: str = "") -> Piece | None:
+    def output_bias(self, prefix: str) -> Piece | None:
         """Constant that an attention adds to the stream, with value biases.
 
         In a parallel block with the MLP's constant: only the sum is read.
@@ -531,12 +407,13 @@ class ReducedBlock:
     def norms(self) -> dict[str, Piece]:
         """Gains that remain: those that a residual carries, and those after sublayers.
 
-        With the biases of norms that the first of several rounds does not read.
+        With the biases of norms that no later constant takes up: the first of several rounds does
+        not read them, and a norm after the last block has none before it.
         """
         kept: tuple[str, ...] = ()
         if self.description.order == "post":
             kept = ("norm_1.g", "norm_x.g")
-            if self.network.repeated:
+            if self.network.repeated or self._before_final_norm:
                 kept += ("norm_2.g", "norm_2.b")
             elif f"{self.name}.norm_2" not in self.network.last_norms:  # folded into its readers
                 kept += ("norm_2.g",)
@@ -546,8 +423,20 @@ class ReducedBlock:
         for name in kept:
             if (value := self._maybe(name)) is not None:
                 value = value.abs() if name.startswith("after") else value
-                out[name] = Piece(value, self._unit * value.square().sum())
+                error = self._unit * value.square().sum()
+                if name == "norm_2.b" and self.centred and self._before_final_norm:
+                    value = value - value.mean()
+                out[name] = Piece(value, error)
         return out
+
+    @property
+    def _before_final_norm(self) -> bool:
+        """Whether this is the last block of a stack that a norm of its own follows."""
+        stack, _, i = self.name.rpartition(".")
+        return any(
+            s.final_norm and s.prefix.rstrip(".") == stack and int(i) == len(s.blocks) - 1
+            for s in self.network.description.stacks
+        )
 
     def bias_table(self) -> Piece | None:
         """T5's position bias ``[buckets, h]``, with zero mean of each head."""

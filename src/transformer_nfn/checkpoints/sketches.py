@@ -22,9 +22,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
+from transformer_nfn.checkpoints.pieces import Piece
+from transformer_nfn.checkpoints.reduced import ReducedBlock
 from transformer_nfn.functional.blocks import rotate
 from transformer_nfn.functional.description import Attention
+from transformer_nfn.spaces.actions.permutation import assign_pairs
 from transformer_nfn.symmetry.sources import directions
 
 PROBES = 256
@@ -376,7 +378,7 @@ def _compare_heads(a: Directions, b: Directions, prefix: str) -> tuple[Part, Par
     """QK of heads matched on VO, and VO of heads matched on QK; distances of QK not centred."""
     QK, VO, plain = zip(a.heads[prefix], b.heads[prefix], strict=True)
     noise = list(zip(a.head_noise[prefix], b.head_noise[prefix], strict=True))
-    by_QK, by_VO = (_assigned(x @ y.mT) for x, y in (QK, VO))
+    by_QK, by_VO = (assign_pairs(x @ y.mT) for x, y in (QK, VO))
     counts = [len(x) for x in QK]
     parts = []
     for scored, measured, (i, j), errors in (
@@ -434,14 +436,6 @@ def _centred(QK: Tensor) -> Tensor:
 def _unit(x: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / length.clamp_min(1e-30)
-
-
-def _assigned(cosines: Tensor) -> tuple[Tensor, Tensor]:
-    """The best one-to-one matching, ``a[i]`` with ``b[j]``; the numbers of both may differ."""
-    from scipy.optimize import linear_sum_assignment  # slow to import
-
-    i, j = linear_sum_assignment(-cosines.cpu().numpy())
-    return torch.as_tensor(i), torch.as_tensor(j)
 
 
 def _cosines(factors: list[tuple[Tensor, Tensor]], rows: Tensor, *, back: bool = False) -> Tensor:

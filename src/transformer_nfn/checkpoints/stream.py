@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.reduced import INPUTS, Piece, Reduced, ReducedBlock, Table
+from transformer_nfn.checkpoints.pieces import Piece, Table
+from transformer_nfn.checkpoints.reduced import INPUTS, Reduced, ReducedBlock
 from transformer_nfn.checkpoints.sketches import Probes
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.functional.description import StreamGroup
@@ -40,7 +41,6 @@ ENOUGH_NEURONS = 8
 """Matched neurons per direction of the stream, after which no further block is read."""
 ALIKE = 0.1
 """Relative distance along the determined directions up to which a match counts."""
-EMBEDDINGS = INPUTS
 
 
 def reduced_group(A: Reduced) -> StreamGroup:
@@ -53,16 +53,28 @@ def reduced_group(A: Reduced) -> StreamGroup:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """Agreement of a table of two models.
+
+    Attributes:
+        score: cosine of the held-out rows; 0 for unrelated models.
+        distance: relative distance of the same rows.
+        noise: the distance that the rounding of both files alone is expected to cause.
+    """
+
+    score: float
+    distance: float
+    noise: float
+
+
+@dataclass(frozen=True)
 class StreamFit:
     """The best map, and how well each table agrees under it.
 
     Attributes:
         map: of the first stream to the second.
         tables: that were fitted.
-        scores: cosine of each table's held-out rows; 0 for unrelated models. Empty where all rows
-            were needed for the fit.
-        distances: relative distance of the same rows.
-        noise: the distance that the rounding of both files alone is expected to cause.
+        agreement: of each table; empty where all rows were needed for the fit.
         rows: number of rows of each table that both models have.
         held_out: whether some rows were held out.
         crosses: sums of cross products ``[D, D]`` of embeddings (True) and of outputs (False).
@@ -70,9 +82,7 @@ class StreamFit:
 
     map: StreamMap
     tables: tuple[str, ...]
-    scores: Mapping[str, float]
-    distances: Mapping[str, float]
-    noise: Mapping[str, float]
+    agreement: Mapping[str, Agreement]
     rows: Mapping[str, int]
     held_out: bool
     crosses: Mapping[bool, Tensor] = field(repr=False)
@@ -104,8 +114,8 @@ def fit_stream(
     for name in moving:
         cross = _cross(A, B, name, hold_out)
         if cross is not None:
-            crosses[name in EMBEDDINGS] += cross
-    fit = StreamFit(StreamMap(), tuple(names), {}, {}, {}, rows, hold_out, crosses)
+            crosses[name in INPUTS] += cross
+    fit = StreamFit(StreamMap(), tuple(names), {}, rows, hold_out, crosses)
     return _solved(A, B, fit, crosses[True] + crosses[False])
 
 
@@ -114,15 +124,9 @@ def acting(model: Reduced, name: str, stream: StreamMap) -> StreamMap:
     return stream if model.description.moves(name) else StreamMap()
 
 
-def moved_probes(block: ReducedBlock, stream: StreamMap, probes: Probes) -> Probes:
-    """Probes of a block after the stream was mapped."""
-    own, memory = (acting(block.network, f"{block.name}.{n}", stream) for n in ("W_Q", "cross.W_K"))
-    return Probes(own(probes.into), own(probes.out), memory(probes.into))
-
-
 def without_outputs(A: Reduced, B: Reduced, fit: StreamFit) -> StreamFit:
     """The same fit on embeddings alone, from the stored cross products."""
-    names = tuple(name for name in fit.tables if name in EMBEDDINGS)
+    names = tuple(name for name in fit.tables if name in INPUTS)
     return _solved(A, B, replace(fit, tables=names), fit.crosses[True])
 
 
@@ -130,16 +134,12 @@ def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
     cut = A.description.width != B.description.width
     group = "orthogonal" if cut else reduced_group(A)
     solved = solve_stream(cross, group, A.dtype, centred=A.centred)
-    scored = {}
-    if fit.held_out:
-        each = ((n, _score(A, B, n, acting(A, n, solved))) for n in fit.tables)
-        scored = {name: score for name, score in each if score is not None}
-    scores, distances, noise = ({name: s[i] for name, s in scored.items()} for i in range(3))
-    return replace(fit, map=solved, scores=scores, distances=distances, noise=noise)
+    each = {n: _agreement(A, B, n, acting(A, n, solved)) for n in fit.tables if fit.held_out}
+    return replace(fit, map=solved, agreement={n: a for n, a in each.items() if a is not None})
 
 
 def solve_stream(
-    cross: Tensor, group: StreamGroup, dtype: torch.dtype, *, centred: bool = False
+    cross: Tensor, group: StreamGroup, dtype: torch.dtype, *, centred: bool
 ) -> StreamMap:
     """The map of a group that fits `Σ AᵀB` best.
 
@@ -182,6 +182,20 @@ class BlockStreams:
     middle: StreamMap
     after: StreamMap
     memory: StreamMap = field(default_factory=StreamMap)
+
+    @staticmethod
+    def of(block: ReducedBlock, stream: StreamMap) -> BlockStreams:
+        """The maps of a block with residuals."""
+        own, memory = (
+            acting(block.network, f"{block.name}.{n}", stream) for n in ("W_Q", "cross.W_K")
+        )
+        return BlockStreams(own, own, own, memory)
+
+    def moved(self, probes: Probes) -> Probes:
+        """Probes of the attention after its streams were mapped."""
+        return Probes(
+            self.before(probes.into), self.middle(probes.out), self.memory(probes.into)
+        )
 
 
 def chain_streams(a: ReducedBlock, b: ReducedBlock, before: StreamMap) -> BlockStreams:
@@ -346,9 +360,10 @@ def common_pieces(a: Table, b: Table) -> Iterator[tuple[int, int]]:
         yield start, min(start + ROWS, count)
 
 
-def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Piece:
+def _rows(table: Table, start: int, stop: int, held: bool | None) -> Piece:
+    """Rows that are held out, those that are not, or (None) all of them."""
     rows = table.rows(start, stop)
-    if not hold_out:
+    if held is None:
         return rows
     mask = torch.arange(start, stop) % HELD_OUT == 0
     mask = mask if held else ~mask
@@ -357,13 +372,13 @@ def _rows(table: Table, start: int, stop: int, hold_out: bool, held: bool) -> Pi
 
 def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
     """`AᵀB` of one table, weighted so that each row counts alike."""
-    (a,), (b,) = A.tables((name,)), B.tables((name,))
+    a, b = A.table(name), B.table(name)
     widths = [m.description.width for m in (A, B)]
     cross = torch.zeros(*widths, dtype=torch.float64)
     means = [torch.zeros(D, dtype=torch.float64) for D in widths]
     sizes, count = [0.0, 0.0], 0
     for start, stop in common_pieces(a, b):
-        x, y = (_rows(t, start, stop, hold_out, False).value for t in (a, b))
+        x, y = (_rows(t, start, stop, False if hold_out else None).value for t in (a, b))
         cross += (x.mT @ y).double()
         for i, z in enumerate((x, y)):
             means[i] += z.sum(0).double()
@@ -380,17 +395,15 @@ def _cross(A: Reduced, B: Reduced, name: str, hold_out: bool) -> Tensor | None:
     return cross
 
 
-def _score(
-    A: Reduced, B: Reduced, name: str, stream: StreamMap
-) -> tuple[float, float, float] | None:
-    """Cosine, relative distance and expected noise of a table's held-out rows."""
-    (a,), (b,) = A.tables((name,)), B.tables((name,))
+def _agreement(A: Reduced, B: Reduced, name: str, stream: StreamMap) -> Agreement | None:
+    """Agreement of a table's held-out rows; None where there are too few, or zeros."""
+    a, b = A.table(name), B.table(name)
     # Sums over rows of x, y and x − y, and of their squares: a common shift is taken out.
     sums = torch.zeros(3, B.description.width, dtype=torch.float64)
     squares = torch.zeros(3, dtype=torch.float64)
     count, error = 0, 0.0
     for start, stop in common_pieces(a, b):
-        pieces = [_rows(t, start, stop, True, True) for t in (a, b)]
+        pieces = [_rows(t, start, stop, True) for t in (a, b)]
         error += sum(float(p.error.sum()) for p in pieces)
         x, y = stream(pieces[0].value).double(), pieces[1].value.double()
         if stream.matrix is not None and len(stream.matrix) < y.shape[1]:
@@ -409,4 +422,4 @@ def _score(
         return None
     cosine = (size_x + size_y - difference) / (2 * (size_x * size_y) ** 0.5)
     largest = max(size_x, size_y)
-    return cosine, (difference / largest) ** 0.5, (error / largest) ** 0.5
+    return Agreement(cosine, (difference / largest) ** 0.5, (error / largest) ** 0.5)

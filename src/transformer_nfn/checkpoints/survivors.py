@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.sketches import Directions
+from transformer_nfn.spaces.actions.permutation import assign_pairs
 from transformer_nfn.spaces.actions.solvers import Pair
 
 SURVIVED = 0.5
@@ -114,9 +115,7 @@ def _assigned(alike: Tensor) -> Pair:
     # A wider model may have several copies of a unit, as experts of a mixture are.
     if len(nearest.unique()) == len(nearest) or alike.shape[0] > alike.shape[1]:
         return nearest, best
-    from scipy.optimize import linear_sum_assignment  # slow to import
-
-    rows, columns = (torch.as_tensor(x) for x in linear_sum_assignment(-alike.numpy()))
+    rows, columns = assign_pairs(alike)
     partners = torch.full((len(alike),), -1)
     partners[rows] = columns
     values = torch.zeros(len(alike), dtype=alike.dtype)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.progress import SpinnerColumn
 from rich.table import Table
 
-from transformer_nfn.cli.console import echo_json
+from transformer_nfn.cli.console import echo_json, passing_bar
 from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
@@ -106,11 +106,7 @@ def _report_written(out: Path, first: str, difference: float, more: str) -> None
 def _align_checkpoints(A: Model, B: Model, out: Path, rounds: int | None, untie: bool) -> Aligned:
     from transformer_nfn.checkpoints.alignment import align
 
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("aligning, block {task.fields[block]}"))
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal, transient=True
-    ) as bar:
+    with passing_bar(SpinnerColumn(), "aligning, block {task.fields[block]}") as bar:
         task = bar.add_task("align", total=None, block="")
         limit: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
         return align(

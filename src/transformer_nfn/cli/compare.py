@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.cli.console import echo_json, table_console
+from transformer_nfn.cli.console import echo_json, passing_bar, table_console
 from transformer_nfn.cli.options import (
     NETWORK,
     ArchitectureOption,
@@ -305,11 +304,8 @@ def _compare_folder(
     """Relate all pairs of checkpoints of a folder."""
     from transformer_nfn.checkpoints.pairs import draw_pairs, relate_folder
 
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("pairs"),
-        TimeRemainingColumn(), console=console, disable=not console.is_terminal, transient=True,
-    ) as bar:  # fmt: skip
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "pairs")
+    with passing_bar(*columns, TimeRemainingColumn()) as bar:
         task = bar.add_task("comparing", total=None)
 
         def show(done: int, total: int, last: Pair | None) -> None:

@@ -29,6 +29,7 @@ from transformer_nfn.errors import TransformerNFNError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 REFUSED = 2
 """Bad input, no room, no such place."""
@@ -220,12 +221,6 @@ class RootCommand(HelpGroup):
                 raise
 
 
-def explain_errors(run: Callable[[], Any]) -> None:
-    """Runs a command; see `explained`."""
-    with explained():
-        run()
-
-
 def _end(code: int, sentence: str, lines: Iterable[str] = ()) -> NoReturn:
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exc()
@@ -301,6 +296,15 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
     return value
+
+
+def passing_bar(*columns: Any) -> Progress:
+    """A progress bar on standard error that vanishes at its end; nothing without a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
 
 
 def table_console() -> Console:

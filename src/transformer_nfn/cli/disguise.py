@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 from rich.table import Table
 
+from transformer_nfn.cli.console import passing_bar
 from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
@@ -115,16 +116,8 @@ def _checkpoint(
 
     width = model.dtype.itemsize
     total = sum(math.prod(shape) for shape in model.names.values()) * width
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("disguising"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    ) as bar:
+    columns = ("disguising", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with passing_bar(*columns) as bar:
         task = bar.add_task("disguise", total=total)
         done = disguise(
             model, out, generator, condition=condition, keep_tie=keep_tie,

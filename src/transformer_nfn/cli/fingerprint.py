@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID
 from rich.table import Table
 
-from transformer_nfn.cli.console import echo_json, table_console
+from transformer_nfn.cli.console import echo_json, passing_bar, table_console
 from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
@@ -74,7 +73,7 @@ def fingerprint_command(
     """Fingerprint networks, or search a database of fingerprints.
 
     A network and all its disguises share one fingerprint. For checkpoints of a known family (see
-    `tnfn architectures`) it has 4.7 KiB, moves when any tensor that can affect the outputs does, is
+    `tnfn architectures`) it has 4.9 KiB, moves when any tensor that can affect the outputs does, is
     near in models made from one another and far in strangers, and can be searched for among 100,000
     others. A search suggests; `tnfn compare` decides.
 
@@ -131,11 +130,8 @@ def _take(files: Sequence[str], options: OpenOptions) -> list[Entry] | None:
     from transformer_nfn.networks import resolve_network
 
     entries: list[Entry] = []
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("blocks"),
-        console=console, disable=not console.is_terminal, transient=True,
-    ) as bar:  # fmt: skip
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "blocks")
+    with passing_bar(*columns) as bar:
         for file in files:
             if file.endswith(".parquet"):
                 with Database(file) as stored:

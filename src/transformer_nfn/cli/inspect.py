@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from transformer_nfn.cli.console import echo_json
+from transformer_nfn.cli.console import echo_json, passing_bar
 from transformer_nfn.cli.options import (
     ArchitectureOption,
     FamilyOption,
@@ -129,10 +128,8 @@ def _inspect_adapter(folder: str, as_json: bool) -> None:
 def _inspect(model: Model) -> Inspection:
     from transformer_nfn.checkpoints.inspection import inspect
 
-    console = Console(stderr=True)
-    blocks = len(model.description.blocks)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("blocks", total=blocks)
+    with passing_bar() as bar:
+        task = bar.add_task("blocks", total=len(model.description.blocks))
         return inspect(model, lambda _: bar.advance(task))
 
 

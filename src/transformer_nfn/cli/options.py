@@ -47,6 +47,7 @@ def named(kind: str) -> Callable[[Path | None], Path | None]:
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 NETWORK = "A network: a .safetensors or .pt file, a folder, or a row of a zoo (ZOO#12)."
 NetworkArgument = Annotated[str, typer.Argument(help=NETWORK)]
 SeedOption = Annotated[
@@ -102,6 +103,19 @@ DEEPEST = 10_000
 """The largest number of blocks of a stack; writing out the axes of more takes minutes."""
 SETTING = re.compile(r"([A-Za-z_]\w*)=(.+)", re.DOTALL)
 WORDS = {"True": True, "False": False, "None": None}
+
+
+def pick_device(name: str) -> str:
+    """Resolve ``auto`` to CUDA if available."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise TransformerNFNError(f"--device must be auto, cpu or cuda, found '{name}'")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise TransformerNFNError("--device cuda: there is no CUDA device here")
+    return name
 
 
 def open_options(

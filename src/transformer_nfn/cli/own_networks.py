@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
-from transformer_nfn.cli.console import echo_json, table_console
+from transformer_nfn.cli.console import echo_json, passing_bar, table_console
 
 if TYPE_CHECKING:
     from transformer_nfn.checkpoints.families import OpenOptions
@@ -38,11 +38,8 @@ def import_own(
         _show_plan(planned, out, as_json)
         check_plan(planned, folder, skip=skip)
         return
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("importing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=console, disable=not console.is_terminal, transient=True,
-    ) as bar:  # fmt: skip
+    columns = ("importing", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with passing_bar(*columns) as bar:
         task = bar.add_task("import", total=None)
 
         def advance(done: int, total: int) -> None:

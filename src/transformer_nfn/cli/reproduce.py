@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 
 from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.experiment_progress import count_one, counting_bar
-from transformer_nfn.cli.train import DeviceOption, JsonOption, pick_device
+from transformer_nfn.cli.options import DeviceOption, JsonOption, pick_device
 from transformer_nfn.cli.transfer import reproduce_transfer, zoo_or_run
 from transformer_nfn.errors import TransformerNFNError
 

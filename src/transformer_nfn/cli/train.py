@@ -19,38 +19,27 @@ from transformer_nfn.cli.experiment_progress import (
     networks_bar,
     result_table,
 )
-from transformer_nfn.cli.options import FamilyOption, SetOption, named, open_options
+from transformer_nfn.cli.options import (
+    DeviceOption,
+    FamilyOption,
+    JsonOption,
+    SetOption,
+    named,
+    open_options,
+    pick_device,
+)
 from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.known_tasks import seeds_text
 
-ZooArgument = Annotated[
-    Path,
-    typer.Argument(help="A zoo, from `tnfn zoo build`, or its name.", callback=named("zoo")),
-]
 RunArgument = Annotated[
     Path,
     typer.Argument(
         help="A run folder, from `tnfn train`, or its name.", callback=named("predictor")
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 BatchOption = Annotated[
     int, typer.Option(min=1, max=10**6, help="Networks in memory at once.")
 ]
-
-
-def pick_device(name: str) -> str:
-    """Resolve ``auto`` to CUDA if available."""
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise TransformerNFNError(f"--device must be auto, cpu or cuda, found '{name}'")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise TransformerNFNError("--device cuda: there is no CUDA device here")
-    return name
 
 
 def train_command(

@@ -13,7 +13,7 @@ from rich.markdown import Markdown
 
 from transformer_nfn.cli.console import echo_json
 from transformer_nfn.cli.experiment_progress import count_one, counting_bar
-from transformer_nfn.cli.train import pick_device
+from transformer_nfn.cli.options import pick_device
 
 
 def zoo_or_run(given: Path | None) -> Path | None:

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from transformer_nfn.cli.console import HelpGroup, HelpTyper, echo_json, table_console
+from transformer_nfn.cli.console import HelpGroup, HelpTyper, echo_json, passing_bar, table_console
 from transformer_nfn.cli.options import (
+    DeviceOption,
     FamilyOption,
+    JsonOption,
     SetOption,
     named,
     open_options,
+    pick_device,
     seed_from,
 )
 from transformer_nfn.errors import TransformerNFNError
@@ -39,7 +42,6 @@ ZooPath = Annotated[
     ),
 ]
 ZooName = Annotated[str, typer.Argument(metavar="ZOO", help="Its folder, or its name.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for another program.")]
 Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="The task's files; fetched if not given."),
@@ -65,7 +67,7 @@ def build(
     seeds: Annotated[
         str, typer.Option(help="each: a seed for every run; one: the same for all (authors).")
     ] = "each",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: DeviceOption = "auto",
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     workers: Annotated[
         int | None, typer.Option(max=10_000, help="Processes (one per core; one per GPU).")
@@ -101,7 +103,7 @@ def build(
         str, typer.Option(metavar="H[,H…]", help="Heads of each block (2), or several.")
     ] = "2",
     depth: Annotated[str, typer.Option(metavar="L[,L…]", help="Blocks (2), or several.")] = "2",
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train many small transformers and store their checkpoints.
 
@@ -146,7 +148,7 @@ def build(
 
 
 @zoo_app.command()
-def info(path: ZooPath, as_json: AsJson = False) -> None:
+def info(path: ZooPath, as_json: JsonOption = False) -> None:
     """Summarise a zoo: counts, accuracies and a histogram.
 
     A mixed zoo has a line for each size, a zoo of your own networks one for each target.
@@ -191,7 +193,7 @@ def rows(
         bool | None,
         typer.Option("--best/--no-best", help="Only the best of each run, or none of these."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the networks of a zoo with their test accuracy.
 
@@ -287,7 +289,7 @@ def verify(
             help="Test samples by which a network may differ (2; 10 if the zoo was imported).",
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Verify checksums, and test a sample of networks again.
 
@@ -345,7 +347,7 @@ def import_command(
     ] = False,
     family: FamilyOption = None,
     settings: SetOption = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Import your own networks, or the paper's published files.
 
@@ -432,7 +434,7 @@ def damage(
     percent: Annotated[int, typer.Option(help="Checkpoint of each run: 50, 75, 100.")] = 75,
     data: Data = None,
     device: Annotated[str, typer.Option(help="Device of the tests: cpu or cuda.")] = "cpu",
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Damage the networks of a zoo, test them and store them.
 
@@ -446,16 +448,13 @@ def damage(
       tnfn zoo damage zoos/digits --out zoos/digits-damaged
       tnfn zoo damage mnist-sample --out damaged --kinds shuffled:1,noise
     """
-    from rich.progress import Progress
-
-    from transformer_nfn.cli.train import pick_device
     from transformer_nfn.zoo.summary import summarise
     from transformer_nfn.zoo.training.damage import DamageOptions, damage_zoo
 
     options = DamageOptions(
         kinds, count, seed, percent, data=data, device=pick_device(device)
     )
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with passing_bar() as bar:
         task = bar.add_task("networks", total=None)
         zoo = damage_zoo(
             path,

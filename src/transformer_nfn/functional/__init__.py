@@ -12,7 +12,6 @@ from transformer_nfn.functional.architecture import (
 )
 from transformer_nfn.functional.blocks import (
     block,
-    decoder_stack,
     gated_mlp,
     layer_norm,
     mlp,
@@ -43,7 +42,6 @@ __all__ = [
     "Vectors",
     "architecture_of",
     "block",
-    "decoder_stack",
     "find_architecture",
     "gated_mlp",
     "layer_norm",

@@ -197,40 +197,43 @@ def block(X: Tensor, weights: Mapping[str, Tensor], *, base: float | None = None
     return layer_norm(hidden(layer_norm(multi_head(X, weights, base=base)), weights))
 
 
-def residual_stack(X: Tensor, weights: Mapping[str, Tensor], *, blocks: int) -> Tensor:
-    """A pre-norm residual transformer: embed, ``x + f(LN(x))`` twice a block, LN, head."""
-
-    def norm(x: Tensor, gain: str, bias: str) -> Tensor:
-        return layer_norm(x) * weights[gain].unsqueeze(-2) + weights[bias].unsqueeze(-2)
-
-    X = inputs_for(X, weights["W_E"], 2)
-    x = X @ weights["W_E"] + weights["b_E"].unsqueeze(-2)
-    for i in range(blocks):
-        block_weights = under_prefix(weights, f"{i}.")
-        x = x + multi_head(norm(x, f"{i}.g_1", f"{i}.b_1"), block_weights)
-        x = x + mlp(norm(x, f"{i}.g_2", f"{i}.b_2"), block_weights)
-    return norm(x, "g", "b") @ weights["W_C"] + weights["b_C"].unsqueeze(-2)
-
-
-def decoder_stack(
-    X: Tensor, weights: Mapping[str, Tensor], *, blocks: int, base: float, pairing: str
+def residual_stack(
+    X: Tensor,
+    weights: Mapping[str, Tensor],
+    *,
+    blocks: int,
+    base: float | None = None,
+    pairing: str = "neighbours",
 ) -> Tensor:
-    """A decoder with RMS norms, grouped queries, rotary positions and gated MLPs; no mask.
+    """A pre-norm residual transformer: embed, ``x + f(norm(x))`` twice a block, norm, head.
 
-    Embed, ``x + f(norm(x))`` twice a block, norm, head.
+    No mask. Norms with a bias are LayerNorms, those without one RMS norms.
+
+    Args:
+        X: see `inputs_for`.
+        weights: of `spaces.residual_stack` or `spaces.decoder_stack`.
+        blocks: number of blocks.
+        base: of rotary positions, as in `multi_head`.
+        pairing: of rotary positions, as in `multi_head`.
     """
 
-    def norm(x: Tensor, gain: str) -> Tensor:
-        return rms_norm(x) * weights[gain].unsqueeze(-2)
+    def norm(x: Tensor, gain: str, bias: str) -> Tensor:
+        if bias not in weights:
+            return rms_norm(x) * weights[gain].unsqueeze(-2)
+        return layer_norm(x) * weights[gain].unsqueeze(-2) + weights[bias].unsqueeze(-2)
 
-    X = inputs_for(X, weights["W_E"], 2)
-    x = X @ weights["W_E"]
+    def linear(x: Tensor, matrix: str, bias: str) -> Tensor:
+        out = x @ weights[matrix]
+        return out + weights[bias].unsqueeze(-2) if bias in weights else out
+
+    x = linear(inputs_for(X, weights["W_E"], 2), "W_E", "b_E")
     for i in range(blocks):
-        block_weights = under_prefix(weights, f"{i}.")
-        attended = multi_head(norm(x, f"{i}.g_1"), block_weights, base=base, pairing=pairing)
-        x = x + attended
-        x = x + gated_mlp(norm(x, f"{i}.g_2"), block_weights)
-    return norm(x, "g") @ weights["W_C"]
+        inner = under_prefix(weights, f"{i}.")
+        hidden = gated_mlp if "W_G" in inner else mlp
+        read = norm(x, f"{i}.g_1", f"{i}.b_1")
+        x = x + multi_head(read, inner, base=base, pairing=pairing)
+        x = x + hidden(norm(x, f"{i}.g_2", f"{i}.b_2"), inner)
+    return linear(norm(x, "g", "b"), "W_C", "b_C")
 
 
 def sinusoids(tokens: int, d_model: int) -> Tensor:

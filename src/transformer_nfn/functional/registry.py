@@ -82,7 +82,7 @@ def _decoder_stack(space: WeightSpace) -> Architecture:
         freedoms += _gains(i, ("g_1",), ("g_2",), ("W_G", "W_U"))
     return Architecture(
         space,
-        _bound(blocks.decoder_stack, space.options),
+        _bound(blocks.residual_stack, space.options),
         Vectors(width=space.axes["token"].size),
         freedoms=tuple(freedoms),
     )

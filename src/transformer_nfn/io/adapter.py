@@ -21,8 +21,7 @@ from transformer_nfn.io.checkpoint import WEIGHTS as MODEL_WEIGHTS
 from transformer_nfn.io.json_fields import read_object
 from transformer_nfn.io.tensor_files import TensorInfo, inside
 
-CONFIG = "adapter_config.json"
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+CONFIG, *WEIGHTS = ADAPTER
 BASE_FIELD = "base_model_name_or_path"
 PREFIX = "base_model.model."
 FACTOR = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.default)?(?:\.weight)?")
@@ -109,7 +108,7 @@ class Adapter(OpenFiles):
         if not found:
             raise CheckpointError(f"'{folder}' holds no {WEIGHTS[0]}")
         path = inside(folder, found[0], folder)
-        checkpoint = Checkpoint(str(path), open_source(path))
+        checkpoint = Checkpoint(str(path), open_source(path, str(path)))
         try:
             return Adapter(str(folder), checkpoint, config)
         except BaseException:

@@ -6,10 +6,10 @@ import math
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -57,6 +57,12 @@ FOLDER_MARKS = (CONFIG, *(name for name in WEIGHTS if name.endswith(INDEX)), ADA
 # version of its producer, a domain, a text, the graph or the operators (fields 2 to 8).
 ONNX_VERSION, ONNX_VERSIONS = 0x08, range(1, 32)
 ONNX_FIELDS = (0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42)
+READERS: dict[str, Callable[[Path, str], TensorSource]] = {
+    "gguf": GgufFile,
+    "onnx": OnnxFile,
+    "torch": StateDict,
+    "safetensors": SafetensorsFile,
+}
 
 # Names of tensors that only such a checkpoint has.
 BY_NAME = (
@@ -143,7 +149,8 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         where = str(path) if where is None else where
         check_format(path, where)
         if path.is_dir():
-            source, config = open_source(find_weights(path)), read_config(path)
+            weights, config = find_weights(path), read_config(path)
+            source = open_source(weights, str(weights))
         elif path.is_file():
             source, config = open_source(path, where), {}
             if isinstance(source, OnnxFile):
@@ -205,14 +212,10 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
 
         It shares this checkpoint's files: closing either closes both.
         """
-        infos = {
-            name.removeprefix(f"{prefix}."): info
-            for name, info in self._infos.items()
-            if name.startswith(f"{prefix}.")
-        }
-        if not infos:
+        source = _Part(self, f"{prefix}.", {})
+        if not source.infos:
             raise CheckpointError(f"'{self.where}' holds no tensors named '{prefix}.…'")
-        return Checkpoint(f"{self.where}, {prefix}", _Part(self, prefix, infos), self.config)
+        return Checkpoint(f"{self.where}, {prefix}", source, self.config)
 
     def unwrapped(self) -> Checkpoint:
         """The same tensors without a prefix of all names, such as ``module.``.
@@ -222,9 +225,7 @@ class Checkpoint(OpenFiles, Mapping[str, Tensor]):
         wrapper = common_wrappers(self)[-1]
         if not wrapper:
             return self
-        infos = {name.removeprefix(wrapper): info for name, info in self._infos.items()}
-        source = _Part(self, wrapper.removesuffix("."), infos, self.metadata)
-        return Checkpoint(self.where, source, self.config)
+        return Checkpoint(self.where, _Part(self, wrapper, self.metadata), self.config)
 
     def close(self) -> None:
         """Close the files; tensors that were read stay."""
@@ -246,42 +247,30 @@ def check_no_nan(checkpoint: Checkpoint, name: str) -> None:
         raise CheckpointError(f"'{checkpoint.where}': '{name}' expected numbers, found NaN")
 
 
-def open_source(path: Path, where: str | None = None) -> TensorSource:
+def open_source(path: Path, where: str) -> TensorSource:
     """Open a file of weights, or the shards of an index."""
     return _Shards(path) if path.name.endswith(INDEX) else _open_file(path, where)
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether a file is read as GGUF: by its suffix, or its first bytes."""
-    return path.suffix.lower() == GGUF or _head(path)[:4] == MAGIC
+def _open_file(path: Path, where: str) -> TensorSource:
+    return READERS[file_format(path)](path, where)
 
 
-def is_onnx(path: Path) -> bool:
-    """Whether a file is read as ONNX: by its suffix, or its first bytes."""
-    if path.suffix.lower() == ONNX:
-        return True
-    head = _head(path)
+def file_format(path: Path) -> Literal["gguf", "onnx", "torch", "safetensors"]:
+    """Format that a file of weights is read as, by its suffix or its first bytes."""
+    suffix, head = path.suffix.lower(), _head(path)
+    if suffix == GGUF or head[:4] == MAGIC:
+        return "gguf"
+    if suffix == ONNX or _is_onnx(head):
+        return "onnx"
+    saved = path.suffix != ".safetensors" and head[:2] in (b"PK", b"\x80\x02")
+    return "torch" if saved or path.suffix in STATE_DICTS else "safetensors"
+
+
+def _is_onnx(head: bytes) -> bool:
     if len(head) < 9 or head[8:] == b"{" or head[0] != ONNX_VERSION:  # safetensors has a brace
         return False
     return head[1] in ONNX_VERSIONS and head[2] in ONNX_FIELDS
-
-
-def _open_file(path: Path, where: str | None = None) -> TensorSource:
-    if is_gguf(path):
-        return GgufFile(path, where)
-    if is_onnx(path):
-        return OnnxFile(path, where)
-    return StateDict(path, where) if is_state_dict(path) else SafetensorsFile(path, where)
-
-
-def is_state_dict(path: Path) -> bool:
-    """Whether a file is read as one of ``torch.save``, not as safetensors."""
-    return path.suffix in STATE_DICTS or (path.suffix != ".safetensors" and _is_torch(path))
-
-
-def _is_torch(path: Path) -> bool:
-    """Whether a file of an unknown suffix begins like one of ``torch.save``."""
-    return _head(path)[:2] in (b"PK", b"\x80\x02")
 
 
 def _head(path: Path) -> bytes:
@@ -303,7 +292,7 @@ class _Shards:
         self.metadata: dict[str, str] = {}
         try:
             for path in dict.fromkeys(files.values()):
-                self._open[path] = _open_file(path)
+                self._open[path] = _open_file(path, str(path))
                 self.metadata |= self._open[path].metadata
             for name, path in files.items():
                 shard = self._open[path]
@@ -327,26 +316,23 @@ class _Shards:
 
 
 class _Part:
-    """Some tensors of another checkpoint, under shorter names; see `TensorSource`."""
+    """The tensors of another checkpoint with a prefix, without it; see `TensorSource`."""
 
-    def __init__(
-        self,
-        whole: Checkpoint,
-        prefix: str,
-        infos: Mapping[str, TensorInfo],
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        self._whole, self._prefix = whole, prefix
-        self.infos = infos
-        self.metadata = {} if metadata is None else metadata
+    def __init__(self, whole: Checkpoint, prefix: str, metadata: Mapping[str, str]) -> None:
+        self._whole, self._prefix, self.metadata = whole, prefix, metadata
+        self.infos = {
+            name.removeprefix(prefix): whole.info(name)
+            for name in whole
+            if name.startswith(prefix)
+        }
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
-        return self._whole[f"{self._prefix}.{name}"]
+        return self._whole[self._prefix + name]
 
     def interval(self, name: str) -> tuple[Tensor, Tensor] | None:
         """See `QuantisedSource`."""
-        return self._whole.interval(f"{self._prefix}.{name}")
+        return self._whole.interval(self._prefix + name)
 
     def close(self) -> None:
         """Closes the whole."""
@@ -403,15 +389,14 @@ def read_shard_index(index: Path) -> dict[str, Path]:
     return {name: found[shard] for name, shard in weight_map.items()}
 
 
-def check_format(path: Path, where: str | None = None) -> None:
+def check_format(path: Path, where: str) -> None:
     """Refuse an adapter by its names, before it is opened.
 
     Args:
         path: a file, or a folder as model hubs lay it out; one that also holds weights that can
             be read passes.
-        where: name in errors; its path if not given.
+        where: name in errors.
     """
-    where = str(path) if where is None else where
     if path.is_dir():
         if any((path / name).is_file() for name in WEIGHTS) or any(path.glob(f"*{GGUF}")):
             return

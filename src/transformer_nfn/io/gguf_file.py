@@ -112,8 +112,8 @@ class GgufFile:
         metadata: empty.
     """
 
-    def __init__(self, path: Path, where: str | None = None) -> None:
-        self._where = str(path) if where is None else where
+    def __init__(self, path: Path, where: str) -> None:
+        self._where = where
         try:
             import gguf
         except ImportError as error:

@@ -105,14 +105,14 @@ def read_object(path: Path, kind: type[TransformerNFNError] = CheckpointError) -
 
 
 def parse_object(
-    text: str | bytes, where: str, kind: type[TransformerNFNError] = CheckpointError
+    text: str | bytes, where: str, kind: type[TransformerNFNError]
 ) -> dict[str, Any]:
     """Parse a JSON object from text or UTF-8 bytes.
 
     Args:
         kind: class of the error for anything else.
 
-    >>> parse_object('{"a": 1}', "notes.json")
+    >>> parse_object('{"a": 1}', "notes.json", CheckpointError)
     {'a': 1}
     """
     try:

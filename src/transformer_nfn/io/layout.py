@@ -188,13 +188,11 @@ class Naming:
         shapes: of tensors of the file whose shape is not what the layout says, but as many
             numbers in the same order (the kernel of a convolution).
         constants: what a file holds besides weights; written, never read.
-        prefixes: what may stand before every name in a file; the first one is written.
     """
 
     lines: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     constants: Mapping[str, Tensor] = field(default_factory=dict)
-    prefixes: tuple[str, ...] = ("",)
 
     @staticmethod
     def identity(space: WeightSpace) -> Naming:
@@ -229,16 +227,15 @@ class Naming:
             only: names in the space, to read no more than those.
         """
         wanted = set(space.tensors if only is None else only)
-        prefix = self._prefix(tensors)
         out: Weights = {}
         for file in self.lines:
             readings = self._readings(space, file)
             holds = {part.tensor for parts in readings for part in parts}
             if not holds & wanted:
                 continue
-            names = [prefix + name for name in _counted(space, file)]
+            names = list(_counted(space, file))
             absent = [name for name in names if name not in tensors]
-            if absent and self._elsewhere(space, file, holds, prefix, tensors):
+            if absent and self._elsewhere(space, file, holds, tensors):
                 continue
             if absent:
                 raise SpaceError(f"state dict lacks '{absent[0]}', which holds {_words(holds)}")
@@ -268,12 +265,7 @@ class Naming:
                         tied = _words(p.tensor for r in self._readings(space, file) for p in r)
                         raise SpaceError(f"'{name}' ties {tied}, which are not equal")
                     out[name] = value
-        return {self.prefixes[0] + name: value for name, value in out.items()}
-
-    def _prefix(self, tensors: Mapping[str, Tensor]) -> str:
-        names = [name for name in self.lines if not COUNTED.search(name)]
-        hits = {p: sum(p + name in tensors for name in names) for p in self.prefixes}
-        return max(self.prefixes, key=lambda p: hits[p])
+        return out
 
     def _readings(self, space: WeightSpace, file: str) -> list[list[Slot]]:
         return [
@@ -282,17 +274,11 @@ class Naming:
         ]
 
     def _elsewhere(
-        self,
-        space: WeightSpace,
-        file: str,
-        holds: set[str],
-        prefix: str,
-        tensors: Mapping[str, Tensor],
+        self, space: WeightSpace, file: str, holds: set[str], tensors: Mapping[str, Tensor]
     ) -> bool:
         """Whether other tensors that the file has hold all that an absent one would."""
         for other in self.lines:
-            names = (prefix + name for name in _counted(space, other))
-            if other != file and all(name in tensors for name in names):
+            if other != file and all(name in tensors for name in _counted(space, other)):
                 holds = holds - {p.tensor for r in self._readings(space, other) for p in r}
         return not holds
 

@@ -39,8 +39,8 @@ QUANTISED = (
 class OnnxFile:
     """An open ONNX file; see `TensorSource`. Weights inside the file stay in memory."""
 
-    def __init__(self, path: Path, where: str | None = None) -> None:
-        self._path, self._where = path, str(path) if where is None else where
+    def __init__(self, path: Path, where: str) -> None:
+        self._path, self._where = path, where
         try:
             import onnx
         except ImportError as error:

@@ -28,12 +28,12 @@ WORD = 32
 BITS = (2, 3, 4, 8)
 LARGEST = 2**24
 """Rows or columns of a matrix."""
-FORMATS = {"gptq": ".qweight", "awq": ".qweight", "compressed-tensors": ".weight_packed"}
-# Field of the config, what is read, and what counts if it is not there.
-LAYOUTS = {
-    "gptq": ("checkpoint_format", ("gptq", "gptq_v2"), "gptq"),
-    "awq": ("version", ("gemm",), "gemm"),
-    "compressed-tensors": ("format", ("pack-quantized", "mixed-precision"), "pack-quantized"),
+# Ending of packed tensors, the config field that names their layout, and the layouts that are read;
+# the first one counts where the field is not there.
+FORMATS = {
+    "gptq": (".qweight", "checkpoint_format", ("gptq", "gptq_v2")),
+    "awq": (".qweight", "version", ("gemm",)),
+    "compressed-tensors": (".weight_packed", "format", ("pack-quantized", "mixed-precision")),
 }
 
 
@@ -62,7 +62,7 @@ class PackedWeights:
         self._unpack, self._awq_order = unpack_from_int32, AutoAWQConverter
         self._source, self._method, self._layout, self._where = source, method, layout, where
         self.metadata = source.metadata
-        end = FORMATS[method]
+        end, _, _ = FORMATS[method]
         stems = [name.removesuffix(end) for name in source.infos if name.endswith(end)]
         self._matrices = {f"{stem}.weight": self._matrix(stem) for stem in stems}
         parts = {
@@ -79,7 +79,8 @@ class PackedWeights:
         if name not in self._matrices:
             return self._source.read(name)
         matrix, stem = self._matrices[name], name.removesuffix("weight")
-        parts = {p: self._source.read(stem + p) for p in matrix.parts if stem + p in self._known}
+        held = self._source.infos
+        parts = {p: self._source.read(stem + p) for p in matrix.parts if stem + p in held}
         read = {"gptq": self._gptq, "awq": self._awq}.get(self._method, self._plain)
         codes, zeros, scales = read(matrix, parts)
         group = parts.get("g_idx", parts.get("weight_g_idx"))
@@ -93,10 +94,6 @@ class PackedWeights:
     def close(self) -> None:
         """Close the files."""
         self._source.close()
-
-    @property
-    def _known(self) -> Mapping[str, TensorInfo]:
-        return self._source.infos
 
     def _gptq(self, m: _Packed, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         codes = self._unpack(parts["qweight"], m.bits, torch.Size((m.inputs, m.outputs)), 0)
@@ -149,7 +146,7 @@ class PackedWeights:
         return _Packed(outputs, inputs, groups, bits, parts)
 
     def _check(self, name: str, shape: tuple[int, ...], needed: bool) -> None:
-        info = self._known.get(name)
+        info = self._source.infos.get(name)
         if info is None:
             if needed:
                 self._refuse(name, f"shape {list(shape)}", "no such tensor")
@@ -171,7 +168,7 @@ class PackedWeights:
 
     def _size(self, stem: str, part: str, axis: int) -> int:
         """One size of a part, which must be a matrix that is not empty."""
-        info = self._known.get(f"{stem}.{part}")
+        info = self._source.infos.get(f"{stem}.{part}")
         if info is None or len(info.shape) != 2 or 0 in info.shape:
             found = "no such tensor" if info is None else f"shape {list(info.shape)}"
             self._refuse(f"{stem}.{part}", "a matrix", found)
@@ -186,14 +183,15 @@ def with_packed(
 ) -> PackedWeights | None:
     """The source with its packed weights as numbers; None where the config names no such format."""
     quantised = config.get("quantization_config")
-    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    if not isinstance(quantised, Mapping):
+        return None
+    method = quantised.get("quant_method")
     if not isinstance(method, str) or method not in FORMATS:
         return None
-    if not any(n.endswith(FORMATS[method]) for n in source.infos):
+    end, field, known = FORMATS[method]
+    if not any(name.endswith(end) for name in source.infos):
         return None
-    assert isinstance(quantised, Mapping)
-    field, known, default = LAYOUTS[method]
-    layout = quantised.get(field) or default
+    layout = quantised.get(field) or known[0]
     if str(layout).lower() not in known:
         raise CheckpointError(
             f"'{where}': {field} of {method} weights expected {' or '.join(known)}, found "

@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,8 +21,8 @@ from transformer_nfn.io.checkpoint import (
     STATE_DICTS,
     WEIGHTS,
     Checkpoint,
+    file_format,
     find_weights,
-    is_state_dict,
     read_shard_index,
 )
 from transformer_nfn.io.files import atomic_file, atomic_folder, foreign_files
@@ -74,7 +75,7 @@ def _bytes(info: TensorInfo) -> int:
 
 @contextmanager
 def rewritten(
-    checkpoint: Checkpoint, path: Path, out: Path, additions: Additions | None = None
+    checkpoint: Checkpoint, path: Path, out: Path, additions: Additions
 ) -> Iterator[Write]:
     """Rewrite a checkpoint: yields a function that takes new tensors by name, in any order.
 
@@ -89,7 +90,6 @@ def rewritten(
         out: a new or empty folder if the source is one, else a file.
         additions: to the source.
     """
-    additions = Additions() if additions is None else additions
     if not path.exists():
         new: dict[str, Tensor] = {}
         yield lambda name, value: new.update({name: _as_stored(name, value, checkpoint.info(name))})
@@ -110,10 +110,11 @@ def rewritten(
         for file, held in weights.items():
             beside = stack.enter_context(atomic_file(target / names[file]))
             added = additions.tensors if additions.beside in held else {}
-            make: type[_Sink] = _StateDictSink if is_state_dict(file) else _SafetensorsSink
-            shard = make(file, added)
-            stack.callback(shard.close)
-            shard.begin(beside)
+            shard: _Sink
+            if file_format(file) == "torch":
+                shard = _StateDictSink(beside, file, added)
+            else:
+                shard = stack.enter_context(_copying_sink(beside, file, added))
             shards.append(shard)
             sinks |= dict.fromkeys([*held, *added], shard)
 
@@ -178,13 +179,11 @@ def _as_folder(
         atomic_file(target / CONFIG) as config,
         atomic_file(target / WEIGHTS[0]) as weights,
     ):
-        sink = _NewSink(checkpoint, infos)
-        try:
-            sink.begin(weights)
+        with open(weights, "r+b", buffering=0) as file:
+            header = EMPTY_HEADER, 8 + len(EMPTY_HEADER)
+            sink = _SafetensorsSink(file, *header, infos, checkpoint.__getitem__)
             yield lambda name, value: sink.write(name, _as_stored(name, value, infos[name]))
             sink.finish()
-        finally:
-            sink.close()
         config.write_bytes(_as_json({**checkpoint.config, **additions.config}))
 
 
@@ -295,45 +294,38 @@ def _as_stored(name: str, value: Tensor, info: TensorInfo) -> Tensor:
     return stored
 
 
-class _Sink:
-    """A file of weights being written after a source, with tensors added at its end."""
-
-    def __init__(self, source: Path, added: Mapping[str, TensorInfo]) -> None:
-        self._source, self._added = source, added
-
-    def begin(self, beside: Path) -> None:
-        """Opens the file."""
-        raise NotImplementedError
+class _Sink(Protocol):
+    """A file of weights being written."""
 
     def write(self, name: str, value: Tensor) -> None:
-        """One tensor, as it is stored."""
-        raise NotImplementedError
+        """Take one tensor, as it is stored."""
 
     def finish(self) -> None:
         """After the last tensor: what was not given comes from the source."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Lets go of both files."""
 
 
-class _SafetensorsSink(_Sink):
-    """The header of the source, and each tensor where the header says."""
+class _SafetensorsSink:
+    """A file with each tensor where its header says.
 
-    def __init__(self, source: Path, added: Mapping[str, TensorInfo]) -> None:
-        super().__init__(source, added)
-        self._where = str(source)
-        self._handles: list[int] = []
+    Args:
+        file: to write, open.
+        raw: header of a file of ``length`` bytes.
+        added: tensors that go to its end.
+        rest: reads a tensor that is not given, or its bytes.
+    """
 
-    def begin(self, beside: Path) -> None:
-        self._from = self._open(self._source, os.O_RDONLY)
-        self._to = self._open(beside, os.O_WRONLY)
-        raw, length = raw_header(self._from, self._where)
-        self._before, _ = parse_header(raw, length, self._where)
-        self._left = set(self._before)
-        raw, length = _longer_header(raw, length, self._added)
-        self._places, _ = parse_header(raw, length, str(beside))
-        os.truncate(self._to, length)
+    def __init__(
+        self,
+        file: FileIO,
+        raw: bytes,
+        length: int,
+        added: Mapping[str, TensorInfo],
+        rest: Callable[[str], Tensor],
+    ) -> None:
+        raw, length = _longer_header(raw, length, added)
+        self._places, _ = parse_header(raw, length, str(file.name))
+        self._file, self._rest, self._left = file, rest, set(self._places)
+        file.truncate(length)
         self._put(0, len(raw).to_bytes(8, "little") + raw)
 
     def write(self, name: str, value: Tensor) -> None:
@@ -341,44 +333,31 @@ class _SafetensorsSink(_Sink):
         self._left.discard(name)
 
     def finish(self) -> None:
-        for name in self._left:
-            place = self._before[name]
-            data = read_at(self._from, place.start, place.stop - place.start, self._where)
-            self._put(self._places[name].start, data.numpy().data)
-
-    def close(self) -> None:
-        while self._handles:
-            os.close(self._handles.pop())
-
-    def _open(self, path: Path, flags: int) -> int:
-        self._handles.append(os.open(path, flags))
-        return self._handles[-1]
+        for name in sorted(self._left):
+            self.write(name, self._rest(name))
 
     def _put(self, at: int, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view:  # one call writes two gigabytes at most
-            n = os.pwrite(self._to, view, at)
+            n = os.pwrite(self._file.fileno(), view, at)
             view, at = view[n:], at + n
 
 
-class _NewSink(_SafetensorsSink):
-    """A file of which the source has no part: tensors that are not given are read from it."""
+@contextmanager
+def _copying_sink(
+    beside: Path, source: Path, added: Mapping[str, TensorInfo]
+) -> Iterator[_SafetensorsSink]:
+    """A file with the header of another, from which the bytes come that are not given."""
+    with open(source, "rb") as old, open(beside, "r+b", buffering=0) as new:
+        handle, where = old.fileno(), str(source)
+        raw, length = raw_header(handle, where)
+        places, _ = parse_header(raw, length, where)
 
-    def __init__(self, checkpoint: Checkpoint, infos: Mapping[str, TensorInfo]) -> None:
-        super().__init__(Path(checkpoint.where), infos)
-        self._checkpoint = checkpoint
+        def stored(name: str) -> Tensor:
+            place = places[name]
+            return read_at(handle, place.start, place.stop - place.start, where)
 
-    def begin(self, beside: Path) -> None:
-        self._to = self._open(beside, os.O_WRONLY)
-        raw, length = _longer_header(EMPTY_HEADER, 8 + len(EMPTY_HEADER), self._added)
-        self._places, _ = parse_header(raw, length, str(beside))
-        self._left = set(self._places)
-        os.truncate(self._to, length)
-        self._put(0, len(raw).to_bytes(8, "little") + raw)
-
-    def finish(self) -> None:
-        for name in sorted(self._left):
-            self.write(name, self._checkpoint[name])
+        yield _SafetensorsSink(new, raw, length, added, stored)
 
 
 def _longer_header(
@@ -399,21 +378,18 @@ def _longer_header(
     return longer, 8 + len(longer) + end
 
 
-class _StateDictSink(_Sink):
+class _StateDictSink:
     """A state dict, which torch writes as a whole."""
 
-    def begin(self, beside: Path) -> None:
-        self._beside, self._state = beside, StateDict(self._source)
+    def __init__(self, beside: Path, source: Path, added: Mapping[str, TensorInfo]) -> None:
+        self._beside, self._old = beside, StateDict(source, str(source))
+        self._names = [*self._old.infos, *added]
         self._new: dict[str, Tensor] = {}
 
     def write(self, name: str, value: Tensor) -> None:
         self._new[name] = value
 
     def finish(self) -> None:
-        old, new = self._state, self._new
-        names = [*old.infos, *self._added]
-        whole = {name: new[name] if name in new else old.read(name) for name in names}
+        old, new = self._old, self._new
+        whole = {name: new[name] if name in new else old.read(name) for name in self._names}
         write_state_dict(self._beside, whole)
-
-    def close(self) -> None:
-        self._new = {}

@@ -170,8 +170,8 @@ class SafetensorsFile:
         where: name in errors.
     """
 
-    def __init__(self, path: Path, where: str | None = None) -> None:
-        self._where = str(path) if where is None else where
+    def __init__(self, path: Path, where: str) -> None:
+        self._where = where
         self._handle = open_handle(path, self._where)
         self._close = weakref.finalize(self, os.close, self._handle)
         try:
@@ -303,7 +303,7 @@ def _refuse(where: str, why: str, error: BaseException | None = None) -> NoRetur
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read every tensor of a safetensors file, and its metadata."""
-    file = SafetensorsFile(path)
+    file = SafetensorsFile(path, str(path))
     try:
         return {name: file.read(name) for name in file.infos}, file.metadata
     finally:
@@ -339,8 +339,8 @@ class StateDict:
     tensor is read on access; the format from before PyTorch 1.6 can only be read at once.
     """
 
-    def __init__(self, path: Path, where: str | None = None) -> None:
-        self._where = str(path) if where is None else where
+    def __init__(self, path: Path, where: str) -> None:
+        self._where = where
         self._state = _load(path, self._where)
         self.infos = {name: TensorInfo.of(w) for name, w in self._state.items()}
         self.metadata: Mapping[str, str] = {}

@@ -14,6 +14,17 @@ from transformer_nfn.models.network import paper_block
 from transformer_nfn.models.pretrained import Pretrained
 from transformer_nfn.spaces import WeightSpace
 
+SIZE_TEXTS: Mapping[str, str] = {
+    "blocks": "{} blocks",
+    "patch": "{} pixels in a patch",
+    "classes": "{} classes",
+    "d_model": "width {}",
+    "heads": "{} heads",
+    "d_ff": "{} neurons",
+    "tokens": "{} tokens",
+}
+"""Text of each size of a network, the most telling first."""
+
 
 class TaskSizes(Protocol):
     """Sizes of a network that its task determines, and its width."""
@@ -67,10 +78,10 @@ class TaskReader(Pretrained):
             names = {True: "images", False: "word vectors"}
             expected, actual = names[bool(trained.patch)], names[bool(sizes.patch)]
             return f"expected networks that read {expected}, found some that read {actual}"
-        words = {"patch": "{} pixels in a patch", "classes": "{} classes", "tokens": "{} tokens"}
+        texts = {size: SIZE_TEXTS[size] for size in ("patch", "classes", "tokens")}
         if not trained.patch:
-            words["d_model"] = "word vectors of width {}"
-        for size, text in words.items():
+            texts["d_model"] = "word vectors of width {}"
+        for size, text in texts.items():
             expected, actual = getattr(trained, size), getattr(sizes, size)
             if expected != actual:
                 return f"expected {text.format(expected)}, found {actual}"

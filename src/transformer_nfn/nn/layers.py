@@ -108,7 +108,7 @@ class Equivariant(nn.Module):
         reset_maps(self.level_maps, self.init, self.rank)
         if self.readers is not None and self.writers is not None:
             self.readers.reset_parameters()
-            self.writers.reset_parameters(share=0.5)
+            self.writers.reset_parameters()
 
     def blocks(self) -> Iterator[Block]:
         """The parameters split into the paper's Φ, one for each term and target."""

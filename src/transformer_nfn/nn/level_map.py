@@ -170,9 +170,7 @@ class LevelMap(nn.Module):
 
 
 @torch.no_grad()
-def reset_maps(
-    maps: Sequence[LevelMap], scheme: Scheme, rank: int | None, extra: float = 0.0
-) -> None:
+def reset_maps(maps: Sequence[LevelMap], scheme: Scheme, rank: int | None) -> None:
     """Initialise the weights of a layer's maps.
 
     ``unit``: independent inputs of unit scale give outputs of unit scale. A level l whose features
@@ -183,7 +181,6 @@ def reset_maps(
 
     Args:
         rank: the rank of the layer's dictionaries, if it has any.
-        extra: variance share of what is added besides the levels (the skip at low rank).
     """
     if scheme == "xavier":
         for linear in maps:
@@ -197,7 +194,7 @@ def reset_maps(
     shares: dict[str, float] = {}
     for linear in maps:
         for target in linear.level.targets:
-            shares[target.name] = shares.get(target.name, extra) + _variance(linear)
+            shares[target.name] = shares.get(target.name, 0.0) + _variance(linear)
     for linear in maps:
         for target, start, width in linear.offsets():
             std = (linear.fan_in * shares[target.name]) ** -0.5 if linear.fan_in else 0.0

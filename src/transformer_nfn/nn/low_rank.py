@@ -12,6 +12,9 @@ from transformer_nfn.nn.levels import RANK, Target
 from transformer_nfn.nn.sources import Source
 from transformer_nfn.spaces import WeightSpace
 
+SKIP_VARIANCE = 0.5
+"""Initial variance of what passes a layer beside its dictionaries."""
+
 
 class Dictionaries(nn.Module):
     """R vectors on every free axis, for reading: ``z_r = Σ_s ⟨u_rᵀ W_Q^s, v_rᵀ W_K^s⟩``.
@@ -75,15 +78,15 @@ class Writers(nn.Module):
                 self.skips[_key(spec.name)] = skip
         self.free = {name: space.free_axes(name) for name in space.tensors}
 
-    def reset_parameters(self, share: float) -> None:
-        """Initialise dictionaries and skips; ``share`` is the variance of the skip."""
+    def reset_parameters(self) -> None:
+        """Initialise dictionaries and skips."""
         for name, free in self.free.items():
             for axis in free:
                 # The product over a tensor's free axes has variance 1/R, so the sum has 1.
                 std = self.rank ** (-0.5 / len(free))
                 nn.init.normal_(self.vectors[_key(name, axis)], 0, std)
         for skip in self.skips.values():
-            nn.init.normal_(skip, 0, (share / skip.shape[1]) ** 0.5)
+            nn.init.normal_(skip, 0, (SKIP_VARIANCE / skip.shape[1]) ** 0.5)
 
     def forward(self, target: Target, y: Tensor, x: Tensor) -> Tensor:
         """From ``[b, e, *axes, R]`` to the tensor; ``x`` is the same tensor of the input."""

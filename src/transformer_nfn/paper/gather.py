@@ -17,7 +17,14 @@ from transformer_nfn.paper.numbers import (
     PAPER_TABLES,
     model_name,
 )
-from transformer_nfn.paper.table_text import TableView, is_variant, lay_out, zoo_label
+from transformer_nfn.paper.table_text import (
+    TableView,
+    finite,
+    is_variant,
+    lay_out,
+    mean_tau,
+    zoo_label,
+)
 from transformer_nfn.prediction.runs import (
     CONFIGURATION,
     LOG_FILE,
@@ -60,7 +67,7 @@ class Run:
         return (
             chosen.get("percent"),
             chosen.get("min_accuracy") or None,
-            _plain(chosen.get("augment")),
+            chosen.get("augment"),
         )
 
     @cached_property
@@ -122,26 +129,27 @@ class ZooStudy:
     @property
     def finished(self) -> list[Run]:
         """The compared runs that have a result, best first."""
-        return sorted((run for run in self.main if run.done), key=_rank)
+        return sorted((run for run in self.main if run.done), key=lambda run: _rank(run.record))
 
     @property
     def best(self) -> Run | None:
         """The compared run of the highest τ."""
         return self.finished[0] if self.finished else None
 
-    def by_size(self) -> dict[str, list[Run]]:
-        """For each model its runs by number of training networks, where there are several.
+    def by_size(self) -> dict[str, list[RunRecord]]:
+        """Runs of each model by number of training networks, where there are several.
 
         The model that ends highest comes first.
         """
         if not self.main:
             return {}
-        by_model: dict[str, dict[int, Run]] = {}
+        by_model: dict[str, dict[int, RunRecord]] = {}
         sample = self.main[0].sample
         for run in [*self.runs, *self.main]:
             train = run.record.selection.get("train")
-            if run.done and run.sample == sample and train and not _varies(run):
-                by_model.setdefault(run.record.model, {})[train] = run
+            known = mean_tau(run.record)[0] is not None
+            if known and run.sample == sample and train and not _varies(run):
+                by_model.setdefault(run.record.model, {})[train] = run.record
         sizes = {train for runs in by_model.values() for train in runs}
         if len(sizes) < 2:
             return {}
@@ -221,37 +229,20 @@ def _varies(run: Run) -> bool:
     return table is not None and (table.get("table") in _VARIANTS or is_variant(run.record))
 
 
-def _rank(run: Run) -> float:
-    tau = run.record.summary.get("tau")
-    return -tau if isinstance(tau, int | float) and tau == tau else 2.0
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _rank(record: RunRecord) -> float:
+    tau = mean_tau(record)[0]
+    return 2.0 if tau is None else -tau
 
 
 def _check(folder: Path, record: RunRecord) -> None:
-    for name in ("zoo", "selection", "protocol", "summary"):
-        if not isinstance(getattr(record, name), dict):
-            raise RunError(f"'{folder}': '{name}' of its record is not a table of values")
     for name in ("train", "val", "test"):
         value = record.selection.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise _not_selected(folder, name, "a whole number", value)
-    for name in ("percent", "min_accuracy"):
+    for name in ("percent", "min_accuracy", "augment"):
         value = record.selection.get(name)
-        if value is not None and not _is_number(value):
+        if value is not None and finite(value) is None:
             raise _not_selected(folder, name, "a number", value)
-    augment = record.selection.get("augment")
-    bounds = augment if isinstance(augment, list) else [augment]
-    if augment is not None and not all(_is_number(bound) for bound in bounds):
-        raise _not_selected(folder, "augment", "a number or numbers", augment)
-
-
-def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
-    )
 
 
 def _not_selected(folder: Path, name: str, expected: str, found: Any) -> RunError:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from transformer_nfn.known_tasks import seeds_text, task_title
 from transformer_nfn.paper.numbers import (
     ALL_KINDS,
@@ -46,9 +48,7 @@ class OurCell:
     @property
     def together(self) -> float | None:
         """τ of the mean over the seeds; None for one seed."""
-        if self.record.status != "done" or len(self.record.seeds) < 2:
-            return None
-        return _finite(self.record.summary.get(ENSEMBLE_TAU))
+        return seeds_together(self.record)
 
     @property
     def reason(self) -> str | None:
@@ -148,6 +148,28 @@ def lay_out(name: str, records: Iterable[RunRecord]) -> list[TableView]:
     return list(views.values()) or [_empty(paper, "")]
 
 
+def finite(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        return None
+    return float(value) if np.isfinite(value) else None
+
+
+def mean_tau(record: RunRecord) -> tuple[float | None, float | None]:
+    """Mean τ over the seeds and its standard error; None without a result, or for one seed."""
+    if record.status != "done":
+        return None, None
+    tau, error = record.summary.get("tau"), record.summary.get("tau_se")
+    return finite(tau), finite(error) if len(record.seeds) != 1 else None
+
+
+def seeds_together(record: RunRecord) -> float | None:
+    """τ of the mean over the seeds, which ``tnfn predict`` reports; None for one seed."""
+    if record.status != "done" or len(record.seeds) < 2:
+        return None
+    return finite(record.summary.get(ENSEMBLE_TAU))
+
+
 def zoo_label(record: RunRecord) -> str:
     """Label of a zoo: task, name if it differs, size and seeds."""
     task = str(record.zoo.get("task", "unknown task"))
@@ -236,19 +258,11 @@ def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurC
         return _cells_of_kinds(record)
     table = record.table or {}
     row, column = str(table.get("row")), str(table.get("column"))
-    tau = OurCell(record, *_mean(record), mean_text(*_mean(record)))
+    tau = OurCell(record, *mean_tau(record), mean_text(*mean_tau(record)))
     count = record.num_parameters
     size = OurCell(record, count, None, _NOTHING if count is None else f"{count:,}")
-    task = str(record.zoo.get("task", "unknown task"))
     if paper.name == "table4":
-        channels = (column if column.startswith("[") else row).replace(" ", "")
-        return [(channels, "tau", tau), (channels, "parameters", size)]
-    if paper.by_task and column not in paper.columns:
-        column = task
-    if paper.name == "table3":
-        row = _components(row)
-    elif paper.name == "table6":
-        column = column.replace(" ", "")
+        return [(row, "tau", tau), (row, "parameters", size)]
     return [(row, column, size if paper.quantity == "parameters" else tau)]
 
 
@@ -256,7 +270,7 @@ def _cells_of_kinds(record: RunRecord) -> list[tuple[str, str, OurCell]]:
     """A cell of τ for each size, and its number of networks."""
     found = []
     for row, column, part in kind_records(record):
-        found.append((row, column, OurCell(part, *_mean(part), mean_text(*_mean(part)))))
+        found.append((row, column, OurCell(part, *mean_tau(part), mean_text(*mean_tau(part)))))
         count, held = part.selection.get("test"), part.summary.get("coverage")
         left_out = column == LEFT_OUT
         if part.status == "done" and row != WITHIN and isinstance(count, int):
@@ -267,30 +281,10 @@ def _cells_of_kinds(record: RunRecord) -> list[tuple[str, str, OurCell]]:
     return found
 
 
-def _mean(record: RunRecord) -> tuple[float | None, float | None]:
-    if record.status != "done":
-        return None, None
-    tau, error = record.summary.get("tau"), record.summary.get("tau_se")
-    return _finite(tau), _finite(error) if len(record.seeds) != 1 else None
-
-
 def _agreement(record: RunRecord) -> Mapping[str, Any]:
     """The agreement measured by `paper.cells.agreement`; empty where there is none."""
     found: Mapping[str, Any] = record.summary.get("agreement") or {}
     return found
-
-
-def _finite(value: Any) -> float | None:
-    if value is None or value != value:
-        return None
-    return float(value)
-
-
-def _components(row: str) -> str:
-    """Components in the paper's order."""
-    parts = {part.strip().lower() for part in row.replace(",", "+").split("+")}
-    order = ("encoder", "embedding", "classifier")
-    return "+".join([part for part in order if part in parts] or [row])
 
 
 def _highest(values: Mapping[str, float | None]) -> set[str]:
@@ -377,29 +371,20 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    """τ of one model for a number of training networks; no standard error for one seed."""
-
-    train: int
-    tau: float
-    error: float | None
-
-
-def curve_lines(view: TableView) -> dict[str, list[CurvePoint]]:
-    """Points of each model by number of networks; the model with the highest end comes first."""
+def curve_lines(view: TableView) -> dict[str, list[RunRecord]]:
+    """Runs of each model by number of networks; the model with the highest end comes first."""
     lines = {}
     for row in view.rows:
         cells = [view.ours.get((row, column)) for column in view.columns]
-        points = [
-            CurvePoint(train, cell.value, cell.error)
+        records = [
+            cell.record
             for cell in cells
             if cell is not None and cell.value is not None
-            if isinstance(train := cell.record.selection.get("train"), int)
+            if isinstance(cell.record.selection.get("train"), int)
         ]
-        if points:
-            lines[row] = points
-    return dict(sorted(lines.items(), key=lambda line: -line[1][-1].tau))
+        if records:
+            lines[row] = records
+    return dict(sorted(lines.items(), key=lambda line: -line[1][-1].summary["tau"]))
 
 
 def kind_records(record: RunRecord) -> Iterator[tuple[str, str, RunRecord]]:

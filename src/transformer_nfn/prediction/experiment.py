@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +16,14 @@ from torch import Tensor
 
 from transformer_nfn.io.files import made_folder
 from transformer_nfn.models import tensors_of
-from transformer_nfn.prediction.data import (
-    DamagedNetworks,
-    Dataset,
-    Parts,
-    Selection,
-    SizeGroups,
-    load_damaged,
-    load_parts,
-)
-from transformer_nfn.prediction.guard import Guard
-from transformer_nfn.prediction.guard.fit import fit_guard
+from transformer_nfn.prediction.data import DamagedNetworks, Dataset, Parts, SizeGroups
+from transformer_nfn.prediction.guard.fit import fit_guard_beside
+from transformer_nfn.prediction.held_out import HeldOut, configuration
 from transformer_nfn.prediction.metrics import (
     LEVEL,
     class_scores,
     conformal_radius,
     coverage,
-    kendall_tau,
-    r_squared,
-    scores,
     standard_error,
 )
 from transformer_nfn.prediction.predictors import (
@@ -47,15 +35,12 @@ from transformer_nfn.prediction.predictors import (
     class_folders,
     class_probabilities,
     load_predictors,
-    mean_prediction,
     module_builder,
-    seed_predictions,
     tabular_class,
 )
-from transformer_nfn.prediction.probe_search import STEPS, search_steps
+from transformer_nfn.prediction.probe_search import search_steps
 from transformer_nfn.prediction.recipe_shift import measure_shift
 from transformer_nfn.prediction.runs import (
-    CONFIGURATION,
     ENSEMBLE_TAU,
     IDENTITY,
     RUN_FILE,
@@ -65,14 +50,12 @@ from transformer_nfn.prediction.runs import (
     write_predictions,
 )
 from transformer_nfn.prediction.strategies import Protocol
-from transformer_nfn.prediction.target import ACCURACY, Target
+from transformer_nfn.prediction.target import ACCURACY
 from transformer_nfn.prediction.training import STATE_FILE, Execution, train_seeds
 from transformer_nfn.prediction.training_set import TrainingDigests, TrainingSetDistance
 from transformer_nfn.prediction.uncertainty import TrainedSizes, measure_widening
-from transformer_nfn.zoo import NetworkSizes, Zoo
+from transformer_nfn.zoo import NetworkSizes
 from transformer_nfn.zoo.store import check_outside_zoos
-
-LEFT_OUT = "left_out"
 
 
 @dataclass(frozen=True)
@@ -357,7 +340,7 @@ def _train_classes(
                 "split": np.full(len(names), split, dtype=object),
                 **{
                     key: np.concatenate([part.columns[key] for part in parts])
-                    for key in _configuration(parts[0].columns)
+                    for key in configuration(parts[0].columns)
                 },
                 "class": names.astype(object),
                 "predicted": np.array(target.classes, dtype=object)[each.argmax(0)],
@@ -397,12 +380,6 @@ def _train_classes(
     return record
 
 
-def _configuration(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Columns that say which networks these are, as far as the zoo has them."""
-    names = ("row", "run", *CONFIGURATION)
-    return {name: columns[name] for name in names if name in columns}
-
-
 def _prepared(fitted: _Fitted, groups: SizeGroups) -> SizeGroups:
     """Precompute what all seeds and measures read of the networks; drop additional ones."""
     prepared = fitted.predictors[0].prepared
@@ -433,198 +410,3 @@ def _by_size(
     trained = TrainedSizes(tuple(sizes[name] for name in groups.names), radius, widening, target)
     figures = held_out.by_size(lambda name: trained.interval_radius(sizes[name]))
     return {**figures, "widening": widening}, lambda name: trained.factor(sizes[name])
-
-
-@dataclass(frozen=True)
-class HeldOutPart:
-    """Held-out networks of one size in one part, and the predictions of every seed.
-
-    Attributes:
-        size: its name.
-        split: ``val``, ``test`` or ``left_out``.
-        columns: of the networks.
-        truth: their accuracy, ``[n]``.
-        predicted: by each seed, ``[seeds, n]``.
-    """
-
-    size: str
-    split: str
-    columns: Mapping[str, np.ndarray]
-    truth: np.ndarray
-    predicted: np.ndarray
-
-    @property
-    def residuals(self) -> np.ndarray:
-        """Residuals of the mean prediction."""
-        return np.asarray(self.truth - sum(each / len(self.predicted) for each in self.predicted))
-
-    def figures(self, radius: float | None = None) -> dict[str, Any]:
-        """Mean τ, R² and error over seeds; with a radius also the coverage of the intervals."""
-        taus = [kendall_tau(self.truth, each) for each in self.predicted]
-        figures = {
-            "networks": len(self.truth),
-            "tau": float(np.mean(taus)),
-            "tau_se": standard_error(taus),
-            "r2": float(np.mean([r_squared(self.truth, each) for each in self.predicted])),
-            "mae": float(np.abs(self.truth - self.predicted).mean()),
-        }
-        if radius is not None:
-            figures["coverage"] = float((np.abs(self.residuals) <= radius).mean())
-        return figures
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Predictions for all held-out networks; a list for each split with an entry per size."""
-
-    val: list[HeldOutPart]
-    test: list[HeldOutPart]
-    left_out: list[HeldOutPart]
-
-    @staticmethod
-    def of(predictors: Sequence[Predictor], groups: SizeGroups) -> HeldOut:
-        """Predict every network that was not trained on."""
-
-        def predict(size: str, split: str, data: Dataset) -> HeldOutPart:
-            predicted = data.target.decode(seed_predictions(predictors, data).numpy())
-            return HeldOutPart(size, split, data.columns, data.truth, predicted)
-
-        return HeldOut(
-            [predict(name, "val", parts.val) for name, parts in groups.parts.items()],
-            [predict(name, "test", parts.test) for name, parts in groups.parts.items()],
-            [predict(name, LEFT_OUT, data) for name, data in groups.left_out.items()],
-        )
-
-    def residuals(self, split: str) -> np.ndarray:
-        """Residuals of the mean prediction, all sizes together."""
-        parts: list[HeldOutPart] = getattr(self, split)
-        return np.concatenate([part.residuals for part in parts])
-
-    def seed_rows(self, seeds: Sequence[int]) -> list[dict[str, Any]]:
-        """Scores of each seed on the test networks of all sizes together."""
-        truth = np.concatenate([part.truth for part in self.test])
-        predicted = np.concatenate([part.predicted for part in self.test], 1)
-        return [{"seed": seed, **scores(truth, predicted[i])} for i, seed in enumerate(seeds)]
-
-    def by_size(self, radius: Callable[[str], float]) -> dict[str, Any]:
-        """Figures of each size for a record; ``radius`` gives the intervals of left-out sizes."""
-        sizes = {part.size: part.figures() for part in self.test}
-        return {
-            "tau_within": float(np.mean([figures["tau"] for figures in sizes.values()])),
-            "kinds": sizes,
-            LEFT_OUT: {part.size: part.figures(radius(part.size)) for part in self.left_out},
-        }
-
-    def span(self, target: Target) -> float:
-        """Largest half width of an interval: 1 for shares, else the span of the known values."""
-        if target.kind == "share":
-            return 1.0
-        values = np.concatenate([part.truth for part in [*self.val, *self.test]])
-        return float(values.max() - values.min())
-
-    def columns(
-        self,
-        seeds: Sequence[int],
-        factor: Callable[[str], float],
-        *,
-        mixed: bool,
-        target: Target = ACCURACY,
-    ) -> dict[str, np.ndarray]:
-        """Columns of ``predictions.parquet``, a row for each seed and network.
-
-        Args:
-            seeds: which.
-            factor: by which the intervals of a size are wider.
-            mixed: whether to add a column of sizes.
-            target: what is predicted; its values stand in the column ``accuracy``.
-        """
-        widest = self.span(target)
-        columns: dict[str, list[np.ndarray]] = {}
-        for i, seed in enumerate(seeds):
-            residuals = np.concatenate([part.truth - part.predicted[i] for part in self.val])
-            radius = conformal_radius(residuals, widest=widest)
-            for part in [*self.val, *self.test, *self.left_out]:
-                count, predicted = len(part.truth), part.predicted[i]
-                half = radius * factor(part.size)
-                values = {
-                    "seed": np.full(count, seed),
-                    "split": np.full(count, part.split, dtype=object),
-                    "accuracy": target.in_unit(part.truth),
-                    "predicted": target.in_unit(predicted),
-                    "low": target.in_unit(target.clip(predicted - half)),
-                    "high": target.in_unit(target.clip(predicted + half)),
-                    **_configuration(part.columns),
-                }
-                if mixed:
-                    values["kind"] = np.full(count, part.size, dtype=object)
-                for key, value in values.items():
-                    columns.setdefault(key, []).append(value)
-        return {key: np.concatenate(value) for key, value in columns.items()}
-
-
-def fit_guard_beside(
-    predictors: Sequence[Predictor],
-    parts: Parts,
-    damaged: DamagedNetworks,
-    sizes: NetworkSizes,
-    steps: int = STEPS,
-) -> tuple[Guard, dict[str, Any]]:
-    """Fit a guard for predictors; also returns its figures on the healthy test networks."""
-    val, test = parts.val.to("cpu"), parts.test.to("cpu")
-    on_val, on_test, on_damaged_train, on_damaged_val = (
-        mean_prediction(predictors, data) for data in (val, test, damaged.train, damaged.val)
-    )
-    on_damaged = (on_damaged_train, on_damaged_val)
-    guard = fit_guard(parts, damaged, sizes, on_val, on_damaged, steps=steps)
-    assessed = guard.assess(test, sizes, on_test)
-    tested = scores(test.truth, assessed.accuracy.numpy())
-    figures = {
-        **{key: tested[key] for key in ("tau", "r2", "mae")},
-        "coverage": float(assessed.contains(torch.from_numpy(test.truth)).double().mean()),
-        "warned": float((assessed.outlier_score > 1).double().mean()),
-        "damaged": damaged.counts,
-    }
-    return guard, {"guarded": figures}
-
-
-def guard_run(
-    run: Path,
-    zoo: Zoo,
-    damaged: Sequence[Zoo],
-    *,
-    hold_out: Mapping[str, tuple[float, ...]] | None = None,
-    split_seed: int = 0,
-    steps: int = STEPS,
-) -> RunRecord:
-    """Fit a guard for the predictors of a finished run, replacing the one it has.
-
-    Args:
-        run: the folder.
-        zoo: the run's zoo, or another of the same sizes.
-        damaged: damaged copies of its networks, in one zoo or several.
-        hold_out: kinds of damage to ignore.
-        split_seed: as in the training of the run: calibration networks must be new to it.
-        steps: of the search for inputs.
-    """
-    record = RunRecord.read(run)
-    record.check_finished(run)
-    if zoo.sizes != TrainedSizes.of(record).first:
-        raise RunError(f"'{zoo.path}' holds networks of other sizes than '{run}' was trained on")
-    parts = load_parts(zoo, Selection(split_seed=split_seed))
-    digests = TrainingDigests.load(run)
-    for name, part in (("validation", parts.val), ("test", parts.test)):
-        trained = digests.standings(part, zoo.metadata["task"]["name"]).count("trained")
-        if trained:
-            raise RunError(
-                f"'{run}' was trained on {trained} of the {len(part)} {name} networks of "
-                f"'{zoo.path}' with split seed {split_seed}: a guard needs networks new to it"
-            )
-    copies = reduce(
-        DamagedNetworks.joined, [load_damaged(each, zoo, parts, hold_out) for each in damaged]
-    )
-    guard, figures = fit_guard_beside(load_predictors(run, record), parts, copies, zoo.sizes, steps)
-    figures["guarded"]["zoo"] = zoo.path.name
-    record = replace(record, summary={**record.summary, **figures})
-    guard.save(run)
-    record.write(run)
-    return record

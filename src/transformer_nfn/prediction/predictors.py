@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from transformer_nfn import models
 from transformer_nfn.models import map_network
+from transformer_nfn.models.task_reader import SIZE_TEXTS
 from transformer_nfn.models.whole_network.probes import MAX_TOKENS
 from transformer_nfn.prediction.data import Dataset, in_batches
 from transformer_nfn.prediction.runs import RunError, RunRecord
@@ -108,16 +109,6 @@ ANY_SIZE = ("whole_network", "probegen", "hidden_probe", "neural_graph")
 """Predictors that read networks of any width, number of heads and depth."""
 PREDICTORS = (*NEURAL, *TABULAR)
 """Names of all predictors."""
-SIZE_TEXTS: Mapping[str, str] = {
-    "blocks": "{} blocks",
-    "patch": "{} pixels in a patch",
-    "classes": "{} classes",
-    "d_model": "width {}",
-    "heads": "{} heads",
-    "d_ff": "{} neurons",
-    "tokens": "{} tokens",
-}
-"""Text of each size of a network, the most telling first."""
 SMALLEST_SHARE = 1e-6
 """Of a class, so that shares that are all 0 are equal probabilities."""
 PAPER_MODELS = ("xgboost", "lightgbm", "random_forest", "mlp", "statnn", "transformer_nfn")

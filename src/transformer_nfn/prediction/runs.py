@@ -66,7 +66,7 @@ class RunRecord:
             size name), and ``seeds``: ``one`` for all networks, one ``each``, or ``unknown``; of
             checkpoints of any family ``families``, with the number of each, and no architecture.
         selection: ``percent``, ``min_accuracy``, the counts ``train``, ``val`` and ``test``,
-            ``augment`` (None, or the range of the entries), ``max_train`` for a subset; of a mixed
+            ``augment`` (None, or the bound on the entries), ``max_train`` for a subset; of a mixed
             zoo also the counts by ``kinds`` (sizes) and the names ``left_out``.
         protocol: training protocol, model options and training identity.
         seeds: for each seed ``seed, tau, tau_low, tau_high, r2, mae, val_tau, best_epoch,

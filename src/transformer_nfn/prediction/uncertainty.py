@@ -17,18 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_nfn.models.task_reader import SIZE_TEXTS
 from transformer_nfn.prediction.data import SizeGroups
-from transformer_nfn.prediction.metrics import LEVEL, rank_quantile
+from transformer_nfn.prediction.metrics import LEVEL, highest_quantile
 from transformer_nfn.prediction.runs import RunRecord
 from transformer_nfn.prediction.target import ACCURACY, Target
 from transformer_nfn.zoo import NetworkSizes
 
-SIZE_TEXTS: Mapping[str, str] = {
-    "d_model": "width {}",
-    "heads": "{} heads",
-    "blocks": "{} blocks",
-    "d_ff": "{} neurons",
-}
+VARYING = ("d_model", "heads", "blocks", "d_ff")
 """Sizes in which networks of one task may differ."""
 COMBINATION = "kind"
 """Key for networks of which each size was seen, but not in this combination."""
@@ -43,8 +39,6 @@ FAR = 2.0
 FOLDS = 10
 RIDGE = 0.1
 MARGIN = 1.25
-MIN_NETWORKS = 9
-"""Fewer errors have no 90 % quantile."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,7 @@ class TrainedSizes:
     Attributes:
         sizes: in the training set; none for networks of any family.
         radius: half the width of the intervals for these sizes.
-        widening: factor by which intervals are wider where one of `SIZE_TEXTS`, or `COMBINATION`,
+        widening: factor by which intervals are wider where one of `VARYING`, or `COMBINATION`,
             was not in the training set; empty if there was only one size.
         target: what is predicted.
     """
@@ -83,7 +77,7 @@ class TrainedSizes:
         """Names of the sizes outside the training set; `COMBINATION` if each was seen alone."""
         if sizes is None or sizes in self.sizes:
             return []
-        new = [name for name in SIZE_TEXTS if getattr(sizes, name) not in self._seen(name)]
+        new = [name for name in VARYING if getattr(sizes, name) not in self._seen(name)]
         if "d_model" in new and "d_ff" in new:
             new.remove("d_ff")  # the number of neurons follows the width
         return new or [COMBINATION]
@@ -104,7 +98,7 @@ class TrainedSizes:
         new = self.unseen(sizes)
         if not new:
             return None
-        names = [name for name in SIZE_TEXTS if name != "d_ff"] if new == [COMBINATION] else new
+        names = [name for name in VARYING if name != "d_ff"] if new == [COMBINATION] else new
         texts = [_size_text(name, getattr(sizes, name)) for name in names]
         listed = texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
         what = f"networks of {listed} were never seen in training"
@@ -118,7 +112,7 @@ class TrainedSizes:
 
     def _measured(self, name: str, sizes: NetworkSizes | None) -> float | None:
         """Measured widening of a size; None if it is far outside the seen range."""
-        if name in SIZE_TEXTS:
+        if name in VARYING:
             value, seen = getattr(sizes, name), self._seen(name)
             if not min(seen) / FAR <= value <= max(seen) * FAR:
                 return None
@@ -145,7 +139,7 @@ def measure_widening(
         sizes: of the groups, by name.
 
     Returns:
-        For each of `SIZE_TEXTS` that differs, and for `COMBINATION`; empty for a single size.
+        For each of `VARYING` that differs, and for `COMBINATION`; empty for a single size.
     """
     if len(groups.names) < 2:
         return {}
@@ -154,12 +148,12 @@ def measure_widening(
     features = torch.cat([module.features(data.network).double().cpu() for data in datasets])
     accuracy = torch.cat([data.accuracy for data in datasets]).double().cpu()
     group = np.repeat(np.tile(np.arange(len(trained)), 3), [len(data) for data in datasets])
-    typical = _error_quantile(left_out_errors(features, accuracy, random_folds(len(group))))
+    typical = _typical_error(left_out_errors(features, accuracy, random_folds(len(group))))
     widening = {}
     for name, values in _labels(trained).items():
         labels = np.asarray(values)[group]
         errors = left_out_errors(features, accuracy, labels)
-        worst = max(_error_quantile(errors[labels == value]) for value in set(values))
+        worst = max(_typical_error(errors[labels == value]) for value in set(values))
         widening[name] = max(1.0, MARGIN * worst / typical)
     # Leaving out more is never easier.
     return {name: max(factor, widening[COMBINATION]) for name, factor in widening.items()}
@@ -167,7 +161,7 @@ def measure_widening(
 
 def _labels(trained: Sequence[NetworkSizes]) -> dict[str, list[int]]:
     """For every size that differs its value in each group; for `COMBINATION` the group number."""
-    values = {name: [int(getattr(sizes, name)) for sizes in trained] for name in SIZE_TEXTS}
+    values = {name: [int(getattr(sizes, name)) for sizes in trained] for name in VARYING}
     differing = {name: each for name, each in values.items() if len(set(each)) > 1}
     return {COMBINATION: list(range(len(trained))), **differing}
 
@@ -199,7 +193,6 @@ def _ridge(features: Tensor, accuracy: Tensor, queries: Tensor) -> Tensor:
     return predicted
 
 
-def _error_quantile(errors: np.ndarray) -> float:
-    """The 90 % quantile; the maximum where there are too few errors for one."""
-    quantile = rank_quantile(errors, LEVEL) if len(errors) >= MIN_NETWORKS else np.inf
-    return float(max(1e-6, min(quantile, errors.max())))
+def _typical_error(errors: np.ndarray) -> float:
+    """The 90 % quantile, not zero."""
+    return max(1e-6, highest_quantile(errors, LEVEL))

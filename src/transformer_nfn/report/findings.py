@@ -9,11 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_nfn.paper.gather import Run
-from transformer_nfn.prediction.metrics import kendall_tau
-from transformer_nfn.prediction.runs import ENSEMBLE_TAU
 from transformer_nfn.report.held_out import MILLION, HeldOut, SeedPart, TestedModel
-from transformer_nfn.report.number_text import is_number
 
 ALWAYS_THE_MEAN = "Always the mean"
 _OPTIMIZERS = ("sgd", "sgdm", "adam", "rmsprop")
@@ -173,23 +169,6 @@ def baseline(tested: HeldOut) -> Baseline | None:
     total = float(((accuracy - accuracy.mean()) ** 2).sum())
     r2 = 1 - float(((accuracy - mean) ** 2).sum()) / total if total > 0 else float("nan")
     return Baseline(mean, networks, r2, float(np.abs(accuracy - mean).mean()))
-
-
-def tau_together(tested: HeldOut, run: Run) -> float | None:
-    """τ of the mean over the seeds, which ``tnfn predict`` reports; None for one seed."""
-    if len(run.record.seeds) < 2:
-        return None
-    recorded = run.record.summary.get(ENSEMBLE_TAU)
-    if recorded is not None and is_number(recorded):
-        return float(recorded)
-    model = tested.of(run)
-    if model is None or len(model.seeds) != len(run.record.seeds):
-        return None
-    network = model.seeds[0].network
-    if any(not np.array_equal(network, part.network) for part in model.seeds):
-        return None
-    predicted = np.mean([part.predicted for part in model.seeds], axis=0)
-    return kendall_tau(tested.networks.accuracy[network], predicted)
 
 
 def calibration(tested: HeldOut, model: TestedModel) -> Calibration | None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from transformer_nfn.paper.table_text import finite
+
 NOTHING = '<span class="none">–</span>'
 
 
@@ -33,26 +35,22 @@ def fixed(value: float, digits: int) -> str:
     return f"{Decimal(value).quantize(step, ROUND_HALF_UP):f}".replace("-", "−")
 
 
-def is_number(value: Any) -> bool:
-    """Whether there is a finite number to write."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        return False
-    return bool(np.isfinite(value))
-
-
 def decimal(value: Any) -> str:
     """Three decimals, or a dash."""
-    return fixed(float(value), 3) if is_number(value) else NOTHING
+    known = finite(value)
+    return NOTHING if known is None else fixed(known, 3)
 
 
 def percent(value: Any) -> str:
     """A share in percent, or a dash."""
-    return f"{fixed(100 * float(value), 1)} %" if is_number(value) else NOTHING
+    known = finite(value)
+    return NOTHING if known is None else f"{fixed(100 * known, 1)} %"
 
 
 def points(value: Any) -> str:
     """A difference of accuracies in percentage points."""
-    return f"{fixed(100 * float(value), 1)} points" if is_number(value) else NOTHING
+    known = finite(value)
+    return NOTHING if known is None else f"{fixed(100 * known, 1)} points"
 
 
 def count(value: Any) -> str:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from typing import Any
 
 import numpy as np
 
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import Run, ZooStudy
-from transformer_nfn.paper.table_text import OurCell, TableView, mean_text, zoo_seeds
+from transformer_nfn.paper.table_text import (
+    OurCell,
+    TableView,
+    finite,
+    mean_tau,
+    mean_text,
+    seeds_together,
+    zoo_seeds,
+)
 from transformer_nfn.prediction.runs import CONFIGURATION, IDENTITY, RunRecord
 from transformer_nfn.report.findings import (
     ALWAYS_THE_MEAN,
@@ -23,7 +30,6 @@ from transformer_nfn.report.findings import (
     error_table,
     groupings,
     inside_table,
-    tau_together,
     worst_networks,
 )
 from transformer_nfn.report.held_out import HeldOut
@@ -85,8 +91,8 @@ def models_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
     Next to the mean τ of the seeds is τ of their mean prediction.
     """
     figures = [
-        {name: _real(run.record.summary, name) for name in ("tau", "r2", "mae")}
-        | {"together": tau_together(tested, run)}
+        {name: finite(run.record.summary.get(name)) for name in ("tau", "r2", "mae")}
+        | {"together": seeds_together(run.record)}
         for run in zoo.finished
     ]
     best = {
@@ -96,11 +102,10 @@ def models_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
     rows = []
     for index, (run, values) in enumerate(zip(zoo.finished, figures, strict=True)):
         size, at = run.record.num_parameters, f"{key}.m{index}"
-        error = run.record.summary.get("tau_se") if len(run.record.seeds) > 1 else None
         model = tested.of(run)
         held = None if model is None else calibration(tested, model)
         cells = {
-            "tau": mean_text(values["tau"], error),
+            "tau": mean_text(*mean_tau(run.record)),
             "together": decimal(values["together"]),
             "r2": decimal(values["r2"]),
             "mae": decimal(values["mae"]),
@@ -140,7 +145,7 @@ def _models_note(key: str, zoo: ZooStudy, always: Baseline | None) -> str:
             "τ of the mean of all seeds’ predictions, which is what <code>tnfn predict</code> "
             "answers. "
         )
-    known = (_real(run.record.summary, "level") for run in zoo.finished)
+    known = (finite(run.record.summary.get("level")) for run in zoo.finished)
     levels = [level for level in known if level is not None]
     aim = ""
     if levels:
@@ -168,15 +173,15 @@ def calibration_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
         if held is None:
             continue
         summary, at = run.record.summary, f"{key}.m{index}"
-        reach = _real(summary, "radius")
+        reach = finite(summary.get("radius"))
         cells = {
-            "aim": percent(_real(summary, "level")),
+            "aim": percent(finite(summary.get("level"))),
             "inside": percent(held.inside),
             "below": percent(held.below),
             "above": percent(held.above),
             "width": points(held.width),
             "reach": NOTHING if reach is None else f"± {points(reach)}",
-            "recorded": percent(_real(summary, "coverage")),
+            "recorded": percent(finite(summary.get("coverage"))),
         }
         marked = (shown(f"{at}.calibration.{name}", text) for name, text in cells.items())
         rows.append(_row(quoted(run.name), marked))
@@ -282,10 +287,7 @@ def runs_table(runs: list[Run]) -> str:
         record, chosen = run.record, run.record.selection
         cell = record.table or {}
         where = " · ".join(str(cell[key]) for key in ("table", "row", "column") if key in cell)
-        several = len(record.seeds) > 1
-        tau = mean_text(
-            _real(record.summary, "tau"), _real(record.summary, "tau_se") if several else None
-        )
+        tau = mean_text(*mean_tau(record))
         parts = " / ".join(count(chosen.get(part)) for part in ("train", "val", "test"))
         cells = [
             quoted(_zoo_name(record)),
@@ -448,13 +450,6 @@ def _our_text(key: str, cell: OurCell | None, best: bool) -> str:
 
 def _best(text: str, best: bool) -> str:
     return f"<strong>{text}</strong>" if best else text
-
-
-def _real(summary: Any, key: str) -> float | None:
-    value = summary.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-        return None
-    return float(value)
 
 
 def _printed(value: float | None) -> float | None:

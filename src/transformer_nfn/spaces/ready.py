@@ -162,33 +162,24 @@ def residual_stack(
     >>> residual_stack(2, 8, 2, 3, 4, 16, d_in=5, d_out=10)
     WeightSpace('residual_stack', 1226 weights)
     """
-    axes = [Axis.free("token", d_in), Axis.perm("stream", d_model), Axis.free("logit", d_out)]
-    tensors = {"W_E": "token stream", "b_E": "stream"}
+    shared = Axis.free("token", d_in), Axis.perm("stream", d_model), Axis.free("logit", d_out)
+    parts = [axis_part(*shared), map_part("W_E", "token", "stream", bias="b_E")]
     _check_blocks(blocks)
     for i in range(blocks):
-        axes += [
-            Axis.perm(f"{i}.head", heads),
-            Axis.linear(f"{i}.qk", d_k, of=f"{i}.head"),
-            Axis.linear(f"{i}.vo", d_v, of=f"{i}.head"),
-            Axis.perm(f"{i}.neuron", d_ff),
+        neuron = f"{i}.neuron"
+        mlp = {f"{i}.W_A": f"stream {neuron}", f"{i}.b_A": neuron,
+               f"{i}.W_B": f"{neuron} stream", f"{i}.b_B": "stream"}  # fmt: skip
+        parts += [
+            norm_part("stream", f"{i}.g_1", bias=f"{i}.b_1"),
+            attention_part("stream", "stream", heads=heads, d_k=d_k, d_v=d_v, prefix=f"{i}."),
+            norm_part("stream", f"{i}.g_2", bias=f"{i}.b_2"),
+            Part((Axis.perm(neuron, d_ff),), mlp),
         ]
-        tensors |= {
-            f"{i}.g_1": "stream",
-            f"{i}.b_1": "stream",
-            f"{i}.W_Q": f"{i}.head stream {i}.qk",
-            f"{i}.W_K": f"{i}.head stream {i}.qk*",
-            f"{i}.W_V": f"{i}.head stream {i}.vo",
-            f"{i}.W_O": f"{i}.head {i}.vo* stream",
-            f"{i}.g_2": "stream",
-            f"{i}.b_2": "stream",
-            f"{i}.W_A": f"stream {i}.neuron",
-            f"{i}.b_A": f"{i}.neuron",
-            f"{i}.W_B": f"{i}.neuron stream",
-            f"{i}.b_B": "stream",
-        }
-    tensors |= {"g": "stream", "b": "stream", "W_C": "stream logit", "b_C": "logit"}
-    return WeightSpace.build(
-        "residual_stack", axes, tensors, architecture="residual_stack", options={"blocks": blocks}
+    parts += [
+        norm_part("stream", "g", bias="b"), map_part("W_C", "stream", "logit", bias="b_C")
+    ]  # fmt: skip
+    return compose(
+        "residual_stack", *parts, architecture="residual_stack", options={"blocks": blocks}
     )
 
 
@@ -222,10 +213,7 @@ def decoder_stack(
     56
     """
     shared = Axis.free("token", d_in), Axis.perm("stream", d_model), Axis.free("logit", d_out)
-    parts = [
-        axis_part(*shared),
-        map_part("W_E", "token", "stream"),
-    ]
+    parts = [axis_part(*shared), map_part("W_E", "token", "stream")]
     _check_blocks(blocks)
     for i in range(blocks):
         parts += [

@@ -1,5 +1,5 @@
 """Alignment: bring one network as close to another as its symmetries allow."""
 
-from transformer_nfn.checkpoints.alignment.checkpoint import Aligned, Alignment, align
+from transformer_nfn.checkpoints.alignment.checkpoint import Aligned, align
 
-__all__ = ["Aligned", "Alignment", "align"]
+__all__ = ["Aligned", "align"]

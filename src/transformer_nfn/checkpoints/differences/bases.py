@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.differences.change import FULL, spectrum, whitened
-from transformer_nfn.checkpoints.reduced import Piece
+from transformer_nfn.checkpoints.pieces import Piece
 from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, Site, ValueOutputBasis
 
 START = 8

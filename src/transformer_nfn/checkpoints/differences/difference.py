@@ -29,7 +29,7 @@ from transformer_nfn.checkpoints.proof.checks import Tolerance
 from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
 from transformer_nfn.checkpoints.relations import Relation, relate
 from transformer_nfn.checkpoints.sketches import draw_probes, sketch_block
-from transformer_nfn.checkpoints.stream import acting, fit_stream, moved_probes, refine_stream
+from transformer_nfn.checkpoints.stream import BlockStreams, acting, fit_stream, refine_stream
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.errors import SpaceError
 
@@ -74,11 +74,11 @@ def diff(A: Model, B: Model, C: Model | None = None) -> Difference:
             f"'{A.where}' has no residuals, so that nothing fixes the bases of two different "
             "networks: expected a family with residuals; tnfn compare and tnfn align take it"
         )
-    pair = _Alignment.of(A, B)
-    if pair is None:
-        return Difference(relate(A, B, prove=False))
+    pair = _Related.of(A, B)
+    if not pair.pairs:
+        return Difference(pair.relation)
     if A.description.width != B.description.width:
-        return Difference(pair.relation, aligned=True, sources=pair.sources)
+        return Difference(pair.relation, aligned=True)
     third = None if C is None else _third(A, C)
     if third is not None:
         aligned = pair.aligned or third.aligned
@@ -88,18 +88,16 @@ def diff(A: Model, B: Model, C: Model | None = None) -> Difference:
         pair.relation,
         aligned=pair.aligned,
         changes=tuple(_change(p, A, B, allowed) for p in pair.tensors()),
-        sources=pair.sources,
         rows=_rows(A, B),
         only_one=_only_one(A, B),
         merge=None if third is None else _merge(pair, third),
     )
 
 
-def _third(A: Model, C: Model) -> _Alignment:
-    third = _Alignment.of(A, C)
-    cut = third is not None and third.relation.units
-    if third is None or cut or any(a != c for c, a in third.sources.items()):
-        relation = relate(A, C, prove=False)
+def _third(A: Model, C: Model) -> _Related:
+    third = _Related.of(A, C)
+    relation = third.relation
+    if not third.pairs or relation.units or any(a != c for c, a in relation.sources.items()):
         raise SpaceError(
             f"'{C.where}' cannot be a part of a mixture with '{A.where}': expected a related model "
             f"of other weights with the same shapes, found {relation.verdict} ({relation.reason})"
@@ -108,29 +106,28 @@ def _third(A: Model, C: Model) -> _Alignment:
 
 
 @dataclass(frozen=True)
-class _Alignment:
-    """Two related models, and how their tensors are brought into one basis."""
+class _Related:
+    """Two models, and how their tensors are brought into one basis.
+
+    Attributes:
+        A: one model. B: the other.
+        relation: of both, by scores.
+        pairs: blocks of A with the blocks of B that come from them; none where the models are the
+            same or unrelated.
+        aligned: whether B has to be aligned to A.
+    """
 
     A: Model
     B: Model
     relation: Relation
-    sources: dict[str, str | None]
+    pairs: list[tuple[str, str]]
     aligned: bool
 
     @staticmethod
-    def of(A: Model, B: Model) -> _Alignment | None:
-        """None where the models are the same or unrelated."""
+    def of(A: Model, B: Model) -> _Related:
         relation = relate(A, B, prove=False)
-        sources = relation.sources
-        pairs = [(a, b) for b, a in sources.items() if a is not None]
-        if not pairs or relation.verdict == "same":
-            return None
-        return _Alignment(A, B, relation, sources, not _in_place(A, B, pairs))
-
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        """Blocks of A with the blocks of B that come from them."""
-        return [(a, b) for b, a in self.sources.items() if a is not None]
+        pairs = [(a, b) for b, a in relation.sources.items() if a is not None]
+        return _Related(A, B, relation, pairs, not _in_place(A, B, pairs))
 
     def tensors(self) -> Iterator[_Pair]:
         """Every tensor that both models have, in one basis."""
@@ -161,10 +158,10 @@ class _Alignment:
         drawn = draw_probes(b.description.width, centred=b.centred, dtype=torch.float64)
         for first, second in self.pairs:
             x, y = a.block(first), b.block(second)
-            moved = moved_probes(x, stream, drawn)
-            units = match_units(x, y, (sketch_block(x, moved), sketch_block(y, drawn)))
-            own, memory = (acting(a, f"{first}.{n}", stream) for n in ("W_Q", "cross.W_K"))
-            for matched in AlignedBlock(x, y, (own, memory), units, allowed):
+            streams = BlockStreams.of(x, stream)
+            sketches = sketch_block(x, streams.moved(drawn)), sketch_block(y, drawn)
+            units = match_units(x, y, sketches)
+            for matched in AlignedBlock(x, y, streams, units, allowed):
                 yield _Pair(first, second, matched)
 
 
@@ -204,7 +201,7 @@ def _tables(a: Reduced, b: Reduced, stream: StreamMap) -> Iterator[Matched]:
     common = [n for n in a.table_names() if n in b.table_names()]
     moved: dict[str, Matched] = {}
     for name in common:
-        (x,), (y,) = a.tables((name,)), b.tables((name,))
+        x, y = a.table(name), b.table(name)
         count = min(len(x), len(y))
         own, other = x.rows(0, count), y.rows(0, count)
         noise = (own.error + other.error).reshape(-1, 1, 1) / own.value.shape[1]
@@ -275,7 +272,7 @@ def _in_A(matched: Matched, units: tuple[int, ...]) -> tuple[int, ...]:
     return units if matched.units is None else tuple(matched.units[list(units)].tolist())
 
 
-def _merge(pair: _Alignment, third: _Alignment) -> Merge:
+def _merge(pair: _Related, third: _Related) -> Merge:
     """The share of C in B, by least squares over all tensors that all three have."""
     sums: dict[str, Tensor] = {}
     found = {(p.first, p.matched.name): p.matched for p in third.tensors()}

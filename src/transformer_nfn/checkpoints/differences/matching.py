@@ -11,10 +11,12 @@ from torch import Tensor
 from transformer_nfn.checkpoints.differences.bases import Matched, SharedBasis, Side
 from transformer_nfn.checkpoints.differences.change import spectrum
 from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.pieces import Piece, filled
 from transformer_nfn.checkpoints.proof.attention import equal_pairs, match_heads, normed_basis
 from transformer_nfn.checkpoints.proof.blocks import neuron_features
-from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
+from transformer_nfn.checkpoints.reduced import ReducedBlock
 from transformer_nfn.checkpoints.sketches import BlockSketch, unit_directions
+from transformer_nfn.checkpoints.stream import BlockStreams
 from transformer_nfn.checkpoints.survivors import SURVIVED, match_heads_of, match_neurons_of
 from transformer_nfn.checkpoints.symmetries import (
     QueryKeyBasis,
@@ -138,21 +140,21 @@ class AlignedBlock:
 
     Attributes:
         a: a block of A. b: its partner of B.
-        streams: take B's stream to A's, and the one that an attention to an encoder reads.
+        streams: take B's streams to A's.
         units: heads and neurons that both have.
         allowed: multiple of the rounding error up to which a tensor is unchanged.
     """
 
     a: ReducedBlock
     b: ReducedBlock
-    streams: tuple[StreamMap, StreamMap]
+    streams: BlockStreams
     units: Units
     allowed: float
 
     @property
     def stream(self) -> StreamMap:
         """Takes B's stream to A's."""
-        return self.streams[0]
+        return self.streams.before
 
     def __iter__(self) -> Iterator[Matched]:
         for prefix, config in self.a.attentions():
@@ -260,7 +262,8 @@ class AlignedBlock:
 
     def _read(self, piece: Piece, crosses: bool = False) -> Piece:
         """A piece of B ``[n, D, d]`` that reads the stream (or an encoder), in A's stream."""
-        return Piece(self.streams[crosses].columns(piece.value), piece.error)
+        stream = self.streams.memory if crosses else self.stream
+        return Piece(stream.columns(piece.value), piece.error)
 
     def _cut(self, prefix: str, config: Attention) -> Attention:
         """The attention with the heads that both have."""
@@ -274,11 +277,10 @@ class AlignedBlock:
         self, name: str, a: Piece | None, b: Piece | None, gain: bool | None = False
     ) -> Iterator[Matched]:
         """A vector of the stream (with ``gain`` None of another axis); zeros where one has none."""
-        present = a or b
-        if present is None:
+        pair = filled(a, b)
+        if pair is None:
             return
-        zero = Piece(torch.zeros_like(present.value), torch.zeros_like(present.error))
-        a, b = a or zero, b or zero
+        a, b = pair
         moved = b.value if gain is None else self.stream(b.value, gain=gain)
         x, y = (w.double().reshape(1, -1, 1) for w in (a.value, moved))
         noise = (a.error + b.error).double().reshape(1, 1, 1) / x.shape[1]

@@ -67,7 +67,6 @@ class Difference:
         aligned: whether B had to be aligned to A; False where tensors are compared as stored.
         changes: of every tensor, in the order of A; none where the models are the same or
             unrelated.
-        sources: block of A that each block of B comes from; None for a block of no relative in A.
         rows: number of rows of A's and B's tables (tokens, positions, outputs) that differ in it.
         only_one: tables that only one of the two has, with that one: ``B``.
         merge: B as a mixture of A and a third model, if one was named.
@@ -81,10 +80,18 @@ class Difference:
     relation: Relation
     aligned: bool = False
     changes: tuple[Change, ...] = ()
-    sources: Mapping[str, str | None] = field(default_factory=dict)
     rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     only_one: Mapping[str, str] = field(default_factory=dict)
     merge: Merge | None = None
+
+    @property
+    def sources(self) -> dict[str, str | None]:
+        """Block of A that each block of B comes from; None for a block of no relative in A.
+
+        Empty where the models are the same or unrelated.
+        """
+        found = self.relation.sources
+        return found if any(a is not None for a in found.values()) else {}
 
     def summary(self) -> list[str]:
         """What was changed, a sentence each."""

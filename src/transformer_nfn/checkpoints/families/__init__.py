@@ -5,25 +5,11 @@ from transformer_nfn.checkpoints.families.family import Family, families, read_f
 from transformer_nfn.checkpoints.families.model import Model, open_model, read_model
 from transformer_nfn.checkpoints.families.recognise import OpenOptions, UnknownFamilyError
 from transformer_nfn.checkpoints.families.writer import write_model
-from transformer_nfn.functional.description import (
-    Attention,
-    Block,
-    Mlp,
-    RotaryScaling,
-    Stack,
-    Transformer,
-)
 
 __all__ = [
-    "Attention",
-    "Block",
     "Family",
-    "Mlp",
     "Model",
     "OpenOptions",
-    "RotaryScaling",
-    "Stack",
-    "Transformer",
     "UnknownFamilyError",
     "UnstatedFactError",
     "families",

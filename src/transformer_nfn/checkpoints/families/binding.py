@@ -1,4 +1,4 @@
-"""Match the tensors of a file to the lines of a family: prefix, blocks, sizes, no leftovers."""
+"""Match the tensors of a file to the lines of a family: prefix, blocks, shapes, no leftovers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from math import prod
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +17,6 @@ from transformer_nfn.checkpoints.families.family import (
     evaluate,
     families,
     names_in,
-    shown,
     truth,
 )
 from transformer_nfn.checkpoints.families.recognise import (
@@ -30,15 +28,15 @@ from transformer_nfn.checkpoints.families.recognise import (
     is_ignored,
     standard_names,
 )
+from transformer_nfn.checkpoints.families.sizes import SizeSolver
 from transformer_nfn.errors import CheckpointError, SpaceError
 from transformer_nfn.functional.description import KEPT
 from transformer_nfn.io.checkpoint import Checkpoint
-from transformer_nfn.io.layout import PLUS, Sizes, Slot, file_shape
+from transformer_nfn.io.layout import Sizes, Slot, file_shape
 from transformer_nfn.io.tensor_files import WEIGHT_DTYPES, TensorInfo
 
 NEEDED = ("W_Q", "W_K", "W_V", "W_O", "W_A", "W_B")
 """What every block has, whichever line holds it."""
-LARGEST = 1 << 40
 HEADS = 8
 """Example of a size in the message."""
 
@@ -48,24 +46,22 @@ class Entry:
     """One tensor of a file.
 
     Attributes:
-        key: its name in the file.
         slots: what it holds of the network.
         plain: its shape as the layouts say.
         shape: its shape in the file.
     """
 
-    key: str
     slots: tuple[Slot, ...]
     plain: tuple[int, ...]
     shape: tuple[int, ...]
 
     @staticmethod
-    def of(line: Line, key: str, sizes: Sizes) -> Entry:
+    def of(line: Line, sizes: Sizes) -> Entry:
         """The tensor that a line describes; words of its shape are numbers or names of axes."""
         plain = file_shape(sizes, line.slots)
         words = line.shape
         shape = plain if words is None else (int(w) if w.isdigit() else sizes[w] for w in words)
-        return Entry(key, line.slots, plain, tuple(shape))
+        return Entry(line.slots, plain, tuple(shape))
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,6 @@ class Binding:
         entries: by name in the file, in the order of the network.
         holders: for each canonical name the tensors of the file that hold it.
         kept: canonical names of tensors on which nothing acts, and their names in the file.
-        ignored: names in the file of what is no weight.
     """
 
     family: Family
@@ -92,13 +87,10 @@ class Binding:
     entries: Mapping[str, Entry]
     holders: Mapping[str, tuple[str, ...]]
     kept: Mapping[str, str]
-    ignored: tuple[str, ...]
     shapes: Mapping[str, tuple[int, ...]] = field(repr=False)
 
 
-def bind(
-    family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any] | None = None
-) -> Binding:
+def bind(family: Family, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Binding:
     """Match every tensor of a file to a family; raises `CheckpointError` for what does not fit.
 
     Args:
@@ -108,16 +100,18 @@ def bind(
     """
     where = checkpoint.where
     infos = {name: checkpoint.info(name) for name in checkpoint}
-    config = complete_config(family, checkpoint.config, {} if settings is None else settings)
+    config = complete_config(family, checkpoint.config, settings)
     keys = standard_names(family, infos)
     prefix = find_prefix(family, keys, where)
     blocks = count_blocks(family, keys, prefix)
-    sizes = from_config(family, config, where)
+    solver = SizeSolver(family, config, where)
+    sizes = solver.sizes
     _check_refused(family, {**config, **sizes}, where)
     for counter, n in blocks.items():
         expected = sizes.get(counter, n)
         if expected != n and (n or counter not in family.optional):
-            _refuse(where, f"{config_says(family, counter, expected)}, the file holds {n} blocks")
+            says = f"config.json says {counter} = {expected} ({family.sizes.get(counter, counter)})"
+            _refuse(where, f"{says}, the file holds {n} blocks")
         sizes[counter] = n
     experts = count_experts(family, keys, prefix)
     if experts:
@@ -127,13 +121,13 @@ def bind(
     held = {key: infos[name].shape for key, name in keys.items()}
     stated, unnamed = _stated(family, config, held, where)
     lines = [
-        replace(line, key=line.key if line.outside else prefix + line.key)
+        replace(line, key=line.after(prefix))
         for line in (*stated, *head_lines(family, config))
     ]
     chosen = dict(_present(family, lines, keys, _Counts(blocks, experts), tied, where))
     known = {keys[line.key]: line for line in chosen.values()}
     _check_dtypes(known, infos, where)
-    unstated = from_shapes(family, config, known, infos, sizes, where) + unnamed
+    unstated = solver.add_shapes([(line, infos[k].shape) for k, line in known.items()]) + unnamed
     names = {slot.tensor for line in known.values() for slot in line.slots}
     unstated += unstated_facts(family, {**config, **sizes, "has_head": has_head}, names)
     if _needs_class(family, config, keys, names, has_head):
@@ -146,8 +140,7 @@ def bind(
         if line.slots
     }
     left = [key for key in keys if keys[key] not in known]
-    ignored = [key for key in left if is_ignored(family, key, prefix)]
-    extra = [keys[key] for key in left if key not in ignored]
+    extra = [keys[key] for key in left if not is_ignored(family, key, prefix)]
     if extra and not family.open:
         names_of = dict.fromkeys(line.stated_by for line in family.lines if line.stated_by)
         way = f"one of {', '.join(names_of)}" if names_of else "an --architecture file"
@@ -165,11 +158,7 @@ def bind(
             shapes[slot.tensor] = tuple(sizes[axis] for axis in slot.axes)
     kept = {f"{KEPT}{key}": key for key in kept_keys if infos[key].weight_dtype is not None}
     shapes |= {name: infos[key].shape for name, key in kept.items()}
-    ignored += [key for key in extra if infos[key].weight_dtype is None]
-    return Binding(
-        family, config, sizes, tied, has_head, entries, holders, kept,
-        tuple(keys.get(key, key) for key in ignored), shapes,
-    )  # fmt: skip
+    return Binding(family, config, sizes, tied, has_head, entries, holders, kept, shapes)
 
 
 def _stated(
@@ -278,7 +267,7 @@ def _tied(
         keys[key]
         for line in family.lines
         if [slot.tensor for slot in line.slots] == ["token"]
-        if (key := line.key if line.outside else prefix + line.key) in keys
+        if (key := line.after(prefix)) in keys
     ]
     return any(
         checkpoint.info(head) == checkpoint.info(token)
@@ -396,7 +385,7 @@ def _check_dtypes(known: Mapping[str, Line], infos: Mapping[str, TensorInfo], wh
 
 def _entry(line: Line, key: str, info: TensorInfo, sizes: Sizes, where: str) -> Entry:
     try:
-        entry = Entry.of(line, key, sizes)
+        entry = Entry.of(line, sizes)
     except SpaceError as error:
         raise CheckpointError(f"'{where}': '{key}': {error}") from error
     if info.shape != entry.shape:
@@ -413,119 +402,8 @@ def _entry(line: Line, key: str, info: TensorInfo, sizes: Sizes, where: str) -> 
     return entry
 
 
-def config_says(family: Family, size: str, value: int) -> str:
-    """What the config makes of a size, in words."""
-    return f"config.json says {size} = {value} ({family.sizes.get(size, size)})"
-
-
 def _refuse(where: str, why: str) -> NoReturn:
     raise CheckpointError(f"'{where}': {why}")
-
-
-def from_config(family: Family, config: Mapping[str, Any], where: str) -> dict[str, int]:
-    """The sizes that a config says; none where there is no config."""
-    sizes: dict[str, int] = {}
-    if config:
-        _evaluate(family.sizes, config, sizes, where)
-    return sizes
-
-
-def from_shapes(
-    family: Family,
-    config: Mapping[str, Any],
-    known: Mapping[str, Line],
-    infos: Mapping[str, TensorInfo],
-    sizes: dict[str, int],
-    where: str,
-) -> list[str]:
-    """Adds the sizes that follow from the shapes in the file.
-
-    Args:
-        family: of the file.
-        config: its fields.
-        known: the line of each tensor of the file.
-        infos: the tensors of the file.
-        sizes: what is known so far; every size afterwards.
-        where: what errors call the file.
-
-    Returns:
-        The config fields that are needed for the remaining sizes; these are then 1 each.
-    """
-    needed = {axis for line in known.values() for slot in line.slots for axis in slot.axes}
-    words = {word for line in known.values() for word in line.shape or ()}
-    needed |= {word for word in words if not word.isdigit()}
-    _settle(family.sizes, config, known, infos, sizes, where)
-    unstated = []
-    # Shapes decide before alternatives of an expression do: a grouped query shows in its shape.
-    certain = {n: text for n, text in family.sizes.items() if not text.startswith("first(")}
-    for name, text in family.sizes.items():
-        if name in needed and name not in sizes:
-            try:
-                evaluate(text, config)
-            except MissingFieldError as error:
-                unstated.append(str(error))
-                sizes[name] = 1
-                _settle(certain, config, known, infos, sizes, where)
-    missing = sorted(needed - sizes.keys())
-    if missing:
-        raise CheckpointError(
-            f"'{where}' does not say the size of '{missing[0]}' of {family.title}: expected it in "
-            "config.json or an --architecture file"
-        )
-    return unstated
-
-
-def _settle(
-    expressions: Mapping[str, str],
-    config: Mapping[str, Any],
-    known: Mapping[str, Line],
-    infos: Mapping[str, TensorInfo],
-    sizes: dict[str, int],
-    where: str,
-) -> None:
-    before = -1
-    while len(sizes) > before:
-        before = len(sizes)
-        for key, line in known.items():
-            _solve(line, infos[key].shape, sizes)
-        _evaluate(expressions, config, sizes, where)
-
-
-def _evaluate(
-    expressions: Mapping[str, str], config: Mapping[str, Any], sizes: dict[str, int], where: str
-) -> None:
-    for _ in expressions:  # a size may depend on another
-        for name, text in expressions.items():
-            if name not in sizes:
-                try:
-                    value = evaluate(text, {**config, **sizes})
-                except MissingFieldError:
-                    continue
-                except SpaceError as error:
-                    raise CheckpointError(f"'{where}': config: size {name}: {error}") from None
-                if type(value) is not int or not 0 < value < LARGEST:
-                    raise CheckpointError(
-                        f"'{where}': config: size {name} ({text}) expected a whole number "
-                        f"above 0, found {shown(value)}"
-                    )
-                sizes[name] = value
-
-
-def _solve(line: Line, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
-    """Adds the sizes that one shape settles: one unknown factor in an axis of the file."""
-    if not line.slots:
-        return
-    layout = line.slots[0].layout
-    dims = layout.dims if line.shape is None else tuple((word,) for word in line.shape)
-    if len(dims) != len(shape):
-        return  # reported when shapes are checked
-    for i, (dim, n) in enumerate(zip(dims, shape, strict=True)):
-        unknown = [a for a in dim if a not in sizes and a != PLUS and not a.isdigit()]
-        fused = line.shape is None and layout.joined == i and len(line.slots) > 1
-        if len(unknown) == 1 and not fused:
-            rest = prod(len(line.slots) if a == PLUS else sizes[a] for a in dim if a != unknown[0])
-            if n and n % rest == 0:
-                sizes[unknown[0]] = n // rest
 
 
 class UnstatedFactError(CheckpointError):

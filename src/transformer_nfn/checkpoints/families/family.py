@@ -46,7 +46,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -55,6 +54,8 @@ from transformer_nfn.errors import SpaceError
 from transformer_nfn.functional.description import axes_of
 from transformer_nfn.io.layout import Layout, Slot
 
+KNOWN = Path(__file__).parent / "data"
+"""The data files of known families."""
 # What expressions may read beside sizes and fields of a config.
 COMPUTED = ("layer", "stack", "has_gate", "has_head")
 ROTARY = ("rope_theta", "rotary_emb_base", "partial_rotary_factor", "rotary_pct")
@@ -126,6 +127,10 @@ class Line:
         """The config field that names the module or parameter of the line, if one does."""
         found = STATED.match(self.key)
         return found[1] if found else None
+
+    def after(self, prefix: str) -> str:
+        """Its name in a file with a prefix."""
+        return self.key if self.outside else prefix + self.key
 
     def at(self, i: int) -> Line:
         """The line of one block, or of one expert where its block is known."""
@@ -379,8 +384,7 @@ def families() -> Mapping[str, Family]:
     >>> families()["gpt2"].title
     'GPT-2'
     """
-    folder = Path(str(files("transformer_nfn.checkpoints.families") / "data"))
-    return {path.stem: _read(path, folder) for path in sorted(folder.glob("*.toml"))}
+    return {path.stem: read_family(path) for path in sorted(KNOWN.glob("*.toml"))}
 
 
 def known_family(name: str) -> Family:
@@ -394,23 +398,20 @@ def known_family(name: str) -> Family:
 
 def read_family(path: str | Path) -> Family:
     """Read a family from a user's data file; it may extend a known one by name."""
-    known = Path(str(files("transformer_nfn.checkpoints.families") / "data"))
-    return _read(Path(path), known)
+    path = Path(path)
+    return build_family(path.stem, _tables(path), str(path))
 
 
-def _read(path: Path, folder: Path, depth: int = 0) -> Family:
-    return build_family(path.stem, _tables(path, folder, depth), str(path))
-
-
-def _tables(path: Path, folder: Path, depth: int = 0) -> dict[str, Any]:
+def _tables(path: Path, depth: int = 0) -> dict[str, Any]:
+    """The tables of a data file on top of those that it extends."""
     tables = read_tables(path)
     base = tables.get("extends")
     if base is None:
         return tables
-    known = sorted(p.stem for p in folder.glob("*.toml"))
+    known = sorted(p.stem for p in KNOWN.glob("*.toml"))
     if base not in known or depth > 3:
         raise SpaceError(f"'{path}' extends '{base}', expected one of {', '.join(known)}")
-    return merged(_tables(folder / f"{base}.toml", folder, depth + 1), tables)
+    return merged(_tables(KNOWN / f"{base}.toml", depth + 1), tables)
 
 
 class MissingFieldError(Exception):

@@ -84,7 +84,7 @@ def as_hub(checkpoint: Checkpoint) -> Checkpoint:
     architecture = architectures()[found]
     config = _config(architecture, fields, where)
     config["tie_word_embeddings"] = "output.weight" not in checkpoint
-    names = _names(architecture, checkpoint, config)
+    names = _names(architecture, checkpoint)
     if FREQUENCIES in checkpoint:
         config["rope_scaling"] = _scaling(checkpoint, config)
         del names[FREQUENCIES]
@@ -120,9 +120,7 @@ def _config(architecture: Architecture, fields: Mapping[str, Any], where: str) -
     return config
 
 
-def _names(
-    architecture: Architecture, checkpoint: Checkpoint, config: Mapping[str, Any]
-) -> dict[str, str]:
+def _names(architecture: Architecture, checkpoint: Checkpoint) -> dict[str, str]:
     """The family's name of each tensor; names that have none stay."""
     import gguf
 
@@ -133,8 +131,8 @@ def _names(
     family, out = architecture.family, {name: name for name in checkpoint}
     for line in reversed(family.lines):
         for i in range(blocks if line.counter else 1):
-            for prefix in ("",) if line.outside else reversed(family.prefixes):
-                key = prefix + COUNTER.sub(str(i), line.key)
+            for prefix in reversed(family.prefixes):
+                key = COUNTER.sub(str(i), line.after(prefix))
                 name = table.get_name(key, try_suffixes=(".weight", ".bias"))
                 if name in out:
                     out[name] = key

@@ -62,7 +62,8 @@ class OpenOptions:
         if self.family is not None:
             words += ["--family", self.family]
         for name, value in self.settings.items():
-            words += ["--set", f"{name}={as_setting(value)}"]
+            text = value if isinstance(value, str) else json.dumps(value)
+            words += ["--set", f"{name}={text}"]
         if self.base is not None:
             words += ["--base", str(self.base)]
         return shlex.join(words)
@@ -73,11 +74,6 @@ class OpenOptions:
             None if path is None else path.resolve() for path in (self.architecture, self.base)
         )
         return replace(self, architecture=architecture, base=base)
-
-
-def as_setting(value: Any) -> str:
-    """A value as ``--set`` takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def check_no_mixture(keys: Iterable[str], config: Mapping[str, Any], where: str) -> None:
@@ -122,13 +118,15 @@ def recognise(infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where:
 def _by_names(
     among: list[Family], infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where: str
 ) -> Family:
-    fitting = [family for family in among if _fits(family, infos, config, where)]
+    readings = [_Reading.of(family, infos, where) for family in among]
+    readings = [r for r in readings if r.fits(config)]
     # Of two that find what they need, the one that knows all the rest is meant.
-    fitting = [family for family in fitting if _knows_all(family, infos, where)] or fitting
+    readings = [r for r in readings if r.knows_all()] or readings
     # Names may agree where shapes do not.
-    fitting = [family for family in fitting if _agrees(family, infos, where)] or fitting
+    readings = [r for r in readings if r.agrees()] or readings
     # What keeps unknown tensors fits too easily.
-    fitting = [family for family in fitting if not family.open] or fitting
+    readings = [r for r in readings if not r.family.open] or readings
+    fitting = [r.family for r in readings]
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
@@ -143,55 +141,71 @@ def _by_names(
     )
 
 
-def _fits(
-    family: Family, infos: Mapping[str, TensorInfo], config: Mapping[str, Any], where: str
-) -> bool:
-    """Whether every tensor that the first block must have, and every end, is there or stated."""
-    keys = standard_names(family, infos)
-    try:
-        prefix = find_prefix(family, keys, where)
-    except CheckpointError:
-        return True  # several networks, which opening it reports
-    needed = [
-        line
-        for line in family.lines
-        if not line.optional and not {line.counter, line.stack} & family.optional
-    ]
-    return all(
-        COUNTER.sub("0", line.key if line.outside else prefix + line.key) in keys
-        if line.stated_by is None
-        else config.get(line.stated_by) is not None
-        for line in needed
-    )
+@dataclass(frozen=True)
+class _Reading:
+    """A file read as one of a family, by the names of its tensors.
 
+    Attributes:
+        family: of which it may be.
+        infos: tensors of the file.
+        keys: the file's names by those of the family.
+        prefix: of the family's names; None where the file holds several networks of the family.
+    """
 
-def _agrees(family: Family, infos: Mapping[str, TensorInfo], where: str) -> bool:
-    """Whether axes of the first block that the family gives one name have one size."""
-    keys = standard_names(family, infos)
-    try:
-        prefix = find_prefix(family, keys, where)
-    except CheckpointError:
-        return False
-    sizes: dict[tuple[str, ...], int] = {}
-    for line in family.lines:
-        key = COUNTER.sub("0", prefix + line.key)
-        if line.counter and key in keys and len(line.slots) == 1:
-            dims, shape = line.slots[0].layout.dims, infos[keys[key]].shape
-            if any(sizes.setdefault(d, n) != n for d, n in zip(dims, shape, strict=False)):
-                return False
-    return True
+    family: Family
+    infos: Mapping[str, TensorInfo]
+    keys: Mapping[str, str]
+    prefix: str | None
 
+    @staticmethod
+    def of(family: Family, infos: Mapping[str, TensorInfo], where: str) -> _Reading:
+        keys = standard_names(family, infos)
+        try:
+            return _Reading(family, infos, keys, find_prefix(family, keys, where))
+        except CheckpointError:
+            return _Reading(family, infos, keys, None)
 
-def _knows_all(family: Family, infos: Mapping[str, TensorInfo], where: str) -> bool:
-    """Whether every tensor of a file is one that the family may have."""
-    keys = standard_names(family, infos)
-    try:
-        prefix = find_prefix(family, keys, where)
-    except CheckpointError:
-        return False
-    lines = [*family.lines, *(line for head in family.heads.values() for line in head)]
-    known = pattern_of([line.key if line.outside else prefix + line.key for line in lines])
-    return all(known.fullmatch(key) or is_ignored(family, key, prefix) for key in keys)
+    def fits(self, config: Mapping[str, Any]) -> bool:
+        """Whether every tensor that the first block must have, and every end, is there or stated.
+
+        Several networks fit, which opening the file reports.
+        """
+        family, prefix = self.family, self.prefix
+        if prefix is None:
+            return True
+        needed = [
+            line
+            for line in family.lines
+            if not line.optional and not {line.counter, line.stack} & family.optional
+        ]
+        return all(
+            COUNTER.sub("0", line.after(prefix)) in self.keys
+            if line.stated_by is None
+            else config.get(line.stated_by) is not None
+            for line in needed
+        )
+
+    def agrees(self) -> bool:
+        """Whether axes of the first block that the family gives one name have one size."""
+        if self.prefix is None:
+            return False
+        sizes: dict[tuple[str, ...], int] = {}
+        for line in self.family.lines:
+            key = COUNTER.sub("0", self.prefix + line.key)
+            if line.counter and key in self.keys and len(line.slots) == 1:
+                dims, shape = line.slots[0].layout.dims, self.infos[self.keys[key]].shape
+                if any(sizes.setdefault(d, n) != n for d, n in zip(dims, shape, strict=False)):
+                    return False
+        return True
+
+    def knows_all(self) -> bool:
+        """Whether every tensor of the file is one that the family may have."""
+        family, prefix = self.family, self.prefix
+        if prefix is None:
+            return False
+        lines = [*family.lines, *(line for head in family.heads.values() for line in head)]
+        known = pattern_of([line.after(prefix) for line in lines])
+        return all(known.fullmatch(key) or is_ignored(family, key, prefix) for key in self.keys)
 
 
 def find_wrapper(family: Family, infos: Mapping[str, TensorInfo]) -> str:

@@ -144,8 +144,8 @@ def target_of(model: Model, *, untied: bool) -> Target:
         name = "head" if line.tied else holds[0] if len(holds) == 1 else ""
         if name != "head" and not (name in ("token", "head_bias") and name in holders):
             continue
-        key = wrapper + (line.key if line.outside else f"{prefix}{line.key}")
-        entries[key] = Entry.of(line, key, sizes)
+        key = wrapper + line.after(prefix)
+        entries[key] = Entry.of(line, sizes)
         if key not in infos:
             added[key] = TensorInfo(entries[key].shape, infos[token[0]].dtype)
         if key not in holders.get(name, ()):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from transformer_nfn.errors import TransformerNFNError
 
-FORMAT = 2
+FORMAT = 3
 """Of the bytes and of how their numbers are computed; different formats do not compare."""
 STEPS = 8
 """Steps of depth: each is a mean over its blocks, so that models of any depth have as many."""
@@ -25,6 +25,8 @@ PARTS = ("QK", "VO", "MLP")
 PART_NUMBERS = 64
 CONSTANTS = ("QK biases", "attention bias", "MLP input bias", "MLP bias", "norm gains")
 CONSTANT_NUMBERS = 8
+HEADS = ("QK with VO",)
+HEAD_NUMBERS = 8
 ENDS = (
     "embedding", "position", "token type", "input constant", "input norm", "head", "head bias",
     "pooler", "pooler bias", "other tensors",
@@ -38,6 +40,7 @@ ROWS = (
     ("sketch", (STEPS, len(PARTS), PART_NUMBERS)),
     ("constants", (STEPS, len(CONSTANTS), CONSTANT_NUMBERS)),
     ("ends", (len(ENDS), END_NUMBERS)),
+    ("heads", (STEPS, len(HEADS), HEAD_NUMBERS)),
 )
 """Arrays of a fingerprint whose last axis is a row."""
 
@@ -46,8 +49,9 @@ TOLERANCE = 3.0
 and 1e5 and in four dtypes, differ by 1.6 at most."""
 STORED = 4.5e-5
 """Rounding of a row to 16 bits, in units of its length: at most that of 64 normal numbers."""
-WEIGHTS = {"sketch": 0.8, "constants": 0.1, "ends": 0.1}
-"""Shares of the squared distance: blocks identify a model, heads are replaced in fine-tunes."""
+WEIGHTS = {"sketch": 0.8, "constants": 0.1, "ends": 0.1, "heads": 1e-4}
+"""Shares of the squared distance: blocks identify a model, heads are replaced in fine-tunes. Which
+QK belongs to which VO shows a change and hardly counts: both have their share already."""
 NEAR = 0.6
 """A step of depth with at least this cosine agrees: fine-tuned, pruned and averaged models have 0.8
 and more, those retrained for as long as they were trained about 0.4."""
@@ -103,9 +107,11 @@ class Fingerprint:
         sketch: ``[STEPS, PARTS, PART_NUMBERS]`` numbers of the parts of blocks, by step of depth.
         constants: ``[STEPS, CONSTANTS, CONSTANT_NUMBERS]`` numbers of biases and gains.
         ends: ``[ENDS, END_NUMBERS]`` numbers of embeddings, heads and all else outside the blocks.
+        heads: ``[STEPS, HEADS, HEAD_NUMBERS]`` numbers of QK and VO of each head together.
         sketch_noise: ``[STEPS, PARTS]`` expected length of the rounding error of each row.
         constants_noise: ``[STEPS, CONSTANTS]``, the same.
         ends_noise: ``[ENDS]``, the same.
+        heads_noise: ``[STEPS, HEADS]``, the same.
         sizes: ``[STEPS, PARTS, QUANTILES]`` logarithms of the sizes of heads and neurons.
 
     >>> from transformer_nfn.checkpoints import open_model
@@ -114,7 +120,7 @@ class Fingerprint:
     >>> with open_model(write_example_checkpoint("model")) as model:
     ...     data = take_fingerprint(model).to_bytes()
     >>> len(data), Fingerprint.from_bytes(data, "model").family
-    (4816, 'llama')
+    (4984, 'llama')
     """
 
     family: str
@@ -126,9 +132,11 @@ class Fingerprint:
     sketch: Array
     constants: Array
     ends: Array
+    heads: Array
     sketch_noise: Array
     constants_noise: Array
     ends_noise: Array
+    heads_noise: Array
     sizes: Array
 
     def to_bytes(self) -> bytes:
@@ -308,7 +316,7 @@ def _joined(squares: Mapping[str, Array]) -> float:
 def _changed(squares: Mapping[str, Array]) -> dict[str, float]:
     """Rows that differ beyond rounding, by name and depth."""
     out = {}
-    for name, names in (("sketch", PARTS), ("constants", CONSTANTS)):
+    for name, names in (("sketch", PARTS), ("heads", HEADS), ("constants", CONSTANTS)):
         for i, part in enumerate(names):
             steps = [int(step) for step in np.flatnonzero(squares[name][:, i] > 0)]
             if steps:

@@ -7,9 +7,11 @@ would dominate such sums; the polar factor of all of them weighs every direction
 
 Blocks. With z and y two vectors of the frame, the numbers are sums over all heads and neurons of
 what no change of basis inside a head can change: `q(z)·k(y)` without biases, under rotary positions
-at several distances (QK); `z V O y` (VO); `MLP(z)·y`, activation included. Biases, gains that stay
-in a residual, and T5's table of position biases have rows of their own (`CONSTANTS`): a change of
-one must not drown in the matrices. Sizes are norms of `W_Q W_Kᵀ`, `W_V W_O` and neurons.
+at several distances (QK); `z V O y` (VO); `MLP(z)·y`, activation included. Heads that share keys
+and values may exchange their queries, which neither sum shows: products of the two numbers of a
+head, summed over heads, do (`HEADS`). Biases, gains that stay in a residual, T5's table of position
+biases and ESM's contact head have rows of their own (`CONSTANTS`): a change of one must not drown
+in the matrices. Sizes are norms of `W_Q W_Kᵀ`, `W_V W_O` and neurons.
 
 Ends. Each table (tokens, positions, outputs, pooler) is summed over all its rows with fixed signs,
 and the sums are read by the frame. Vectors may move between tables that are added to each other, so
@@ -33,6 +35,7 @@ from transformer_nfn.checkpoints.fingerprints.fingerprint import (
     CONSTANT_NUMBERS,
     END_NUMBERS,
     ENDS,
+    HEAD_NUMBERS,
     PART_NUMBERS,
     PARTS,
     QUANTILES,
@@ -40,7 +43,8 @@ from transformer_nfn.checkpoints.fingerprints.fingerprint import (
     Fingerprint,
     stored_rows,
 )
-from transformer_nfn.checkpoints.reduced import Piece, Reduced, ReducedBlock, Table
+from transformer_nfn.checkpoints.pieces import Piece, Table
+from transformer_nfn.checkpoints.reduced import Reduced, ReducedBlock
 from transformer_nfn.checkpoints.sketches import OFFSETS, normed_heads, read_heads, turned
 from transformer_nfn.checkpoints.stream import ROWS, shifted
 from transformer_nfn.errors import SpaceError
@@ -84,15 +88,16 @@ def take_fingerprint(
         raise SpaceError(f"'{model.where}' has no blocks to take a fingerprint of")
     frame = last = _draw_frame(reduced)
     audio = frame if reduced.description.moves("encoder.W_Q") else _fixed_frame(reduced)
-    parts, constants, sizes = [], [], []
+    parts, constants, heads, sizes = [], [], [], []
     for name in reduced.blocks:
         block = reduced.block(name)
         stays = not reduced.description.moves(f"{name}.W_Q")
         frames = (audio, audio, audio) if stays else _frames(block, last)
-        part_rows, constant_rows = _block_rows(block, *frames, audio)
+        part_rows, constant_rows, head_row = _block_rows(block, *frames, audio)
         last = last if stays else frames[-1]
         parts.append(part_rows)
         constants.append(constant_rows)
+        heads.append(head_row)
         sizes.append(_block_sizes(block))
         if progress is not None:
             progress(name)
@@ -101,8 +106,9 @@ def take_fingerprint(
     by_part, by_constant = ([*zip(*rows, strict=True)] for rows in (parts, constants))
     arrays = [
         _arrays([[_part(rows, step) for rows in by_part] for step in steps]),
-        _arrays([[_constant(rows, step) for rows in by_constant] for step in steps]),
+        _arrays([[_mean(rows, step) for rows in by_constant] for step in steps]),
         _arrays([_end_rows(reduced, frame, last, audio)]),
+        _arrays([[_mean(heads, step)] for step in steps]),
     ]
     step_sizes = torch.zeros(STEPS, len(PARTS), len(QUANTILES), dtype=torch.float64)
     for i, step in enumerate(steps):
@@ -122,9 +128,11 @@ def take_fingerprint(
         values[0],
         values[1],
         values[2][0],
+        values[3],
         noise[0],
         noise[1],
         noise[2][0],
+        noise[3],
         step_sizes.half().numpy(),
     )
 
@@ -183,9 +191,9 @@ def _part(rows: Sequence[_Row], step: Sequence[tuple[int, float]]) -> _Row:
     return _added(units, PART_NUMBERS).times(sum(share * rows[i].length for i, share in step))
 
 
-def _constant(rows: Sequence[_Row], step: Sequence[tuple[int, float]]) -> _Row:
-    """A constant at a step of depth, the mean over its blocks."""
-    return _added((rows[i].times(share) for i, share in step), CONSTANT_NUMBERS)
+def _mean(rows: Sequence[_Row], step: Sequence[tuple[int, float]]) -> _Row:
+    """A row at a step of depth, the mean over its blocks."""
+    return _added((rows[i].times(share) for i, share in step), len(rows[0].values))
 
 
 def _products(left: Tensor, right: Tensor, left_error: Tensor, right_error: Tensor) -> _Row:
@@ -234,7 +242,7 @@ def _draw_frame(model: Reduced) -> _Frame:
     D = model.description.width
     if name is None or model.description.inputs == "vectors":
         return _fixed_frame(model)
-    (table,) = model.tables((name,))
+    table = model.table(name)
     used = rows_used(len(table))
     sums = torch.zeros(VECTORS, D, dtype=torch.float64)
     mean, signs_sum = torch.zeros(D, dtype=torch.float64), torch.zeros(VECTORS, dtype=torch.float64)
@@ -285,7 +293,8 @@ def _even(sums: Tensor, error: float) -> tuple[Tensor, float]:
 
 
 def _as_after_norm(vectors: Tensor, model: Reduced) -> Tensor:
-    if model.centred:
+    # The first block of a post-norm network may read the mean of the embeddings.
+    if model.description.hides_mean_of_embeddings:
         vectors = vectors - vectors.mean(-1, keepdim=True)
     length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(1e-300)
     scaled: Tensor = vectors * model.description.width**0.5 / length
@@ -351,12 +360,15 @@ def _carried(frame: _Frame, written: Tensor, error: float) -> _Frame:
 
 def _block_rows(
     block: ReducedBlock, frame: _Frame, middle: _Frame, after: _Frame, encoder: _Frame
-) -> tuple[list[_Row], list[_Row]]:
-    """Rows of one block, as in `PARTS` and as in `CONSTANTS`; ``encoder`` is the frame of its
-    output, which another attention reads."""
+) -> tuple[list[_Row], list[_Row], _Row]:
+    """Rows of one block, as in `PARTS`, as in `CONSTANTS` and as in `HEADS`.
+
+    Args:
+        encoder: frame of the output of an encoder, which another attention reads.
+    """
     z = frame.vectors
     y, out, end = (f.vectors.roll(len(z) // 2, 0) for f in (frame, middle, after))
-    QK, VO, biases, written = [], [], [], []
+    QK, VO, both, biases, written = [], [], [], [], []
     for prefix, attention in block.attentions():
         read = encoder.vectors if prefix else z
         keyed = read.roll(len(z) // 2, 0) if prefix else y
@@ -366,7 +378,13 @@ def _block_rows(
         table = None if prefix else block.bias_table()
         if table is not None:
             biases.append(_position_bias(scores, table))
-        VO.append(_value_output(block, prefix, attention, read, out).evened())
+        contact = None if prefix else block.contact()
+        if contact is not None:
+            column = (x.double().unsqueeze(-1) for x in (contact.value, contact.error))
+            biases.append(_head_products(scores, _Heads(*column)))
+        outputs = _value_output(block, prefix, attention, read, out)
+        VO.append(outputs.evened())
+        both.append(_head_products(scores, outputs))
         bias = block.output_bias(prefix)
         if bias is not None:
             written.append(_vector(bias, middle.vectors if not prefix else out))
@@ -384,6 +402,7 @@ def _block_rows(
     return (
         [row.moved(error).folded(PART_NUMBERS) for row in parts],
         [row.moved(error).folded(CONSTANT_NUMBERS) for row in constants],
+        _added(both, len(z)).moved(2 * error).folded(HEAD_NUMBERS),
     )
 
 
@@ -431,12 +450,16 @@ def _position_bias(scores: _Heads, table: Piece) -> _Row:
     """T5's table ``[buckets, h]``, each column with the scores of its head."""
     n = scores.values.shape[1]
     rows = _signs("bias_table", 0, len(table.value), n).to(table.value)
-    columns = (rows @ table.value).mT.double()  # [h, n]
+    errors = table.error.sum(0).unsqueeze(-1).expand(-1, n)
+    return _head_products(scores, _Heads((rows @ table.value).mT.double(), errors.double()))
+
+
+def _head_products(scores: _Heads, others: _Heads) -> _Row:
+    """Sum over heads of other numbers times scores, these in units of their mean."""
     size = scores.values.square().mean().sqrt().clamp_min(1e-300)
     values = scores.values / size
-    error = values.square() * table.error.sum(0).unsqueeze(-1)
-    error = error + columns.square() * scores.errors / size.square()
-    return _Row((columns * values).sum(0), float(error.sum()))
+    error = values.square() * others.errors + others.values.square() * scores.errors / size.square()
+    return _Row((others.values * values).sum(0), float(error.sum()))
 
 
 def _value_output(
@@ -571,7 +594,7 @@ def _end_rows(model: Reduced, frame: _Frame, last: _Frame, encoder: _Frame) -> l
     names = dict.fromkeys(("token", "patch", "projection"), "embedding") | {"type": "token type"}
     names |= dict.fromkeys(POSITIONS, "position")
     receivers = model.description.added[1]
-    for table in model.tables():
+    for table in map(model.table, model.table_names()):
         movable = shifted(model, table.name)
         own = frame if model.description.moves(table.name) else encoder
         vectors = own.vectors[:END_NUMBERS].double()

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.pieces import Piece, filled
 from transformer_nfn.checkpoints.proof.checks import Bases, BlockChecks, Squares, has_duplicate
-from transformer_nfn.checkpoints.reduced import Piece
 from transformer_nfn.checkpoints.sketches import HeadSketch
 from transformer_nfn.checkpoints.symmetries import QueryKeyBasis, ValueOutputBasis
-from transformer_nfn.checkpoints.symmetries.attention import query_key_rows
+from transformer_nfn.checkpoints.symmetries.attention import (
+    HALVES,
+    complex_rows,
+    grouped,
+    query_key_rows,
+)
 from transformer_nfn.checkpoints.symmetries.base import Site
 from transformer_nfn.checkpoints.symmetries.query_key_norm import (
     GAINS,
@@ -21,7 +26,6 @@ from transformer_nfn.checkpoints.symmetries.query_key_norm import (
     turned_order,
 )
 from transformer_nfn.functional.description import Attention
-from transformer_nfn.spaces.actions import ComplexScale
 from transformer_nfn.spaces.actions.permutation import assign_in_groups
 from transformer_nfn.spaces.actions.solvers import (
     Pair,
@@ -29,8 +33,6 @@ from transformer_nfn.spaces.actions.solvers import (
     signs,
     whitened_least_squares,
 )
-
-HALVES = ComplexScale("halves")
 
 
 @dataclass(frozen=True)
@@ -108,20 +110,14 @@ def match_heads(
     return assign_in_groups(-cost, config.groups)
 
 
-def _grouped(x: Tensor, groups: int) -> Tensor:
-    """``[h, rows, d] → [g, share · rows, d]``."""
-    return x.reshape(groups, -1, x.shape[-1])
-
-
 def _queries_and_keys(
     block: BlockChecks, prefix: str, config: Attention, queries: Tensor, groups: Tensor
 ) -> Tensor:
     A, B = (side.query_key(prefix, config) for side in (block.a, block.b))
-    for bias, weight in (("b_Q", "W_Q"), ("b_K", "W_K")):  # zeros, where only one has a bias
-        for one, other in ((A, B), (B, A)):
-            if bias in other and bias not in one:
-                zero = torch.zeros_like(one[weight].value[:, 0])
-                one[bias] = Piece(zero, torch.zeros_like(zero))
+    for bias in ("b_Q", "b_K"):
+        pair = filled(A.get(bias), B.get(bias))
+        if pair is not None:
+            A[bias], B[bias] = pair
     orders = {"Q": queries, "K": groups}
     for p, order in orders.items():
         W, crosses = A[f"W_{p}"], prefix and p == "K"
@@ -143,7 +139,7 @@ def _queries_and_keys(
         errors: list[Pair] = []
         for p in "QK":
             e, f = (side[f"W_{p}"].error.unsqueeze(-2) for side in (A, B))
-            errors.append((_grouped(e, config.groups), _grouped(f, config.groups)))
+            errors.append((grouped(e, config.groups), grouped(f, config.groups)))
         noise = {"W_Q": errors[0][1].sum((-2, -1)), "W_K": errors[1][0].sum((-2, -1))}
         site = Site(block.a.network.description, {}, config)
         G, by_plain, by_dual = (
@@ -260,10 +256,7 @@ def normed_basis(config: Attention, plain: Pair, dual: Pair, equal: Tensor) -> P
     rotary, turned = config.rotary, torch.zeros_like(equal)
     G = torch.zeros(config.groups, config.d_k, config.d_k, dtype=torch.float64)
     if rotary:
-        Q, K = (
-            (HALVES.as_complex(x[..., :rotary]), HALVES.as_complex(y[..., :rotary]))
-            for x, y in (plain, dual)
-        )
+        Q, K = (complex_rows(x[..., :rotary], y[..., :rotary]) for x, y in (plain, dual))
         scales, turned = nearest_quarter_turns(Q, K, equal)
         G[:, :rotary, :rotary] = HALVES.matrix(scales)
     inner = torch.stack([(x * y)[..., rotary:].sum(-2) for x, y in (plain, dual)]).sum(0)
@@ -298,10 +291,10 @@ def _values_and_outputs(
         ValueOutputBasis().fit(site, a, b, given) for given in _both_and_each(noise)
     )
     plain = (a["W_V"], b["W_V"])
-    dual = (_grouped(a["W_O"].mT, count), _grouped(b["W_O"].mT, count))
+    dual = (grouped(a["W_O"].mT, count), grouped(b["W_O"].mT, count))
     errors = (
         (errors_V[0].unsqueeze(-2), errors_V[1].unsqueeze(-2)),
-        (_grouped(errors_O[0].unsqueeze(-2), count), _grouped(errors_O[1].unsqueeze(-2), count)),
+        (grouped(errors_O[0].unsqueeze(-2), count), grouped(errors_O[1].unsqueeze(-2), count)),
     )
     H = _reweighted(plain, dual, errors, H)
     shared = duplicate.unflatten(0, (count, share)).any(1)

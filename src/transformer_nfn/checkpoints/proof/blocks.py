@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from transformer_nfn.checkpoints.pieces import Piece, filled
 from transformer_nfn.checkpoints.proof.attention import AttentionElement, match_attention
 from transformer_nfn.checkpoints.proof.checks import BlockChecks, Check, Squares, has_duplicate
-from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
+from transformer_nfn.checkpoints.reduced import ReducedBlock
 from transformer_nfn.checkpoints.sketches import (
     BlockSketch,
     NeuronSketch,
@@ -241,14 +242,14 @@ def _check_bias(
     order: Tensor,
     s: Tensor,
 ) -> None:
-    a, b = biases
-    if a is None and b is None:
+    pair = filled(*biases)
+    if pair is None:
         return
-    zero = torch.zeros_like(s)
-    x, e = (zero, zero) if a is None else (s * a.value[order], s.square() * a.error[order])
-    y, f = (zero, zero) if b is None else (b.value, b.error)
-    size = torch.maximum(x.square(), y.square())
-    block.add(name, Squares((x - y).square(), e + f, size), 1)
+    a, b = pair
+    moved = s * a.value[order]
+    size = torch.maximum(moved.square(), b.value.square())
+    error = s.square() * a.error[order] + b.error
+    block.add(name, Squares((moved - b.value).square(), error, size), 1)
 
 
 def neuron_features(n: NeuronSketch, *, gated: bool, scaled: bool) -> Tensor:

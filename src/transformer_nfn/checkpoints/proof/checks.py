@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.reduced import Piece, ReducedBlock
+from transformer_nfn.checkpoints.pieces import Piece, filled
+from transformer_nfn.checkpoints.reduced import ReducedBlock
 from transformer_nfn.checkpoints.stream import BlockStreams
 from transformer_nfn.checkpoints.symmetries import StreamMap
 from transformer_nfn.spaces.actions.solvers import Pair
@@ -194,11 +195,10 @@ class BlockChecks:
         self, name: str, stream: StreamMap, a: Piece | None, b: Piece | None, *, gain: bool = False
     ) -> None:
         """Add a vector of a stream. Gains are permuted with it, but take no sign."""
-        present = a or b
-        if present is None:
+        pair = filled(a, b)
+        if pair is None:
             return
-        zero = Piece(torch.zeros_like(present.value), torch.zeros_like(present.error))
-        a, b = a or zero, b or zero
+        a, b = pair
         moved = stream(a.value, gain=gain)
         size = torch.maximum(moved.square().sum(), b.value.square().sum())
         residual = (moved - b.value).square().sum()

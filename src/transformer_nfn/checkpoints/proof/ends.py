@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.checkpoints.families import Model
+from transformer_nfn.checkpoints.pieces import Piece, Table, filled
 from transformer_nfn.checkpoints.proof.checks import Check, Squares, check
-from transformer_nfn.checkpoints.reduced import Piece, Reduced, Table
-from transformer_nfn.checkpoints.stream import EMBEDDINGS, acting, common_pieces
+from transformer_nfn.checkpoints.reduced import INPUTS, Reduced
+from transformer_nfn.checkpoints.stream import acting, common_pieces
 from transformer_nfn.checkpoints.symmetries import StreamMap, added_sites
 from transformer_nfn.checkpoints.symmetries.base import block_parts
 from transformer_nfn.functional.description import EXTRA, KEPT, Transformer
@@ -107,7 +108,7 @@ def table_shifts(A: Reduced, B: Reduced, stream: StreamMap) -> dict[str, Piece]:
     first, last = ([n for n in names if n in B.names] for names in A.description.added)
     shifts: dict[str, Piece] = {}
     for name in first if last else ():
-        a, b = (_mean(next(iter(side.tables((name,))))) for side in (A, B))
+        a, b = (_mean(side.table(name)) for side in (A, B))
         shifts[name] = Piece(b.value - stream(a.value), a.error + b.error)
     if not shifts:
         return {}
@@ -132,9 +133,9 @@ def check_ends(
 ) -> Iterator[Check]:
     """Check every table and vector outside the blocks that both models have."""
     for name in A.table_names():
-        if name not in EMBEDDINGS and name not in outputs.common:
+        if name not in INPUTS and name not in outputs.common:
             continue
-        (a,), (b,) = A.tables((name,)), B.tables((name,))
+        a, b = A.table(name), B.table(name)
         yield from _check_table(a, b, acting(A, name, stream), shifts.get(name))
     final, other_final = A.output(), B.output()
     if final is not None and other_final is not None:
@@ -171,10 +172,9 @@ def _check_table(
         entries = moved.shape[1]
         residual = (moved - y.value).square().sum(1)
         rows.append(Squares(residual, error, y.value.square().sum(1)))
-        p, q = a.biases(start, stop), b.biases(start, stop)
-        if p is not None or q is not None:
-            zero = Piece(torch.zeros_like(residual), torch.zeros_like(residual))
-            p, q = p or zero, q or zero
+        pair = filled(a.biases(start, stop), b.biases(start, stop))
+        if pair is not None:
+            p, q = pair
             size = torch.maximum(p.value.square(), q.value.square())
             biases.append(Squares((p.value - q.value).square(), p.error + q.error, size))
     yield check(a.name, Squares.join(rows), entries)

@@ -22,12 +22,10 @@ from transformer_nfn.checkpoints.proof.ends import (
     table_shifts,
 )
 from transformer_nfn.checkpoints.proof.witness import TokenWitness, find_witness
-from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
+from transformer_nfn.checkpoints.reduced import INPUTS, Reduced, reduce_pair
 from transformer_nfn.checkpoints.sketches import Probes, draw_probes, sketch_block
 from transformer_nfn.checkpoints.stream import (
-    EMBEDDINGS,
     BlockStreams,
-    acting,
     chain_streams,
     fit_stream,
     refine_stream,
@@ -257,9 +255,7 @@ def shape_mismatch(A: Model, B: Model) -> str | None:
                 y, attention=replace(y.attention, scale=1.0)
             ):
                 return f"blocks {s.prefix}{i} are built differently"
-    embedded = [
-        {n: m.names[n][0] for n in EMBEDDINGS if n in m.names} for m in (A, B)
-    ]
+    embedded = [{n: m.names[n][0] for n in INPUTS if n in m.names} for m in (A, B)]
     if embedded[0] != embedded[1]:
         return f"embeddings have other rows, {embedded[0]} and {embedded[1]}"
     if keeps_inputs(a):
@@ -324,12 +320,9 @@ def _match_blocks(
         if x.description.order == "chain":
             streams = chain_streams(x, y, streams.after)
         else:
-            own, across = (acting(a, f"{name}.{n}", stream) for n in ("W_Q", "cross.W_K"))
-            streams = BlockStreams(own, own, own, across)
-        memory = streams.memory(probes.into)
-        moved = Probes(streams.before(probes.into), streams.middle(probes.out), memory)
+            streams = BlockStreams.of(x, stream)
         inner = Probes(streams.middle(probes.into), streams.after(probes.out))
-        sketches = sketch_block(x, probes), sketch_block(y, moved, inner)
+        sketches = sketch_block(x, probes), sketch_block(y, streams.moved(probes), inner)
         element, checks = match_block(x, y, streams, sketches, orders.get(stack))
         if x.description.attention.position_bias:
             orders.setdefault(stack, element.attentions[""].queries)

@@ -2,6 +2,5 @@
 
 from transformer_nfn.checkpoints.relations.relation import relate
 from transformer_nfn.checkpoints.relations.result import Relation, draw_relation
-from transformer_nfn.checkpoints.relations.verdicts import Verdict
 
-__all__ = ["Relation", "Verdict", "draw_relation", "relate"]
+__all__ = ["Relation", "draw_relation", "relate"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_nfn.checkpoints.calibration import calibrated_test
 from transformer_nfn.checkpoints.evidence import exact_test
 from transformer_nfn.checkpoints.families import Model
-from transformer_nfn.checkpoints.reduced import Reduced, reduce_pair
+from transformer_nfn.checkpoints.reduced import INPUTS, Reduced, reduce_pair
 from transformer_nfn.checkpoints.relations.result import Relation
 from transformer_nfn.checkpoints.relations.verdicts import (
     CONSISTENT,
@@ -35,14 +35,14 @@ from transformer_nfn.checkpoints.sketches import (
     unit_directions,
 )
 from transformer_nfn.checkpoints.stream import (
-    EMBEDDINGS,
+    BlockStreams,
     StreamFit,
     fit_stream,
-    moved_probes,
     without_outputs,
 )
 from transformer_nfn.checkpoints.survivors import BlockUnits, surviving_units
 from transformer_nfn.checkpoints.symmetries import StreamMap
+from transformer_nfn.spaces.actions.permutation import assign_pairs
 
 
 def relate_by_scores(
@@ -63,10 +63,10 @@ def relate_by_scores(
     if relation.verdict == CONSISTENT:
         return relation
     # Outputs that were replaced bend the map; without them the rest may agree exactly.
-    outputs = [n for n in fit.tables if n not in EMBEDDINGS]
+    outputs = [n for n in fit.tables if n not in INPUTS]
     if relation.verdict != "unrelated" and not all(_fits(A, B, fit, n) for n in outputs):
         kept = without_outputs(A, B, fit)
-        if kept.tables and all(_fits(A, B, kept, n) for n in kept.distances):
+        if kept.tables and all(_fits(A, B, kept, n) for n in kept.agreement):
             again = _scored(A, B, kept)
             if again.verdict == CONSISTENT:
                 return again
@@ -91,9 +91,8 @@ def _same_basis(A: Reduced, B: Reduced) -> bool:
 
 def _fits(A: Reduced, B: Reduced, fit: StreamFit, name: str) -> bool:
     """Whether rounding explains the distance of a table under the fitted map."""
-    if name not in fit.distances:
-        return False
-    return is_rounding(A, B, fit.distances[name], fit.noise[name])
+    found = fit.agreement.get(name)
+    return found is not None and is_rounding(A, B, found.distance, found.noise)
 
 
 def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
@@ -125,7 +124,7 @@ def _scored(A: Reduced, B: Reduced, fit: StreamFit) -> Relation:
         A.blocks,
         B.blocks,
         blocks,
-        fit.scores,
+        {name: found.score for name, found in fit.agreement.items()},
         fit.tables,
         matrix,
         judgement.blocks,
@@ -158,17 +157,15 @@ def _units(
 
 def _partners(matrix: Tensor) -> list[tuple[int, int]]:
     """Blocks of A and B one to one: related ones, and otherwise those in the same place."""
-    from scipy.optimize import linear_sum_assignment  # slow to import
-
     likeness = matrix.where(matrix >= RELATED, 0.0) + 1e-3 * torch.eye(*matrix.shape)
-    return list(zip(*(x.tolist() for x in linear_sum_assignment(-likeness)), strict=True))
+    return list(zip(*(x.tolist() for x in assign_pairs(likeness)), strict=True))
 
 
 def _sketches(
     model: Reduced, probes: Probes, stream: StreamMap | None = None
 ) -> Iterator[BlockSketch]:
     for block in map(model.block, model.blocks):
-        moved = probes if stream is None else moved_probes(block, stream, probes)
+        moved = probes if stream is None else BlockStreams.of(block, stream).moved(probes)
         yield sketch_block(block, moved)
 
 
@@ -187,7 +184,7 @@ def _constant_distance(a: BlockSketch, b: BlockSketch) -> tuple[float, float]:
 
 def _left_out(A: Reduced, B: Reduced, fit: StreamFit, in_line: bool) -> Iterator[str]:
     for name, count in fit.rows.items():
-        sizes = [len(t) for m in (A, B) for t in m.tables((name,))]
+        sizes = [m.table_rows(name) for m in (A, B)]
         if sizes[0] != sizes[1]:
             yield f"{name}: only the first {count} rows, one has {sizes[0]}, the other {sizes[1]}"
     missing = set(A.table_names()) ^ set(B.table_names())

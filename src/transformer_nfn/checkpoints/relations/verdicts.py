@@ -31,9 +31,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transformer_nfn.checkpoints.reduced import Reduced
+from transformer_nfn.checkpoints.reduced import INPUTS, Reduced
 from transformer_nfn.checkpoints.sketches import Part, block_score
-from transformer_nfn.checkpoints.stream import EMBEDDINGS, StreamFit, fit_stream
+from transformer_nfn.checkpoints.stream import StreamFit, fit_stream
 from transformer_nfn.symmetry.rounding import rounding_rms
 
 Verdict = Literal[
@@ -166,7 +166,9 @@ def _no_blocks(A: Reduced, B: Reduced, high: float) -> Judgement:
     """The verdict on models without related blocks: their embeddings decide."""
     names = [n for n in ("token", "patch", "projection") if n in A.names and n in B.names]
     # In the basis that is best for the embeddings, whatever the outputs are.
-    scores = [score for n in names for score in fit_stream(A, B, only=(n,)).scores.values()]
+    scores = [
+        a.score for n in names for a in fit_stream(A, B, only=(n,)).agreement.values()
+    ]
     if scores and max(scores) >= SHARED_EMBEDDINGS:
         return Judgement(
             "embeddings only",
@@ -195,12 +197,12 @@ def _explained(
     """
     if shapes(A) != shapes(B):
         return False
-    embeddings = [n for n in EMBEDDINGS if n in A.names or n in B.names]
+    embeddings = [n for n in INPUTS if n in A.names or n in B.names]
     if any((n in A.names) != (n in B.names) for n in embeddings):
         return False
     if any(A.table_rows(n) != B.table_rows(n) for n in embeddings):
         return False
-    tables = [(fit.distances[n], fit.noise[n]) for n in embeddings if n in fit.distances]
+    tables = [(a.distance, a.noise) for n, a in fit.agreement.items() if n in embeddings]
     return all(is_rounding(A, B, distance, noise) for distance, noise in (*measured, *tables))
 
 

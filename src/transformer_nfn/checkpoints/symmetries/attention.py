@@ -270,8 +270,8 @@ class ValueOutputBasis(Symmetry[Tensor]):
         ``noise`` has ``W_V`` and ``W_O``, ``[g]``: infinite for a tensor that is not to be used.
         """
         groups = site.detail.groups
-        plain = (_grouped(_with_bias(a, "V"), groups), _grouped(_with_bias(b, "V"), groups))
-        dual = (_grouped(a["W_O"].mT, groups), _grouped(b["W_O"].mT, groups))
+        plain = (grouped(_with_bias(a, "V"), groups), grouped(_with_bias(b, "V"), groups))
+        dual = (grouped(a["W_O"].mT, groups), grouped(b["W_O"].mT, groups))
         if noise is None:
             return nearest_matrix(plain, dual)
         return least_squares_matrix(plain, dual, _weights(noise, "W_V", "W_O"))
@@ -281,7 +281,7 @@ class ValueOutputBasis(Symmetry[Tensor]):
         groups = site.detail.groups
         W_O = weights["W_O"]
         values, outputs = Linear().balance(
-            _grouped(_with_bias(weights, "V"), groups), _grouped(W_O.mT, groups)
+            grouped(_with_bias(weights, "V"), groups), grouped(W_O.mT, groups)
         )
         return _split_bias(weights, "V", values) | {"W_O": outputs.reshape(W_O.mT.shape).mT}
 
@@ -460,7 +460,7 @@ def product_inner(L_1: Tensor, L_2: Tensor, R_1: Tensor, R_2: Tensor) -> Tensor:
     return (cross(L_1, L_2) * cross(R_1, R_2)).sum((-2, -1))
 
 
-def _grouped(x: Tensor, groups: int) -> Tensor:
+def grouped(x: Tensor, groups: int) -> Tensor:
     """``[h, rows, d] → [g, share · rows, d]``."""
     return x.reshape(groups, -1, x.shape[-1])
 
@@ -472,7 +472,7 @@ def _with_bias(weights: Tensors, part: str) -> Tensor:
 
 
 def _split_bias(weights: Tensors, part: str, rows: Tensor) -> Weights:
-    """Undoes `_with_bias` and `_grouped`."""
+    """Undoes `_with_bias` and `grouped`."""
     W, b = weights[f"W_{part}"], weights.get(f"b_{part}")
     rows = rows.reshape(len(W), -1, W.shape[-1]).to(W)
     if b is None:
@@ -483,7 +483,7 @@ def _split_bias(weights: Tensors, part: str, rows: Tensor) -> Weights:
 def query_key_rows(config: Attention, a: Tensors, b: Tensors) -> list[Pair]:
     """Queries and keys with their biases, of both networks, ``[g, rows, d_k]``."""
     x, y = (
-        [_grouped(_with_bias(w, part).double(), config.groups) for part in "QK"] for w in (a, b)
+        [grouped(_with_bias(w, part).double(), config.groups) for part in "QK"] for w in (a, b)
     )
     return list(zip(x, y, strict=True))
 

@@ -318,16 +318,13 @@ class CentredReaders(Additive[Weights]):
 
     def size(self, site: Site) -> Size:
         """One number for each column of the readers."""
-        return Size(sum(math.prod(site.shape(n)) // site.shape(n)[-2] for n in self._free(site)))
-
-    def _free(self, site: Site) -> tuple[str, ...]:
-        matrices: tuple[str, ...] = site.detail.matrices
-        return matrices
+        shapes = [site.shape(name) for name in site.detail.matrices]
+        return Size(sum(math.prod(shape) // shape[-2] for shape in shapes))
 
     def _gain(self, site: Site, weights: Tensors) -> Tensor:
         if "norm.g" in weights:
             return weights["norm.g"]
-        return torch.ones(site.model.width, dtype=weights[self._free(site)[0]].dtype)
+        return torch.ones(site.model.width, dtype=weights[site.detail.matrices[0]].dtype)
 
     def draw(self, site: Site, weights: Tensors, how: Drawing) -> Weights:
         """``v`` for each reader, shaped as its bias; nothing where a gain is near zero."""
@@ -335,8 +332,9 @@ class CentredReaders(Additive[Weights]):
         if gain.abs().min() <= TINY * gain.abs().max():
             return {}
         unit = (1 / gain).square().mean().sqrt()
-        shapes = {n: (*weights[n].shape[:-2], weights[n].shape[-1]) for n in self._free(site)}
-        return {n: noise(shape, weights[n], how) / unit for n, shape in shapes.items()}
+        readers = {n: weights[n] for n in site.detail.matrices}
+        shapes = {n: (*W.shape[:-2], W.shape[-1]) for n, W in readers.items()}
+        return {n: noise(shapes[n], W, how) / unit for n, W in readers.items()}
 
     def act(self, site: Site, weights: Tensors, g: Weights) -> Weights:
         """Adds ``γ⁻¹ vᵀ`` with ``v`` by reader."""
@@ -354,8 +352,10 @@ class CentredReaders(Additive[Weights]):
         """Least squares on each reader."""
         inverse = 1 / nonzero(self._gain(site, a))
         size = inverse.square().sum()
-        free = self._free(site)
-        return {n: torch.einsum("d,...dn->...n", inverse, b[n] - a[n]) / size for n in free}
+        return {
+            n: torch.einsum("d,...dn->...n", inverse, b[n] - a[n]) / size
+            for n in site.detail.matrices
+        }
 
     def for_entries(self, g: Weights, entries: slice) -> Weights:
         """The output matrix has a column for each entry of the vocabulary."""

@@ -79,10 +79,7 @@ def match_rows(target: Tensor, source: Tensor) -> Matching:
         gaps = torch.cat([two.values for two in nearest_two])
         certain = len(target) == 1 or bool((gaps[:, 0] < 0.5 * gaps[:, -1]).all())
         return Matching(nearest, certain)
-    from scipy.optimize import linear_sum_assignment  # slow to import, rarely needed
-
-    _, columns = linear_sum_assignment(distances(target, source).cpu().numpy())
-    return Matching(torch.as_tensor(columns, device=target.device), False)
+    return Matching(assign(-distances(target, source).cpu()).to(target.device), False)
 
 
 def assign(alike: Tensor) -> Tensor:
@@ -91,10 +88,20 @@ def assign(alike: Tensor) -> Tensor:
     >>> assign(torch.tensor([[1.0, 3.0], [2.0, 3.5]])).tolist()
     [1, 0]
     """
+    return assign_pairs(alike)[1]
+
+
+def assign_pairs(alike: Tensor) -> Pair:
+    """Rows and columns that are paired, one to one, so that the sum of ``alike [n, m]`` is largest.
+
+    >>> rows, columns = assign_pairs(torch.tensor([[1.0], [2.0]]))
+    >>> rows.tolist(), columns.tolist()
+    ([1], [0])
+    """
     from scipy.optimize import linear_sum_assignment  # slow to import
 
-    _, columns = linear_sum_assignment(alike.numpy(), maximize=True)
-    return torch.as_tensor(columns)
+    rows, columns = linear_sum_assignment(alike.numpy(), maximize=True)
+    return torch.as_tensor(rows), torch.as_tensor(columns)
 
 
 def assign_in_groups(alike: Tensor, groups: int) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ from transformer_nfn.zoo.training.steps import (
 from transformer_nfn.zoo.training.tasks import Batch, Split, Task
 
 NATIVE = Path(__file__).parent / "native"
+FUSED_WIDTHS = (16, 32, 48, 64)
 PATHS = ("auto", "native", "torch", "compiled", "fused")
 SAMPLES_AT_ONCE = 1024
 """Training samples of a network whose inputs are in memory together."""
@@ -206,10 +207,15 @@ def why_not_fused(sizes: NetworkSizes | None, device: str, precision: str) -> st
     if precision == "float32":
         return "the fused kernels multiply in bf16 or tf32, not float32 (see --precision)"
     if sizes is not None:
-        if (sizes.d_model, sizes.heads, sizes.d_ff) != (32, 2, 64):
-            return f"the fused kernels are for width 32 and 2 heads, not for {sizes.group}"
+        if sizes.d_model not in FUSED_WIDTHS or sizes.heads > 8 or sizes.d_ff > 128:
+            return (
+                "the fused kernels are for widths 16, 32, 48 and 64 with at most 8 heads and 128 "
+                f"neurons, not for {sizes.group}, {sizes.d_ff} neurons"
+            )
         if precision == "tf32" and not sizes.patch:
             return "the fused kernels multiply texts in bf16, not tf32"
+        if sizes.d_head > 32 and not sizes.patch:
+            return f"the fused kernels read texts by heads of at most 32, not {sizes.d_head}"
         if sizes.classes > 64 or sizes.patch > 64:
             return "the fused kernels are for at most 64 classes and 64 pixels a patch"
     return ""

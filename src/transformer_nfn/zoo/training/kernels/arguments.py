@@ -15,7 +15,8 @@ from transformer_nfn.zoo.sizes import NetworkSizes
 
 # Samples per program, whose weight gradients are summed on the chip.
 CHUNK = 32
-ROW_TILE = 64
+# Rows that a program processes at a time, by the tile of a token.
+ROW_TILE = {16: 64, 32: 64, 64: 32}
 UPDATE_TILE = 1024
 # Warps per program, pipeline stages and registers per thread; for attention by the tokens of a
 # tile, with the tokens (forward) or keys (backward) processed at a time.
@@ -34,7 +35,7 @@ ATTENTION: dict[int, Options] = {
     64: {"num_warps": 1, "num_stages": 2, "KEYS": 16},
     128: {"num_warps": 8, "num_stages": 1, "KEYS": 128},
     256: {"num_warps": 8, "num_stages": 1, "KEYS": 256},
-    512: {"num_warps": 8, "num_stages": 1, "KEYS": 512},
+    512: {"num_warps": 8, "num_stages": 1, "KEYS": 16},
 }
 # 32-bit numbers need twice the memory, and more if each is split for three products.
 WIDE_FORWARD = FORWARD | {
@@ -48,10 +49,51 @@ WIDE_ATTENTION = ATTENTION | {
     32: {"num_warps": 2, "num_stages": 2, "KEYS": 32},
     64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
 }
-ROW: Options = {"num_warps": 4, "num_stages": 3}
-PROJECTIONS: Options = {"num_warps": 4, "num_stages": 2, "maxnreg": 128}
+# Not measured, chosen by what the compiler reports: for tokens of more than 32 numbers or heads
+# that fill more than 32 in their tiles, and for heads of more than 16.
+LARGE_FORWARD: dict[int, Options] = {
+    16: {"num_warps": 4, "num_stages": 1, "QUERIES": 16},
+    32: {"num_warps": 4, "num_stages": 1, "QUERIES": 32},
+    64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
+    128: {"num_warps": 8, "num_stages": 1, "QUERIES": 64},
+    256: {"num_warps": 8, "num_stages": 1, "QUERIES": 64},
+    512: {"num_warps": 8, "num_stages": 1, "QUERIES": 32},
+}
+LARGE_SPLIT_FORWARD = LARGE_FORWARD | {
+    tokens: {"num_warps": 8, "num_stages": 1, "QUERIES": 32} for tokens in (64, 128, 256, 512)
+}
+LARGE_ATTENTION: dict[int, Options] = {
+    16: {"num_warps": 1, "num_stages": 1, "KEYS": 16},
+    32: {"num_warps": 2, "num_stages": 1, "KEYS": 32},
+    64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
+    128: {"num_warps": 8, "num_stages": 1, "KEYS": 64},
+    256: {"num_warps": 8, "num_stages": 1, "KEYS": 16},
+    512: {"num_warps": 8, "num_stages": 1, "KEYS": 16},
+}
 EMBED: Options = {"num_warps": 4, "num_stages": 3}
-SPREAD: Options = {"num_warps": 2, "num_stages": 3}
+
+
+class RowOptions(NamedTuple):
+    """Options of the other kernels for tokens that fill a tile."""
+
+    rows: Options
+    projections: Options
+    spread: Options
+    classify: Options
+
+
+ROWS = RowOptions(
+    rows={"num_warps": 4, "num_stages": 3},
+    projections={"num_warps": 4, "num_stages": 2, "maxnreg": 128},
+    spread={"num_warps": 2, "num_stages": 3},
+    classify={"num_warps": 2},
+)
+LARGE_ROWS = RowOptions(
+    rows={"num_warps": 8, "num_stages": 2},
+    projections={"num_warps": 8, "num_stages": 2},
+    spread={"num_warps": 4, "num_stages": 3},
+    classify={"num_warps": 8},
+)
 
 
 class Tile(NamedTuple):
@@ -148,7 +190,7 @@ class Activations(NamedTuple):
         qkv: ``[networks, rows, 3·D]``.
         a: ``[networks, rows, D]``, the outputs of the heads.
         y: ``[networks, rows, D]``, output of the LayerNorm before the MLP.
-        stats: ``float32 [networks, rows, STATS]``.
+        stats: ``float32 [networks, rows, stats]``, see `Constants`.
     """
 
     z: Tensor
@@ -180,7 +222,7 @@ class Dropout(NamedTuple):
     """Masks of one step, a bit per entry, and the scale of kept entries.
 
     Attributes:
-        bits: ``int32 [networks, sites, rows]``.
+        bits: ``int32 [networks, sites, words, rows]``, see `Constants`.
         scale: ``float32 [networks]``.
     """
 
@@ -268,19 +310,25 @@ def layout(sizes: NetworkSizes) -> Layout:
 
 
 class Constants(NamedTuple):
-    """Compile-time constants; a doubled name is the power of two that holds the number.
+    """Compile-time constants; a doubled name is the tile, a power of two, that holds the number.
 
     Kernels bind ``products`` to a name first (``PREC: tl.constexpr = …``): Triton 3.6 accepts no
     bare string as the argument of a helper.
 
     Attributes:
         layout: offsets of the weights.
-        D: the width of a token.
-        FF: neurons of an MLP.
-        C: classes (``CC``: the tile that holds them).
-        P: pixels of a patch, 0 for words (``PP``: the tile that holds them).
+        D: the width of a token (``DDD``: the tile of its q, k and v, ``3·D`` numbers).
+        F: neurons of an MLP.
+        H: heads.
+        J: the width of a head.
+        C: classes.
+        P: pixels of a patch, 0 for words.
         padding: maximum shift of a random crop.
         sites: number of dropout sites.
+        words: 32-bit words that hold the dropout mask of a token.
+        stats: numbers per row of a block stored for backward: the log-sums of the heads, then the
+            reciprocal deviations of its input, of the MLP's input and, in the last block, of its
+            output.
         S: samples per program.
         R: rows that a program processes at a time, regardless of samples.
         train: whether there is dropout and a backward pass.
@@ -289,14 +337,43 @@ class Constants(NamedTuple):
 
     layout: Layout
     D: int
+    DD: int
+    DDD: int
+    F: int
     FF: int
+    H: int
+    J: int
+    JJ: int
     C: int
     CC: int
     P: int
     PP: int
     padding: int
     sites: int
+    words: int
+    stats: int
     S: int
     R: int
     train: bool
     products: str
+
+
+class Launch(NamedTuple):
+    """Launch options of a pass: of the attention kernels by the tokens of a tile."""
+
+    forward: dict[int, Options]
+    attention: dict[int, Options]
+    other: RowOptions
+
+
+def launch_options(constants: Constants, wide: bool) -> Launch:
+    """Launch options for networks of these sizes; ``wide`` activations have 32 bits."""
+    forward = WIDE_FORWARD if wide else FORWARD
+    if constants.products == "tf32x3":
+        forward = SPLIT_FORWARD
+    if max(constants.DD, constants.H * constants.JJ) > 32:
+        forward = LARGE_SPLIT_FORWARD if constants.products == "tf32x3" else LARGE_FORWARD
+    attention = WIDE_ATTENTION if wide else ATTENTION
+    if constants.JJ > 16:
+        attention = LARGE_ATTENTION
+    return Launch(forward, attention, LARGE_ROWS if constants.DD > 32 else ROWS)

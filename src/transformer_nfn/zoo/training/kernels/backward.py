@@ -12,14 +12,16 @@ import triton.language as tl
 
 from transformer_nfn.zoo.training.kernels.shared import (
     LOG2E,
-    STATS,
     batch_now,
     dropped,
     gradient_of,
+    inside,
     layer_norm_backward,
+    mask_words,
     masks_of,
     operand,
     rows_from,
+    weight,
 )
 
 
@@ -31,6 +33,8 @@ def rows_backward(
     S: tl.constexpr = CONST.S
     R: tl.constexpr = CONST.R
     D: tl.constexpr = CONST.D
+    DD: tl.constexpr = CONST.DD
+    F: tl.constexpr = CONST.F
     FF: tl.constexpr = CONST.FF
     PREC: tl.constexpr = CONST.products
     offset: tl.constexpr = CONST.layout.blocks[BLOCK]
@@ -40,16 +44,18 @@ def rows_backward(
     if L == 0:
         return
     DT: tl.constexpr = acts.a.dtype.element_ty
-    d = tl.arange(0, D)
+    d = tl.arange(0, DD)
     f = tl.arange(0, FF)
+    wide = inside(d, D, DD)
+    known = inside(f, F, FF)
     w = w_ptr + m.to(tl.int64) * CONST.layout.size
-    wo = operand(tl.load(w + offset.W_O + d[:, None] * D + d[None, :]), DT, PREC)
-    wa = operand(tl.load(w + offset.W_A + d[:, None] * FF + f[None, :]), DT, PREC)
-    wb = operand(tl.load(w + offset.W_B + f[:, None] * D + d[None, :]), DT, PREC)
-    ba = tl.load(w + offset.b_A + f)
-    go = tl.zeros((D, D), tl.float32)
-    ga = tl.zeros((FF, D), tl.float32)
-    gb = tl.zeros((FF, D), tl.float32)
+    wo = weight(w + offset.W_O + d[:, None] * D + d[None, :], wide, wide, DT, PREC)
+    wa = weight(w + offset.W_A + d[:, None] * F + f[None, :], wide, known, DT, PREC)
+    wb = weight(w + offset.W_B + f[:, None] * D + d[None, :], known, wide, DT, PREC)
+    ba = tl.load(w + offset.b_A + f, mask=known, other=0.0)
+    go = tl.zeros((DD, DD), tl.float32)
+    ga = tl.zeros((FF, DD), tl.float32)
+    gb = tl.zeros((FF, DD), tl.float32)
     gba = tl.zeros((R, FF), tl.float32)
     scale = tl.load(dropout.scale + m)
     first = m.to(tl.int64) * sizes.rows
@@ -57,13 +63,14 @@ def rows_backward(
     stop = tl.minimum(chunk * S + S, sizes.batch) * L
     for begin in range(chunk * S * L, stop, R):
         row, here, n, t = rows_from(begin, stop, L, R)
-        real = here[:, None]
+        real = here[:, None] & wide[None, :]
         at = (first + row)[:, None] * D + d[None, :]
         dout = tl.load(grads.x + at, mask=real, other=0.0)
         z = tl.load(acts.y + at, mask=real, other=0.0)
         a = tl.load(acts.a + at, mask=real, other=0.0)
-        rstd = tl.load(acts.stats + (first + n * L) * STATS + 3 * L + t, mask=here, other=0.0)
-        kept = tl.load(masks + row, mask=here, other=0)
+        stat = acts.stats + (first + n * L) * CONST.stats + (CONST.H + 1) * L + t
+        rstd = tl.load(stat, mask=here, other=0.0)
+        kept = mask_words(masks, row, here, sizes, CONST)
         h = tl.dot(z, wa, input_precision=PREC) + ba[None, :]
         dh = tl.dot(dout, tl.trans(wb), input_precision=PREC)
         dh = tl.where(h > 0, dh, 0.0)
@@ -73,8 +80,8 @@ def rows_backward(
         gb = tl.dot(tl.trans(h), dout, gb, input_precision=PREC)
         ga = tl.dot(tl.trans(dh), z, ga, input_precision=PREC)
         dy = tl.dot(dh, tl.trans(wa), input_precision=PREC)
-        dy = layer_norm_backward(dy, z.to(tl.float32), rstd * scale, D)
-        dy = operand(dropped(dy, kept, D), DT, PREC)
+        dy = layer_norm_backward(dy, z.to(tl.float32), rstd * scale, CONST)
+        dy = operand(dropped(dy, kept, CONST), DT, PREC)
         go = tl.dot(tl.trans(a), dy, go, input_precision=PREC)
         da = tl.dot(dy, tl.trans(wo), input_precision=PREC)
         tl.store(grads.a + at, operand(da, DT, PREC), mask=real)
@@ -82,10 +89,42 @@ def rows_backward(
     # Adding a zero unknown to the compiler, which else keeps these addresses through the loop.
     d += sizes.zero
     f += sizes.zero
-    tl.store(grad + offset.W_O + d[:, None] * D + d[None, :], go)
-    tl.store(grad + offset.W_A + d[None, :] * FF + f[:, None], ga)
-    tl.store(grad + offset.W_B + f[:, None] * D + d[None, :], gb)
-    tl.store(grad + offset.b_A + f, tl.sum(gba, 0))
+    wide = inside(d, D, DD)
+    known = inside(f, F, FF)
+    both = known[:, None] & wide[None, :]
+    square = wide[:, None] & wide[None, :]
+    tl.store(grad + offset.W_O + d[:, None] * D + d[None, :], go, mask=square)
+    tl.store(grad + offset.W_A + d[None, :] * F + f[:, None], ga, mask=both)
+    tl.store(grad + offset.W_B + f[:, None] * D + d[None, :], gb, mask=both)
+    tl.store(grad + offset.b_A + f, tl.sum(gba, 0), mask=known)
+
+
+@triton.jit
+def keys_backward(
+    dq, q, da, delta, lse, qkv_ptr, grad_ptr, near, known, CONST: tl.constexpr, CUT: tl.constexpr
+):
+    """Store the gradient of some keys and values of a head, and add theirs to that of q.
+
+    ``near`` are the keys that the sample has; with ``CUT`` some of the others are among these.
+    """
+    D: tl.constexpr = CONST.D
+    PREC: tl.constexpr = CONST.products
+    DT: tl.constexpr = qkv_ptr.dtype.element_ty
+    root: tl.constexpr = 1.0 / CONST.J**0.5
+    part = near & known
+    k = tl.load(qkv_ptr + D, mask=part, other=0.0)
+    v = tl.load(qkv_ptr + 2 * D, mask=part, other=0.0)
+    s = tl.dot(k, tl.trans(q), input_precision=PREC)
+    prob = tl.exp2(s * (LOG2E * root) - lse[None, :])
+    if CUT:
+        prob = tl.where(near, prob, 0.0)
+    dv = tl.dot(operand(prob, DT, PREC), da, input_precision=PREC)
+    tl.store(grad_ptr + 2 * D, operand(dv, DT, PREC), mask=part)
+    dprob = tl.dot(v, tl.trans(da), input_precision=PREC)
+    ds = operand(prob * (dprob * root - delta[None, :]), DT, PREC)
+    dk = tl.dot(ds, q, input_precision=PREC)
+    tl.store(grad_ptr + D, operand(dk, DT, PREC), mask=part)
+    return tl.dot(tl.trans(ds), k, dq, input_precision=PREC)
 
 
 @triton.jit
@@ -94,28 +133,30 @@ def attention_backward(
 ):
     """Gradient of a head's q, k and v from that of its outputs, ``KEYS`` at a time.
 
-    Both heads of a network are neighbours in the grid, because memory transactions span both
-    halves of a row.
+    The heads of a network are neighbours in the grid, because memory transactions span parts of
+    a row that belong to several.
     """
     S: tl.constexpr = CONST.S
     D: tl.constexpr = CONST.D
+    J: tl.constexpr = CONST.J
+    JJ: tl.constexpr = CONST.JJ
     T: tl.constexpr = TILE.tokens
     SHORTER: tl.constexpr = TILE.shorter
     PREC: tl.constexpr = CONST.products
-    m = tl.program_id(0) // 2
-    head = tl.program_id(0) % 2
+    m = tl.program_id(0) // CONST.H
+    head = tl.program_id(0) % CONST.H
     chunk = tl.program_id(1)
     _step, L = batch_now(clock, sizes, m)
     if (L > T) | (L <= SHORTER):
         return
     DT: tl.constexpr = acts.qkv.dtype.element_ty
-    HD: tl.constexpr = D // 2
-    root: tl.constexpr = 1.0 / HD**0.5
+    root: tl.constexpr = 1.0 / J**0.5
     t = tl.arange(0, T)
     u = tl.arange(0, KEYS)
-    j = head * HD + tl.arange(0, HD)
+    known = inside(tl.arange(0, JJ), J, JJ)[None, :]
+    j = head * J + tl.arange(0, JJ)
     real = t < L
-    mask = real[:, None]
+    mask = real[:, None] & known
     first = m.to(tl.int64) * sizes.rows
     for n in range(chunk * S, tl.minimum(chunk * S + S, sizes.batch)):
         begin = first + n * L
@@ -125,24 +166,24 @@ def attention_backward(
         da = tl.load(grads.a + out_of, mask=mask, other=0.0)
         a = tl.load(acts.a + out_of, mask=mask, other=0.0)
         delta = tl.sum(da.to(tl.float32) * a.to(tl.float32), 1) * root
-        lse = tl.load(acts.stats + begin * STATS + head * L + t, mask=real, other=0.0)
-        dq = tl.zeros((T, HD), tl.float32)
-        for i in tl.static_range(T // KEYS):
-            near = (i * KEYS + u < L)[:, None]
-            to = (begin + i * KEYS + u)[:, None] * (3 * D) + j[None, :]
-            k = tl.load(acts.qkv + to + D, mask=near, other=0.0)
-            v = tl.load(acts.qkv + to + 2 * D, mask=near, other=0.0)
-            s = tl.dot(k, tl.trans(q), input_precision=PREC)
-            prob = tl.exp2(s * (LOG2E * root) - lse[None, :])
-            if (i + 1) * KEYS > SHORTER + 1:
-                prob = tl.where(near, prob, 0.0)
-            dv = tl.dot(operand(prob, DT, PREC), da, input_precision=PREC)
-            tl.store(grads.qkv + to + 2 * D, operand(dv, DT, PREC), mask=near)
-            dprob = tl.dot(v, tl.trans(da), input_precision=PREC)
-            ds = operand(prob * (dprob * root - delta[None, :]), DT, PREC)
-            dk = tl.dot(ds, q, input_precision=PREC)
-            tl.store(grads.qkv + to + D, operand(dk, DT, PREC), mask=near)
-            dq = tl.dot(tl.trans(ds), k, dq, input_precision=PREC)
+        lse = tl.load(acts.stats + begin * CONST.stats + head * L + t, mask=real, other=0.0)
+        dq = tl.zeros((T, JJ), tl.float32)
+        # Unrolled, long samples would need more registers than there are.
+        if T // KEYS <= 4:
+            for i in tl.static_range(T // KEYS):
+                to = (begin + i * KEYS + u)[:, None] * (3 * D) + j[None, :]
+                near = (i * KEYS + u < L)[:, None]
+                dq = keys_backward(
+                    dq, q, da, delta, lse, acts.qkv + to, grads.qkv + to, near, known, CONST,
+                    (i + 1) * KEYS > SHORTER + 1,
+                )  # fmt: skip
+        else:
+            for i in range(T // KEYS):
+                to = (begin + i * KEYS + u)[:, None] * (3 * D) + j[None, :]
+                near = (i * KEYS + u < L)[:, None]
+                dq = keys_backward(
+                    dq, q, da, delta, lse, acts.qkv + to, grads.qkv + to, near, known, CONST, True
+                )
         tl.store(grads.qkv + at, operand(dq, DT, PREC), mask=mask)
 
 
@@ -159,6 +200,8 @@ def projections_backward(
     S: tl.constexpr = CONST.S
     R: tl.constexpr = CONST.R
     D: tl.constexpr = CONST.D
+    DD: tl.constexpr = CONST.DD
+    DDD: tl.constexpr = CONST.DDD
     PP: tl.constexpr = CONST.PP
     PREC: tl.constexpr = CONST.products
     IMAGES: tl.constexpr = (BLOCK == 0) and (CONST.P > 0)
@@ -170,52 +213,56 @@ def projections_backward(
     if L == 0:
         return
     DT: tl.constexpr = acts.z.dtype.element_ty
-    d = tl.arange(0, D)
-    c = tl.arange(0, 4 * D)
+    d = tl.arange(0, DD)
+    c = tl.arange(0, DDD)
+    wide = inside(d, D, DD)
     known = c < 3 * D
     first = m.to(tl.int64) * sizes.rows
     w = w_ptr + m.to(tl.int64) * CONST.layout.size
-    into = tl.load(w + W_QKV + d[None, :] * (3 * D) + c[:, None], mask=known[:, None], other=0.0)
-    into = operand(into, DT, PREC)
-    g = tl.zeros((4 * D, D), tl.float32)
+    into = weight(w + W_QKV + d[None, :] * (3 * D) + c[:, None], known, wide, DT, PREC)
+    g = tl.zeros((DDD, DD), tl.float32)
     if not WORDS:
         scale = tl.load(dropout.scale + m)
         masks = masks_of(dropout, sizes, m, 2 * BLOCK, CONST)
-        gb = tl.zeros((R, D), tl.float32)
+        gb = tl.zeros((R, DD), tl.float32)
     if IMAGES:
         p = tl.arange(0, PP)
-        ge = tl.zeros((D, PP), tl.float32)
+        ge = tl.zeros((DD, PP), tl.float32)
     stop = tl.minimum(chunk * S + S, sizes.batch) * L
     for begin in range(chunk * S * L, stop, R):
         row, here, n, t = rows_from(begin, stop, L, R)
-        real = here[:, None]
+        real = here[:, None] & wide[None, :]
         at = (first + row)[:, None] * D + d[None, :]
         dqkv = grads.qkv + (first + row)[:, None] * (3 * D) + c[None, :]
-        dqkv = tl.load(dqkv, mask=real & known[None, :], other=0.0)
+        dqkv = tl.load(dqkv, mask=here[:, None] & known[None, :], other=0.0)
         z = tl.load(acts.z + at, mask=real, other=0.0)
         g = tl.dot(tl.trans(dqkv), z, g, input_precision=PREC)
         if not WORDS:
-            rstd = tl.load(acts.stats + (first + n * L) * STATS + 2 * L + t, mask=here, other=0.0)
-            kept = tl.load(masks + row, mask=here, other=0)
+            stat = acts.stats + (first + n * L) * CONST.stats + CONST.H * L + t
+            rstd = tl.load(stat, mask=here, other=0.0)
+            kept = mask_words(masks, row, here, sizes, CONST)
             dz = tl.dot(dqkv, into, input_precision=PREC)
-            dx = layer_norm_backward(dz, z.to(tl.float32), rstd * scale, D)
-            dx = dropped(dx, kept, D)
+            dx = layer_norm_backward(dz, z.to(tl.float32), rstd * scale, CONST)
+            dx = dropped(dx, kept, CONST)
             gb += dx
         if BLOCK > 0:
             tl.store(grads.x + at, operand(dx, DT, PREC), mask=real)
         if IMAGES:
             patches = patch_ptr + (first + row)[:, None] * PP + p[None, :]
-            patches = tl.load(patches, mask=real, other=0.0)
+            patches = tl.load(patches, mask=here[:, None], other=0.0)
             dx = tl.trans(operand(dx, DT, PREC))
             ge = tl.dot(dx, patches, ge, input_precision=PREC)
     grad = gradient_of(grads, sizes, chunk, m, CONST)
     # Adding a zero unknown to the compiler, which else keeps these addresses through the loop.
     d += sizes.zero
     c += sizes.zero
-    tl.store(grad + W_QKV + d[None, :] * (3 * D) + c[:, None], g, mask=known[:, None])
+    wide = inside(d, D, DD)
+    square = known[:, None] & wide[None, :]
+    tl.store(grad + W_QKV + d[None, :] * (3 * D) + c[:, None], g, mask=square)
     if BLOCK > 0:
-        tl.store(grad + CONST.layout.blocks[BLOCK - 1].b_B + d, tl.sum(gb, 0))
+        tl.store(grad + CONST.layout.blocks[BLOCK - 1].b_B + d, tl.sum(gb, 0), mask=wide)
     if IMAGES:
         offset: tl.constexpr = CONST.layout.embedding
-        tl.store(grad + offset.b + d, tl.sum(gb, 0))
-        tl.store(grad + offset.W + p[None, :] * D + d[:, None], ge, mask=(p < CONST.P)[None, :])
+        tl.store(grad + offset.b + d, tl.sum(gb, 0), mask=wide)
+        square = wide[:, None] & (p < CONST.P)[None, :]
+        tl.store(grad + offset.W + p[None, :] * D + d[:, None], ge, mask=square)

@@ -7,14 +7,16 @@ import triton.language as tl
 
 from transformer_nfn.zoo.training.kernels.shared import (
     LOG2E,
-    STATS,
     batch_now,
     dropped,
     hash_word,
+    inside,
     layer_norm,
+    mask_words,
     masks_of,
     operand,
     rows_from,
+    weight,
 )
 
 
@@ -24,7 +26,7 @@ def row_patches(samples, order_ptr, crop_ptr, n, t, here, CONST: tl.constexpr):
     P: tl.constexpr = CONST.P
     wide = samples.wide
     p = tl.arange(0, CONST.PP)
-    inside = here[:, None] & (p < P)[None, :]
+    there = here[:, None] & (p < P)[None, :]
     start = tl.load(order_ptr + n, mask=here, other=0).to(tl.int64) * (wide * wide)
     if CONST.train:
         word = hash_word(n, tl.load(crop_ptr), tl.load(crop_ptr + 1))
@@ -36,28 +38,33 @@ def row_patches(samples, order_ptr, crop_ptr, n, t, here, CONST: tl.constexpr):
     # The offset of a pixel is that of its patch plus that within a patch.
     start += tl.load(samples.table + t * P, mask=here, other=0)
     within = tl.load(samples.table + p, mask=p < P, other=0)
-    pixels = tl.load(samples.stored + start[:, None] + within[None, :], mask=inside, other=0)
-    return tl.where(inside, pixels.to(tl.float32) * (2.0 / samples.white) - 1.0, 0.0)
+    pixels = tl.load(samples.stored + start[:, None] + within[None, :], mask=there, other=0)
+    return tl.where(there, pixels.to(tl.float32) * (2.0 / samples.white) - 1.0, 0.0)
 
 
 @triton.jit
-def row_words(samples, order_ptr, n, t, here, D: tl.constexpr):
+def row_words(samples, order_ptr, n, t, here, CONST: tl.constexpr):
     """Word vectors ``t`` of texts ``n``; zero past the end of a text."""
     sample = tl.load(order_ptr + n, mask=here, other=0).to(tl.int64)
     there = here & (t < samples.wide)
     token = tl.load(samples.stored + sample * samples.wide + t, mask=there, other=0).to(tl.int64)
-    at = token[:, None] * D + tl.arange(0, D)[None, :]
-    return tl.load(samples.table + at, mask=here[:, None], other=0.0)
+    d = tl.arange(0, CONST.DD)
+    at = token[:, None] * CONST.D + d[None, :]
+    known = inside(d, CONST.D, CONST.DD)[None, :]
+    return tl.load(samples.table + at, mask=here[:, None] & known, other=0.0)
 
 
 @triton.jit
-def projections(w_ptr, D: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr):
+def projections(w_ptr, DT: tl.constexpr, CONST: tl.constexpr):
     """The weights to q, to k and to v, as operands."""
-    d = tl.arange(0, D)
+    D: tl.constexpr = CONST.D
+    PREC: tl.constexpr = CONST.products
+    d = tl.arange(0, CONST.DD)
+    known = inside(d, D, CONST.DD)
     at = w_ptr + d[:, None] * (3 * D) + d[None, :]
-    to_q = operand(tl.load(at), DT, PREC)
-    to_k = operand(tl.load(at + D), DT, PREC)
-    to_v = operand(tl.load(at + 2 * D), DT, PREC)
+    to_q = weight(at, known, known, DT, PREC)
+    to_k = weight(at + D, known, known, DT, PREC)
+    to_v = weight(at + 2 * D, known, known, DT, PREC)
     return to_q, to_k, to_v
 
 
@@ -71,9 +78,9 @@ def project(x, weights, acts, stat_ptr, row, here, CONST: tl.constexpr):
     PREC: tl.constexpr = CONST.products
     DT: tl.constexpr = acts.qkv.dtype.element_ty
     to_q, to_k, to_v = weights
-    d = tl.arange(0, D)
-    real = here[:, None]
-    normed, rstd = layer_norm(x, D)
+    d = tl.arange(0, CONST.DD)
+    real = here[:, None] & inside(d, D, CONST.DD)[None, :]
+    normed, rstd = layer_norm(x, CONST)
     z = operand(normed, DT, PREC)
     if CONST.train:
         tl.store(acts.z + row[:, None] * D + d[None, :], z, mask=real)
@@ -93,6 +100,7 @@ def embed(acts, patch_ptr, w_ptr, dropout, clock, samples, sizes, CONST: tl.cons
     S: tl.constexpr = CONST.S
     R: tl.constexpr = CONST.R
     D: tl.constexpr = CONST.D
+    H: tl.constexpr = CONST.H
     PP: tl.constexpr = CONST.PP
     PREC: tl.constexpr = CONST.products
     IMAGES: tl.constexpr = CONST.P > 0
@@ -102,39 +110,39 @@ def embed(acts, patch_ptr, w_ptr, dropout, clock, samples, sizes, CONST: tl.cons
     if L == 0:
         return
     DT: tl.constexpr = acts.qkv.dtype.element_ty
-    d = tl.arange(0, D)
+    d = tl.arange(0, CONST.DD)
+    wide = inside(d, D, CONST.DD)
     first = m.to(tl.int64) * sizes.rows
     w = w_ptr + m.to(tl.int64) * CONST.layout.size
     order = clock.order + m.to(tl.int64) * sizes.samples + step * sizes.batch
     crop = clock.crop + (m * sizes.steps + step) * 2
     scale = tl.load(dropout.scale + m)
     masks = masks_of(dropout, sizes, m, 0, CONST)
-    weights = projections(w + CONST.layout.blocks[0].W_QKV, D, DT, PREC)
+    weights = projections(w + CONST.layout.blocks[0].W_QKV, DT, CONST)
     if IMAGES:
         offset: tl.constexpr = CONST.layout.embedding
         p = tl.arange(0, PP)
-        known = (p < CONST.P)[:, None]
+        known = (p < CONST.P)[:, None] & wide[None, :]
         we = tl.load(w + offset.W + p[:, None] * D + d[None, :], mask=known, other=0.0)
         we = operand(we, DT, PREC)
-        bias = tl.load(w + offset.b + d)[None, :]
+        bias = tl.load(w + offset.b + d, mask=wide, other=0.0)[None, :]
     stop = tl.minimum(chunk * S + S, sizes.batch) * L
     for begin in range(chunk * S * L, stop, R):
         row, here, n, t = rows_from(begin, stop, L, R)
-        real = here[:, None]
         place = t[:, None] * D + d[None, :]
-        x = tl.load(samples.positions + place, mask=real, other=0.0)
+        x = tl.load(samples.positions + place, mask=here[:, None] & wide[None, :], other=0.0)
         if IMAGES:
             patches = row_patches(samples, order, crop, n, t, here, CONST)
             patches = operand(patches, DT, PREC)
             if CONST.train:
                 to = patch_ptr + (first + row)[:, None] * PP + p[None, :]
-                tl.store(to, patches, mask=real)
+                tl.store(to, patches, mask=here[:, None])
             x += tl.dot(patches, we, input_precision=PREC) + bias
         else:
-            x += row_words(samples, order, n, t, here, D)
+            x += row_words(samples, order, n, t, here, CONST)
         if CONST.train:
-            x = dropped(x * scale, tl.load(masks + row, mask=here, other=0), D)
-        stat = acts.stats + (first + n * L) * STATS + 2 * L + t
+            x = dropped(x * scale, mask_words(masks, row, here, sizes, CONST), CONST)
+        stat = acts.stats + (first + n * L) * CONST.stats + H * L + t
         project(x, weights, acts, stat, first + row, here, CONST)
 
 
@@ -147,7 +155,7 @@ def attend(q_ptr, k_ptr, rows, keys, hidden, lse_ptr, real, CONST: tl.constexpr)
     D: tl.constexpr = CONST.D
     PREC: tl.constexpr = CONST.products
     DT: tl.constexpr = q_ptr.dtype.element_ty
-    factor: tl.constexpr = LOG2E / (D // 2) ** 0.5
+    factor: tl.constexpr = LOG2E / CONST.J**0.5
     q = tl.load(q_ptr, mask=rows, other=0.0)
     k = tl.load(k_ptr, mask=keys, other=0.0)
     v = tl.load(k_ptr + D, mask=keys, other=0.0)
@@ -172,17 +180,22 @@ def block_forward(
     its tile (``TILE.shorter`` < length ≤ ``TILE.tokens``), ``QUERIES`` tokens of a sample at a
     time with all keys. The output is normalised; the last block averages it over tokens, the
     others project it to the next block's q, k and v. Stored for backward: the heads' outputs,
-    the outputs of LayerNorms (``next_acts.z``: of the one after the block), and ``STATS``.
+    the outputs of LayerNorms (``next_acts.z``: of the one after the block), and the ``stats``.
     """
     S: tl.constexpr = CONST.S
     D: tl.constexpr = CONST.D
-    FF: tl.constexpr = CONST.FF
+    DD: tl.constexpr = CONST.DD
+    F: tl.constexpr = CONST.F
+    H: tl.constexpr = CONST.H
+    J: tl.constexpr = CONST.J
     T: tl.constexpr = TILE.tokens
     SHORTER: tl.constexpr = TILE.shorter
     PREC: tl.constexpr = CONST.products
     TRAIN: tl.constexpr = CONST.train
     LAST: tl.constexpr = len(CONST.layout.blocks) == BLOCK + 1
     offset: tl.constexpr = CONST.layout.blocks[BLOCK]
+    # Operands that are split for three products do not all fit the chip at once.
+    RELOAD: tl.constexpr = (PREC == "tf32x3") and (DD > 32)
     m = tl.program_id(0)
     chunk = tl.program_id(1)
     _step, L = batch_now(clock, sizes, m)
@@ -190,22 +203,30 @@ def block_forward(
         return
     B = sizes.batch
     DT: tl.constexpr = acts.qkv.dtype.element_ty
-    HD: tl.constexpr = D // 2
     u = tl.arange(0, T)
-    d = tl.arange(0, D)
-    j = tl.arange(0, HD)
-    f = tl.arange(0, FF)
+    d = tl.arange(0, DD)
+    j = tl.arange(0, CONST.JJ)
+    f = tl.arange(0, CONST.FF)
+    wide = inside(d, D, DD)
+    entry = inside(j, J, CONST.JJ)
+    neuron = inside(f, F, CONST.FF)
     w = w_ptr + m.to(tl.int64) * CONST.layout.size
     out_of = w + offset.W_O + j[:, None] * D + d[None, :]
-    wo0 = operand(tl.load(out_of), DT, PREC)
-    wo1 = operand(tl.load(out_of + HD * D), DT, PREC)
-    wa = operand(tl.load(w + offset.W_A + d[:, None] * FF + f[None, :]), DT, PREC)
-    ba = tl.load(w + offset.b_A + f)
-    wb = operand(tl.load(w + offset.W_B + f[:, None] * D + d[None, :]), DT, PREC)
-    bb = tl.load(w + offset.b_B + d)
-    if not LAST:
-        weights = projections(w + CONST.layout.blocks[BLOCK + 1].W_QKV, D, DT, PREC)
-    keys = (u < L)[:, None]
+    wo = ()
+    for head in tl.static_range(H):
+        part = weight(out_of + head * J * D, entry, wide, DT, PREC)
+        wo += (part,)  # type: ignore[assignment]
+    into_a = w + offset.W_A + d[:, None] * F + f[None, :]
+    into_b = w + offset.W_B + f[:, None] * D + d[None, :]
+    if not RELOAD:
+        wa = weight(into_a, wide, neuron, DT, PREC)
+    ba = tl.load(w + offset.b_A + f, mask=neuron, other=0.0)
+    if not RELOAD:
+        wb = weight(into_b, neuron, wide, DT, PREC)
+    bb = tl.load(w + offset.b_B + d, mask=wide, other=0.0)
+    if not (LAST or RELOAD):
+        weights = projections(w + CONST.layout.blocks[BLOCK + 1].W_QKV, DT, CONST)
+    keys = (u < L)[:, None] & entry[None, :]
     hidden = tl.where(u < L, 0.0, float("-inf"))
     scale = tl.load(dropout.scale + m)
     first = m.to(tl.int64) * sizes.rows
@@ -213,43 +234,55 @@ def block_forward(
     for n in range(chunk * S, tl.minimum(chunk * S + S, B)):
         begin = first + n * L
         k = acts.qkv + (begin + u)[:, None] * (3 * D) + D + j[None, :]
-        mean = tl.zeros((D,), tl.float32)
+        mean = tl.zeros((DD,), tl.float32)
         for i in range(T // QUERIES):
             t = i * QUERIES + tl.arange(0, QUERIES)
             real = t < L
-            mask = real[:, None]
-            word = masks + n * L + t
+            mask = real[:, None] & wide[None, :]
+            rows = real[:, None] & entry[None, :]
+            word = masks + n * L
             row = (begin + t)[:, None]
             at = t[:, None] * D + d[None, :]
-            stat = acts.stats + begin * STATS + t
+            stat = acts.stats + begin * CONST.stats + t
             q = acts.qkv + row * (3 * D) + j[None, :]
-            a0 = attend(q, k, mask, keys, hidden, stat, real, CONST)
-            a1 = attend(q + HD, k + HD, mask, keys, hidden, stat + L, real, CONST)
-            y = tl.dot(a0, wo0, input_precision=PREC)
-            y = tl.dot(a1, wo1, y, input_precision=PREC)
+            a = ()
+            for head in tl.static_range(H):
+                lse = stat + head * L
+                out = attend(q + head * J, k + head * J, rows, keys, hidden, lse, real, CONST)
+                a += (out,)  # type: ignore[assignment]
+            y = tl.zeros((QUERIES, DD), tl.float32)
+            for head in tl.static_range(H):
+                y = tl.dot(a[head], wo[head], y, input_precision=PREC)
             if TRAIN:
-                head = acts.a + row * D + j[None, :]
-                tl.store(head, a0, mask=mask)
-                tl.store(head + HD, a1, mask=mask)
-                y = dropped(y * scale, tl.load(word, mask=real, other=0), D)
-            normed, rstd = layer_norm(y, D)
+                to = acts.a + row * D + j[None, :]
+                for head in tl.static_range(H):
+                    tl.store(to + head * J, a[head], mask=rows)
+                y = dropped(y * scale, mask_words(word, t, real, sizes, CONST), CONST)
+            normed, rstd = layer_norm(y, CONST)
             z = operand(normed, DT, PREC)
             if TRAIN:
                 tl.store(acts.y + begin * D + at, z, mask=mask)
-                tl.store(stat + 3 * L, rstd, mask=real)
+                tl.store(stat + (H + 1) * L, rstd, mask=real)
+            if RELOAD:
+                wa = weight(into_a, wide, neuron, DT, PREC)
             h = tl.dot(z, wa, input_precision=PREC) + ba[None, :]
             h = operand(tl.maximum(h, 0.0), DT, PREC)
+            if RELOAD:
+                wb = weight(into_b, neuron, wide, DT, PREC)
             y = tl.dot(h, wb, input_precision=PREC) + bb[None, :]
             if TRAIN:
-                y = dropped(y * scale, tl.load(word + sizes.rows, mask=real, other=0), D)
+                word += sizes.rows * CONST.words
+                y = dropped(y * scale, mask_words(word, t, real, sizes, CONST), CONST)
             if LAST:
-                y, rstd = layer_norm(y, D)
+                y, rstd = layer_norm(y, CONST)
                 mean += tl.sum(tl.where(mask, y, 0.0), 0)
                 if TRAIN:
-                    tl.store(stat + 4 * L, rstd, mask=real)
+                    tl.store(stat + (H + 2) * L, rstd, mask=real)
                     tl.store(next_acts.z + begin * D + at, operand(y, DT, PREC), mask=mask)
             else:
-                follow = next_acts.stats + begin * STATS + 2 * L + t
+                if RELOAD:
+                    weights = projections(w + CONST.layout.blocks[BLOCK + 1].W_QKV, DT, CONST)
+                follow = next_acts.stats + begin * CONST.stats + H * L + t
                 project(y, weights, next_acts, follow, begin + t, real, CONST)
         if LAST:
-            tl.store(pooled_ptr + (m * B + n).to(tl.int64) * D + d, mean / L)
+            tl.store(pooled_ptr + (m * B + n).to(tl.int64) * D + d, mean / L, mask=wide)

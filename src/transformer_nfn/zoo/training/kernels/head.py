@@ -6,11 +6,12 @@ import triton
 import triton.language as tl
 
 from transformer_nfn.zoo.training.kernels.shared import (
-    STATS,
     batch_now,
     dropped,
     gradient_of,
+    inside,
     layer_norm_backward,
+    mask_words,
     masks_of,
     operand,
     rows_from,
@@ -34,17 +35,22 @@ def classify(outcome, grads, w_ptr, clock, samples, sizes, limit, CONST: tl.cons
         return
     B = sizes.batch
     s = chunk * S + tl.arange(0, S)
-    d = tl.arange(0, D)
+    d = tl.arange(0, CONST.DD)
     c = tl.arange(0, CONST.CC)
+    wide = inside(d, D, CONST.DD)
+    square = wide[:, None] & wide[None, :]
     w = w_ptr + m.to(tl.int64) * CONST.layout.size
     there = (s < B) & (step * B + s < limit)
+    real = there[:, None] & wide[None, :]
     known = (c < C)[None, :]
+    both = wide[:, None] & known
     at = (m * B + s).to(tl.int64)[:, None] * D + d[None, :]
     at_2 = d[:, None] * C + c[None, :]
-    pooled = tl.load(outcome.pooled + at, mask=there[:, None], other=0.0)
-    w1 = tl.load(w + offset.W_1 + d[:, None] * D + d[None, :])
-    w2 = tl.load(w + offset.W_2 + at_2, mask=known, other=0.0)
-    pre = tl.dot(pooled, w1, input_precision="ieee") + tl.load(w + offset.b_1 + d)[None, :]
+    pooled = tl.load(outcome.pooled + at, mask=real, other=0.0)
+    w1 = tl.load(w + offset.W_1 + d[:, None] * D + d[None, :], mask=square, other=0.0)
+    w2 = tl.load(w + offset.W_2 + at_2, mask=both, other=0.0)
+    b1 = tl.load(w + offset.b_1 + d, mask=wide, other=0.0)
+    pre = tl.dot(pooled, w1, input_precision="ieee") + b1[None, :]
     h = tl.maximum(pre, 0.0)
     logit = tl.dot(h, w2, input_precision="ieee")
     logit += tl.load(w + offset.b_2 + c, mask=c < C, other=0.0)[None, :]
@@ -66,14 +72,14 @@ def classify(outcome, grads, w_ptr, clock, samples, sizes, limit, CONST: tl.cons
         dlogit = (e / total[:, None] - tl.where(right, 1.0, 0.0)) / B
         dlogit = tl.where(there[:, None] & known, dlogit, 0.0)
         g2 = tl.dot(tl.trans(h), dlogit, input_precision="ieee")
-        tl.store(grad + offset.W_2 + at_2, g2, mask=known)
+        tl.store(grad + offset.W_2 + at_2, g2, mask=both)
         tl.store(grad + offset.b_2 + c, tl.sum(dlogit, 0), mask=c < C)
         dh = tl.where(pre > 0, tl.dot(dlogit, tl.trans(w2), input_precision="ieee"), 0.0)
         g1 = tl.dot(tl.trans(pooled), dh, input_precision="ieee")
-        tl.store(grad + offset.W_1 + d[:, None] * D + d[None, :], g1)
-        tl.store(grad + offset.b_1 + d, tl.sum(dh, 0))
+        tl.store(grad + offset.W_1 + d[:, None] * D + d[None, :], g1, mask=square)
+        tl.store(grad + offset.b_1 + d, tl.sum(dh, 0), mask=wide)
         dpooled = tl.dot(dh, tl.trans(w1), input_precision="ieee") / L
-        tl.store(grads.pooled + at, dpooled, mask=there[:, None])
+        tl.store(grads.pooled + at, dpooled, mask=real)
 
 
 @triton.jit
@@ -85,6 +91,7 @@ def spread(acts, next_acts, grads, dropout, clock, sizes, CONST: tl.constexpr):
     S: tl.constexpr = CONST.S
     R: tl.constexpr = CONST.R
     D: tl.constexpr = CONST.D
+    DD: tl.constexpr = CONST.DD
     PREC: tl.constexpr = CONST.products
     LAST: tl.constexpr = len(CONST.layout.blocks) - 1
     m = tl.program_id(0)
@@ -93,26 +100,28 @@ def spread(acts, next_acts, grads, dropout, clock, sizes, CONST: tl.constexpr):
     if L == 0:
         return
     DT: tl.constexpr = next_acts.z.dtype.element_ty
-    d = tl.arange(0, D)
+    d = tl.arange(0, DD)
+    wide = inside(d, D, DD)
     first = m.to(tl.int64) * sizes.rows
     scale = tl.load(dropout.scale + m)
     masks = masks_of(dropout, sizes, m, 2 * LAST + 2, CONST)
-    gb = tl.zeros((R, D), tl.float32)
+    gb = tl.zeros((R, DD), tl.float32)
     stop = tl.minimum(chunk * S + S, sizes.batch) * L
     for begin in range(chunk * S * L, stop, R):
         row, here, n, t = rows_from(begin, stop, L, R)
-        real = here[:, None]
+        real = here[:, None] & wide[None, :]
         at = (first + row)[:, None] * D + d[None, :]
         z = tl.load(next_acts.z + at, mask=real, other=0.0).to(tl.float32)
-        rstd = tl.load(acts.stats + (first + n * L) * STATS + 4 * L + t, mask=here, other=0.0)
-        kept = tl.load(masks + row, mask=here, other=0)
+        stat = acts.stats + (first + n * L) * CONST.stats + (CONST.H + 2) * L + t
+        rstd = tl.load(stat, mask=here, other=0.0)
+        kept = mask_words(masks, row, here, sizes, CONST)
         mean = (m * sizes.batch + n).to(tl.int64)[:, None] * D + d[None, :]
         dmean = tl.load(grads.pooled + mean, mask=real, other=0.0)
-        dout = dropped(layer_norm_backward(dmean, z, rstd * scale, D), kept, D)
+        dout = dropped(layer_norm_backward(dmean, z, rstd * scale, CONST), kept, CONST)
         gb += dout
         tl.store(grads.x + at, operand(dout, DT, PREC), mask=real)
     grad = gradient_of(grads, sizes, chunk, m, CONST)
-    tl.store(grad + CONST.layout.blocks[LAST].b_B + d, tl.sum(gb, 0))
+    tl.store(grad + CONST.layout.blocks[LAST].b_B + d, tl.sum(gb, 0), mask=wide)
 
 
 @triton.jit

@@ -10,18 +10,10 @@ import torch
 from torch import Tensor
 
 from transformer_nfn.zoo.training.kernels.arguments import (
-    ATTENTION,
     CHUNK,
     EMBED,
-    FORWARD,
-    PROJECTIONS,
-    ROW,
     ROW_TILE,
-    SPLIT_FORWARD,
-    SPREAD,
     UPDATE_TILE,
-    WIDE_ATTENTION,
-    WIDE_FORWARD,
     Activations,
     Clock,
     Constants,
@@ -31,6 +23,7 @@ from transformer_nfn.zoo.training.kernels.arguments import (
     Progress,
     Samples,
     Sizes,
+    launch_options,
     layout,
     padded,
     tiles,
@@ -42,7 +35,7 @@ from transformer_nfn.zoo.training.kernels.backward import (
 )
 from transformer_nfn.zoo.training.kernels.forward import block_forward, embed
 from transformer_nfn.zoo.training.kernels.head import classify, spread, update
-from transformer_nfn.zoo.training.kernels.shared import STATS, dropout_bits
+from transformer_nfn.zoo.training.kernels.shared import dropout_bits
 from transformer_nfn.zoo.training.steps import Epoch
 from transformer_nfn.zoo.training.tasks import ImageTask, Split, Task, TextTask
 
@@ -78,16 +71,15 @@ class Pass:
         self.device = next(iter(task.labels.values())).device  # type: ignore[attr-defined]
         self.positions = network.positions(self.device)
         self.constants = Constants(
-            layout(network), D=D, FF=network.d_ff, C=network.classes, CC=padded(network.classes),
-            P=network.patch, PP=padded(network.patch), sites=network.dropout_sites, S=CHUNK,
-            R=ROW_TILE, padding=task.padding if isinstance(task, ImageTask) else 0,
+            layout(network), D=D, DD=padded(D), DDD=padded(3 * D), F=network.d_ff,
+            FF=padded(network.d_ff), H=network.heads, J=network.d_head, JJ=padded(network.d_head),
+            C=network.classes, CC=padded(network.classes), P=network.patch,
+            PP=padded(network.patch), sites=network.dropout_sites, words=-(-D // 32),
+            stats=network.heads + 3, S=CHUNK, R=ROW_TILE[padded(D)],
+            padding=task.padding if isinstance(task, ImageTask) else 0,
             train=train, products=products,
         )  # fmt: skip
-        wide = dtype == torch.float32
-        self.attention_options = WIDE_ATTENTION if wide else ATTENTION
-        self.forward_options = WIDE_FORWARD if wide else FORWARD
-        if products == "tf32x3":
-            self.forward_options = SPLIT_FORWARD
+        self.options = launch_options(self.constants, wide=dtype == torch.float32)
 
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(*size, dtype=dtype, device=self.device)
@@ -99,7 +91,7 @@ class Pass:
         def block(*, last: bool) -> Activations:
             """Buffers of a block, or of the output of the ``last`` one."""
             inside = train and not last
-            stats = empty(networks, self.rows, STATS.value) if inside else empty(1)
+            stats = empty(networks, self.rows, self.constants.stats) if inside else empty(1)
             return Activations(
                 z=rows(D, kept=train), qkv=rows(3 * D, kept=not last), a=rows(D, kept=inside),
                 y=rows(D, kept=inside), stats=stats,
@@ -117,7 +109,8 @@ class Pass:
             x=rows(D, kept=train), a=rows(D, kept=train), qkv=rows(3 * D, kept=train),
             weights=empty(self.chunks, networks, network.num_weights) if train else empty(1),
         )  # fmt: skip
-        words = (networks, network.dropout_sites, self.rows) if train else (1,)
+        sites = network.dropout_sites
+        words = (networks, sites, self.constants.words, self.rows) if train else (1,)
         self.bits, self.next_bits = (empty(*words, dtype=torch.int32) for _ in range(2))
 
     def _samples(self, split: Split) -> Samples:
@@ -154,11 +147,11 @@ class Pass:
             for tile in self.tiles:
                 block_forward[grid](
                     acts, next_acts, self.outcome.pooled, weights, dropout, clock, sizes, const,
-                    BLOCK=i, TILE=tile, **self.forward_options[tile.tokens],
+                    BLOCK=i, TILE=tile, **self.options.forward[tile.tokens],
                 )  # fmt: skip
         classify[grid](
             self.outcome, self.gradients, weights, clock, samples, sizes, limit, const,
-            num_warps=2,
+            **self.options.other.classify,
         )  # fmt: skip
 
     def draw(self, clock: Clock, threshold: Tensor, *, ahead: bool = False) -> None:
@@ -174,19 +167,21 @@ class Pass:
         """Gradient of the weights, from the gradient of the mean token that `forward` stored."""
         grid = (self.networks, self.chunks)
         const, sizes, grads = self.constants, self._sizes(clock), self.gradients
-        dropout = Dropout(self.bits, scale)
-        spread[grid](*self.activations[-2:], grads, dropout, clock, sizes, const, **SPREAD)
+        dropout, options = Dropout(self.bits, scale), self.options.other
+        spread[grid](*self.activations[-2:], grads, dropout, clock, sizes, const, **options.spread)
         for i in reversed(range(self.network.blocks)):
             acts = self.activations[i]
-            rows_backward[grid](acts, grads, weights, dropout, clock, sizes, const, BLOCK=i, **ROW)
+            rows_backward[grid](
+                acts, grads, weights, dropout, clock, sizes, const, BLOCK=i, **options.rows
+            )
             for tile in self.tiles:
-                attention_backward[(2 * self.networks, self.chunks)](
+                attention_backward[(self.network.heads * self.networks, self.chunks)](
                     acts, grads, clock, sizes, const, TILE=tile,
-                    **self.attention_options[tile.tokens],
+                    **self.options.attention[tile.tokens],
                 )  # fmt: skip
             projections_backward[grid](
                 acts, grads, self.patches, weights, dropout, clock, sizes, const, BLOCK=i,
-                **PROJECTIONS,
+                **options.projections,
             )  # fmt: skip
 
     def update(self, weights: Tensor, progress: Progress, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and packed integer weights are read as the numbers that their codes stand for."""
+"""Quantised weights in safetensors are read as the numbers that their codes stand for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tiny_families
-from quantised_folders import PACKED, write_quantised
+from quantised_folders import PACKED, SCALED, write_quantised
 from tnfn_command import tnfn
 from transformer_nfn.checkpoints import open_model
 from transformer_nfn.checkpoints.relations import relate
@@ -27,14 +27,28 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_families.save(tiny_families.build("llama", dtype=torch.float32), folder)
 
 
-@pytest.mark.parametrize("form", PACKED)
+@pytest.mark.parametrize("form", [*PACKED, *SCALED])
 def test_weights_are_what_their_codes_stand_for(form: str, llama: Path, tmp_path: Path) -> None:
     expected = write_quantised(llama, tmp_path / "q", form)
     with open_model(tmp_path / "q") as model, open_model(llama) as original:
         assert model.description == original.description
         for key, w in expected.items():
             torch.testing.assert_close(model.checkpoint[key], w, rtol=1e-6, atol=1e-7)
-        assert relate(original, model).verdict == "derived"
+        relation = relate(original, model)
+    if form in PACKED:
+        assert relation.verdict == "derived"
+    else:
+        assert relation.verdict == "same", relation.reason
+        assert "int8" in relation.reason or "float8" in relation.reason
+
+
+@pytest.mark.parametrize("form", ["gptq", "float8 blocks"])
+def test_commands_read_and_write_them(form: str, llama: Path, tmp_path: Path) -> None:
+    write_quantised(llama, tmp_path / "q", form)
+    done = tnfn("disguise", tmp_path / "q", "--out", tmp_path / "other")
+    assert done.returncode == 0, done.stderr
+    assert "quantization_config" not in json.loads((tmp_path / "other/config.json").read_text())
+    assert tnfn("compare", tmp_path / "q", tmp_path / "other").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -49,12 +63,18 @@ def test_codes_may_cross_words(form: str, tmp_path: Path) -> None:
         torch.testing.assert_close(checkpoint["a_proj.weight"], expected, rtol=1e-6, atol=1e-7)
 
 
-def test_commands_read_and_write_them(llama: Path, tmp_path: Path) -> None:
-    write_quantised(llama, tmp_path / "q", "gptq")
-    done = tnfn("disguise", tmp_path / "q", "--out", tmp_path / "other")
-    assert done.returncode == 0, done.stderr
-    assert "quantization_config" not in json.loads((tmp_path / "other/config.json").read_text())
-    assert tnfn("compare", tmp_path / "q", tmp_path / "other").returncode == 0
+@pytest.mark.parametrize("form", SCALED)
+def test_a_changed_weight_is_named(form: str, llama: Path, tmp_path: Path) -> None:
+    write_quantised(llama, tmp_path / "q", form)
+    file = tmp_path / "q/model.safetensors"
+    tensors = load_file(file)
+    codes = tensors[f"{KEY}.weight"]
+    tensors[f"{KEY}.weight"] = codes.flip(0).contiguous()
+    save_file(tensors, file)
+    with open_model(tmp_path / "q") as model, open_model(llama) as original:
+        relation = relate(original, model)
+    assert relation.conversion is not None
+    assert [t.key for t in relation.conversion.wrong] == [f"{KEY}.weight"]
 
 
 @pytest.mark.parametrize(
@@ -87,4 +107,22 @@ def test_other_layouts_are_refused_by_name(llama: Path, tmp_path: Path) -> None:
     config["quantization_config"]["version"] = "gemv"
     (tmp_path / "q/config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="version of awq weights expected gemm, found 'gemv'"):
+        open_model(tmp_path / "q")
+
+
+def test_scales_that_do_not_fit_are_refused(llama: Path, tmp_path: Path) -> None:
+    write_quantised(llama, tmp_path / "q", "float8 blocks")
+    file = tmp_path / "q/model.safetensors"
+    tensors = load_file(file)
+    key = f"{KEY}.weight_scale_inv"
+    for bad, words in (
+        (torch.ones(2, 3), r"expected scales of shape \[2, 2\], found \[2, 3\]"),
+        (torch.ones(1, 2, 3), "expected scales of one or two axes"),
+        (torch.ones(2, 2, dtype=torch.int32), "expected scales in float32"),
+    ):
+        save_file(tensors | {key: bad}, file)
+        with pytest.raises(CheckpointError, match=words):
+            open_model(tmp_path / "q")
+    save_file({name: t for name, t in tensors.items() if name != key}, file)
+    with pytest.raises(CheckpointError, match="float8_e4m3fn"):
         open_model(tmp_path / "q")
