@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_nfn.errors import missing_extra
 from transformer_nfn.io.files import blank_figure, save_figure
-from transformer_nfn.paper.gather import Run, ZooStudy, gather, model_order
+from transformer_nfn.paper.gather import ZooStudy, gather, model_order
 from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name
-from transformer_nfn.paper.table_text import CurvePoint, curve_lines, lay_out
+from transformer_nfn.paper.table_text import curve_lines, lay_out, mean_tau
 from transformer_nfn.prediction.runs import RUN_FILE, RunError, RunRecord
 
 if TYPE_CHECKING:
@@ -125,16 +125,9 @@ def tau_by_size(folders: list[Path], stem: Path) -> list[Path]:
     """τ against the number of training networks, where there are runs of several sizes."""
     written = []
     for zoo, target in _targets(folders, stem):
-        lines = {model: [_point(run) for run in runs] for model, runs in zoo.by_size().items()}
-        if lines:
+        if lines := zoo.by_size():
             written += _save_lines(target, lines, zoo.label)
     return written
-
-
-def _point(run: Run) -> CurvePoint:
-    summary = run.record.summary
-    tau = summary.get("tau", float("nan"))
-    return CurvePoint(run.record.selection["train"], tau, summary.get("tau_se"))
 
 
 def learning_curve(records: list[RunRecord], stem: Path) -> list[Path]:
@@ -146,14 +139,14 @@ def learning_curve(records: list[RunRecord], stem: Path) -> list[Path]:
     return written
 
 
-def paint_lines(figure: Figure, lines: Mapping[str, list[CurvePoint]], title: str) -> None:
+def paint_lines(figure: Figure, lines: Mapping[str, list[RunRecord]], title: str) -> None:
     """τ with its standard error for each model, over numbers of networks that double."""
     axes = figure.subplots()
-    for model, points in lines.items():
+    for model, records in lines.items():
         axes.errorbar(
-            [point.train for point in points],
-            [point.tau for point in points],
-            [point.error if point.error and point.error == point.error else 0 for point in points],
+            [record.selection["train"] for record in records],
+            [record.summary["tau"] for record in records],
+            [mean_tau(record)[1] or 0 for record in records],
             color=_MODELS[min(model_order(model), len(_MODELS) - 1)],
             marker="o",
             markersize=4,
@@ -161,7 +154,7 @@ def paint_lines(figure: Figure, lines: Mapping[str, list[CurvePoint]], title: st
             label=model_name(model),
         )
     axes.set_xscale("log", base=2)
-    ticks = _apart({point.train for points in lines.values() for point in points})
+    ticks = _apart({record.selection["train"] for line in lines.values() for record in line})
     axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
     axes.minorticks_off()
     axes.set(xlabel="training networks (log scale)", ylabel="Kendall’s τ")
@@ -178,7 +171,7 @@ def _apart(sizes: set[int]) -> list[int]:
     return kept[::-1]
 
 
-def _save_lines(stem: Path, lines: Mapping[str, list[CurvePoint]], title: str) -> list[Path]:
+def _save_lines(stem: Path, lines: Mapping[str, list[RunRecord]], title: str) -> list[Path]:
     return _save(stem, (6.4, 3.6), lambda figure: paint_lines(figure, lines, title))
 
 

@@ -17,7 +17,14 @@ from transformer_nfn.paper.numbers import (
     PAPER_TABLES,
     model_name,
 )
-from transformer_nfn.paper.table_text import TableView, finite, is_variant, lay_out, zoo_label
+from transformer_nfn.paper.table_text import (
+    TableView,
+    finite,
+    is_variant,
+    lay_out,
+    mean_tau,
+    zoo_label,
+)
 from transformer_nfn.prediction.runs import (
     CONFIGURATION,
     LOG_FILE,
@@ -122,26 +129,27 @@ class ZooStudy:
     @property
     def finished(self) -> list[Run]:
         """The compared runs that have a result, best first."""
-        return sorted((run for run in self.main if run.done), key=_rank)
+        return sorted((run for run in self.main if run.done), key=lambda run: _rank(run.record))
 
     @property
     def best(self) -> Run | None:
         """The compared run of the highest τ."""
         return self.finished[0] if self.finished else None
 
-    def by_size(self) -> dict[str, list[Run]]:
-        """For each model its runs by number of training networks, where there are several.
+    def by_size(self) -> dict[str, list[RunRecord]]:
+        """Runs of each model by number of training networks, where there are several.
 
         The model that ends highest comes first.
         """
         if not self.main:
             return {}
-        by_model: dict[str, dict[int, Run]] = {}
+        by_model: dict[str, dict[int, RunRecord]] = {}
         sample = self.main[0].sample
         for run in [*self.runs, *self.main]:
             train = run.record.selection.get("train")
-            if run.done and run.sample == sample and train and not _varies(run):
-                by_model.setdefault(run.record.model, {})[train] = run
+            known = mean_tau(run.record)[0] is not None
+            if known and run.sample == sample and train and not _varies(run):
+                by_model.setdefault(run.record.model, {})[train] = run.record
         sizes = {train for runs in by_model.values() for train in runs}
         if len(sizes) < 2:
             return {}
@@ -221,8 +229,8 @@ def _varies(run: Run) -> bool:
     return table is not None and (table.get("table") in _VARIANTS or is_variant(run.record))
 
 
-def _rank(run: Run) -> float:
-    tau = finite(run.record.summary.get("tau"))
+def _rank(record: RunRecord) -> float:
+    tau = mean_tau(record)[0]
     return 2.0 if tau is None else -tau
 
 

@@ -155,6 +155,14 @@ def finite(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
+def mean_tau(record: RunRecord) -> tuple[float | None, float | None]:
+    """Mean τ over the seeds and its standard error; None without a result, or for one seed."""
+    if record.status != "done":
+        return None, None
+    tau, error = record.summary.get("tau"), record.summary.get("tau_se")
+    return finite(tau), finite(error) if len(record.seeds) != 1 else None
+
+
 def seeds_together(record: RunRecord) -> float | None:
     """τ of the mean over the seeds, which ``tnfn predict`` reports; None for one seed."""
     if record.status != "done" or len(record.seeds) < 2:
@@ -250,7 +258,7 @@ def _cells_of(paper: PaperTable, record: RunRecord) -> list[tuple[str, str, OurC
         return _cells_of_kinds(record)
     table = record.table or {}
     row, column = str(table.get("row")), str(table.get("column"))
-    tau = OurCell(record, *_mean(record), mean_text(*_mean(record)))
+    tau = OurCell(record, *mean_tau(record), mean_text(*mean_tau(record)))
     count = record.num_parameters
     size = OurCell(record, count, None, _NOTHING if count is None else f"{count:,}")
     if paper.name == "table4":
@@ -262,7 +270,7 @@ def _cells_of_kinds(record: RunRecord) -> list[tuple[str, str, OurCell]]:
     """A cell of τ for each size, and its number of networks."""
     found = []
     for row, column, part in kind_records(record):
-        found.append((row, column, OurCell(part, *_mean(part), mean_text(*_mean(part)))))
+        found.append((row, column, OurCell(part, *mean_tau(part), mean_text(*mean_tau(part)))))
         count, held = part.selection.get("test"), part.summary.get("coverage")
         left_out = column == LEFT_OUT
         if part.status == "done" and row != WITHIN and isinstance(count, int):
@@ -271,13 +279,6 @@ def _cells_of_kinds(record: RunRecord) -> list[tuple[str, str, OurCell]]:
         if left_out and held is not None:
             found.append((row, HELD, OurCell(part, held, None, f"{100 * held:.0f} %")))
     return found
-
-
-def _mean(record: RunRecord) -> tuple[float | None, float | None]:
-    if record.status != "done":
-        return None, None
-    tau, error = record.summary.get("tau"), record.summary.get("tau_se")
-    return finite(tau), finite(error) if len(record.seeds) != 1 else None
 
 
 def _agreement(record: RunRecord) -> Mapping[str, Any]:
@@ -370,29 +371,20 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    """τ of one model for a number of training networks; no standard error for one seed."""
-
-    train: int
-    tau: float
-    error: float | None
-
-
-def curve_lines(view: TableView) -> dict[str, list[CurvePoint]]:
-    """Points of each model by number of networks; the model with the highest end comes first."""
+def curve_lines(view: TableView) -> dict[str, list[RunRecord]]:
+    """Runs of each model by number of networks; the model with the highest end comes first."""
     lines = {}
     for row in view.rows:
         cells = [view.ours.get((row, column)) for column in view.columns]
-        points = [
-            CurvePoint(train, cell.value, cell.error)
+        records = [
+            cell.record
             for cell in cells
             if cell is not None and cell.value is not None
-            if isinstance(train := cell.record.selection.get("train"), int)
+            if isinstance(cell.record.selection.get("train"), int)
         ]
-        if points:
-            lines[row] = points
-    return dict(sorted(lines.items(), key=lambda line: -line[1][-1].tau))
+        if records:
+            lines[row] = records
+    return dict(sorted(lines.items(), key=lambda line: -line[1][-1].summary["tau"]))
 
 
 def kind_records(record: RunRecord) -> Iterator[tuple[str, str, RunRecord]]:

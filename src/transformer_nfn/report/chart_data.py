@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from transformer_nfn.paper.gather import Run, Study, ZooStudy, model_order
-from transformer_nfn.paper.table_text import OurCell, TableView, curve_lines, finite, zoo_size
+from transformer_nfn.paper.numbers import model_name
+from transformer_nfn.paper.table_text import (
+    OurCell,
+    TableView,
+    curve_lines,
+    finite,
+    mean_tau,
+    zoo_size,
+)
 from transformer_nfn.prediction.runs import CONFIGURATION, ENSEMBLE_TAU, RunRecord
 from transformer_nfn.report.held_out import MILLION, HeldOut, NamedZoo, SeedPart, TestedModel
 
@@ -57,7 +65,7 @@ def zoo_data(
         "validation": networks.validation.tolist(),
         "everything": None if source is None else np.round(source.accuracy, 6).tolist(),
         "histogram": histogram(networks.accuracy if source is None else source.accuracy),
-        "sizes": _sizes(zoo) if curve is None else _curve(curve),
+        "sizes": _lines(zoo.by_size() if curve is None else curve_lines(curve)),
         "curves": [
             _model(run) | {"seeds": seeds} for run in zoo.finished if (seeds := _curves(run))
         ],
@@ -127,7 +135,7 @@ def _model(run: Run) -> dict[str, Any]:
 
 def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) -> dict[str, Any]:
     """A compared model: its record, and its predictions for each test network."""
-    summary = run.record.summary
+    summary, (tau, error) = run.record.summary, mean_tau(run.record)
     by_seed: dict[Any, SeedPart] = {}
     if tested is not None:
         by_seed = {part.seed: part for part in tested.seeds}
@@ -143,8 +151,8 @@ def _model_data(run: Run, tested: TestedModel | None, parts: list[list[int]]) ->
                 seed[key] = _or_none(getattr(part, key))
         seeds.append(seed)
     return _model(run) | {
-        "tau": number(summary.get("tau"), 6),
-        "error": number(summary.get("tau_se"), 6) if len(run.record.seeds) > 1 else None,
+        "tau": number(tau, 6),
+        "error": number(error, 6),
         "level": number(summary.get("level")),
         "recorded": {
             key: number(summary.get(key), 6) for key in ("coverage", "radius", ENSEMBLE_TAU)
@@ -190,45 +198,23 @@ def _cell_data(row: str, column: str, cell: OurCell) -> dict[str, Any]:
     }
 
 
-def _sizes(zoo: ZooStudy) -> list[dict[str, Any]]:
-    return [
-        _model(runs[0])
-        | {
-            "points": [
-                {
-                    "train": run.record.selection["train"],
-                    "tau": number(run.record.summary.get("tau"), 6),
-                    "error": number(run.record.summary.get("tau_se"), 6),
-                    "taus": _seed_taus(run.record),
-                }
-                for run in runs
-                if number(run.record.summary.get("tau")) is not None
-            ]
-        }
-        for runs in zoo.by_size().values()
-    ]
-
-
-def _curve(view: TableView) -> list[dict[str, Any]]:
-    taus = {
-        (row, cell.record.selection.get("train")): _seed_taus(cell.record)
-        for (row, _), cell in view.ours.items()
-    }
+def _lines(by_model: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
+    """τ of each model by number of networks trained on."""
     return [
         {
-            "name": view.rows[model],
+            "name": model_name(model),
             "color": model_order(model),
             "points": [
                 {
-                    "train": point.train,
-                    "tau": number(point.tau, 6),
-                    "error": number(point.error, 6),
-                    "taus": taus[model, point.train],
+                    "train": record.selection["train"],
+                    "tau": number(record.summary["tau"], 6),
+                    "error": number(mean_tau(record)[1], 6),
+                    "taus": _seed_taus(record),
                 }
-                for point in points
+                for record in records
             ],
         }
-        for model, points in curve_lines(view).items()
+        for model, records in by_model.items()
     ]
 
 

@@ -16,7 +16,7 @@ from transformer_nfn.io.assets import resolve
 from transformer_nfn.io.files import write_text
 from transformer_nfn.known_tasks import seeds_text
 from transformer_nfn.paper.gather import Study, ZooStudy, gather
-from transformer_nfn.paper.table_text import mean_text, zoo_seeds, zoo_size
+from transformer_nfn.paper.table_text import mean_tau, mean_text, zoo_seeds, zoo_size
 from transformer_nfn.prediction.runs import RunError
 from transformer_nfn.report import tables
 from transformer_nfn.report.chart_data import as_script, study_data, zoo_data
@@ -348,8 +348,7 @@ def tiles(study: Study, tested: list[HeldOut]) -> str:
     if zoo.best is None:
         return ""
     record, key = zoo.best.record, f"z{index}.tile"
-    several = len(record.seeds) > 1
-    tau = mean_text(record.summary.get("tau"), record.summary.get("tau_se") if several else None)
+    tau = mean_text(*mean_tau(record))
     model = tested[index].of(zoo.best)
     held = None if model is None else calibration(tested[index], model)
     size = zoo_size(record.zoo)

@@ -14,6 +14,7 @@ from transformer_nfn.paper.table_text import (
     OurCell,
     TableView,
     finite,
+    mean_tau,
     mean_text,
     seeds_together,
     zoo_seeds,
@@ -101,11 +102,10 @@ def models_table(key: str, zoo: ZooStudy, tested: HeldOut) -> str:
     rows = []
     for index, (run, values) in enumerate(zip(zoo.finished, figures, strict=True)):
         size, at = run.record.num_parameters, f"{key}.m{index}"
-        error = run.record.summary.get("tau_se") if len(run.record.seeds) > 1 else None
         model = tested.of(run)
         held = None if model is None else calibration(tested, model)
         cells = {
-            "tau": mean_text(values["tau"], error),
+            "tau": mean_text(*mean_tau(run.record)),
             "together": decimal(values["together"]),
             "r2": decimal(values["r2"]),
             "mae": decimal(values["mae"]),
@@ -287,8 +287,7 @@ def runs_table(runs: list[Run]) -> str:
         record, chosen = run.record, run.record.selection
         cell = record.table or {}
         where = " · ".join(str(cell[key]) for key in ("table", "row", "column") if key in cell)
-        error = finite(record.summary.get("tau_se")) if len(record.seeds) > 1 else None
-        tau = mean_text(finite(record.summary.get("tau")), error)
+        tau = mean_text(*mean_tau(record))
         parts = " / ".join(count(chosen.get(part)) for part in ("train", "val", "test"))
         cells = [
             quoted(_zoo_name(record)),
