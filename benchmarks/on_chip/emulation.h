@@ -30,7 +30,7 @@ typedef long long i64;
 
 namespace emulation {
 
-constexpr int LANES = 32, MOST_WARPS = 32, STACK = 1 << 16, SHARED = 232448, BARRIERS = 16;
+constexpr int LANES = 32, MOST_WARPS = 32, STACK = 1 << 16, SHARED = 230400, BARRIERS = 16;
 
 struct Lane {
     jmp_buf place;

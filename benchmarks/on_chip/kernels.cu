@@ -151,22 +151,34 @@ DEV void drop(Fragment& x, const u32 (&words)[2], int pair) {
     }
 }
 
+// A lane's part of the sum of a row of x, or of x times y, in two chains of additions.
+DEV float sum_of(const Tile& x, int r) {
+    return ((x[0][2 * r] + x[0][2 * r + 1]) + (x[1][2 * r] + x[1][2 * r + 1])) +
+           ((x[2][2 * r] + x[2][2 * r + 1]) + (x[3][2 * r] + x[3][2 * r + 1]));
+}
+DEV float sum_of(const Tile& x, const Tile& y, int r) {
+    float part[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        part[i] = x[2 * i][2 * r] * y[2 * i][2 * r];
+        part[i] += x[2 * i][2 * r + 1] * y[2 * i][2 * r + 1];
+        part[i] += x[2 * i + 1][2 * r] * y[2 * i + 1][2 * r];
+        part[i] += x[2 * i + 1][2 * r + 1] * y[2 * i + 1][2 * r + 1];
+    }
+    return part[0] + part[1];
+}
+
 // Normalise the rows of scale·x; `factor` is what their deviations from the mean are multiplied by.
 DEV void layer_norm(Tile& x, float (&factor)[2], float scale) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float sum = 0, square = 0;
-#pragma unroll
-        for (int n = 0; n < 4; ++n) sum += x[n][2 * r] + x[n][2 * r + 1];
-        float mean = quad_sum(sum) * (1.0f / D);
+        float mean = quad_sum(sum_of(x, r)) * (1.0f / D);
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                x[n][2 * r + e] -= mean;
-                square += x[n][2 * r + e] * x[n][2 * r + e];
-            }
-        factor[r] = scale * reciprocal_root(quad_sum(square) * (scale * scale / D) + 1e-5f);
+            for (int e = 0; e < 2; ++e) x[n][2 * r + e] -= mean;
+        float square = quad_sum(sum_of(x, x, r));
+        factor[r] = scale * reciprocal_root(square * (scale * scale / D) + 1e-5f);
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
@@ -180,16 +192,8 @@ DEV void layer_norm_backward(Tile& dy, const Fragment& normed, const float (&fac
     to_tile(y, normed);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float sum = 0, along = 0;
-#pragma unroll
-        for (int n = 0; n < 4; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                sum += dy[n][2 * r + e];
-                along += dy[n][2 * r + e] * y[n][2 * r + e];
-            }
-        sum = quad_sum(sum) * (-factor[r] / D);
-        along = quad_sum(along) * (-factor[r] / D);
+        float sum = quad_sum(sum_of(dy, r)) * (-factor[r] / D);
+        float along = quad_sum(sum_of(dy, y, r)) * (-factor[r] / D);
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
@@ -239,23 +243,39 @@ DEV void get(Fragment& x, u32 matrix, int tile, const Lanes& l) {
     load_matrices(x[1], matrix + (2 * ROWS + 2 * tile) * BLOCK + l.rows_first);
 }
 
-// Weights [inputs, outputs] as bf16 blocks; rows past `inputs` are zero, and the first `FIRST`
-// outputs are multiplied by `factor`.
-template <int INPUTS, int OUTPUTS, int FIRST = 0>
-DEV void load_weights(u32 to, const float* from, int threads, float factor = 1) {
-    constexpr int INPUT_BLOCKS = (INPUTS + 15) / 16 * 2;
-    for (u32 i = thread(); i < INPUT_BLOCKS * OUTPUTS / 8 * 32; i += threads) {
-        u32 block = i / 32, row = block % INPUT_BLOCKS * 8 + i % 32 / 4;
-        const float* at = from + row * OUTPUTS + block / INPUT_BLOCKS * 8 + i % 4 * 2;
-        float scale = block / INPUT_BLOCKS < FIRST / 8 ? factor : 1.0f;
-        store_word(to + i * 4, row < INPUTS ? pack(at[0] * scale, at[1] * scale) : 0u);
+// Weights [inputs, outputs] as bf16 blocks, loaded by all threads before any is stored; rows past
+// `INPUTS` are zero, and the first `SCALED` outputs are multiplied by FACTOR.
+template <int INPUTS, int OUTPUTS, int BY, int SCALED = 0>
+struct Weights {
+    static constexpr int BLOCKS_HIGH = (INPUTS + 15) / 16 * 2;
+    static constexpr int COUNT = BLOCKS_HIGH * OUTPUTS / 8 * 32, EACH = (COUNT + BY - 1) / BY;
+    u32 words[EACH];
+
+    DEV void load(const float* from) {
+#pragma unroll
+        for (int n = 0; n < EACH; ++n) {
+            u32 i = thread() + n * BY, block = i / 32, row = block % BLOCKS_HIGH * 8 + i % 32 / 4;
+            const float* at = from + row * OUTPUTS + block / BLOCKS_HIGH * 8 + i % 4 * 2;
+            float scale = block / BLOCKS_HIGH < SCALED / 8 ? FACTOR : 1.0f;
+            words[n] = i < COUNT && row < INPUTS ? pack(at[0] * scale, at[1] * scale) : 0u;
+        }
     }
-}
-DEV void load_block(u32 to, const float* from, int threads) {
-    load_weights<D, 3 * D, D>(to + S_QKV, from + W_QKV, threads, FACTOR);
-    load_weights<D, D>(to + S_O, from + W_O, threads);
-    load_weights<D, F>(to + S_A, from + W_A, threads);
-    load_weights<F, D>(to + S_B, from + W_B, threads);
+    DEV void store(u32 to) const {
+#pragma unroll
+        for (int n = 0; n < EACH; ++n) {
+            u32 i = thread() + n * BY;
+            if (i < COUNT) store_word(to + i * 4, words[n]);
+        }
+    }
+};
+template <int BY>
+DEV void load_block(u32 to, const float* from) {
+    Weights<D, 3 * D, BY, D> qkv;
+    Weights<D, D, BY> o;
+    Weights<D, F, BY> a;
+    Weights<F, D, BY> b;
+    qkv.load(from + W_QKV), o.load(from + W_O), a.load(from + W_A), b.load(from + W_B);
+    qkv.store(to + S_QKV), o.store(to + S_O), a.store(to + S_A), b.store(to + S_B);
 }
 
 // c = x·W + c0 for 8 outputs: `w` are their blocks, D inputs high.
@@ -328,14 +348,16 @@ DEV void patches(u32 (&out)[4], const Step& s, const u8* image, int tile, const 
     }
 }
 
-// Mask words of the rows of a tile at a dropout site; nothing is kept of rows past the end.
-DEV void mask_words(u32 (&words)[2], const Step& s, int m, int site, int n, int tile, int row) {
-    const int* bits = s.bits + ((i64)(m * SITES + site) * s.batch + n) * TOKENS;
+// The mask words of row `row` of sample `n` at the first dropout site.
+DEV const int* masks_of(const Step& s, int m, int n, int row) {
+    return s.bits + ((i64)m * SITES * s.batch + n) * TOKENS + row;
+}
+// Those of the rows of a tile at any site; nothing is kept of rows past the end.
+DEV void mask_words(u32 (&words)[2], const Step& s, const int* masks, int site, int tile, int row) {
+    const int* at = masks + (i64)(site * s.batch * TOKENS + 16 * tile);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        int token = 16 * tile + row + 8 * r;
-        words[r] = token < TOKENS ? (u32)bits[token] : 0u;
-    }
+    for (int r = 0; r < 2; ++r)
+        words[r] = 16 * tile + 8 * r + row < TOKENS ? (u32)at[8 * r] : 0u;
 }
 DEV void keep_rows(float* to, const float (&x)[2], int tile, const Lanes& l) {
 #pragma unroll
@@ -355,7 +377,7 @@ constexpr int F_BLOCK_BIAS = (F + D) * 8;  // b_A, b_B as float32, twice
 constexpr int F_QKV = F_BIAS + BLOCKS * F_BLOCK_BIAS + D * 4;
 constexpr int F_SAMPLE = 12 * ROWS * BLOCK + BLOCK;
 constexpr int FORWARD_SHARED = F_QKV + WARPS * F_SAMPLE;
-static_assert(FORWARD_SHARED <= 232448, "shared memory");
+static_assert(FORWARD_SHARED <= 230400, "shared memory");
 
 // One head of two row tiles of queries: softmax(q·kᵀ)·v as operands of the output projection.
 DEV void attend(Fragment (&a)[2], float* lse, u32 qkv, int head, int first, const Lanes& l) {
@@ -474,12 +496,14 @@ DEV void forward_samples(const Step& s) {
 #pragma unroll 1
     for (int b = 0; b < BLOCKS; ++b) {
         const float* from = w + FIRST_BLOCK + b * BLOCK_WEIGHTS;
-        load_block(base + b * S_BLOCK, from, THREADS);
+        load_block<THREADS>(base + b * S_BLOCK, from);
         u32 bias = base + F_BIAS + b * F_BLOCK_BIAS;
         for (int i = thread(); i < F + D; i += THREADS)
             store_quad(bias, i, i < F ? from[B_A + i] : from[B_B + i - F]);
     }
-    load_weights<PATCH, D>(base + F_EMBEDDING, w, THREADS);
+    Weights<PATCH, D, THREADS> embedding;
+    embedding.load(w);
+    embedding.store(base + F_EMBEDDING);
     const u32 embedding_bias = base + F_BIAS + BLOCKS * F_BLOCK_BIAS;
     for (int i = thread(); i < D; i += THREADS)
         store_float(embedding_bias + i * 4, w[EMBEDDING_BIAS + i]);
@@ -496,6 +520,7 @@ DEV void forward_samples(const Step& s) {
         u32* kept = s.kept + sample * KEPT * MATRIX;
         float* stats = s.stats + sample * STATS * STAT_ROWS;
         const u8* image = image_of(s, m, step, n);
+        const int* masks = masks_of(s, m, n, l.row);
         float factor[2];
         u32 words[2];
 #pragma unroll 1
@@ -521,7 +546,7 @@ DEV void forward_samples(const Step& s) {
                 add_product(c[k], x, b[0], b[1]);
                 add_product(c[k + 1], x, b[2], b[3]);
             }
-            mask_words(words, s, m, 0, n, tile, l.row);
+            mask_words(words, s, masks, 0, tile, l.row);
             drop(c, words, l.pair);
             layer_norm(c, factor, scale);
             to_operand(z, c);
@@ -567,7 +592,7 @@ DEV void forward_samples(const Step& s) {
                 }
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    mask_words(words, s, m, 1 + 2 * block, n, first + i, l.row);
+                    mask_words(words, s, masks, 1 + 2 * block, first + i, l.row);
                     drop(c[i], words, l.pair);
                     layer_norm(c[i], factor, scale);
                     to_operand(x[i], c[i]);
@@ -577,7 +602,7 @@ DEV void forward_samples(const Step& s) {
                 mlp(c, x, weights, base + F_BIAS + block * F_BLOCK_BIAS, l);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    mask_words(words, s, m, 2 + 2 * block, n, first + i, l.row);
+                    mask_words(words, s, masks, 2 + 2 * block, first + i, l.row);
                     drop(c[i], words, l.pair);
                     layer_norm(c[i], factor, scale);
                     to_operand(x[i], c[i]);
@@ -628,7 +653,7 @@ constexpr int B_BIAS = S_BLOCK, TRASH = B_BIAS + F * 8, B_SUMS = TRASH + BLOCK;
 constexpr int PART = 32 * 32 * 4;  // bytes of a part of a gradient
 constexpr int B_SAMPLES = B_SUMS + 4 * GROUPS * PART;
 constexpr int BACKWARD_SHARED = B_SAMPLES + SAMPLES * SAMPLE_BYTES;
-static_assert(SAMPLE_BYTES % 16 == 0 && BACKWARD_SHARED <= 232448, "shared memory");
+static_assert(SAMPLE_BYTES % 16 == 0 && BACKWARD_SHARED <= 230400, "shared memory");
 
 // Where a part in shared memory has an entry: blocks of 16×8, each four numbers of 32 lanes.
 DEV u32 entry_of(u32 row, u32 column) {
@@ -793,7 +818,7 @@ DEV void backward_samples(const Step& s) {
     if (step >= s.steps[m]) return;
     const int block = FIRST ? 0 : LAST ? BLOCKS - 1 : s.block;
     const float* w = s.weights + (i64)m * WEIGHTS + FIRST_BLOCK + block * BLOCK_WEIGHTS;
-    load_block(base, w, BACKWARD_THREADS);
+    load_block<BACKWARD_THREADS>(base, w);
     for (int i = thread(); i < F; i += BACKWARD_THREADS) store_quad(base + B_BIAS, i, w[B_A + i]);
 
     const u32 warp = warp_number(), group = warp / 4, half = warp % 2, first = 2 * half;
@@ -835,9 +860,11 @@ DEV void backward_samples(const Step& s) {
             if (!LAST && line < MATRIX / 32)
                 prefetch(s.between + (sample + SAMPLES) * MATRIX + line * 32);
         }
-        u32 words[2];
-        float factor[2];
-        Fragment x[2], dx[2];
+        const int* masks = masks_of(s, m, n, l.row);
+        // Of two row tiles; what comes from device memory is loaded before it is needed.
+        u32 words[2][2];
+        float factor[2][2];
+        Fragment x[2], dx[2], z[2];
         Tile c[2];
 
         // The MLP, 16 neurons at a time: x is its input, dx the gradient of its output.
@@ -847,19 +874,24 @@ DEV void backward_samples(const Step& s) {
                 int tile = first + i;
                 load_tile(x[i], kept + 2 * MATRIX, tile, l.lane);
                 if (LAST) {
-                    Fragment z;
-                    load_tile(z, kept + 3 * MATRIX, tile, l.lane);
+                    load_tile(z[i], kept + 3 * MATRIX, tile, l.lane);
+                    rows_of(factor[i], stats + (HEADS + 2) * BLOCKS * STAT_ROWS, tile, l);
+                    mask_words(words[i], s, masks, 2 * BLOCKS, tile, l.row);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                int tile = first + i;
+                if (LAST) {
 #pragma unroll
                     for (int k = 0; k < 4; ++k)
 #pragma unroll
                         for (int e = 0; e < 4; ++e)
                             c[i][k][e] = s.dpooled[sample * D + 8 * k + 2 * l.pair + e % 2];
-                    rows_of(factor, stats + (HEADS + 2) * BLOCKS * STAT_ROWS, tile, l);
-                    mask_words(words, s, m, 2 * BLOCKS, n, tile, l.row);
-                    layer_norm_backward(c[i], z, factor);
-                    if (!there) words[0] = words[1] = 0;
+                    layer_norm_backward(c[i], z[i], factor[i]);
+                    if (!there) words[i][0] = words[i][1] = 0;
                     to_operand(dx[i], c[i]);
-                    drop(dx[i], words, l.pair);
+                    drop(dx[i], words[i], l.pair);
                 } else {
                     load_tile(dx[i], s.between + sample * MATRIX, tile, l.lane);
 #pragma unroll
@@ -871,6 +903,8 @@ DEV void backward_samples(const Step& s) {
                 }
 #pragma unroll
                 for (int k = 0; k < 4; ++k) clear(c[i][k]);
+                rows_of(factor[i], stat + (HEADS + 1) * STAT_ROWS, tile, l);
+                mask_words(words[i], s, masks, 1 + 2 * block, tile, l.row);
             }
 #pragma unroll
             for (int f = 0; f < F / 16; ++f) {
@@ -916,12 +950,11 @@ DEV void backward_samples(const Step& s) {
             // Through the LayerNorm and dropout to the output of the attention.
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                int tile = first + i;
-                rows_of(factor, stat + (HEADS + 1) * STAT_ROWS, tile, l);
-                mask_words(words, s, m, 1 + 2 * block, n, tile, l.row);
-                layer_norm_backward(c[i], x[i], factor);
+                layer_norm_backward(c[i], x[i], factor[i]);
                 to_operand(dx[i], c[i]);
-                drop(dx[i], words, l.pair);
+                drop(dx[i], words[i], l.pair);
+                load_tile(x[i], kept + MATRIX, first + i, l.lane);
+                load_tile(z[i], kept, first + i, l.lane);
             }
         }
         sync_some(1 + group, 128);
@@ -940,7 +973,6 @@ DEV void backward_samples(const Step& s) {
         if (exists(first)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                load_tile(x[i], kept + MATRIX, first + i, l.lane);
                 if (exists(first + i)) {
                     put(mine + C_A * COLUMN, first + i, x[i], l, trash);
                     put(mine + C_DY * COLUMN, first + i, dx[i], l, trash);
@@ -981,11 +1013,9 @@ DEV void backward_samples(const Step& s) {
                 }
             }
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                load_tile(x[i], kept, first + i, l.lane);
-                if (exists(first + i)) put(mine + C_Z * COLUMN, first + i, x[i], l, trash);
-            }
-            project_qkv(x, base + S_QKV, mine + C_QKV * COLUMN, first, l, trash);
+            for (int i = 0; i < 2; ++i)
+                if (exists(first + i)) put(mine + C_Z * COLUMN, first + i, z[i], l, trash);
+            project_qkv(z, base + S_QKV, mine + C_QKV * COLUMN, first, l, trash);
         }
 #pragma unroll
         for (int head = 0; head < HEADS; ++head) {
@@ -1000,9 +1030,13 @@ DEV void backward_samples(const Step& s) {
         // The projections to q, k and v, LayerNorm and dropout.
         if (exists(first)) {
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
+            for (int i = 0; i < 2; ++i) {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) clear(c[i][k]);
+                rows_of(factor[i], stat + HEADS * STAT_ROWS, first + i, l);
+                mask_words(words[i], s, masks, 2 * block, first + i, l.row);
+                if (!there) words[i][0] = words[i][1] = 0;
+            }
             const int second = exists(first + 1) ? first + 1 : first;
 #pragma unroll
             for (int o = 0; o < 3 * D / 16; ++o) {
@@ -1025,12 +1059,9 @@ DEV void backward_samples(const Step& s) {
             for (int i = 0; i < 2; ++i) {
                 int tile = first + i;
                 get(x[i], mine + C_Z * COLUMN, i ? second : first, l);
-                rows_of(factor, stat + HEADS * STAT_ROWS, tile, l);
-                mask_words(words, s, m, 2 * block, n, tile, l.row);
-                if (!there) words[0] = words[1] = 0;
-                layer_norm_backward(c[i], x[i], factor);
+                layer_norm_backward(c[i], x[i], factor[i]);
                 to_operand(dx[i], c[i]);
-                drop(dx[i], words, l.pair);
+                drop(dx[i], words[i], l.pair);
                 if (!FIRST && there) keep_tile(s.between + sample * MATRIX, dx[i], tile, l.lane);
             }
         }

@@ -126,8 +126,8 @@ class OnGpu:
         self._check(launch(function, *size, SHARED_BYTES, stream, arguments, None))
 
 
-# All that a block of threads can have; there is one on a multiprocessor.
-SHARED_BYTES = 232448
+# Nearly all that a block of threads can have (227 KB); there is one on a multiprocessor.
+SHARED_BYTES = 230400
 
 
 def source_of(header: str) -> str:
@@ -246,12 +246,13 @@ class OnChipPass(TritonPass):
             super().draw(clock, threshold, ahead=ahead)
             return
         # The interpreter takes seconds for what this does at once.
-        rows = torch.arange(self.rows)
+        bits, step = self.next_bits if ahead else self.bits, int(clock.step) + ahead
         bit = 1 << torch.arange(32)
-        for site in range(self.network.dropout_sites):
-            key = clock.drop[:, int(clock.step) + ahead, site]
-            kept = keep_mask(key, threshold, rows, 32) * bit
-            self.bits[:, site, 0] = kept.sum(-1).to(torch.int32)
+        if step < clock.drop.shape[1]:
+            for site in range(self.network.dropout_sites):
+                key = clock.drop[:, step, site]
+                kept = keep_mask(key, threshold, torch.arange(self.rows), 32)
+                bits[:, site, 0] = (kept * bit).sum(-1).to(torch.int32)
 
     def forward(
         self, weights: Tensor, clock: Clock, split: Split, scale: Tensor, limit: int = 2**30

@@ -9,6 +9,7 @@ from scipy.special import expit
 
 from cases import trials
 from transformer_nfn.prediction.metrics import (
+    BOOTSTRAP_SAMPLES,
     bootstrap_interval,
     conformal_radius,
     coverage,
@@ -35,6 +36,16 @@ def test_scores_are_what_they_are_defined_to_be():
     assert (found["mae"], found["tau"]) == (pytest.approx(0.2 / 3), pytest.approx(1))
     assert standard_error([1.0, 2.0, 3.0]) == pytest.approx(1 / math.sqrt(3))
     assert math.isnan(standard_error([1.0]))
+
+
+@pytest.mark.parametrize("n", [3, 29, 300])
+def test_the_bootstrap_interval_is_that_of_resampled_networks(n):
+    x = np.random.default_rng(n).normal(size=(2, n)).round(1)  # with ties
+    y = x[0] + x[1]
+    source = np.random.default_rng(7)
+    picks = [source.integers(0, n, n) for _ in range(BOOTSTRAP_SAMPLES)]
+    expected = np.quantile([kendall_tau(x[0][pick], y[pick]) for pick in picks], [0.05, 0.95])
+    assert bootstrap_interval(x[0], y, seed=7) == pytest.approx(tuple(expected), abs=1e-12)
 
 
 def test_the_bootstrap_interval_has_its_nominal_coverage():

@@ -19,7 +19,7 @@ from transformer_nfn.checkpoints.pieces import Piece, Table
 from transformer_nfn.checkpoints.reduced import INPUTS, Reduced, ReducedBlock
 from transformer_nfn.checkpoints.sketches import Probes
 from transformer_nfn.checkpoints.symmetries import StreamMap
-from transformer_nfn.functional.description import StreamGroup
+from transformer_nfn.functional.description import StreamGroup, Transformer
 from transformer_nfn.spaces.actions.permutation import (
     assign_in_groups,
     assign_signed,
@@ -43,13 +43,13 @@ ALIKE = 0.1
 """Relative distance along the determined directions up to which a match counts."""
 
 
-def reduced_group(A: Reduced) -> StreamGroup:
+def reduced_group(model: Transformer) -> StreamGroup:
     """The group that acts on the stream of a reduced form."""
-    if A.description.fixed_stream:
+    if model.fixed_stream:
         return "none"
-    if not A.description.norms_in_residual:
+    if not model.norms_in_residual:
         return "orthogonal"
-    return "permutation and sign" if A.description.norm == "layer" else "signed permutation"
+    return "permutation and sign" if model.norm == "layer" else "signed permutation"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class StreamFit:
         agreement: of each table; empty where all rows were needed for the fit.
         rows: number of rows of each table that both models have.
         held_out: whether some rows were held out.
-        crosses: sums of cross products ``[D, D]`` of embeddings (True) and of outputs (False).
+        inputs: sum of the cross products ``[D, D]`` of input tables.
     """
 
     map: StreamMap
@@ -85,7 +85,7 @@ class StreamFit:
     agreement: Mapping[str, Agreement]
     rows: Mapping[str, int]
     held_out: bool
-    crosses: Mapping[bool, Tensor] = field(repr=False)
+    inputs: Tensor = field(repr=False)
 
 
 def fit_stream(
@@ -110,13 +110,14 @@ def fit_stream(
     narrow = min(m.description.width for m in (A, B))
     hold_out = hold_out and fitted >= narrow - int(A.centred)
     empty = torch.zeros(A.description.width, B.description.width, dtype=torch.float64)
-    crosses = {True: empty.clone(), False: empty}
+    inputs, outputs = empty.clone(), empty
     for name in moving:
         cross = _cross(A, B, name, hold_out)
         if cross is not None:
-            crosses[name in INPUTS] += cross
-    fit = StreamFit(StreamMap(), tuple(names), {}, rows, hold_out, crosses)
-    return _solved(A, B, fit, crosses[True] + crosses[False])
+            total = inputs if name in INPUTS else outputs
+            total += cross
+    fit = StreamFit(StreamMap(), tuple(names), {}, rows, hold_out, inputs)
+    return _solved(A, B, fit, inputs + outputs)
 
 
 def acting(model: Reduced, name: str, stream: StreamMap) -> StreamMap:
@@ -125,14 +126,14 @@ def acting(model: Reduced, name: str, stream: StreamMap) -> StreamMap:
 
 
 def without_outputs(A: Reduced, B: Reduced, fit: StreamFit) -> StreamFit:
-    """The same fit on embeddings alone, from the stored cross products."""
+    """The same fit on input tables alone, from their stored cross products."""
     names = tuple(name for name in fit.tables if name in INPUTS)
-    return _solved(A, B, replace(fit, tables=names), fit.crosses[True])
+    return _solved(A, B, replace(fit, tables=names), fit.inputs)
 
 
 def _solved(A: Reduced, B: Reduced, fit: StreamFit, cross: Tensor) -> StreamFit:
     cut = A.description.width != B.description.width
-    group = "orthogonal" if cut else reduced_group(A)
+    group = "orthogonal" if cut else reduced_group(A.description)
     solved = solve_stream(cross, group, A.dtype, centred=A.centred)
     each = {n: _agreement(A, B, n, acting(A, n, solved)) for n in fit.tables if fit.held_out}
     return replace(fit, map=solved, agreement={n: a for n, a in each.items() if a is not None})
@@ -344,7 +345,7 @@ def refine_stream(a: Reduced, b: Reduced, stream: StreamMap) -> StreamMap:
         if count >= ENOUGH_NEURONS * len(determined):
             break
     cross += cross.norm() / determined.norm() * determined
-    return solve_stream(cross, reduced_group(a), torch.float64, centred=a.centred)
+    return solve_stream(cross, reduced_group(a.description), torch.float64, centred=a.centred)
 
 
 def shifted(model: Reduced, name: str) -> bool:

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -25,8 +20,8 @@ from transformer_nfn.cli.experiment_progress import (
     tau_text,
 )
 from transformer_nfn.cli.options import seed_from
-from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.known_tasks import SEED_KINDS, seeds_text
+from transformer_nfn.processes import worker_pool
 
 if TYPE_CHECKING:
     from transformer_nfn.prediction.data import Parts
@@ -39,6 +34,9 @@ Result = TypeVar("Result")
 
 # Not 0: the settings of the predictors on invariants were chosen on a zoo of seed 0.
 SEED = 1
+
+LIBRARIES = ("transformer_nfn.cli.app", "transformer_nfn.prediction.experiment", "sklearn.datasets")
+"""What workers need from the start."""
 
 EXPLANATION = (
     "One seed for all: every network starts from the same random numbers, as in the paper's zoo, "
@@ -98,7 +96,7 @@ def demo_command(
     start = time.perf_counter()
     size = QUICK if quick else FULL
     root = out / ("quick" if quick else "full")
-    with _worker_pool() as pool:
+    with worker_pool(LIBRARIES) as pool:
         from transformer_nfn.prediction.data import load_parts
         from transformer_nfn.report import write_report
 
@@ -134,40 +132,6 @@ def demo_command(
         highlight=False,
         soft_wrap=True,
     )
-
-
-@contextmanager
-def _worker_pool() -> Iterator[ProcessPoolExecutor | None]:
-    """Processes of one thread each, one for each core; None on one core."""
-    from transformer_nfn.zoo.training.local_engine import cores
-
-    if cores() == 1:
-        yield None
-        return
-    # Not forked: threads of PyTorch do not survive that.
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(cores(), spawn, _begin_worker)
-    try:
-        for _ in range(cores()):
-            pool.submit(_import_libraries)  # while this process imports them, too
-        yield pool
-    except BrokenExecutor as error:
-        raise TransformerNFNError(
-            "a process that trained networks or predictors was ended from outside, perhaps for "
-            "memory; the same command resumes"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin_worker() -> None:
-    # Before any library starts its threads; Ctrl-C ends a worker without a message.
-    os.environ["OMP_NUM_THREADS"] = "1"
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _import_libraries() -> None:
-    importlib.import_module("transformer_nfn.prediction.experiment")
 
 
 def _results(

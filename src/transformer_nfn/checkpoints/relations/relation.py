@@ -179,7 +179,7 @@ def incomparable(A: Model, B: Model) -> str | None:
         return "one has LayerNorm, the other RMS norm"
     if ("chain" in a.orders) != ("chain" in b.orders):
         return "one has residuals, the other has not"
-    groups = [reduced_group(Reduced(m)) for m in (A, B)]
+    groups = [reduced_group(m.description) for m in (A, B)]
     if groups[0] != groups[1]:
         return f"their norms stand in different places ({a.family} and {b.family})"
     if (groups[0] == "none" or a.inputs == "audio") and a.width != b.width:

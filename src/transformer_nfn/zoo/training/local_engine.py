@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from transformer_nfn.errors import TransformerNFNError
+from transformer_nfn.processes import cores
 from transformer_nfn.zoo.errors import ZooError
 from transformer_nfn.zoo.store.folder import Folder
 from transformer_nfn.zoo.store.shards import DTYPES, write_shard
@@ -98,13 +99,6 @@ def run_local(plan: Plan, progress: Progress) -> None:
         _run_processes(plan, min(workers, missing), progress)
     elif missing:
         claim_and_train(plan, progress)
-
-
-def cores() -> int:
-    """Number of cores available to this process."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def claim_and_train(plan: Plan, progress: Progress) -> None:
