@@ -15,7 +15,12 @@ to that, and its time is printed). Runs of the grid train on 85 % of the data on
 build is counted twice: runs times epochs, and as passes over the whole training set. The networks
 of the last build are then tested by the kernels and by plain PyTorch in float32.
 
+``--widths 16,32,48,64`` times a mixed zoo instead: as many networks of each width, two heads each,
+by every way in turn, and how much longer the first way takes for all widths than each other way.
+
     python benchmarks/zoo.py --data ../shared/data/mnist
+    python benchmarks/zoo.py --data ../shared/data/mnist --tasks mnist --widths 16,32,48,64 \
+        --ways compiled:bf16,fused:bf16
     python benchmarks/zoo.py --data ../shared/data/mnist --tasks mnist --ways "" --builds 12,100
 """
 
@@ -40,6 +45,7 @@ from transformer_nfn.zoo import (
     BuildOptions,
     Config,
     Recipe,
+    SizeGroup,
     SmallTransformer,
     Zoo,
     build,
@@ -224,6 +230,43 @@ def compare(name: str, arguments: argparse.Namespace, device: str) -> None:
             both_tests(zoo, task)
 
 
+def mixed(name: str, arguments: argparse.Namespace, device: str) -> None:
+    """Times every way on networks of several widths."""
+    data = None if name == "digits" else arguments.data
+    widths = [int(word) for word in arguments.widths.split(",")]
+    networks = arguments.networks or 256
+    totals: dict[str, list[float]] = {}
+    print(f"\n{name}: {networks} networks of each of the widths {arguments.widths}, {device}")
+    for width in widths:
+        task = load_task(name, data, group=SizeGroup(width))
+        per_epoch = task.num_samples["train"] // BATCH
+        for way in arguments.ways.split(","):
+            path, precision = way.split(":")
+            _, note = describe_path(path, device, task.sizes, precision)
+            step, evaluation = many_at_once(
+                task, the_runs(networks), arguments.steps or per_epoch, device, precision, path,
+                arguments.rounds,
+            )  # fmt: skip
+            times = [step * per_epoch, step * per_epoch + evaluation]
+            totals[way] = [a + b for a, b in zip(totals.get(way, [0.0, 0.0]), times, strict=True)]
+            rates = [networks / seconds for seconds in times]
+            print(
+                f"  width {width}, {way}, {note}: {rates[0]:.3f} network-epochs/s"
+                + (f", with held-out evaluation {rates[1]:.3f}" if evaluation else "")
+            )
+            if "cuda" in device:
+                torch.cuda.empty_cache()
+    first = next(iter(totals.values()))
+    for way, seconds in totals.items():
+        rates = [len(widths) * networks / each for each in seconds]
+        ratios = [a / b for a, b in zip(first, seconds, strict=True)]
+        evaluated = f", with held-out evaluation {rates[1]:.3f} = {ratios[1]:.2f}x"
+        print(
+            f"  all widths, {way}: {rates[0]:.3f} network-epochs/s = {ratios[0]:.2f}x"
+            + (evaluated if "cuda" in device else "")
+        )
+
+
 def whole_builds(
     name: str, data: str | None, networks: int, epochs: list[int], folder: Path
 ) -> Zoo:
@@ -351,8 +394,9 @@ def main() -> None:
     parser.add_argument(
         "--ways",
         default="compiled:tf32,compiled:bf16,fused:tf32,fused:bf16",
-        help="on CUDA, path:precision by comma",
+        help="on CUDA and with --widths, path:precision by comma",
     )
+    parser.add_argument("--widths", help="time a mixed zoo of these widths, by comma")
     parser.add_argument("--path", default="auto", help="on the CPU: auto, native or torch")
     parser.add_argument("--agreement", type=int, metavar="EPOCHS", help="on CUDA, compare paths")
     parser.add_argument("--builds", metavar="EPOCHS,…", help="on CUDA, time whole builds")
@@ -363,7 +407,7 @@ def main() -> None:
         return
     tasks = arguments.tasks or ("digits,mnist" if arguments.data else "digits")
     for name in tasks.split(","):
-        compare(name, arguments, arguments.device)
+        (mixed if arguments.widths else compare)(name, arguments, arguments.device)
 
 
 if __name__ == "__main__":

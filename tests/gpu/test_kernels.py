@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_cases import bright_images, compare, long_texts
+from kernel_cases import bright_images, compare, long_texts, sized
 from scipy import stats
 
 from transformer_nfn import spaces
-from transformer_nfn.zoo import Recipe, load_task, sample
+from transformer_nfn.zoo import Recipe, SizeGroup, load_task, sample
+from transformer_nfn.zoo.sizes import PAPER
 from transformer_nfn.zoo.training.backends import choose_runner
 from transformer_nfn.zoo.training.steps import StepRunner, TorchStepper
 from transformer_nfn.zoo.training.tasks import Task
@@ -17,11 +18,13 @@ from transformer_nfn.zoo.training.trainer import Training, train
 pytestmark = pytest.mark.gpu
 
 
-def task_of(name: str, precision: str) -> Task:
+def task_of(name: str, precision: str, group: SizeGroup = PAPER) -> Task:
     if name == "texts":
         # In tf32 a tile of 256 tokens does not fit the chip; the trainer takes bf16 there.
-        return long_texts(longest=150 if precision == "bf16" else 120)
-    return bright_images(28, 4, 2) if name == "images" else load_task("digits", None)
+        return long_texts(longest=150 if precision == "bf16" else 120, group=group)
+    if name == "images":
+        return sized(bright_images(28, 4, 2), group)
+    return load_task("digits", None, group=group)
 
 
 def trained(task: Task, networks: int) -> torch.Tensor:
@@ -47,9 +50,34 @@ def test_no_less_exact_than_pytorch(name: str, precision: str, start: str) -> No
         task, networks=64, batch=128, precision=precision, device="cuda", weights=weights,
         noise=0.1 if start == "random" else 0.0,
     )  # fmt: skip
-    errors = found.errors(task)
+    no_worse(found.errors(task))
+
+
+def no_worse(errors: dict[str, tuple[float, float]]) -> None:
     worst = {k: (round(a, 5), round(b, 5)) for k, (a, b) in errors.items() if a > 1.2 * b}
     assert not worst, worst
+
+
+SIZES = ["w16-h1-d2", "w16-h8-d1", "w32-h4-d2", "w48-h3-d2", "w48-h2-d1", "w64-h2-d2", "w64-h8-d2"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("images", "bf16"), ("images", "tf32"), ("digits", "bf16"), ("texts", "bf16")],
+)
+def test_other_sizes_are_no_less_exact_than_pytorch(name: str, precision: str, size: str) -> None:
+    task = task_of(name, precision, SizeGroup.from_name(size))
+    found = compare(task, networks=64, batch=128, precision=precision, device="cuda")
+    no_worse(found.errors(task))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_other_sizes_train_and_test_by_the_fused_path(size: str) -> None:
+    task, runs = load_task("digits", None, group=SizeGroup.from_name(size)), sample(16)
+    recipe = Recipe(epochs=2, batch=16, precision="bf16")
+    first, again = (train(task, runs, recipe, device="cuda", path="fused") for _ in range(2))
+    assert torch.equal(first.weights, again.weights)
 
 
 def test_runs_by_both_paths_agree_as_two_precisions_of_one_path_do() -> None:
@@ -67,9 +95,10 @@ def test_runs_by_both_paths_agree_as_two_precisions_of_one_path_do() -> None:
     assert stats.kendalltau(plain, fused).statistic > min(0.9, floor - 0.02)
 
 
+@pytest.mark.parametrize("size", [PAPER.name, *SIZES])
 @pytest.mark.parametrize("name", ["images", "digits", "texts"])
-def test_tested_networks_are_at_most_one_sample_off_plain_float32(name: str) -> None:
-    task = task_of(name, "bf16").to("cuda")
+def test_tested_networks_are_at_most_one_sample_off_plain_float32(name: str, size: str) -> None:
+    task = task_of(name, "bf16", SizeGroup.from_name(size)).to("cuda")
     weights = trained(task, 64)
     threshold = torch.zeros(64, dtype=torch.int32, device="cuda")
     plain = StepRunner(task, TorchStepper(task.sizes, weights, threshold), 128)

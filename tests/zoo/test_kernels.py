@@ -61,8 +61,8 @@ def check_chip(*case: str) -> None:
     assert report
     for kernel, needs in report.items():
         assert needs["shared"] <= 227 * 1024, (kernel, needs)
-        # Beyond this, numbers that belong in registers are in memory.
-        assert needs["spilled"] <= 2304, (kernel, needs)
+        # Long texts need some; more would mean that most numbers are in memory.
+        assert needs["spilled"] <= 3072, (kernel, needs)
 
 
 def test_a_size_that_was_not_measured_compiles_for_the_chip() -> None:

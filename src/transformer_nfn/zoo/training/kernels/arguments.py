@@ -44,7 +44,10 @@ WIDE_FORWARD = FORWARD | {
     256: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
     512: {"num_warps": 4, "num_stages": 1, "QUERIES": 32},
 }
-SPLIT_FORWARD = WIDE_FORWARD | {64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64}}
+SPLIT_FORWARD = WIDE_FORWARD | {
+    64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
+    512: {"num_warps": 8, "num_stages": 1, "QUERIES": 32},
+}
 WIDE_ATTENTION = ATTENTION | {
     32: {"num_warps": 2, "num_stages": 2, "KEYS": 32},
     64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},

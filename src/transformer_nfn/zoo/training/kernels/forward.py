@@ -194,7 +194,10 @@ def block_forward(
     TRAIN: tl.constexpr = CONST.train
     LAST: tl.constexpr = len(CONST.layout.blocks) == BLOCK + 1
     offset: tl.constexpr = CONST.layout.blocks[BLOCK]
-    # Operands that are split for three products do not all fit the chip at once.
+    # What does not fit the chip at once is read where it is used, at an address plus a zero unknown
+    # to the compiler, which else reads it before the loop: keys and values of many heads or long
+    # samples, and weights that are split for three products.
+    LARGE: tl.constexpr = (DD > 32) or (H * CONST.JJ > 32) or (T > 256)
     RELOAD: tl.constexpr = (PREC == "tf32x3") and (DD > 32)
     m = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -238,6 +241,7 @@ def block_forward(
         for i in range(T // QUERIES):
             t = i * QUERIES + tl.arange(0, QUERIES)
             real = t < L
+            again = i * sizes.zero
             mask = real[:, None] & wide[None, :]
             rows = real[:, None] & entry[None, :]
             word = masks + n * L
@@ -245,10 +249,13 @@ def block_forward(
             at = t[:, None] * D + d[None, :]
             stat = acts.stats + begin * CONST.stats + t
             q = acts.qkv + row * (3 * D) + j[None, :]
+            keys_at = k
+            if LARGE:
+                keys_at += again
             a = ()
             for head in tl.static_range(H):
                 lse = stat + head * L
-                out = attend(q + head * J, k + head * J, rows, keys, hidden, lse, real, CONST)
+                out = attend(q + head * J, keys_at + head * J, rows, keys, hidden, lse, real, CONST)
                 a += (out,)  # type: ignore[assignment]
             y = tl.zeros((QUERIES, DD), tl.float32)
             for head in tl.static_range(H):
@@ -264,11 +271,11 @@ def block_forward(
                 tl.store(acts.y + begin * D + at, z, mask=mask)
                 tl.store(stat + (H + 1) * L, rstd, mask=real)
             if RELOAD:
-                wa = weight(into_a, wide, neuron, DT, PREC)
+                wa = weight(into_a + again, wide, neuron, DT, PREC)
             h = tl.dot(z, wa, input_precision=PREC) + ba[None, :]
             h = operand(tl.maximum(h, 0.0), DT, PREC)
             if RELOAD:
-                wb = weight(into_b, neuron, wide, DT, PREC)
+                wb = weight(into_b + again, neuron, wide, DT, PREC)
             y = tl.dot(h, wb, input_precision=PREC) + bb[None, :]
             if TRAIN:
                 word += sizes.rows * CONST.words
@@ -281,7 +288,8 @@ def block_forward(
                     tl.store(next_acts.z + begin * D + at, operand(y, DT, PREC), mask=mask)
             else:
                 if RELOAD:
-                    weights = projections(w + CONST.layout.blocks[BLOCK + 1].W_QKV, DT, CONST)
+                    into_next = w + CONST.layout.blocks[BLOCK + 1].W_QKV + again
+                    weights = projections(into_next, DT, CONST)
                 follow = next_acts.stats + begin * CONST.stats + H * L + t
                 project(y, weights, next_acts, follow, begin + t, real, CONST)
         if LAST:
