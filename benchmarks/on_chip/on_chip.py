@@ -178,10 +178,11 @@ class OnChipPass(TritonPass):
     """A `Pass` whose forward and backward in training are the kernels of kernels.cu.
 
     Attributes:
-        chunk: samples whose weight gradient a block of threads sums.
+        chunk: samples whose weight gradient a block of threads sums; the classifier's kernel has
+            as many, and would spill registers with 128.
     """
 
-    chunk = 128
+    chunk = 64
 
     def __init__(self, task: Any, networks: int, batch: int, **options: Any) -> None:
         super().__init__(task, networks, batch, **options)
@@ -264,7 +265,7 @@ class OnChipPass(TritonPass):
         self.launch("forward", weights, clock, scale)
         classify[(self.networks, self.chunks)](
             self.outcome, self.gradients, weights, clock, self._samples(split),
-            self._sizes(clock), limit, self.constants, num_warps=4,
+            self._sizes(clock), limit, self.constants, num_warps=8,
         )  # fmt: skip
 
     def backward(self, weights: Tensor, clock: Clock, scale: Tensor) -> None:

@@ -36,7 +36,7 @@ NOT_ENOUGH = "not enough networks"
 RETRIES = 2
 MAX_CONDITION = 1e4
 TRAIN_PART, VAL_PART, TEST_PART = range(3)
-"""Offsets of the seeds of each part's group elements."""
+"""Seeds of each part's group elements."""
 
 
 @dataclass(frozen=True)
@@ -221,13 +221,13 @@ def disguised(data: Dataset, bound: float, seed: int) -> Dataset:
     return replace(data, network={**data.network, "blocks": blocks})
 
 
-def augmented(parts: Parts, bound: float, seed: int = 0) -> Parts:
+def augmented(parts: Parts, bound: float) -> Parts:
     """Two-fold augmentation of every part; the originals are kept.
 
     With ``bound`` 0 the second half repeats the first: as many steps, no new networks.
     """
     train, val, test = (
-        joined(part, disguised(part, bound, seed + which) if bound else part)
+        joined(part, disguised(part, bound, which) if bound else part)
         for which, part in (
             (TRAIN_PART, parts.train),
             (VAL_PART, parts.val),
@@ -237,9 +237,7 @@ def augmented(parts: Parts, bound: float, seed: int = 0) -> Parts:
     return Parts(train, val, test, parts.more)
 
 
-def agreement(
-    predictors: Sequence[Predictor], test: Dataset, bound: float, seed: int = 0
-) -> dict[str, Any]:
+def agreement(predictors: Sequence[Predictor], test: Dataset, bound: float) -> dict[str, Any]:
     """Largest difference between predictions for gU and U, over networks and predictors.
 
     In float32 the rounding of gU is included. In float64 the weights are cast before the same group
@@ -249,13 +247,13 @@ def agreement(
     Args:
         predictors: fitted, in main memory.
         test: test part from `augmented`: every network, then each one moved.
-        bound, seed: arguments of `augmented`.
+        bound: argument of `augmented`.
     """
     test = test.to("cpu")
     half = len(test) // 2
     plain, moved = (test.take(torch.arange(half) + start) for start in (0, half))
     wide = replace(plain, network=map_network(plain.network, lambda w: w.double()))
-    wide_moved = disguised(wide, bound, seed + TEST_PART)
+    wide_moved = disguised(wide, bound, TEST_PART)
     largest: dict[str, float | None] = {"float32": 0.0, "float64": 0.0}
     for predictor in predictors:
         _update(largest, "float32", predictor, plain, moved)

@@ -60,13 +60,12 @@ def write_figures(zoo: Path, out: Path) -> list[Path]:
     return written
 
 
-def accuracy_histogram(zoo: Path, stem: Path, bins: int = 20) -> list[Path]:
+def accuracy_histogram(zoo: Path, stem: Path) -> list[Path]:
     """Test accuracies of every checkpoint of a zoo, counts in log scale as in the paper.
 
     Args:
         zoo: folder of the zoo.
         stem: path of the figure without its suffix.
-        bins: number of bars from 0 to 100 %.
 
     Returns:
         The files written, a PNG and an SVG.
@@ -75,7 +74,7 @@ def accuracy_histogram(zoo: Path, stem: Path, bins: int = 20) -> list[Path]:
     from transformer_nfn.zoo.summary import paint_accuracies
 
     opened = Zoo.open(zoo)
-    return _save(stem, (5.2, 3.3), lambda f: paint_accuracies(f, opened, bins, _MODELS[7]))
+    return _save(stem, (5.2, 3.3), lambda f: paint_accuracies(f, opened, color=_MODELS[7]))
 
 
 def prediction_scatter(folders: list[Path], stem: Path) -> list[Path]:

@@ -30,13 +30,13 @@ def r_squared(accuracy: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def bootstrap_interval(
-    accuracy: np.ndarray, predicted: np.ndarray, *, level: float = LEVEL, seed: int = 0
+    accuracy: np.ndarray, predicted: np.ndarray, *, seed: int = 0
 ) -> tuple[float, float]:
-    """Bootstrap interval of τ over resampled networks."""
+    """90 % bootstrap interval of τ over resampled networks."""
     source, n = np.random.default_rng(seed), len(accuracy)
     counts = [np.bincount(source.integers(0, n, n), minlength=n) for _ in range(BOOTSTRAP_SAMPLES)]
     values = _resampled_taus(accuracy, predicted, np.array(counts))
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
@@ -149,12 +149,7 @@ def highest_quantile(sizes: np.ndarray, level: float) -> float:
 
 
 def coverage(
-    validation: np.ndarray,
-    test: np.ndarray,
-    level: float = LEVEL,
-    seed: int = 0,
-    *,
-    widest: float = 1.0,
+    validation: np.ndarray, test: np.ndarray, *, seed: int = 0, widest: float = 1.0
 ) -> float:
     """Estimate the coverage of conformal intervals by repeated resplitting.
 
@@ -170,6 +165,6 @@ def coverage(
         for calibration, rest in (halves, halves[::-1]):
             counted = rest[rest >= len(validation)]
             if len(counted):
-                radius = conformal_radius(sizes[calibration], level, widest=widest)
+                radius = conformal_radius(sizes[calibration], widest=widest)
                 shares.append(float((sizes[counted] <= radius).mean()))
     return float(np.mean(shares))

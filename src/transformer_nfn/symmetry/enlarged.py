@@ -20,6 +20,9 @@ from transformer_nfn.spaces.actions.permutation import match_rows
 from transformer_nfn.spaces.actions.solvers import exact_matrix
 from transformer_nfn.symmetry.normal_forms import centred
 
+ALIKE = 0.01
+"""Relative difference of singular values up to which heads count as turned alike."""
+
 
 @dataclass(frozen=True)
 class EnlargedElement:
@@ -195,11 +198,7 @@ def hyperplane(
 
 
 def random_commuting(
-    D: int,
-    *,
-    generator: torch.Generator | None = None,
-    sign: int | None = None,
-    dtype: torch.dtype = torch.float64,
+    D: int, *, generator: torch.Generator | None = None, sign: int | None = None
 ) -> Tensor:
     """A random matrix that commutes with both steps of LayerNorm: centring and scaling.
 
@@ -225,18 +224,16 @@ def random_commuting(
         sign = 1 if torch.rand((), generator=generator) < 0.5 else -1
     ones = torch.full((D, D), sign / D, dtype=torch.float64)
     if D == 1:
-        return ones.to(dtype)
+        return ones
     noise = torch.randn(D - 1, D - 1, generator=generator, dtype=torch.float64)
     X, triangle = torch.linalg.qr(noise)
     X = X * triangle.diagonal().sign()  # uniform over the orthogonal group
     H = hyperplane(D)
     M: Tensor = ones + H @ X @ H.T
-    return M.to(dtype)
+    return M
 
 
-def turned_alike(
-    U: Mapping[str, Tensor], V: Mapping[str, Tensor], *, tolerance: float = 0.01
-) -> bool:
+def turned_alike(U: Mapping[str, Tensor], V: Mapping[str, Tensor]) -> bool:
     """Whether the heads of two blocks agree up to matrices that commute with LayerNorm.
 
     Such matrices, before and after the heads, preserve the singular values of the centred
@@ -244,10 +241,9 @@ def turned_alike(
 
     Args:
         U: one block, ``W_Q, W_K, W_V, W_O`` as ``[*lead, h, …]``. V: the other.
-        tolerance: relative difference of the singular values.
     """
     first, second = _spectra(U), _spectra(V)
-    return float((first - second).norm()) <= tolerance * float(first.norm())
+    return float((first - second).norm()) <= ALIKE * float(first.norm())
 
 
 def _spectra(weights: Mapping[str, Tensor]) -> Tensor:

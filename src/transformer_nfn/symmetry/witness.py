@@ -14,6 +14,8 @@ from transformer_nfn.spaces import Weights
 from transformer_nfn.symmetry.rounding import HALF, rounding_unit
 
 ASCENT_STEPS = 60
+SAMPLES = 4
+"""Inputs tried for each length and scale."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,6 @@ def find_witness(
     noise: Noise,
     *,
     seed: int = 0,
-    samples: int = 4,
     thorough: bool = True,
 ) -> Witness | None:
     """Search for an input on which the outputs differ significantly; None if there is none.
@@ -84,7 +85,6 @@ def find_witness(
 
     Args:
         U: one network, ``[*axes]`` in float64. V: the other.
-        samples: inputs tried for each length and scale.
         thorough: try all scales and gradient ascent; otherwise inputs of unit scale only.
     """
     sample = next(iter(U.values()))
@@ -93,7 +93,7 @@ def find_witness(
     best: _Trial | None = None
     for scale in inputs.scales if thorough else inputs.scales[:1]:
         for length in inputs.lengths:
-            drawn = inputs.draw(samples, length, scale=scale, generator=generator)
+            drawn = inputs.draw(SAMPLES, length, scale=scale, generator=generator)
             for trial in _trials(forward, drawn.to(sample.device), U, V, noise, seed):
                 if trial.score > noise.significant:
                     return trial.witness()

@@ -92,7 +92,7 @@ def fit_guard(
     chance = 1 / sizes.classes
     _check_enough("trained networks above chance", parts.train.accuracy > chance + DROP)
     _check_enough("harmed networks", damaged.train_drop > DROP)
-    inputs = agreed_inputs(parts.train, sizes, steps=steps)
+    inputs = agreed_inputs(parts.train, sizes, steps)
     train, val, damaged_train, damaged_val = (
         Features.of(data, sizes, inputs)
         for data in (parts.train, parts.val, damaged.train, damaged.val)

@@ -22,7 +22,7 @@ from transformer_nfn.models.whole_network.probes import (
     probe_outputs,
 )
 from transformer_nfn.prediction.data import Dataset
-from transformer_nfn.prediction.probe_search import STEPS, find_probes
+from transformer_nfn.prediction.probe_search import find_probes
 from transformer_nfn.zoo import NetworkSizes
 
 INPUTS = 48
@@ -31,6 +31,7 @@ SPOTS = 4
 AGREED = 60
 """Inputs that accurate networks agree on; input i has class i modulo classes."""
 RANK = 32
+SEED = 0
 COUNT = 17
 """Features of each network."""
 
@@ -42,7 +43,7 @@ def input_shape(sizes: NetworkSizes) -> tuple[int, int]:
 
 def drawn_inputs(sizes: NetworkSizes) -> Tensor:
     """Fixed smooth random images (or word vectors), ``[inputs, tokens, width]``."""
-    source = torch.Generator().manual_seed(0)
+    source = torch.Generator().manual_seed(SEED)
     if not sizes.patch:
         return torch.randn((INPUTS, *input_shape(sizes)), generator=source)
     side, across = round(sizes.patch**0.5), round(sizes.tokens**0.5)
@@ -54,17 +55,15 @@ def drawn_inputs(sizes: NetworkSizes) -> Tensor:
     return patches.reshape(INPUTS, sizes.tokens, sizes.patch)
 
 
-def agreed_inputs(
-    train: Dataset, sizes: NetworkSizes, seed: int = 0, steps: int = STEPS
-) -> Tensor:
+def agreed_inputs(train: Dataset, sizes: NetworkSizes, steps: int) -> Tensor:
     """Search inputs on whose class accurate networks agree, ``[AGREED, tokens, width]``.
 
-    Runs on the device of the networks, from ``seed`` alone.
+    Runs on the device of the networks, always from the same random numbers.
     """
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(SEED)
         module = _ProbeModule(sizes).to(train.accuracy.device)
-    find_probes(module, [train], seed, steps=steps)
+    find_probes(module, [train], SEED, steps=steps)
     inputs: Tensor = module.probes()
     return inputs.detach().cpu()
 

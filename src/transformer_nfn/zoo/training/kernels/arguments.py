@@ -46,7 +46,7 @@ WIDE_FORWARD = FORWARD | {
 }
 SPLIT_FORWARD = WIDE_FORWARD | {
     64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
-    512: {"num_warps": 8, "num_stages": 1, "QUERIES": 32},
+    512: {"num_warps": 8, "num_stages": 1, "QUERIES": 16},
 }
 WIDE_ATTENTION = ATTENTION | {
     32: {"num_warps": 2, "num_stages": 2, "KEYS": 32},
@@ -63,7 +63,10 @@ LARGE_FORWARD: dict[int, Options] = {
     512: {"num_warps": 8, "num_stages": 1, "QUERIES": 32},
 }
 LARGE_SPLIT_FORWARD = LARGE_FORWARD | {
-    tokens: {"num_warps": 8, "num_stages": 1, "QUERIES": 32} for tokens in (64, 128, 256, 512)
+    64: {"num_warps": 8, "num_stages": 1, "QUERIES": 32},
+    128: {"num_warps": 8, "num_stages": 1, "QUERIES": 32},
+    256: {"num_warps": 8, "num_stages": 1, "QUERIES": 32},
+    512: {"num_warps": 8, "num_stages": 1, "QUERIES": 16},
 }
 LARGE_ATTENTION: dict[int, Options] = {
     16: {"num_warps": 1, "num_stages": 1, "KEYS": 16},
