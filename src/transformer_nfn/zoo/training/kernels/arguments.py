@@ -1,4 +1,4 @@
-"""Arguments of the kernels as named tuples, and launch options measured on an H200.
+"""Arguments of the kernels as named tuples, and launch options.
 
 Triton unpacks a named tuple at launch: each tensor and number is passed, and specialised on
 (divisible by 16, equal to 1), like a single argument. `Constants` is compiled into the kernel.
@@ -52,30 +52,27 @@ WIDE_ATTENTION = ATTENTION | {
     32: {"num_warps": 2, "num_stages": 2, "KEYS": 32},
     64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
 }
+
+
+def _unpipelined(name: str, tiles: dict[int, tuple[int, int]]) -> dict[int, Options]:
+    """Options of one stage by the tokens of a tile, from the warps and the value of ``name``."""
+    return {
+        tokens: {"num_warps": warps, "num_stages": 1, name: at_a_time}
+        for tokens, (warps, at_a_time) in tiles.items()
+    }
+
+
 # Not measured, chosen by what the compiler reports: for tokens of more than 32 numbers or heads
 # that fill more than 32 in their tiles, and for heads of more than 16.
-LARGE_FORWARD: dict[int, Options] = {
-    16: {"num_warps": 4, "num_stages": 1, "QUERIES": 16},
-    32: {"num_warps": 4, "num_stages": 1, "QUERIES": 32},
-    64: {"num_warps": 4, "num_stages": 1, "QUERIES": 64},
-    128: {"num_warps": 8, "num_stages": 1, "QUERIES": 64},
-    256: {"num_warps": 8, "num_stages": 1, "QUERIES": 64},
-    512: {"num_warps": 8, "num_stages": 1, "QUERIES": 32},
-}
-LARGE_SPLIT_FORWARD = LARGE_FORWARD | {
-    64: {"num_warps": 8, "num_stages": 1, "QUERIES": 32},
-    128: {"num_warps": 8, "num_stages": 1, "QUERIES": 32},
-    256: {"num_warps": 8, "num_stages": 1, "QUERIES": 32},
-    512: {"num_warps": 8, "num_stages": 1, "QUERIES": 16},
-}
-LARGE_ATTENTION: dict[int, Options] = {
-    16: {"num_warps": 1, "num_stages": 1, "KEYS": 16},
-    32: {"num_warps": 2, "num_stages": 1, "KEYS": 32},
-    64: {"num_warps": 4, "num_stages": 1, "KEYS": 64},
-    128: {"num_warps": 8, "num_stages": 1, "KEYS": 64},
-    256: {"num_warps": 8, "num_stages": 1, "KEYS": 16},
-    512: {"num_warps": 8, "num_stages": 1, "KEYS": 16},
-}
+LARGE_FORWARD = _unpipelined(
+    "QUERIES", {16: (4, 16), 32: (4, 32), 64: (4, 64), 128: (8, 64), 256: (8, 64), 512: (8, 32)}
+)
+LARGE_SPLIT_FORWARD = LARGE_FORWARD | _unpipelined(
+    "QUERIES", {64: (8, 32), 128: (8, 32), 256: (8, 32), 512: (8, 16)}
+)
+LARGE_ATTENTION = _unpipelined(
+    "KEYS", {16: (1, 16), 32: (2, 32), 64: (4, 64), 128: (8, 64), 256: (8, 16), 512: (8, 16)}
+)
 EMBED: Options = {"num_warps": 4, "num_stages": 3}
 
 
