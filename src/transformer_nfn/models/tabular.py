@@ -205,8 +205,7 @@ def import_library(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = {"sklearn": "scikit-learn"}.get(top := module.split(".")[0], top)
-        raise missing_extra(PredictorError, package, "baselines", "this predictor") from error
+        raise missing_extra(PredictorError, module, "baselines", "this predictor") from error
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
