@@ -344,8 +344,3 @@ def _show_pairs(result: AllPairs) -> None:
         typer.echo(f"not comparable, for one: {incomparable[0].reason}")
     for name, reason in result.not_read.items():
         typer.echo(f"not read: {name} ({reason})")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the root."""
-    app.command("compare")(compare_command)

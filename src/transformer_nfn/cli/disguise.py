@@ -131,8 +131,3 @@ def _checkpoint(
     if model.description.tied and not done.description.tied:
         typer.echo("the output matrix was the token embedding and is its own now (--keep-tie)")
     typer.echo(f"wrote {out}: the function of {file} with other weights")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the root."""
-    app.command("disguise")(disguise_command)

@@ -280,8 +280,3 @@ def _networks(
         start = " ".join(f"{x:+.3f}" for x in row[:3].tolist()) + " …"
         table.add_row(file, start, f"{distance:.1e}")
     table_console().print(table)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the root."""
-    app.command("fingerprint")(fingerprint_command)

@@ -216,8 +216,3 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return " + ".join(f"{n} {name}" if len(value) > 1 else f"{n}" for name, n in value.items())
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the root."""
-    app.command("inspect")(inspect_command)
