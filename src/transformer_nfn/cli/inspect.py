@@ -75,7 +75,7 @@ def inspect_command(
         with model:
             report = _inspect(model)
     else:
-        refuse_options(options, file)
+        refuse_options(file, options)
         network.check_no_nan()
         report = inspect_network(file, *named_network(network, space, part))
     if figure is not None:
