@@ -16,7 +16,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from transformer_nfn.models.tabular import Held, PredictorError, TabularPredictor, import_library
+from transformer_nfn.errors import needs_extra
+from transformer_nfn.models.tabular import Held, PredictorError, TabularPredictor
 
 MANY_NETWORKS = 2000
 TREES_FILE = "trees.safetensors"
@@ -179,7 +180,8 @@ class XGBoostPredictor(TreePredictor):
         self.settings = {"rounds": rounds, "params": dict(params or {}), "threads": threads}
 
     def _learn(self, x: np.ndarray, y: np.ndarray, held: Held, seed: int) -> None:
-        xgboost = import_library("xgboost")
+        with needs_extra(PredictorError, "xgboost", "baselines", "this predictor"):
+            import xgboost
         leaf = leaf_size(self.PARAMS["min_child_weight"], self.PARAMS["subsample"], len(x))
         params = {"max_bin": histogram_bins(len(x)), **self.PARAMS, "min_child_weight": leaf}
         params |= self.settings["params"]
@@ -255,7 +257,8 @@ def train_lightgbm(
     settings: Mapping[str, Any],
 ) -> TreeEnsemble:
     """Train LightGBM, with early stopping where there are validation rows."""
-    lightgbm = import_library("lightgbm")
+    with needs_extra(PredictorError, "lightgbm", "baselines", "this predictor"):
+        import lightgbm
     most_leaves = max(2, len(x) // max(1, params["min_data_in_leaf"]))
     fixed = {
         # The same trees: no tree has more leaves. LightGBM allocates a histogram for each.
@@ -272,7 +275,8 @@ def train_lightgbm(
         "num_threads": settings["threads"] or 0,
     }
     data = lightgbm.Dataset(x, y)
-    sets, stops = [], []
+    sets: list[Any] = []
+    stops: list[Any] = []
     if held is not None:
         sets = [lightgbm.Dataset(*held, reference=data)]
         stops = [lightgbm.early_stopping(settings["patience"], verbose=False)]
