@@ -7,7 +7,6 @@ files themselves, in formats that hold data and no code.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import TransformerNFNError, missing_extra
+from transformer_nfn.errors import TransformerNFNError
 from transformer_nfn.io.files import write_bytes
 from transformer_nfn.io.json_fields import Fields, read_object
 from transformer_nfn.models.checkpoint_batch import WEIGHTS, by_size
@@ -198,15 +197,6 @@ def flattened(network: Mapping[str, Any]) -> np.ndarray:
         sizes = ", ".join(str(x.shape[0]) for x in rows) or "none"
         raise PredictorError(f"the parts of a network must have one batch size, found {sizes}")
     return torch.cat([x.detach().cpu().float() for x in rows], 1).numpy()
-
-
-def import_library(module: str) -> Any:
-    """Import a library of the extra ``baselines`` where it is used."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = {"sklearn": "scikit-learn"}.get(top := module.split(".")[0], top)
-        raise missing_extra(PredictorError, package, "baselines", "this predictor") from error
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:

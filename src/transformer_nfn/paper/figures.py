@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_nfn.errors import missing_extra
+from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.files import blank_figure, save_figure
 from transformer_nfn.paper.gather import ZooStudy, gather, model_order
 from transformer_nfn.paper.numbers import LEARNING_CURVE, model_name
@@ -44,10 +44,8 @@ _STYLE: Any = {
 
 def check_matplotlib() -> None:
     """Reject figures without matplotlib: checked before hours of training, not after."""
-    try:
+    with needs_extra(RunError, "matplotlib", "plot", "a figure"):
         import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise missing_extra(RunError, "matplotlib", "plot", "a figure") from error
 
 
 def write_figures(zoo: Path, out: Path) -> list[Path]:

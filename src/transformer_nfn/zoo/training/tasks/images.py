@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import missing_extra
+from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.downloads import RemoteFile, fetch
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import DataError
@@ -192,10 +192,8 @@ def digits(held: float | None, samples: int | None) -> ImageTask:
 
     The batch size is 16, because the paper's 128 would give too few steps, and there is no crop.
     """
-    try:
+    with needs_extra(DataError, "scikit-learn", "zoo", "the task 'digits'"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise missing_extra(DataError, "scikit-learn", "zoo", "the task 'digits'") from error
     data = load_digits()
     images = torch.from_numpy(data.images.astype(np.uint8))
     labels = torch.from_numpy(data.target.astype(np.int64))

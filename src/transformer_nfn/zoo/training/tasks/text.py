@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_nfn.errors import missing_extra
+from transformer_nfn.errors import needs_extra
 from transformer_nfn.io.downloads import RemoteFile, fetch
 from transformer_nfn.known_tasks import KNOWN_TASKS
 from transformer_nfn.zoo.errors import DataError
@@ -27,15 +27,9 @@ from transformer_nfn.zoo.training.tasks.task import Batch, Split, Task, hold_out
 
 def train_vectors(texts: Sequence[Sequence[str]], width: int) -> WordVectors:
     """Train CBOW vectors on the task's text; single-threaded, so that they are reproducible."""
-    try:
+    purpose = "training word vectors (or name a word2vec file with --vectors)"
+    with needs_extra(DataError, "gensim", "zoo", purpose):
         from gensim.models import Word2Vec
-    except ImportError as error:
-        raise missing_extra(
-            DataError,
-            "gensim",
-            "zoo",
-            "training word vectors (or name a word2vec file with --vectors)",
-        ) from error
     model = Word2Vec(
         [list(text) for text in texts],
         vector_size=width,
